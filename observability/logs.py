@@ -112,7 +112,7 @@ class Repeats:
             return inf
         return next(said.at_s for said in self._said.values() if said.more) + self._every_s
 
-    def take(self, record: logging.LogRecord) -> list[logging.LogRecord]:
+    def filter(self, record: logging.LogRecord) -> list[logging.LogRecord]:
         """The records to log now that this one has arrived."""
         if record.levelno < logging.WARNING:
             return [*self.due(record.created), record]
@@ -219,7 +219,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
             if known and not hasattr(record, name):
                 setattr(record, name, known)
         try:
-            said = self._repeats.take(record)
+            said = self._repeats.filter(record)
         except Exception:  # a format string that does not match its arguments
             self.handleError(record)
             return

@@ -98,7 +98,7 @@ class Neighbours:
             raise ValueError("a batch served has no size, length or time below zero or without end")
 
     @classmethod
-    def of(cls, batches: Iterable[BatchTiming], k: int = 5) -> "Neighbours":
+    def fit(cls, batches: Iterable[BatchTiming], k: int = 5) -> "Neighbours":
         served = ((b.seqs, b.length_tokens, b.generated_tokens, b.elapsed_s) for b in batches)
         return cls(tuple(float(number) for batch in served for number in batch), k)
 

@@ -1,10 +1,10 @@
-"""Names: a bounded set of label values that others choose."""
+"""A bounded set of label values that come from outside."""
 
 OTHER = "other"
 MOST_CHARS = 64
 
 
-class Names:
+class BoundedLabels:
     """The first values keep their names; later ones, and long ones, become `other`, so that the
     number of series is bounded."""
 
@@ -12,7 +12,7 @@ class Names:
         self._most = most
         self._known: set[str] = set()
 
-    def of(self, name: str) -> str:
+    def label(self, name: str) -> str:
         if name in self._known:
             return name
         if len(self._known) >= self._most or len(name) > MOST_CHARS:

@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry
 
 from observability.metrics import batcher as catalogue
 from observability.metrics.instruments import Instruments
-from observability.metrics.names import Names
+from observability.metrics.names import BoundedLabels
 
 
 class BatcherMetrics:
@@ -12,7 +12,7 @@ class BatcherMetrics:
 
     def __init__(self, registry: CollectorRegistry):
         self._round = Instruments(registry).histogram(catalogue.ROUND)
-        self._presets = Names()  # bounded: schedulers choose their presets' names
+        self._presets = BoundedLabels()  # bounded: schedulers choose their presets' names
 
     def observe_round(self, preset: str, seconds: float) -> None:
-        self._round.labels(self._presets.of(preset)).observe(seconds)
+        self._round.labels(self._presets.label(preset)).observe(seconds)

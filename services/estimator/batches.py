@@ -71,7 +71,7 @@ class BatchMemory:
                 off.append(batch)
         if off:
             self._learnt.extend(off)
-            self.neighbours = Neighbours.of(self._learnt, self._learning.k)
+            self.neighbours = Neighbours.fit(self._learnt, self._learning.k)
         return bool(off)
 
     def _is_off(self, expected_s: float, measured_s: float) -> bool:

@@ -64,8 +64,8 @@ class WorkerMetrics:
         _read_counters(make, engine.state.counters)
         _read_phases(make, engine.phases)
 
-    def told(self, tokens: int) -> None:
-        """Tokens of requests whose static batch ended between two steps."""
+    def generated(self, tokens: int) -> None:
+        """Counts tokens of requests whose static batch ended between two steps."""
         self._decoded.inc(tokens)
 
     def stepped(self, result: StepResult) -> None:

@@ -37,7 +37,7 @@ def test_magnus_rule_matches_worked_example() -> None:
     for seconds in (9.4, 9.6, 5.4):
         assert batches.add(batch(seconds), 0.0)
     assert is_updated(batches, 120.0)
-    assert batches.neighbours == Neighbours.of([batch(9.6), batch(5.4)])
+    assert batches.neighbours == Neighbours.fit([batch(9.6), batch(5.4)])
 
 
 def test_long_batch_needs_relative_error() -> None:

@@ -72,7 +72,7 @@ TABLE = [
 def test_repeated_warning_is_logged_once_then_with_its_count():
     repeats = Repeats(EVERY_S)
     for number, (each, expected) in enumerate(TABLE):
-        assert said(repeats.take(each)) == expected, f"row {number}"
+        assert said(repeats.filter(each)) == expected, f"row {number}"
     assert said(repeats.rest()) == [("gone: 18", 0)]
     assert repeats.rest() == []
 
@@ -82,10 +82,10 @@ def test_other_exception_is_a_different_warning():
     for error in (KeyError("a"), ValueError("b")):
         broken = record(0, "request failed", level=ERROR)
         broken.args, broken.exc_info = (), (type(error), error, None)
-        assert repeats.take(broken) == [broken]
+        assert repeats.filter(broken) == [broken]
     again = record(1, "request failed", level=ERROR)
     again.args, again.exc_info = (), (KeyError, KeyError("c"), None)
-    assert repeats.take(again) == []
+    assert repeats.filter(again) == []
     [kept] = repeats.rest()
     assert kept.exc_info is None  # no traceback's frames are held, nor what they hold
     assert kept.exc_text == "KeyError: 'a'"  # but the first one's words
@@ -104,7 +104,7 @@ def test_counts_are_complete_and_memory_is_bounded(
     repeats, now_s, lines = Repeats(EVERY_S, most), 0.0, []
     for after_s, template, level in coming:
         now_s += after_s
-        lines += repeats.take(record(now_s, f"{template}: %s", level=level))
+        lines += repeats.filter(record(now_s, f"{template}: %s", level=level))
         assert len(repeats._said) <= most
     lines += repeats.rest()
     assert sum(1 + more for _, more in said(lines)) == len(coming)
@@ -212,7 +212,7 @@ def test_other_words_are_a_different_warning(
     for args in others:
         made = record(0, template)
         made.args = args
-        lines += repeats.take(made)
+        lines += repeats.filter(made)
     assert len(lines) == (2 if apart else 1)
 
 
@@ -221,7 +221,7 @@ def test_distinguished_warnings_per_format_are_bounded() -> None:
     for number in range(MAX_ALIKE + 5):
         made = record(0, "gone: %s", number)
         made.args = (number,)
-        lines += repeats.take(made)
+        lines += repeats.filter(made)
     assert len(lines) == MAX_ALIKE + 1  # the one beyond stands for those like it
     assert [each.__dict__["repeated"] for each in repeats.rest()] == [3]
     assert not repeats._alike
@@ -247,7 +247,7 @@ def test_exceptions_from_other_lines_are_different_warnings() -> None:
     handler.setFormatter(TextLines("worker"))
     names = ("a", "b", "a", "a")
     for at_s, name in enumerate(names):
-        for each in repeats.take(broken(at_s, name)):
+        for each in repeats.filter(broken(at_s, name)):
             handler.emit(each)
     assert stream.getvalue().count("Traceback") == 2
     [summary] = repeats.due(EVERY_S + 0.5)

@@ -19,7 +19,7 @@ def column(*values: float) -> Floats:
 
 
 def with_batches(*batches: BatchTiming, k: int = 5) -> CostModel:
-    return CostModel(0.01, 0.0002, 0.001, 0.00001, neighbours=Neighbours.of(batches, k))
+    return CostModel(0.01, 0.0002, 0.001, 0.00001, neighbours=Neighbours.fit(batches, k))
 
 
 def test_linear_estimate_matches_worked_example() -> None:
@@ -152,7 +152,7 @@ def test_knn_in_chunks_equals_knn_one_by_one() -> None:
 
 def test_invalid_neighbours_are_rejected() -> None:
     batch = BatchTiming(1, 1, 1, 1.0)
-    assert len(Neighbours.of([batch] * 256)) == 256
+    assert len(Neighbours.fit([batch] * 256)) == 256
     for rows, k in [((1.0,) * 4 * 257, 5), ((1.0,) * 5, 5), ((), 0), ((), 257)]:
         with pytest.raises(ValueError, match="1 to 256 of at most 256"):
             Neighbours(rows, k)

@@ -21,7 +21,7 @@ class BreakerPhase(StrEnum):
 class Breaker:
     """An immutable state; each event returns the next one.
 
-    The caller reports `asked` first, then `answered` or `failed`, and `late` for an answer after
+    The caller reports `called` first, then `answered` or `failed`, and `late` for an answer after
     its deadline had counted as a failure.
     """
 
@@ -36,7 +36,7 @@ class Breaker:
         """Time until the service may be called; 0 if it may be called now."""
         return max(0.0, self.until_s - now) if self.phase is BreakerPhase.OPEN else 0.0
 
-    def asked(self) -> "Breaker":
+    def called(self) -> "Breaker":
         half_open = self.phase is BreakerPhase.OPEN
         return replace(self, phase=BreakerPhase.HALF_OPEN) if half_open else self
 

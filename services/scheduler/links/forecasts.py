@@ -139,7 +139,7 @@ class Forecasts:
     async def _send(self, questions: Sequence[Question]) -> None:
         """One call. It counts as failed at its deadline, and is cancelled after
         `forecast_late_s`."""
-        self._set_breaker(self._breaker.asked())
+        self._set_breaker(self._breaker.called())
         requests = [q.request for q in questions]
         call = asyncio.ensure_future(self._call(requests, self._config.forecast_late_s))
         try:

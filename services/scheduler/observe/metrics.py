@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from observability.metrics import scheduler as catalogue
 from observability.metrics.instruments import Instruments
-from observability.metrics.names import Names
+from observability.metrics.names import BoundedLabels
 from services.core import RejectReason
 from services.forecast import Ints
 from services.policies.decision import WaitReason
@@ -38,7 +38,7 @@ class SchedulerMetrics:
         self.advice_dropped = make.counter(catalogue.ADVICE_DROPPED)
         self.round_seconds = make.histogram(catalogue.ROUND)
         self.arranged = make.counter(catalogue.ARRANGED, "batcher", "late", "gone", "wrong")
-        self._classes = Names()
+        self._classes = BoundedLabels()
         self._round = 0  # last round whose decision was counted
         self._sent: dict[str, deque[tuple[int, float]]] = {}  # by link: plan, time of its round
 
@@ -74,7 +74,7 @@ class SchedulerMetrics:
         if state.rounds.decision.round != self._round:
             self._round = state.rounds.decision.round
             for job in state.rounds.late:
-                self._infeasible.labels(self._classes.of(job.request.sla.name)).inc()
+                self._infeasible.labels(self._classes.label(job.request.sla.name)).inc()
 
     def _changed(self, t: Transition, state: SchedulerState) -> None:
         match t.cause:
@@ -90,7 +90,7 @@ class SchedulerMetrics:
         job = state.jobs.get(t.request_id)
         if job and not (t.output_tokens or t.preemptions) and job.request.sla.ttft_s < inf:
             slack_s = job.request.arrival_s + job.request.sla.ttft_s - t.at_s
-            self._slack.labels(self._classes.of(job.request.sla.name)).observe(slack_s)
+            self._slack.labels(self._classes.label(job.request.sla.name)).observe(slack_s)
 
     def _applied(self, sent: deque[tuple[int, float]] | None, seq: int, now: float) -> None:
         while sent and sent[0][0] <= seq:

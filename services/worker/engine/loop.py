@@ -198,7 +198,7 @@ class EngineLoop:
             self._on_failure(failure)
             return True
         if late := self._engine.state.take_late():
-            self._metrics.told(len(late))
+            self._metrics.generated(len(late))
             self._post(lambda: self._listener.on_tokens(late))
         if result is None:
             return False

@@ -61,7 +61,7 @@ class SpareCores:
         self._threads = max(1, min(self._most, int(self._all - others + OTHERS_SHARE)))
         return self._threads
 
-    def take(self) -> None:
+    def set_threads(self) -> None:
         """Sets the number of PyTorch threads of the calling thread."""
         if torch.get_num_threads() != self.threads():
             torch.set_num_threads(self._threads)

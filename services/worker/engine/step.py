@@ -22,8 +22,8 @@ from services.worker.engine.graphs.sizes import graphs_wanted
 from services.worker.engine.inputs import StepInputs
 from services.worker.engine.phase_clock import Phase, PhaseClock, TimedAttention
 from services.worker.engine.ranks import ALONE, Ranks, RanksApart, rank_device
-from services.worker.engine.sampling.drawn import Drawn
-from services.worker.engine.sampling.scored import Scored
+from services.worker.engine.sampling.drawn import DrawnTokens
+from services.worker.engine.sampling.scored import PromptScores
 from services.worker.engine.spare_cores import SpareCores, spare_cores_for
 from services.worker.kernels.cpu.kernel_cache import kernel_source
 from services.worker.kernels.interface import AttentionStep
@@ -57,8 +57,8 @@ class Launched:
     requested."""
 
     batch: StepBatch
-    drawn: Drawn
-    scored: Scored | None = None
+    drawn: DrawnTokens
+    scored: PromptScores | None = None
 
 
 class Engine:
@@ -211,7 +211,7 @@ class Engine:
 
     def _start(self, batch: StepBatch) -> Launched:
         if self._cores is not None:
-            self._cores.take()
+            self._cores.set_threads()
         watch = self._clock.begin(batch)
         self.phases.enter(Phase.MODEL)
         logits = self.run(batch)
@@ -219,7 +219,7 @@ class Engine:
         scored = None
         if chunks := batch.scored:
             draws = len(batch.sampling)
-            scored, logits = Scored.of(chunks, logits[draws:]), logits[:draws]
+            scored, logits = PromptScores.from_logits(chunks, logits[draws:]), logits[:draws]
         drawn = self._draw(batch, logits)
         self._clock.end(watch)
         return Launched(batch, drawn, scored)
@@ -229,12 +229,14 @@ class Engine:
         before, and waits neither for the host nor for later launches."""
         self.phases.enter(Phase.MODEL)
         try:
-            tokens, logprobs = landing.drawn.take()
-            scores = landing.scored.take() if landing.scored else ()
+            tokens, logprobs = landing.drawn.to_host()
+            scores = landing.scored.to_host() if landing.scored else ()
         except Exception as error:
             raise self._failed(landing.batch, error) from error
         self.phases.enter(Phase.COMMIT)
-        return self.state.commit(landing.batch, tokens, self._clock.take(), logprobs, scores)
+        return self.state.commit(
+            landing.batch, tokens, self._clock.pop_completed(), logprobs, scores
+        )
 
     def _failed(self, batch: StepBatch, error: Exception) -> StepFailed:
         rows = len(batch.sequences)
@@ -275,5 +277,5 @@ class Engine:
                 self._kernels.prepare(batch, inputs.slots)
             return self.model.forward(inputs.tokens, inputs.positions, self._step, inputs.rows)
 
-    def _draw(self, batch: StepBatch, logits: Tensor) -> Drawn:
+    def _draw(self, batch: StepBatch, logits: Tensor) -> DrawnTokens:
         return self._sampler.draw(batch.sampling, logits)

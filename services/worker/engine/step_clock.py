@@ -46,7 +46,7 @@ class StepClock:
         """Call after everything of the step was issued."""
         self._pending.append((watch, self._streams.record(Lane.COMPUTE)))
 
-    def take(self) -> list[StepTiming]:
+    def pop_completed(self) -> list[StepTiming]:
         """Steps completed since the last call, in order, without waiting for others."""
         timings = []
         while self._pending and self._pending[0][1].query():

@@ -42,13 +42,13 @@ class Linear:
     bias: Tensor | None
     ranks: Collectives | None = None
 
-    def of(self, ops: LayerOps, x: Tensor) -> Tensor:
+    def project(self, ops: LayerOps, x: Tensor) -> Tensor:
         return ops.product(x, self.weight, self.bias)
 
     def add_to(self, ops: LayerOps, total: Tensor, x: Tensor) -> None:
         """total += product(x), summed by the GEMM itself."""
         if self.ranks is not None:
-            total.add_(self.ranks.sum(self.of(ops, x)))
+            total.add_(self.ranks.sum(self.project(ops, x)))
             return
         ops.add_product(total, x, self.weight)
         if self.bias is not None:
@@ -116,7 +116,7 @@ class Layer:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v [Σ tokens, heads, head_dim], as strided slices of one product."""
         normed = ops.norm(hidden, self.attention_norm.weight, self.attention_norm.eps)
-        qkv = self.qkv.of(ops, normed).view(len(hidden), -1, self.head_dim)
+        qkv = self.qkv.project(ops, normed).view(len(hidden), -1, self.head_dim)
         weight, eps = (self.head_norm.weight, self.head_norm.eps) if self.head_norm else (None, 0.0)
         turned = ops.turn(qkv, self.heads + self.kv_heads, weight, eps, cos, sin)
         return turned[:, : self.heads], turned[:, self.heads :], qkv[:, -self.kv_heads :]
@@ -126,7 +126,7 @@ class Layer:
         `hidden`."""
         self.output.add_to(ops, hidden, attended)
         normed = ops.norm(hidden, self.mlp_norm.weight, self.mlp_norm.eps)
-        self.down.add_to(ops, hidden, ops.gated(self.gate_up.of(ops, normed)))
+        self.down.add_to(ops, hidden, ops.gated(self.gate_up.project(ops, normed)))
 
 
 class FusedForward:
@@ -177,7 +177,7 @@ class FusedForward:
 
     def logits(self, ops: LayerOps, hidden: Tensor) -> Tensor:
         """Logits of rows that have passed all layers."""
-        logits = self._head.of(ops, ops.norm(hidden, self._norm.weight, self._norm.eps))
+        logits = self._head.project(ops, ops.norm(hidden, self._norm.weight, self._norm.eps))
         if self._ranks is None or logits.shape[-1] == self._vocabulary:
             return logits
         return self._ranks.all_gather(logits)

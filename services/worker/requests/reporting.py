@@ -26,22 +26,22 @@ class Reporter:
         self.applied_plan_seq = 0
         self._finished: deque[Completion] = deque(maxlen=FINISHED_MAX)
         self._evicted: dict[str, Sequence] = {}
-        self._told: dict[str, Sequence] = {}
+        self._included: dict[str, Sequence] = {}
         self._blocks: dict[str, int] = {}  # of each request with blocks, as last reported
         self._timings: deque[StepTiming] = deque(maxlen=TIMINGS_MAX)
         self._swaps: deque[SwapTiming] = deque(maxlen=TIMINGS_MAX)
         self._new_swaps: deque[SwapTiming] = deque(maxlen=NEW_SWAPS_MAX)
-        self._everybody = False
+        self._everything = False
 
-    def begin(self, here: Container[str], blocks: dict[str, int]) -> None:
+    def begin(self, held: Container[str], blocks: dict[str, int]) -> None:
         """A new scheduler, which receives the held requests and their block counts. The next report
         has the progress of all, and unreported ends, except those of earlier placements of held
         requests. Plans and reports are numbered from 1 again."""
         self._seq = self.applied_plan_seq = 0
-        untold = [ended for ended in self._finished if ended.request_id not in here]
-        self._finished = deque(untold, FINISHED_MAX)
+        unsent = [ended for ended in self._finished if ended.request_id not in held]
+        self._finished = deque(unsent, FINISHED_MAX)
         self._blocks = blocks
-        self._everybody = True
+        self._everything = True
 
     def stepped(self, timings: Iterable[StepTiming]) -> tuple[SwapTiming, ...]:
         """A step is over; `timings` became known, of it or of earlier ones. Returns the copies
@@ -59,40 +59,40 @@ class Reporter:
 
     def planned(self, plan_seq: int) -> None:
         self.applied_plan_seq = plan_seq
-        self._everybody = True
+        self._everything = True
 
     def finished(self, request_id: str, output_tokens: int, reason: FinishReason) -> None:
         self.forget(request_id)
         self._finished.append(Completion(request_id, output_tokens, reason))
 
-    def untold(self, finished: Iterable[Completion]) -> None:
-        """These ends were in reports that were not sent."""
+    def restore_finished(self, finished: Iterable[Completion]) -> None:
+        """Reports again the ends of reports that were not sent."""
         later = list(self._finished)
         self._finished.clear()
         self._finished.extend((*finished, *later))
 
     def evicted(self, sequence: Sequence) -> None:
-        self._told.pop(sequence.request_id, None)
+        self._included.pop(sequence.request_id, None)
         self._evicted[sequence.request_id] = sequence
 
-    def tell(self, sequence: Sequence) -> None:
+    def include(self, sequence: Sequence) -> None:
         """Includes its progress in the next report: its slice ended, or it was paused."""
-        self._told[sequence.request_id] = sequence
+        self._included[sequence.request_id] = sequence
 
     def forget(self, request_id: str) -> None:
         """Reports nothing more of a request that is gone."""
-        self._told.pop(request_id, None)
+        self._included.pop(request_id, None)
         self._evicted.pop(request_id, None)
 
-    def take(self, kv: KVManager) -> Report | None:
+    def next_report(self, kv: KVManager) -> Report | None:
         """The next report, if there is anything to report. O(holders of blocks)."""
-        everybody = self._everybody or self._steps >= self._every_steps
-        if not (everybody or self._finished or self._evicted or self._told):
+        everything = self._everything or self._steps >= self._every_steps
+        if not (everything or self._finished or self._evicted or self._included):
             return None
         self._seq += 1
         sequences, pool, blocks = kv.sequences, kv.pool, kv.blocks()
-        about = dict(kv.running) if everybody else {}
-        about |= self._told
+        about = dict(kv.running) if everything else {}
+        about |= self._included
         about |= {r: sequences[r] for r in self._changed(blocks) if r in sequences}
         added, gone = pool.cached.pop_changes()
         report = Report(
@@ -109,7 +109,7 @@ class Reporter:
             prefixes_gone=gone,
         )
         self._blocks = blocks
-        self._clear(everybody)
+        self._clear(everything)
         return report
 
     def _changed(self, blocks: Mapping[str, int]) -> Iterator[str]:
@@ -117,14 +117,14 @@ class Reporter:
         yield from (r for r, count in blocks.items() if self._blocks.get(r) != count)
         yield from (r for r in self._blocks if r not in blocks)
 
-    def _clear(self, everybody: bool) -> None:
+    def _clear(self, everything: bool) -> None:
         self._finished.clear()
         self._evicted.clear()
-        self._told.clear()
+        self._included.clear()
         self._timings.clear()
         self._swaps.clear()
-        if everybody:
-            self._everybody = False
+        if everything:
+            self._everything = False
             self._steps = 0
 
 

@@ -98,7 +98,7 @@ class WorkerState:
         """These reports were not sent: their ends and evictions go into the next one. The step in
         flight was in none of them."""
         unsent = list(reports)
-        self._reporter.untold(ended for report in unsent for ended in report.finished)
+        self._reporter.restore_finished(ended for report in unsent for ended in report.finished)
         for progress in (left for report in unsent for left in report.evicted):
             sequence = self.sequences.get(progress.request_id)
             if sequence and sequence.phase is Phase.PARKED:
@@ -214,7 +214,7 @@ class WorkerState:
     def report(self) -> Report | None:
         """What happened since the last report, if the scheduler must know anything. A token in
         flight does not count, but its blocks do."""
-        return self._reporter.take(self._kv)
+        return self._reporter.next_report(self._kv)
 
     def _admit(self, grant: Grant, now: float) -> None:
         sequence = self.sequences.get(grant.request_id)
@@ -247,7 +247,7 @@ class WorkerState:
         if last:
             self._end_late(sequence, last)
             return
-        self._reporter.tell(sequence)
+        self._reporter.include(sequence)
         if pause.residency is not Residency.KEEP:
             self._kv.leave(sequence, pause.residency)
         elif sequence.phase is Phase.RUNNING:
@@ -280,7 +280,7 @@ class WorkerState:
                 if last := batch.last.get(request_id):
                     self._end_late(sequence, last)
                 else:
-                    self._reporter.tell(sequence)
+                    self._reporter.include(sequence)
 
     def _end_late(self, sequence: Sequence, last: NewToken) -> None:
         assert sequence.ended, "it goes on"
@@ -378,7 +378,7 @@ class WorkerState:
                 self._finish(sequence, finish)
         elif sequence.phase is not Phase.RUNNING or not sequence.within_budget:
             if not batching.on_budget_changed(sequence):
-                self._reporter.tell(sequence)
+                self._reporter.include(sequence)
             if not batching.ends_known_ahead:
                 self._kv.touch()
         prompt, offset = sequence.prompt, length - 1 - sequence.prompt_tokens

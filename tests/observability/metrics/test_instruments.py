@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from observability.exposition import Part, expose
 from observability.metrics.instruments import Instruments
 from observability.metrics.metric import Metric, counter, gauge, histogram
-from observability.metrics.names import MOST_CHARS, OTHER, Names
+from observability.metrics.names import MOST_CHARS, OTHER, BoundedLabels
 from observability.metrics.reading import Reading
 
 APPLES = counter("apples", "Apples eaten.")
@@ -105,9 +105,9 @@ def test_reading_is_registered_once(metric: Metric) -> None:
 
 
 def test_names_keeps_the_first_values() -> None:
-    names = Names(2)
-    assert [names.of(name) for name in ("a", "b", "c", "a", "d", "b")] == [
+    names = BoundedLabels(2)
+    assert [names.label(name) for name in ("a", "b", "c", "a", "d", "b")] == [
         "a", "b", OTHER, "a", OTHER, "b",
     ]  # fmt: skip
-    assert Names().of("x" * MOST_CHARS) == "x" * MOST_CHARS
-    assert Names().of("x" * (MOST_CHARS + 1)) == OTHER
+    assert BoundedLabels().label("x" * MOST_CHARS) == "x" * MOST_CHARS
+    assert BoundedLabels().label("x" * (MOST_CHARS + 1)) == OTHER

@@ -1,4 +1,4 @@
-"""The circuit breaker as a transcript: what happens when, and what may then be asked."""
+"""The circuit breaker as a transcript: each event, the resulting phase, and the pause."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from services.scheduler.links.breaker import Breaker, BreakerPhase
 NEW = Breaker(failures_max=3, pauses=Backoff(0.5, 2.0))
 
 TURNS: dict[str, Callable[[Breaker, float], Breaker]] = {
-    "asked": lambda breaker, _: breaker.asked(),
+    "called": lambda breaker, _: breaker.called(),
     "answered": lambda breaker, _: breaker.answered(),
     "failed": Breaker.failed,
     "late": Breaker.late,
@@ -28,13 +28,13 @@ TRANSCRIPTS = {
         0.0 failed   closed    0
         0.0 failed   closed    0
         0.0 failed   open      0.5
-        0.5 asked    half_open 0
+        0.5 called   half_open 0
         0.5 failed   open      1.0
-        1.5 asked    half_open 0
+        1.5 called   half_open 0
         1.5 failed   open      2.0
-        3.5 asked    half_open 0
+        3.5 called   half_open 0
         3.5 failed   open      2.0
-        5.5 asked    half_open 0
+        5.5 called   half_open 0
         5.5 answered closed    0
         5.6 failed   closed    0
     """,
@@ -43,15 +43,15 @@ TRANSCRIPTS = {
         0.1 late     closed    0
         0.2 failed   closed    0
         0.3 failed   open      0.5
-        0.8 asked    half_open 0
+        0.8 called   half_open 0
         0.8 failed   open      1.0
-        1.8 asked    half_open 0
+        1.8 called   half_open 0
         1.8 failed   open      2.0
         1.9 late     open      0.5
-        2.4 asked    half_open 0
+        2.4 called   half_open 0
         2.4 failed   open      1.0
         3.3 late     open      0.1
-        3.4 asked    half_open 0
+        3.4 called   half_open 0
         3.4 answered closed    0
     """,
 }
@@ -69,5 +69,5 @@ def test_breaker_transitions(name: str) -> None:
 
 
 def test_closed_breaker_needs_no_probe() -> None:
-    assert NEW.asked() == NEW
+    assert NEW.called() == NEW
     assert NEW.wait_s(0.0) == 0

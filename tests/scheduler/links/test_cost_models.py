@@ -114,7 +114,7 @@ async def test_ended_batch_is_delivered(tmp_path: Path) -> None:
         advice.cost_models.observe_batch("w", ended)
         advice.cost_models.observe_batch("never seen", ended)
         advice.cost_models.observe("w", DECODES)  # by then the refresh is due
-        await until(lambda: costs(owner)[-1].neighbours == Neighbours.of([ended]))
+        await until(lambda: costs(owner)[-1].neighbours == Neighbours.fit([ended]))
         advice.cost_models.forget_worker("w")
         advice.cost_models.observe_batch("w", ended)
     assert costs(owner, "never seen") == []

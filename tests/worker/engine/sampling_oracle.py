@@ -38,7 +38,7 @@ def sample(
 ) -> tuple[list[int], dict[int, TokenLogprobs]]:
     """By a sampler that never saw them."""
     sampler = Sampler(CPU, logits.shape[-1], eos_ids, WAYS[way], ImmediateStreams())
-    return sampler.draw(rows, logits).take()
+    return sampler.draw(rows, logits).to_host()
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:

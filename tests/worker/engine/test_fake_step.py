@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from services.worker.engine.inputs import StepInputs
 from services.worker.engine.sampling.sampler import Sampler
-from services.worker.engine.sampling.scored import Scored
+from services.worker.engine.sampling.scored import PromptScores
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kernels.reference.sampling import TorchSampling
 from services.worker.kv.device_streams import ImmediateStreams
@@ -101,7 +101,7 @@ def test_whole_step_reads_nothing_on_the_host(name: str):
         inputs = StepInputs(model.device).prepare(batch)
         logits = model.forward(inputs.tokens, inputs.positions, Blind(), inputs.rows)
         drawing = batch.sampling
-        scored = Scored.of(batch.scored, logits[len(drawing) :])
+        scored = PromptScores.from_logits(batch.scored, logits[len(drawing) :])
         assert [x.shape[0] for x in scored.copies] == [2, 2, 2]
         drawn = sampler.draw(drawing, logits[: len(drawing)])
         assert drawn.tokens.shape == (len(rows) + 1,) and drawn.tokens.dtype == torch.long
@@ -115,7 +115,7 @@ def test_whole_step_reads_nothing_on_the_host(name: str):
             sequence.drawing = row
         drawn = sampler.draw(drawing[1:], logits[1:])  # another plan, of tokens that are not known
         with pytest.raises(DataDependentOutputException):
-            drawn.take()  # here it waits, and nowhere else
+            drawn.to_host()  # here it waits, and nowhere else
 
 
 @pytest.mark.parametrize("sampling", KINDS, ids=str)

@@ -12,7 +12,7 @@ from foretoken.running.options import demo_model
 from services.core import FinishReason, Grant, Plan, StaticBatch
 from services.worker.config import EngineConfig
 from services.worker.engine.inputs import StepInputs
-from services.worker.engine.sampling.drawn import Drawn
+from services.worker.engine.sampling.drawn import DrawnTokens
 from services.worker.engine.step import Engine, StepFailed
 from services.worker.engine.step_clock import StepClock
 from services.worker.kv.device_streams import ImmediateStreams, Lane
@@ -189,10 +189,10 @@ class Late:
             self._seen = self.poison in tokens.tolist()
             return forward(tokens, *rest)
 
-        def draws(batch: StepBatch, logits: Tensor) -> Drawn:
+        def draws(batch: StepBatch, logits: Tensor) -> DrawnTokens:
             drawn = draw(batch, logits)
             if self._seen:
-                drawn.take = self._breaks  # type: ignore[method-assign]
+                drawn.to_host = self._breaks  # type: ignore[method-assign]
             return drawn
 
         monkeypatch.setattr(engine.model, "forward", sees)
@@ -214,7 +214,9 @@ def test_poisoned_request_ends_alone_with_a_step_in_flight(late, monkeypatch):
     feeder = Feeder(engine)
     breaking = Late(engine, monkeypatch, poison)
     if not late:
-        monkeypatch.setattr(Drawn, "__init__", _breaks_at_once(breaking, Drawn.__init__))
+        monkeypatch.setattr(
+            DrawnTokens, "__init__", _breaks_at_once(breaking, DrawnTokens.__init__)
+        )
     for name, (tokens, _) in cases.items():
         feeder.add(name, tokens, 24)
     failed: list[str] = []
@@ -244,7 +246,7 @@ def test_poisoned_request_ends_alone_with_a_step_in_flight(late, monkeypatch):
 
 
 def _breaks_at_once(breaking: Late, init: Any) -> Any:
-    def breaks(drawn: Drawn, *rest: Any) -> None:
+    def breaks(drawn: DrawnTokens, *rest: Any) -> None:
         if breaking._seen:
             breaking._breaks()
         init(drawn, *rest)

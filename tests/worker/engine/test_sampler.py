@@ -100,7 +100,7 @@ def test_draws_do_not_depend_on_the_order_of_steps(starts, events, way):
         batch = [rows[i] for i in order[:count]]
         logits = logits_of(number, count)
         logits[:, :8] += 4
-        tokens, _ = sampler.draw(batch, logits).take()
+        tokens, _ = sampler.draw(batch, logits).to_host()
         for token, row, own in zip(tokens, batch, logits.tolist(), strict=True):
             assert token in right(own, row)
             if outcome == "counts":
@@ -120,9 +120,9 @@ def test_token_counts_as_seen_before_the_host_knows_it(way):
         for row in ahead:
             row.tokens.append(-1)
         following = first.draw(ahead, logits_of(step, 3))
-        tokens, _ = drawn.take()
+        tokens, _ = drawn.to_host()
         assert tokens == drawn.tokens.tolist()
-        expected, _ = second.draw(known, logits_of(step - 1, 3)).take()
+        expected, _ = second.draw(known, logits_of(step - 1, 3)).to_host()
         assert tokens == expected
         for row, other, token in zip(ahead, known, tokens, strict=True):
             row.tokens[-1] = token
@@ -139,7 +139,7 @@ def test_host_waits_for_the_draw_and_not_for_later_launches():
     drawn = sampler.draw([row_of(EVERYTHING)], logits_of(0, 1))
     streams.issue(Lane.COMPUTE, "forward", lambda: done.append("the next"))
     assert done == []
-    drawn.take()
+    drawn.to_host()
     assert done == ["this step"]
 
 
@@ -164,7 +164,7 @@ def test_failed_draw_counts_nothing(monkeypatch):
                 broken.setattr(Tensor, ("add_", "index_add_")[step % 3 - 1], _raise)
                 with pytest.raises(MemoryError):
                     sampler.draw(rows, logits)
-        tokens, logprobs = sampler.draw(rows, logits).take()
+        tokens, logprobs = sampler.draw(rows, logits).to_host()
         expected = sample(logits, [again(row) for row in rows])
         assert (tokens, logprobs) == expected
         for row, token in zip(rows, tokens, strict=True):
@@ -198,7 +198,7 @@ def test_steady_batch_builds_no_index_and_copies_nothing(monkeypatch):
     def step(batch: list[Sequence]) -> tuple[bool, list[int]]:
         made.clear()
         built.clear()
-        tokens, _ = sampler.draw(batch, logits_of(0, len(batch))).take()
+        tokens, _ = sampler.draw(batch, logits_of(0, len(batch))).to_host()
         for row, token in zip(batch, tokens, strict=True):
             row.tokens.append(token)
         return bool(made), list(built)
@@ -218,7 +218,7 @@ def test_seen_token_rows_are_bounded_and_reused():
     for number in range(100):
         batch = [stays, *(row_of(penalized, (number,), name=f"{number}.{i}") for i in range(4))]
         logits = logits_of(number, 5)
-        tokens, _ = sampler.draw(batch, logits).take()
+        tokens, _ = sampler.draw(batch, logits).to_host()
         assert tokens == [
             right(own, row).pop() for own, row in zip(logits.tolist(), batch, strict=True)
         ]
@@ -246,7 +246,7 @@ def test_request_may_have_seen_every_token():
     sampler = Sampler(CPU, size, [], WAYS["numba"], ImmediateStreams())
     flat = [0.01 * i for i in range(size)]
     for _ in range(3 * size):
-        tokens, _ = sampler.draw([row], torch.tensor([flat])).take()
+        tokens, _ = sampler.draw([row], torch.tensor([flat])).to_host()
         assert tokens[0] in right(flat, row, [])
         row.tokens.append(tokens[0])
     counts = np.bincount(row.tokens[1:], minlength=size)
@@ -256,7 +256,7 @@ def test_request_may_have_seen_every_token():
 def test_logprobs_are_those_of_the_requesting_rows():
     rows = [row_of(replace(GREEDY, logprobs=n)) for n in (None, 0, 20, None, 2)]
     logits = logits_of(3, 5)
-    tokens, logprobs = sampler_of().draw(rows, logits).take()
+    tokens, logprobs = sampler_of().draw(rows, logits).to_host()
     assert tokens == logits.argmax(-1).tolist()
     raw = logits.log_softmax(-1)
     assert sorted(logprobs) == [1, 2, 4]
@@ -304,4 +304,4 @@ def test_answers_with_all_options_survive_eviction_and_resumption(overlap):
 
 @pytest.mark.parametrize("size", [12, SIZE])
 def test_step_that_completes_no_prompt_draws_nothing(size):
-    assert sampler_of(size).draw([], torch.zeros(0, size)).take() == ([], {})
+    assert sampler_of(size).draw([], torch.zeros(0, size)).to_host() == ([], {})

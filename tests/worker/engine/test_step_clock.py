@@ -89,9 +89,9 @@ def prefill(tokens: int) -> StepBatch:
 def test_failed_step_has_no_time():
     clock = StepClock(ImmediateStreams())
     clock.begin(prefill(3))
-    assert clock.take() == []
+    assert clock.pop_completed() == []
     clock.end(clock.begin(prefill(3)))
-    assert [t.prefill_tokens for t in clock.take()] == [3]
+    assert [t.prefill_tokens for t in clock.pop_completed()] == [3]
 
 
 def test_unread_step_times_are_bounded(monkeypatch):
@@ -100,7 +100,7 @@ def test_unread_step_times_are_bounded(monkeypatch):
     clock = StepClock(streams)
     for tokens in (1, 2, 3):
         clock.end(clock.begin(prefill(tokens)))
-    assert clock.take() == []
+    assert clock.pop_completed() == []
     streams.finish_all()
-    assert [timing.prefill_tokens for timing in clock.take()] == [2, 3]
-    assert clock.take() == []
+    assert [timing.prefill_tokens for timing in clock.pop_completed()] == [2, 3]
+    assert clock.pop_completed() == []

@@ -133,7 +133,7 @@ def learn(flights: list[Any]) -> None:
     if not flights:
         return
     batch, logits, drawn = flights.pop()
-    tokens, _ = drawn.take()
+    tokens, _ = drawn.to_host()
     for row, own, token in zip(batch, logits.tolist(), tokens, strict=True):
         row.tokens.pop()
         assert token in right(own, row)
@@ -164,7 +164,7 @@ def test_steady_masked_batch_copies_nothing(monkeypatch):
     rows = [row_of(masked), row_of(GREEDY)]
     sampler = Sampler(CPU, SIZE, [EOS], WAYS["numba"], ImmediateStreams())
     for step in range(5):
-        tokens, _ = sampler.draw(rows, torch.zeros(2, SIZE)).take()
+        tokens, _ = sampler.draw(rows, torch.zeros(2, SIZE)).to_host()
         assert bool(sent) == (step == 0)
         sent.clear()
         for row, token in zip(rows, tokens, strict=True):

@@ -62,13 +62,13 @@ class _Buffers:
     used: int = 0
 
     @classmethod
-    def of(cls, rows: int, pad_slot: int, like: Tensor) -> "_Buffers":
+    def allocate(cls, rows: int, pad_slot: int, like: Tensor) -> "_Buffers":
         """`like` [·, vocabulary]: logits as the model returns them."""
         zeros = partial(torch.zeros, rows, dtype=torch.long, device=like.device)
         logits = torch.empty(rows, like.shape[-1], dtype=like.dtype, device=like.device)
         return cls(zeros(), zeros(), zeros().fill_(pad_slot), logits, pad_slot)
 
-    def take(self, inputs: Inputs) -> None:
+    def copy_from(self, inputs: Inputs) -> None:
         """Copies the batch's inputs and pads the rest: one launch, rarely three."""
         rows = len(inputs.tokens)
         into = [self.tokens[:rows], self.positions[:rows], self.slots[:rows]]
@@ -98,7 +98,7 @@ class DecodeGraphs:
         reach = min(parts.attention.row_tokens, parts.model.max_context_tokens)
         rows = RandomRows(blocks, block_tokens, reach, parts.model.vocab_size)
         pad_slot = parts.pad_block * block_tokens
-        graphs = cls(parts, _Buffers.of(most, pad_slot, eager(rows.batch(1))))
+        graphs = cls(parts, _Buffers.allocate(most, pad_slot, eager(rows.batch(1))))
         begun_s, begun_bytes = perf_counter(), parts.recorder.used_bytes()
         with torch.inference_mode(), random_contexts(parts.cache, blocks):
             for tried, size in enumerate(order_of(parts.sizes)):
@@ -134,7 +134,7 @@ class DecodeGraphs:
     def _play(
         self, batch: StepBatch, inputs: Inputs, size: int, replay: Callable[[], None]
     ) -> None:
-        self.buffers.take(inputs)
+        self.buffers.copy_from(inputs)
         self.parts.attention.prepare(batch, self.buffers.slots[:size])
         replay()
 
@@ -143,7 +143,7 @@ class DecodeGraphs:
         GEMM of fewer rows rounds differently, which half precision could mistake for a fault."""
         parts, made = self.parts, StepInputs(self.parts.model.device)
         empty = StepBatch(DecodeRows([], [], parts.cache.block_tokens), [])
-        self.buffers.take(made.prepare(empty))
+        self.buffers.copy_from(made.prepare(empty))
         parts.attention.prepare(empty, self.buffers.slots[:size])
         replay = parts.recorder.record(partial(self._compute, size))
         wanted = eager(batch)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.worker.engine.sampling.drawn import Asked, Rows
+from services.worker.engine.sampling.drawn import LogprobRows, Rows
 from services.worker.engine.sampling.seen_tokens import SeenTokens
 from services.worker.engine.sampling.token_masks import TokenMasks, masks_of
 from services.worker.kernels.interface import Filters, SamplingKernels
@@ -49,7 +49,7 @@ class Penalized:
     def change(self, logits: Tensor, ids: Tensor, times: Tensor) -> None:
         """Penalizes the logits of seen tokens in place. Repetition counts prompt and output (Keskar
         et al., "CTRL", 2019, §4.1), presence and frequency only output."""
-        mine = self.rows.of(logits)
+        mine = self.rows.select(logits)
         x = mine.gather(-1, ids)
         # Exact, because one of the two terms is 0; a conditional is slower.
         x = x.clamp(min=0) / self.repetition + x.clamp(max=0) * self.repetition
@@ -69,13 +69,13 @@ class Random:
 
     def draw(self, logits: Tensor, uniform: Tensor, draws: SamplingKernels) -> Tensor:
         """A token for each of these rows, from the batch's `logits` and `uniform` numbers."""
-        logits = self.rows.of(logits)
+        logits = self.rows.select(logits)
         if self.temperature is not None:
             logits = logits / self.temperature
         probs = logits.softmax(-1)
         if self.filters is None:
-            return draw(probs, self.rows.of(uniform))
-        return draws.sample_filtered(probs, self.filters, self.rows.of(uniform))
+            return draw(probs, self.rows.select(uniform))
+        return draws.sample_filtered(probs, self.filters, self.rows.select(uniform))
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class DrawPlan:
     random: list[Random]
     penalized: Penalized | None
     masks: TokenMasks | None
-    asked: Asked | None
+    logprob_rows: LogprobRows | None
     numbers: Tensor = NOTHING
     taken: int = NUMBERS_AHEAD
 
@@ -140,7 +140,7 @@ class Planner:
             random=self._random(numbers, top_k),
             penalized=self._penalized(sequences, numbers),
             masks=masks_of(sequences, self._eos, newest, self._tensor),
-            asked=self._asked(all_of),
+            logprob_rows=self._logprob_rows(all_of),
         )
 
     def _random(self, numbers: Numbers, top_k: Ints) -> list[Random]:
@@ -189,12 +189,12 @@ class Planner:
             *(table[:, column, None] for column in (REPETITION, PRESENCE, FREQUENCY)),
         )
 
-    def _asked(self, samplings: list[SamplingParams]) -> Asked | None:
+    def _logprob_rows(self, samplings: list[SamplingParams]) -> LogprobRows | None:
         asked = {row: s.logprobs for row, s in enumerate(samplings) if s.logprobs is not None}
         if not asked:
             return None
         mask = np.isin(np.arange(len(samplings)), list(asked))
-        return Asked(list(asked), list(asked.values()), self._rows(mask))
+        return LogprobRows(list(asked), list(asked.values()), self._rows(mask))
 
     def _rows(self, mask: Mask) -> Rows:
         return Rows(None if mask.all() else self._tensor(np.flatnonzero(mask)))

@@ -1,4 +1,4 @@
-"""Drawn: the tokens of a step, at once on the device and on the host on request."""
+"""The tokens of a step: on the device at once, on the host on request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,29 +16,29 @@ class Rows:
 
     index: Tensor | None
 
-    def of(self, x: Tensor) -> Tensor:
+    def select(self, x: Tensor) -> Tensor:
         return x if self.index is None else x.index_select(0, self.index)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LogprobRows:
     """Rows that request logprobs, and the number of alternatives each."""
 
     rows: list[int]
     tops: list[int]
     where: Rows
 
-    def of(self, logits: Tensor, tokens: Tensor) -> list[Tensor]:
+    def gather(self, logits: Tensor, tokens: Tensor) -> list[Tensor]:
         """Raw logprobs from the batch's logits: of the drawn token, and of the most likely ones
         with their ids. The same number for every row, so that ties do not depend on other rows."""
-        raw = self.where.of(logits).float().log_softmax(-1)
-        chosen = raw.gather(-1, self.where.of(tokens)[:, None])[:, 0]
+        raw = self.where.select(logits).float().log_softmax(-1)
+        chosen = raw.gather(-1, self.where.select(tokens)[:, None])[:, 0]
         width = min(MAX_LOGPROBS, raw.shape[-1]) if any(self.tops) else 0
         best = raw.topk(width)
         return [chosen, best.values, best.indices]
 
 
-class Drawn:
+class DrawnTokens:
     """`tokens` [rows], int64, is on the device, where the next step can read it.
 
     The copy to the host begins here. A copy begun later would wait for everything launched in
@@ -49,24 +49,24 @@ class Drawn:
         self,
         tokens: Tensor,
         streams: Streams,
-        asked: Asked | None = None,
-        told: Sequence[Tensor] = (),
+        logprob_rows: LogprobRows | None = None,
+        logprobs: Sequence[Tensor] = (),
     ):
-        """`told` are the requested logprobs of these tokens, if any."""
+        """`logprobs` are the requested logprobs of these tokens, if any."""
         self.tokens = tokens
-        self._asked = asked
+        self._logprob_rows = logprob_rows
         # From CUDA into pinned memory.
-        self._copies = [x.to("cpu", non_blocking=True) for x in (tokens, *told)]
-        self._there = streams.record(Lane.COMPUTE)
+        self._copies = [x.to("cpu", non_blocking=True) for x in (tokens, *logprobs)]
+        self._copied = streams.record(Lane.COMPUTE)
 
-    def take(self) -> tuple[list[int], dict[int, TokenLogprobs]]:
+    def to_host(self) -> tuple[list[int], dict[int, TokenLogprobs]]:
         """One token per row, and logprobs of the rows that requested them. Waits for the device:
         the only place in a step that does."""
-        self._there.synchronize()
-        tokens, *told = (x.tolist() for x in self._copies)
-        if self._asked is None:
+        self._copied.synchronize()
+        tokens, *logprobs = (x.tolist() for x in self._copies)
+        if self._logprob_rows is None:
             return tokens, {}
-        rows = zip(self._asked.rows, self._asked.tops, *told, strict=True)
+        rows = zip(self._logprob_rows.rows, self._logprob_rows.tops, *logprobs, strict=True)
         return tokens, {
             row: TokenLogprobs(chosen, tuple(ids[:top]), tuple(best[:top]))
             for row, top, chosen, best, ids in rows

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from services.worker.engine.sampling.draw_plan import NOTHING, DrawPlan, Planner
-from services.worker.engine.sampling.drawn import Drawn
+from services.worker.engine.sampling.drawn import DrawnTokens
 from services.worker.engine.sampling.seen_tokens import SeenTokens
 from services.worker.kernels.interface import SamplingKernels
 from services.worker.kv.device_streams import Streams
@@ -59,7 +59,7 @@ class Sampler:
         self.seen.clear()
 
     @torch.inference_mode()
-    def draw(self, sequences: list[Sequence], logits: Tensor) -> Drawn:
+    def draw(self, sequences: list[Sequence], logits: Tensor) -> DrawnTokens:
         """A token for each of `sequences`, from its row of `logits` [rows, vocabulary], which are
         not modified. It counts as seen at once: a step may be drawn before the host knows the
         tokens of the previous one. Each such token has a placeholder at the end of its
@@ -67,15 +67,15 @@ class Sampler:
         here."""
         if self._is_plain(sequences):
             self._newest = self._draws.argmax(logits)
-            return Drawn(self._newest, self._streams)
+            return DrawnTokens(self._newest, self._streams)
         plan = self._plan_for(sequences)
         # in case of an error below, after which the device may be half a step ahead
         self._plan = None
         tokens = self._draw(plan, logits)
-        told = plan.asked.of(logits, tokens) if plan.asked else []
+        logprobs = plan.logprob_rows.gather(logits, tokens) if plan.logprob_rows else []
         plan.advance(tokens)
         self._plan, self._newest = plan, tokens
-        return Drawn(tokens, self._streams, plan.asked, told)
+        return DrawnTokens(tokens, self._streams, plan.logprob_rows, logprobs)
 
     def _is_plain(self, sequences: list[Sequence]) -> bool:
         if sequences == self._plain:
@@ -106,7 +106,7 @@ class Sampler:
             penalized.change(logits, ids, times)
         tokens = self._choose(plan, logits)
         if penalized:
-            drawn = penalized.rows.of(tokens)
+            drawn = penalized.rows.select(tokens)
             self.seen.count(penalized.seen, penalized.seen_index, ids, times, drawn)
         return tokens
 

@@ -1,5 +1,5 @@
-"""Scored: log-probabilities of prompt tokens, for rows that request them, copied to the host like
-drawn tokens."""
+"""Log-probabilities of prompt tokens, for rows that request them, copied to the host like drawn
+tokens."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from services.worker.requests.scores import Ids, PromptLogprobs
 SLICE = 256  # rows whose float32 probabilities exist at once
 
 
-class Scored(NamedTuple):
+class PromptScores(NamedTuple):
     """`ids` are the scored tokens of the chunks, in order. `copies` arrive on the host with the
     step's tokens: their logprobs, the most likely ids and their logprobs. The same number for
     every row, so that ties do not depend on other rows."""
@@ -26,7 +26,7 @@ class Scored(NamedTuple):
 
     @classmethod
     @torch.inference_mode()
-    def of(cls, chunks: Sequence[PrefillChunk], logits: Tensor) -> "Scored":
+    def from_logits(cls, chunks: Sequence[PrefillChunk], logits: Tensor) -> "PromptScores":
         """From their logits [Σ scored, vocabulary], a slice at a time. Does not wait."""
         ids = [_scored(chunk) for chunk in chunks]
         wanted = to_device(np.concatenate(ids), logits.device)[:, None]
@@ -39,8 +39,8 @@ class Scored(NamedTuple):
         columns = (torch.cat(column) for column in zip(*parts, strict=True))
         return cls(ids, [x.to("cpu", non_blocking=True) for x in columns])
 
-    def take(self) -> list[PromptLogprobs]:
-        """Call after the drawn tokens of the step were taken."""
+    def to_host(self) -> list[PromptLogprobs]:
+        """Call after the drawn tokens of the step are on the host."""
         ends = np.cumsum([len(ids) for ids in self.ids])[:-1]
         chosen, top_ids, top = (np.split(x.numpy(), ends) for x in self.copies)
         return [

@@ -18,7 +18,7 @@ from services.worker.engine.sampling.drawn import Rows
 from services.worker.requests.sequence import Sequence
 
 # Below all logits but finite: if all allowed tokens are masked, one of them is still drawn.
-SHUT = -1e30
+MASKED_LOGIT = -1e30
 NO_TOKEN, ANY_TOKEN = -1, -2
 
 ToDevice = Callable[[NDArray[np.generic]], Tensor]
@@ -33,7 +33,7 @@ class Cells:
     ids: Tensor
 
     @classmethod
-    def of(cls, cells: list[tuple[int, int]], send: ToDevice) -> "Cells":
+    def upload(cls, cells: list[tuple[int, int]], send: ToDevice) -> "Cells":
         rows, ids = np.array(cells, np.int64).T
         return cls(send(rows.copy()), send(ids.copy()))
 
@@ -43,10 +43,10 @@ class Cells:
     def write(self, logits: Tensor, x: Tensor) -> None:
         logits[self.rows, self.ids] = x
 
-    def shut(self, logits: Tensor, which: Tensor) -> None:
+    def mask(self, logits: Tensor, which: Tensor) -> None:
         """Masks those of `which` [cells]; tokens that are not allowed stay so."""
         x = self.read(logits)
-        self.write(logits, torch.where(which, x.clamp(max=SHUT), x))
+        self.write(logits, torch.where(which, x.clamp(max=MASKED_LOGIT), x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Early:
 
     def change(self, logits: Tensor, positions: Tensor) -> None:
         early = positions.index_select(0, self.cells.rows) < self.min_tokens
-        self.cells.shut(logits, early)
+        self.cells.mask(logits, early)
 
 
 @dataclass(slots=True)
@@ -100,12 +100,12 @@ class Banned:
     def change(self, logits: Tensor) -> None:
         here = self.tail.index_select(0, self.of)
         met = ((self.behind == here) | (self.behind == ANY_TOKEN)).all(-1)
-        shut = torch.zeros_like(self.cells.ids).index_add_(0, self.ends, met.long()) > 0
-        self.cells.shut(logits, shut)
+        masked = torch.zeros_like(self.cells.ids).index_add_(0, self.ends, met.long()) > 0
+        self.cells.mask(logits, masked)
 
     def advance(self, drawn: Tensor) -> None:
         """Each row of the batch has drawn a token."""
-        newest = self.rows.of(drawn)[:, None]
+        newest = self.rows.select(drawn)[:, None]
         self.tail = torch.cat([self.tail, newest], -1)[:, 1:]
 
 
@@ -158,7 +158,7 @@ def _biased(sequences: list[Sequence], send: ToDevice) -> Biased | None:
     if not every:
         return None
     bias = send(np.array([bias for *_, bias in every], np.float32))
-    return Biased(Cells.of([(row, token) for row, token, _ in every], send), bias)
+    return Biased(Cells.upload([(row, token) for row, token, _ in every], send), bias)
 
 
 def _allowed(sequences: list[Sequence], send: ToDevice) -> Allowed | None:
@@ -181,7 +181,9 @@ def _early(sequences: list[Sequence], eos_ids: Iterable[int], send: ToDevice) ->
     ]
     if not cells:
         return None
-    return Early(Cells.of(cells, send), send(np.array([least[row] for row, _ in cells], np.int64)))
+    return Early(
+        Cells.upload(cells, send), send(np.array([least[row] for row, _ in cells], np.int64))
+    )
 
 
 def _banned(sequences: list[Sequence], newest: Tensor, send: ToDevice) -> Banned | None:
@@ -203,7 +205,7 @@ def _banned(sequences: list[Sequence], newest: Tensor, send: ToDevice) -> Banned
         send(behind),
         send(np.array([place for place, *_ in every], np.int64)),
         send(np.array([cells[row, bad[-1]] for _, row, bad in every], np.int64)),
-        Cells.of(list(cells), send),
+        Cells.upload(list(cells), send),
     )
 
 

@@ -46,7 +46,7 @@ class _Rows:
     places: Ints
 
     @classmethod
-    def of(cls, decodes: DecodeRows, chunks: list[tuple[int, PrefillChunk]]) -> "_Rows":
+    def from_batch(cls, decodes: DecodeRows, chunks: list[tuple[int, PrefillChunk]]) -> "_Rows":
         """All decodes, and of these chunks, which begin at so many packed tokens, each token. Of
         decodes alone, views of their arrays, which move on with them."""
         count = len(decodes)
@@ -92,7 +92,7 @@ class NumbaAttention:
         self._threads = min(threads or torch.get_num_threads(), numba_threads())
         self._layers: dict[int, tuple[Numbers, Floats]] = {}
         self._decodes: DecodeRows | None = None
-        self._rows = _Rows.of(DecodeRows([], [], block_tokens), [])
+        self._rows = _Rows.from_batch(DecodeRows([], [], block_tokens), [])
         self._work = 0  # positions, of all rows
         self._slots = np.zeros(0, np.int64)
         self._long: list[tuple[slice, ChunkGroup]] = []
@@ -104,10 +104,10 @@ class NumbaAttention:
         self._long, self._tiled = [], []
         if not batch.chunks:
             if decodes is not self._decodes or decodes.tables is not self._rows.tables:
-                self._rows = _Rows.of(decodes, [])
+                self._rows = _Rows.from_batch(decodes, [])
             self._decodes = decodes
         else:
-            self._rows = _Rows.of(decodes, self._short(batch))
+            self._rows = _Rows.from_batch(decodes, self._short(batch))
             self._decodes = None
         self._work = int(self._rows.positions.sum())
 

@@ -26,7 +26,7 @@ STORE_NUMBERS = 4096  # of keys, and as many of values, to a thread block
 def store_tokens(layer: KVLayer, k: Tensor, v: Tensor, slots: Tensor, block_tokens: int) -> None:
     """k and v [Σ tokens, kv_heads, head_dim] into `slots` [Σ tokens]."""
     tokens, kv_heads, head_dim = k.shape
-    k, v, paged = rows_of(k), rows_of(v), Paged.of(layer)
+    k, v, paged = rows_of(k), rows_of(v), Paged.from_layer(layer)
     dim = power_of_two(head_dim)
     rows = max(STORE_NUMBERS // dim, 1)
     store[(-(-tokens * kv_heads // rows),)](
@@ -73,7 +73,7 @@ class TritonAttention:
     def attend(
         self, layer: KVLayer, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
-        q, paged = rows_of(q), Paged.of(layer)
+        q, paged = rows_of(q), Paged.from_layer(layer)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         kv_heads = layer.data.shape[2]
         if self._first_row:

@@ -72,7 +72,7 @@ class Paged:
     int8: bool
 
     @classmethod
-    def of(cls, layer: KVLayer) -> "Paged":
+    def from_layer(cls, layer: KVLayer) -> "Paged":
         keys, values = layer.data.unbind()
         strides = keys.stride()[:3]
         if layer.scales is None:

@@ -98,9 +98,9 @@ class RecordableDecodes:
     def attend(
         self, layer: KVLayer, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
-        q, paged = rows_of(q), Paged.of(layer)
+        q, paged = rows_of(q), Paged.from_layer(layer)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        cut = Cut.of(q, layer.data.shape[2], paged, options.window)
+        cut = Cut.plan(q, layer.data.shape[2], paged, options.window)
         plan, rows = self._plan(cut), len(q)
         grid = Grid(plan.items, rows + plan.spare, plan.ranges, rows, plan.partials)
         launch(q, out, paged, cut, self._contexts, grid, options, self._block_tokens)

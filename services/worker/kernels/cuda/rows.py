@@ -29,7 +29,7 @@ class Cut:
     tiles: Tiles
 
     @classmethod
-    def of(cls, q: Tensor, kv_heads: int, paged: Paged, window: int | None) -> "Cut":
+    def plan(cls, q: Tensor, kv_heads: int, paged: Paged, window: int | None) -> "Cut":
         heads, head_dim = q.shape[1:]
         tiles = decode_tiles(heads // kv_heads, head_dim, q.dtype, paged.pointers[0].dtype)
         return cls(heads, kv_heads, head_dim, window, tiles)
@@ -202,7 +202,7 @@ class RowsAttention:
         self, paged: Paged, kv_heads: int, q: Tensor, out: Tensor, options: AttentionOptions
     ) -> None:
         """Rows 0 … of q, into the same rows of `out`."""
-        cut = Cut.of(q, kv_heads, paged, options.window)
+        cut = Cut.plan(q, kv_heads, paged, options.window)
         splits = self._split(cut)
         partials = self._partials(splits.total if splits.any_split else 0, cut)
         rows = len(splits.counts) if splits.any_split else 0

@@ -87,7 +87,7 @@ class Buffer:
     def __init__(self, device: torch.device, dtype: torch.dtype):
         self._memory = torch.empty(0, device=device, dtype=dtype)
 
-    def take(self, *shape: int) -> Tensor:
+    def view(self, *shape: int) -> Tensor:
         size = prod(shape)
         if size > len(self._memory):
             self._memory = self._memory.new_empty(int(size * GROWTH))
@@ -107,11 +107,11 @@ class Context:
         keys = tables.unsqueeze(1) * kv_heads + heads
         self._index = torch.cat([keys.view(-1), keys.view(-1) + blocks * kv_heads])
         shape = (2, len(tables), kv_heads, tables.shape[1] * block_tokens)
-        self.values = buffers.values.take(*shape, dim)
+        self.values = buffers.values.view(*shape, dim)
         self._codes = self._scales = None
         if layer.scales is not None:
-            self._codes = buffers.codes.take(*shape, dim)
-            self._scales = buffers.scales.take(*shape, 1)
+            self._codes = buffers.codes.view(*shape, dim)
+            self._scales = buffers.scales.view(*shape, 1)
 
     def read(self, layer: KVLayer) -> None:
         """O(bytes read): every (block, head) row is copied once, whole."""

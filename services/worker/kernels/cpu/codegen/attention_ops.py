@@ -138,8 +138,8 @@ def _power(code: Code, x: Any) -> Any:
     for power in reversed(exponential.POWERS[:-1]):
         part = code.sum(code.product(part, f), code.constant(power))
     bits = code.builder.fptosi(whole, INT32S)
-    bits = code.builder.add(bits, code.whole(exponential.BIAS))
-    bits = code.builder.shl(bits, code.whole(exponential.MANTISSA_BITS))
+    bits = code.builder.add(bits, code.integer(exponential.BIAS))
+    bits = code.builder.shl(bits, code.integer(exponential.MANTISSA_BITS))
     return code.product(part, code.builder.bitcast(bits, FLOATS))
 
 

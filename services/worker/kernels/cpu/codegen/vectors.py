@@ -119,14 +119,14 @@ class Code:
     def _rounded(self, x: Any) -> Any:
         """A bfloat16's bits: the upper half, to nearest, ties to even; of no number, of none."""
         bits = self.builder.bitcast(x, INT32S)
-        upper = self.builder.lshr(bits, self.whole(16))
-        odd = self.builder.and_(upper, self.whole(1))
-        near = self.builder.add(self.builder.add(bits, self.whole(0x7FFF)), odd)
-        size = self.builder.and_(bits, self.whole(0x7FFFFFFF))
-        number = self.builder.icmp_unsigned("<=", size, self.whole(0x7F800000))
-        near = self.builder.select(number, near, self.whole(0x7FC00000))
+        upper = self.builder.lshr(bits, self.integer(16))
+        odd = self.builder.and_(upper, self.integer(1))
+        near = self.builder.add(self.builder.add(bits, self.integer(0x7FFF)), odd)
+        size = self.builder.and_(bits, self.integer(0x7FFFFFFF))
+        number = self.builder.icmp_unsigned("<=", size, self.integer(0x7F800000))
+        near = self.builder.select(number, near, self.integer(0x7FC00000))
         return self.builder.trunc(
-            self.builder.lshr(near, self.whole(16)), ir.VectorType(ir.IntType(16), LANES)
+            self.builder.lshr(near, self.integer(16)), ir.VectorType(ir.IntType(16), LANES)
         )
 
     def shuffled(self, a: Any, b: Any, order: Sequence[int]) -> Any:
@@ -146,7 +146,7 @@ class Code:
     def constant(self, x: float) -> Any:
         return ir.Constant(FLOATS, [x] * LANES)
 
-    def whole(self, x: int) -> Any:
+    def integer(self, x: int) -> Any:
         return ir.Constant(INT32S, [x] * LANES)
 
     def sum(self, a: Any, b: Any) -> Any:
