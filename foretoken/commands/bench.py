@@ -1,20 +1,23 @@
 """`foretoken bench`: load OpenAI-compatible servers and report latency, throughput and goodput."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretoken.client.address import HttpAddress
+from foretoken.commands.bench_arguments import (
+    budgets_by_class,
+    build_workload,
+    http_addresses,
+    parse_rates,
+)
 from foretoken.commands.options import ApiKeyOption
-from foretoken.commands.usage import UsageError, near
+from foretoken.commands.usage import UsageError, near, require_folders
 
 if TYPE_CHECKING:
-    from foretoken.bench.measures import Budgets
-    from foretoken.bench.run import OnProgress, Plan, Workload
+    from foretoken.bench.run import OnProgress, Plan
     from foretoken.bench.sweep import RateResult
 
 DEFAULT_REQUESTS, DEFAULT_CONCURRENCY = 200, 8
@@ -218,22 +221,22 @@ def bench(
 
     Ctrl-C ends the load early and reports what was measured.
     """
-    addresses = _http_addresses([*(urls or []), *(server or [])])
-    rates = _parse_rates(rate)
+    addresses = http_addresses([*(urls or []), *(server or [])])
+    rates = parse_rates(rate)
     if rates and concurrency:
         raise UsageError("--rate selects an open loop and --concurrency a closed loop: set one")
     if endpoint not in ENDPOINTS:
         raise UsageError(f"--endpoint takes {' or '.join(ENDPOINTS)}{near(endpoint, ENDPOINTS)}")
     if prompts and (input_tokens or output_tokens):
         raise UsageError("--prompts sets the lengths: remove --input-tokens and --output-tokens")
-    _require_folders(json, plot)
+    require_folders(json, plot)
     from foretoken.bench.load import Load
     from foretoken.bench.run import Plan
 
-    workload = _workload(prompts, input_tokens, output_tokens, max_tokens, endpoint == "chat",
+    workload = build_workload(prompts, input_tokens, output_tokens, max_tokens, endpoint == "chat",
                          temperature, ignore_eos)  # fmt: skip
     named = [name.strip() for text in as_class or () for name in text.split(",") if name.strip()]
-    classes = _classes(sla or [], named)
+    classes = budgets_by_class(sla or [], named)
     count = requests or (0 if seconds else DEFAULT_REQUESTS)
     load = Load(
         count, seconds, rates[0] if rates else 0.0, arrivals, concurrency or DEFAULT_CONCURRENCY
@@ -243,27 +246,6 @@ def bench(
         rounds or (COMPARED_ROUNDS if len(addresses) > 1 else 1), warm_up, timeout, seed,
     )  # fmt: skip
     _run(plan, rates or [0.0], json, plot)
-
-
-def _http_addresses(given: Sequence[str]) -> list[str]:
-    if not given:
-        raise UsageError("no server given: set --server, for example http://127.0.0.1:8000")
-    addresses = []
-    for text in given:
-        if text.startswith(("grpc://", "unix:")):
-            raise UsageError(f"bench measures over HTTP; {text} is a gRPC address")
-        addresses.append(str(HttpAddress.parse(text)))
-    return addresses
-
-
-def _parse_rates(text: str) -> list[float]:
-    try:
-        rates = [float(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        rates = [-1.0]
-    if any(not 0 < rate < inf for rate in rates):
-        raise UsageError(f"--rate takes requests per second, as 5 or 5,10,20; got {text!r}")
-    return rates
 
 
 def _run(plan: "Plan", rates: Sequence[float], json: Path | None, plot: Path | None) -> None:
@@ -313,65 +295,6 @@ async def _run_until_interrupt(
         return await sweep(plan, rates, stop, on_progress), stop.is_set()
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-
-
-def _workload(
-    file: Path | None, inputs: str, outputs: str, max_tokens: int, chat: bool,
-    temperature: float, ignore_eos: bool | None,
-) -> "Workload":  # fmt: skip
-    from foretoken.bench.lengths import parse_lengths
-    from foretoken.bench.prompts import from_file
-    from foretoken.bench.run import Workload
-    from models.words import WORDS
-
-    return Workload(
-        WORDS,
-        from_file(file, max_tokens or None, chat) if file else None,
-        parse_lengths(inputs, "--input-tokens") if inputs else None,
-        parse_lengths(outputs, "--output-tokens") if outputs else None,
-        max_tokens=max_tokens or None,
-        chat=chat,
-        temperature=temperature,
-        ignore_eos=ignore_eos,
-    )
-
-
-def _classes(given: Sequence[str], named: Sequence[str]) -> "Mapping[str, Budgets]":
-    """Return the budgets by class: those given, else the gateway's. Raises UsageError."""
-    from foretoken.bench.measures import Budgets
-    from gateway.config import SLA_CLASSES
-    from gateway.types.sla_classes import BUDGETS, SlaError, parse_header
-
-    known = {name: Budgets(c.ttft_s, c.tpot_s, c.mtpot_s) for name, c in SLA_CLASSES.items()}
-    classes = {}
-    for text in given:
-        name, colon, budgets = text.partition(":")
-        try:
-            other, parsed = parse_header(budgets)
-        except SlaError as error:
-            raise UsageError(f"--sla {text}: {error}") from None
-        wrong = [key for key in parsed if key not in BUDGETS]
-        if not (name and colon and parsed) or other or wrong or min(parsed.values()) <= 0:
-            raise UsageError(
-                f"--sla takes CLASS:BUDGET=SECONDS,… of {', '.join(BUDGETS)}; got {text!r}"
-            )
-        classes[name] = Budgets(**parsed)
-    missing = [name for name in named if name not in classes and name not in known]
-    if missing:
-        raise UsageError(
-            f"--as-class {missing[0]} has no budgets{near(missing[0], known)}; set them with "
-            f"--sla {missing[0]}:ttft_s=…"
-        )
-    if named:
-        return {name: classes.get(name, known.get(name, Budgets())) for name in named}
-    return classes or {name: each for name, each in known.items() if each != Budgets()}
-
-
-def _require_folders(*paths: Path | None) -> None:
-    """Raise UsageError before the load, not after it."""
-    for path in paths:
-        if path and not path.parent.is_dir():
-            raise UsageError(f"cannot write {path}: the folder {path.parent} does not exist")
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foretoken.commands.usage import require_folders
+
 if TYPE_CHECKING:
     from lab.data.examples import ReportProgress
     from lab.evaluation.report import Findings
@@ -47,20 +49,13 @@ def evaluate(
     from lab.evaluation.evaluate import Evaluation
     from lab.evaluation.evaluate import evaluate as run
 
-    _require_folders(json, plot)
+    require_folders(json, plot)
     what = Evaluation(
         train, data, predictor or (), encoder, cache, rows, max_tokens, online, ladder, seed, beside
     )
     with _progress() as progress:
         findings = run(what, _open_encoder, progress)
     _show(findings, json, plot or (json.with_suffix(".png") if json else None))
-
-
-def _require_folders(*paths: Path | None) -> None:
-    """Checks the output folders before the work starts."""
-    for path in paths:
-        if path and not path.parent.is_dir():
-            raise ValueError(f"cannot write {path}: there is no folder {path.parent}")
 
 
 def _open_encoder(name: str) -> "MakeExtractor":

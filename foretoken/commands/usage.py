@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -80,3 +81,10 @@ def near(word: str, known: Iterable[str]) -> str:
     """Return `, did you mean …?` if a known word is similar, else an empty string."""
     close = get_close_matches(word, list(known), n=1)
     return f", did you mean {close[0]}?" if close else ""
+
+
+def require_folders(*files: Path | None) -> None:
+    """Check the folders of output files before the work starts. Raises UsageError."""
+    for file in files:
+        if file and not file.parent.is_dir():
+            raise UsageError(f"cannot write {file}: there is no folder {file.parent}")

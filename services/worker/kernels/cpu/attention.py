@@ -208,8 +208,8 @@ class NumbaAttention:
         )
 
     def _threads_for(self, q: Tensor, pairs: int) -> int:
-        """Of so many pairs of a query's token and a key's. No more than PyTorch has: whoever
-        settles those knows what else the machine is for."""
+        """Threads for this many (query token, key token) pairs: one for little work, at most
+        PyTorch's own number, which reflects the cores available to this worker."""
         together = pairs * q.shape[1] * q.shape[2] > THREAD_WORK
         return min(self._threads, torch.get_num_threads()) if together else 1
 

@@ -1,4 +1,4 @@
-"""Paged attention in Triton: what the PyTorch kernels do, on a CUDA device."""
+"""Paged attention in Triton, with the results of the PyTorch kernels."""
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ STORE_NUMBERS = 4096  # of keys, and as many of values, to a thread block
 
 
 def store_tokens(layer: KVLayer, k: Tensor, v: Tensor, slots: Tensor, block_tokens: int) -> None:
-    """k and v [Σ tokens, kv_heads, head_dim] into `slots` [Σ tokens]."""
+    """Stores k and v [Σ tokens, kv_heads, head_dim] into `slots` [Σ tokens]."""
     tokens, kv_heads, head_dim = k.shape
     k, v, paged = rows_of(k), rows_of(v), Paged.from_layer(layer)
     dim = power_of_two(head_dim)
@@ -40,8 +40,8 @@ def store_tokens(layer: KVLayer, k: Tensor, v: Tensor, slots: Tensor, block_toke
 class TritonAttention:
     """AttentionKernels on a CUDA device; on the CPU under TRITON_INTERPRET=1.
 
-    Nothing here waits for the device: all that steers a launch comes from the host's own arrays.
-    `processors` is how many multiprocessors to fill, by default all.
+    No method waits for the device: launch parameters come from host arrays. `processors` is the
+    number of multiprocessors to fill, by default all.
     """
 
     def __init__(

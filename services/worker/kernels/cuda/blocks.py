@@ -1,4 +1,4 @@
-"""Blocks out to a staging buffer and back, in Triton."""
+"""Copies of blocks to a staging buffer and back, in Triton."""
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ def _copy(
 
 
 def _by_block(data: Tensor) -> Tensor:
-    """[2, blocks, …] as [blocks, 2, …]."""
+    """Returns a view of [2, blocks, …] as [blocks, 2, …]."""
     return data.transpose(0, 1)
 
 

@@ -40,7 +40,7 @@ def copy(
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
 ):  # fmt: skip
-    """Bit for bit."""
+    """Copies blocks bit for bit."""
     index, kv, head = place(kv_heads)
     block = tl.load(blocks + index).to(tl.int64)
     if GATHER:
@@ -80,7 +80,7 @@ def quantize(
     DIM: tl.constexpr,
     NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """λ and min of each channel over the filled tokens; behind them the minimum is stored."""
+    """Returns λ and min of each channel over the filled tokens; min is stored behind them."""
     index, kv, head = place(kv_heads)
     block = tl.load(blocks + index).to(tl.int64)
     tokens = tl.load(filled + index)

@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: N803 - what a kernel is compiled for is written large
-"""Decode attention: one query a sequence, its context cut into splits that run side by side.
+"""Decode attention: one query per sequence, its context cut into splits that run in parallel.
 
 As flash-decoding (Dao et al. 2023): each split keeps its own softmax, a second kernel joins them.
 A list of (row, split, splits) is the grid, so that one long sequence among short ones costs no
-empty thread blocks. Of a grid that is recorded once and played again, what is left over is idle.
+empty thread blocks. In a recorded grid, unused thread blocks are idle.
 """
 
 import triton
@@ -15,7 +15,7 @@ from services.worker.kernels.cuda.tiles import walk
 
 @triton.jit(do_not_specialize=["rows", "width"])
 def append_blocks(tables, fresh, rows, width, BLOCK_TOKENS: tl.constexpr, ROWS: tl.constexpr):
-    """Set each row's newest block: `fresh` is [2, rows], lengths then blocks."""
+    """Sets each row's newest block: `fresh` is [2, rows], lengths then blocks."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     length = tl.load(fresh + row, mask=inside, other=1)
@@ -37,7 +37,7 @@ def follow(
     BLOCK_TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Bring each row's length and its newest block up to date, from what is on the device alone."""
+    """Updates each row's length and newest block, from memory on the device alone."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     position = tl.load(positions + row, mask=inside, other=0).to(tl.int32)
@@ -161,7 +161,7 @@ def join(
     DIM: tl.constexpr,
     SPLITS: tl.constexpr,  # taken at once
 ):
-    """One row and head: its splits' outputs, weighed by their softmax's share."""
+    """Joins one row and head: its splits' outputs, weighted by their shares of the softmax."""
     row = tl.program_id(0) // HEADS
     head = tl.program_id(0) % HEADS
     item = tl.load(ranges + 2 * row).to(tl.int64)

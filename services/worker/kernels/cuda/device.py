@@ -1,4 +1,4 @@
-"""Between the host and Triton: small arrays sent over, types and pointers as kernels take them."""
+"""Arguments of Triton kernels: small arrays sent to the device, types, and pointers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: 
 
 
 def require_runnable(device: torch.device) -> None:
-    """ValueError where the device runs no Triton."""
+    """Raises ValueError if the device does not run Triton."""
     if device.type != "cuda" and not INTERPRETED:
         raise ValueError(
             f"the Triton kernels run on a CUDA device, not on {device}: set worker.kernels to auto"
@@ -28,17 +28,17 @@ def require_runnable(device: torch.device) -> None:
 
 
 def processors_of(device: torch.device) -> int:
-    """Multiprocessors; a handful where the interpreter stands in for a device."""
+    """Number of multiprocessors; a few under the interpreter."""
     if device.type != "cuda":
         return 4
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def products(dtype: torch.dtype, int8: bool) -> tuple[tl.dtype, tl.dtype]:
-    """What q·k and p·v are multiplied in.
+    """The types of the products q·k and p·v.
 
-    INT8's probabilities carry the values' scales, which may leave float16's range: bfloat16 then.
-    The interpreter multiplies bfloat16 as the integers that hold it, so it gets float32.
+    INT8 probabilities include the scales of the values, which may exceed float16's range: bfloat16
+    then. The interpreter multiplies bfloat16 as integers, so it gets float32.
     """
     scores = TYPES[dtype]
     outputs = tl.bfloat16 if int8 and dtype == torch.float16 else scores
@@ -48,24 +48,24 @@ def products(dtype: torch.dtype, int8: bool) -> tuple[tl.dtype, tl.dtype]:
 
 
 def send(arrays: Sequence[Words], device: torch.device) -> list[Tensor]:
-    """Copy arrays over without waiting for it, as `to_device` does one: several in one transfer,
-    written straight into the pinned memory it leaves from.
+    """Copies several arrays to the device in one transfer, without waiting, as `to_device` copies
+    one: they are written directly into pinned memory.
 
-    Each starts on a multiple of 16 bytes: Triton compiles anew for a pointer that does not.
+    Each starts at a multiple of 16 bytes: Triton recompiles for other pointers.
     """
     sizes = [-(-array.size // 4) * 4 for array in arrays]
     starts = [0, *accumulate(sizes)]
     packed = torch.empty(starts[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
     for start, array in zip(starts, arrays, strict=False):
         packed[start : start + array.size] = torch.from_numpy(array.reshape(-1))
-    # PyTorch keeps the pinned memory from being used again until the copy is over.
+    # PyTorch does not reuse the pinned memory before the copy is complete.
     there = packed.to(device, non_blocking=True)
     return [there[start:end] for start, end in pairwise(starts)]
 
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """A layer as kernels take it; where there are no scales, pointers to something unread."""
+    """A layer as kernels take it; without scales, their pointers point to unread memory."""
 
     pointers: tuple[Tensor, ...]  # keys, values, their scales
     strides: tuple[int, ...]  # block, head, token; block and head of the scales
@@ -82,5 +82,5 @@ class Paged:
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """With the last dimension's numbers side by side, as every kernel reads them."""
+    """Returns x with a contiguous last dimension, as every kernel requires."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,10 +1,10 @@
-"""Decode attention whose launches can be recorded once and played again, as a CUDA graph is.
+"""Decode attention whose launches can be recorded in a CUDA graph and replayed.
 
-What a graph holds never changes: kernels, grids, pointers and numbers. So a step's contexts are
-told through memory that stays where it is. Tables and the cut of the work are copied there where
-they have changed; each row's length and newest block the device finds out by itself, from the
-positions and slots that the model reads too. The grid has room for the most splits that a batch of
-its size can be cut into, which is little more than its rows: what is left over is idle.
+Kernels, grids, pointers and numbers of a graph never change. Each step's contexts are therefore
+passed through memory at fixed addresses. Changed tables and splits are copied there; the device
+derives each row's length and newest block from the positions and slots that the model reads too.
+The grid has room for the largest number of splits of a batch of its size, which is slightly more
+than its rows: unused thread blocks are idle.
 """
 
 from dataclasses import dataclass, field
@@ -33,8 +33,8 @@ from services.worker.requests.batch import NO_INTS, DecodeRows, Ints, StepBatch
 
 @dataclass(slots=True)
 class _Plan:
-    """How the rows of one kind of layer are split: `items` (row, split, splits), `ranges` (first
-    item, splits), flat, for as many rows as there may be; `sent`: the splits last copied there."""
+    """How the rows of one kind of layer are split: `items` (row, split, splits) and `ranges` (first
+    item, splits), flat, for the largest number of rows; `sent`: the splits last copied there."""
 
     cut: Cut
     spare: int
@@ -47,8 +47,8 @@ class _Plan:
 class RecordableDecodes:
     """RecordableAttention on a CUDA device; on the CPU under TRITON_INTERPRET=1.
 
-    For up to `max_rows` rows of `row_blocks` blocks. `processors` is how many multiprocessors to
-    fill, by default all.
+    For up to `max_rows` rows of `row_blocks` blocks. `processors` is the number of multiprocessors
+    to fill, by default all.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class RecordableDecodes:
         return out
 
     def _send_tables(self, rows: DecodeRows) -> None:
-        """O(rows · width); what is beyond the rows' own blocks is never read."""
+        """O(rows · width). Table entries beyond a row's blocks are never read."""
         if not len(rows):
             return
         width = min(rows.tables.shape[1], self._contexts.width)
@@ -116,7 +116,7 @@ class RecordableDecodes:
         self._contexts.tables[: len(rows), :width].copy_(tables)
 
     def _plan(self, cut: Cut) -> _Plan:
-        """Made when a kind of layer is seen first, which is before anything is recorded."""
+        """Created for the first layer of each kind, before anything is recorded."""
         key = (*cut.work, cut.heads, cut.head_dim)
         if key not in self._plans:
             spare = spare_splits(cut.beside, self._processors)
@@ -134,8 +134,8 @@ class RecordableDecodes:
         return self._plans[key]
 
     def _send(self, plan: _Plan) -> None:
-        """Where it has changed. Rows beyond the batch's own see one token: one split each, which
-        leaves the others' splits as they are without them."""
+        """Sends the splits if they have changed. Rows beyond the batch see one token and have one
+        split each, which does not affect the splits of other rows."""
         counts = np.ones(self._size, np.int64)
         counts[: len(self._lengths)] = splits_of(self._lengths, *plan.cut.work, self._processors)
         if np.array_equal(counts, plan.sent):

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: N803, RET505, SIM300 - Triton's compiler wants static branches in full
-"""Conversions to the last bit, denormals and the largest finite numbers included.
+"""Exact conversions, including denormals and the largest finite numbers.
 
-bfloat16 goes by its bits: the same numbers as the conversion instructions give on a device, and
-Triton's interpreter, which truncates and loses denormals, gives them too.
+bfloat16 is converted by its bits, with the results of the device's conversion instructions.
+Triton's interpreter, which truncates and loses denormals, then gives the same numbers.
 """
 
 import triton
@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def nearest(x):
-    """Rounded to an integer, ties to even, for |x| < 2²²."""
+    """Rounds to an integer, ties to even, for |x| < 2²²."""
     return (x + 12582912.0) - 12582912.0
 
 
@@ -41,8 +41,8 @@ def narrow(x, DTYPE: tl.constexpr):
 
 @triton.jit
 def narrow_up(x, short, DTYPE: tl.constexpr):
-    """Float32 ≥ 0 → DTYPE, the least no smaller than x; in float32 the next number up where it is
-    `short` of what it was rounded from, so that a range of denormals keeps a step."""
+    """Float32 ≥ 0 → the least DTYPE that is not smaller than x; in float32 the next larger number
+    if x was rounded down (`short`), so that a range of denormals keeps a nonzero step."""
     if DTYPE == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True) + 0xFFFF
         return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)

@@ -1,4 +1,4 @@
-"""The decoding rows' half of a step: their tables on the device, their splits, their launches."""
+"""Decode attention of a step: tables on the device, splits, and launches."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ ALIGNED = 64  # numbers
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a layer's heads are cut into thread blocks: what splits of its rows depend on, too."""
+    """How a layer's heads are cut into thread blocks, on which the splits of its rows depend."""
 
     heads: int
     kv_heads: int
@@ -36,23 +36,23 @@ class Cut:
 
     @property
     def head_tiles(self) -> int:
-        """Of each key head."""
+        """Tiles of query heads per key head."""
         return -(-self.heads // self.kv_heads // self.tiles.queries)
 
     @property
     def beside(self) -> int:
-        """Thread blocks that take each split side by side."""
+        """Thread blocks per split."""
         return self.kv_heads * self.head_tiles
 
     @property
     def work(self) -> tuple[int | None, int, int]:
-        """Layers that are alike in this are split alike."""
+        """Layers with equal `work` have equal splits."""
         return self.window, self.tiles.keys, self.beside
 
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """Of each row its tokens and its blocks, [rows] and [rows, width]."""
+    """Tokens and blocks of each row, [rows] and [rows, width]."""
 
     lengths: Tensor
     tables: Tensor
@@ -61,8 +61,8 @@ class Contexts:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`items` of (row, split, splits), `count` of them; of each of `rows` its (first item,
-    splits), 0 rows where none is split. `partials`: room for what splits give."""
+    """`items`: `count` triples (row, split, splits). `ranges`: (first item, splits) of each of
+    `rows`, which is 0 if no row is split. `partials`: memory for the results of splits."""
 
     items: Tensor
     count: int
@@ -72,12 +72,12 @@ class Grid:
 
 
 def room_of(items: int, heads: int) -> int:
-    """Partial results of so many items, in whole alignments."""
+    """Partial results of this many items, rounded up to the alignment."""
     return -(-items * heads // ALIGNED) * ALIGNED
 
 
 def partials_of(scratch: Tensor, room: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, tops and totals; `scratch` [room · (head_dim + 2)] at least."""
+    """Outputs, maxima and totals; `scratch` has at least room · (head_dim + 2) numbers."""
     outputs = room * head_dim
     return (
         scratch[:outputs],
@@ -96,7 +96,7 @@ def launch(
     options: AttentionOptions,
     block_tokens: int,
 ) -> None:
-    """Attend for rows 0 … of q, into the same rows of `out`."""
+    """Computes attention of the first rows of q into the same rows of `out`."""
     tiles, dim = cut.tiles, power_of_two(cut.head_dim)
     scores, outputs = products(q.dtype, paged.int8)
     decode[(grid.count * cut.beside,)](
@@ -118,7 +118,7 @@ def launch(
 
 @dataclass(frozen=True, slots=True)
 class _Splits:
-    """`counts` splits a row, and the grid made of them."""
+    """The number of splits of each row (`counts`), and their grid."""
 
     counts: Ints
     items: Tensor
@@ -179,7 +179,7 @@ class RowsAttention:
         )  # fmt: skip
 
     def _split(self, cut: Cut) -> _Splits:
-        """This step's splits; the grid of the last step, while it still fits."""
+        """This step's splits; the previous step's grid if it is equal."""
         key = cut.work
         if key not in self._fresh:
             self._fresh.add(key)
@@ -191,7 +191,7 @@ class RowsAttention:
         return self._splits[key]
 
     def _partials(self, items: int, cut: Cut) -> tuple[Tensor, Tensor, Tensor]:
-        """Used again by every layer in turn."""
+        """Memory for partial results, which all layers share."""
         room = room_of(items, cut.heads)
         needed = room * (cut.head_dim + 2)
         if needed > len(self._scratch):
@@ -201,7 +201,7 @@ class RowsAttention:
     def attend(
         self, paged: Paged, kv_heads: int, q: Tensor, out: Tensor, options: AttentionOptions
     ) -> None:
-        """Rows 0 … of q, into the same rows of `out`."""
+        """Computes attention of the first rows of q into the same rows of `out`."""
         cut = Cut.plan(q, kv_heads, paged, options.window)
         splits = self._split(cut)
         partials = self._partials(splits.total if splits.any_split else 0, cut)

@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: N803 - what a kernel is compiled for is written large
-"""Storing a step's keys and values into their slots, as they are or as INT8."""
+"""Stores a step's keys and values into their slots, in the cache's dtype or as INT8."""
 
 import triton
 import triton.language as tl
@@ -50,7 +50,7 @@ def store(
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
 ):
-    """Rows are (token, head)."""
+    """Each row is a (token, head) pair."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     token = (row // KV_HEADS).to(tl.int64)

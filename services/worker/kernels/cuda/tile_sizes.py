@@ -1,4 +1,4 @@
-"""What the Triton kernels support, and the tiles they work in."""
+"""Supported models of the Triton kernels, and tile sizes."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ SMALLEST_DOT = 16
 
 
 def require_supported(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-    """ValueError with a sentence that says what to change, where no kernel fits the model."""
+    """Raises ValueError, which says what to change, if no kernel supports the model."""
     if dtype not in DTYPES:
         raise ValueError(
             f"the Triton kernels compute in float16, bfloat16 or float32, not {dtype}: "
@@ -34,13 +34,13 @@ def require_supported(heads: int, kv_heads: int, head_dim: int, dtype: torch.dty
 
 
 def power_of_two(number: int) -> int:
-    """The least power of two that is no smaller."""
+    """The least power of two that is not smaller than `number`."""
     return 1 << max(number - 1, 0).bit_length()
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a kernel cuts its work: queries by keys, and what a thread block has to do it."""
+    """A tile of queries by keys, and the warps and pipeline stages of a thread block."""
 
     queries: int
     keys: int
@@ -49,11 +49,11 @@ class Tiles:
 
 
 def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, stored: torch.dtype) -> Tiles:
-    """Tiles of 16 KiB of keys and of values: two or three thread blocks then share a
-    multiprocessor of an A100 or H100, with 100 KiB and more of loads on their way, where the
-    memory's latency asks for about 30. INT8 is bound by the instructions that widen it, fewest a
-    key in large tiles on few warps. Products of float32 are made in registers, so there both
-    sides of a tile stay small."""
+    """Returns tiles of 16 KiB of keys and of values: two or three thread blocks then share a
+    multiprocessor of an A100 or H100, with at least 100 KiB of loads in flight; the memory's
+    latency needs about 30. INT8 is bound by the instructions that widen it, fewest per key in
+    large tiles on few warps. float32 products are computed in registers, so both sides of its
+    tiles are small."""
     keys = 16384 // (power_of_two(head_dim) * stored.itemsize)
     queries = max(power_of_two(group), SMALLEST_DOT)
     if dtype.itemsize == 4:
@@ -62,8 +62,8 @@ def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, stored: torch.dt
 
 
 def prefill_tiles(head_dim: int, itemsize: int) -> Tiles:
-    """Rows by keys as FlashAttention-2 cuts them. float32 has no tensor cores at full precision,
-    so its tiles only have to fit."""
+    """Returns rows by keys as in FlashAttention-2. float32 has no tensor cores at full precision,
+    so its tiles only need to fit."""
     dim = power_of_two(head_dim)
     if itemsize == 4:
         return Tiles(32, 32 if dim <= 128 else 16, 4, 2)

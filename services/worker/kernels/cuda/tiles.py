@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: N803, RET505 - Triton's compiler wants static branches in full
-"""What decode and prefill share: a tile of queries walks over tiles of stored keys and values.
+"""Shared by decode and prefill: the loop of a tile of queries over tiles of keys and values.
 
 Online softmax as in FlashAttention-2 (Dao 2023, algorithm 1), in base 2. A query tile's rows are
 all query heads of one key head, so that its keys and values are loaded once for all of them.
@@ -14,7 +14,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def small_int(x):
-    """int8 → float32, exactly: x + 128 set into the mantissa of 2²³, then 2²³ + 128 taken off.
+    """int8 → float32, exactly: x + 128 set into the mantissa of 2²³, then 2²³ + 128 subtracted.
     The conversion instruction runs at a quarter of this rate, too slow for the memory."""
     bits = (x.to(tl.int32) & 0xFF) ^ 0x4B000080
     return bits.to(tl.float32, bitcast=True) - 8388736.0
@@ -37,7 +37,8 @@ def tanh(x):
 
 @triton.jit
 def fetch(pointers, mask, GUARDED: tl.constexpr):
-    """Guarded, what is masked reads as 0: nobody may have written it yet, and 0 · NaN is no 0."""
+    """Loads a tile. GUARDED: masked elements read as 0. Unwritten memory may hold NaN, and 0 · NaN
+    is NaN."""
     if GUARDED:
         return tl.load(pointers, mask=mask, other=0)
     else:
