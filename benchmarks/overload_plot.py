@@ -15,10 +15,12 @@ matplotlib.use("svg")
 from matplotlib import pyplot
 
 Rows = Mapping[str, Mapping[str, Mapping[str, float]]]  # system → load factor → figures
+# Axis label, scale, and the quantities of a panel with their line styles.
 PANELS = (
-    ("norm_latency_s", "latency per token, s (mean)", "log"),
-    ("goodput_share", "goodput, share of all arrivals", "linear"),
-)
+    ("latency per token, s: mean, p99 dashed", "log",
+     {"norm_latency_s": "-", "norm_latency_p99_s": "--"}),
+    ("goodput, share of all arrivals", "linear", {"goodput_share": "-"}),
+)  # fmt: skip
 
 
 def read_rows(record: Path, systems: list[str]) -> Rows:
@@ -33,15 +35,16 @@ def draw(rows: Rows, title: str, out: Path) -> None:
     """Write one figure with a panel for each quantity and a line for each system."""
     pyplot.rcParams.update({"svg.hashsalt": "foretoken", "font.size": 10})
     figure, axes = pyplot.subplots(1, len(PANELS), figsize=(9, 3.4), layout="constrained")
-    for axis, (key, label, scale) in zip(axes, PANELS, strict=True):
-        for system, by_factor in rows.items():
+    for axis, (label, scale, styles) in zip(axes, PANELS, strict=True):
+        for number, (system, by_factor) in enumerate(rows.items()):
             factors = sorted(by_factor, key=float)
-            axis.plot(
-                [float(factor) for factor in factors],
-                [by_factor[factor][key] for factor in factors],
-                marker="o",
-                label=system,
-            )
+            for key, style in styles.items():
+                axis.plot(
+                    [float(factor) for factor in factors],
+                    [by_factor[factor][key] for factor in factors],
+                    f"o{style}C{number}",
+                    label=system if style == "-" else None,
+                )
         axis.set(xlabel="load, multiples of capacity", ylabel=label, yscale=scale)
         axis.grid(alpha=0.3)
     axes[0].legend()

@@ -119,7 +119,8 @@ class RequestIntake:
         parsing = partial(self._parser.parse, request, limit, arrival)
         parsed = await self.read(parsing, size_bytes, arrival.sla_class)
         if key_name := current_caller().key:
-            parsed = replace(parsed, user=parsed.user or key_name)
+            client = replace(parsed.client, user=parsed.client.user or key_name)
+            parsed = replace(parsed, client=client)
         if trace is NO_TRACE:
             return parsed
         trace.on_tokenized(since_s, parsed.prompt_tokens)

@@ -30,7 +30,7 @@ class Fleet:
             return b""
         blocks = min(self.prefix_blocks, MAX_PREFIX_BLOCKS)
         return encode_hashes(
-            prompt_hashes(request.prompt_ids, blocks, self.block_tokens, request.cache_salt)
+            prompt_hashes(request.prompt_ids, blocks, self.block_tokens, request.client.cache_salt)
         )
 
     def context_limit_or(self, context_tokens: int) -> ContextLimit:

@@ -31,8 +31,8 @@ def new_request(
     worker still runs."""
     message = scheduler_pb2.NewRequest(
         request_id=wire_id,
-        model=request.model,
-        application=request.application,
+        model=request.client.model,
+        application=request.client.application,
         prompt_tokens=request.prompt_tokens,
         delivered_tokens=delivered_tokens,
         max_tokens=request.sampling.max_tokens,
@@ -46,9 +46,9 @@ def new_request(
         worker_id=worker_id,
         prefix_hashes=prefix_hashes,
         tenant=request.tenant,
-        include_forecast=request.include_forecast,
+        include_forecast=request.client.include_forecast,
         traceparent=request.traceparent,
-        priority=request.priority,
+        priority=request.client.priority,
     )
     if request.deadline_s < float("inf"):
         message.deadline_in_s = max(0.0, request.deadline_s - now_s)
@@ -79,7 +79,7 @@ def prompt(
             prompt_tokens=request.prompt_tokens,
             max_tokens=request.sampling.max_tokens,
             sampling=_encode_sampling(request.sampling, choice, scored),
-            cache_salt=request.cache_salt,
+            cache_salt=request.client.cache_salt,
             traceparent=request.traceparent,
         )
     )

@@ -1,6 +1,7 @@
 """Checks a ClientRequest and resolves it to a GenerationRequest, or names the faulty field."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gateway.config import GatewayConfig
@@ -69,22 +70,15 @@ class Parser:
         sampling = self._resolve_sampling(request.sampling, wanted, len(prompt_ids), limit)
         instruction, user_input = _select_predictor_text(request, self._config.max_text_bytes)
         return GenerationRequest(
-            self._config.model_name,
+            replace(request, prompt=None, model=self._config.model_name),
             prompt_ids,
             sampling,
             sla,
             arrival.arrival_s,
             arrival.arrival_s + arrival.timeout_s,
-            request.application,
             instruction,
             user_input,
             _estimate_answer_tokens(request, len(prompt_ids)),
-            request.cache_salt,
-            request.user,
-            request.include_forecast,
-            request.priority,
-            request.request_id,
-            request.scores_only,
         )
 
     def tokenize(self, request: ClientRequest) -> Sequence[int]:
@@ -104,7 +98,8 @@ class Parser:
             raise InvalidArgument("sla", str(error)) from None
 
     def _check_sampling(self, request: ClientRequest) -> None:
-        given, size = request.sampling, self._text.vocabulary_tokens
+        given: Mapping[str, Any] = request.sampling
+        size = self._text.vocabulary_tokens
         for name in (each for each in RANGES if each in given):
             ignored = request.scores_only and name == "max_tokens"
             if not ignored and (fault := find_range_fault(name, given[name])):

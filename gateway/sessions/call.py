@@ -92,7 +92,7 @@ class ClientCall:
     @property
     def completion_tokens(self) -> int:
         return sum(
-            len(live.session.output) for live in self.choices if not live.request.scores_only
+            len(live.session.output) for live in self.choices if not live.request.client.scores_only
         )
 
     @property
@@ -129,7 +129,7 @@ class ClientCall:
                         continue
                     self._raise_failure(session)
                     unfinished -= chunk.reason is not None
-                    scores_only = self.choices[chunk.index].request.scores_only
+                    scores_only = self.choices[chunk.index].request.client.scores_only
                     yield chunk.without_output if scores_only else chunk
                     self._on_sent(session, chunk)
         finally:

@@ -66,7 +66,7 @@ class Sessions:
         The caller iterates the call's chunks or closes it. With `whole`, it closes it in any case.
         """
         now_s = time.monotonic()
-        client_id = next((request.request_id for request in requests), "")
+        client_id = next((request.client.request_id for request in requests), "")
         call = ClientCall(_unique_id(client_id), int(time.time()), self.delivery, whole, client_id)
         for request in requests:
             self._metrics.prompt_tokens.inc(request.prompt_tokens)
@@ -83,7 +83,7 @@ class Sessions:
 
     def _make_session(self, index: int, request: GenerationRequest) -> Session:
         sampling, tracker = request.sampling, None
-        if request.include_forecast:
+        if request.client.include_forecast:
             tracker = ForecastTracker(
                 request.sla, sampling.max_tokens, request.arrival_s, self._promises
             )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict, cast
 
 TOKEN_ID_BYTES = 4
 
@@ -21,31 +21,65 @@ TokenIds = list[int]
 Prompt = str | TokenIds | Conversation | None  # None: the client gave none
 
 
+class SamplingFields(TypedDict, total=False):
+    """The sampling parameters that a client gave, not yet checked."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    max_tokens: int
+    min_tokens: int
+    stop: Sequence[str]
+    ignore_eos: bool
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logprobs: int
+    prompt_logprobs: int
+    n: int
+    stop_token_ids: Sequence[int]
+    logit_bias: Mapping[int, float]
+    allowed_token_ids: Sequence[int]
+    bad_words: Sequence[str]
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
+    spaces_between_special_tokens: bool
+
+
+def given_fields(values: Mapping[str, object]) -> SamplingFields:
+    """The values that are not None; a face's schema has checked their names and types."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return cast(SamplingFields, given)
+
+
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
     """One prompt and everything that applies to it. An empty name means the default."""
 
     prompt: Prompt = field(repr=False)
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # given fields only
+    sampling: SamplingFields = field(default_factory=lambda: SamplingFields())
     model: str = ""
     sla_class: str = ""
     sla_budgets: Mapping[str, float] = field(default_factory=dict)  # explicit, in seconds
     application: str = ""
-    cache_salt: str = field(default="", repr=False)
+    cache_salt: str = field(default="", repr=False)  # requests with one salt share prefixes
     user: str = field(default="", repr=False)
-    include_forecast: bool = False
+    include_forecast: bool = False  # the client receives forecasts of each choice
     add_special_tokens: bool | None = None  # None: true for a text, false for a conversation
     truncate_prompt_tokens: int | None = None  # keep the last; -1: as many as fit; None: all
-    priority: int = 0
-    request_id: str = ""
+    priority: int = 0  # lower runs first
+    request_id: str = ""  # the client's name for it
 
     @property
     def choices(self) -> int:
-        return max(1, int(self.sampling.get("n", 1)))
+        return max(1, self.sampling.get("n", 1))
 
     @property
     def scores_only(self) -> bool:
-        """Whether the client wants scores of the prompt and no answer."""
+        """Whether the client wants scores of the prompt and no answer; one token is generated and
+        discarded."""
         return self.sampling.get("max_tokens") == 0 and "prompt_logprobs" in self.sampling
 
 

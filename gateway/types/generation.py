@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from gateway.types.client_request import ClientRequest
 from services.core import Sla
 
 SEED_SPAN = 2**64  # seeds are int64
@@ -46,28 +47,21 @@ class Sampling:
 class GenerationRequest:
     """One prompt to answer, checked and resolved."""
 
-    model: str
+    client: ClientRequest  # without its prompt, which `prompt_ids` replace
     prompt_ids: Sequence[int] = field(repr=False)
     sampling: Sampling
     sla: Sla
     arrival_s: float
     deadline_s: float = inf
-    application: str = ""
     instruction: str = field(default="", repr=False)
     user_input: str = field(default="", repr=False)
     answer_tokens: tuple[int, ...] = ()  # of the conversation's earlier answers, approximate
-    cache_salt: str = field(default="", repr=False)  # requests with one salt share prefixes
-    user: str = field(default="", repr=False)
-    include_forecast: bool = False  # the client receives forecasts of each choice
-    priority: int = 0  # lower runs first
-    request_id: str = ""  # the client's name for it; empty: none
-    scores_only: bool = False  # the answer's one token is discarded
     traceparent: str = ""  # empty: not traced
 
     @property
     def tenant(self) -> str:
         """The tenant for fair sharing: the salt if there is one, else the user."""
-        return self.cache_salt or self.user
+        return self.client.cache_salt or self.client.user
 
     @property
     def prompt_tokens(self) -> int:

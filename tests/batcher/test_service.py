@@ -46,6 +46,7 @@ from tests.batcher.arranging import (
     waiting_request,
 )
 from tests.batcher.recorded_load import Recorder
+from tests.examples import examples
 from tests.observability.metrics.seen import uncatalogued, unseen
 from tests.policies.made_snapshots import snapshots, table
 from tests.reach import reaching, until
@@ -183,7 +184,7 @@ def plain(asked: Candidates) -> list[Any]:
 
 
 @pytest.mark.parametrize("preset", sorted(presets()))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(snapshots(), st.integers(0, 2**32))
 def test_any_board_round_trips_and_its_answer_is_valid(
     preset: str, snapshot: Snapshot, number: int

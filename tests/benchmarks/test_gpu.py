@@ -16,6 +16,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_missing_device_is_reported():
     done = run("benchmarks.gpu")
     assert done.returncode == 1

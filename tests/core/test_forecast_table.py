@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from services.forecast import UNCAPPED, Forecast, Ints, certain, from_lengths
 from services.forecasttable import ForecastTable
 from tests.core.forecasts import forecasts
+from tests.examples import examples
 from tests.policies.made_snapshots import table as interned
 
 
@@ -54,7 +55,7 @@ def test_a_table_takes_lengths_past_its_points_and_no_forecasts_at_all() -> None
     assert ForecastTable().sample(rng, empty, empty, empty).shape == (1, 0)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.lists(forecasts(), min_size=1, max_size=5), st.integers(0, 2**32))
 def test_a_batch_draws_each_row_from_its_own_forecast(fs: list[Forecast], seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -79,7 +80,7 @@ def shared(draw: st.DrawFn, key: str = "history/demo") -> Forecast:
     return Forecast((*plain.points, float(UNCAPPED)), weights, UNCAPPED, "history", 1, key)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.one_of(forecasts(), shared()), min_size=1, max_size=4), st.data())
 def test_a_table_means_what_each_forecast_means(fs: list[Forecast], data: st.DataObject) -> None:
     """Caps below the first point, mass on UNCAPPED, and more made than anybody foresaw."""
@@ -113,7 +114,7 @@ def test_a_table_means_what_each_forecast_means(fs: list[Forecast], data: st.Dat
         assert alive[:, at].tolist() == pytest.approx(chances)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(shared(), st.integers(0, 450), st.integers(1, 500), st.integers(0, 2**32))
 def test_a_draw_of_a_shared_forecast_is_that_of_the_cut_one(
     f: Forecast, g: int, cap: int, seed: int
@@ -185,7 +186,7 @@ def test_a_mirror_says_the_same_whatever_stood_in_its_row(
     assert found == table.mean(0 * rows, generated, caps).tolist()
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     st.lists(
         st.one_of(

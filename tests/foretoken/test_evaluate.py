@@ -94,6 +94,7 @@ def test_evaluate_reports_two_sets(near: Path, far: Path, tmp_path: Path):
         assert said in done.stdout
 
 
+@pytest.mark.slow
 def test_evaluate_compares_with_earlier_report(near: Path, far: Path, tmp_path: Path):
     early, late = tmp_path / "early.json", tmp_path / "late.json"
     only = ("--predictor", "history")

@@ -19,6 +19,7 @@ from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import Preset, choose, presets
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Snapshot
+from tests.examples import examples
 from tests.policies.made_snapshots import jobs, seat, snapshots, table
 
 ALL = sorted(presets())
@@ -100,7 +101,7 @@ def check(snapshot: Snapshot, decision: Decision, preset: Preset) -> None:
 
 
 @pytest.mark.parametrize("preset", ALL)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(snapshots(), st.integers(0, 2**32))
 def test_decision_is_valid_and_deterministic(preset: str, snapshot: Snapshot, seed: int) -> None:
     """Columns and memory are read-only, so that a write raises."""
@@ -115,7 +116,7 @@ def test_decision_is_valid_and_deterministic(preset: str, snapshot: Snapshot, se
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(snapshots(), st.integers(0, 2**32), st.sampled_from(["swap", "defer"]))
 def test_form_is_valid_with_slices_and_preemption(
     form: str, snapshot: Snapshot, seed: int, residency: str

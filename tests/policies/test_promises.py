@@ -14,6 +14,7 @@ from services.policies.form.sums import Sums
 from services.policies.memory import PolicyMemory
 from services.policies.preset import Preset, choose
 from services.policies.snapshot import NOWHERE, Snapshot, WorkerSnapshot
+from tests.examples import examples
 from tests.policies.made_snapshots import demanded, jobs, seat, table
 from tests.policies.test_decide import check
 from tests.scheduler.load.scheduler_load import Load
@@ -112,7 +113,7 @@ asked = st.lists(
 
 
 @pytest.mark.parametrize("name", FIRM)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(asked, st.sampled_from([1, 16]), st.sampled_from([112, 160, 320]), st.integers(1, 9))
 def test_firm_forms_never_exceed_memory(
     name: str, rows: list[tuple[int, int, int]], block: int, kv_tokens: int, stride: int

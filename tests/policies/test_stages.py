@@ -19,6 +19,7 @@ from services.policies.preset import choose
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Candidates, RequestColumns, Snapshot, WorkerSnapshot
 from services.policies.victim import VICTIMS
+from tests.examples import examples
 from tests.policies.made_snapshots import COST, candidates, jobs, ranking, seat, snapshots, table
 
 FCFS = choose("fcfs")
@@ -66,7 +67,7 @@ def literal_narrow(snapshot: Snapshot, key: dict[int, float]) -> set[int]:
     return chosen
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(snapshots(), st.integers(0, 2**32))
 def test_candidates_match_reference_implementation(snapshot: Snapshot, seed: int) -> None:
     """Few distinct keys make many of them equal: the older request goes first."""
@@ -133,7 +134,7 @@ def literal_least_load(asked: Candidates) -> list[int]:
     return at
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(snapshots(), st.integers(0, 2**32))
 def test_least_load_matches_reference_implementation(snapshot: Snapshot, seed: int) -> None:
     count = len(snapshot.queued) + len(snapshot.running)

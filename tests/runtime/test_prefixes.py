@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.peers.fleet import MAX_PREFIX_BLOCKS, read_fleet
+from gateway.types.client_request import ClientRequest
 from gateway.types.generation import GenerationRequest, Sampling
 from protos.generated import scheduler_pb2 as sched
 from services.core import FinishReason, Grant, Plan, Report, Request, Sla, WorkerView
@@ -44,9 +45,8 @@ def fleet(*block_tokens: int, asks: int = CHAIN) -> Any:
 
 def generation(tokens: Iterable[int], salt: str = "", user: str = "") -> GenerationRequest:
     sampling = Sampling(seed=1, max_tokens=9)
-    return GenerationRequest(
-        "demo", tuple(tokens), sampling, Sla(), 0.0, cache_salt=salt, user=user
-    )
+    client = ClientRequest(None, cache_salt=salt, user=user)
+    return GenerationRequest(client, tuple(tokens), sampling, Sla(), 0.0)
 
 
 def sharing() -> Transcript:

@@ -129,7 +129,7 @@ def test_invalid_setting_is_a_one_line_error(arguments: list[str], said: str):
         (["bench", "u", "--sla", "fast:ttft=1"], "--sla takes CLASS:BUDGET=SECONDS,… of ttft_s, "),
         (["bench", "u", "--sla", "fast:ttft_s=x"], "ttft_s must be a number of seconds, not 'x'"),
         (["bench", "u", "--as-class", "mine"], "--as-class mine has no budgets; set them with"),
-        (["bench", "u", "--json", "/no/such/f"], "cannot write /no/such/f: the folder"),
+        (["bench", "u", "--json", "/no/such/f"], "cannot write /no/such/f: there is no folder"),
     ],
 )
 def test_usage_error_is_one_line_with_status_2(arguments: list[str], said: str):
@@ -282,6 +282,7 @@ def test_serve_names_a_broken_model_folder(tmp_path: Path, separate: list[str]):
     assert line.startswith("foretoken: ") and str(model) in line
 
 
+@pytest.mark.slow
 def test_serve_names_a_model_folder_without_tokenizer(tmp_path: Path):
     model = copy_of_demo(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):

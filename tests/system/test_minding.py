@@ -12,6 +12,7 @@ from foretoken.client.errors import ForetokenError
 from tests.system.minded import answers, killed, minded, right_while, said
 
 
+@pytest.mark.slow
 async def test_answers_survive_the_loss_of_a_worker_and_the_predictor(tmp_path: Path) -> None:
     with minded(tmp_path) as (live, says):
         async with AsyncClient(live.grpc) as client:

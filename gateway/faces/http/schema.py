@@ -6,7 +6,7 @@ checked in `gateway.requests`, for HTTP and gRPC alike. A null field counts as a
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
@@ -19,7 +19,13 @@ from gateway.faces.http.dialect.fields import (
     Handling,
 )
 from gateway.requests.prompts import check_template_size
-from gateway.types.client_request import ClientRequest, Conversation, Prompt
+from gateway.types.client_request import (
+    ClientRequest,
+    Conversation,
+    Prompt,
+    SamplingFields,
+    given_fields,
+)
 from services.runtime.errors import InvalidArgument
 
 Json = Mapping[str, object]
@@ -102,11 +108,11 @@ class Body(BaseModel):
         """Number of alternatives scored for each prompt token; None: prompt tokens get no score."""
         return self.prompt_logprobs
 
-    def _sampling(self, logprobs: int | None, max_tokens: int | None) -> dict[str, Any]:
+    def _sampling(self, logprobs: int | None, max_tokens: int | None) -> SamplingFields:
         """The given sampling parameters."""
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidArgument("allowed_token_ids", "must not be empty")
-        given: dict[str, Any] = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        given = {name: getattr(self, name) for name in SAMPLING_FIELDS}
         given |= {
             "max_tokens": max_tokens,
             "logprobs": logprobs,
@@ -114,9 +120,9 @@ class Body(BaseModel):
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
             "logit_bias": _decode_bias(self.logit_bias) if self.logit_bias else None,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return given_fields(given)
 
-    def _client_request(self, prompt: Prompt, sampling: Mapping[str, Any]) -> ClientRequest:
+    def _client_request(self, prompt: Prompt, sampling: SamplingFields) -> ClientRequest:
         """What does not depend on the endpoint."""
         return ClientRequest(
             prompt,

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.sessions.call import ClientCall, LiveChoice
 from gateway.sessions.session import Session
+from gateway.types.client_request import ClientRequest
 from gateway.types.generation import GenerationRequest, Sampling
 from gateway.types.outcome import ChoiceOutcome
 from services.core import FinishReason, Sla
@@ -31,7 +32,7 @@ class Desk:
     def __post_init__(self) -> None:
         self.call = ClientCall("c", 0, self, self.whole)
         generation = GenerationRequest(
-            "demo", (1, 2), Sampling(seed=1, max_tokens=100), Sla(), now_s()
+            ClientRequest(None), (1, 2), Sampling(seed=1, max_tokens=100), Sla(), now_s()
         )
         for at in (0, 1):
             session = Session(at, 100, generation.arrival_s, demo_text().detokenizer())

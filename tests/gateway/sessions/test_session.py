@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.sessions.call import ClientCall, LiveChoice
 from gateway.sessions.session import FeedResult, Session
+from gateway.types.client_request import ClientRequest
 from gateway.types.generation import GenerationRequest, Sampling
 from gateway.types.outcome import ChoiceOutcome
 from protos.generated.common_pb2 import TokenLogprob
@@ -64,7 +65,9 @@ async def test_choice_that_ends_while_another_is_sent_ends_alone() -> None:
     """Both have news; the second ends before its turn, and so is in the news once more."""
     call = ClientCall("c", 0, Quiet())
     a, b = (Session(at, 100, 0.0, demo_text().detokenizer()) for at in (0, 1))
-    asked = GenerationRequest("demo", (1, 2), Sampling(seed=1, max_tokens=100), Sla(), 0.0)
+    asked = GenerationRequest(
+        ClientRequest(None), (1, 2), Sampling(seed=1, max_tokens=100), Sla(), 0.0
+    )
     call.choices += [LiveChoice(each, asked, at, call) for at, each in enumerate((a, b))]
 
     def feed(live: Session, offset: int, text: str, reason: FinishReason | None = None) -> None:

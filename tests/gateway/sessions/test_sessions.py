@@ -10,6 +10,7 @@ from gateway.config import GatewayConfig
 from gateway.sessions.call import ClientCall
 from gateway.sessions.sessions import Sessions
 from gateway.telemetry.metrics import Metrics
+from gateway.types.client_request import ClientRequest
 from gateway.types.generation import GenerationRequest, Sampling
 from protos.generated import common_pb2 as common
 from protos.generated import scheduler_pb2 as sched
@@ -65,9 +66,8 @@ class Wires:
         """A request that is placed at HERE, and its id."""
         sampling = Sampling(seed=1, max_tokens=max_tokens)
         sla = Sla("standard")
-        generation = GenerationRequest(
-            "demo", (1, 2), sampling, sla, time.monotonic(), include_forecast=include_forecast
-        )
+        client = ClientRequest(None, include_forecast=include_forecast)
+        generation = GenerationRequest(client, (1, 2), sampling, sla, time.monotonic())
         call = self.sessions.open([generation])
         name = self.told[-1].request.request_id
         self.say(name, placed=sched.Placed(worker_id="h", worker_address=HERE))
@@ -282,7 +282,8 @@ async def test_prompt_is_scored_once_over_all_placements() -> None:
     """Where its scores are known before its stream breaks, cached KV serves the second time."""
     t = Wires()
     sampling = Sampling(seed=1, max_tokens=9, prompt_logprobs=0)
-    asked = GenerationRequest("demo", (1, 2), sampling, Sla("standard"), time.monotonic())
+    client = ClientRequest(None)
+    asked = GenerationRequest(client, (1, 2), sampling, Sla("standard"), time.monotonic())
     t.sessions.open([asked])
     name = t.told[-1].request.request_id
     t.say(name, placed=sched.Placed(worker_id="h", worker_address=HERE))

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
 import yaml
 
 from observability.prometheus import build
@@ -106,6 +107,7 @@ def test_each_alert_has_a_firing_and_a_silent_case():
     assert all(seen == {True, False} for seen in fires.values()), fires
 
 
+@pytest.mark.slow
 def test_promtool_unit_tests_can_fail(promtool_program: str, tmp_path: Path):
     for name in ("rules.yml", "alerts.yml"):
         shutil.copy(build.FOLDER / name, tmp_path)

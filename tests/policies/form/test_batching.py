@@ -14,6 +14,7 @@ from services.policies.decision import WaitReason
 from services.policies.order.waiting import by_ratio
 from services.policies.preset import PLACEMENTS_BY_ARRANGEMENT, choose, presets
 from services.policies.snapshot import WorkerSnapshot
+from tests.examples import examples
 from tests.policies.form.batch_fleet import Fleet
 from tests.policies.made_snapshots import seat
 
@@ -308,7 +309,7 @@ changes = st.fixed_dictionaries({
 
 
 @pytest.mark.parametrize("form", ["fixed", "dp", "wma"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     changes, st.sampled_from(["whole", "turns"]), st.sampled_from(["arrival", "hrrn", "fifo"]),
     st.integers(0, 2**32),

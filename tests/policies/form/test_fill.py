@@ -12,6 +12,7 @@ from services.policies.form.fill import Filled, fill, fill_slots
 from services.policies.form.past_future import Peaks
 from services.policies.form.peak import peak_tokens
 from services.policies.form.sums import Sums
+from tests.examples import examples
 
 W, R = False, True  # waits, runs
 
@@ -130,7 +131,7 @@ def literal(
 lines = st.lists(st.tuples(st.booleans(), st.integers(1, 40), st.integers(0, 30)), max_size=12)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(lines, st.integers(0, 250), st.integers(0, 13), st.booleans(), st.booleans())
 def test_fill_matches_reference_implementation(
     line: list[tuple[bool, int, int]], limit: int, slots: int, alone: bool, foreseen: bool
@@ -166,7 +167,7 @@ def test_fill_matches_reference_implementation(
         assert expected.run == [i for i in range(len(line)) if runs[i]]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 40)), min_size=1, max_size=12),
     st.integers(0, 250),
@@ -206,7 +207,7 @@ def literal_places(
     return able[:slots]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 40)), max_size=12),
     st.integers(0, 250),

@@ -14,6 +14,7 @@ from services.policies.form.fill import fill
 from services.policies.form.past_future import Peaks
 from services.policies.form.peak import PrefixPeaks, Statistic, largest, mean, peak_tokens
 from services.policies.form.sums import Sums
+from tests.examples import examples
 from tests.policies.made_snapshots import Row, demanded, formed, jobs, seat, table
 
 held_and_left = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
@@ -29,14 +30,14 @@ def simulate(requests: Sequence[tuple[int, int]]) -> int:
     return most
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(held_and_left)
 def test_peak_matches_simulation(requests: list[tuple[int, int]]) -> None:
     held, left = np.array(requests, np.int64).reshape(-1, 2).T
     assert peak_tokens(held, left) == simulate(requests)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(held_and_left, held_and_left, st.integers(0, 2**32))
 def test_prefix_peaks_match_mean_of_simulations(
     running: list[tuple[int, int]], queued: list[tuple[int, int]], seed: int
@@ -65,7 +66,7 @@ row = st.tuples(st.integers(1, 40), st.integers(0, 20), st.integers(1, 60)).map(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.integers(1, 600),
     st.lists(row, max_size=6),
@@ -90,7 +91,7 @@ def test_past_future_matches_linear_scan(
     assert filled.peak == pytest.approx(need(scanned))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.lists(st.integers(1, 50), min_size=1, max_size=12),
     st.integers(0, 300),
@@ -123,7 +124,7 @@ def test_longest_prefix_matches_linear_scan(
     assert [told(k) for k in asked] == pytest.approx([need(k) for k in asked])
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.integers(200, 20_000), st.integers(0, 20), st.integers(0, 200), st.integers(0, 2**32))
 def test_past_future_search_matches_linear_scan_with_drawn_lengths(
     kv_tokens: int, running: int, queued: int, seed: int

@@ -12,6 +12,7 @@ from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import Ranking
 from services.policies.order.registry import ORDERS, Order
 from services.policies.snapshot import Snapshot
+from tests.examples import examples
 from tests.policies.made_snapshots import snapshots
 
 ALL = sorted(ORDERS)
@@ -64,7 +65,7 @@ def ranked(order: Order, snapshot: Snapshot, memory: PolicyMemory) -> Ranking:
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(snapshot=snapshots(), seeds=st.lists(st.integers(0, 2**32), min_size=1, max_size=4))
 def test_order_is_deterministic_and_complete(
     name: str, snapshot: Snapshot, seeds: list[int]
@@ -93,7 +94,7 @@ def test_order_is_deterministic_and_complete(
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(snapshot=snapshots(), seed=st.integers(0, 2**32))
 def test_order_forgets_removed_requests(name: str, snapshot: Snapshot, seed: int) -> None:
     """Half of the rows are freed; the memory then names only the remaining requests."""

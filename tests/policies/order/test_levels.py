@@ -18,6 +18,7 @@ from services.policies.order.ranking import Ranking
 from services.policies.preset import choose, presets
 from services.policies.snapshot import Snapshot
 from services.scheduler.core.board import Board
+from tests.examples import examples
 from tests.policies.made_snapshots import jobs, seat, snapshots, table
 
 ALL = sorted(presets())
@@ -99,7 +100,7 @@ def decided(snapshot: Snapshot, preset: str, seed: int) -> Decision:
 
 
 @pytest.mark.parametrize("preset", ALL)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(snapshots(), st.integers(-(2**31), 2**31 - 1), st.integers(0, 99))
 def test_equal_priorities_leave_decision_unchanged(
     preset: str, snapshot: Snapshot, level: int, seed: int
@@ -111,7 +112,7 @@ def test_equal_priorities_leave_decision_unchanged(
 
 
 @pytest.mark.parametrize("preset", ALL)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 30)), min_size=1,
                 max_size=16), st.integers(1, 6), st.integers(0, 99))  # fmt: skip
 def test_admission_follows_priority(

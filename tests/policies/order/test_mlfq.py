@@ -15,6 +15,7 @@ from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import CLASS
 from services.policies.order.registry import ORDERS
 from services.policies.snapshot import Snapshot
+from tests.examples import examples
 from tests.policies.made_snapshots import jobs, seat, snapshots, table
 from tests.policies.order.order_world import World, a_turn_later, stream
 
@@ -72,7 +73,7 @@ class Literal:
         return key, key
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(snapshots(), st.lists(st.integers(0, 2**32), min_size=1, max_size=6))
 def test_mlfq_matches_reference_implementation_over_rounds(
     snapshot: Snapshot, seeds: list[int]
@@ -158,7 +159,7 @@ def literal_ratio(snapshot: Snapshot, row: int) -> float:
     return (snapshot.now - float(made.arrival_s[row]) + serve_s) / serve_s
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(snapshots())
 def test_hrrn_ranks_by_response_ratio_without_preemption(snapshot: Snapshot) -> None:
     found = HRRN(snapshot, {}, PolicyMemory())

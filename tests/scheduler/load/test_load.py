@@ -63,6 +63,7 @@ def overload() -> tuple[Ask, ...]:
     return tuple(ask for ask in bimodal(0.5, 1_500, 5.5) if ask.arrival_s < OVERLOAD_S)
 
 
+@pytest.mark.slow
 def test_overload_keeps_throughput_and_order() -> None:
     results = {policy: overloaded(policy) for policy in ("fcfs", "alise")}
     made = {policy: run.tokens_by(OVERLOAD_S) for policy, run in results.items()}

@@ -16,6 +16,7 @@ from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import Preset, choose, presets
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, RequestColumns, WorkerSnapshot
+from tests.examples import examples
 from tests.scheduler.load.scheduler_load import Ask, Load
 from tests.scheduler.load.watched_fleet import REQUESTS, Fleet, Seen, due_within
 
@@ -51,7 +52,7 @@ def holds(preset: Preset) -> bool:
 
 @pytest.mark.parametrize("name", ALL)
 @settings(
-    max_examples=3,
+    max_examples=examples(3),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # a smaller seed is no simpler load
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -8,6 +8,7 @@ from hypothesis.stateful import invariant
 
 from services.scheduler.core.phases import RequestPhase
 from services.scheduler.observe.story import Kind
+from tests.examples import examples
 from tests.scheduler.random.random_events import SHARED, RandomEvents
 
 COMES = {Kind.PLACED, Kind.RESUMED, Kind.MOVED, Kind.ADOPTED}
@@ -168,7 +169,7 @@ TestMagnus = MagnusMachine.TestCase
 TestApart = ApartMachine.TestCase
 TestAliseApart = AliseApartMachine.TestCase
 TestScheduler.settings = TestConservative.settings = TestAlise.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None
+    max_examples=examples(100), stateful_step_count=50, deadline=None
 )
 TestDefer.settings = TestBatch.settings = TestScheduler.settings
 TestScls.settings = TestMagnus.settings = TestScheduler.settings

@@ -19,6 +19,7 @@ from services.worker.engine.sampling.seen_tokens import FEWEST_ROWS, STEP, SeenT
 from services.worker.kv.device_streams import ImmediateStreams, Lane
 from services.worker.requests.prompt import GREEDY, SamplingParams
 from services.worker.requests.sequence import Sequence
+from tests.examples import examples
 from tests.worker.engine.sampling_oracle import CPU, WAYS, right, row_of, sample
 from tests.worker.kv.deferred_streams import DeferredStreams
 from tests.worker.worker_fixtures import EOS, VOCABULARY, Feeder, engine_of, prompt_tokens
@@ -84,7 +85,7 @@ EVENTS = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(
     st.lists(STARTS, min_size=5, max_size=5),
     st.lists(EVENTS, min_size=1, max_size=12),

@@ -14,6 +14,7 @@ from torch import Tensor
 from services.worker.kernels.interface import Filters
 from services.worker.kernels.reference.sampling import stream_keys, uniforms
 from services.worker.requests.prompt import SamplingParams
+from tests.examples import examples
 from tests.worker.engine.sampling_oracle import WAYS, penalized, right, row_of, sample, uniform
 from tests.worker.worker_fixtures import EOS, Feeder, engine_of, prompt_tokens
 
@@ -63,7 +64,7 @@ def allowed(
     return {i for i in range(SIZE) if any(weights[i] == weights[j] for j in strong)}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(st.integers(-40, 40), min_size=SIZE, max_size=SIZE, unique=True),
     st.sampled_from([0.5, 1.0, 3.0]),
@@ -251,7 +252,7 @@ FILTERED = st.builds(
 SPREADS = st.tuples(st.sampled_from([0.0, 0.1, 2.0, 6.0, 40.0]), st.sampled_from([0.0, 0.25, 2.0]))
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(st.integers(0, 10**6), st.lists(st.tuples(SPREADS, FILTERED), min_size=1, max_size=4))
 def test_draws_equal_those_of_a_full_sort(seed, rows):
     rng = np.random.default_rng(seed)
@@ -270,7 +271,7 @@ def test_draws_equal_those_of_a_full_sort(seed, rows):
         assert all(token in which for token, which in zip(together, expected, strict=True))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(
     st.integers(0, 10**6),
     st.sampled_from([3, 40, 700]),

@@ -12,6 +12,7 @@ from services.worker.engine.sampling.draw_plan import Planner
 from services.worker.engine.sampling.sampler import Sampler, is_plain
 from services.worker.kv.device_streams import ImmediateStreams
 from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
+from tests.examples import examples
 from tests.worker.engine.sampling_oracle import CPU, WAYS, right, row_of, sample
 from tests.worker.worker_fixtures import EOS, VOCABULARY, engine_of
 
@@ -103,7 +104,7 @@ SIZE = 6
 BAD = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), max_size=12)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(
     st.lists(BAD.map(tuple), min_size=4, max_size=4),
     st.lists(st.permutations(range(4)).flatmap(

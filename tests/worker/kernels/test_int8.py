@@ -26,6 +26,7 @@ from services.worker.model.paged import PagedModel, PagedStep, load_model
 from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
 from services.worker.requests.prompt import Prompt
 from services.worker.requests.sequence import Sequence
+from tests.examples import examples
 from tests.worker.worker_fixtures import reference
 
 BLOCK = 16
@@ -54,7 +55,7 @@ def check_row(row: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(data=st.data())
 def test_live_int8_is_within_half_a_step(dtype, data):
     info = torch.finfo(dtype)

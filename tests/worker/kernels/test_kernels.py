@@ -22,6 +22,7 @@ from services.worker.kv.cache import KVLayer
 from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
 from services.worker.requests.prompt import Prompt
 from services.worker.requests.sequence import Sequence
+from tests.examples import examples
 
 BLOCK, DIM = 4, 8
 STARTED = numba_threads()  # before anybody is told that there are others
@@ -171,7 +172,7 @@ def shaped(case: Case, shape: tuple[int, int]) -> Case:
 @pytest.mark.parametrize(
     ("padding", "group_tokens"), [(0, 4096), (8, 4096), (1024, 4096), (1024, 20)]
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(case=CASES, seed=st.integers(0, 99))
 def test_attention_equals_dense_attention(padding, group_tokens, int8, case, seed):
     """However padding and size cut decodes into groups: none, some, all."""
@@ -183,10 +184,10 @@ def test_attention_equals_dense_attention(padding, group_tokens, int8, case, see
 
 
 @pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("tiles", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("rows_max", [0, 5, 48])
 @pytest.mark.parametrize("thread_work", [0, 2**40])
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(case=st.builds(shaped, CASES, st.sampled_from(SHAPES)), seed=st.integers(0, 99))
 def test_in_place_attention_equals_dense_attention(thread_work, rows_max, tiles, int8, case, seed):
     """On one thread and on two, whichever chunks are rows, products here, or PyTorch's."""
@@ -227,6 +228,7 @@ def test_long_chunks_over_many_tiles(threads, options, group, int8, monkeypatch)
     assert len(taken) == 3 and taken[0] == min(few, STARTED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("int8", [False, True])
 def test_long_chunks_in_bfloat16(int8):
     """Against the same numbers in float32: all that is lost is in the answer's own rounding."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from services.worker.kernels.reference.blocks import TorchBlocks
 from services.worker.kv.cache import KVLayer
 from services.worker.kv.copies import StagedLayer
+from tests.examples import examples
 
 HEADS, TOKENS, DIM = 2, 4, 3
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -120,7 +121,7 @@ def tensor_of(pools: list[list[float]], n: int, dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(data=st.data())
 def test_quantized_numbers_are_within_half_a_step(dtype, data):
     pools = data.draw(st.lists(spread(dtype), min_size=1, max_size=9))
@@ -132,7 +133,7 @@ def test_quantized_numbers_are_within_half_a_step(dtype, data):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     pools=st.lists(st.lists(st.floats(-9, 9, width=16), min_size=1, max_size=5), min_size=1),
     filled=st.lists(st.integers(1, TOKENS), min_size=1, max_size=3),
@@ -178,7 +179,7 @@ def test_256_evenly_spaced_numbers_are_exact(dtype):
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(seed=st.integers(0, 99), n=st.integers(1, 5))
 def test_native_and_live_int8_blocks_are_bit_exact(dtype, seed, n):
     """Any bits at all, NaN's payload included; blocks not named stay as they are."""

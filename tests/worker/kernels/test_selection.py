@@ -106,6 +106,7 @@ def test_unused_kernel_caches_are_removed(tmp_path, monkeypatch):
     assert {each.name for each in kept.iterdir()} == {"new", ours.name}
 
 
+@pytest.mark.slow
 def test_single_threaded_cache_is_not_loaded_for_many_threads(tmp_path):
     """Compiled one after the other, neither takes the other's place."""
     code = (

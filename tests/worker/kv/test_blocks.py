@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.worker.kv.blocks import BlockPool
+from tests.examples import examples
 
 BLOCK, BLOCKS = 4, 9
 IDS = st.sampled_from([f"r{i}" for i in range(8)])
@@ -89,4 +90,4 @@ class BlockMachine(RuleBasedStateMachine):
 
 
 TestBlocks = BlockMachine.TestCase
-TestBlocks.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestBlocks.settings = settings(max_examples=examples(50), stateful_step_count=30, deadline=None)

@@ -118,6 +118,7 @@ def test_q_k_and_v_are_one_tensor():
         assert parts[0].untyped_storage().nbytes() == sum(part.nbytes for part in parts)
 
 
+@pytest.mark.slow
 def test_bfloat16_engine_decodes():
     """Through the paged kernels, whose queries are now slices of a wider row."""
     engine = make_engine(made(FAMILIES["qwen3, slides"], torch.bfloat16))

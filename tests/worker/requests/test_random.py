@@ -16,6 +16,7 @@ from services.worker.requests.limits import Limits
 from services.worker.requests.prompt import Prompt, SamplingParams
 from services.worker.requests.sequence import Phase, Sequence
 from services.worker.requests.state import WorkerState
+from tests.examples import examples
 from tests.worker.requests.worker_loop import DumbLoop
 from tests.worker.requests.worker_oracle import EOS, DumbDevice, answer, check_opening
 from tests.worker.requests.worker_transcript import Account
@@ -351,4 +352,6 @@ class WorkerMachine(RuleBasedStateMachine):
 
 
 TestWorkerState = WorkerMachine.TestCase
-TestWorkerState.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestWorkerState.settings = settings(
+    max_examples=examples(150), stateful_step_count=30, deadline=None
+)

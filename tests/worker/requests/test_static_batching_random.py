@@ -16,6 +16,7 @@ from services.worker.requests.pending import HELD_S
 from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
 from services.worker.requests.sequence import Phase
 from services.worker.requests.state import WorkerState
+from tests.examples import examples
 from tests.worker.requests.worker_oracle import EOS, DumbDevice, answer
 from tests.worker.requests.worker_transcript import Account
 from tests.worker.worker_fixtures import Feeder, clear_cases, engine_of
@@ -271,7 +272,7 @@ class LockstepMachine(RuleBasedStateMachine):
 
 
 TestLockstep = LockstepMachine.TestCase
-TestLockstep.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestLockstep.settings = settings(max_examples=examples(80), stateful_step_count=30, deadline=None)
 
 
 @given(
