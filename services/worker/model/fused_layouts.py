@@ -1,13 +1,14 @@
 """The model families whose decoder layout the fused forward computes, and their differences.
 
 A model qualifies only if every one of its modules is exactly of a known class. A replacement (an
-adapter, a quantised linear map, another activation) has a class of its own, and the model then runs
+adapter, a quantised linear map, another activation) has another class, and the model then runs
 through transformers' forward.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ COMMON: frozenset[type] = frozenset(
 # with the longest sequence of a batch.
 STEADY_ROPE = frozenset(("default", "linear", "llama3", "yarn"))
 
-Window = Callable[[Any], int | None]  # of an attention module: its sliding window
+Window = Callable[[Any], int | None]  # the sliding window of an attention module
 
 
 def _none(_: Any) -> None:
@@ -33,7 +34,7 @@ def _none(_: Any) -> None:
 @dataclass(frozen=True)
 class Layout:
     """A family: classes `prefix` + PARTS of transformers' `source`; names of linear maps with the
-    same input; the attention window; whether heads have norms of their own."""
+    same input; the attention window; whether heads have separate norms."""
 
     source: str
     prefix: str
@@ -47,27 +48,23 @@ class Layout:
         return COMMON | {getattr(source, self.prefix + part) for part in PARTS}
 
 
-def _of_layer(attention: Any) -> int | None:
-    window: int | None = attention.sliding_window
-    return window
-
-
-def _of_config(attention: Any) -> int | None:
-    window: int | None = attention.config.sliding_window
-    return window
+_LAYER_WINDOW = attrgetter("sliding_window")
+_CONFIG_WINDOW = attrgetter("config.sliding_window")
 
 
 LAYOUTS = {
     "LlamaForCausalLM": Layout("llama.modeling_llama", "Llama"),
-    "Qwen2ForCausalLM": Layout("qwen2.modeling_qwen2", "Qwen2", window=_of_layer),
-    "Qwen3ForCausalLM": Layout("qwen3.modeling_qwen3", "Qwen3", window=_of_layer, head_norms=True),
-    "MistralForCausalLM": Layout("mistral.modeling_mistral", "Mistral", window=_of_config),
+    "Qwen2ForCausalLM": Layout("qwen2.modeling_qwen2", "Qwen2", window=_LAYER_WINDOW),
+    "Qwen3ForCausalLM": Layout(
+        "qwen3.modeling_qwen3", "Qwen3", window=_LAYER_WINDOW, head_norms=True
+    ),
+    "MistralForCausalLM": Layout("mistral.modeling_mistral", "Mistral", window=_CONFIG_WINDOW),
     "Phi3ForCausalLM": Layout(
         "phi3.modeling_phi3",
         "Phi3",
         qkv=("qkv_proj",),
         gate_up=("gate_up_proj",),
-        window=_of_config,
+        window=_CONFIG_WINDOW,
     ),
 }
 
@@ -81,10 +78,14 @@ def layout_of(module: PreTrainedModel, cut: bool = False) -> Layout | str:
         return f"{name} has another layout"
     if cut and len(layout.qkv) == 1:
         return "its heads stay together"
-    return _stranger(module, layout.classes(), cut) or _unfit(module) or layout
+    return (
+        _find_unknown_part(module, layout.classes(), cut)
+        or _find_unsupported_setting(module)
+        or layout
+    )
 
 
-def _stranger(module: nn.Module, known: frozenset[type], cut: bool) -> str:
+def _find_unknown_part(module: nn.Module, known: frozenset[type], cut: bool) -> str:
     for part in module.modules():
         if type(part) not in known:
             return f"it contains a {type(part).__module__}.{type(part).__qualname__}"
@@ -93,7 +94,7 @@ def _stranger(module: nn.Module, known: frozenset[type], cut: bool) -> str:
     return ""
 
 
-def _unfit(module: PreTrainedModel) -> str:
+def _find_unsupported_setting(module: PreTrainedModel) -> str:
     rope: str = module.model.rotary_emb.rope_type
     if rope not in STEADY_ROPE:
         return f"its rope ({rope}) depends on length"

@@ -24,15 +24,15 @@ from services.worker.kernels.cpu.exponential import tanh
 from services.worker.kernels.cpu.kernel_cache import cached
 from services.worker.kernels.cpu.number_formats import real
 
-AHEAD = 3  # blocks that are on their way from memory while another is computed with
+AHEAD = 3  # blocks prefetched ahead of the one in use
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _INT8_MAX = np.float32(127.0)
-_NEVER = np.float32(-1e30)  # the score of a place that no token has
+_NEVER = np.float32(-1e30)  # the score of a position without a token
 
 
 @njit(inline="always", fastmath=True)
-def _put_aside(scores: Any, first: int, last: int) -> None:
-    """All but [first:last]."""
+def _mask_outside(scores: Any, first: int, last: int) -> None:
+    """Mask all scores but [first:last]."""
     for t in range(first):
         scores[t] = _NEVER
     for t in range(last, len(scores)):
@@ -40,8 +40,8 @@ def _put_aside(scores: Any, first: int, last: int) -> None:
 
 
 @njit(inline="always", fastmath=True)
-def _soften(scores: Any) -> Any:
-    """Scores, whole lanes of them, to e^(score − the largest); returns their sum."""
+def _softmax_weights(scores: Any) -> Any:
+    """Replace scores [a multiple of LANES] with e^(score − maximum); returns their sum."""
     top = scores[0]
     for t in range(len(scores)):
         top = max(top, scores[t])
@@ -164,8 +164,8 @@ def attention(dim: int, tile: int, many: bool) -> Any:
             sums, made = np.empty(group, np.float32), np.zeros((group, filled), np.float32)
             for g in range(group):
                 cap(scores[g, start - lead : end - lead], softcap)
-                _put_aside(scores[g], start - lead, end - lead)
-                sums[g] = _soften(scores[g])
+                _mask_outside(scores[g], start - lead, end - lead)
+                sums[g] = _softmax_weights(scores[g])
             for index in range(start // block_tokens, final + 1):
                 _fetch(data[1, table[min(index + AHEAD, final)], kv_head])
                 origin, block = index * block_tokens, table[index]

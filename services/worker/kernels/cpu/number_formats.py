@@ -38,7 +38,7 @@ def reals(x: Any) -> Any:
 
 
 @overload(real, inline="always")
-def _real_of(x: Any) -> Any:
+def _real(x: Any) -> Any:
     return _from_bits if x.bitwidth == 16 else _from_number
 
 
@@ -51,25 +51,25 @@ def _from_number(x: Any) -> Any:
 
 
 @overload(reals)
-def _reals_of(x: Any) -> Any:
-    return _all_from_bits if x.dtype.bitwidth == 16 else _as_they_are
+def _reals(x: Any) -> Any:
+    return _all_from_bits if x.dtype.bitwidth == 16 else _unchanged
 
 
-def _as_they_are(x: Any) -> Any:
+def _unchanged(x: Any) -> Any:
     return x
 
 
 def _all_from_bits(x: Any) -> Any:
-    made = np.empty(x.shape, np.float32)
+    floats = np.empty(x.shape, np.float32)
     for row in range(x.shape[0]):
-        numbers, into = x[row], made[row]
+        numbers, into = x[row], floats[row]
         for i in range(len(numbers)):
             into[i] = real(numbers[i])
-    return made
+    return floats
 
 
 @overload(stored, inline="always")
-def _stored_like(x: Any, like: Any) -> Any:
+def _stored(x: Any, like: Any) -> Any:
     return _to_bits if like.bitwidth == 16 else _to_number
 
 

@@ -47,8 +47,8 @@ def _read(data: Any, scales: Any, side: int, table: Any, head: int, first: int, 
 
 
 @njit(inline="always", fastmath=True)
-def _lay(q: Any, scale: Any, queries: Any) -> None:
-    """queries [dim, tokens · group …] of q [tokens, group, dim], side by side."""
+def _lay_out_queries(q: Any, scale: Any, queries: Any) -> None:
+    """Write q [tokens, group, dim], scaled, to the columns of queries [dim, tokens · group …]."""
     group = q.shape[1]
     for token in range(q.shape[0]):
         for g in range(group):
@@ -57,16 +57,16 @@ def _lay(q: Any, scale: Any, queries: Any) -> None:
 
 
 @njit(inline="always")
-def _see(first: int, group: int, window: int, seen_from: Any, seen_to: Any) -> None:
-    """Of each query the positions it sees, [from, to); of none where there is no query."""
+def _set_visible_ranges(first: int, group: int, window: int, seen_from: Any, seen_to: Any) -> None:
+    """Set the visible positions of each query, [seen_from, seen_to)."""
     for j in range(len(seen_from)):
         seen_to[j] = first + j // group + 1
         seen_from[j] = max(0, seen_to[j] - window) if window > 0 else 0
 
 
 @njit(inline="always", fastmath=True)
-def _give(made: Any, sums: Any, out: Any) -> None:
-    """Back as they came."""
+def _write_outputs(made: Any, sums: Any, out: Any) -> None:
+    """Write the normalised sums to out [tokens, group, dim]."""
     group = out.shape[1]
     for token in range(out.shape[0]):
         for g in range(group):
@@ -77,7 +77,7 @@ def _give(made: Any, sums: Any, out: Any) -> None:
 
 
 @njit(inline="always", fastmath=True)
-def _cap(scores: Any, softcap: Any) -> None:
+def _cap_scores(scores: Any, softcap: Any) -> None:
     for n in range(scores.shape[0]):
         cap(scores[n], softcap)
 
@@ -91,8 +91,8 @@ def _scale(made: Any, by: Any) -> None:
 
 
 @njit(inline="always", fastmath=True)
-def _hide(scores: Any, first: int, seen_from: Any, seen_to: Any) -> None:
-    """Masks the keys from position `first` on outside each query's visible range [seen_from,
+def _mask_scores(scores: Any, first: int, seen_from: Any, seen_to: Any) -> None:
+    """Mask the keys from position `first` on outside each query's visible range [seen_from,
     seen_to)."""
     for n in range(scores.shape[0]):
         line, position = scores[n], np.int32(first + n)
@@ -103,7 +103,7 @@ def _hide(scores: Any, first: int, seen_from: Any, seen_to: Any) -> None:
 
 @njit(inline="always", fastmath=True)
 def _weigh(scores: Any, tops: Any, sums: Any, before: Any) -> None:
-    """Turns scores into weights relative to the running maximum; `before` rescales earlier ones."""
+    """Turn scores into weights relative to the running maximum; `before` rescales earlier ones."""
     wide = len(tops)
     for j in range(wide):
         before[j] = tops[j]
@@ -145,8 +145,8 @@ def _attend_tile(
     seen_from, seen_to = np.zeros(wide, np.int32), np.zeros(wide, np.int32)
     own = slice(place + first - start, place + last - start)
     heads = slice(kv_head * group, (kv_head + 1) * group)
-    _lay(q[own, heads], scale, queries)
-    _see(first, group, window, seen_from[: (last - first) * group], seen_to)
+    _lay_out_queries(q[own, heads], scale, queries)
+    _set_visible_ranges(first, group, window, seen_from[: (last - first) * group], seen_to)
     lead = max(0, first + 1 - window) if window > 0 else 0
     numbers, room = np.empty((KEYS, dim), np.float32), np.empty((KEYS, wide), np.float32)
     made = np.zeros((dim, wide), np.float32)
@@ -157,14 +157,14 @@ def _attend_tile(
         stored, scores = numbers[:count], room[:count]
         _read(data, scales, 0, table, kv_head, at, stored)
         _multiply(stored, queries, False, scores)
-        _cap(scores, softcap)
+        _cap_scores(scores, softcap)
         if at + count > first + 1 or window > 0:
-            _hide(scores, at, seen_from, seen_to)
+            _mask_scores(scores, at, seen_from, seen_to)
         _weigh(scores, tops, sums, before)
         _scale(made, before)
         _read(data, scales, 1, table, kv_head, at, stored)
         _multiply(stored.T, scores, True, made)
-    _give(made, sums, out[own, heads])
+    _write_outputs(made, sums, out[own, heads])
 
 
 @cached

@@ -1,7 +1,7 @@
 """Vector code of attention over a block of keys and values (see codegen/vectors.py).
 
 Numba alone sums the lanes of a dot product for each key separately. Here the sums of sixteen keys
-are folded into one vector together, with 45 operations instead of 128, and each key and value is
+are fold into one vector together, with 45 operations instead of 128, and each key and value is
 read once for two queries.
 """
 
@@ -26,9 +26,9 @@ from services.worker.kernels.cpu.codegen.vectors import (
 LINE_BYTES = 64
 
 
-def _interleaved(level: int) -> tuple[list[int], list[int]]:
-    """Of two vectors in which sums of 2^level keys are under way, what to add to what, so that one
-    holds those of both: by pairs in each quarter, then by quarters, as processors shuffle."""
+def _fold_lanes(level: int) -> tuple[list[int], list[int]]:
+    """The lanes of two vectors, each with partial sums of 2^level keys, whose sum holds the partial
+    sums of both: pairs in each quarter first, then quarters, the shuffles that processors have."""
     quarters = {
         0: ([0, 16, 1, 17], [2, 18, 3, 19]),
         1: ([0, 1, 16, 17], [2, 3, 18, 19]),
@@ -46,7 +46,7 @@ def _interleaved(level: int) -> tuple[list[int], list[int]]:
     return low, high
 
 
-def _scoring(typing_context: Any, dim: Any, tile: Any, count: Any, keys: Any, token: Any,
+def _score_code(typing_context: Any, dim: Any, tile: Any, count: Any, keys: Any, token: Any,
              queries: Any, scores: Any, first: Any, at: Any) -> Any:  # fmt: skip
     """scores[first + n, at : at + tile] = keys[token : token + tile] · queries[first + n], for n <
     count; keys [tokens, dim], queries [·, dim, filled up to whole lanes by zeros]."""
@@ -56,42 +56,42 @@ def _scoring(typing_context: Any, dim: Any, tile: Any, count: Any, keys: Any, to
         token, first, at = (code.number(argument) for argument in (4, 7, 8))
         parts = vector_parts(dims)
         rows = [code.plus(first, n) for n in range(counts)]
-        of_queries = [[code.load(code.place(5, row, begin)) for begin, _ in parts] for row in rows]
+        query_parts = [[code.load(code.place(5, row, begin)) for begin, _ in parts] for row in rows]
 
         def products(key: int) -> list[Any]:
             line = code.plus(token, key)
             numbers = [code.load(code.place(3, line, begin), size) for begin, size in parts]
-            made = []
-            for query in of_queries:
+            totals = []
+            for query in query_parts:
                 total = code.product(numbers[0], query[0])
                 for number, part in zip(numbers[1:], query[1:], strict=True):
                     total = code.sum(code.product(number, part), total)
-                made.append(total)
-            return made
+                totals.append(total)
+            return totals
 
-        def folded(key: int, level: int) -> list[Any]:
-            """The sums of the 2^level keys from this one; of those beyond the tile, of others."""
+        def fold(key: int, level: int) -> list[Any]:
+            """The sums of 2^level keys from `key` on. Keys beyond the tile repeat earlier sums."""
             if level == 0:
                 return products(key)
-            left, half = folded(key, level - 1), 1 << (level - 1)
-            right = folded(key + half, level - 1) if half < tiles else left
-            low, high = _interleaved(level - 1)
+            left, half = fold(key, level - 1), 1 << (level - 1)
+            right = fold(key + half, level - 1) if half < tiles else left
+            low, high = _fold_lanes(level - 1)
             return [
                 code.sum(code.shuffled(a, b, low), code.shuffled(a, b, high))
                 for a, b in zip(left, right, strict=True)
             ]
 
-        for row, total in zip(rows, folded(0, LANES.bit_length() - 1), strict=True):
+        for row, total in zip(rows, fold(0, LANES.bit_length() - 1), strict=True):
             code.store(total, code.place(6, row, at), tiles)
 
     arguments = (dim, tile, count, keys, token, queries, scores, first, at)
     return types.void(*arguments), builds(build)
 
 
-def _weighing(typing_context: Any, dim: Any, tile: Any, count: Any, values: Any, token: Any,
-              weights: Any, made: Any, first: Any, at: Any) -> Any:  # fmt: skip
-    """made[first + n] += weights[first + n, at : at + tile] · values[token : token + tile], for n <
-    count; values [tokens, dim], made [·, dim, filled up to whole lanes]."""
+def _weigh_code(typing_context: Any, dim: Any, tile: Any, count: Any, values: Any, token: Any,
+              weights: Any, out: Any, first: Any, at: Any) -> Any:  # fmt: skip
+    """out[first + n] += weights[first + n, at : at + tile] · values[token : token + tile], for n <
+    count; values [tokens, dim], out [·, dim, filled up to whole lanes]."""
     dims, tiles, counts = (each.literal_value for each in (dim, tile, count))
 
     def build(code: Code) -> None:
@@ -101,35 +101,35 @@ def _weighing(typing_context: Any, dim: Any, tile: Any, count: Any, values: Any,
         places = [[code.place(6, row, begin) for begin, _ in parts] for row in rows]
         totals = [[code.load(place) for place in each] for each in places]
         for number in range(tiles):
-            line, of_line = code.plus(token, number), code.plus(at, number)
+            line, column = code.plus(token, number), code.plus(at, number)
             numbers = [code.load(code.place(3, line, begin), size) for begin, size in parts]
             for row, total in zip(rows, totals, strict=True):
-                weight = code.all(code.builder.load(code.place(5, row, of_line)))
+                weight = code.all(code.builder.load(code.place(5, row, column)))
                 for part, value in enumerate(numbers):
                     total[part] = code.sum(code.product(value, weight), total[part])
         for each, total in zip(places, totals, strict=True):
             for place, part in zip(each, total, strict=True):
                 code.store(part, place)
 
-    arguments = (dim, tile, count, values, token, weights, made, first, at)
+    arguments = (dim, tile, count, values, token, weights, out, first, at)
     return types.void(*arguments), builds(build)
 
 
-def _raising(typing_context: Any, scores: Any, at: Any, top: Any, totals: Any) -> Any:
-    """scores[at : at + 16] to e^(score − top), which is no more than 1; added to totals [16]."""
+def _raise_code(typing_context: Any, scores: Any, at: Any, top: Any, totals: Any) -> Any:
+    """Replace scores[at : at + 16] with e^(score − top), at most 1, and add them to totals [16]."""
 
     def build(code: Code) -> None:
         place, sums = code.place(0, code.number(1)), code.place(3, 0)
         below = code.builder.fsub(code.load(place), code.all(code.number(2)))
-        weights = _power(code, below)
+        weights = _exponential(code, below)
         code.store(weights, place)
         code.store(code.sum(code.load(sums), weights), sums)
 
     return types.void(scores, at, top, totals), builds(build)
 
 
-def _power(code: Code, x: Any) -> Any:
-    """exponential.py's, in all lanes."""
+def _exponential(code: Code, x: Any) -> Any:
+    """e^x in all lanes, with the polynomial of exponential.py."""
     y = code.product(x, code.constant(exponential.LOG2E))
     y = code.call("llvm.maxnum.v16f32", FLOATS, y, code.constant(exponential.LEAST))
     whole = code.call("llvm.rint.v16f32", FLOATS, y)
@@ -143,19 +143,19 @@ def _power(code: Code, x: Any) -> Any:
     return code.product(part, code.builder.bitcast(bits, FLOATS))
 
 
-def _prefetching(typing_context: Any, array: Any, at: Any) -> Any:
-    """Ask for the cache line of a contiguous block's element, by its place in memory order."""
+def _prefetch_code(typing_context: Any, array: Any, at: Any) -> Any:
+    """Prefetch the cache line of element `at`, in memory order, of a contiguous array."""
 
     def build(code: Code) -> None:
         place = code.builder.gep(code.place(0, *[0] * array.ndim), [code.number(1)])
-        asked = code.builder.bitcast(place, BYTE.as_pointer())
-        to_read, keep, of_data = (ir.Constant(INT32, x) for x in (0, 3, 1))
-        code.call("llvm.prefetch.p0i8", ir.VoidType(), asked, to_read, keep, of_data)
+        address = code.builder.bitcast(place, BYTE.as_pointer())
+        read, keep, data = (ir.Constant(INT32, x) for x in (0, 3, 1))
+        code.call("llvm.prefetch.p0i8", ir.VoidType(), address, read, keep, data)
 
     return types.void(array, types.intp), builds(build)
 
 
-score: Any = intrinsic(prefer_literal=True)(_scoring)
-weigh: Any = intrinsic(prefer_literal=True)(_weighing)
-raise_to_weights: Any = intrinsic(_raising)
-prefetch: Any = intrinsic(_prefetching)
+score: Any = intrinsic(prefer_literal=True)(_score_code)
+weigh: Any = intrinsic(prefer_literal=True)(_weigh_code)
+raise_to_weights: Any = intrinsic(_raise_code)
+prefetch: Any = intrinsic(_prefetch_code)

@@ -13,23 +13,23 @@ Load = Callable[[Any], Any]
 Store = Callable[[Any, Any], None]
 
 
-def _multiplying(typing_context: Any, rows: Any, columns: Any, added: Any, x: Any, row: Any,
+def _multiply_code(typing_context: Any, rows: Any, columns: Any, added: Any, x: Any, row: Any,
                  weight: Any, column: Any, out: Any) -> Any:  # fmt: skip
     """out[row : row + rows, column : column + columns] = x[row : row + rows] · weight[:, column :
-    column + columns], and what was there where `added`; x [·, numbers] float32, weight [numbers,
-    ·], out [·, ·]. Rounded once. Of whole lanes."""
-    tall, wide = rows.literal_value, columns.literal_value
+    column + columns], plus the old values of out if `added`; x [·, numbers] float32, weight
+    [numbers, ·], out [·, ·]. Rounds once. `columns` is a multiple of LANES."""
+    row_count, column_count = rows.literal_value, columns.literal_value
 
     def build(code: Code) -> None:
-        _tile(code, tall, wide // LANES, code.load, code.store)
+        _tile(code, row_count, column_count // LANES, code.load, code.store)
 
     return types.void(rows, columns, added, x, row, weight, column, out), builds(build)
 
 
-def _multiplying_some(typing_context: Any, rows: Any, columns: Any, added: Any, x: Any, row: Any,
+def _multiply_some_code(typing_context: Any, rows: Any, columns: Any, added: Any, x: Any, row: Any,
                       weight: Any, column: Any, out: Any) -> Any:  # fmt: skip
-    """The same of fewer columns than there are lanes, known when it runs."""
-    tall = rows.literal_value
+    """As `multiply`, for fewer columns than LANES; the count is known at run time."""
+    row_count = rows.literal_value
 
     def build(code: Code) -> None:
         some = code.first(code.number(1))
@@ -40,15 +40,15 @@ def _multiplying_some(typing_context: Any, rows: Any, columns: Any, added: Any, 
         def store(x: Any, place: Any) -> None:
             code.store_some(x, place, some)
 
-        _tile(code, tall, 1, load, store)
+        _tile(code, row_count, 1, load, store)
 
     return types.void(rows, types.intp, added, x, row, weight, column, out), builds(build)
 
 
-def _tile(code: Code, tall: int, vectors: int, load: Load, store: Store) -> None:
-    """So many rows and vectors of sums, which stay in registers while a loop passes weights by."""
+def _tile(code: Code, row_count: int, vectors: int, load: Load, store: Store) -> None:
+    """Keep the sums of a tile in registers while a loop over the weights adds to them."""
     builder, added, column = code.builder, code.number(2), code.number(6)
-    lines = [code.plus(code.number(4), n) for n in range(tall)]
+    lines = [code.plus(code.number(4), n) for n in range(row_count)]
     columns = [code.plus(column, LANES * n) for n in range(vectors)]
     totals = [[cgutils.alloca_once(builder, FLOATS) for _ in columns] for _ in lines]  # type: ignore[no-untyped-call]  # no types
     tile = [
@@ -68,5 +68,5 @@ def _tile(code: Code, tall: int, vectors: int, load: Load, store: Store) -> None
         store(builder.load(total), place)
 
 
-multiply: Any = intrinsic(prefer_literal=True)(_multiplying)
-multiply_some: Any = intrinsic(prefer_literal=True)(_multiplying_some)
+multiply: Any = intrinsic(prefer_literal=True)(_multiply_code)
+multiply_some: Any = intrinsic(prefer_literal=True)(_multiply_some_code)

@@ -9,10 +9,10 @@ from numba.extending import intrinsic
 from services.worker.kernels.cpu.codegen.vectors import FLOAT, Code, builds, vector_parts
 
 
-def _turning(typing_context: Any, dim: Any, half: Any, normed: Any, x: Any, row: Any, head: Any,
+def _rotate_code(typing_context: Any, dim: Any, half: Any, normed: Any, x: Any, row: Any, head: Any,
              weight: Any, eps: Any, cos: Any, sin: Any) -> Any:  # fmt: skip
-    """x[row, head] in place: normed by weight[head] and eps where `normed`, its first 2 · half
-    numbers then rotated by cos[row] and sin[row] [2 · half]; x [rows, heads, dim]."""
+    """Change x[row, head] in place: apply the norm of weight[head] and eps if `normed`, then rotate
+    the first 2 · half numbers by cos[row] and sin[row] [2 · half]; x [rows, heads, dim]."""
     dims, halves = dim.literal_value, half.literal_value
 
     def build(code: Code) -> None:
@@ -32,12 +32,12 @@ def _turning(typing_context: Any, dim: Any, half: Any, normed: Any, x: Any, row:
             ]
         count = len(low)
         firsts, seconds = numbers[:count], numbers[count : 2 * count]
-        turned = [
+        rotated = [
             *_rotated(code, firsts, seconds, low, row),
             *_rotated(code, seconds, firsts, high, row),
             *numbers[2 * count :],
         ]
-        for number, place, (_, size) in zip(turned, places, pieces, strict=True):
+        for number, place, (_, size) in zip(rotated, places, pieces, strict=True):
             code.store(number, place, size)
 
     arguments = (dim, half, normed, x, row, head, weight, eps, cos, sin)
@@ -58,11 +58,11 @@ def _rotated(
     code: Code, own: list[Any], other: list[Any], pieces: list[tuple[int, int]], row: Any
 ) -> list[Any]:
     """own · cos + other · sin."""
-    made = []
+    rotated = []
     for a, b, (begin, size) in zip(own, other, pieces, strict=True):
         cos, sin = (code.load(code.place(argument, row, begin), size) for argument in (8, 9))
-        made.append(code.sum(code.product(a, cos), code.product(b, sin)))
-    return made
+        rotated.append(code.sum(code.product(a, cos), code.product(b, sin)))
+    return rotated
 
 
-rotate_head: Any = intrinsic(prefer_literal=True)(_turning)
+rotate_head: Any = intrinsic(prefer_literal=True)(_rotate_code)
