@@ -17,7 +17,7 @@ from matplotlib import pyplot
 Rows = Mapping[str, Mapping[str, Mapping[str, float]]]  # system → load factor → figures
 # Axis label, scale, and the quantities of a panel with their line styles.
 PANELS = (
-    ("latency per token, s: mean, p99 dashed", "log",
+    ("s per token: mean, p99 dashed", "log",
      {"norm_latency_s": "-", "norm_latency_p99_s": "--"}),
     ("goodput, share of all arrivals", "linear", {"goodput_share": "-"}),
 )  # fmt: skip
