@@ -25,7 +25,7 @@ from services.worker.compiled_code import keep_what_numba_compiles
 from services.worker.config import EngineConfig
 from services.worker.engine.profile import profile
 from services.worker.engine.step import Engine
-from services.worker.requests.prompt import Prompt, SamplingParams
+from services.worker.requests.types.prompt import Prompt, SamplingParams
 
 WORKER = "w0"
 SLICES = (16, 32, 64, 128)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from services.core import Grant, Plan
 from services.worker.config import DtypeName, EngineConfig
 from services.worker.engine.step import Engine
-from services.worker.requests.prompt import Prompt, SamplingParams
+from services.worker.requests.types.prompt import Prompt, SamplingParams
 
 Prompts = Sequence[Sequence[int]]
 

@@ -15,7 +15,7 @@ from benchmarks.engine.bare_engine import BareEngine
 from benchmarks.engine.cases import DTYPES, Case, kv_tokens
 from benchmarks.engine.prompts import prompts
 from services.worker.engine.step import Engine
-from services.worker.requests.batch import StepResult
+from services.worker.requests.types.batch import StepResult
 
 STEP = "the loop"
 PHASES: dict[str, tuple[str, ...]] = {  # methods, by their path from an engine
@@ -26,7 +26,7 @@ PHASES: dict[str, tuple[str, ...]] = {  # methods, by their path from an engine
     "forward": ("model.forward",),
     "attention": ("_kernels.store", "_kernels.attend"),
     "draw": ("_draw",),
-    "commit": ("state.commit",),
+    "commit": ("state.steps.commit",),
 }
 CHUNK_TOKENS = 256  # a step prefills at least this many
 CALLS = 25  # rows of PyTorch's table

@@ -15,9 +15,9 @@ from benchmarks.harness.report import Figure, figure
 from services.worker.kernels.cuda.attention import TritonAttention
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kv.cache import KVLayer
-from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
-from services.worker.requests.prompt import Prompt
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.batch import DecodeRows, PrefillChunk, StepBatch
+from services.worker.requests.types.prompt import Prompt
+from services.worker.requests.types.sequence import Sequence
 
 BLOCK_TOKENS, HEADS, HEAD_DIM = 16, 32, 128
 OPTIONS = AttentionOptions(HEAD_DIM**-0.5)

@@ -18,9 +18,9 @@ from services.worker.kernels.cuda.attention import TritonAttention
 from services.worker.kernels.cuda.recordable import RecordableDecodes
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kv.cache import KVLayer
-from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
-from services.worker.requests.prompt import Prompt
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.batch import DecodeRows, PrefillChunk, StepBatch
+from services.worker.requests.types.prompt import Prompt
+from services.worker.requests.types.sequence import Sequence
 
 # ‖err‖ / ‖ref‖ that each type may reach.
 BOUNDS = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}

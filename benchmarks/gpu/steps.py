@@ -13,7 +13,7 @@ from services.worker.config import EngineConfig
 from services.worker.engine.graphs.check import RandomRows
 from services.worker.engine.step import Engine
 from services.worker.model.paged import PagedModel
-from services.worker.requests.batch import StepBatch
+from services.worker.requests.types.batch import StepBatch
 
 SHAPE = "qwen3-0.6b"
 ROWS = (1, 8, 32, 128)

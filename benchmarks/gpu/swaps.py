@@ -29,7 +29,7 @@ from services.worker.kv.staging import RecordLayout, RingSize
 from services.worker.kv.swapper import Swapper
 from services.worker.kv.transfers import KVTransfer, TransferPlan
 from services.worker.machine import free_host_bytes
-from services.worker.requests.batch import StepBatch
+from services.worker.requests.types.batch import StepBatch
 
 KV_HEADS = 8
 LAYERS = 32

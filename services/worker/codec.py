@@ -9,9 +9,9 @@ from services.costs import StepTiming, SwapTiming
 from services.runtime.codecs.common import encode_reason, encode_swap, encode_timing
 from services.worker.config import WorkerConfig
 from services.worker.engine.step import Engine
-from services.worker.requests.batch import NewToken, TokenLogprobs
-from services.worker.requests.prompt import Prompt, SamplingParams
-from services.worker.requests.scores import Opening
+from services.worker.requests.types.batch import NewToken, TokenLogprobs
+from services.worker.requests.types.prompt import Prompt, SamplingParams
+from services.worker.requests.types.scores import Opening
 
 
 def decode_prompt(message: worker_pb2.Prompt, origin: str) -> Prompt:

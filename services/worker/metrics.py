@@ -13,9 +13,9 @@ from observability.metrics.instruments import Instruments
 from observability.metrics.metric import Metric
 from services.costs import Direction, SwapTiming
 from services.worker.engine.phase_clock import Phase, PhaseClock
-from services.worker.requests.batch import StepResult
-from services.worker.requests.limits import Counters
 from services.worker.requests.state import WorkerState
+from services.worker.requests.types.batch import StepResult
+from services.worker.requests.types.limits import Counters
 
 # Fields of Counters that are metrics.
 COUNTED: Mapping[str, Metric] = {

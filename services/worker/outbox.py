@@ -9,8 +9,8 @@ from contextlib import suppress
 from protos.generated import worker_pb2
 from services.runtime.streams import Outbox
 from services.worker.codec import encode_error, extend_tokens
-from services.worker.requests.batch import NewToken
-from services.worker.requests.scores import SCORES_BYTES, PromptLogprobs, encoded_bytes
+from services.worker.requests.types.batch import NewToken
+from services.worker.requests.types.scores import SCORES_BYTES, PromptLogprobs, encoded_bytes
 
 MAX_BATCHES = 8  # one waits usually; scored prompts may fill several
 # A message costs both sides as much as the tokens of a few steps. A gateway with many streams

@@ -12,8 +12,8 @@ from services.worker.codec import decode_prompt
 from services.worker.engine.mailbox import AddPrompt, CloseStream, OpenStream, RefuseRequest
 from services.worker.engine.runner import EngineRunner
 from services.worker.outbox import TokenOutbox
-from services.worker.requests.batch import NewToken
-from services.worker.requests.prompt import Prompt
+from services.worker.requests.types.batch import NewToken
+from services.worker.requests.types.prompt import Prompt
 from services.worker.spans import WorkerSpans
 
 OVERFLOW = "too many tokens were waiting to be read; connect again and resubmit"

@@ -12,7 +12,7 @@ from math import inf
 
 from observability.tracing import REQUEST_ID, Spans, Value
 from services.core import Plan, Report
-from services.worker.requests.batch import NewToken
+from services.worker.requests.types.batch import NewToken
 
 MOST_TRACED = 8_192  # as many as prompts are held; the oldest is dropped
 MOST_AHEAD = 64  # budgets of one request ahead; further ones extend the last

@@ -30,7 +30,7 @@ from benchmarks.engine.step_profile import PHASES, STEP, Stopwatch, profile_step
 from benchmarks.engine.systems import PEERS, Standing
 from foretoken.running.options import demo_model
 from services.core import Grant, Plan
-from services.worker.requests.prompt import Prompt
+from services.worker.requests.types.prompt import Prompt
 from tests.gateway.gateway_fakes import demo_text
 from tests.worker.worker_fixtures import engine_of
 

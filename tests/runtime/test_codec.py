@@ -41,7 +41,7 @@ from services.runtime.codecs import common as codec
 from services.scheduler.codec import encode_request_event
 from services.scheduler.core import events as ev
 from services.worker.codec import decode_prompt
-from services.worker.requests.prompt import Prompt, SamplingParams
+from services.worker.requests.types.prompt import Prompt, SamplingParams
 
 NAMES = st.text(max_size=12)
 UINT32 = st.integers(0, 2**32 - 1)

@@ -19,7 +19,7 @@ from models.tasks import Example, examples
 from services.core import FinishReason
 from services.worker.config import EngineConfig
 from services.worker.engine.step import Engine
-from services.worker.requests.prompt import SamplingParams
+from services.worker.requests.types.prompt import SamplingParams
 from tests.worker.worker_fixtures import Feeder
 
 COUNT = 200

@@ -5,8 +5,8 @@ from weakref import WeakSet
 
 import pytest
 
-from services.worker.requests.limits import Limits
 from services.worker.requests.state import WorkerState
+from services.worker.requests.types.limits import Limits
 
 
 @pytest.fixture(autouse=True)

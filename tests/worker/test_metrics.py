@@ -12,7 +12,7 @@ from services.costs import Direction
 from services.worker.engine.phase_clock import Phase, PhaseClock
 from services.worker.engine.step import Engine
 from services.worker.metrics import COUNTED, WorkerMetrics
-from services.worker.requests.batch import StepResult
+from services.worker.requests.types.batch import StepResult
 from tests.observability.metrics.seen import uncatalogued, unseen
 from tests.worker.kv.test_swap_answers import BLOCK, LENGTHS, NEW_TOKENS, Restless
 from tests.worker.requests.worker_transcript import Transcript

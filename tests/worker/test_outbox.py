@@ -6,8 +6,13 @@ from protos.generated import common_pb2
 from services.core import FinishReason
 from services.runtime.channel import MAX_MESSAGE_BYTES
 from services.worker.outbox import MAX_BATCHES, TokenOutbox
-from services.worker.requests.batch import NewToken
-from services.worker.requests.scores import SCORES_BYTES, Opening, PromptLogprobs, encoded_bytes
+from services.worker.requests.types.batch import NewToken
+from services.worker.requests.types.scores import (
+    SCORES_BYTES,
+    Opening,
+    PromptLogprobs,
+    encoded_bytes,
+)
 
 
 async def test_unread_tokens_of_a_slow_gateway_are_one_message():

@@ -18,7 +18,7 @@ from services.core import (
 )
 from services.costs import Direction, SwapTiming
 from services.runtime.codecs.attach import decode_plan, encode_plan
-from services.worker.requests.batch import NewToken
+from services.worker.requests.types.batch import NewToken
 from services.worker.spans import MOST_AHEAD, MOST_TRACED, WorkerSpans
 from tests.observability.tracing.otlp import WrittenSpans
 

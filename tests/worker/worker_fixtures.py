@@ -35,8 +35,8 @@ from services.core import FinishReason, Grant, Plan, Report
 from services.worker.config import EngineConfig
 from services.worker.engine.step import Engine
 from services.worker.model.paged import PagedModel
-from services.worker.requests.batch import NewToken, StepResult
-from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
+from services.worker.requests.types.batch import NewToken, StepResult
+from services.worker.requests.types.prompt import GREEDY, Prompt, SamplingParams
 
 VOCABULARY = 96
 EOS = 0
@@ -173,7 +173,7 @@ class Feeder:
         result = self.engine.step()
         if result:
             self.on_step(result)
-        for token in (*(result.tokens if result else ()), *self.engine.state.take_late()):
+        for token in (*(result.tokens if result else ()), *self.engine.state.ends.pop_late()):
             assert token.offset == len(self.output[token.request_id])
             self.output[token.request_id].append(token.token_id)
             self.drawn[token.request_id].append(token)

@@ -23,7 +23,7 @@ from services.worker.kv.swapper import Swapper
 from services.worker.machine import batch_tokens_of, free_host_bytes, share_of_cores
 from services.worker.model.paged import PagedModel
 from services.worker.model.rope import freeze_rope
-from services.worker.requests.limits import Limits
+from services.worker.requests.types.limits import Limits
 
 # Bytes of the logits that score prompts in one step, in the model's dtype: 500 to 900 tokens of a
 # vocabulary of 150,000. On a GPU the logits of a full batch are reserved in any case.

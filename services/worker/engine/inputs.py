@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from services.worker.kv.device_streams import to_device
-from services.worker.requests.batch import DecodeRows, Ints, PrefillChunk, StepBatch
+from services.worker.requests.types.batch import DecodeRows, Ints, PrefillChunk, StepBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ from services.worker.engine.mailbox import (
 from services.worker.engine.step import Engine, StepFailed
 from services.worker.kv.residency import DEFAULT, RESIDENCIES
 from services.worker.metrics import WorkerMetrics
-from services.worker.requests.batch import NewToken
-from services.worker.requests.prompt import Prompt
+from services.worker.requests.types.batch import NewToken
+from services.worker.requests.types.prompt import Prompt
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class EngineLoop:
         Prompts without a plan and paused requests do not count: they are resubmitted elsewhere.
         """
         state = self._engine.state
-        if state.running or state.in_flight:
+        if state.running or state.steps.in_flight:
             return False
         admissions = state.pending.admissions.values()
         since_s = max((since_s for _, since_s in admissions), default=-inf)
@@ -197,7 +197,7 @@ class EngineLoop:
         except StepFailed as failure:
             self._on_failure(failure)
             return True
-        if late := self._engine.state.take_late():
+        if late := self._engine.state.ends.pop_late():
             self._metrics.generated(len(late))
             self._post(lambda: self._listener.on_tokens(late))
         if result is None:

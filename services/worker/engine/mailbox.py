@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.core import HeldRequest, Plan, Report
-from services.worker.requests.prompt import Prompt
+from services.worker.requests.types.prompt import Prompt
 
 Call = Callable[[], None]
 

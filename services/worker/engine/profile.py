@@ -7,7 +7,7 @@ from time import perf_counter
 from services.core import Grant, Pause, Plan, Residency
 from services.costs import StepTiming, SwapTiming
 from services.worker.engine.step import Engine
-from services.worker.requests.prompt import Prompt, SamplingParams
+from services.worker.requests.types.prompt import Prompt, SamplingParams
 
 # (sequences, prompt tokens each): prefills of several lengths and decodes over several contexts,
 # the most informative first, because time may run out at any point.

@@ -15,7 +15,7 @@ from services.worker.config import EngineConfig
 from services.worker.kv.transfers import TransferPlan
 from services.worker.machine import device_of
 from services.worker.model.sharding import ModelSharder
-from services.worker.requests.batch import StepBatch
+from services.worker.requests.types.batch import StepBatch
 
 
 class RanksApart(ValueError):

@@ -9,7 +9,7 @@ from services.worker.engine.loop import EngineLoop, OnError
 from services.worker.engine.mailbox import Call, Command, Inbox, Outbox, QueryDrained, Stop
 from services.worker.engine.step import Engine
 from services.worker.metrics import WorkerMetrics
-from services.worker.requests.batch import NewToken
+from services.worker.requests.types.batch import NewToken
 
 MAX_WAITING_COMMANDS = 8_192  # stream readers then wait for the engine
 

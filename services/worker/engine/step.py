@@ -30,10 +30,10 @@ from services.worker.kernels.interface import AttentionStep
 from services.worker.machine import threads_of
 from services.worker.model.compiled import is_wanted, require_compiler
 from services.worker.model.paged import PagedModel, PagedStep, load_model
-from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch, StepResult
-from services.worker.requests.prompt import Prompt
-from services.worker.requests.sequence import Sequence
 from services.worker.requests.state import WorkerState
+from services.worker.requests.types.batch import DecodeRows, PrefillChunk, StepBatch, StepResult
+from services.worker.requests.types.prompt import Prompt
+from services.worker.requests.types.sequence import Sequence
 
 OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 _PROBE = Prompt("\0probe", (0, 0), 2, 1)  # not a possible request id
@@ -163,7 +163,7 @@ class Engine:
         landing, self._launched = self._launched, None
         result = self._land(landing)
         if ahead:
-            self.state.advance(ahead.batch)
+            self.state.steps.advance(ahead.batch)
             self._launched = ahead
         self.phases.end()
         return result
@@ -187,8 +187,8 @@ class Engine:
     def _launch_behind(self, launched: Launched) -> Launched | None:
         """Launches the step after `launched`, if it depends on nothing that the host does not know
         yet. A failed launch is repeated with nothing in flight."""
-        if not self.state.in_flight:
-            self.state.advance(launched.batch)
+        if not self.state.steps.in_flight:
+            self.state.steps.advance(launched.batch)
         batch = self._compose()
         if batch is None:
             return None
@@ -196,7 +196,7 @@ class Engine:
             return self._start(batch)
         except Exception as error:
             clear_frames(error.__traceback__)
-            self.state.withdraw()
+            self.state.steps.withdraw()
             return None
 
     def _compose(self) -> StepBatch | None:
@@ -204,7 +204,7 @@ class Engine:
         self.phases.enter(Phase.COMPOSE)
         self.state.arrived(self._swapper.settle())
         self.state.swapped(self._swapper.take_timings())
-        batch = self.state.compose()
+        batch = self.state.steps.compose()
         if moves := self.state.take_moves():
             self.state.lost(self._swapper.start(moves))
         return batch
@@ -234,16 +234,16 @@ class Engine:
         except Exception as error:
             raise self._failed(landing.batch, error) from error
         self.phases.enter(Phase.COMMIT)
-        return self.state.commit(
+        return self.state.steps.commit(
             landing.batch, tokens, self._clock.pop_completed(), logprobs, scores
         )
 
     def _failed(self, batch: StepBatch, error: Exception) -> StepFailed:
         rows = len(batch.sequences)
         clear_frames(error.__traceback__)  # releases the memory of its tensors
-        if isinstance(error, OUT_OF_MEMORY) and self.state.out_of_memory(batch):
+        if isinstance(error, OUT_OF_MEMORY) and self.state.steps.out_of_memory(batch):
             return StepFailed(f"a step of {rows} rows found no memory; one gave way", [])
-        return StepFailed(f"a step of {rows} rows failed", self.state.fail(batch))
+        return StepFailed(f"a step of {rows} rows failed", self.state.steps.fail(batch))
 
     def works(self) -> bool:
         """Whether the device can compute anything: prefills a probe token and decodes one.

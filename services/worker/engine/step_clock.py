@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from services.costs import StepTiming
 from services.worker.kv.device_streams import Event, Lane, Streams
-from services.worker.requests.batch import StepBatch
+from services.worker.requests.types.batch import StepBatch
 
 MAX_PENDING = 1_024  # unread steps; the oldest is dropped when more accumulate
 

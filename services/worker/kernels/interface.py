@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from services.worker.kv.cache import KVLayer
-from services.worker.requests.batch import StepBatch
+from services.worker.requests.types.batch import StepBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from services.worker.model.sharding import ModelSharder
 from services.worker.parallel.group import RankGroup, find_store
 from services.worker.parallel.messages import BatchReader, MessageKind, Words, read_moves
 from services.worker.parallel.tensor_sharding import TensorSharder
-from services.worker.requests.batch import StepBatch
+from services.worker.requests.types.batch import StepBatch
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from services.worker.parallel.messages import (
     write_moves,
 )
 from services.worker.parallel.tensor_sharding import TensorSharder
-from services.worker.requests.batch import StepBatch
+from services.worker.requests.types.batch import StepBatch
 
 log = logging.getLogger(__name__)
 

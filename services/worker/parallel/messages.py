@@ -14,9 +14,9 @@ import numpy as np
 
 from services.costs import Direction
 from services.worker.kv.transfers import KVTransfer, TransferPlan
-from services.worker.requests.batch import NO_INTS, DecodeRows, Ints, PrefillChunk, StepBatch
-from services.worker.requests.prompt import Prompt
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.batch import NO_INTS, DecodeRows, Ints, PrefillChunk, StepBatch
+from services.worker.requests.types.prompt import Prompt
+from services.worker.requests.types.sequence import Sequence
 
 Words: TypeAlias = Ints
 

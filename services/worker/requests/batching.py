@@ -9,8 +9,8 @@ from itertools import islice
 from typing import Protocol
 
 from services.core import FinishReason
-from services.worker.requests.batch import NewToken, PrefillChunk
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.batch import NewToken, PrefillChunk
+from services.worker.requests.types.sequence import Sequence
 
 Draw = tuple[int, Sequence, int]  # a draw of a step: its row, the sequence, the token
 

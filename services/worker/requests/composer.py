@@ -4,13 +4,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
 from services.worker.requests.evictor import Evictor
 from services.worker.requests.kv_manager import KVManager
-from services.worker.requests.limits import Limits
-from services.worker.requests.sequence import Phase, Sequence
 from services.worker.requests.static_batching import StaticBatching
 from services.worker.requests.suspects import Suspects
+from services.worker.requests.types.batch import DecodeRows, PrefillChunk, StepBatch
+from services.worker.requests.types.limits import Limits
+from services.worker.requests.types.sequence import Phase, Sequence
 
 
 class Composer:

@@ -15,8 +15,8 @@ from services.worker.kv.residency import (
 )
 from services.worker.requests.kv_manager import KVManager
 from services.worker.requests.reporting import Reporter
-from services.worker.requests.sequence import Phase, Sequence
 from services.worker.requests.static_batching import StaticBatching
+from services.worker.requests.types.sequence import Phase, Sequence
 
 # of a request's growth, kept free for a prefetch: a plan comes before they are generated
 AHEAD_TOKENS = 32

@@ -17,10 +17,10 @@ shared block's key, and a request that it ends has not ended. Meanwhile any of t
 
 from collections.abc import Iterable
 
-from services.worker.requests.batch import StepBatch
 from services.worker.requests.kv_manager import KVManager
-from services.worker.requests.scores import PromptLogprobs
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.batch import StepBatch
+from services.worker.requests.types.scores import PromptLogprobs
+from services.worker.requests.types.sequence import Sequence
 
 
 class InFlight:

@@ -12,10 +12,10 @@ from services.costs import Direction
 from services.runtime.prefix import extend_keys
 from services.worker.kv.blocks import BlockPool
 from services.worker.kv.transfers import KVTransfer, TransferPlan
-from services.worker.requests.batch import PrefillChunk
-from services.worker.requests.limits import Counters
-from services.worker.requests.prompt import Prompt
-from services.worker.requests.sequence import UNKNOWN, Phase, Sequence
+from services.worker.requests.types.batch import PrefillChunk
+from services.worker.requests.types.limits import Counters
+from services.worker.requests.types.prompt import Prompt
+from services.worker.requests.types.sequence import UNKNOWN, Phase, Sequence
 
 
 class KVManager:

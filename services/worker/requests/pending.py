@@ -7,7 +7,7 @@ order. Both waits are bounded in number and time.
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from services.worker.requests.prompt import Prompt
+from services.worker.requests.types.prompt import Prompt
 
 HELD_MAX = 8_192  # of each kind; twice the scheduler's queue
 HELD_S = 60.0  # the other half normally arrives within milliseconds

@@ -6,7 +6,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from services.core import Completion, FinishReason, Report, RequestProgress
 from services.costs import StepTiming, SwapTiming
 from services.worker.requests.kv_manager import KVManager
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.sequence import Sequence
 
 TIMINGS_MAX = 64  # a report has the latest; the estimator needs samples, not all
 NEW_SWAPS_MAX = 1_024  # between two steps; of more, the latest are kept

@@ -1,35 +1,27 @@
-"""WorkerState: the effects of plans, prompts and drawn tokens on a worker. Pure, without I/O.
+"""WorkerState: the effects of prompts and plans on a worker. Pure, without I/O.
 
-The cycle: plans and prompts change the running requests (`apply_plan`, `receive`) → `compose` one
-step → the engine computes it → `commit` its tokens, or `fail` → `report`. Schedulers come and go
+The cycle: prompts and plans change the running requests (`receive`, `apply_plan`) → `steps`
+composes one step and commits its tokens (step_cycle.py) → `report`. Schedulers come and go
 (`attach`). Without one there are no plans and no reports, and requests continue within their
 budgets.
-
-One step may be in flight: `advance` marks it as launched, and the next one can be composed. Between
-`compose` and `advance` (or `commit`, if nothing is composed ahead) the only permitted call commits
-the step in flight; between `advance` and `commit` any call is permitted (see flight.py).
 """
 
 from collections.abc import Collection, Container, Iterable, Mapping
 
 from services.core import FinishReason, Grant, HeldRequest, Pause, Plan, Report, Residency
-from services.costs import StepTiming, SwapTiming
+from services.costs import SwapTiming
 from services.worker.kv.blocks import BlockPool
 from services.worker.kv.transfers import TransferPlan
-from services.worker.requests.batch import NewToken, StepBatch, StepResult, TokenLogprobs
-from services.worker.requests.batching import Batching
-from services.worker.requests.composer import Composer
+from services.worker.requests.ends import RequestEnds
 from services.worker.requests.evictor import Evictor
-from services.worker.requests.flight import InFlight
 from services.worker.requests.kv_manager import KVManager
-from services.worker.requests.limits import Counters, Limits
-from services.worker.requests.pending import HELD_MAX, PendingRequests
-from services.worker.requests.prompt import Prompt
+from services.worker.requests.pending import PendingRequests
 from services.worker.requests.reporting import Reporter
-from services.worker.requests.scores import PromptLogprobs
-from services.worker.requests.sequence import Phase, Sequence
-from services.worker.requests.static_batching import Batch, StaticBatching
-from services.worker.requests.suspects import Suspects
+from services.worker.requests.static_batching import StaticBatching
+from services.worker.requests.step_cycle import StepCycle
+from services.worker.requests.types.limits import Counters, Limits
+from services.worker.requests.types.prompt import Prompt
+from services.worker.requests.types.sequence import Phase, Sequence
 
 
 class WorkerState:
@@ -52,11 +44,10 @@ class WorkerState:
         self._reporter = Reporter(limits.report_every_steps)
         self._static = StaticBatching(self._kv, self.counters, limits.reach_tokens)
         self._evictor = Evictor(self._kv, self._reporter, self._static)
-        self._suspects = Suspects()
-        self._composer = Composer(self._kv, self._evictor, self._static, self._suspects, limits)
-        self._owed_cancels: set[str] = set()
-        self._flight = InFlight(self._kv)
-        self._late: list[NewToken] = []  # last tokens to send, of static batches that are over
+        self.ends = RequestEnds(self._kv, self._static, self._reporter)
+        self.steps = StepCycle(
+            limits, self._kv, self._static, self._evictor, self.ends, self._reporter
+        )
 
     @property
     def sequences(self) -> Mapping[str, Sequence]:
@@ -71,12 +62,7 @@ class WorkerState:
     @property
     def idle(self) -> bool:
         """No request is here or expected, and no step is in flight."""
-        return not (self.sequences or self._flight or self.pending)
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether a step was launched and not committed."""
-        return bool(self._flight)
+        return not (self.sequences or self.steps.in_flight or self.pending)
 
     def attach(self) -> tuple[HeldRequest, ...]:
         """A scheduler attaches. Returns all requests here, which it adopts by plans or cancels. The
@@ -85,8 +71,8 @@ class WorkerState:
         Plans and reports are numbered from 1. Prompts without an admission are kept without a
         budget. Unfinished business of the previous scheduler is dropped, including static batches.
         """
-        self._owed_cancels.clear()
-        self._let_go(self._static.dissolve())
+        self.ends.ignore_no_cancel()
+        self.ends.end_batches(self._static.dissolve())
         for prompt in self.pending.take_prompts():
             self._kv.park(prompt)
         self.pool.cached.ask(0)
@@ -110,7 +96,7 @@ class WorkerState:
         expected = [prompt for prompt, _ in self.pending.prompts.values()]
         for prompt in (*here, *expected):
             if prompt.origin not in origins:
-                self._forget(prompt.request_id)
+                self.ends.forget(prompt.request_id)
                 self.pending.forget(prompt.request_id)
 
     # Prompts and plans
@@ -124,9 +110,8 @@ class WorkerState:
         if request_id in self.sequences:
             # Placed elsewhere and here again: the cancel of its earlier placement is still on its
             # way.
-            self._forget(request_id)
-            if len(self._owed_cancels) < HELD_MAX:
-                self._owed_cancels.add(request_id)
+            self.ends.forget(request_id)
+            self.ends.expect_cancel(request_id)
         if why := self.limits.refusal(prompt):
             self.refuse(request_id)
             return why
@@ -163,47 +148,16 @@ class WorkerState:
 
     def cancel(self, request_id: str) -> None:
         """Frees everything of a request, in flight or not; ignores an unknown one."""
-        if request_id in self._owed_cancels:
-            self._owed_cancels.remove(request_id)
+        if self.ends.ignores_cancel(request_id):
             return
-        self._forget(request_id)
+        self.ends.forget(request_id)
         self.pending.forget(request_id)
 
     def refuse(self, request_id: str) -> None:
         """Reports a request that cannot begin as an ERROR; ends an earlier placement of it, too."""
-        self._forget(request_id)
+        self.ends.forget(request_id)
         self.pending.forget(request_id)
         self._reporter.finished(request_id, 0, FinishReason.ERROR)
-
-    def fail(self, batch: StepBatch) -> list[Sequence]:
-        """The step failed and has no effect, nor has a step launched after it. A request alone in
-        it ends with ERROR and is returned. Several are computed in halves from now on, without
-        their padding. A member that had ended computes no more, and its own end is sent when its
-        static batch is over."""
-        self._unwind()
-        rows = [s for s in batch.sequences if self._kv.is_here(s)]
-        self._kv.touch()
-        for chunk in self._static.padding_in(batch.chunks):
-            self._static.leave_out(chunk.sequence)
-        if len(batch.sequences) > 1:  # one of them may have gone meanwhile
-            self._suspects.split(rows)
-            return []
-        self._suspects.pass_part()
-        for sequence in rows:
-            if sequence.ended:
-                self._static.stop(sequence)
-            else:
-                self._finish(sequence, FinishReason.ERROR)
-        self._settle()
-        return [s for s in rows if not s.ended]
-
-    def out_of_memory(self, batch: StepBatch) -> bool:
-        """The device has no memory for the step, which has no effect; one request is evicted. False
-        if one was alone in it, which would need as much again."""
-        self._unwind()
-        rows = [s for s in batch.sequences if self.running.get(s.request_id) is s and not s.ended]
-        self._kv.touch()
-        return self._evictor.relieve(rows)
 
     def expire(self, now: float) -> None:
         """Drops prompts and admissions that waited too long for each other."""
@@ -245,48 +199,13 @@ class WorkerState:
             return
         last = self._static.leave(pause.request_id)
         if last:
-            self._end_late(sequence, last)
+            self.ends.end_late(sequence, last)
             return
         self._reporter.include(sequence)
         if pause.residency is not Residency.KEEP:
             self._kv.leave(sequence, pause.residency)
         elif sequence.phase is Phase.RUNNING:
             self._kv.pause(sequence)
-
-    def _forget(self, request_id: str) -> None:
-        self._static.leave(request_id)
-        self._kv.forget(request_id)
-        self._reporter.forget(request_id)
-
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        self._forget(sequence.request_id)
-        self._owed_cancels.discard(sequence.request_id)
-        self._reporter.finished(sequence.request_id, sequence.output_tokens, reason)
-
-    def take_late(self) -> list[NewToken]:
-        """Last tokens of requests whose static batch ended between two steps."""
-        late, self._late = self._late, []
-        return late
-
-    def _settle(self) -> None:
-        """Begins and ends static batches."""
-        if self._static.active:
-            self._let_go(self._static.settle())
-
-    def _let_go(self, batches: Iterable[Batch]) -> None:
-        """Sends the ends of members, and reports those that used up their budgets."""
-        for batch in batches:
-            for request_id, sequence in batch.members.items():
-                if last := batch.last.get(request_id):
-                    self._end_late(sequence, last)
-                else:
-                    self._reporter.include(sequence)
-
-    def _end_late(self, sequence: Sequence, last: NewToken) -> None:
-        assert sequence.ended, "it goes on"
-        sequence.untold -= 1
-        self._late.append(last)
-        self._finish(sequence, sequence.ended)
 
     def take_moves(self) -> TransferPlan:
         """The copies that must be issued before the composed step, in order."""
@@ -306,92 +225,9 @@ class WorkerState:
     def swapped(self, timings: Collection[SwapTiming]) -> None:
         self._reporter.swapped(timings)
 
-    # One iteration
-
-    def compose(self) -> StepBatch | None:
-        """The next step with its memory, or None if nothing can run. After a step in flight, rows
-        may read its tokens (`DecodeRows.fed`). None also if the step depends on the end of that
-        one, as with exhausted memory and static batches: commit, then compose."""
-        if self._flight:
-            alone = not self._static.current.ends_known_ahead or self._suspects
-            return None if alone else self._composer.compose(self._flight.batch)
-        self._settle()
-        batch = self._composer.compose()
-        if batch is None:
-            self._settle()  # an evicted request may have been the last that its batch waited for
-        return batch
-
-    def withdraw(self) -> None:
-        """The last composed step was not launched: compose another, so that kernels start
-        afresh."""
-        self._kv.touch()
-
-    def advance(self, batch: StepBatch) -> None:
-        """The last composed step was launched: continues as if it were computed. O(rows)."""
-        used_up = self._flight.launch(batch)
-        if used_up and self._static.current.ends_known_ahead:
-            self._kv.touch()
-        self._composer.advanced(batch)
-
-    def commit(
-        self,
-        batch: StepBatch,
-        sampled: list[int],
-        timings: list[StepTiming],
-        logprobs: Mapping[int, TokenLogprobs] | None = None,
-        scores: Iterable[PromptLogprobs] = (),
-    ) -> StepResult:
-        """Stores the drawn tokens, one for each of `batch.sampling`; `logprobs` by index; `scores`,
-        one for each of `batch.scored`. `timings` are of steps whose time is known by now. Returns
-        what is sent: no invalid tokens, none of requests that left during the step, and the last
-        tokens of static batches only once these are over."""
-        if not self._flight:
-            self.advance(batch)
-        self._flight.land(batch, scores)
-        batching = self._static.current
-        self._kv.publish_all(batch.chunks)
-        rows = zip(range(len(sampled)), batch.sampling, sampled, strict=True)
-        tokens = [
-            self._take(batching, sequence, token, logprobs.get(row) if logprobs else None)
-            for row, sequence, token in batching.accept_draws(rows)
-            if sequence.drawing >= 0
-        ]
-        tokens = batching.release_tokens(batch.chunks, tokens)
-        if not batching.ends_known_ahead:
-            self._settle()
-            tokens += self.take_late()
-        if self._suspects:
-            self._suspects.pass_part()
-            self._kv.touch()
-        self._composer.committed(batch, sampled)
-        return StepResult(tokens, timings, self._reporter.stepped(timings))
-
-    def _take(
-        self, batching: Batching, sequence: Sequence, token: int, logprobs: TokenLogprobs | None
-    ) -> NewToken:
-        length = sequence.learn(token)
-        if sequence.computed % self.limits.block_tokens == 0:
-            self._kv.publish(sequence)
-        finish = sequence.finish_of(token, self.limits.eos_ids)
-        if finish:
-            if not batching.end(sequence, finish):
-                self._finish(sequence, finish)
-        elif sequence.phase is not Phase.RUNNING or not sequence.within_budget:
-            if not batching.on_budget_changed(sequence):
-                self._reporter.include(sequence)
-            if not batching.ends_known_ahead:
-                self._kv.touch()
-        prompt, offset = sequence.prompt, length - 1 - sequence.prompt_tokens
-        opening = None if sequence.opened else sequence.open()
-        return NewToken(prompt.origin, prompt.request_id, offset, token, finish, logprobs, opening)
-
-    def _unwind(self) -> None:
-        for sequence in self._flight.unwind():
-            self._reporter.evicted(sequence)
-
     def check_integrity(self) -> None:
         """All redundant state agrees. Raises AssertionError."""
         self._kv.check_integrity()
         self._static.check_integrity()
-        self._flight.check_integrity()
+        self.steps.check_integrity()
         self.pending.check_integrity(self.sequences)

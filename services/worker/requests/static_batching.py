@@ -26,12 +26,12 @@ from enum import Enum
 import numpy as np
 
 from services.core import FinishReason, StaticBatch
-from services.worker.requests.batch import NewToken, PrefillChunk
 from services.worker.requests.batching import Batching, ContinuousBatching, Draw
 from services.worker.requests.kv_manager import KVManager
-from services.worker.requests.limits import Counters
-from services.worker.requests.prompt import Prompt
-from services.worker.requests.sequence import Phase, Sequence
+from services.worker.requests.types.batch import NewToken, PrefillChunk
+from services.worker.requests.types.limits import Counters
+from services.worker.requests.types.prompt import Prompt
+from services.worker.requests.types.sequence import Phase, Sequence
 
 
 class Stage(Enum):
@@ -279,7 +279,7 @@ class StaticBatching:
         batch = self._of.get(sequence.request_id)
         if batch is None:
             return False
-        sequence.ended, sequence.untold = reason, 1
+        sequence.ended, sequence.unsent = reason, 1
         sequence.limit_length, sequence.max_length = self._reach_tokens, self._reach_tokens + 1
         self._changed[batch.number] = batch
         if not sequence.within_budget:
@@ -301,7 +301,7 @@ class StaticBatching:
                 yield row, sequence, token
                 continue
             sequence.learn(token)
-            sequence.untold += 1
+            sequence.unsent += 1
             self._counters.invalid_tokens += 1
             if not sequence.within_budget:
                 self._kv.touch()

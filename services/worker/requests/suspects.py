@@ -9,7 +9,7 @@ attempts together compute at most log2(n) + 1 steps.
 Pure; inactive until a step fails.
 """
 
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.sequence import Sequence
 
 
 class Suspects:

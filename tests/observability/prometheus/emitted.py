@@ -31,8 +31,8 @@ from services.scheduler.links.breaker import BreakerPhase
 from services.scheduler.observe.metrics import SchedulerMetrics
 from services.worker.engine.phase_clock import PhaseClock
 from services.worker.metrics import WorkerMetrics
-from services.worker.requests.limits import Limits
 from services.worker.requests.state import WorkerState
+from services.worker.requests.types.limits import Limits
 
 Values = Mapping[tuple[Metric, str], frozenset[str]]
 

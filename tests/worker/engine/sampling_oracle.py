@@ -14,9 +14,9 @@ from services.worker.kernels.interface import SamplingKernels
 from services.worker.kernels.reference.sampling import TorchSampling
 from services.worker.kernels.selection import sampling_for
 from services.worker.kv.device_streams import ImmediateStreams
-from services.worker.requests.batch import TokenLogprobs
-from services.worker.requests.prompt import Prompt, SamplingParams
-from services.worker.requests.sequence import Sequence as Row
+from services.worker.requests.types.batch import TokenLogprobs
+from services.worker.requests.types.prompt import Prompt, SamplingParams
+from services.worker.requests.types.sequence import Sequence as Row
 from tests.worker.worker_fixtures import EOS
 
 CPU = torch.device("cpu")

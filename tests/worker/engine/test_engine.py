@@ -11,7 +11,7 @@ from services.costs import Direction
 from services.worker.config import EngineConfig
 from services.worker.engine.profile import profile, profile_swaps
 from services.worker.engine.step import Engine
-from services.worker.requests.prompt import Prompt, SamplingParams
+from services.worker.requests.types.prompt import Prompt, SamplingParams
 from tests.worker.worker_fixtures import Feeder, engine_of, generate, prompt_tokens, reference
 
 ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
@@ -39,7 +39,7 @@ def test_batch_advances_in_place_while_the_same_sequences_decode():
     engine.step()
     batches = []
     for _ in range(30):
-        batches.append(engine.state.compose())
+        batches.append(engine.state.steps.compose())
         engine.step()
     assert len({id(batch) for batch in batches[:18]}) == 1
     assert len({id(batch) for batch in batches[19:]}) == 1  # `b` reached its budget

@@ -21,9 +21,9 @@ from services.worker.kv.device_streams import ImmediateStreams
 from services.worker.model import paged
 from services.worker.model.layer_ops import TorchLayerOps
 from services.worker.model.paged import PagedModel
-from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
-from services.worker.requests.prompt import GREEDY, SamplingParams
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.batch import DecodeRows, PrefillChunk, StepBatch
+from services.worker.requests.types.prompt import GREEDY, SamplingParams
+from services.worker.requests.types.sequence import Sequence
 from tests.worker.engine.sampling_oracle import row_of
 from tests.worker.worker_fixtures import EOS, MODELS, VOCABULARY, reference
 

@@ -23,7 +23,7 @@ from services.worker.engine.graphs.sizes import fitting, graphs_wanted, order_of
 from services.worker.engine.step import Engine
 from services.worker.model import paged
 from services.worker.model.layer_ops import TorchLayerOps
-from services.worker.requests.prompt import SamplingParams
+from services.worker.requests.types.prompt import SamplingParams
 from tests.worker.engine.tape_recorder import TapeRecorder
 from tests.worker.worker_fixtures import GROUPED, Feeder, make_engine, prompt_tokens
 

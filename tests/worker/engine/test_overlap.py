@@ -16,9 +16,9 @@ from services.worker.engine.sampling.drawn import DrawnTokens
 from services.worker.engine.step import Engine, StepFailed
 from services.worker.engine.step_clock import StepClock
 from services.worker.kv.device_streams import ImmediateStreams, Lane
-from services.worker.requests.batch import DecodeRows, StepBatch
-from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.batch import DecodeRows, StepBatch
+from services.worker.requests.types.prompt import GREEDY, Prompt, SamplingParams
+from services.worker.requests.types.sequence import Sequence
 from tests.system.mixed_load import Expected, asks, expected, sampling_of, text
 from tests.worker.worker_fixtures import Feeder, clear_cases, engine_of, prompt_tokens
 
@@ -77,7 +77,7 @@ def test_static_batch_may_arrive_while_a_step_is_in_flight():
         feeder.add(request_id, tokens, 24)
     for _ in range(5):
         feeder.step()
-    assert feeder.engine.state.in_flight
+    assert feeder.engine.state.steps.in_flight
     feeder.plan(batches=(StaticBatch(1, tuple(list(cases)[:3])),))
     assert feeder.run() == {request_id: answer for request_id, (_, answer) in cases.items()}
 
@@ -233,7 +233,7 @@ def test_poisoned_request_ends_alone_with_a_step_in_flight(late, monkeypatch):
 
     for _ in range(6):
         step()
-    assert engine.state.in_flight
+    assert engine.state.steps.in_flight
     feeder.add("bad", (5, poison, 7), 24)
     feeder.add("behind", prompt_tokens(3, 11), 1)
     while engine.state.sequences:
@@ -259,7 +259,7 @@ def test_reset_drops_the_step_in_flight():
     feeder = Feeder(engine)
     feeder.add("a", prompt_tokens(1, 5), 20, ENDLESS)
     feeder.step()
-    assert engine.state.in_flight
+    assert engine.state.steps.in_flight
     engine.reset()
     assert engine.state.idle and engine.step() is None
     again = Feeder(engine)
@@ -282,7 +282,7 @@ def test_penalized_request_is_drawn_ahead():
         feeder.add("plain", prompt_tokens(2, 5), 9, GREEDY)
         flights.append([])
         while feeder.step():
-            flights[-1].append(engine.state.in_flight)
+            flights[-1].append(engine.state.steps.in_flight)
         answers.append(dict(feeder.output))
     assert answers[0] == answers[1] and len(answers[0]["penalized"]) == 24
     assert not any(flights[0]) and all(flights[1][:20])

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from services.core import FinishReason, Grant, Plan, StaticBatch
 from services.worker.config import EngineConfig
 from services.worker.engine.step import Engine, StepFailed
-from services.worker.requests.batch import StepBatch
-from services.worker.requests.limits import Limits
-from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
-from services.worker.requests.sequence import Sequence
 from services.worker.requests.state import WorkerState
 from services.worker.requests.suspects import Suspects
+from services.worker.requests.types.batch import StepBatch
+from services.worker.requests.types.limits import Limits
+from services.worker.requests.types.prompt import GREEDY, Prompt, SamplingParams
+from services.worker.requests.types.sequence import Sequence
 from tests.worker.requests.worker_loop import DumbLoop
 from tests.worker.requests.worker_oracle import DumbDevice, answer
 from tests.worker.requests.worker_transcript import Transcript
@@ -134,8 +134,8 @@ def test_out_of_memory_evicts_the_newest_request():
     t.plan(admit=[Grant(name, 9) for name in "abc"], residency="defer")
     t.step()
     for makes_way in (True, True, False):
-        batch = t.state.compose()
-        assert batch and t.state.out_of_memory(batch) is makes_way
+        batch = t.state.steps.compose()
+        assert batch and t.state.steps.out_of_memory(batch) is makes_way
         t.state.check_integrity()
     t.step()
     t.reads("""
@@ -175,7 +175,7 @@ def test_healthy_requests_end_as_without_faulty_ones(
 
     def poisoned(batch: StepBatch) -> bool:
         here = [s for s in batch.sequences if s.request_id in output]
-        made = {s.request_id: len(s.tokens) - s.prompt_tokens - s.untold for s in here}
+        made = {s.request_id: len(s.tokens) - s.prompt_tokens - s.unsent for s in here}
         return any(most >= bad.get(int(name[1:]), 99) for name, most in made.items())
 
     loop = DumbLoop(state, device, overlap, early, poisoned)
@@ -186,7 +186,7 @@ def test_healthy_requests_end_as_without_faulty_ones(
         for sequence in loop.failed:
             number = int(sequence.request_id[1:])
             assert output[sequence.request_id] == bad[number], "another broke it"
-        for token in (*(tokens or ()), *state.take_late()):
+        for token in (*(tokens or ()), *state.ends.pop_late()):
             length = lengths[int(token.request_id[1:])] + token.offset
             assert token.offset == output[token.request_id]
             assert token.token_id == answer(token.request_id, length)

@@ -24,8 +24,8 @@ from services.worker.engine.mailbox import (
 from services.worker.engine.runner import EngineRunner
 from services.worker.engine.step import Engine
 from services.worker.metrics import WorkerMetrics
-from services.worker.requests.batch import NewToken
-from services.worker.requests.prompt import Prompt, SamplingParams
+from services.worker.requests.types.batch import NewToken
+from services.worker.requests.types.prompt import Prompt, SamplingParams
 from tests.worker.worker_fixtures import engine_of, prompt_tokens
 
 ENDLESS = SamplingParams(temperature=0, ignore_eos=True)

@@ -17,8 +17,8 @@ from services.worker.engine.sampling.draw_plan import Planner
 from services.worker.engine.sampling.sampler import Sampler
 from services.worker.engine.sampling.seen_tokens import FEWEST_ROWS, STEP, SeenTokens
 from services.worker.kv.device_streams import ImmediateStreams, Lane
-from services.worker.requests.prompt import GREEDY, SamplingParams
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.prompt import GREEDY, SamplingParams
+from services.worker.requests.types.sequence import Sequence
 from tests.examples import examples
 from tests.worker.engine.sampling_oracle import CPU, WAYS, right, row_of, sample
 from tests.worker.kv.deferred_streams import DeferredStreams

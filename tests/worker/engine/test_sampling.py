@@ -13,7 +13,7 @@ from torch import Tensor
 
 from services.worker.kernels.interface import Filters
 from services.worker.kernels.reference.sampling import stream_keys, uniforms
-from services.worker.requests.prompt import SamplingParams
+from services.worker.requests.types.prompt import SamplingParams
 from tests.examples import examples
 from tests.worker.engine.sampling_oracle import WAYS, penalized, right, row_of, sample, uniform
 from tests.worker.worker_fixtures import EOS, Feeder, engine_of, prompt_tokens

@@ -14,8 +14,8 @@ from services.core import Grant, Pause, Residency
 from services.worker.config import EngineConfig
 from services.worker.engine.sampling import scored
 from services.worker.engine.step import Engine
-from services.worker.requests.prompt import Prompt, SamplingParams
-from services.worker.requests.scores import Opening, PromptLogprobs
+from services.worker.requests.types.prompt import Prompt, SamplingParams
+from services.worker.requests.types.scores import Opening, PromptLogprobs
 from tests.worker.worker_fixtures import MODELS, Feeder, engine_of, prompt_tokens, reference
 
 SCORE = SamplingParams(temperature=0, ignore_eos=True, prompt_logprobs=4)
@@ -165,7 +165,7 @@ def test_scores_are_not_sent_again_with_delivered_output():
 def test_scoring_logits_are_bounded_and_sliced(monkeypatch):
     """Five tokens a step are scored, though there is room for more; others fill it."""
     feeder = Feeder(engine_of("llama", max_batch_tokens=32))
-    feeder.engine.state._composer._max_scored_tokens = 5
+    feeder.engine.state.steps._composer._max_scored_tokens = 5
     monkeypatch.setattr(scored, "SLICE", 2)
     rows: list[int] = []
     run = feeder.engine.run

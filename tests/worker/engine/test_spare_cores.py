@@ -15,7 +15,7 @@ from services.worker.engine.spare_cores import (
     spare_cores_for,
 )
 from services.worker.machine import TINY_PARAMETERS, cores
-from services.worker.requests.prompt import Prompt
+from services.worker.requests.types.prompt import Prompt
 from tests.worker.worker_fixtures import engine_of, prompt_tokens
 
 

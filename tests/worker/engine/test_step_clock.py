@@ -11,9 +11,9 @@ from services.worker.engine import step_clock
 from services.worker.engine.step import Engine
 from services.worker.engine.step_clock import StepClock
 from services.worker.kv.device_streams import ImmediateStreams, Lane
-from services.worker.requests.batch import NO_INTS, DecodeRows, PrefillChunk, StepBatch
-from services.worker.requests.prompt import Prompt, SamplingParams
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.batch import NO_INTS, DecodeRows, PrefillChunk, StepBatch
+from services.worker.requests.types.prompt import Prompt, SamplingParams
+from services.worker.requests.types.sequence import Sequence
 from tests.worker.kv.deferred_streams import DeferredStreams
 from tests.worker.worker_fixtures import engine_of, prompt_tokens
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from services.worker.engine.sampling.draw_plan import Planner
 from services.worker.engine.sampling.sampler import Sampler, is_plain
 from services.worker.kv.device_streams import ImmediateStreams
-from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
+from services.worker.requests.types.prompt import GREEDY, Prompt, SamplingParams
 from tests.examples import examples
 from tests.worker.engine.sampling_oracle import CPU, WAYS, right, row_of, sample
 from tests.worker.worker_fixtures import EOS, VOCABULARY, engine_of

@@ -22,9 +22,9 @@ from benchmarks.gpu.checks import (
 from services.worker.kernels.cuda.attention import TritonAttention
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kv.cache import KVLayer
-from services.worker.requests.batch import DecodeRows, StepBatch
-from services.worker.requests.prompt import Prompt
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.batch import DecodeRows, StepBatch
+from services.worker.requests.types.prompt import Prompt
+from services.worker.requests.types.sequence import Sequence
 
 CPU = torch.device("cpu")
 

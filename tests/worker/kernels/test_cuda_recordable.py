@@ -23,9 +23,9 @@ from services.worker.kernels.cuda.recordable import RecordableDecodes
 from services.worker.kernels.cuda.work_split import spare_splits, splits_of
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kv.cache import KVLayer
-from services.worker.requests.batch import DecodeRows, StepBatch
-from services.worker.requests.prompt import Prompt
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.batch import DecodeRows, StepBatch
+from services.worker.requests.types.prompt import Prompt
+from services.worker.requests.types.sequence import Sequence
 from tests.worker.engine.tape_recorder import TapeRecorder
 
 CPU = torch.device("cpu")

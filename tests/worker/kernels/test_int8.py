@@ -23,9 +23,9 @@ from services.worker.kv.cache import KVCache, KVShape, bytes_per_token
 from services.worker.kv.copies import BlockCopies
 from services.worker.kv.staging import RecordLayout
 from services.worker.model.paged import PagedModel, PagedStep, load_model
-from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
-from services.worker.requests.prompt import Prompt
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.batch import DecodeRows, PrefillChunk, StepBatch
+from services.worker.requests.types.prompt import Prompt
+from services.worker.requests.types.sequence import Sequence
 from tests.examples import examples
 from tests.worker.worker_fixtures import reference
 

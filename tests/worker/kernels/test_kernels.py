@@ -19,9 +19,9 @@ from services.worker.kernels.reference import attention as torch_attention
 from services.worker.kernels.reference.attention import TorchAttention
 from services.worker.kernels.reference.paging import quantize
 from services.worker.kv.cache import KVLayer
-from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
-from services.worker.requests.prompt import Prompt
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.batch import DecodeRows, PrefillChunk, StepBatch
+from services.worker.requests.types.prompt import Prompt
+from services.worker.requests.types.sequence import Sequence
 from tests.examples import examples
 
 BLOCK, DIM = 4, 8

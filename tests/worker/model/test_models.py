@@ -11,7 +11,7 @@ from services.core import FinishReason
 from services.worker.config import EngineConfig
 from services.worker.engine.step import Engine
 from services.worker.model.paged import load_model
-from services.worker.requests.prompt import SamplingParams
+from services.worker.requests.types.prompt import SamplingParams
 from tests.worker.worker_fixtures import (
     EOS,
     MODELS,

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from services.worker.model.rope import freeze_rope
-from services.worker.requests.prompt import SamplingParams
+from services.worker.requests.types.prompt import SamplingParams
 from tests.worker.worker_fixtures import GROUPED, Feeder, make_engine, prompt_tokens, reference
 
 ORIGINAL, LIMIT = 32, 128  # tokens trained on, and extended to

@@ -19,9 +19,9 @@ from services.worker.parallel.messages import (
     read_moves,
     write_moves,
 )
-from services.worker.requests.batch import DecodeRows, PrefillChunk, StepBatch
-from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.batch import DecodeRows, PrefillChunk, StepBatch
+from services.worker.requests.types.prompt import GREEDY, Prompt, SamplingParams
+from services.worker.requests.types.sequence import Sequence
 from tests.worker.worker_fixtures import Feeder, engine_of, prompt_tokens
 
 BLOCK_TOKENS = 4

@@ -17,7 +17,7 @@ from services.worker.engine.ranks import RanksApart, rank_device
 from services.worker.engine.step import Engine
 from services.worker.parallel import leader
 from services.worker.parallel.loading import load_engine, settled
-from services.worker.requests.prompt import SamplingParams
+from services.worker.requests.types.prompt import SamplingParams
 from tests.system.children import children
 from tests.worker.worker_fixtures import Feeder, prompt_tokens, reference
 

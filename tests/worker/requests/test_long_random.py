@@ -13,10 +13,10 @@ import pytest
 from services.core import FinishReason, Grant, Pause, Plan, QueuePosition, Residency, StaticBatch
 from services.costs import KVCosts
 from services.worker.kv.residency import RESIDENCIES
-from services.worker.requests.batch import NewToken, StepBatch
-from services.worker.requests.limits import Limits
-from services.worker.requests.prompt import Prompt, SamplingParams
 from services.worker.requests.state import WorkerState
+from services.worker.requests.types.batch import NewToken, StepBatch
+from services.worker.requests.types.limits import Limits
+from services.worker.requests.types.prompt import Prompt, SamplingParams
 from tests.worker.requests.worker_loop import DumbLoop
 from tests.worker.requests.worker_oracle import EOS, DumbDevice, answer, check_opening
 from tests.worker.requests.worker_transcript import Account
@@ -62,8 +62,8 @@ class LongLife:
         self.seq = self.names = self.batches = 0
 
     def _compose(self) -> StepBatch | None:
-        batch = self.state.compose()
-        self.did["behind"] += self.state.in_flight and batch is not None
+        batch = self.state.steps.compose()
+        self.did["behind"] += self.state.steps.in_flight and batch is not None
         if batch and self.random.random() < 0.003:
             self.poisoned.add(self.random.choice(batch.sequences).request_id)
         return batch
@@ -86,14 +86,14 @@ class LongLife:
             for chance, change in changes:
                 if self.random.random() < chance:
                     change()
-                    self.tell(self.state.take_late())
+                    self.tell(self.state.ends.pop_late())
                     self.did[change.__name__] += 1
             self.step()
 
     def step(self) -> None:
         tokens = self.loop.step()
         self.did["steps"] += tokens is not None
-        self.tell([*(tokens or ()), *self.state.take_late()])
+        self.tell([*(tokens or ()), *self.state.ends.pop_late()])
         if self.random.random() < 0.4:
             self.report()
 
@@ -245,7 +245,7 @@ class LongLife:
             self.step()
             self.arrive()
         self.step()
-        assert not self.prompts and not self.state.sequences and not self.state.in_flight
+        assert not self.prompts and not self.state.sequences and not self.state.steps.in_flight
         assert self.state.pool.free_blocks == self.blocks
         assert not self.state.host.owners()
 

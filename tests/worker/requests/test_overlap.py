@@ -3,7 +3,7 @@
 import pytest
 
 from services.core import Grant, Pause, Residency, StaticBatch
-from services.worker.requests.batch import StepBatch
+from services.worker.requests.types.batch import StepBatch
 from tests.worker.requests.worker_oracle import EOS
 from tests.worker.requests.worker_transcript import Transcript, drew, ran
 
@@ -31,24 +31,24 @@ class Ahead(Transcript):
         if batch is None:
             self.lines.append("nothing runs")
             return
-        if not self.state.in_flight:
-            self.state.advance(batch)
+        if not self.state.steps.in_flight:
+            self.state.steps.advance(batch)
         behind, then = self._launch()
         line = f"{how} | {then or '-'}"
         self.flight = None
         if any(s.request_id in poison for s in batch.sequences):
-            failed = self.state.fail(batch)
+            failed = self.state.steps.fail(batch)
             self.lines.append(" ".join([line, "breaks", *(s.request_id for s in failed)]))
             return
         tokens = [drawn.get(s.request_id, 7) for s in batch.sampling]
-        result = self.state.commit(batch, tokens, [])
+        result = self.state.steps.commit(batch, tokens, [])
         self.lines.append(f"{line} -> {' '.join(map(drew, result.tokens)) or '-'}")
         if behind:
-            self.state.advance(behind)
+            self.state.steps.advance(behind)
             self.flight, self.ran = behind, then
 
     def _launch(self) -> tuple[StepBatch | None, str]:
-        batch = self.state.compose()
+        batch = self.state.steps.compose()
         self._carry_out(self.state.take_moves())
         if batch is None:
             return None, ""
@@ -243,7 +243,7 @@ def test_failed_step_in_flight_takes_the_next_one_along():
     t.step()
     t.plan(pause=[Pause("c", Residency.OFFLOAD)])
     t.step(poison="b")
-    assert not t.state.in_flight
+    assert not t.state.steps.in_flight
     assert {n: s.tokens for n, s in t.state.sequences.items()} == {n: [1, 2, 7] for n in "abc"}
     t.step(poison="b", times=3)
     t.admit(c=9)
@@ -291,11 +291,11 @@ def test_step_that_could_not_be_launched_is_composed_again():
     t.admit(a=9)
     t.step(times=2)
     assert t.flight
-    behind = t.state.compose()
+    behind = t.state.steps.compose()
     assert behind is t.flight, "moved on"
-    t.state.withdraw()
-    t.state.commit(t.flight, [7], [])
-    again = t.state.compose()
+    t.state.steps.withdraw()
+    t.state.steps.commit(t.flight, [7], [])
+    again = t.state.steps.compose()
     assert again and again is not behind
     assert again.decodes.positions.tolist() == behind.decodes.positions.tolist() == [4]
 

@@ -11,11 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from services.core import FinishReason, Grant, Pause, Plan, QueuePosition, Residency
 from services.costs import KVCosts
 from services.worker.kv.residency import RESIDENCIES
-from services.worker.requests.batch import NewToken, StepBatch
-from services.worker.requests.limits import Limits
-from services.worker.requests.prompt import Prompt, SamplingParams
-from services.worker.requests.sequence import Phase, Sequence
 from services.worker.requests.state import WorkerState
+from services.worker.requests.types.batch import NewToken, StepBatch
+from services.worker.requests.types.limits import Limits
+from services.worker.requests.types.prompt import Prompt, SamplingParams
+from services.worker.requests.types.sequence import Phase, Sequence
 from tests.examples import examples
 from tests.worker.requests.worker_loop import DumbLoop
 from tests.worker.requests.worker_oracle import EOS, DumbDevice, answer, check_opening
@@ -181,11 +181,11 @@ class WorkerMachine(RuleBasedStateMachine):
 
     def _compose(self) -> StepBatch | None:
         """Behind a step in flight, whoever depends on it waits, and nobody leaves for anybody."""
-        ahead = self.state.in_flight
+        ahead = self.state.steps.in_flight
         first = list(self.state.running.values())[:RUNNING]
         runnable = [s for s in first if s.within_budget and not s.arriving and not s.waits]
         running, decodes = len(self.state.running), [s for s in runnable if s.is_decode]
-        batch = self.state.compose()
+        batch = self.state.steps.compose()
         if ahead:
             assert len(self.state.running) == running
         if batch is None:
@@ -211,7 +211,7 @@ class WorkerMachine(RuleBasedStateMachine):
             return
         reach = self.state.pool.reach
         assert not [s for s in decodes if reach(s.request_id) > s.computed], "a decode is left out"
-        flight = self.state._flight.batch
+        flight = self.state.steps._flight.batch
         if out and not out[0].resting and not batch.chunks and not (flight and flight.chunks):
             assert reach(out[0].request_id) <= out[0].computed, "a prefill is left out"
 
@@ -321,7 +321,7 @@ class WorkerMachine(RuleBasedStateMachine):
             sequence = self.state.sequences[progress.request_id]
             assert progress.output_tokens == self.output[progress.request_id]
             assert (progress.output_tokens, progress.held_tokens) == (
-                sequence.output_tokens, sequence.told_tokens
+                sequence.output_tokens, sequence.reported_tokens
             )  # fmt: skip
 
     @precondition(lambda self: self.prompts)

@@ -1,7 +1,7 @@
 """The worker's state as transcripts: what was planned, what ran, what was reported."""
 
 from services.core import Grant, Pause, Residency
-from services.worker.requests.prompt import Prompt, SamplingParams
+from services.worker.requests.types.prompt import Prompt, SamplingParams
 from tests.worker.requests.worker_oracle import EOS
 from tests.worker.requests.worker_transcript import Transcript
 

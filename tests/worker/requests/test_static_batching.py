@@ -151,8 +151,10 @@ def test_cancelled_member_leaves_at_once():
         nothing runs
           report plan 3, free 16: finished a:1 stop
     """)
-    assert [(token.request_id, token.finish) for token in t.state.take_late()] == [("a", "stop")]
-    assert t.state.take_late() == [] and t.state.idle
+    assert [(token.request_id, token.finish) for token in t.state.ends.pop_late()] == [
+        ("a", "stop")
+    ]
+    assert t.state.ends.pop_late() == [] and t.state.idle
 
 
 def test_ended_member_cancelled_before_its_end_is_sent_reports_nothing():
@@ -171,7 +173,7 @@ def test_ended_member_cancelled_before_its_end_is_sent_reports_nothing():
         b@2 -> b+2
           report plan 2, free 15: b:3/3
     """)
-    assert t.state.take_late() == []
+    assert t.state.ends.pop_late() == []
 
 
 def test_refused_or_missing_member_is_not_awaited():
@@ -223,7 +225,7 @@ def test_end_reported_by_a_pause_is_not_of_a_later_batch():
         admit=[Grant("a", 2), Grant("b", 1)],
         batches=[StaticBatch(2, ("a", "b"))],
     )
-    late = [(token.request_id, token.offset, token.finish) for token in t.state.take_late()]
+    late = [(token.request_id, token.offset, token.finish) for token in t.state.ends.pop_late()]
     assert late == [("b", 0, "length")]
     t.step()
     t.state.expire(HELD_S + 1)
@@ -258,7 +260,7 @@ def test_batches_end_with_their_scheduler():
           report plan 0, free 14: b:1/5, c:0/0, finished a:1 stop
         b@5 c[0:1] -> b+1 c+0
     """)
-    assert [(token.request_id, token.offset) for token in t.state.take_late()] == [("a", 0)]
+    assert [(token.request_id, token.offset) for token in t.state.ends.pop_late()] == [("a", 0)]
 
 
 def test_non_member_changes_nothing():

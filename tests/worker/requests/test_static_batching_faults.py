@@ -98,7 +98,7 @@ def test_faulty_member_ends_alone_and_others_stay_in_lockstep():
         c@2 a@2 -> c+2
     """)
     t.step({"c": EOS})
-    assert [token.request_id for token in t.state.take_late()] == []
+    assert [token.request_id for token in t.state.ends.pop_late()] == []
     t.reads("""
         c@3 a@3 -> a+0=stop c+3=stop
           report plan 1, free 16: finished a:1 stop, finished c:4 stop
@@ -129,8 +129,8 @@ def test_padding_is_omitted_after_a_failed_step():
     t.prompt("a", 1)
     t.prompt("b", 8)
     together(t, a=2, b=2)
-    batch = t.state.compose()
-    assert batch and batch.prefill_tokens == 16 and t.state.fail(batch) == []
+    batch = t.state.steps.compose()
+    assert batch and batch.prefill_tokens == 16 and t.state.steps.fail(batch) == []
     t.step(times=3)
     t.reads("""
         a[0:1] -> a+0

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from services.core import Grant, Pause, Plan, Residency, StaticBatch
-from services.worker.requests.batch import NewToken
-from services.worker.requests.limits import Limits
 from services.worker.requests.pending import HELD_S
-from services.worker.requests.prompt import GREEDY, Prompt, SamplingParams
-from services.worker.requests.sequence import Phase
 from services.worker.requests.state import WorkerState
+from services.worker.requests.types.batch import NewToken
+from services.worker.requests.types.limits import Limits
+from services.worker.requests.types.prompt import GREEDY, Prompt, SamplingParams
+from services.worker.requests.types.sequence import Phase
 from tests.examples import examples
 from tests.worker.requests.worker_oracle import EOS, DumbDevice, answer
 from tests.worker.requests.worker_transcript import Account
@@ -116,7 +116,7 @@ class LockstepMachine(RuleBasedStateMachine):
         self._part(*paused)
         self.account.cancelled(*plan.cancel)
         self.state.apply_plan(plan, 0.0)
-        late = self.state.take_late()
+        late = self.state.ends.pop_late()
         assert {token.request_id for token in late} == to_tell, "told who is paused, nobody else"
         self._tell(late)  # whom the plan names again begins anew, and has not ended
         for batch in plan.batches:
@@ -142,13 +142,13 @@ class LockstepMachine(RuleBasedStateMachine):
             self._step()
 
     def _step(self) -> bool:
-        batch = self.state.compose()
+        batch = self.state.steps.compose()
         self.state.check_integrity()
         self._part(*(r for r, s in self.state.sequences.items() if s.phase is not Phase.RUNNING))
         self._part_the_spent()
         self.device.carry_out(self.state.take_moves())
         if batch is None:
-            self._tell(self.state.take_late())
+            self._tell(self.state.ends.pop_late())
             assert self.device.pending or not self._could_run(), "somebody could run"
             return False
         self._check_gate([*batch.decodes.sequences, *(c.sequence for c in batch.chunks)])
@@ -156,7 +156,7 @@ class LockstepMachine(RuleBasedStateMachine):
         assert not any(chunk.samples for chunk in pads)
         assert len(batch.decodes) + batch.prefill_tokens <= 11
         assert len(batch.decodes) + len(batch.chunks) - len(pads) <= 5
-        result = self.state.commit(batch, self.device.run(batch), [])
+        result = self.state.steps.commit(batch, self.device.run(batch), [])
         self._tell(result.tokens)
         self._part_the_spent()
         self.state.check_integrity()
@@ -221,7 +221,7 @@ class LockstepMachine(RuleBasedStateMachine):
         """Its batches end as they are, and who had ended is told."""
         self.batch_of.clear()
         held = self.state.attach()
-        self._tell(self.state.take_late())
+        self._tell(self.state.ends.pop_late())
         assert {request.request_id for request in held} == self.prompts.keys()
         self.account.begin(held)
         self.seq = self.number = 0
@@ -296,8 +296,8 @@ def test_waste_equals_the_papers_count(shapes, limit):
     names = tuple(prompt.request_id for prompt in prompts)
     grants = tuple(Grant(name, limit) for name in names)
     state.apply_plan(Plan(1, admit=grants, batches=(StaticBatch(1, names),)), 0.0)
-    while batch := state.compose():
-        state.commit(batch, device.run(batch), [])
+    while batch := state.steps.compose():
+        state.steps.commit(batch, device.run(batch), [])
     lengths = [length_of(prompt) for prompt in prompts]
     steps = max(min(limit, length) for length in lengths)
     ended = [length for length in lengths if length <= limit]

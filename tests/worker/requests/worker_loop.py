@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from services.worker.requests.batch import NewToken, StepBatch
-from services.worker.requests.sequence import Sequence
 from services.worker.requests.state import WorkerState
+from services.worker.requests.types.batch import NewToken, StepBatch
+from services.worker.requests.types.sequence import Sequence
 from tests.worker.requests.worker_oracle import DumbDevice, scores_of
 
 Flight = tuple[StepBatch, list[int], bool]  # what it drew, and whether it breaks
@@ -30,7 +30,7 @@ class DumbLoop:
         self.overlap = overlap
         self.early = early
         self.breaks = breaks
-        self.compose: Callable[[], StepBatch | None] = state.compose
+        self.compose: Callable[[], StepBatch | None] = state.steps.compose
         self.failed: list[Sequence] = []  # who ended by the last step that broke
         self._flight: Flight | None = None
 
@@ -41,24 +41,24 @@ class DumbLoop:
         if landing is None:
             return None
         batch, drawn, broken = landing
-        if broken and not self.state.in_flight and (self.early or not self.overlap):
+        if broken and not self.state.steps.in_flight and (self.early or not self.overlap):
             return self._fail(batch)
         ahead = self._launch_behind(landing) if self.overlap else None
         if broken:
             return self._fail(batch)
         scores = [scores_of(chunk) for chunk in batch.scored]
-        result = self.state.commit(batch, drawn, [], scores=scores)
+        result = self.state.steps.commit(batch, drawn, [], scores=scores)
         if ahead:
-            self.state.advance(ahead[0])
+            self.state.steps.advance(ahead[0])
             self._flight = ahead
         return result.tokens
 
     def _launch_behind(self, landing: Flight) -> Flight | None:
-        if not self.state.in_flight:
-            self.state.advance(landing[0])
+        if not self.state.steps.in_flight:
+            self.state.steps.advance(landing[0])
         ahead = self._launch(behind_broken=landing[2])
         if ahead and ahead[2] and self.early:
-            self.state.withdraw()
+            self.state.steps.withdraw()
             return None
         return ahead
 
@@ -72,6 +72,6 @@ class DumbLoop:
         return batch, self.device.run(batch, broken), broken
 
     def _fail(self, batch: StepBatch) -> list[NewToken]:
-        self.failed = self.state.fail(batch)
+        self.failed = self.state.steps.fail(batch)
         self.state.check_integrity()
         return []

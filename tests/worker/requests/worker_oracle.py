@@ -6,10 +6,10 @@ import numpy as np
 
 from services.costs import Direction
 from services.worker.kv.transfers import KVTransfer, TransferPlan
-from services.worker.requests.batch import PrefillChunk, StepBatch
-from services.worker.requests.prompt import MAX_LOGPROBS, Prompt
-from services.worker.requests.scores import Opening, PromptLogprobs
-from services.worker.requests.sequence import UNKNOWN, Sequence
+from services.worker.requests.types.batch import PrefillChunk, StepBatch
+from services.worker.requests.types.prompt import MAX_LOGPROBS, Prompt
+from services.worker.requests.types.scores import Opening, PromptLogprobs
+from services.worker.requests.types.sequence import UNKNOWN, Sequence
 
 EOS = 0
 

@@ -7,10 +7,10 @@ from typing import Any
 from services.core import Grant, HeldRequest, Plan, QueuePosition, Report, RequestProgress
 from services.costs import Direction
 from services.worker.kv.transfers import TransferPlan
-from services.worker.requests.batch import NewToken, StepBatch
-from services.worker.requests.limits import Limits
-from services.worker.requests.prompt import Prompt, SamplingParams
 from services.worker.requests.state import WorkerState
+from services.worker.requests.types.batch import NewToken, StepBatch
+from services.worker.requests.types.limits import Limits
+from services.worker.requests.types.prompt import Prompt, SamplingParams
 from tests.worker.requests.worker_oracle import EOS, DumbDevice
 
 
@@ -95,18 +95,18 @@ class Transcript:
     def step(self, drawn: dict[str, int] | None = None, times: int = 1, poison: str = "") -> None:
         """Steps with one of `poison` (a letter a request) in them break."""
         for _ in range(times):
-            batch = self.state.compose()
+            batch = self.state.steps.compose()
             self._carry_out(self.state.take_moves())
             if batch is None:
                 self.lines.append("nothing runs")
             elif any(s.request_id in poison for s in batch.sequences):
-                how, failed = ran(batch), self.state.fail(batch)
+                how, failed = ran(batch), self.state.steps.fail(batch)
                 self.lines.append(" ".join([how, "breaks", *(s.request_id for s in failed)]))
             else:
                 how, tokens = ran(batch), self.device.run(batch)
                 for row, sequence in enumerate(batch.sampling):
                     tokens[row] = (drawn or {}).get(sequence.request_id, 7)
-                result = self.state.commit(batch, tokens, [])
+                result = self.state.steps.commit(batch, tokens, [])
                 self.lines.append(f"{how} -> {' '.join(map(drew, result.tokens)) or '-'}")
             self.state.check_integrity()
             self._report()

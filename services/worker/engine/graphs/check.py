@@ -10,9 +10,9 @@ from torch import Tensor
 from services.worker.kv.cache import KVCache
 from services.worker.model.paged import MAX_SHIFT, MAX_SHIFT_HALF
 from services.worker.model.probe import relative_shift
-from services.worker.requests.batch import DecodeRows, StepBatch
-from services.worker.requests.prompt import Prompt
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.batch import DecodeRows, StepBatch
+from services.worker.requests.types.prompt import Prompt
+from services.worker.requests.types.sequence import Sequence
 
 CONTEXT_TOKENS = 8_192  # at most: all rows together read no more than a step of this context
 SHARED_BLOCKS = 256  # the contexts' blocks, besides one block per row

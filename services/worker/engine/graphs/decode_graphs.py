@@ -27,7 +27,7 @@ from services.worker.engine.inputs import Inputs, StepInputs
 from services.worker.kernels.interface import RecordableAttention
 from services.worker.kv.cache import KVCache
 from services.worker.model.paged import PagedModel, PagedStep
-from services.worker.requests.batch import DecodeRows, StepBatch
+from services.worker.requests.types.batch import DecodeRows, StepBatch
 
 RECORD_S = 15.0  # no recording begins later, to bound the start
 

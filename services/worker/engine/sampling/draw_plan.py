@@ -18,9 +18,9 @@ from services.worker.engine.sampling.token_masks import TokenMasks, masks_of
 from services.worker.kernels.interface import Filters, SamplingKernels
 from services.worker.kernels.reference.sampling import draw, stream_keys, uniforms
 from services.worker.kv.device_streams import to_device
-from services.worker.requests.batch import Ints
-from services.worker.requests.prompt import SamplingParams
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.batch import Ints
+from services.worker.requests.types.prompt import SamplingParams
+from services.worker.requests.types.sequence import Sequence
 
 NO_TOP_K = 2**31 - 1
 NO_TOP_P = 2.0  # above every sum of probabilities, which may slightly exceed 1

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from services.worker.kv.device_streams import Lane, Streams
-from services.worker.requests.batch import TokenLogprobs
-from services.worker.requests.prompt import MAX_LOGPROBS
+from services.worker.requests.types.batch import TokenLogprobs
+from services.worker.requests.types.prompt import MAX_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)

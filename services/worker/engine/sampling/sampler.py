@@ -18,8 +18,8 @@ from services.worker.engine.sampling.drawn import DrawnTokens
 from services.worker.engine.sampling.seen_tokens import SeenTokens
 from services.worker.kernels.interface import SamplingKernels
 from services.worker.kv.device_streams import Streams
-from services.worker.requests.prompt import SamplingParams
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.prompt import SamplingParams
+from services.worker.requests.types.sequence import Sequence
 
 
 def is_plain(sampling: SamplingParams) -> bool:

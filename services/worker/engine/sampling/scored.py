@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from services.worker.kv.device_streams import to_device
-from services.worker.requests.batch import PrefillChunk
-from services.worker.requests.prompt import MAX_LOGPROBS
-from services.worker.requests.scores import Ids, PromptLogprobs
+from services.worker.requests.types.batch import PrefillChunk
+from services.worker.requests.types.prompt import MAX_LOGPROBS
+from services.worker.requests.types.scores import Ids, PromptLogprobs
 
 SLICE = 256  # rows whose float32 probabilities exist at once
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from services.worker.kv.device_streams import to_device
-from services.worker.requests.batch import Ints
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.batch import Ints
+from services.worker.requests.types.sequence import Sequence
 
 FEWEST_ROWS = 8
 STEP = 64  # columns are read in multiples of this, so that shapes stay stable

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.engine.sampling.drawn import Rows
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.sequence import Sequence
 
 # Below all logits but finite: if all allowed tokens are masked, one of them is still drawn.
 MASKED_LOGIT = -1e30

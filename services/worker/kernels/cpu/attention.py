@@ -23,7 +23,7 @@ from services.worker.kernels.interface import AttentionOptions
 from services.worker.kernels.reference.attention import ChunkGroup, TorchAttention
 from services.worker.kernels.reference.paging import LARGEST_SCALE, TINY
 from services.worker.kv.cache import KVLayer
-from services.worker.requests.batch import DecodeRows, Ints, PrefillChunk, StepBatch
+from services.worker.requests.types.batch import DecodeRows, Ints, PrefillChunk, StepBatch
 
 # A chunk of more tokens is a product of matrices (measured): by prefill_loops.py, or by PyTorch.
 MAX_ROW_TOKENS, MAX_ROW_TOKENS_BEFORE_TORCH = 7, 48

@@ -18,7 +18,7 @@ from services.worker.kernels.cuda.tile_sizes import Tiles, power_of_two, prefill
 from services.worker.kernels.cuda.work_split import tiles_of
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kv.cache import KVLayer
-from services.worker.requests.batch import PrefillChunk, StepBatch
+from services.worker.requests.types.batch import PrefillChunk, StepBatch
 
 STORE_NUMBERS = 4096  # of keys, and as many of values, to a thread block
 

@@ -28,7 +28,7 @@ from services.worker.kernels.cuda.rows import (
 from services.worker.kernels.cuda.work_split import items_of, spare_splits, splits_of
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kv.cache import KVLayer
-from services.worker.requests.batch import NO_INTS, DecodeRows, Ints, StepBatch
+from services.worker.requests.types.batch import NO_INTS, DecodeRows, Ints, StepBatch
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from services.worker.kernels.cuda.device import Paged, products, send
 from services.worker.kernels.cuda.tile_sizes import Tiles, decode_tiles, power_of_two
 from services.worker.kernels.cuda.work_split import items_of, splits_of
 from services.worker.kernels.interface import AttentionOptions
-from services.worker.requests.batch import DecodeRows, Ints
+from services.worker.requests.types.batch import DecodeRows, Ints
 
 APPEND_ROWS = 128
 JOIN_NUMBERS = 4096  # of partial outputs, taken at once

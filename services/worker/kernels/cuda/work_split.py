@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.worker.requests.batch import Ints, PrefillChunk
+from services.worker.requests.types.batch import Ints, PrefillChunk
 
 Words = NDArray[np.int32]
 

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kernels.reference.paging import Buffers, Context, TokenIndex, store
 from services.worker.kv.cache import KVLayer
-from services.worker.requests.batch import NO_INTS, DecodeRows, Ints, PrefillChunk, StepBatch
+from services.worker.requests.types.batch import NO_INTS, DecodeRows, Ints, PrefillChunk, StepBatch
 
 # Padding a group may carry before another group is cheaper: a further gather and attention call
 # cost about what this many tokens of context do (measured on a CPU, 2 kv heads of 32).

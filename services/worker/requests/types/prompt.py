@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from services.worker.requests.scores import SCORES_BYTES, encoded_bytes
+from services.worker.requests.types.scores import SCORES_BYTES, encoded_bytes
 
 MAX_LOGPROBS = 20
 MAX_BIAS = 100.0

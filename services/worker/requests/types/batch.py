@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from services.core import FinishReason
 from services.costs import StepTiming, SwapTiming
-from services.worker.requests.scores import Opening
-from services.worker.requests.sequence import Sequence
+from services.worker.requests.types.scores import Opening
+from services.worker.requests.types.sequence import Sequence
 
 Ints = NDArray[np.int64]
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from services.core import FinishReason, HeldRequest, RequestProgress
-from services.worker.requests.prompt import Prompt
-from services.worker.requests.scores import Opening, PromptLogprobs
+from services.worker.requests.types.prompt import Prompt
+from services.worker.requests.types.scores import Opening, PromptLogprobs
 
 UNKNOWN = -1  # a token that a step in flight is drawing
 
@@ -50,7 +50,7 @@ class Sequence:
     exact: bool = True  # its KV is as computed, never quantized
     phase: Phase = Phase.RUNNING
     ended: FinishReason | None = None  # ended, but it continues with its static batch
-    untold: int = 0  # last tokens not sent yet: the last valid one, and invalid ones after it
+    unsent: int = 0  # last tokens not sent yet: the last valid one, and invalid ones after it
     drawing: int = -1  # the row of the step in flight that draws its last token; -1: known
     scores: PromptLogprobs | None = None  # until they are sent
     cached: int | None = None  # prompt tokens found at the first lookup in the prefix cache
@@ -107,7 +107,7 @@ class Sequence:
     @property
     def output_tokens(self) -> int:
         """Known output tokens."""
-        return len(self.tokens) - self.prompt_tokens - self.untold - (self.drawing >= 0)
+        return len(self.tokens) - self.prompt_tokens - self.unsent - (self.drawing >= 0)
 
     @property
     def within_budget(self) -> bool:
@@ -133,13 +133,13 @@ class Sequence:
         return 0 < self.computed == len(self.tokens) - 1
 
     @property
-    def told_tokens(self) -> int:
+    def reported_tokens(self) -> int:
         """Held tokens as reported to the scheduler: never including the newest known token."""
-        return min(self.held_tokens, self.prompt_tokens + self.output_tokens + self.untold - 1)
+        return min(self.held_tokens, self.prompt_tokens + self.output_tokens + self.unsent - 1)
 
     def progress(self, blocks: int) -> RequestProgress:
         """Its progress with this many device blocks."""
-        return RequestProgress(self.request_id, self.output_tokens, self.told_tokens, blocks)
+        return RequestProgress(self.request_id, self.output_tokens, self.reported_tokens, blocks)
 
     def held(self, blocks: int) -> HeldRequest:
         """Everything that a scheduler needs to adopt it."""
@@ -148,7 +148,7 @@ class Sequence:
             self.prompt_tokens,
             self.max_length - self.prompt_tokens,
             self.output_tokens,
-            self.told_tokens,
+            self.reported_tokens,
             self.limit_length - self.prompt_tokens,
             self.phase is Phase.RUNNING,
             blocks,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from services.worker.requests.prompt import Prompt
+from services.worker.requests.types.prompt import Prompt
 
 
 @dataclass(frozen=True)

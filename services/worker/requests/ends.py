@@ -1,0 +1,76 @@
+"""RequestEnds: how requests leave a worker, and which of their ends are sent later."""
+
+from collections.abc import Iterable
+
+from services.core import FinishReason
+from services.worker.requests.kv_manager import KVManager
+from services.worker.requests.pending import HELD_MAX
+from services.worker.requests.reporting import Reporter
+from services.worker.requests.static_batching import Batch, StaticBatching
+from services.worker.requests.types.batch import NewToken
+from services.worker.requests.types.sequence import Sequence
+
+
+class RequestEnds:
+    """Removes requests from the KV, their static batch and the next report."""
+
+    def __init__(self, kv: KVManager, static: StaticBatching, reporter: Reporter):
+        self._kv = kv
+        self._static = static
+        self._reporter = reporter
+        self._owed_cancels: set[str] = set()
+        self._late: list[NewToken] = []  # last tokens to send, of static batches that are over
+
+    def forget(self, request_id: str) -> None:
+        """Frees everything of a request, and reports nothing of it."""
+        self._static.leave(request_id)
+        self._kv.forget(request_id)
+        self._reporter.forget(request_id)
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Frees everything of a request, and reports its end."""
+        self.forget(sequence.request_id)
+        self._owed_cancels.discard(sequence.request_id)
+        self._reporter.finished(sequence.request_id, sequence.output_tokens, reason)
+
+    def expect_cancel(self, request_id: str) -> None:
+        """The next cancel of this request belongs to its earlier placement."""
+        if len(self._owed_cancels) < HELD_MAX:
+            self._owed_cancels.add(request_id)
+
+    def ignores_cancel(self, request_id: str) -> bool:
+        """Whether a cancel belongs to an earlier placement; true once for each expected one."""
+        if request_id not in self._owed_cancels:
+            return False
+        self._owed_cancels.remove(request_id)
+        return True
+
+    def ignore_no_cancel(self) -> None:
+        """No cancel of an earlier placement arrives any more: its scheduler is gone."""
+        self._owed_cancels.clear()
+
+    def settle_batches(self) -> None:
+        """Begins and ends static batches."""
+        if self._static.active:
+            self.end_batches(self._static.settle())
+
+    def end_batches(self, batches: Iterable[Batch]) -> None:
+        """Sends the ends of members, and reports those that used up their budgets."""
+        for batch in batches:
+            for request_id, sequence in batch.members.items():
+                if last := batch.last.get(request_id):
+                    self.end_late(sequence, last)
+                else:
+                    self._reporter.include(sequence)
+
+    def end_late(self, sequence: Sequence, last: NewToken) -> None:
+        """Ends a member that had drawn its last token before."""
+        assert sequence.ended, "it goes on"
+        sequence.unsent -= 1
+        self._late.append(last)
+        self.finish(sequence, sequence.ended)
+
+    def pop_late(self) -> list[NewToken]:
+        """Last tokens of requests whose static batch ended between two steps."""
+        late, self._late = self._late, []
+        return late

@@ -1,0 +1,171 @@
+"""StepCycle: composes steps of the running requests and commits their tokens. Pure, without I/O.
+
+`compose` one step → the engine computes it → `commit` its tokens, or `fail`. One step may be in
+flight: `advance` marks it as launched, and the next one can be composed. Between `compose` and
+`advance` (or `commit`, if nothing is composed ahead) the only permitted call commits the step in
+flight; between `advance` and `commit` any call is permitted (see flight.py).
+"""
+
+from collections.abc import Iterable, Mapping
+
+from services.core import FinishReason
+from services.costs import StepTiming
+from services.worker.requests.batching import Batching
+from services.worker.requests.composer import Composer
+from services.worker.requests.ends import RequestEnds
+from services.worker.requests.evictor import Evictor
+from services.worker.requests.flight import InFlight
+from services.worker.requests.kv_manager import KVManager
+from services.worker.requests.reporting import Reporter
+from services.worker.requests.static_batching import StaticBatching
+from services.worker.requests.suspects import Suspects
+from services.worker.requests.types.batch import NewToken, StepBatch, StepResult, TokenLogprobs
+from services.worker.requests.types.limits import Limits
+from services.worker.requests.types.scores import PromptLogprobs
+from services.worker.requests.types.sequence import Phase, Sequence
+
+
+class StepCycle:
+    """At most one step in flight, and one composed after it."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        kv: KVManager,
+        static: StaticBatching,
+        evictor: Evictor,
+        ends: RequestEnds,
+        reporter: Reporter,
+    ):
+        self._limits = limits
+        self._kv = kv
+        self._static = static
+        self._evictor = evictor
+        self._ends = ends
+        self._reporter = reporter
+        self._suspects = Suspects()
+        self._composer = Composer(kv, evictor, static, self._suspects, limits)
+        self._flight = InFlight(kv)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step was launched and not committed."""
+        return bool(self._flight)
+
+    def compose(self) -> StepBatch | None:
+        """The next step with its memory, or None if nothing can run. After a step in flight, rows
+        may read its tokens (`DecodeRows.fed`). None also if the step depends on the end of that
+        one, as with exhausted memory and static batches: commit, then compose."""
+        if self._flight:
+            alone = not self._static.current.ends_known_ahead or self._suspects
+            return None if alone else self._composer.compose(self._flight.batch)
+        self._ends.settle_batches()
+        batch = self._composer.compose()
+        if batch is None:
+            # The composer may have evicted the last request that a batch waited for.
+            self._ends.settle_batches()
+        return batch
+
+    def withdraw(self) -> None:
+        """The last composed step was not launched: compose another, so that kernels start
+        afresh."""
+        self._kv.touch()
+
+    def advance(self, batch: StepBatch) -> None:
+        """The last composed step was launched: continues as if it were computed. O(rows)."""
+        used_up = self._flight.launch(batch)
+        if used_up and self._static.current.ends_known_ahead:
+            self._kv.touch()
+        self._composer.advanced(batch)
+
+    def commit(
+        self,
+        batch: StepBatch,
+        sampled: list[int],
+        timings: list[StepTiming],
+        logprobs: Mapping[int, TokenLogprobs] | None = None,
+        scores: Iterable[PromptLogprobs] = (),
+    ) -> StepResult:
+        """Stores the drawn tokens, one for each of `batch.sampling`; `logprobs` by index; `scores`,
+        one for each of `batch.scored`. `timings` are of steps whose time is known by now. Returns
+        what is sent: no invalid tokens, none of requests that left during the step, and the last
+        tokens of static batches only once these are over."""
+        if not self._flight:
+            self.advance(batch)
+        self._flight.land(batch, scores)
+        batching = self._static.current
+        self._kv.publish_all(batch.chunks)
+        rows = zip(range(len(sampled)), batch.sampling, sampled, strict=True)
+        tokens = [
+            self._commit_draw(batching, sequence, token, logprobs.get(row) if logprobs else None)
+            for row, sequence, token in batching.accept_draws(rows)
+            if sequence.drawing >= 0
+        ]
+        tokens = batching.release_tokens(batch.chunks, tokens)
+        if not batching.ends_known_ahead:
+            self._ends.settle_batches()
+            tokens += self._ends.pop_late()
+        if self._suspects:
+            self._suspects.pass_part()
+            self._kv.touch()
+        self._composer.committed(batch, sampled)
+        return StepResult(tokens, timings, self._reporter.stepped(timings))
+
+    def _commit_draw(
+        self, batching: Batching, sequence: Sequence, token: int, logprobs: TokenLogprobs | None
+    ) -> NewToken:
+        length = sequence.learn(token)
+        if sequence.computed % self._limits.block_tokens == 0:
+            self._kv.publish(sequence)
+        finish = sequence.finish_of(token, self._limits.eos_ids)
+        if finish:
+            if not batching.end(sequence, finish):
+                self._ends.finish(sequence, finish)
+        elif sequence.phase is not Phase.RUNNING or not sequence.within_budget:
+            if not batching.on_budget_changed(sequence):
+                self._reporter.include(sequence)
+            if not batching.ends_known_ahead:
+                self._kv.touch()
+        prompt, offset = sequence.prompt, length - 1 - sequence.prompt_tokens
+        opening = None if sequence.opened else sequence.open()
+        return NewToken(prompt.origin, prompt.request_id, offset, token, finish, logprobs, opening)
+
+    def fail(self, batch: StepBatch) -> list[Sequence]:
+        """The step failed and has no effect, nor has a step launched after it. A request alone in
+        it ends with ERROR and is returned. Several are computed in halves from now on, without
+        their padding. A member that had ended computes no more, and its own end is sent when its
+        static batch is over."""
+        self._unwind()
+        rows = [s for s in batch.sequences if self._kv.is_here(s)]
+        self._kv.touch()
+        for chunk in self._static.padding_in(batch.chunks):
+            self._static.leave_out(chunk.sequence)
+        if len(batch.sequences) > 1:  # one of them may have gone meanwhile
+            self._suspects.split(rows)
+            return []
+        self._suspects.pass_part()
+        for sequence in rows:
+            if sequence.ended:
+                self._static.stop(sequence)
+            else:
+                self._ends.finish(sequence, FinishReason.ERROR)
+        self._ends.settle_batches()
+        return [s for s in rows if not s.ended]
+
+    def out_of_memory(self, batch: StepBatch) -> bool:
+        """The device has no memory for the step, which has no effect; one request is evicted. False
+        if one was alone in it, which would need as much again."""
+        self._unwind()
+        rows = [
+            s for s in batch.sequences if self._kv.running.get(s.request_id) is s and not s.ended
+        ]
+        self._kv.touch()
+        return self._evictor.relieve(rows)
+
+    def _unwind(self) -> None:
+        for sequence in self._flight.unwind():
+            self._reporter.evicted(sequence)
+
+    def check_integrity(self) -> None:
+        """Every unknown token is drawn by the step in flight. Raises AssertionError."""
+        self._flight.check_integrity()
