@@ -23,9 +23,9 @@ from services.estimator.config import EstimatorConfig
 from services.policies.preset import Preset, presets
 from services.predictor.config import PredictorConfig
 from services.runtime.config import Settings
-from services.runtime.observed.logs import LoggingConfig
-from services.runtime.observed.tracing import TracingConfig
 from services.runtime.outcomelog.config import LogConfig
+from services.runtime.telemetry.logs import LoggingConfig
+from services.runtime.telemetry.tracing import TracingConfig
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
 

@@ -18,7 +18,7 @@ from observability.logs import about
 from observability.tracing import Attributes, Measure, Span, Spans, Value
 from services.core import FinishReason
 from services.runtime.errors import ServiceError
-from services.runtime.observed.tracing import TRACEPARENT, TRACESTATE
+from services.runtime.telemetry.tracing import TRACEPARENT, TRACESTATE
 
 CANCELLED = "cancelled"
 

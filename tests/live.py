@@ -40,11 +40,11 @@ def environment() -> dict[str, str]:
 
 
 @contextmanager
-def serving(*arguments: str, says: Path | None = None) -> Iterator[Live]:
+def serving(*arguments: str, stderr: Path | None = None) -> Iterator[Live]:
     """`foretoken serve` on free ports with further arguments, ready, and stopped afterwards. What
     it prints on stderr goes to a file, or into the error if it does not start."""
     ports = ["--http-port", "0", "--grpc-port", "0"]
-    with says.open("w+") if says else TemporaryFile("w+") as errors:
+    with stderr.open("w+") if stderr else TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             command("serve", *ports, *arguments),
             stdout=subprocess.PIPE,

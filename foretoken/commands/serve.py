@@ -15,9 +15,9 @@ from foretoken.running.separate import serve_separate
 from foretoken.running.shutdown import Interrupted
 from services.runtime.config import check_environment, load
 from services.runtime.main import end_at_once
-from services.runtime.observed.logs import LoggingConfig, log_as
 from services.runtime.open_files import allow_open_files
 from services.runtime.server import Lifecycle
+from services.runtime.telemetry.logs import LoggingConfig, log_as
 
 Mode = Callable[[ServeOptions, Lifecycle], Coroutine[Any, Any, None]]
 

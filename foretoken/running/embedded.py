@@ -35,11 +35,11 @@ from services.estimator.config import EstimatorConfig
 from services.predictor.config import PredictorConfig
 from services.runtime.channel import connect
 from services.runtime.config import COMMON, load
-from services.runtime.observed.tracing import interceptors, tracing_of
 from services.runtime.outcomelog.config import LogConfig
 from services.runtime.server import Lifecycle, listening
 from services.runtime.startup import importing
 from services.runtime.tasks import background
+from services.runtime.telemetry.tracing import interceptors, tracing_of
 from services.worker.config import WorkerConfig
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from grpc import aio
 from protos.generated import scheduler_pb2
 from protos.generated.scheduler_pb2_grpc import SchedulerStub
 from services.runtime.errors import ServiceError
-from services.runtime.observed.tracing import outgoing
+from services.runtime.telemetry.tracing import outgoing
 
 WHY_TIMEOUT_S = 10.0
 FLEET_TIMEOUT_S = 2.0

@@ -24,13 +24,13 @@ from services.runtime.config import (
     parse_sets,
 )
 from services.runtime.errors import GaveUp
-from services.runtime.observed.logs import LoggingConfig, log_as
-from services.runtime.observed.scrape import metrics_over_http
-from services.runtime.observed.tracing import TracingConfig, interceptors, tracing_of
 from services.runtime.open_files import allow_open_files
 from services.runtime.server import Lifecycle, Mount, listening
 from services.runtime.startup import UP, teller
 from services.runtime.tasks import background, cause
+from services.runtime.telemetry.logs import LoggingConfig, log_as
+from services.runtime.telemetry.scrape import metrics_over_http
+from services.runtime.telemetry.tracing import TracingConfig, interceptors, tracing_of
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from protos.generated import telemetry_pb2_grpc
 from services.runtime.channel import OPTIONS
 from services.runtime.config import ConfigError
 from services.runtime.errors import ErrorInterceptor
-from services.runtime.observed.scrape import TELEMETRY, TelemetryService
+from services.runtime.telemetry.scrape import TELEMETRY, TelemetryService
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from services.batcher.config import BatcherConfig
 from services.estimator.config import EstimatorConfig
 from services.predictor.config import PredictorConfig
 from services.runtime.config import Settings
-from services.runtime.observed.logs import LoggingConfig
-from services.runtime.observed.tracing import TracingConfig
+from services.runtime.telemetry.logs import LoggingConfig
+from services.runtime.telemetry.tracing import TracingConfig
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
 

@@ -6,7 +6,7 @@ import sys
 ENDS = """
 import logging
 from services.runtime.main import leave
-from services.runtime.observed.logs import log_as
+from services.runtime.telemetry.logs import log_as
 
 log_as("worker", "INFO")
 for _ in range(2):

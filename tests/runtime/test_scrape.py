@@ -15,8 +15,8 @@ from observability.exposition import CONTENT_TYPE, Part
 from protos.generated import telemetry_pb2, telemetry_pb2_grpc
 from services.runtime.channel import connect
 from services.runtime.config import ConfigError
-from services.runtime.observed.scrape import metrics_over_http
 from services.runtime.server import listening
+from services.runtime.telemetry.scrape import metrics_over_http
 
 TEXT = '# HELP a Say é.\n# TYPE a gauge\na{worker="w"} 1.0\n'
 

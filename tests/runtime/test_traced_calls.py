@@ -11,7 +11,7 @@ import pytest
 
 from observability.logs import JsonLines, LogHandler, Repeats
 from observability.tracing import NO_SPANS
-from services.runtime.observed.tracing import TRACEPARENT, interceptors, outgoing
+from services.runtime.telemetry.tracing import TRACEPARENT, interceptors, outgoing
 from tests.observability.tracing.otlp import WrittenSpans
 
 METHOD = "/foretoken.v1.Scheduler/Why"

@@ -10,7 +10,7 @@ from tests.live import Live
 
 
 def children(parent: int, module: str) -> list[int]:
-    """Ids of the processes `python -m module` whose parent it is."""
+    """Ids of the child processes of `parent` that run `python -m module`."""
     found = []
     for folder in Path("/proc").iterdir():
         with suppress(OSError, IndexError, ValueError):
@@ -21,7 +21,7 @@ def children(parent: int, module: str) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Neither gone nor ended and not yet waited for."""
+    """False for a process that has ended, a zombie included."""
     try:
         return _fields(Path(f"/proc/{pid}"))[0] != "Z"
     except OSError:
@@ -30,7 +30,7 @@ def is_alive(pid: int) -> bool:
 
 @contextmanager
 def paused_workers_of(live: Live) -> Iterator[None]:
-    """They compute nothing meanwhile, however fast the machine is."""
+    """Stop the workers of a live system while the block runs."""
     pids = children(live.process.pid, "services.worker")
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -46,5 +46,5 @@ def _parent(folder: Path) -> int:
 
 
 def _fields(folder: Path) -> list[str]:
-    """State, parent, … : what follows the name, which may hold anything."""
+    """The fields of /proc/PID/stat after the command name: state, parent, …"""
     return (folder / "stat").read_text().rpartition(")")[2].split()

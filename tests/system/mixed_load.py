@@ -1,8 +1,8 @@
-"""A load of every kind of request, and what the engine alone answers to each of them.
+"""A load of every kind of request, and the answer of the engine alone to each of them.
 
-Greedy and seeded, answers of one token and of many, that end by themselves, by a stop string or by
-their budget; two choices at once, common beginnings, tenants, SLA classes; and clients that hang up
-half-way. Nothing about an answer may depend on who runs beside it, so it is known beforehand.
+Greedy and seeded sampling; answers of one token and of many, which end by an end token, a stop
+string or their budget; two choices, shared prefixes, tenants, SLA classes; clients that cancel.
+An answer must not depend on the batch that it runs in, so the expected answer is known.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,8 +34,8 @@ STOPS = (" ", "e", "o")
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A request, when it comes, and after how many tokens its client hangs up; 0: never."""
+class LoadRequest:
+    """A request and its arrival time. `cancels_after`: tokens until the client cancels; 0: never."""
 
     turns: Sequence[Mapping[str, str]]
     sampling: SamplingOptions
@@ -43,7 +43,7 @@ class Ask:
     sla: str = "standard"
     tenant: str = ""
     timeout_s: float | None = None
-    hangs_up: int = 0
+    cancels_after: int = 0
 
     @property
     def choices(self) -> int:
@@ -51,16 +51,16 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Expected:
-    """One choice's whole answer. Of one that a stop string cuts, tokens beyond it may be shown."""
+class ExpectedAnswer:
+    """The complete answer of one choice. `tokens` may go beyond a stop string, `text` does not."""
 
     tokens: tuple[int, ...]
     text: str
     reason: FinishReason
 
 
-def _kinds(chance: Random, number: int) -> SamplingOptions:
-    """The sampling of every kind of request, one after the other."""
+def _sampling_of_kind(chance: Random, number: int) -> SamplingOptions:
+    """The sampling options of request `number`; kinds follow one another cyclically."""
     seeded: SamplingOptions = {"temperature": 1.0, "top_p": 0.95, "seed": number}
     greedy: SamplingOptions = {"temperature": 0.0}
     short, long = chance.randint(1, 8), chance.randint(30, LONGEST)
@@ -80,80 +80,82 @@ def _kinds(chance: Random, number: int) -> SamplingOptions:
 
 
 @cache
-def asks() -> tuple[Ask, ...]:
-    """Half of them at once, the others within half a second. All prompts differ."""
+def load_requests() -> tuple[LoadRequest, ...]:
+    """Half of the requests arrive at once, the others within half a second. All prompts differ."""
     chance = Random(5)
     distinct = {each.user: each for each in examples(11, 4 * COUNT, held_out=True)}
     return tuple(
-        _ask(chance, number, example)
+        _load_request(chance, number, example)
         for number, example in enumerate(islice(distinct.values(), COUNT))
     )
 
 
-def _ask(chance: Random, number: int, example: Example) -> Ask:
+def _load_request(chance: Random, number: int, example: Example) -> LoadRequest:
     user = {"role": "user", "content": example.user}
     shared = number % 4 == 0
-    ask = Ask(
+    request = LoadRequest(
         turns=({"role": "system", "content": SYSTEM}, user) if shared else (user,),
-        sampling=_kinds(chance, number),
+        sampling=_sampling_of_kind(chance, number),
         at_s=0.0 if number % 2 else 0.5 * number / COUNT,
         sla=chance.choice(SLAS),
         tenant=chance.choice(TENANTS),
-        timeout_s=300.0 if number % 5 == 0 else None,  # ample: it is no answer's end
+        timeout_s=300.0 if number % 5 == 0 else None,  # never reached
     )
-    return replace(ask, hangs_up=chance.randint(1, 30)) if number % 20 == 4 else ask
+    return replace(request, cancels_after=chance.randint(1, 30)) if number % 20 == 4 else request
 
 
 @cache
-def text() -> Text:
+def load_text() -> Text:
     return Text(demo_model())
 
 
 @cache
-def expected() -> tuple[tuple[Expected, ...], ...]:
-    """Of each request its choices, by an engine that has memory for all of them."""
+def expected_answers() -> tuple[tuple[ExpectedAnswer, ...], ...]:
+    """The choices of each request, from an engine with memory for all requests at once."""
     config = EngineConfig(
         model=demo_model(), dtype="float32", kv_tokens=65_536, host_gib=0, prefix_sharing=False
     )
     feeder = Feeder(Engine.load(config))
-    for number, ask in enumerate(asks()):
-        prompt = text().encode_chat(ask.turns)
-        for choice in range(ask.choices):
+    for number, request in enumerate(load_requests()):
+        prompt = load_text().encode_chat(request.turns)
+        for choice in range(request.choices):
             name = f"{number}/{choice}"
-            feeder.add(name, prompt, ask.sampling["max_tokens"], sampling_of(ask, choice))
-    made = feeder.run()
+            feeder.add(name, prompt, request.sampling["max_tokens"], sampling_of(request, choice))
+    answers = feeder.run()
     return tuple(
         tuple(
-            _ended(ask, made[name], feeder.finished[name])
-            for name in (f"{number}/{choice}" for choice in range(ask.choices))
+            _expected_answer(request, answers[name], feeder.finished[name])
+            for name in (f"{number}/{choice}" for choice in range(request.choices))
         )
-        for number, ask in enumerate(asks())
+        for number, request in enumerate(load_requests())
     )
 
 
-def sampling_of(ask: Ask, choice: int) -> SamplingParams:
+def sampling_of(request: LoadRequest, choice: int) -> SamplingParams:
     """The worker's seed of a choice: choices of one prompt use consecutive seeds."""
-    told: dict[str, Any] = {
+    options: dict[str, Any] = {
         key: value
-        for key, value in ask.sampling.items()
+        for key, value in request.sampling.items()
         if key not in ("max_tokens", "n", "stop", "seed")
     }
-    return SamplingParams(**told, seed=ask.sampling.get("seed", 0) + choice)
+    return SamplingParams(**options, seed=request.sampling.get("seed", 0) + choice)
 
 
-def _ended(ask: Ask, tokens: list[int], reason: FinishReason) -> Expected:
-    whole = text().decode(tokens)
-    stop = ask.sampling.get("stop")
+def _expected_answer(
+    request: LoadRequest, tokens: list[int], reason: FinishReason
+) -> ExpectedAnswer:
+    whole = load_text().decode(tokens)
+    stop = request.sampling.get("stop")
     if isinstance(stop, str) and stop in whole:
-        return Expected(tuple(tokens), whole[: whole.index(stop)], FinishReason.STOP)
-    return Expected(tuple(tokens), whole, reason)
+        return ExpectedAnswer(tuple(tokens), whole[: whole.index(stop)], FinishReason.STOP)
+    return ExpectedAnswer(tuple(tokens), whole, reason)
 
 
-def lengths() -> list[tuple[str, str | None, int]]:
+def oracle_lengths() -> list[tuple[str, str | None, int]]:
     """An oracle entry: a prompt, its instruction and the length of its longest choice."""
-    told = []
-    for ask, choices in zip(asks(), expected(), strict=True):
-        system = [turn["content"] for turn in ask.turns if turn["role"] == "system"]
+    rows = []
+    for request, choices in zip(load_requests(), expected_answers(), strict=True):
+        system = [turn["content"] for turn in request.turns if turn["role"] == "system"]
         longest = max(len(choice.tokens) for choice in choices)
-        told.append((ask.turns[-1]["content"], system[0] if system else None, longest))
-    return told
+        rows.append((request.turns[-1]["content"], system[0] if system else None, longest))
+    return rows

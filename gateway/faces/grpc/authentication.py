@@ -10,7 +10,7 @@ from gateway.admission.keyring import Keyring
 from gateway.faces.grpc.metadata import read_key, read_metadata, set_caller
 from gateway.types.api_keys import Unauthenticated
 from services.runtime.errors import guard, wrapped
-from services.runtime.observed.scrape import TELEMETRY
+from services.runtime.telemetry.scrape import TELEMETRY
 
 log = logging.getLogger(__name__)
 

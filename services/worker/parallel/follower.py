@@ -18,7 +18,7 @@ from threading import Thread
 import numpy as np
 import transformers
 
-from services.runtime.observed.logs import log_as
+from services.runtime.telemetry.logs import log_as
 from services.worker.config import EngineConfig
 from services.worker.engine.ranks import Moving, rank_device
 from services.worker.engine.step import Engine

@@ -21,9 +21,9 @@ from observability.otel import OtelTracing, unix_ns
 from observability.tracing import NO_SPAN, NO_SPANS, OFF, Exporting
 from observability.tracing_setup import open_tracing
 from services.runtime.config import check_environment, load
-from services.runtime.observed.logs import LoggingConfig
-from services.runtime.observed.tracing import TracingConfig
 from services.runtime.outcomelog.config import LogConfig
+from services.runtime.telemetry.logs import LoggingConfig
+from services.runtime.telemetry.tracing import TracingConfig
 from tests.gateway.gateway_fakes import housing, tokens_of
 from tests.live import wait_for
 from tests.observability.tracing.otlp import Collector, collecting
@@ -251,7 +251,7 @@ OFF_IMPORTS = """
 import sys
 import gateway.__main__, services.scheduler.__main__, services.predictor.__main__
 import services.estimator.__main__, services.batcher.__main__, services.worker.__main__
-from services.runtime.observed.tracing import tracing_of
+from services.runtime.telemetry.tracing import tracing_of
 tracing_of()
 ours = ("opentelemetry.sdk", "opentelemetry.exporter")
 print([name for name in sys.modules if name.startswith(ours)])

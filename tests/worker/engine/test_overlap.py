@@ -19,7 +19,13 @@ from services.worker.kv.device_streams import ImmediateStreams, Lane
 from services.worker.requests.types.batch import DecodeRows, StepBatch
 from services.worker.requests.types.prompt import GREEDY, Prompt, SamplingParams
 from services.worker.requests.types.sequence import Sequence
-from tests.system.mixed_load import Expected, asks, expected, sampling_of, text
+from tests.system.mixed_load import (
+    ExpectedAnswer,
+    expected_answers,
+    load_requests,
+    load_text,
+    sampling_of,
+)
 from tests.worker.worker_fixtures import Feeder, clear_cases, engine_of, prompt_tokens
 
 ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
@@ -30,14 +36,14 @@ LENGTHS = (1, 5, 13, 16, 29, 40)
 
 
 def rows_of(*drawing: int) -> DecodeRows:
-    made = []
+    rows = []
     for number, row in enumerate(drawing):
         sequence = Sequence.start(Prompt(f"r{number}", (1, 50 + number), 2, 9), 9)
         sequence.computed = 1
         if row >= 0:
             sequence.advance(row)
-        made.append(sequence)
-    return DecodeRows(made, [[0]] * len(made), 4)
+        rows.append(sequence)
+    return DecodeRows(rows, [[0]] * len(rows), 4)
 
 
 @pytest.mark.parametrize(
@@ -94,18 +100,18 @@ def test_overlapped_answers_equal_sequential_ones_under_mixed_load():
         overlap="on",
     )
     feeder = Feeder(Engine.load(config), slice_tokens=24)
-    for number, ask in enumerate(asks()):
-        prompt = text().encode_chat(ask.turns)
-        for choice in range(ask.choices):
-            how = sampling_of(ask, choice)
-            feeder.add(f"{number}/{choice}", prompt, ask.sampling["max_tokens"], how)
-    made = feeder.run()
-    right: dict[str, Expected] = {
+    for number, request in enumerate(load_requests()):
+        prompt = load_text().encode_chat(request.turns)
+        for choice in range(request.choices):
+            how = sampling_of(request, choice)
+            feeder.add(f"{number}/{choice}", prompt, request.sampling["max_tokens"], how)
+    answers = feeder.run()
+    right: dict[str, ExpectedAnswer] = {
         f"{number}/{choice}": each
-        for number, choices in enumerate(expected())
+        for number, choices in enumerate(expected_answers())
         for choice, each in enumerate(choices)
     }
-    assert {name: tuple(tokens) for name, tokens in made.items()} == {
+    assert {name: tuple(tokens) for name, tokens in answers.items()} == {
         name: each.tokens for name, each in right.items()
     }
     counters = feeder.engine.state.counters

@@ -1,4 +1,4 @@
-"""What a server under load says of itself every 10 s, where it wants keys, too."""
+"""The throughput line that a server under load prints every 10 s, with API keys required too."""
 
 import time
 from pathlib import Path
@@ -9,14 +9,14 @@ from foretoken import Client
 from foretoken.running.console.throughput import INTERVAL_S
 from tests.live import serving
 
-KEY = "sk-of-a-test"
+KEY = "sk-test"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [[], ["--separate"]])
 def test_throughput_line_appears_under_load(tmp_path: Path, mode: list[str]) -> None:
     said = tmp_path / "stderr"
-    with serving("--api-key", KEY, *mode, says=said) as live, Client(live.grpc, KEY) as client:
+    with serving("--api-key", KEY, *mode, stderr=said) as live, Client(live.grpc, KEY) as client:
         until_s = time.monotonic() + 4 * INTERVAL_S
         while "generation " not in said.read_text():
             assert time.monotonic() < until_s, said.read_text()

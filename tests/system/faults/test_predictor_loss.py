@@ -1,4 +1,4 @@
-"""`foretoken serve` and its predictor's process: it may die, and the system goes on."""
+"""`foretoken serve` keeps serving when its predictor process dies, and replaces it."""
 
 import os
 import signal

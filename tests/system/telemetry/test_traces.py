@@ -296,7 +296,7 @@ def test_missing_collector_is_logged_once_per_process(tmp_path: Path) -> None:
         "logging.format": "json",
     }
     arguments = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
-    with serving(*arguments, says=says) as live, Client(live.grpc) as client:
+    with serving(*arguments, stderr=says) as live, Client(live.grpc) as client:
         for _ in range(20):
             asked = client.generate("Reverse: red blue green\n", max_tokens=16, temperature=0.0)
             assert asked.complete().text.strip() == "green blue red"

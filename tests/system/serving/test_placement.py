@@ -1,6 +1,6 @@
-"""Placement on the real stack, with two workers: requests go where their beginning is cached, and
-who is moved is answered as if it had stayed. Workers are reckoned equally fast, whatever else this
-machine does meanwhile."""
+"""Placement on the real stack with two workers: requests go to the worker that caches their prefix,
+and a moved request gets the same answer. Both workers are assumed equally fast, whatever else runs
+on the machine."""
 
 import asyncio
 from collections import defaultdict

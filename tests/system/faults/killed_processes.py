@@ -1,4 +1,4 @@
-"""Children killed under a load whose answers are known."""
+"""Kill processes of a live system under a load whose answers are known."""
 
 import asyncio
 import os
@@ -26,11 +26,11 @@ BACK_S = 60.0
 
 
 @contextmanager
-def minded(folder: Path, *arguments: str) -> Iterator[tuple[Live, Path]]:
-    """A live system of two workers, and the file that it complains to."""
-    says = folder / "says"
-    with serving("--workers=2", "--kv-tokens=8192", *arguments, says=says) as live:
-        yield live, says
+def two_workers(folder: Path, *arguments: str) -> Iterator[tuple[Live, Path]]:
+    """A live system of two workers, and the file that holds its stderr."""
+    output = folder / "stderr"
+    with serving("--workers=2", "--kv-tokens=8192", *arguments, stderr=output) as live:
+        yield live, output
 
 
 async def answer(client: AsyncClient, prompt: str, tokens: int) -> list[int]:
@@ -44,11 +44,11 @@ async def answers(client: AsyncClient, tokens: int = TOKENS) -> list[list[int]]:
     return await asyncio.gather(*(answer(client, prompt, tokens) for prompt in PROMPTS))
 
 
-async def right_while(
+async def check_answers_while(
     live: Live, expected: list[list[int]], happens: Callable[[], Awaitable[None]]
 ) -> int:
-    """Load all the time that something happens, and a round after it; how many were answered.
-    Raises AssertionError for the first answer that is not as expected."""
+    """Send rounds of requests until `happens` returns, and one round more. Returns the number of
+    answers. Raises AssertionError for the first answer that differs from the expected one."""
     over = asyncio.Event()
 
     async def load() -> int:
@@ -63,7 +63,7 @@ async def right_while(
 
     async def happening() -> None:
         try:
-            await asyncio.sleep(0.2)  # so that all are there
+            await asyncio.sleep(0.2)  # all requests of the first round have arrived
             await happens()
         finally:
             over.set()
@@ -78,19 +78,19 @@ def pids(live: Live, section: str) -> list[int]:
     return sorted(children(live.process.pid, MODULES[section]))
 
 
-async def killed(live: Live, section: str, number: int = signal.SIGKILL) -> None:
-    """One of these, and another has come in its place."""
+async def kill_process(live: Live, section: str, number: int = signal.SIGKILL) -> None:
+    """Send a signal to one process of the section and wait until another has replaced it."""
     before = pids(live, section)
     os.kill(before[0], number)
     until = time.monotonic() + BACK_S
     while is_alive(before[0]) or len(pids(live, section)) < len(before):
-        assert time.monotonic() < until, f"no {section} came in the place of {before[0]}"
+        assert time.monotonic() < until, f"no {section} has replaced process {before[0]}"
         await asyncio.sleep(0.05)
 
 
-async def said(says: Path, words: str, times: int = 1) -> None:
-    """Until it was, so often."""
+async def wait_for_output(output: Path, words: str, times: int = 1) -> None:
+    """Wait until the output contains `words` at least `times` times."""
     until = time.monotonic() + BACK_S
-    while (text := await asyncio.to_thread(says.read_text)).count(words) < times:
-        assert time.monotonic() < until, f"{words!r} was not said, but: {text}"
+    while (text := await asyncio.to_thread(output.read_text)).count(words) < times:
+        assert time.monotonic() < until, f"the output lacks {words!r}: {text}"
         await asyncio.sleep(0.05)

@@ -1,8 +1,8 @@
-"""Two real workers that outlast the schedulers they serve, and systems around them in this process.
+"""Two real worker processes, shared by tests that each start a control plane of their own.
 
-A worker takes seconds to start and a scheduler none: so the workers are started once, and every
-system is a fresh control plane (scheduler, estimator, predictor, gateway, as `foretoken serve`
-wires them) to which they attach anew.
+A worker takes seconds to start and a control plane does not: the workers start once, and attach to
+the control plane of each test in turn (scheduler, estimator, predictor and gateway, wired as
+`foretoken serve` does).
 """
 
 import asyncio
@@ -39,7 +39,7 @@ WORKERS = 2
 ATTACHED_S = 60.0  # a test machine may be busy
 SETTINGS: Mapping[str, object] = {
     "profile_s": 0.2,
-    "reconnect_s": 0.2,  # the next scheduler is there at once
+    "reconnect_s": 0.2,  # the next control plane starts at once
     "orphaned_s": 120.0,
     "exit_when_orphaned": True,
     "host_gib": 0.25,
@@ -50,7 +50,7 @@ SETTINGS: Mapping[str, object] = {
 
 @dataclass(frozen=True)
 class Workers:
-    """Where they look for a scheduler, and where each says what it has counted."""
+    """The folder of the scheduler's socket, and the URL of each worker's metrics."""
 
     folder: Path
     metrics: tuple[str, ...]
@@ -59,44 +59,45 @@ class Workers:
     def scheduler(self) -> str:
         return f"unix:{self.folder}/scheduler.sock"
 
-    def counted(self, name: str) -> float:
-        """A counter, summed over the workers."""
-        return sum(_counted(url, f"foretoken_{name}_total") for url in self.metrics)
+    def total_of(self, name: str) -> float:
+        """The value of a counter, summed over the workers."""
+        return sum(_total_of(url, f"foretoken_{name}_total") for url in self.metrics)
 
 
 @dataclass(frozen=True)
 class System:
-    """A running system; `control` lets a test look inside."""
+    """A running control plane and a client of its gateway."""
 
     control: ControlPlane
     client: AsyncClient
     preset: Preset
     registry: CollectorRegistry
 
-    def counted(self, name: str) -> float:
-        """A counter, summed over its labels."""
+    def total_of(self, name: str) -> float:
+        """The value of a counter, summed over its labels."""
         families = (f for f in self.registry.collect() if f.name == f"foretoken_{name}")
         samples = (s for family in families for s in family.samples)
         return sum(s.value for s in samples if s.name.endswith("_total"))
 
     @property
     def empty(self) -> bool:
-        """Nobody is left, and all memory is free, by the workers' own word."""
+        """The scheduler holds no job, and every worker reports all memory free."""
         state = self.control.scheduler.state
         return not state.jobs and all(w.used_tokens == 0 for w in state.workers.values())
 
 
 @contextmanager
-def standing(kv_tokens: int) -> Iterator[Workers]:
-    """WORKERS processes, each with so much KV; they need no scheduler to start."""
-    with TemporaryDirectory(prefix="foretoken-") as made:
-        folder = Path(made)
+def running_workers(kv_tokens: int) -> Iterator[Workers]:
+    """WORKERS processes with `kv_tokens` of KV each; they start without a scheduler."""
+    with TemporaryDirectory(prefix="foretoken-") as name:
+        folder = Path(name)
         ports = [free_port() for _ in range(WORKERS)]
         urls = tuple(f"http://127.0.0.1:{port}/metrics" for port in ports)
         workers = Workers(folder, urls)
-        with TemporaryFile("w+") as said:
+        with TemporaryFile("w+") as errors:
             processes = [
-                _start(workers, number, port, kv_tokens, said) for number, port in enumerate(ports)
+                _start(workers, number, port, kv_tokens, errors)
+                for number, port in enumerate(ports)
             ]
             try:
                 yield workers
@@ -105,14 +106,14 @@ def standing(kv_tokens: int) -> Iterator[Workers]:
                 for process in processes:
                     process.kill()
                     process.wait()
-                said.seek(0)
-                assert ended == [None] * WORKERS, f"a worker ended by itself: {said.read()}"
+                errors.seek(0)
+                assert ended == [None] * WORKERS, f"a worker ended by itself: {errors.read()}"
 
 
 def _start(
-    workers: Workers, number: int, port: int, kv_tokens: int, says: IO[str]
+    workers: Workers, number: int, port: int, kv_tokens: int, errors: IO[str]
 ) -> "subprocess.Popen[bytes]":
-    given = {
+    settings = {
         **SETTINGS,
         "worker_id": f"worker-{number}",
         "address": f"unix:{workers.folder}/worker-{number}.sock",
@@ -122,20 +123,20 @@ def _start(
         "dtype": "float32",  # answers equal the engine's, whatever the batch
         "kv_tokens": kv_tokens,
     }
-    sets = {key: str(value) for key, value in given.items()}
+    sets = {key: str(value) for key, value in settings.items()}
     load(WorkerConfig, sets)
     words = [word for key, value in sets.items() for word in ("--set", f"worker.{key}={value}")]
     command = [sys.executable, "-m", "services.worker", *words]
-    return subprocess.Popen(command, stderr=says, env=environment(), cwd=ROOT)
+    return subprocess.Popen(command, stderr=errors, env=environment(), cwd=ROOT)
 
 
 @asynccontextmanager
-async def system(
+async def running_system(
     workers: Workers, policy: str, choices: Mapping[str, object], oracle_file: str = ""
 ) -> AsyncIterator[System]:
-    """A preset, some of its choices replaced, with all workers attached. Its own predictor runs in
-    this process: where it reads prompts, by the real encoder within a small budget, and models are
-    not fitted anew, which would take longer than the load."""
+    """A control plane with all workers attached, whose preset has `choices` replaced. The predictor
+    runs in this process; a predictor that reads prompts uses the real encoder within a small CPU
+    budget, and models are not refitted, which would take longer than the load."""
     sets = [f"preset.{key}={value}" for key, value in choices.items()]
     overrides = sections(ServeOptions(policy=policy, http_port=0, grpc_port=0, sets=sets))
     preset = chosen_preset(overrides)
@@ -164,12 +165,12 @@ async def system(
         yield System(control, client, preset, registry)
 
 
-def _counted(url: str, name: str) -> float:
+def _total_of(url: str, name: str) -> float:
     answer = urllib.request.urlopen(url, timeout=30).read().decode()
     found = [x for x in answer.splitlines() if x.startswith((f"{name} ", f"{name}{{"))]
-    assert found, f"{name} is not counted"
+    assert found, f"{url} has no metric {name}"
     return sum(float(line.split()[-1]) for line in found)
 
 
-async def counted(workers: Workers, name: str) -> float:
-    return await asyncio.to_thread(workers.counted, name)
+async def total_of(workers: Workers, name: str) -> float:
+    return await asyncio.to_thread(workers.total_of, name)

@@ -1,4 +1,4 @@
-"""The ready line of the whole comes when its predictor is there too, however late that is."""
+"""The ready line waits for the predictor, however late it starts."""
 
 import os
 import threading
@@ -16,7 +16,7 @@ from tests.live import serving, wait_for
 ASKED = predictor_pb2.ForecastRequest(
     inputs=[predictor_pb2.ForecastInput(request_id="r", model="demo", max_tokens=9)]
 )
-# Read by every interpreter at its start; the predictor's goes on once the file is there.
+# sitecustomize of every interpreter; the predictor waits until the gate file exists.
 HELD_BACK = """
 import sys, time
 from pathlib import Path
@@ -24,7 +24,7 @@ from pathlib import Path
 while "services.predictor" in sys.orig_argv and not Path({gate!r}).exists():
     time.sleep(0.02)
 """
-TOO_EARLY_S = 1.0  # between all the others' being up and the predictor's: time for a line too many
+TOO_EARLY_S = 1.0  # time in which a ready line without the predictor would appear
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Requests that end before their time, and a system that stops: all memory comes back."""
+"""Cancelled, timed-out and rejected requests and a stopping server free all memory."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The command as a user types it: mistakes get one clear line, no traceback."""
+"""Mistakes on the command line print one line and no traceback."""
 
 import json
 import os
@@ -32,8 +32,7 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def only_line(done: subprocess.CompletedProcess[str]) -> str:
-    """Its one line of complaint, behind the stages of a start where it began; it left with an
-    error."""
+    """The last line of stderr of a command that failed without a traceback."""
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     return done.stderr.strip().splitlines()[-1]

@@ -12,32 +12,38 @@ from services.core import FinishReason
 from services.policies.order.registry import ORDERS
 from services.policies.preset import RESIDENCIES, Preset, presets
 from tests.reach import until
-from tests.system.mixed_load import Ask, Expected, asks, expected, lengths
-from tests.system.paused_workers import System, Workers, counted, standing, system
+from tests.system.mixed_load import (
+    ExpectedAnswer,
+    LoadRequest,
+    expected_answers,
+    load_requests,
+    oracle_lengths,
+)
+from tests.system.shared_workers import System, Workers, running_system, running_workers, total_of
 
-KV_TOKENS = 192  # a worker's: room for some two of the load at once, however slowly it comes
+KV_TOKENS = 192  # per worker: room for about two requests, so that memory is short at any speed
 ANSWERED_S = 120.0  # a test machine may be busy
 
-# Numbers that are made for long answers and slow machines, where a preset takes them.
+# Replace values meant for long answers and slow machines, in the presets that have the key.
 SMALL: Mapping[str, float] = {"slice_tokens": 24, "interval_s": 0.02}
 
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
-    with standing(KV_TOKENS) as started:
-        expected()  # while they start
+    with running_workers(KV_TOKENS) as started:
+        expected_answers()  # while they start
         yield started
 
 
 @pytest.fixture(scope="module")
 def oracle_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    told = [
+    rows = [
         {"prompt": prompt, "output_tokens": tokens}
         | ({} if instruction is None else {"instruction": instruction})
-        for prompt, instruction, tokens in lengths()
+        for prompt, instruction, tokens in oracle_lengths()
     ]
     path = tmp_path_factory.mktemp("oracle") / "lengths.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in told))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
@@ -48,47 +54,47 @@ async def test_served_answers_equal_the_engine(
 ) -> None:
     takes = presets()[policy].takes()
     small = {key: value for key, value in SMALL.items() if key in takes}
-    async with system(workers, policy, small, str(oracle_file)) as live:
-        before = await counted(workers, "kv_uploads")
+    async with running_system(workers, policy, small, str(oracle_file)) as live:
+        before = await total_of(workers, "kv_uploads")
         async with asyncio.timeout(ANSWERED_S):
-            answers = await asyncio.gather(*(answer(live, ask) for ask in asks()))
+            answers = await asyncio.gather(*(answer(live, request) for request in load_requests()))
         wrong = [
             number
-            for number, (ask, choices, right) in enumerate(
-                zip(asks(), answers, expected(), strict=True)
+            for number, (request, choices, right) in enumerate(
+                zip(load_requests(), answers, expected_answers(), strict=True)
             )
-            if not same(ask, choices, right)
+            if not same(request, choices, right)
         ]
-        assert not wrong, f"{len(wrong)} of {len(asks())} differ: {wrong[:9]}"
+        assert not wrong, f"{len(wrong)} of {len(load_requests())} differ: {wrong[:9]}"
         await until(lambda: live.empty)
-        uploads = await counted(workers, "kv_uploads") - before
+        uploads = await total_of(workers, "kv_uploads") - before
         check_memory_was_short(live, uploads)
 
 
-async def answer(live: System, ask: Ask) -> Sequence[Choice]:
-    """The choices; of one that hangs up, as far as it came."""
-    await asyncio.sleep(ask.at_s)
+async def answer(live: System, request: LoadRequest) -> Sequence[Choice]:
+    """The choices of the answer; of a cancelled request, the tokens before it was cancelled."""
+    await asyncio.sleep(request.at_s)
     stream = live.client.generate(
-        messages=ask.turns,
-        sla=ask.sla,
-        cache_salt=ask.tenant,
-        timeout_s=ask.timeout_s,
-        application=f"kind-{len(ask.sampling)}",
-        **ask.sampling,
+        messages=request.turns,
+        sla=request.sla,
+        cache_salt=request.tenant,
+        timeout_s=request.timeout_s,
+        application=f"kind-{len(request.sampling)}",
+        **request.sampling,
     )
-    choices = [Choice() for _ in range(ask.choices)]
+    choices = [Choice() for _ in range(request.choices)]
     async for chunk in stream:
         choices[chunk.index].add(chunk)
-        if ask.hangs_up and len(choices[0].token_ids) >= ask.hangs_up:
+        if request.cancels_after and len(choices[0].token_ids) >= request.cancels_after:
             stream.cancel()
     return choices
 
 
-def same(ask: Ask, choices: Sequence[Choice], right: Sequence[Expected]) -> bool:
+def same(request: LoadRequest, choices: Sequence[Choice], right: Sequence[ExpectedAnswer]) -> bool:
     pairs = list(zip(choices, right, strict=True))
-    if ask.hangs_up:
+    if request.cancels_after:
         return all(tuple(got.token_ids) == want.tokens[: len(got.token_ids)] for got, want in pairs)
-    if "stop" in ask.sampling:
+    if "stop" in request.sampling:
         return all((got.text, got.finish_reason) == (want.text, want.reason) for got, want in pairs)
     return all(
         (tuple(got.token_ids), got.text, got.finish_reason) == (want.tokens, want.text, want.reason)
@@ -97,10 +103,10 @@ def same(ask: Ask, choices: Sequence[Choice], right: Sequence[Expected]) -> bool
 
 
 def check_memory_was_short(live: System, uploads: float) -> None:
-    """Whoever may be evicted or paused was, and KV came back where it may rest."""
+    """Requests that the preset may evict or pause were, and swapped KV was uploaded again."""
     preset, state = live.preset, live.control.scheduler.state
     evictions = state.ledger.board.evictions
-    stopped = live.counted("num_preemptions")
+    stopped = live.total_of("num_preemptions")
     if never_evicts(preset):
         assert evictions == 0
     if preset.form == "aggressive" and not RESIDENCIES[preset.residency].held_fast:
@@ -116,8 +122,11 @@ def never_evicts(preset: Preset) -> bool:
 
 
 def test_recorded_load_covers_every_event() -> None:
-    reasons = {choice.reason for choices in expected() for choice in choices}
+    reasons = {choice.reason for choices in expected_answers() for choice in choices}
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
-    made = sorted(len(choice.tokens) for choices in expected() for choice in choices)
-    assert made[0] == 1 and made[-1] > 70 and len(set(made)) > 40
-    assert sum(bool(ask.hangs_up) for ask in asks()) == len(asks()) // 20
+    answers = sorted(len(choice.tokens) for choices in expected_answers() for choice in choices)
+    assert answers[0] == 1 and answers[-1] > 70 and len(set(answers)) > 40
+    assert (
+        sum(bool(request.cancels_after) for request in load_requests())
+        == len(load_requests()) // 20
+    )

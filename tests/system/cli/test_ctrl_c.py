@@ -1,4 +1,4 @@
-"""Ctrl-C: at any moment of a start, when idle, and under load. Never a traceback."""
+"""Ctrl-C during the start, when idle and under load never prints a traceback."""
 
 import asyncio
 import signal
@@ -50,7 +50,7 @@ def _none_of(parent: int) -> bool:
 @pytest.mark.slow
 async def test_drain_reports_running_requests_and_second_signal_ends_it(tmp_path: Path) -> None:
     says = tmp_path / "says"
-    with serving(says=says) as live:
+    with serving(stderr=says) as live:
         async with AsyncClient(live.grpc) as client:
             streams = [
                 client.generate("Count from 1 to 500.\n", max_tokens=1_900, ignore_eos=True)

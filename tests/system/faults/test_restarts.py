@@ -1,0 +1,116 @@
+"""Processes of a system killed under load: every answer is right, and each is replaced."""
+
+import asyncio
+import signal
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from foretoken import AsyncClient
+from foretoken.client.errors import ForetokenError
+from tests.system.faults.killed_processes import (
+    answers,
+    check_answers_while,
+    kill_process,
+    two_workers,
+    wait_for_output,
+)
+
+
+@pytest.mark.slow
+async def test_answers_survive_the_loss_of_a_worker_and_the_predictor(tmp_path: Path) -> None:
+    with two_workers(tmp_path) as (live, output):
+        async with AsyncClient(live.grpc) as client:
+            expected = await answers(client)
+
+        async def kill_both() -> None:
+            await kill_process(live, "worker")
+            await kill_process(live, "predictor")
+
+        assert await check_answers_while(live, expected, kill_both) > 0
+        assert live.stop() == 0
+    assert "Traceback" not in output.read_text()
+
+
+@pytest.mark.slow
+async def test_embedded_server_restarts_all_children(tmp_path: Path) -> None:
+    with two_workers(tmp_path) as (live, output):
+        async with AsyncClient(live.grpc) as client:
+            expected = await answers(client)
+
+        async def kill_all() -> None:
+            await kill_process(live, "worker")
+            await wait_for_output(output, "is back after")
+            await kill_process(live, "worker")  # the other, or the same again
+            await wait_for_output(output, "is back after", 2)
+            await kill_process(live, "predictor")
+            await wait_for_output(output, "predictor is back after")
+
+        assert await check_answers_while(live, expected, kill_all) > 0
+        assert live.stop() == 0
+    assert "Traceback" not in output.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", ["worker", "predictor", "scheduler", "batcher", "estimator"])
+async def test_separate_server_restarts_every_child(tmp_path: Path, section: str) -> None:
+    with two_workers(tmp_path, "--separate") as (live, output):
+        async with AsyncClient(live.grpc) as client:
+            expected = await answers(client)
+
+        async def kill_one() -> None:
+            await kill_process(live, section)
+            await wait_for_output(output, "is back after")
+
+        assert await check_answers_while(live, expected, kill_one) > 0
+        assert live.stop() == 0
+    assert "Traceback" not in output.read_text()
+
+
+@pytest.mark.slow
+async def test_connections_recover_from_a_gateway_restart(tmp_path: Path) -> None:
+    with two_workers(tmp_path, "--separate") as (live, output):
+        async with AsyncClient(live.grpc) as client:
+            expected = await answers(client)
+            cut = asyncio.ensure_future(answers(client, 1_500))  # seconds
+            await asyncio.sleep(0.2)
+            await kill_process(live, "gateway")
+            with pytest.raises(ForetokenError):
+                await cut
+        await wait_for_output(output, "gateway is back after")
+        async with AsyncClient(live.grpc) as client:
+            assert await answers(client) == expected
+        health = await asyncio.to_thread(urllib.request.urlopen, f"{live.http}/health", timeout=10)
+        assert health.status == 200
+        assert live.stop() == 0
+
+
+@pytest.mark.slow
+async def test_sigterm_of_a_worker_loses_no_request(tmp_path: Path) -> None:
+    with two_workers(tmp_path) as (live, output):
+        async with AsyncClient(live.grpc) as client:
+            expected = await answers(client)
+
+        async def kill_one() -> None:
+            await kill_process(live, "worker", signal.SIGTERM)
+            await wait_for_output(output, "is back after")
+
+        assert await check_answers_while(live, expected, kill_one) > 0
+        assert live.stop() == 0
+    assert "stopping with requests unfinished" not in output.read_text()
+
+
+@pytest.mark.slow
+async def test_sigterm_of_the_scheduler_rejects_no_request(tmp_path: Path) -> None:
+    with two_workers(tmp_path, "--separate") as (live, output):
+        async with AsyncClient(live.grpc) as client:
+            expected = await answers(client)
+
+        async def kill_one() -> None:
+            await kill_process(live, "scheduler", signal.SIGTERM)
+            await wait_for_output(output, "scheduler is back after")
+
+        assert await check_answers_while(live, expected, kill_one) > 0
+        assert live.stop() == 0
+    assert "stopping with requests unfinished" not in output.read_text()
