@@ -35,7 +35,7 @@ STOPS = (" ", "e", "o")
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """A request and its arrival time. `cancels_after`: tokens until the client cancels; 0: never."""
+    """A request and its arrival time. The client cancels after `cancels_after` tokens, if any."""
 
     turns: Sequence[Mapping[str, str]]
     sampling: SamplingOptions
