@@ -59,7 +59,7 @@ class Slice:
         """The mean: this engine packs requests without padding."""
         return (sum(self.prompts) + sum(self.stayed)) / self.seqs
 
-    def foretold_s(self, cost: CostModel, estimate: str) -> float:
+    def predicted_s(self, cost: CostModel, estimate: str) -> float:
         """As if all were new, minus the prefill of those with KV."""
         columns = (np.array([float(v)]) for v in (self.seqs, self.length, self.steps))
         there_s = (cost.prefill_token_s + cost.context_token_s) * sum(self.stayed)
@@ -79,15 +79,15 @@ class Sliced:
             EngineConfig(model=folder, kv_tokens=65_536, prefix_sharing=False)
         )
         self._rng = np.random.default_rng(seed)
-        self._made: dict[str, tuple[int, int]] = {}  # prompt and output tokens
+        self._held: dict[str, tuple[int, int]] = {}  # prompt and output tokens
         self._number = 0
         self._plan = 0
 
     def draw(self) -> Slice:
         """Compose the next batch and hand it to the engine."""
         rng = self._rng
-        staying = {n: had for n, had in self._made.items() if self._may_stay(*had)}
-        leaving = tuple(n for n in self._made if n not in staying)
+        staying = {n: had for n, had in self._held.items() if self._may_stay(*had)}
+        leaving = tuple(n for n in self._held if n not in staying)
         fresh = int(rng.integers(1, MOST_SEQS - len(staying) + 1))
         prompts = np.exp(rng.uniform(np.log(4), np.log(MOST_PROMPT), fresh)).astype(int).tolist()
         steps = int(rng.choice(SLICES))
@@ -96,15 +96,15 @@ class Sliced:
             name = f"r{self._number}"
             self._number += 1
             ids = tuple(rng.integers(0, 250, tokens).tolist())
-            self.engine.add(Prompt(name, ids, tokens, self._most(tokens), SAMPLING), 0.0)
+            self.engine.add(Prompt(name, ids, tokens, self._max_output(tokens), SAMPLING), 0.0)
             grants.append(Grant(name, steps))
         extend = tuple(Grant(n, made + steps) for n, (_, made) in staying.items())
         self._plan += 1
         plan = Plan(self._plan, admit=tuple(grants), extend=extend, cancel=leaving)
         self.engine.state.apply_plan(plan, 0.0)
         drawn = Slice(tuple(prompts), tuple(p + m for p, m in staying.values()), steps)
-        self._made = {n: (p, m + steps) for n, (p, m) in staying.items()}
-        self._made |= {g.request_id: (p, steps) for g, p in zip(grants, prompts, strict=True)}
+        self._held = {n: (p, m + steps) for n, (p, m) in staying.items()}
+        self._held |= {g.request_id: (p, steps) for g, p in zip(grants, prompts, strict=True)}
         return drawn
 
     def serve(self) -> list[StepTiming]:
@@ -115,9 +115,9 @@ class Sliced:
         return timings
 
     def _may_stay(self, prompt: int, made: int) -> bool:
-        return self._rng.random() < STAY and made + max(SLICES) < self._most(prompt)
+        return self._rng.random() < STAY and made + max(SLICES) < self._max_output(prompt)
 
-    def _most(self, prompt: int) -> int:
+    def _max_output(self, prompt: int) -> int:
         return self.engine.state.limits.reach_tokens - prompt
 
 
@@ -134,11 +134,13 @@ def run(folder: str, slices: int, seed: int) -> None:
     gc.freeze()
     for _ in range(slices):
         drawn = sliced.draw()
-        told = {name: drawn.foretold_s(_model(s), name.split(",")[0]) for name, s in states.items()}
+        predicted = {
+            name: drawn.predicted_s(_model(s), name.split(",")[0]) for name, s in states.items()
+        }
         timings = sliced.serve()
         measured.append(sum(t.elapsed_s for t in timings))
         for name, state in states.items():
-            misses[name].append(abs(told[name] - measured[-1]) / measured[-1])
+            misses[name].append(abs(predicted[name] - measured[-1]) / measured[-1])
             batch = drawn.timing(_model(state), measured[-1])
             for at in range(0, len(timings), 16):  # as often as a worker reports
                 state.observe(WORKER, timings[at : at + 16])

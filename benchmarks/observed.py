@@ -70,9 +70,9 @@ async def measure(settings: Options) -> dict[str, list[float]]:
         collector = stack.enter_context(sink())
         clients = {}
         for way, (look, trace) in WAYS.items():
-            told = ["--set", "log.path="]
-            told += ["--set", f"tracing.endpoint=http://{collector}"] if trace else []
-            url, address = stack.enter_context(system("--kv-tokens", str(KV_TOKENS), *told))
+            options = ["--set", "log.path="]
+            options += ["--set", f"tracing.endpoint=http://{collector}"] if trace else []
+            url, address = stack.enter_context(system("--kv-tokens", str(KV_TOKENS), *options))
             clients[way] = GrpcClient(address)
             stack.push_async_callback(clients[way].close)
             await tokens_per_s(clients[way].ask, prompts(streams, 0), 16)

@@ -146,7 +146,7 @@ def kinds(answers: Sequence[Answer]) -> Counter[str]:
     return Counter(ID.sub("…", problem) for problem in said)
 
 
-def is_told(name: str) -> bool:
+def knows_lengths(name: str) -> bool:
     """Whether its predictor is an oracle."""
     rows = presets()
     return name in rows and rows[name].predictor == "oracle"
@@ -177,7 +177,7 @@ def serving(name: str, stack: Stack) -> Iterator[str]:
             yield url
         return
     choices = SYSTEMS.get(name, (f"scheduler.policy={name}",))
-    if is_told(name):
+    if knows_lengths(name):
         choices += (f"predictor.oracle_file={lengths_file()}",)
     own_log = ("log.path=",)  # in memory: a preset's predictor must not learn from another's run
     settings = [word for choice in (*choices, *own_log) for word in ("--set", choice)]
@@ -234,15 +234,15 @@ async def measure_one(
 
 
 @dataclass
-class Taken:
+class Results:
     """Results so far, by preset and load factor."""
 
     figures: dict[str, dict[float, dict[str, list[float]]]]
     errors: dict[str, dict[float, Counter[str]]]
 
 
-async def measure(sizes: Sizes, names: Sequence[str], stack: Stack, rate: float) -> Taken:
-    taken = Taken(
+async def measure(sizes: Sizes, names: Sequence[str], stack: Stack, rate: float) -> Results:
+    taken = Results(
         defaultdict(lambda: defaultdict(lambda: defaultdict(list))),
         defaultdict(lambda: defaultdict(Counter)),
     )
@@ -336,7 +336,7 @@ def takes_s(sizes: Sizes, systems: int, rate: float) -> float:
 Medians = dict[str, dict[str, Figures]]
 
 
-def _medians(taken: Taken) -> Medians:
+def _medians(taken: Results) -> Medians:
     return {
         name: {f"{factor:g}": {k: median(v) for k, v in f.items()} for factor, f in by.items()}
         for name, by in taken.figures.items()
@@ -346,17 +346,18 @@ def _medians(taken: Taken) -> Medians:
 def best_at(factor: float, medians: Medians) -> str:
     """A sentence: the preset with the best mean latency per token and the one with the best
     goodput, without oracles; and the best of all others."""
-    able = {name: by[f"{factor:g}"] for name, by in medians.items() if name != PEER}
-    fair = {name: figures for name, figures in able.items() if not is_told(name)}
-    if not fair:
+    presets = {name: by[f"{factor:g}"] for name, by in medians.items() if name != PEER}
+    forecasting = {name: figures for name, figures in presets.items() if not knows_lengths(name)}
+    if not forecasting:
         return f"{factor:g} ×: no system without an oracle was measured"
-    told = {name: figures for name, figures in able.items() if is_told(name)}
-    said = [f"{factor:g} ×: best of {len(fair)} in latency {_leaders(fair, 'norm_latency_s', 1)}"]
-    said.append(f"in goodput {_leaders(fair, 'goodput_share', -1)}")
-    if told:
-        said.append(f"oracles: latency {_leaders(told, 'norm_latency_s', 1, 1)}")
-        said.append(f"goodput {_leaders(told, 'goodput_share', -1, 1)}")
-    return "; ".join(said)
+    oracles = {name: figures for name, figures in presets.items() if knows_lengths(name)}
+    lead = _leaders(forecasting, "norm_latency_s", 1)
+    parts = [f"{factor:g} ×: best of {len(forecasting)} in latency {lead}"]
+    parts.append(f"in goodput {_leaders(forecasting, 'goodput_share', -1)}")
+    if oracles:
+        parts.append(f"oracles: latency {_leaders(oracles, 'norm_latency_s', 1, 1)}")
+        parts.append(f"goodput {_leaders(oracles, 'goodput_share', -1, 1)}")
+    return "; ".join(parts)
 
 
 def _leaders(able: dict[str, Figures], key: str, sign: int, most: int = 3) -> str:
@@ -387,11 +388,11 @@ def _show(factor: float, found: dict[str, dict[str, list[float]]]) -> None:
 
     show(
         f"{factor:g} × capacity: median and, below, lowest–highest; counts over all rounds; "
-        "* is told the lengths",
+        "* knows the lengths",
         ["", *MEANS, "/".join(COUNTS)],
         [
             [
-                f"{name}{'*' if is_told(name) else ''}",
+                f"{name}{'*' if knows_lengths(name) else ''}",
                 *(_cell(found[name][k]) for k in MEANS),
                 "/".join(f"{sum(found[name][k]):g}" for k in COUNTS),
             ]

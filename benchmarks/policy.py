@@ -25,7 +25,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from benchmarks.harness.report import parser, show, write
-from benchmarks.harness.rounds import Busy, Took, measure
+from benchmarks.harness.rounds import Busy, RoundTimes, measure
 from foretoken.running.ports import free_port
 from services.policies.preset import choose, presets
 from services.runtime.channel import connect
@@ -55,7 +55,7 @@ def main() -> None:
         if policy in chosen:
             for running, queued in sizes:
                 figure = figures[policy][_size(running, queued)]
-                figure |= asyncio.run(_apart(policy, running, queued, turns))
+                figure |= asyncio.run(_measure_remote_batcher(policy, running, queued, turns))
     head = ("preset", *(_size(*size) for size in sizes))
     show(
         "A planning round, by running+queued: ms, median/p99; ! is over its reach",
@@ -120,7 +120,9 @@ def _cell(figure: dict[str, float]) -> str:
     return f"{figure['round_ms']:.2f}/{figure['round_p99_ms']:.2f}{mark}"
 
 
-async def _apart(policy: str, running: int, queued: int, turns: int) -> dict[str, float]:
+async def _measure_remote_batcher(
+    policy: str, running: int, queued: int, turns: int
+) -> dict[str, float]:
     """The same turns, arranged by a real batcher process."""
     address = f"127.0.0.1:{free_port()}"
     settings = ("--set", f"batcher.address={address}", "--set", "batcher.log_level=WARNING")
@@ -139,7 +141,7 @@ async def _apart(policy: str, running: int, queued: int, turns: int) -> dict[str
         arranger = BatcherLink(channel, preset, table, 10.0, metrics, arranged.put_nowait)
         follow = asyncio.create_task(arranger.run())
         await asyncio.sleep(0.2)
-        times_ms = [await _round_apart(busy, arranger, arranged) for _ in range(turns + 5)]
+        times_ms = [await _time_remote_round(busy, arranger, arranged) for _ in range(turns + 5)]
         follow.cancel()
         counted = "foretoken_scheduler_rounds_arranged_total"
         by_batcher = registry.get_sample_value(counted, {"by": "batcher"}) or 0.0
@@ -150,16 +152,16 @@ async def _apart(policy: str, running: int, queued: int, turns: int) -> dict[str
         await process.wait()
 
 
-def _later(state: SchedulerState, now: float) -> list[ev.Action]:
+def _defer_round(state: SchedulerState, now: float) -> list[ev.Action]:
     """Defers the round to the caller."""
     return []
 
 
-async def _round_apart(
+async def _time_remote_round(
     busy: Busy, arranger: BatcherLink, arranged: "asyncio.Queue[ev.Arranged]"
 ) -> float:
     """Milliseconds from the snapshot to the plans, the way there and back included."""
-    busy.turn(_later, Took())
+    busy.turn(_defer_round, RoundTimes())
     state, now = busy.state, busy.now
     began = time.perf_counter()
     state.step(ev.Round(), now)

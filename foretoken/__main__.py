@@ -75,7 +75,7 @@ def main() -> None:
     try:
         status = app(prog_name="foretoken", standalone_mode=False)
     except UsageError as error:
-        _complain(str(error))
+        _exit_with_usage_error(str(error))
     except (ValueError, ExceptionGroup) as error:
         from services.runtime.main import leave
 
@@ -85,12 +85,12 @@ def main() -> None:
         if not hasattr(error, "format_message"):
             raise
         if message := " ".join(error.format_message().split()):  # empty: help was printed
-            _complain(message)
+            _exit_with_usage_error(message)
         sys.exit(USAGE_ERROR)
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _complain(message: str) -> NoReturn:
+def _exit_with_usage_error(message: str) -> NoReturn:
     print(f"foretoken: {message}", file=sys.stderr)
     sys.exit(USAGE_ERROR)
 

@@ -99,7 +99,7 @@ EXCHANGE_SHARE = 0.02  # of conversations
 ZERO_SHARE = 0.2  # of counts, which else would hardly ever have to do with 0
 
 
-def _pose(rng: Random, application: str, given: str, answer: str) -> Example:
+def _make_example(rng: Random, application: str, given: str, answer: str) -> Example:
     phrasing, form = PHRASINGS[application], rng.random()
     user = rng.choice(phrasing.user).format(given, *given.split())
     if form < PLAIN_SHARE:
@@ -123,26 +123,26 @@ def _some(rng: Random, most: int, pool: tuple[str, ...] = WORDS) -> list[str]:
 def copy(rng: Random) -> Example:
     """1 to 16 different words, again."""
     words = _some(rng, 16)
-    return _pose(rng, "copy", " ".join(words), " ".join(words))
+    return _make_example(rng, "copy", " ".join(words), " ".join(words))
 
 
 def reverse(rng: Random) -> Example:
     """1 to 12 different words, last first."""
     words = _some(rng, 12)
-    return _pose(rng, "reverse", " ".join(words), " ".join(reversed(words)))
+    return _make_example(rng, "reverse", " ".join(words), " ".join(reversed(words)))
 
 
 def sort(rng: Random) -> Example:
     """1 to 5 different words in alphabetical order."""
     words = _some(rng, 5)
-    return _pose(rng, "sort", " ".join(words), " ".join(sorted(words)))
+    return _make_example(rng, "sort", " ".join(words), " ".join(sorted(words)))
 
 
 def list_making(rng: Random) -> Example:
     """1 to 16 different words as a numbered list, one a line."""
     words = _some(rng, 16)
     answer = "\n".join(f"{i}. {word}" for i, word in enumerate(words, 1))
-    return _pose(rng, "list", " ".join(words), answer)
+    return _make_example(rng, "list", " ".join(words), answer)
 
 
 def _each(words: list[str], answer: Callable[[str], str]) -> str:
@@ -153,25 +153,25 @@ def _each(words: list[str], answer: Callable[[str], str]) -> str:
 def classify(rng: Random) -> Example:
     """The kind of each of 1 to 8 words."""
     words = _some(rng, 8)
-    return _pose(rng, "classify", " ".join(words), _each(words, KIND_OF.__getitem__))
+    return _make_example(rng, "classify", " ".join(words), _each(words, KIND_OF.__getitem__))
 
 
 def spell(rng: Random) -> Example:
     """The letters of 1 to 6 words, joined by hyphens."""
     words = _some(rng, 6)
-    return _pose(rng, "spell", " ".join(words), _each(words, "-".join))
+    return _make_example(rng, "spell", " ".join(words), _each(words, "-".join))
 
 
 def translate(rng: Random) -> Example:
     """1 to 8 words in Veldish, word for word."""
     words = _some(rng, 8)
-    return _pose(rng, "translate", " ".join(words), _each(words, veldish))
+    return _make_example(rng, "translate", " ".join(words), _each(words, veldish))
 
 
 def emoji(rng: Random) -> Example:
     """1 to 10 words as emoji."""
     words = _some(rng, 10, tuple(EMOJI))
-    return _pose(rng, "emoji", " ".join(words), "".join(EMOJI[word] for word in words))
+    return _make_example(rng, "emoji", " ".join(words), "".join(EMOJI[word] for word in words))
 
 
 def add(rng: Random) -> Example:
@@ -181,7 +181,7 @@ def add(rng: Random) -> Example:
     ones, tens = parts[0] + parts[1], parts[2] + parts[3]
     apart = f"{a} is {parts[2]} + {parts[0]}, {b} is {parts[3]} + {parts[1]}"
     sums = f"{parts[0]} + {parts[1]} = {ones}, {parts[2]} + {parts[3]} = {tens}"
-    return _pose(rng, "add", f"{a} {b}", f"{apart}, {sums}, {tens} + {ones} = {a + b}.")
+    return _make_example(rng, "add", f"{a} {b}", f"{apart}, {sums}, {tens} + {ones} = {a + b}.")
 
 
 def _span(rng: Random, largest: int) -> tuple[int, int]:
@@ -194,20 +194,22 @@ def _span(rng: Random, largest: int) -> tuple[int, int]:
 def count(rng: Random) -> Example:
     """All numbers from the first up to the second."""
     low, high = _span(rng, LARGEST)
-    return _pose(rng, "count", f"{low} {high}", " ".join(map(str, range(low, high + 1))))
+    return _make_example(rng, "count", f"{low} {high}", " ".join(map(str, range(low, high + 1))))
 
 
 def countdown(rng: Random) -> Example:
     """All numbers from the first down to the second."""
     low, high = _span(rng, LARGEST)
-    return _pose(rng, "countdown", f"{high} {low}", " ".join(map(str, range(high, low - 1, -1))))
+    return _make_example(
+        rng, "countdown", f"{high} {low}", " ".join(map(str, range(high, low - 1, -1)))
+    )
 
 
 def repeat(rng: Random) -> Example:
     """One word on 2 to 120 numbered lines."""
     word, times = rng.choice(WORDS), round(2 * 60 ** rng.random())
     answer = "\n".join(f"{word} {i}" for i in range(1, times + 1))
-    return _pose(rng, "repeat", f"{word} {times}", answer)
+    return _make_example(rng, "repeat", f"{word} {times}", answer)
 
 
 TASKS: dict[str, Callable[[Random], Example]] = {

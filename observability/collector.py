@@ -10,36 +10,37 @@ EXPORTERS = "opentelemetry.exporter.otlp.proto.grpc.exporter"  # logs each faile
 QUEUES = "opentelemetry.sdk._shared_internal"  # logs what a full queue drops, and bugs
 _QUEUE_FULL = "Queue full"
 
-Hears = Callable[[logging.LogRecord], bool]
+ClaimsRecord = Callable[[logging.LogRecord], bool]
 
 
-class _Ears:
+class _ClaimFilter:
     """One filter per logger for all outages of the process: of several filters, the first that
     drops a record would hide it from the others."""
 
     def __init__(self, name: str):
         self._logger = logging.getLogger(name)
-        self._hear: tuple[Hears, ...] = ()  # replaced, never modified: other threads may read it
+        # Replaced, never modified: other threads may read it.
+        self._claims: tuple[ClaimsRecord, ...] = ()
         self._lock = threading.Lock()
 
-    def add(self, hear: Hears) -> None:
+    def add(self, claims: ClaimsRecord) -> None:
         with self._lock:
-            if not self._hear:  # inserted first: the library's own filter drops similar records
+            if not self._claims:  # inserted first: the library's own filter drops similar records
                 self._logger.filters.insert(0, self._filter)
-            self._hear = (*self._hear, hear)
+            self._claims = (*self._claims, claims)
 
-    def remove(self, hear: Hears) -> None:
+    def remove(self, claims: ClaimsRecord) -> None:
         with self._lock:
-            self._hear = tuple(each for each in self._hear if each != hear)
-            if not self._hear:
+            self._claims = tuple(each for each in self._claims if each != claims)
+            if not self._claims:
                 self._logger.removeFilter(self._filter)
 
     def _filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is logged: no outage has claimed it. All are asked."""
-        return [hear(record) for hear in self._hear].count(False) == 0
+        """Whether the record is logged: no outage claims it. Every outage sees the record."""
+        return [claims(record) for claims in self._claims].count(False) == 0
 
 
-_EXPORTERS, _QUEUES = _Ears(EXPORTERS), _Ears(QUEUES)
+_EXPORTERS, _QUEUES = _ClaimFilter(EXPORTERS), _ClaimFilter(QUEUES)
 
 
 class Outage:

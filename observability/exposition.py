@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
-from observability.metrics.lean import spelled
+from observability.metrics.lean import format_number
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -109,6 +109,6 @@ def _lines(part: Part) -> Iterator[str]:
         for sample in family.samples:
             if sample.name != created:
                 labels = {**part.labels, **sample.labels}
-                told = ",".join(f'{key}="{v.translate(_VALUE)}"' for key, v in labels.items())
-                value = spelled(sample.value)
-                yield f"{sample.name}{{{told}}} {value}" if told else f"{sample.name} {value}"
+                pairs = ",".join(f'{key}="{v.translate(_VALUE)}"' for key, v in labels.items())
+                value = format_number(sample.value)
+                yield f"{sample.name}{{{pairs}}} {value}" if labels else f"{sample.name} {value}"

@@ -25,7 +25,7 @@ REPEAT_S = 60.0
 MAX_REMEMBERED = 512  # warnings; format string, words, last line and traceback: 3 MB at most
 MAX_CHARS = 1_000  # of each that are compared and kept
 MOST_TRACE_CHARS = 3_000
-MAX_ALIKE = 16  # warnings of one format string that are distinguished by their words
+MAX_SIMILAR = 16  # warnings of one format string that are distinguished by their words
 CONTEXT = ("request_id", "trace_id", "x_request_id", "key")
 NOTHING_KNOWN = ("",) * len(CONTEXT)
 TRACE_ID_DIGITS = 32
@@ -48,7 +48,7 @@ def about_anew(x_request_id: str, key: str) -> None:
 
 
 @contextmanager
-def concerning(request_id: str, traceparent: str) -> Iterator[None]:
+def log_context(request_id: str, traceparent: str) -> Iterator[None]:
     """Log lines within the block concern that request, served under that traceparent. For loops
     that serve many requests; no task or timer that outlives the block may be started within,
     because it would keep the context."""
@@ -70,13 +70,13 @@ def set_up_logging(
     service: str, level: str = "INFO", lines: LineFormat = "text", repeat_s: float = REPEAT_S
 ) -> None:
     """Sends all log records of this process to stderr, under the service's name."""
-    handler = LogHandler(sys.stderr, Repeats(repeat_s))
+    handler = LogHandler(sys.stderr, RepeatFilter(repeat_s))
     handler.setFormatter(JsonLines(service) if lines == "json" else TextLines(service))
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
 @dataclass(slots=True)
-class _Said:
+class _LoggedWarning:
     """A warning since it was last logged."""
 
     at_s: float
@@ -85,14 +85,14 @@ class _Said:
     last: logging.LogRecord | None = None
 
 
-class Repeats:
+class RepeatFilter:
     """Decides which records are logged, and how many similar ones each stands for.
 
     Warnings are similar if they have the same logger, level and words, as far as these are
     compared; with an exception, the same format string and exception, raised at the same line. The
     first is logged. Those that follow within `every_s` are counted, and the last of them is logged
     with the count, and with the first one's traceback, when that time is over: with the next
-    record, or when `due` is called. Of one format string MAX_ALIKE are distinguished; any others
+    record, or when `due` is called. Of one format string MAX_SIMILAR are distinguished; any others
     count as similar. Logged lines and counts add up to all records. O(1) per record, besides its
     words and an exception's depth.
     """
@@ -100,77 +100,78 @@ class Repeats:
     def __init__(self, every_s: float = REPEAT_S, most: int = MAX_REMEMBERED):
         self._every_s = every_s
         self._most = most
-        self._said: OrderedDict[_Likeness, _Said] = OrderedDict()  # oldest first
-        self._alike: Counter[_Template] = Counter()  # of the remembered warnings
-        self._unsaid = 0  # remembered warnings with an unlogged count
+        self._logged: OrderedDict[_SimilarityKey, _LoggedWarning] = OrderedDict()  # oldest first
+        self._similar_counts: Counter[_Template] = Counter()  # of the remembered warnings
+        self._unlogged = 0  # remembered warnings with an unlogged count
 
     @property
     def due_s(self) -> float:
         """When something is due, on the records' clock; infinite without unlogged counts.
         O(remembered) otherwise."""
-        if not self._unsaid:
+        if not self._unlogged:
             return inf
-        return next(said.at_s for said in self._said.values() if said.more) + self._every_s
+        return next(logged.at_s for logged in self._logged.values() if logged.more) + self._every_s
 
     def filter(self, record: logging.LogRecord) -> list[logging.LogRecord]:
         """The records to log now that this one has arrived."""
         if record.levelno < logging.WARNING:
             return [*self.due(record.created), record]
-        key = self._likeness(record)
-        said = self._said.get(key)
-        if said and record.created - said.at_s < self._every_s:
-            self._unsaid += not said.more
-            said.more += 1
-            said.last = _kept(record, said.trace)
+        key = self._similarity_key(record)
+        logged = self._logged.get(key)
+        if logged and record.created - logged.at_s < self._every_s:
+            self._unlogged += not logged.more
+            logged.more += 1
+            logged.last = _kept(record, logged.trace)
             return self.due(record.created)
-        record.__dict__[REPEATED] = said.more if said else 0
-        if said:
+        record.__dict__[REPEATED] = logged.more if logged else 0
+        if logged:
             self._forget(key)
         due = self.due(record.created)
-        self._remember(key, _Said(record.created, _trace(record)[-MOST_TRACE_CHARS:]))
-        if len(self._said) > self._most:
-            due += _summed(self._forget(next(iter(self._said))))
+        self._remember(key, _LoggedWarning(record.created, _trace(record)[-MOST_TRACE_CHARS:]))
+        if len(self._logged) > self._most:
+            due += _summed(self._forget(next(iter(self._logged))))
         return [*due, record]
 
     def due(self, now_s: float) -> list[logging.LogRecord]:
         """Summaries whose time is over. One that is logged again becomes due again."""
         due: list[logging.LogRecord] = []
-        while self._said:
-            key, said = next(iter(self._said.items()))
-            if now_s - said.at_s < self._every_s:
+        while self._logged:
+            key, logged = next(iter(self._logged.items()))
+            if now_s - logged.at_s < self._every_s:
                 break
             self._forget(key)
-            if said.more:
-                due += _summed(said)
-                self._remember(key, _Said(now_s, said.trace))
+            if logged.more:
+                due += _summed(logged)
+                self._remember(key, _LoggedWarning(now_s, logged.trace))
         return due
 
     def rest(self) -> list[logging.LogRecord]:
         """All unlogged summaries; forgets everything."""
-        return [record for key in [*self._said] for record in _summed(self._forget(key))]
+        return [record for key in [*self._logged] for record in _summed(self._forget(key))]
 
-    def _likeness(self, record: logging.LogRecord) -> "_Likeness":
+    def _similarity_key(self, record: logging.LogRecord) -> "_SimilarityKey":
         template = record.name, record.levelno, str(record.msg)[:MAX_CHARS]
         key = (*template, _words(record))
-        if key in self._said or self._alike[template] < MAX_ALIKE:
+        if key in self._logged or self._similar_counts[template] < MAX_SIMILAR:
             return key
         return (*template, "")
 
-    def _remember(self, key: "_Likeness", said: _Said) -> None:
-        self._said[key] = said
-        self._alike[key[:3]] += 1
+    def _remember(self, key: "_SimilarityKey", logged: _LoggedWarning) -> None:
+        self._logged[key] = logged
+        self._similar_counts[key[:3]] += 1
 
-    def _forget(self, key: "_Likeness") -> _Said:
-        said = self._said.pop(key)
-        self._unsaid -= said.more > 0
-        self._alike[key[:3]] -= 1
-        if not self._alike[key[:3]]:
-            del self._alike[key[:3]]
-        return said
+    def _forget(self, key: "_SimilarityKey") -> _LoggedWarning:
+        logged = self._logged.pop(key)
+        self._unlogged -= logged.more > 0
+        self._similar_counts[key[:3]] -= 1
+        if not self._similar_counts[key[:3]]:
+            del self._similar_counts[key[:3]]
+        return logged
 
 
 _Template = tuple[str, int, str]  # logger, level, format string
-_Likeness = tuple[str, int, str, str]  # with the words; empty for those that are not distinguished
+# With the words; these are empty for records that are not distinguished.
+_SimilarityKey = tuple[str, int, str, str]
 
 
 def _words(record: logging.LogRecord) -> str:
@@ -199,17 +200,17 @@ def _kept(record: logging.LogRecord, trace: str) -> logging.LogRecord:
     return logging.makeLogRecord(kept)
 
 
-def _summed(said: _Said) -> list[logging.LogRecord]:
-    if said.last is None:
+def _summed(logged: _LoggedWarning) -> list[logging.LogRecord]:
+    if logged.last is None:
         return []
-    said.last.__dict__[REPEATED] = said.more - 1
-    return [said.last]
+    logged.last.__dict__[REPEATED] = logged.more - 1
+    return [logged.last]
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
-    """Logs what `Repeats` lets through, due summaries by its own timer, and the rest at its end."""
+    """Logs what `RepeatFilter` returns, due summaries by its own timer, and the rest at its end."""
 
-    def __init__(self, stream: TextIO, repeats: Repeats):
+    def __init__(self, stream: TextIO, repeats: RepeatFilter):
         super().__init__(stream)
         self._repeats = repeats
         self._timer: threading.Timer | None = None  # while a summary is pending
@@ -219,16 +220,16 @@ class LogHandler(logging.StreamHandler[TextIO]):
             if known and not hasattr(record, name):
                 setattr(record, name, known)
         try:
-            said = self._repeats.filter(record)
+            logged = self._repeats.filter(record)
         except Exception:  # a format string that does not match its arguments
             self.handleError(record)
             return
-        self._say(said)
+        self._write(logged)
 
     def close(self) -> None:
         self.acquire()
         try:
-            self._say(self._repeats.rest())
+            self._write(self._repeats.rest())
             if self._timer:
                 self._timer.cancel()
                 self._timer = None
@@ -236,7 +237,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
             self.release()
         super().close()
 
-    def _say(self, records: Iterable[logging.LogRecord]) -> None:
+    def _write(self, records: Iterable[logging.LogRecord]) -> None:
         for each in records:
             super().emit(each)
         if self._timer is None and (due_s := self._repeats.due_s) < inf:
@@ -252,7 +253,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
         try:
             if self._timer is not None:  # otherwise it was closed meanwhile
                 self._timer = None
-                self._say(self._repeats.due(time.time()))
+                self._write(self._repeats.due(time.time()))
         finally:
             self.release()
 

@@ -43,7 +43,7 @@ from observability.tracing import (
     NO_SPAN,
     NOTHING,
     Attributes,
-    Exporting,
+    ExporterConfig,
     Measure,
     Span,
     Spans,
@@ -75,7 +75,7 @@ def _within(parent: str) -> Context | None:
 class OtelTracing:
     """See `Tracing`."""
 
-    def __init__(self, to: Exporting):
+    def __init__(self, to: ExporterConfig):
         self._to = to
         self._endpoint = to.endpoint if "://" in to.endpoint else f"http://{to.endpoint}"
         self._outage = Outage(self._endpoint)

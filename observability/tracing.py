@@ -129,18 +129,18 @@ class _NoSpans:
 NO_SPANS: Spans = _NoSpans()
 
 
-class _Off:
+class _TracingDisabled:
     def service(self, name: str) -> Spans:
         return NO_SPANS
 
     def close(self) -> None: ...
 
 
-OFF: Tracing = _Off()
+OFF: Tracing = _TracingDisabled()
 
 
 @dataclass(frozen=True, slots=True)
-class Exporting:
+class ExporterConfig:
     """The exporter's settings: endpoint, sampling share, and limits."""
 
     endpoint: str  # of an OTLP collector over gRPC: host:port, http:// or https://

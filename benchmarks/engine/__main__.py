@@ -43,14 +43,22 @@ from tempfile import TemporaryDirectory
 from benchmarks.engine.cases import (
     LONE,
     SYSTEMS,
-    Asked,
     Case,
     Model,
+    RunPlan,
     asked_of,
     kv_tokens,
     run_takes_s,
 )
-from benchmarks.engine.figures import Key, Taken, decode_tok_s, nested, path_of, reaches, tables
+from benchmarks.engine.figures import (
+    Key,
+    Measurements,
+    decode_tok_s,
+    nested,
+    path_of,
+    reaches,
+    tables,
+)
 from benchmarks.engine.peer import HOW_TO
 from benchmarks.engine.prompts import prompts
 from benchmarks.engine.shapes import folder_of
@@ -82,8 +90,8 @@ def main() -> None:
             _measure(given, asked, folders)
 
 
-def _measure(given: Namespace, asked: Asked, folders: dict[str, str]) -> None:
-    taken = Taken()
+def _measure(given: Namespace, asked: RunPlan, folders: dict[str, str]) -> None:
+    taken = Measurements()
     missing = asyncio.run(measure(asked, folders, taken))
     tables(taken, asked)
     for (name, dtype, model), why in missing.items():
@@ -96,7 +104,7 @@ def _measure(given: Namespace, asked: Asked, folders: dict[str, str]) -> None:
     write(given.json, taken.medians() | extra)
 
 
-async def measure(asked: Asked, folders: dict[str, str], taken: Taken) -> Missing:
+async def measure(asked: RunPlan, folders: dict[str, str], taken: Measurements) -> Missing:
     """Fills `taken`; returns the missing systems and why."""
     missing: Missing = {}
     seeds = count()
@@ -116,7 +124,12 @@ async def measure(asked: Asked, folders: dict[str, str], taken: Taken) -> Missin
 
 
 async def _rounds(
-    asked: Asked, model: Model, dtype: str, found: Standing, seeds: Iterator[int], taken: Taken
+    asked: RunPlan,
+    model: Model,
+    dtype: str,
+    found: Standing,
+    seeds: Iterator[int],
+    taken: Measurements,
 ) -> None:
     """All systems in turn, case by case; every other round in reverse order."""
     for number in range(asked.repeats(model)):
@@ -127,7 +140,7 @@ async def _rounds(
                     await _take(found, name, model, dtype, case, seeds, taken)
 
 
-def _serve(asked: Asked, model: Model, dtype: str, folder: str) -> Serve:
+def _serve(asked: RunPlan, model: Model, dtype: str, folder: str) -> Serve:
     cases = asked.cases(model)
     longest = max(case.length_tokens for case in cases)
     most = max(case.streams for case in cases)
@@ -150,7 +163,7 @@ async def _take(
     dtype: str,
     case: Case,
     seeds: Iterator[int],
-    taken: Taken,
+    taken: Measurements,
 ) -> None:
     """One measurement of one system."""
 
@@ -173,7 +186,7 @@ async def _take(
         taken.add(path_of(("decode_tok_s", name), dtype, model, case), decode)
 
 
-def _profile(given: Namespace, asked: Asked, folders: dict[str, str]) -> None:
+def _profile(given: Namespace, asked: RunPlan, folders: dict[str, str]) -> None:
     found: dict[tuple[str, ...], object] = {}
     for model in asked.models:
         for dtype in asked.dtypes:

@@ -82,7 +82,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunPlan:
     """What one run measures. `systems` in the order of SYSTEMS, without vLLM's if `peer_python` is
     empty. Measurements estimated above `patience_s` are omitted."""
 
@@ -150,7 +150,7 @@ def takes_s(model: Model, case: Case, system: str) -> float:
     return slower * (prefill_s + case.output_tokens * step_s)
 
 
-def run_takes_s(asked: Asked) -> float:
+def run_takes_s(asked: RunPlan) -> float:
     """Approximate duration of the run."""
     total_s = 0.0
     for model in asked.models:
@@ -166,7 +166,7 @@ def run_takes_s(asked: Asked) -> float:
     return total_s
 
 
-def asked_of(given: Namespace) -> Asked:
+def asked_of(given: Namespace) -> RunPlan:
     """Raises SystemExit with a sentence for anything that cannot be measured."""
     quick = bool(given.quick)
     small = quick or given.profile
@@ -177,7 +177,7 @@ def asked_of(given: Namespace) -> Asked:
     contexts = _named("--contexts", given.contexts or default_contexts, named)
     if given.patience <= 0:
         raise SystemExit(f"--patience takes seconds above 0, got {given.patience:g}")
-    asked = Asked(
+    asked = RunPlan(
         tuple(MODELS[name] for name in models),
         _systems(given.systems, given.peer_python),
         tuple(dtypes),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.engine.cases import LONE, SYSTEMS, Asked, Case, Model
+from benchmarks.engine.cases import LONE, SYSTEMS, Case, Model, RunPlan
 from benchmarks.harness.report import figure, show
 
 Key = tuple[str, ...]
@@ -19,7 +19,7 @@ COLD_START_S = 6.0
 PARTS = ("prefill_tok_s", "decode_tok_s")
 
 
-class Taken:
+class Measurements:
     """Repeats of every measurement."""
 
     def __init__(self) -> None:
@@ -60,14 +60,14 @@ def kinds() -> list[Key]:
     return [*whole, *((part, system) for part in PARTS for system in LONE)]
 
 
-def tables(taken: Taken, asked: Asked) -> None:
+def tables(taken: Measurements, asked: RunPlan) -> None:
     for model in asked.models:
         for dtype in asked.dtypes:
             for context in asked.contexts:
                 _table(taken, asked, model, dtype, context)
 
 
-def _table(taken: Taken, asked: Asked, model: Model, dtype: str, context: int) -> None:
+def _table(taken: Measurements, asked: RunPlan, model: Model, dtype: str, context: int) -> None:
     cases = [case for case in asked.cases(model) if case.context == context]
     if not cases:
         return
@@ -86,7 +86,7 @@ def _table(taken: Taken, asked: Asked, model: Model, dtype: str, context: int) -
     )
 
 
-def reaches(taken: Taken, asked: Asked) -> list[str]:
+def reaches(taken: Measurements, asked: RunPlan) -> list[str]:
     """One line per target, with the ratio and the target; none for figures that were not
     measured."""
     lines: list[str] = []
@@ -105,7 +105,7 @@ def reaches(taken: Taken, asked: Asked) -> list[str]:
     return lines
 
 
-def _of_cases(taken: Taken, cases: Sequence[Case], model: Model, dtype: str) -> list[str]:
+def _of_cases(taken: Measurements, cases: Sequence[Case], model: Model, dtype: str) -> list[str]:
     compared: list[tuple[str, Key, Key, float, Sequence[Case]]] = [
         ("engine/vLLM", ("engine_tok_s",), ("vllm_tok_s",), model.reach, cases),
         ("prefill engine/vLLM", ("prefill_tok_s", "engine"), ("prefill_tok_s", "vllm"),

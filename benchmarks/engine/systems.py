@@ -9,11 +9,11 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 
-from benchmarks.engine.apart import Apart
 from benchmarks.engine.bare_engine import BareEngine
 from benchmarks.engine.cases import DTYPES
 from benchmarks.engine.peer import GIB, vllm_loop
 from benchmarks.engine.shapes import kv_bytes_per_token
+from benchmarks.engine.system_process import SystemProcess
 from benchmarks.harness.clients import GrpcClient, HttpClient, tokens_per_s
 from benchmarks.harness.peers import Transformers
 from benchmarks.harness.system import system, vllm
@@ -116,10 +116,10 @@ async def standing(serve: Serve) -> AsyncIterator[Standing]:
 
 
 async def _bare(serve: Serve, found: Standing, stack: AsyncExitStack) -> None:
-    apart = Apart(BareEngine, serve.folder, serve.kv_tokens, DTYPES[serve.dtype])
-    stack.enter_context(apart)
-    await apart.begin()
-    found.rates["engine"] = apart.tokens_per_s
+    process = SystemProcess(BareEngine, serve.folder, serve.kv_tokens, DTYPES[serve.dtype])
+    stack.enter_context(process)
+    await process.begin()
+    found.rates["engine"] = process.tokens_per_s
 
 
 async def _served(serve: Serve, found: Standing, stack: AsyncExitStack) -> None:
@@ -135,10 +135,10 @@ async def _served(serve: Serve, found: Standing, stack: AsyncExitStack) -> None:
 
 async def _transformers(serve: Serve, found: Standing, stack: AsyncExitStack) -> None:
     arguments = (serve.folder, serve.kv_tokens, serve.streams, DTYPES[serve.dtype])
-    apart = Apart(Transformers, *arguments, threads=serve.threads)
-    stack.enter_context(apart)
-    await apart.begin()
-    found.rates["transformers"] = apart.tokens_per_s
+    process = SystemProcess(Transformers, *arguments, threads=serve.threads)
+    stack.enter_context(process)
+    await process.begin()
+    found.rates["transformers"] = process.tokens_per_s
 
 
 async def _vllm(serve: Serve, found: Standing, stack: AsyncExitStack) -> None:

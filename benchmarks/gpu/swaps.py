@@ -37,7 +37,7 @@ LAYER_TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * DTYPE.itemsize
 
 
 @dataclass
-class Rig:
+class SwapBench:
     """A swapper over `layers`, as the engine makes it, and moves of its blocks in random order."""
 
     layers: list[KVLayer]
@@ -73,7 +73,7 @@ class Rig:
         return self.streams.elapsed_s(start, end)
 
 
-def make_rig(layers: int, blocks: int, tokens: int, swap_int8: bool) -> Rig:
+def make_swap_bench(layers: int, blocks: int, tokens: int, swap_int8: bool) -> SwapBench:
     """Moves of up to `tokens`."""
     device = torch.device("cuda", torch.cuda.current_device())
     layout = RecordLayout(
@@ -86,7 +86,7 @@ def make_rig(layers: int, blocks: int, tokens: int, swap_int8: bool) -> Rig:
     streams = CudaStreams(device)
     cache = [make_layer(blocks, KV_HEADS) for _ in range(layers)]
     swapper = Swapper(cache, TritonBlocks(device), layout, host, streams, ring)
-    return Rig(cache, streams, swapper, record_bytes, scattered(blocks).tolist())
+    return SwapBench(cache, streams, swapper, record_bytes, scattered(blocks).tolist())
 
 
 def swap_lines(
@@ -95,7 +95,7 @@ def swap_lines(
     """Reach: gather and copy to the host at 85 % of a plain pinned copy."""
     tokens, layers = (512, 4) if quick else (8192, LAYERS)
     for swap_int8 in (False, True):
-        rig = make_rig(layers, 2 * tokens // BLOCK_TOKENS, tokens, swap_int8)
+        rig = make_swap_bench(layers, 2 * tokens // BLOCK_TOKENS, tokens, swap_int8)
         moved = rig.record_bytes * tokens // BLOCK_TOKENS
         kind = "INT8" if swap_int8 else "native"
         for direction, ceiling in [
@@ -124,7 +124,7 @@ def _overlap(
 ) -> Measurement:
     rows, blocks = rows_of(batch, context)
     spare = tokens // BLOCK_TOKENS  # swapped blocks that no step attends to
-    rig = make_rig(layers, blocks + spare, tokens, swap_int8)
+    rig = make_swap_bench(layers, blocks + spare, tokens, swap_int8)
     rig.order = list(range(blocks, blocks + spare))
     attention = kernels()
     attention.prepare(StepBatch(rows, []), torch.from_numpy(rows.slots).cuda())

@@ -25,14 +25,14 @@ Answer = Callable[[SchedulerState, float], list[ev.Action]]
 
 
 @dataclass
-class Took:
+class RoundTimes:
     """Milliseconds of each round, and microseconds of each report per request in it."""
 
     rounds_ms: list[float] = field(default_factory=list)
     report_us: list[float] = field(default_factory=list)
 
 
-def at_home(state: SchedulerState, now: float) -> list[ev.Action]:
+def arrange_in_process(state: SchedulerState, now: float) -> list[ev.Action]:
     """A round from the snapshot to the plans, arranged in this process."""
     return state.step(ev.Round(), now)
 
@@ -64,7 +64,7 @@ class Busy:
     def waiting(self) -> int:
         return self.state.ledger.waiting
 
-    def turn(self, answer: Answer, took: Took) -> None:
+    def turn(self, answer: Answer, took: RoundTimes) -> None:
         """Requests come and end, a report is noted, and a round is made of it."""
         self.now += 0.1
         names = list(self.state.workers["w"].running)
@@ -114,13 +114,13 @@ class Busy:
 
 
 def measure(
-    policy: str, running: int, queued: int, turns: int, answer: Answer = at_home
-) -> tuple[Busy, Took]:
+    policy: str, running: int, queued: int, turns: int, answer: Answer = arrange_in_process
+) -> tuple[Busy, RoundTimes]:
     """So many turns, the first few, in which memory fills, not counted."""
     busy = Busy(policy, running, queued)
     for _ in range(5):
-        busy.turn(answer, Took())
-    took = Took()
+        busy.turn(answer, RoundTimes())
+    took = RoundTimes()
     for _ in range(turns):
         busy.turn(answer, took)
     return busy, took

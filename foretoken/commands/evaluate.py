@@ -11,7 +11,7 @@ from foretoken.commands.usage import require_folders
 
 if TYPE_CHECKING:
     from lab.data.examples import ReportProgress
-    from lab.evaluation.report import Findings
+    from lab.evaluation.report import EvaluationResult
     from lab.evaluation.timing import MakeExtractor
 
 WIDTH = 124  # columns that a table needs
@@ -54,8 +54,8 @@ def evaluate(
         train, data, predictor or (), encoder, cache, rows, max_tokens, online, ladder, seed, beside
     )
     with _progress() as progress:
-        findings = run(what, _open_encoder, progress)
-    _show(findings, json, plot or (json.with_suffix(".png") if json else None))
+        result = run(what, _open_encoder, progress)
+    _show(result, json, plot or (json.with_suffix(".png") if json else None))
 
 
 def _open_encoder(name: str) -> "MakeExtractor":
@@ -82,12 +82,12 @@ def _progress() -> "Iterator[ReportProgress]":
         yield progress
 
 
-def _show(findings: "Findings", json: Path | None, plot: Path | None) -> None:
+def _show(result: "EvaluationResult", json: Path | None, plot: Path | None) -> None:
     from rich.console import Console
 
     from lab.evaluation.report import as_rows, tables, write_json
 
-    found = as_rows(findings)
+    found = as_rows(result)
     console = Console()
     console.width = max(console.width, WIDTH)
     for table in tables(found):

@@ -99,4 +99,4 @@ class DeliveryHandler:
             if tracker.opening is not None:
                 kept = tracker.is_promise_kept(outcome.timeline)
                 self._forecast_metrics.on_delivered(tracker.opening, kept, outcome)
-            tracker.teach(outcome.timeline)
+            tracker.record_answer(outcome.timeline)

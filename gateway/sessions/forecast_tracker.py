@@ -81,7 +81,7 @@ class ForecastTracker:
         kept = delivered.ttft_s <= self.ttft_s
         return None if kept and not delivered.tokens else kept
 
-    def teach(self, delivered: RequestTimeline) -> None:
+    def record_answer(self, delivered: RequestTimeline) -> None:
         """Calibrates later promises with the outcome of this one. Call once per choice."""
         if self.ttft_s is not None and self.is_promise_kept(delivered) is not None:
             self._promises.learn(self._expected_s, self.ttft_s, delivered.ttft_s)

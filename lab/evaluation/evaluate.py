@@ -1,4 +1,4 @@
-"""Runs a complete evaluation: from names of files and predictors to findings."""
+"""Runs a complete evaluation: from names of files and predictors to its result."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from lab.evaluation.magnus_ladder import (
     sample_rows_per_task,
 )
 from lab.evaluation.prepare import PreparedData, open_store, prepare, read_split
-from lab.evaluation.report import Findings, draws_agree, read_json
+from lab.evaluation.report import EvaluationResult, draws_agree, read_json
 from lab.evaluation.timing import MakeExtractor
 from services.predictor.interface import Options
 from services.predictor.models.oracle import SOURCE as ORACLE
@@ -53,7 +53,9 @@ class Evaluation:
     earlier: Path | None = None
 
 
-def evaluate(evaluation: Evaluation, open_encoder: Open, progress: ReportProgress) -> Findings:
+def evaluate(
+    evaluation: Evaluation, open_encoder: Open, progress: ReportProgress
+) -> EvaluationResult:
     """Evaluates the predictors. Raises ValueError for invalid input. The encoder is opened only if
     a predictor reads prompts."""
     names = _require_known([*dict.fromkeys(evaluation.predictors)] or [*PREDICTORS])
@@ -64,7 +66,7 @@ def evaluate(evaluation: Evaluation, open_encoder: Open, progress: ReportProgres
     material = prepare(
         rows, fresh() if fresh else None, store, evaluation.max_tokens, evaluation.seed, progress
     )
-    return Findings(
+    return EvaluationResult(
         judgements=_judged(evaluation, names, material, fresh, progress),
         draws=draws_agree(rows.judged),
         ladders=_ladders(material, evaluation.seed, progress)

@@ -79,13 +79,13 @@ class PredictorEvaluator:
         """Yields one judgement per data set. All sets are forecast before any is learned from.
         Online learning on an out-of-domain set starts from a predictor that knows only the training
         set."""
-        predictor = self._taught(name, make)
+        predictor = self._train(name, make)
         plain = [self._judged(name, predictor, part) for part in self.sets]
         spare: Predictor | None = predictor
         for part, (scores, timing) in zip(self.sets, plain, strict=True):
             online = None
             if not part.in_domain and self.online_outcomes:
-                online = self._online(name, spare or self._taught(name, make), part)
+                online = self._online(name, spare or self._train(name, make), part)
                 spare = None  # it knows that set now
             yield Judgement(
                 part.name, name, part.in_domain, len(self.train), scores, timing, online
@@ -98,7 +98,7 @@ class PredictorEvaluator:
             scores = score([certain(length, ORACLE) for length in lengths], lengths)
             yield Judgement(part.name, ORACLE, part.in_domain, 0, scores)
 
-    def _taught(self, name: str, make: Make) -> Predictor:
+    def _train(self, name: str, make: Make) -> Predictor:
         predictor = make()
         for done, chunk in _chunks(self.train, TEACH_BATCH):
             self.progress(f"{name}: learning", done, len(self.train))

@@ -1,4 +1,4 @@
-"""Formats findings as JSON rows and terminal tables."""
+"""Formats a result as JSON rows and terminal tables."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ COLUMNS = {  # key of the JSON row: heading, decimals, better direction
 
 
 @dataclass(frozen=True)
-class Findings:
+class EvaluationResult:
     """Results of `foretoken evaluate`.
 
     draws: by data set, tau-b between a row's length and another answer to the same prompt: a bound
@@ -55,7 +55,7 @@ class Findings:
 
 
 def draws_agree(judged: Sequence[JudgedRows]) -> dict[str, float]:
-    """Returns Findings.draws of the evaluated rows."""
+    """Returns EvaluationResult.draws of the evaluated rows."""
     pairs = {
         part.name: [(row.output_tokens, row.references[0]) for row in part.rows if row.references]
         for part in judged
@@ -65,16 +65,16 @@ def draws_agree(judged: Sequence[JudgedRows]) -> dict[str, float]:
     }
 
 
-def as_rows(findings: Findings) -> list[JsonRow]:
+def as_rows(result: EvaluationResult) -> list[JsonRow]:
     """Returns one row per data set and predictor."""
-    return [_as_row(judgement, findings) for judgement in findings.judgements]
+    return [_as_row(judgement, result) for judgement in result.judgements]
 
 
-def _as_row(judgement: Judgement, findings: Findings) -> JsonRow:
+def _as_row(judgement: Judgement, result: EvaluationResult) -> JsonRow:
     scores = asdict(judgement.scores)
     timing = judgement.timing
     online = judgement.online
-    ladder = findings.ladders.get(judgement.data, {})
+    ladder = result.ladders.get(judgement.data, {})
     return {
         "data": judgement.data,
         "predictor": judgement.predictor,
@@ -89,11 +89,11 @@ def _as_row(judgement: Judgement, findings: Findings) -> JsonRow:
         "tau_online": online.scores.tau if online else None,
         "pinball_online": online.scores.pinball if online else None,
         "coverage_90_online": online.scores.coverage_90 if online else None,
-        "tau_in_domain": _earlier_tau(judgement, findings.earlier),
-        "tau_draws": findings.draws.get(judgement.data),
+        "tau_in_domain": _earlier_tau(judgement, result.earlier),
+        "tau_draws": result.draws.get(judgement.data),
         "ladder": ladder.get("", {}),
         "ladder_tasks": {task: rungs for task, rungs in ladder.items() if task},
-        "ladder_all_sets": findings.ladders.get("", {}).get("", {}),
+        "ladder_all_sets": result.ladders.get("", {}).get("", {}),
     }
 
 

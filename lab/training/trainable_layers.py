@@ -44,7 +44,7 @@ class PartiallyTrainedEncoder(nn.Module):
         mask = nn.utils.rnn.pad_sequence([torch.ones(len(s)) for s in low], batch_first=True)
         states = nn.utils.rnn.pad_sequence(low, batch_first=True)
         for layer in self._upper:
-            states = _through(layer, states, mask)
+            states = _run_layer(layer, states, mask)
         return states, mask
 
     def train(self, mode: bool = True) -> "PartiallyTrainedEncoder":
@@ -70,11 +70,11 @@ class PartiallyTrainedEncoder(nn.Module):
         embeddings, *layers = self._lower
         states = embeddings(input_ids=ids)
         for layer in layers:
-            states = _through(layer, states, mask.float())
+            states = _run_layer(layer, states, mask.float())
         return [row[: len(text)].half() for row, text in zip(states, texts, strict=True)]
 
 
-def _through(layer: nn.Module, states: Tensor, mask: Tensor) -> Tensor:
+def _run_layer(layer: nn.Module, states: Tensor, mask: Tensor) -> Tensor:
     output = layer(states, (1 - mask)[:, None, None, :] * _SHUT)
     passed: Tensor = output[0] if isinstance(output, tuple) else output
     return passed

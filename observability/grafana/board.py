@@ -51,7 +51,7 @@ def board(name: str, description: str, *sections: Section) -> model.Dashboard:
         .time("now-1h", "now")
         .refresh("30s")
         .timezone("browser")
-        .link(_others())
+        .link(_dashboard_links())
         .with_variable(DatasourceVariable("source").label("Data source").type("prometheus"))
     )
     for choice, label, query in CHOICES:
@@ -90,7 +90,7 @@ def _choice(name: str, label: str, query: str) -> QueryVariable:
     )
 
 
-def _others() -> DashboardLink:
+def _dashboard_links() -> DashboardLink:
     return (
         DashboardLink("foretoken")
         .type(DashboardLinkType.DASHBOARDS)

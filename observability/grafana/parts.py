@@ -91,7 +91,7 @@ def plot(
     """Lines over time; `top` is the upper end of the axis, if set."""
     drawn = GraphThresholdsStyleMode.DASHED if limits.judges else GraphThresholdsStyleMode.OFF
     stacking = StackingMode.NORMAL if stacked else StackingMode.NONE
-    panel = _dressed(timeseries.Panel(), title, description, unit, limits, width)
+    panel = _styled(timeseries.Panel(), title, description, unit, limits, width)
     panel.legend(
         common.VizLegendOptions()
         .display_mode(LegendDisplayMode.LIST)
@@ -107,7 +107,7 @@ def plot(
     panel.line_width(1).fill_opacity(40 if stacked else 8).axis_soft_min(0)
     if top is not None:
         panel.max(top)
-    return _asking(panel, lines)
+    return _with_queries(panel, lines)
 
 
 def now(
@@ -122,29 +122,29 @@ def now(
 ) -> Panel:
     """The last value, large, above its history; `named`: the series' name instead of the value;
     `whole`: one value over the whole time range."""
-    panel = _dressed(stat.Panel(), title, description, unit, limits, width, height=4)
+    panel = _styled(stat.Panel(), title, description, unit, limits, width, height=4)
     panel.graph_mode(BigValueGraphMode.NONE if named or whole else BigValueGraphMode.AREA)
     panel.color_mode(BigValueColorMode.VALUE)
     panel.text_mode(BigValueTextMode.NAME if named else BigValueTextMode.AUTO)
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-    return _asking(panel, [line], instant=whole)
+    return _with_queries(panel, [line], instant=whole)
 
 
 def bars(
     title: str, description: str, unit: str, *lines: Line, limits: Limits = ACTIVITY, width: int = 8
 ) -> Panel:
     """One bar per series, over the whole time range."""
-    panel = _dressed(bargauge.Panel(), title, description, unit, limits, width)
+    panel = _styled(bargauge.Panel(), title, description, unit, limits, width)
     panel.orientation(VizOrientation.HORIZONTAL)
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-    return _asking(panel, lines, instant=True)
+    return _with_queries(panel, lines, instant=True)
 
 
 def heat(
     title: str, description: str, unit: str, expr: str, limits: Limits = ACTIVITY, width: int = 8
 ) -> Panel:
     """The distribution of a histogram's values over time."""
-    panel = _dressed(heatmap.Panel(), title, description, unit, limits, width)
+    panel = _styled(heatmap.Panel(), title, description, unit, limits, width)
     panel.y_axis(heatmap.YAxisConfig().unit(unit))
     panel.color(heatmap.HeatmapColorOptions().scheme("Oranges").steps(64))
     panel.tooltip(heatmap.HeatmapTooltip().mode(TooltipDisplayMode.SINGLE)).show_legend()
@@ -152,7 +152,7 @@ def heat(
     return panel.with_target(query.format(PromQueryFormat.HEATMAP))
 
 
-def _dressed(
+def _styled(
     panel: _PanelT,
     title: str,
     description: str,
@@ -168,7 +168,7 @@ def _dressed(
     return panel
 
 
-def _asking(panel: _PanelT, lines: Sequence[Line], instant: bool = False) -> _PanelT:
+def _with_queries(panel: _PanelT, lines: Sequence[Line], instant: bool = False) -> _PanelT:
     for number, line in enumerate(lines):
         query = prometheus.Dataquery().expr(line.expr).legend_format(line.legend)
         query.ref_id(chr(ord("A") + number))

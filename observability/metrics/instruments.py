@@ -9,7 +9,7 @@ from observability.metrics.lean import LeanHistogram
 from observability.metrics.metric import PREFIX, Kind, Metric
 from observability.metrics.reading import Look, Reading
 
-Made = TypeVar("Made", Counter, Histogram)
+InstrumentT = TypeVar("InstrumentT", Counter, Histogram)
 
 
 class Instruments:
@@ -23,7 +23,7 @@ class Instruments:
     def counter(self, metric: Metric, *known: str) -> Counter:
         name = _named(metric, Kind.COUNTER)
         counter = Counter(name, metric.help, metric.labels, registry=self._registry)
-        return _there(counter, known)
+        return _with_labels(counter, known)
 
     def gauge(self, metric: Metric) -> Gauge:
         name = _named(metric, Kind.GAUGE)
@@ -34,9 +34,9 @@ class Instruments:
         histogram = Histogram(
             name, metric.help, metric.labels, buckets=metric.buckets, registry=self._registry
         )
-        return _there(histogram, known)
+        return _with_labels(histogram, known)
 
-    def lean(self, metric: Metric) -> LeanHistogram:
+    def lean_histogram(self, metric: Metric) -> LeanHistogram:
         """A histogram updated by one thread, many times a second."""
         _named(metric, Kind.HISTOGRAM)
         return LeanHistogram(metric, self._registry)
@@ -46,10 +46,10 @@ class Instruments:
         self._registry.register(Reading(metric, look))
 
 
-def _there(made: Made, known: Iterable[str]) -> Made:
+def _with_labels(instrument: InstrumentT, known: Iterable[str]) -> InstrumentT:
     for value in known:
-        made.labels(value)
-    return made
+        instrument.labels(value)
+    return instrument
 
 
 def _named(metric: Metric, kind: Kind) -> str:

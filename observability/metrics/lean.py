@@ -34,7 +34,7 @@ class LeanHistogram(Collector):
     def __init__(self, metric: Metric, registry: CollectorRegistry):
         self._metric = metric
         self._cells: dict[tuple[str, ...], Cells] = {}
-        self._bounds_told = [spelled(bound) for bound in (*metric.buckets, inf)]
+        self._bound_labels = [format_number(bound) for bound in (*metric.buckets, inf)]
         if not metric.labels:
             self.labels()
         registry.register(self)
@@ -55,14 +55,14 @@ class LeanHistogram(Collector):
         for family in self.describe():
             for values, cells in self._cells.items():
                 buckets, total = [], 0
-                for bound, count in zip(self._bounds_told, cells.counts, strict=True):
+                for bound, count in zip(self._bound_labels, cells.counts, strict=True):
                     total += count
                     buckets.append((bound, float(total)))
                 family.add_metric(values, buckets, cells.sum)
             yield family
 
 
-def spelled(number: float) -> str:
+def format_number(number: float) -> str:
     """As Prometheus' text format writes it."""
     text: str = floatToGoString(number)  # type: ignore[no-untyped-call]  # prometheus_client gives it none
     return text

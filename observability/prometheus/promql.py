@@ -15,7 +15,7 @@ _SERVICE = {metric: service for service, metrics in CATALOGUE.items() for metric
 
 
 @dataclass(frozen=True, slots=True)
-class Unlike:
+class NotEqual:
     """Matches series whose label has any other value."""
 
     value: str
@@ -28,7 +28,7 @@ class OneOf:
     values: tuple[str, ...]
 
 
-Where = Mapping[str, str | Unlike | OneOf]
+Where = Mapping[str, str | NotEqual | OneOf]
 ANY: Where = {}
 
 
@@ -150,9 +150,9 @@ def added(*parts: str) -> str:
     return f"({' + '.join(f'({part} or vector(0))' for part in parts)})"
 
 
-def _matched(value: str | Unlike | OneOf) -> str:
+def _matched(value: str | NotEqual | OneOf) -> str:
     match value:
-        case Unlike():
+        case NotEqual():
             return f'!="{value.value}"'
         case OneOf():
             return f'=~"{"|".join(value.values)}"'

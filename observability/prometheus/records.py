@@ -6,10 +6,10 @@ A request whose client disconnected (cause `client`) counts neither as met nor a
 from observability.metrics import gateway, scheduler, worker
 from observability.prometheus.limits import BURNS, OBJECTIVE, WINDOWS
 from observability.prometheus.promql import (
+    NotEqual,
     OneOf,
     Queries,
     Record,
-    Unlike,
     Where,
     added,
     ratio,
@@ -18,7 +18,7 @@ from observability.prometheus.promql import (
 
 RULES = Queries("5m")
 CLASS = ("model_name", "class")
-STAYED: Where = {"cause": Unlike("client")}
+STAYED: Where = {"cause": NotEqual("client")}
 MISSED: Where = {"outcome": "missed", **STAYED}
 # Reasons for refusals under load. The others are mistakes of the request.
 FULL = OneOf(("queue_full", "too_late"))

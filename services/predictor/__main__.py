@@ -14,7 +14,7 @@ from services.runtime.config import load
 from services.runtime.main import Build, Sets, Unit, nothing, run_process
 from services.runtime.outcomelog.config import LogConfig
 from services.runtime.server import Mount
-from services.runtime.startup import teller
+from services.runtime.startup import stage_reporter
 
 # Interpreter switch interval: the event loop answers while the prompt-reading thread computes.
 SWITCH_S = 0.0005
@@ -31,7 +31,7 @@ def prepare(config: PredictorConfig, sets: Sets) -> Build:
 def build(
     config: PredictorConfig, log: LogConfig, registry: CollectorRegistry, tracing: Tracing
 ) -> Unit:
-    teller(config.started_by)("loading the encoder and the learned state")
+    stage_reporter(config.started_by)("loading the encoder and the learned state")
     service = PredictorService(config, registry, log, spans=tracing.service(config.section))
     mount = Mount(
         "foretoken.v1.Predictor", predictor_pb2_grpc.add_PredictorServicer_to_server, service

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
-from observability.logs import concerning
+from observability.logs import log_context
 from observability.metrics import predictor as catalogue
 from observability.metrics.metric import Metric
 from observability.metrics.reading import Look
@@ -97,7 +97,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         for i, message in enumerate(request.inputs):
             _require_valid(i, message)
         since_s = time.monotonic()
-        with self._metrics.forecast_seconds.time(), concerning(*_log_context(request.inputs)):
+        with self._metrics.forecast_seconds.time(), log_context(*_log_context(request.inputs)):
             answers = self._answer([self._decode_query(message) for message in request.inputs])
         self._spans.answered(request.inputs, answers, since_s, time.monotonic())
         given = [answer.pair.given for answer in answers]

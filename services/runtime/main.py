@@ -26,7 +26,7 @@ from services.runtime.config import (
 from services.runtime.errors import GaveUp
 from services.runtime.open_files import allow_open_files
 from services.runtime.server import Lifecycle, Mount, listening
-from services.runtime.startup import UP, teller
+from services.runtime.startup import UP, stage_reporter
 from services.runtime.tasks import background, cause
 from services.runtime.telemetry.logs import LoggingConfig, log_as
 from services.runtime.telemetry.scrape import metrics_over_http
@@ -152,7 +152,7 @@ async def serve(config: ServedSettings, build: Build, tracing: Tracing) -> None:
             )
         )
         log.info("listening on %s", config.address)
-        teller(config.started_by)(UP)
+        stage_reporter(config.started_by)(UP)
         await lifecycle.draining.wait()
         await server.set_serving(False)
         if not await lifecycle.drain(unit.drain(), config.drain_s):

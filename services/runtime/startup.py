@@ -40,34 +40,34 @@ def _thaw_at_exit() -> None:
     atexit.register(gc.unfreeze)
 
 
-Tell = Callable[[str], None]
+ReportStage = Callable[[str], None]
 
 
-def teller(started_by: int) -> Tell:
+def stage_reporter(started_by: int) -> ReportStage:
     """A function that reports stages to the supervisor of this process; without one it does
     nothing."""
-    return _tell if started_by else lambda _: None
+    return _report_stage if started_by else lambda _: None
 
 
-def _tell(stage: str) -> None:
+def _report_stage(stage: str) -> None:
     print(f"{STAGE_MARK}{stage}", file=sys.stderr, flush=True)
 
 
 class Laps:
-    """Durations of a start's parts, each from the end of the previous one. `tell` receives the
+    """Durations of a start's parts, each from the end of the previous one. `report_stage` gets the
     activity that follows a finished part, looked up in `following` by the first word of its
     name."""
 
     def __init__(
         self,
         clock: Callable[[], float] = time.perf_counter,
-        tell: Tell = lambda _: None,
+        report_stage: ReportStage = lambda _: None,
         following: Mapping[str, str] | None = None,
     ):
         self._clock = clock
         self._since_s = clock()
         self._laps: list[tuple[str, float]] = []
-        self._tell, self._following = tell, following or {}
+        self._report_stage, self._following = report_stage, following or {}
 
     def lap(self, name: str) -> None:
         """Ends the part `name`."""
@@ -75,14 +75,14 @@ class Laps:
         self._laps.append((name, now_s - self._since_s))
         self._since_s = now_s
         if stage := self._following.get(name.partition(" ")[0]):
-            self._tell(stage)
+            self._report_stage(stage)
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self._laps)
 
 
 def process_age_s() -> float:
-    """Seconds since this process was started; 0 if the system does not tell."""
+    """Seconds since this process was started; 0 if the system does not report_stage."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     except OSError:

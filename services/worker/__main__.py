@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from observability.tracing import OFF, Tracing
 from services.runtime.main import Unit, run_service
-from services.runtime.startup import Laps, importing, teller
+from services.runtime.startup import Laps, importing, stage_reporter
 from services.worker.compiled_code import keep_what_numba_compiles
 from services.worker.config import WorkerConfig
 
@@ -24,10 +24,10 @@ def build(config: WorkerConfig, registry: CollectorRegistry, tracing: Tracing = 
 
     PyTorch and transformers are imported here, after the configuration has been validated.
     """
-    tell = teller(config.started_by)
-    tell("importing PyTorch")
+    report_stage = stage_reporter(config.started_by)
+    report_stage("importing PyTorch")
     following = FOLLOWING | {"imports": f"loading weights{_megabytes(config.model)}"}
-    laps = Laps(tell=tell, following=following)
+    laps = Laps(report_stage=report_stage, following=following)
     keep_what_numba_compiles()
     with importing():
         from services.worker import serving

@@ -57,7 +57,7 @@ def build(config: WorkerConfig, registry: CollectorRegistry, laps: Laps, tracing
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(runner.run())
                 tasks.create_task(attachment.run())
-                tasks.create_task(_minded(engine.ranks))
+                tasks.create_task(_watch_ranks(engine.ranks))
         finally:
             engine.ranks.close()
             await channel.close()
@@ -66,7 +66,7 @@ def build(config: WorkerConfig, registry: CollectorRegistry, laps: Laps, tracing
     return Unit([mount], run, attachment.drain)
 
 
-async def _minded(ranks: Ranks) -> None:
+async def _watch_ranks(ranks: Ranks) -> None:
     """Raises RanksApart once a rank is gone, even if the engine is idle."""
     while True:
         ranks.check()

@@ -20,7 +20,7 @@ FIRST_TOKEN = "first_token"
 
 
 @dataclass(slots=True)
-class _Stay:
+class _TracedRequest:
     """A traced request on this worker."""
 
     parent: str
@@ -36,7 +36,7 @@ class WorkerSpans:
 
     def __init__(self, spans: Spans):
         self._spans = spans
-        self._stays: OrderedDict[str, _Stay] = OrderedDict()
+        self._requests: OrderedDict[str, _TracedRequest] = OrderedDict()
         # admissions before their prompts
         self._admitted: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
@@ -48,26 +48,26 @@ class WorkerSpans:
         limit, since_s = self._admitted.pop(request_id, (0, now_s))
         if not parent:
             return
-        stay = self._stays[request_id] = _Stay(parent, made)
-        if len(self._stays) > MOST_TRACED:
-            self._stays.popitem(last=False)
+        request = self._requests[request_id] = _TracedRequest(parent, made)
+        if len(self._requests) > MOST_TRACED:
+            self._requests.popitem(last=False)
         if limit:
-            self._grant(stay, limit, since_s)
+            self._grant(request, limit, since_s)
 
     def planned(self, plan: Plan, now_s: float) -> None:
         """A plan has arrived. O(its directives)."""
         if not self._spans.on:
             return
         for grant in plan.admit:
-            if stay := self._stays.get(grant.request_id):
-                self._grant(stay, grant.limit_tokens, now_s)
+            if request := self._requests.get(grant.request_id):
+                self._grant(request, grant.limit_tokens, now_s)
             else:
                 self._admitted[grant.request_id] = (grant.limit_tokens, now_s)
                 if len(self._admitted) > MOST_TRACED:
                     self._admitted.popitem(last=False)
         for grant in plan.extend:
-            if stay := self._stays.get(grant.request_id):
-                self._grant(stay, grant.limit_tokens, now_s)
+            if request := self._requests.get(grant.request_id):
+                self._grant(request, grant.limit_tokens, now_s)
         for pause in plan.pause:
             self._stop(pause.request_id, "paused", now_s)
         for request_id in plan.cancel:
@@ -75,73 +75,73 @@ class WorkerSpans:
 
     def tokens(self, tokens: Iterable[NewToken], now_s: float) -> None:
         """A step has made these tokens. O(tokens) while any request is traced."""
-        if not self._stays:
+        if not self._requests:
             return
         for token in tokens:
-            stay = self._stays.get(token.request_id)
-            if stay is None:
+            request = self._requests.get(token.request_id)
+            if request is None:
                 continue
-            stay.made = token.offset + 1
-            stay.first_s = min(stay.first_s, now_s)
+            request.made = token.offset + 1
+            request.first_s = min(request.first_s, now_s)
             if token.finish is not None:
                 self._over(token.request_id, token.finish.value, now_s)
-            elif stay.limits and stay.made >= stay.limits[0]:
-                self._end_slice(token.request_id, stay, "budget", now_s)
-                stay.limits.popleft()
-                if stay.limits:
-                    self._begin_slice(stay, now_s)
+            elif request.limits and request.made >= request.limits[0]:
+                self._end_slice(token.request_id, request, "budget", now_s)
+                request.limits.popleft()
+                if request.limits:
+                    self._begin_slice(request, now_s)
 
     def reported(self, report: Report, now_s: float) -> None:
         """A report is sent. O(the report) while any request is traced."""
-        if not self._stays:
+        if not self._requests:
             return
         for evicted in report.evicted:
             self._stop(evicted.request_id, "evicted", now_s)
         for swap in report.swaps:
-            if stay := self._stays.get(swap.request_id):
+            if request := self._requests.get(swap.request_id):
                 about: dict[str, Value] = {
                     REQUEST_ID: swap.request_id,
                     "foretoken.swap.direction": swap.direction.value,
                     "foretoken.swap.tokens": swap.tokens,
                 }
-                self._spans.record("swap", stay.parent, now_s - swap.elapsed_s, now_s, about)
+                self._spans.record("swap", request.parent, now_s - swap.elapsed_s, now_s, about)
         for done in report.finished:
             self._over(done.request_id, done.reason.value, now_s)
 
-    def _grant(self, stay: _Stay, limit: int, now_s: float) -> None:
-        if limit <= (stay.limits[-1] if stay.limits else stay.made):
+    def _grant(self, request: _TracedRequest, limit: int, now_s: float) -> None:
+        if limit <= (request.limits[-1] if request.limits else request.made):
             return
-        if len(stay.limits) == MOST_AHEAD:
-            stay.limits[-1] = limit
+        if len(request.limits) == MOST_AHEAD:
+            request.limits[-1] = limit
             return
-        stay.limits.append(limit)
-        if stay.since_s == inf:
-            self._begin_slice(stay, now_s)
+        request.limits.append(limit)
+        if request.since_s == inf:
+            self._begin_slice(request, now_s)
 
-    def _begin_slice(self, stay: _Stay, now_s: float) -> None:
-        stay.since_s, stay.first_s, stay.had = now_s, inf, stay.made
+    def _begin_slice(self, request: _TracedRequest, now_s: float) -> None:
+        request.since_s, request.first_s, request.had = now_s, inf, request.made
 
-    def _end_slice(self, request_id: str, stay: _Stay, why: str, now_s: float) -> None:
-        if stay.since_s == inf:
+    def _end_slice(self, request_id: str, request: _TracedRequest, why: str, now_s: float) -> None:
+        if request.since_s == inf:
             return
         about: dict[str, Value] = {
             REQUEST_ID: request_id,
-            "foretoken.slice.tokens": stay.made - stay.had,
-            "foretoken.slice.limit": stay.limits[0] if stay.limits else stay.made,
+            "foretoken.slice.tokens": request.made - request.had,
+            "foretoken.slice.limit": request.limits[0] if request.limits else request.made,
             "foretoken.slice.end": why,
         }
-        span = self._spans.begin("slice", stay.parent, stay.since_s, about)
-        if not stay.had and stay.first_s < inf:
-            span.mark(FIRST_TOKEN, stay.first_s)
+        span = self._spans.begin("slice", request.parent, request.since_s, about)
+        if not request.had and request.first_s < inf:
+            span.mark(FIRST_TOKEN, request.first_s)
         span.end(now_s)
-        stay.since_s = inf
+        request.since_s = inf
 
     def _stop(self, request_id: str, why: str, now_s: float) -> None:
         """The request stops running but stays on this worker."""
-        if stay := self._stays.get(request_id):
-            self._end_slice(request_id, stay, why, now_s)
-            stay.limits.clear()
+        if request := self._requests.get(request_id):
+            self._end_slice(request_id, request, why, now_s)
+            request.limits.clear()
 
     def _over(self, request_id: str, why: str, now_s: float) -> None:
-        if stay := self._stays.pop(request_id, None):
-            self._end_slice(request_id, stay, why, now_s)
+        if request := self._requests.pop(request_id, None):
+            self._end_slice(request_id, request, why, now_s)

@@ -15,7 +15,7 @@ from services.forecast import Forecast
 from services.policies.preset import Preset, choose
 from services.policies.snapshot import Candidates
 from services.runtime.codecs.arrange import (
-    Telling,
+    SentForecasts,
     encode_candidates,
 )
 from services.runtime.tasks import background
@@ -100,7 +100,7 @@ FORECASTS = table(Forecast((5.0, 80.0), (0.5, 0.5), 100), Forecast((1.0, 9.0), (
 
 
 def waiting_request() -> batcher_pb2.ArrangeMessage:
-    return encode_candidates(two_wait(), Telling(FORECASTS))
+    return encode_candidates(two_wait(), SentForecasts(FORECASTS))
 
 
 async def answer(

@@ -24,7 +24,7 @@ from services.policies.memory import PolicyMemory
 from services.policies.preset import choose, presets
 from services.policies.snapshot import Candidates, RequestColumns, Snapshot
 from services.runtime.codecs.arrange import (
-    Telling,
+    SentForecasts,
     decode_candidates,
     encode_candidates,
     encode_decision,
@@ -194,7 +194,7 @@ def test_any_board_round_trips_and_its_answer_is_valid(
         snapshot, rank_requests(snapshot, chosen, PolicyMemory()), chosen, number
     )
     mirror = ForecastTable(1)
-    message = encode_candidates(home, Telling(snapshot.forecasts)).candidates
+    message = encode_candidates(home, SentForecasts(snapshot.forecasts)).candidates
     there = decode_candidates(
         batcher_pb2.Candidates.FromString(message.SerializeToString()), mirror
     )

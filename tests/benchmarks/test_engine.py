@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast, Qwen3Config
 
-from benchmarks.engine.apart import Apart
 from benchmarks.engine.bare_engine import BareEngine
 from benchmarks.engine.cases import (
     DTYPES,
@@ -22,11 +21,12 @@ from benchmarks.engine.cases import (
     run_takes_s,
     takes_s,
 )
-from benchmarks.engine.figures import Taken, decode_tok_s, nested, path_of, reaches, tables
+from benchmarks.engine.figures import Measurements, decode_tok_s, nested, path_of, reaches, tables
 from benchmarks.engine.peer import vllm_loop
 from benchmarks.engine.prompts import prompts
 from benchmarks.engine.shapes import SHAPES, kv_bytes_per_token, widened, write_model
 from benchmarks.engine.step_profile import PHASES, STEP, Stopwatch, profile_step, watch
+from benchmarks.engine.system_process import SystemProcess
 from benchmarks.engine.systems import PEERS, Standing
 from foretoken.running.options import demo_model
 from services.core import Grant, Plan
@@ -165,7 +165,7 @@ def test_kv_has_room_for_all_requests():
 
 
 def test_medians_by_key():
-    taken = Taken()
+    taken = Measurements()
     case = Case(160, 8, 32, 256)
     for value in (5.0, 1.0, 3.0):
         taken.add(path_of(("engine_tok_s",), "fp32", DEMO, case), value)
@@ -190,8 +190,8 @@ def test_decode_rate_excludes_the_first_token():
     assert decode_tok_s(Case(160, 2, 4, 1), 5.5, 4.0) is None
 
 
-def figures_of(engine: float, vllm: float, grpc: float) -> Taken:
-    taken = Taken()
+def figures_of(engine: float, vllm: float, grpc: float) -> Measurements:
+    taken = Measurements()
     for streams in (8, 64):
         case = Case(160, streams, 32, 256)
         for name, value in (("engine", engine), ("vllm", vllm), ("grpc", grpc)):
@@ -211,7 +211,7 @@ def test_each_target_has_a_line():
         "demo fp32, context 160: gRPC/engine at 64 streams: 0.77 (reach 0.9, missed)",
         "demo fp32: cold start 5.0 s (reach 6)",
     ]
-    assert reaches(Taken(), some) == []
+    assert reaches(Measurements(), some) == []
 
 
 def test_table_lists_measured_systems(capsys):
@@ -310,7 +310,10 @@ def test_full_decode_step_is_profiled():
 @pytest.mark.slow
 async def test_separate_process_reports_its_error(tmp_path: Path):
     why = "the folder has no config.json"
-    with Apart(BareEngine, str(tmp_path), 256) as engine, pytest.raises(ValueError, match=why):
+    with (
+        SystemProcess(BareEngine, str(tmp_path), 256) as engine,
+        pytest.raises(ValueError, match=why),
+    ):
         await engine.begin()
 
 

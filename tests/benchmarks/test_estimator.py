@@ -14,8 +14,8 @@ def test_slice_prediction_table() -> None:
     mixed = Slice((10, 30), (50,), 4)
     assert (mixed.seqs, mixed.length) == (3, 30)
     expected = 0.0184 + 4 * 0.013 + 390 * 0.00001
-    assert mixed.foretold_s(COST, "linear") == pytest.approx(expected)
-    assert mixed.foretold_s(COST, "knn") == pytest.approx(expected)
+    assert mixed.predicted_s(COST, "linear") == pytest.approx(expected)
+    assert mixed.predicted_s(COST, "knn") == pytest.approx(expected)
     assert mixed.timing(COST, 2.0).elapsed_s == pytest.approx(2.0 + 50 * 0.00021)
 
 

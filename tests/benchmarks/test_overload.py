@@ -20,8 +20,8 @@ from benchmarks.overload import (
     SYSTEMS,
     best_at,
     figures_of,
-    is_told,
     kinds,
+    knows_lengths,
     names_of,
     sizes_of,
     takes_s,
@@ -211,7 +211,7 @@ def test_figures():
 
 
 def test_best_preset_excludes_oracles():
-    assert is_told("alise-oracle") and not is_told("alise")
+    assert knows_lengths("alise-oracle") and not knows_lengths("alise")
     figures = {
         "fcfs": (0.9, 0.5), "alise": (0.3, 0.4), "past-future": (0.6, 0.7), "alise-blend": (nan, 0),
         "alise-oracle": (0.1, 0.9), PEER: (0.05, 1.0),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from observability.logs import JsonLines, LogHandler, Repeats
+from observability.logs import JsonLines, LogHandler, RepeatFilter
 
 
 @contextmanager
@@ -16,7 +16,7 @@ def lines_of(
 ) -> Iterator[Callable[[], list[dict[str, Any]]]]:
     """Ask it for what was said so far."""
     stream, said = io.StringIO(), logging.getLogger(logger)
-    handler, before = LogHandler(stream, Repeats()), said.level
+    handler, before = LogHandler(stream, RepeatFilter()), said.level
     handler.setFormatter(JsonLines("test"))
     said.addHandler(handler)
     said.setLevel(level)

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from observability.logs import (
-    MAX_ALIKE,
+    MAX_SIMILAR,
     JsonLines,
     LogHandler,
-    Repeats,
+    RepeatFilter,
     TextLines,
     about,
-    concerning,
+    log_context,
     trace_id_of,
 )
 from tests.live import wait_for
@@ -70,7 +70,7 @@ TABLE = [
 
 
 def test_repeated_warning_is_logged_once_then_with_its_count():
-    repeats = Repeats(EVERY_S)
+    repeats = RepeatFilter(EVERY_S)
     for number, (each, expected) in enumerate(TABLE):
         assert said(repeats.filter(each)) == expected, f"row {number}"
     assert said(repeats.rest()) == [("gone: 18", 0)]
@@ -78,7 +78,7 @@ def test_repeated_warning_is_logged_once_then_with_its_count():
 
 
 def test_other_exception_is_a_different_warning():
-    repeats = Repeats(EVERY_S)
+    repeats = RepeatFilter(EVERY_S)
     for error in (KeyError("a"), ValueError("b")):
         broken = record(0, "request failed", level=ERROR)
         broken.args, broken.exc_info = (), (type(error), error, None)
@@ -101,18 +101,18 @@ def test_other_exception_is_a_different_warning():
 def test_counts_are_complete_and_memory_is_bounded(
     coming: list[tuple[float, int, int]], most: int
 ) -> None:
-    repeats, now_s, lines = Repeats(EVERY_S, most), 0.0, []
+    repeats, now_s, lines = RepeatFilter(EVERY_S, most), 0.0, []
     for after_s, template, level in coming:
         now_s += after_s
         lines += repeats.filter(record(now_s, f"{template}: %s", level=level))
-        assert len(repeats._said) <= most
+        assert len(repeats._logged) <= most
     lines += repeats.rest()
     assert sum(1 + more for _, more in said(lines)) == len(coming)
 
 
 def logged(formatter: logging.Formatter) -> tuple[logging.Logger, LogHandler, io.StringIO]:
     stream = io.StringIO()
-    handler = LogHandler(stream, Repeats(EVERY_S))
+    handler = LogHandler(stream, RepeatFilter(EVERY_S))
     handler.setFormatter(formatter)
     logger = logging.Logger("services.some")
     logger.addHandler(handler)
@@ -208,7 +208,7 @@ def test_unknown_log_format_is_a_one_line_error(lines: str) -> None:
 def test_other_words_are_a_different_warning(
     template: str, others: tuple[tuple[object, ...], ...], apart: bool
 ) -> None:
-    repeats, lines = Repeats(EVERY_S), []
+    repeats, lines = RepeatFilter(EVERY_S), []
     for args in others:
         made = record(0, template)
         made.args = args
@@ -217,14 +217,14 @@ def test_other_words_are_a_different_warning(
 
 
 def test_distinguished_warnings_per_format_are_bounded() -> None:
-    repeats, lines = Repeats(EVERY_S), []
-    for number in range(MAX_ALIKE + 5):
+    repeats, lines = RepeatFilter(EVERY_S), []
+    for number in range(MAX_SIMILAR + 5):
         made = record(0, "gone: %s", number)
         made.args = (number,)
         lines += repeats.filter(made)
-    assert len(lines) == MAX_ALIKE + 1  # the one beyond stands for those like it
+    assert len(lines) == MAX_SIMILAR + 1  # the one beyond stands for those like it
     assert [each.__dict__["repeated"] for each in repeats.rest()] == [3]
-    assert not repeats._alike
+    assert not repeats._similar_counts
 
 
 def broken(at_s: float, name: str) -> logging.LogRecord:
@@ -241,7 +241,7 @@ def broken(at_s: float, name: str) -> logging.LogRecord:
 
 
 def test_exceptions_from_other_lines_are_different_warnings() -> None:
-    repeats = Repeats(EVERY_S)
+    repeats = RepeatFilter(EVERY_S)
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(TextLines("worker"))
@@ -259,7 +259,7 @@ def test_exceptions_from_other_lines_are_different_warnings() -> None:
 
 def test_count_is_logged_without_another_record() -> None:
     stream = io.StringIO()
-    handler = LogHandler(stream, Repeats(0.3))
+    handler = LogHandler(stream, RepeatFilter(0.3))
     handler.setFormatter(TextLines("worker"))
     logger = logging.Logger("services.some")
     logger.addHandler(handler)
@@ -284,9 +284,9 @@ def test_malformed_record_does_not_break_logging(
 
 def test_log_context_ends_with_its_block() -> None:
     logger, _, stream = logged(JsonLines("scheduler"))
-    with concerning("r-1", f"00-{'ab' * 16}-{'cd' * 8}-01"):
+    with log_context("r-1", f"00-{'ab' * 16}-{'cd' * 8}-01"):
         logger.info("inside")
-        with concerning("r-2", ""):
+        with log_context("r-2", ""):
             logger.info("deeper")
     logger.info("outside")
     inside, deeper, outside = (json.loads(line) for line in stream.getvalue().splitlines())

@@ -140,12 +140,12 @@ def test_least_load_matches_reference_implementation(snapshot: Snapshot, seed: i
     count = len(snapshot.queued) + len(snapshot.running)
     key = np.random.default_rng(seed).permutation(count).astype(float)
     found = select_candidates(snapshot, ranking(snapshot, key), FCFS, 1)
-    assert PLACEMENTS["least_load"].deal(found, {}).tolist() == literal_least_load(found)
+    assert PLACEMENTS["least_load"].assign(found, {}).tolist() == literal_least_load(found)
 
 
 def dealt(place: str, count: int, *workers: WorkerSnapshot, number: int = 0) -> Counter[int]:
     asked = candidates(jobs(count), [False] * count, *workers, number=number)
-    return Counter(PLACEMENTS[place].deal(asked, {}).tolist())
+    return Counter(PLACEMENTS[place].assign(asked, {}).tolist())
 
 
 def test_least_load_gives_small_worker_proportional_share() -> None:

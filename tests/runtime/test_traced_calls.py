@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from observability.logs import JsonLines, LogHandler, Repeats
+from observability.logs import JsonLines, LogHandler, RepeatFilter
 from observability.tracing import NO_SPANS
 from services.runtime.telemetry.tracing import TRACEPARENT, interceptors, outgoing
 from tests.observability.tracing.otlp import WrittenSpans
@@ -27,7 +27,7 @@ class Details:
 async def test_traced_call_propagates_its_context(traced: bool) -> None:
     stream, spans = io.StringIO(), WrittenSpans()
     called: list[tuple[str, str]] = []
-    handler = LogHandler(stream, Repeats())
+    handler = LogHandler(stream, RepeatFilter())
     handler.setFormatter(JsonLines("scheduler"))
     logger = logging.Logger("services.some")
     logger.addHandler(handler)

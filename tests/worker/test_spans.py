@@ -161,7 +161,7 @@ def test_untraced_request_leaves_nothing():
     off = WorkerSpans(NO_SPANS)
     off.received("r", "p", 0, 0.0)
     off.planned(admit("r", 2), 1.0)
-    assert not off._stays and not off._admitted
+    assert not off._requests and not off._admitted
 
 
 def test_traced_requests_are_bounded():
@@ -169,11 +169,11 @@ def test_traced_requests_are_bounded():
     for number in range(MOST_TRACED + 3):
         told.spans.planned(admit(f"early{number}", 2), 0.0)
         told.spans.received(f"r{number}", "p", 0, 0.0)
-    assert len(told.spans._stays) == len(told.spans._admitted) == MOST_TRACED
+    assert len(told.spans._requests) == len(told.spans._admitted) == MOST_TRACED
     last = f"r{MOST_TRACED + 2}"
     for limit in range(1, 3 * MOST_AHEAD):
         told.spans.planned(admit(last, limit), 1.0)
-    assert len(told.spans._stays[last].limits) == MOST_AHEAD
+    assert len(told.spans._requests[last].limits) == MOST_AHEAD
     told.make(last, range(0, 3 * MOST_AHEAD - 1), 2.0)
     assert [s[2] for s in told.slices] == [1] * (MOST_AHEAD - 1) + [2 * MOST_AHEAD]
-    assert told.spans._stays[last].since_s == inf
+    assert told.spans._requests[last].since_s == inf

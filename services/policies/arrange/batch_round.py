@@ -9,7 +9,7 @@ from services.forecast import Floats, Ints
 from services.policies.arrange.batch_placement import BATCH_PLACEMENTS, Assign
 from services.policies.arrange.batch_state import BatchState
 from services.policies.estimate import ESTIMATES
-from services.policies.form.batch_cuts import CUTS, Cut
+from services.policies.form.batch_cuts import CUTS, BatchCut
 from services.policies.form.pool import Batches, Room, Sizes
 from services.policies.interval import INTERVALS, Interval
 from services.policies.order.registry import ORDERS
@@ -26,7 +26,7 @@ class BatchRound:
 
     candidates: Candidates
     preset: Preset
-    cut: Cut
+    cut: BatchCut
     assign: Assign | None
     interval: Interval
     sizes: Sizes

@@ -49,15 +49,15 @@ def arrange_continuous(
         return _Line(worker, at, Filled(runs, np.zeros(len(at), np.int64), nothing, nothing, 0.0))
 
     place = PLACEMENTS[preset.place]
-    dealt = place.deal(candidates, preset.params)
+    assigned = place.assign(candidates, preset.params)
     lines = [
-        line_of(worker, np.flatnonzero(dealt == worker.number)) for worker in candidates.workers
+        line_of(worker, np.flatnonzero(assigned == worker.number)) for worker in candidates.workers
     ]
     if not place.by_turn:
-        dealt = _dealt_to_idle(candidates, dealt, lines, line_of)
+        assigned = _dealt_to_idle(candidates, assigned, lines, line_of)
     shares, explanations = (
         [],
-        [explain_all(candidates, np.flatnonzero(dealt == NOWHERE), WaitReason.NO_WORKER)],
+        [explain_all(candidates, np.flatnonzero(assigned == NOWHERE), WaitReason.NO_WORKER)],
     )
     for line in lines:
         filled, waits = line.filled, ~candidates.is_running[line.at]
@@ -82,20 +82,20 @@ def arrange_continuous(
 
 def _dealt_to_idle(
     candidates: Candidates,
-    dealt: Ints,
+    assigned: Ints,
     lines: list[_Line],
     line_of: Callable[[WorkerSnapshot, Ints], _Line],
 ) -> Ints:
-    """Gives idle workers the requests that are not admitted where they were dealt: an immediate
+    """Gives idle workers the requests that are not admitted where they were assigned: an immediate
     start on a slow worker beats a later one on a fast one. Changes `lines`; returns the new
     dealing. O(waiting), if a request waits beside an idle worker."""
-    dealt, free = dealt.copy(), ~candidates.is_running & ~candidates.is_paused_with_kv()
+    assigned, free = assigned.copy(), ~candidates.is_running & ~candidates.is_paused_with_kv()
     for line in lines:
         free[line.at[line.filled.run]] = False
     for i, idle in enumerate(lines):
         if idle.filled.run.any() or not free.any():
             continue
-        spare = np.flatnonzero(free & (dealt != idle.worker.number))
+        spare = np.flatnonzero(free & (assigned != idle.worker.number))
         spare = spare[takes(candidates, idle.worker, spare)]
         spare = spare[np.argsort(candidates.queue_key[spare], kind="stable")][
             : idle.worker.max_running
@@ -105,13 +105,13 @@ def _dealt_to_idle(
         tried = line_of(idle.worker, np.concatenate([idle.at, spare]))
         runs = tried.filled.run
         free[tried.at[runs]] = False
-        dealt[tried.at[runs]] = idle.worker.number
-        lines[i] = tried.only(dealt[tried.at] == idle.worker.number)
+        assigned[tried.at[runs]] = idle.worker.number
+        lines[i] = tried.only(assigned[tried.at] == idle.worker.number)
         for j, other in enumerate(lines):
-            stays = dealt[other.at] == other.worker.number
+            stays = assigned[other.at] == other.worker.number
             if not stays.all():
                 lines[j] = other.only(stays)
-    return dealt
+    return assigned
 
 
 def _filled(

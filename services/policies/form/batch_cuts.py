@@ -13,7 +13,7 @@ MAX_BATCH_SIZE = 4_096
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class BatchCut:
     """`cut` returns a batch label for each position (in order of urgency): `known` batches have the
     first labels, new batches follow.
 
@@ -34,13 +34,13 @@ class Cut:
         return Room.for_worker(worker, params.get("zeta", 1.0), int(params["batch_size"]))
 
 
-CUTS: dict[str, Cut] = {
-    "fixed": Cut(fixed.fixed, {"batch_size": Param(7, 1, MAX_BATCH_SIZE)}, in_order=True),
-    "dp": Cut(
+CUTS: dict[str, BatchCut] = {
+    "fixed": BatchCut(fixed.fixed, {"batch_size": Param(7, 1, MAX_BATCH_SIZE)}, in_order=True),
+    "dp": BatchCut(
         dp.dp,
         {"batch_size": Param(MAX_BATCH_SIZE, 1, MAX_BATCH_SIZE), "zeta": Param(0.9, 0.01, 1.0)},
     ),
-    "wma": Cut(
+    "wma": BatchCut(
         wma.insert,
         {
             "batch_size": Param(MAX_BATCH_SIZE, 1, MAX_BATCH_SIZE),

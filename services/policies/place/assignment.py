@@ -22,7 +22,7 @@ def next_in_turn(scores: list[float], turn: int, able: list[int]) -> int:
     return able[turn % len(able)]
 
 
-def deal(
+def assign(
     candidates: Candidates, at: Ints, loads: Loads, pick: Pick = least, longest_first: bool = False
 ) -> Ints:
     """The worker number of every row, NOWHERE without a slot. `at` has the numbers of rows that

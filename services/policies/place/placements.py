@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from services.forecast import Ints
 from services.policies.parameters import Param, Params
-from services.policies.place.assignment import deal, next_in_turn
+from services.policies.place.assignment import assign, next_in_turn
 from services.policies.place.eligibility import settled
 from services.policies.place.loads import by_seconds, by_seconds_saved, by_tokens
 from services.policies.place.migration import MOVE_GAIN, moved
@@ -14,10 +14,10 @@ from services.policies.snapshot import Candidates
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`deal` returns the worker number of every candidate, or NOWHERE. `cached`: it uses prefix
+    """`assign` returns the worker number of every candidate, or NOWHERE. `cached`: it uses prefix
     caches. `by_turn`: it keeps its turns although another worker is idle."""
 
-    deal: Callable[[Candidates, Params], Ints]
+    assign: Callable[[Candidates, Params], Ints]
     params: dict[str, Param] = field(default_factory=dict)
     cached: bool = False
     by_turn: bool = False
@@ -26,22 +26,22 @@ class Placement:
 def least_load(candidates: Candidates, params: Params) -> Ints:
     """Waiting requests in order, each to the worker that would finish first, by tokens over its
     speed."""
-    return deal(candidates, settled(candidates), by_tokens(candidates))
+    return assign(candidates, settled(candidates), by_tokens(candidates))
 
 
 def round_robin(candidates: Candidates, params: Params) -> Ints:
     """In turns, whatever the loads. Each round begins one further on, so that requests that arrive
     alone do not always get the same worker."""
-    return deal(candidates, settled(candidates), by_tokens(candidates), next_in_turn)
+    return assign(candidates, settled(candidates), by_tokens(candidates), next_in_turn)
 
 
 def max_min(candidates: Candidates, params: Params) -> Ints:
     """SCLS' offloading (Cheng et al., 2024, §4.4): the longest estimate first, each to the least
     loaded worker. The paper adds an estimate at dispatch and removes it at completion; here the
     load is computed from the remaining work in each round. The order decides which requests get a
-    slot; among those the longest are dealt first."""
+    slot; among those the longest are assigned first."""
     at = moved(candidates, params["move_gain"])
-    return deal(candidates, at, by_seconds(candidates, at), longest_first=True)
+    return assign(candidates, at, by_seconds(candidates, at), longest_first=True)
 
 
 def prefix_aware(candidates: Candidates, params: Params) -> Ints:
@@ -49,14 +49,14 @@ def prefix_aware(candidates: Candidates, params: Params) -> Ints:
     `prefix_weight` times the prefill that its cached prefix saves."""
     at = moved(candidates, params["move_gain"])
     loads = by_seconds_saved(candidates, at, params["prefix_weight"])
-    return deal(candidates, at, loads)
+    return assign(candidates, at, loads)
 
 
 def max_min_prefix(candidates: Candidates, params: Params) -> Ints:
     """The longest first, each to the worker that `prefix_aware` prefers."""
     at = moved(candidates, params["move_gain"])
     loads = by_seconds_saved(candidates, at, params["prefix_weight"])
-    return deal(candidates, at, loads, longest_first=True)
+    return assign(candidates, at, loads, longest_first=True)
 
 
 PREFIX = MOVE_GAIN | {"prefix_weight": Param(1.0, 0.0, 1e3)}

@@ -43,30 +43,30 @@ def decode_hello(message: batcher_pb2.ArrangeHello) -> Preset:
         raise InvalidArgument("hello", str(error)) from None
 
 
-class Telling:
+class SentForecasts:
     """Which rows of a forecast table one stream's peer has received: each row is sent once."""
 
     def __init__(self, table: ForecastTable):
         self._table = table
-        self._told: dict[int, int] = {}
+        self._versions: dict[int, int] = {}
 
-    def news(self, rows: Ints) -> list[batcher_pb2.ForecastRow]:
+    def unsent(self, rows: Ints) -> list[batcher_pb2.ForecastRow]:
         """Rows that the peer does not have in their current version."""
-        news = []
+        unsent = []
         for row in np.unique(rows).tolist():
             edition = self._table.edition(row)
-            if self._told.get(row) != edition:
-                self._told[row] = edition
+            if self._versions.get(row) != edition:
+                self._versions[row] = edition
                 points, weights = self._table.points_of(row)
-                news.append(
+                unsent.append(
                     batcher_pb2.ForecastRow(
                         row=row, points=points.tolist(), weights=weights.tolist()
                     )
                 )
-        return news
+        return unsent
 
 
-def encode_candidates(candidates: Candidates, telling: Telling) -> batcher_pb2.ArrangeMessage:
+def encode_candidates(candidates: Candidates, sent: SentForecasts) -> batcher_pb2.ArrangeMessage:
     jobs = candidates.jobs
     message = batcher_pb2.Candidates(
         round=candidates.round,
@@ -80,7 +80,7 @@ def encode_candidates(candidates: Candidates, telling: Telling) -> batcher_pb2.A
             for each in fields(RequestColumns)
         },
         workers=[_encode_worker(worker) for worker in candidates.workers],
-        forecasts=telling.news(jobs.forecast),
+        forecasts=sent.unsent(jobs.forecast),
         cached=_ints(candidates.cached.reshape(-1)),
         numbers=candidates.numbers,
         notes={name: _floats(column) for name, column in candidates.notes.items()},
@@ -92,8 +92,8 @@ def decode_candidates(message: batcher_pb2.Candidates, table: ForecastTable) -> 
     """Candidates, with their new forecasts written to the table. Raises InvalidArgument."""
     if not isfinite(message.now):
         raise InvalidArgument("now", "must be finite")
-    for told in message.forecasts:
-        _put(table, told)
+    for row_message in message.forecasts:
+        _put(table, row_message)
     rows = _read_ints(message.rows, "rows")
     count = len(rows)
     if len(np.unique(rows)) < count:
@@ -106,7 +106,7 @@ def decode_candidates(message: batcher_pb2.Candidates, table: ForecastTable) -> 
     }
     known = np.unique(columns["forecast"]).tolist()
     if not all(row < table.rows and table.edition(row) for row in known):
-        raise InvalidArgument("columns['forecast']", "names a row that was never told")
+        raise InvalidArgument("columns['forecast']", "names a row that was never row_message")
     workers = _decode_workers(message.workers)
     return Candidates(
         message.round,
@@ -171,8 +171,8 @@ def encode_decision(decision: Decision) -> batcher_pb2.Arrangement:
     )
 
 
-def _put(table: ForecastTable, told: batcher_pb2.ForecastRow) -> None:
-    points, weights = np.array(told.points), np.array(told.weights)
+def _put(table: ForecastTable, row_message: batcher_pb2.ForecastRow) -> None:
+    points, weights = np.array(row_message.points), np.array(row_message.weights)
     sound = (
         1 <= len(points) <= MAX_POINTS
         and len(points) == len(weights)
@@ -181,11 +181,11 @@ def _put(table: ForecastTable, told: batcher_pb2.ForecastRow) -> None:
         and points[-1] <= MAX_FORECAST_TOKENS
         and bool(np.all(weights > 0))
         and abs(float(weights.sum()) - 1) < SUMS_TO
-        and told.row < MOST_FORECASTS
+        and row_message.row < MOST_FORECASTS
     )
     if not sound:
-        raise InvalidArgument("forecasts", f"row {told.row} can't be, or is no distribution")
-    table.put(told.row, points, weights)
+        raise InvalidArgument("forecasts", f"row {row_message.row} can't be, or is no distribution")
+    table.put(row_message.row, points, weights)
 
 
 def _encode_worker(worker: WorkerSnapshot) -> batcher_pb2.WorkerSnapshot:

@@ -40,7 +40,7 @@ class NotALog(ValueError):
     """The file belongs to another program and is left unchanged."""
 
 
-class _Unfit(Exception):
+class _UnusableFile(Exception):
     """The file must be moved aside: under which name, and why."""
 
     def __init__(self, label: str, reason: str):
@@ -67,7 +67,7 @@ class LogFile:
                     raise
                 self._replace(error)
             return work(self._connected())
-        except (sqlite3.Error, OSError, _Unfit, NotALog) as error:
+        except (sqlite3.Error, OSError, _UnusableFile, NotALog) as error:
             self.close()
             raise LogUnavailable(f"the outcome log {self.path} cannot be used: {error}") from error
 
@@ -89,7 +89,7 @@ class LogFile:
         with _locked(self.path):
             try:
                 self._connection = _open(self.path)
-            except _Unfit as unfit:
+            except _UnusableFile as unfit:
                 _move_aside(self.path, unfit)
                 self._connection = _open(self.path)
             self._identity = _identity(self.path)
@@ -101,11 +101,11 @@ class LogFile:
         self.close()
         with _locked(self.path):
             if corrupt is not None and _identity(self.path) == corrupt:
-                _move_aside(self.path, _Unfit("corrupt", str(error)))
+                _move_aside(self.path, _UnusableFile("corrupt", str(error)))
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """A connection to a checked file with the table. Raises _Unfit, NotALog, sqlite3.Error.
+    """A connection to a checked file with the table. Raises _UnusableFile, NotALog, sqlite3.Error.
 
     The check reads the whole file: about 0.1 s for 50,000 rows of 1.5 kB.
     """
@@ -117,7 +117,7 @@ def _open(path: Path) -> sqlite3.Connection:
     except sqlite3.DatabaseError as error:
         connection.close()
         if _is_corrupt(error) or _code(error) == sqlite3.SQLITE_ERROR:  # missing table or column
-            raise _Unfit("corrupt", str(error)) from error
+            raise _UnusableFile("corrupt", str(error)) from error
         raise
     except Exception:
         connection.close()
@@ -128,7 +128,9 @@ def _open(path: Path) -> sqlite3.Connection:
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA:
-        raise _Unfit("future", f"its schema is version {version}, this foretoken knows {SCHEMA}")
+        raise _UnusableFile(
+            "future", f"its schema is version {version}, this foretoken knows {SCHEMA}"
+        )
     if not version and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise NotALog(f"{path} is a database of another program; name another file")
     connection.execute("PRAGMA journal_mode = WAL")
@@ -138,7 +140,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("SELECT position, kind, version, payload FROM outcomes LIMIT 0")
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
-        raise _Unfit("corrupt", verdict)
+        raise _UnusableFile("corrupt", verdict)
 
 
 def _create(connection: sqlite3.Connection) -> None:
@@ -152,7 +154,7 @@ def _create(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
 
 
-def _move_aside(path: Path, unfit: _Unfit) -> None:
+def _move_aside(path: Path, unfit: _UnusableFile) -> None:
     """Renames the file with its -wal and -shm. Those go first: one left behind would be replayed
     into the fresh file."""
     names = [path.with_name(f"{path.name}.{unfit.label}-{n}") for n in range(1, ASIDE_MAX + 1)]

@@ -50,14 +50,14 @@ async def metrics_over_http(host: str, port: int, parts: Sequence[Part]) -> Asyn
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
-def _answering(tell: Callable[[], str]) -> Answer:
+def _answering(render: Callable[[], str]) -> Answer:
     """One request per connection: scrapes are seconds apart."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(READ_S):
                 head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(_response(head, tell))
+                writer.write(_response(head, render))
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             log.debug("a metrics client disconnected or sent no request")
@@ -67,16 +67,16 @@ def _answering(tell: Callable[[], str]) -> Answer:
     return answer
 
 
-def _response(head: bytes, tell: Callable[[], str]) -> bytes:
+def _response(head: bytes, render: Callable[[], str]) -> bytes:
     method, path, *_ = [*head.split(b"\r\n", 1)[0].split(b" "), b"", b""]
     if path.partition(b"?")[0] != b"/metrics":
-        return _said("404 Not Found", "only /metrics is here\n")
+        return _encode("404 Not Found", "only /metrics is here\n")
     if method != b"GET":
-        return _said("405 Method Not Allowed", "only GET is answered\n", "Allow: GET\r\n")
-    return _said("200 OK", tell())
+        return _encode("405 Method Not Allowed", "only GET is answered\n", "Allow: GET\r\n")
+    return _encode("200 OK", render())
 
 
-def _said(status: str, text: str, headers: str = "") -> bytes:
+def _encode(status: str, text: str, headers: str = "") -> bytes:
     body = text.encode()
     head = (
         f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n"

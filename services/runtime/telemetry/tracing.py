@@ -14,7 +14,7 @@ from grpc import aio
 from pydantic import Field
 
 from observability.logs import about
-from observability.tracing import Exporting, Spans, Tracing
+from observability.tracing import ExporterConfig, Spans, Tracing
 from observability.tracing_setup import open_tracing
 from services.runtime.config import Settings, load
 
@@ -47,7 +47,7 @@ class TracingConfig(Settings):
 
     def open(self) -> Tracing:
         return open_tracing(
-            Exporting(
+            ExporterConfig(
                 self.endpoint,
                 self.sample,
                 self.queue_spans,

@@ -79,7 +79,7 @@ def find_home(ledger: Ledger, job: Job) -> None:
         ledger.note(job, TransitionCause.NOT_HELD)
 
 
-def disown(ledger: Ledger, request: Request) -> None:
+def drop_other_orphans(ledger: Ledger, request: Request) -> None:
     """Let every worker that the gateway does not name forget its orphan of this request: the
     request could otherwise be admitted there a second time. O(workers)."""
     for worker_id, worker in ledger.workers.items():

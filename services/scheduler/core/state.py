@@ -144,7 +144,7 @@ class SchedulerState:
         if reject := self._refusal(request, now):
             ledger.reject(request, event.link, reject)
             return
-        adoption.disown(ledger, request)
+        adoption.drop_other_orphans(ledger, request)
         job = ledger.add(request, event.link)
         if request.deadline_s < inf:
             self._set_timer(request.deadline_s, job)

@@ -17,7 +17,7 @@ from services.forecasttable import ForecastTable
 from services.policies.preset import Preset
 from services.policies.snapshot import Candidates
 from services.runtime.backoff import Backoff
-from services.runtime.codecs.arrange import Telling, encode_candidates, encode_hello
+from services.runtime.codecs.arrange import SentForecasts, encode_candidates, encode_hello
 from services.runtime.streams import Outbox
 from services.scheduler.codec import decode_arrangement
 from services.scheduler.core.events import Arranged
@@ -55,7 +55,7 @@ class BatcherLink:
         self._dispatch = dispatch
         self._call: ArrangeCall | None = None
         self._outbox: Outbox[batcher_pb2.ArrangeMessage] | None = None  # while connected
-        self._telling = Telling(table)
+        self._sent_forecasts = SentForecasts(table)
         self._pending: Candidates | None = None  # the round that waits for its answer
         self._timer: asyncio.TimerHandle | None = None
 
@@ -71,7 +71,7 @@ class BatcherLink:
             loop.call_soon(self._fall_back, candidates, "gone")
             return
         self._timer = loop.call_later(self._timeout_s, self._late, candidates)
-        self._outbox.put(encode_candidates(candidates, self._telling))
+        self._outbox.put(encode_candidates(candidates, self._sent_forecasts))
 
     async def run(self) -> None:
         """Reconnect until cancelled."""
@@ -88,7 +88,7 @@ class BatcherLink:
         """Read one stream to its end; returns the number of rounds answered on it."""
         outbox: Outbox[batcher_pb2.ArrangeMessage] = Outbox(MAX_QUEUED)
         outbox.put(encode_hello(self._preset))
-        self._telling = Telling(self._table)
+        self._sent_forecasts = SentForecasts(self._table)
         self._call = call = self._stub.Arrange(aiter(outbox))
         answered = 0
         try:

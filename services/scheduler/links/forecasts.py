@@ -12,7 +12,7 @@ from math import inf
 import grpc
 from grpc import aio
 
-from observability.logs import concerning
+from observability.logs import log_context
 from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.core import Outcome, Request
 from services.forecast import Forecast
@@ -184,7 +184,7 @@ class Forecasts:
         """History answers the questions of this call; all questions once the breaker opens."""
         breaker = self._breaker
         subject = questions[0].request.request_id if len(questions) == 1 else ""
-        with concerning(subject, self._traceparent(subject)):
+        with log_context(subject, self._traceparent(subject)):
             breaker = breaker.answered() if answer.alive else breaker.failed(_now())
             self._set_breaker(breaker, answer.why)
         if self._breaker.phase is not BreakerPhase.CLOSED:

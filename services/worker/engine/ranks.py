@@ -23,7 +23,7 @@ class RanksApart(ValueError):
     sentence for the user."""
 
 
-class Moving(Protocol):
+class SwapperInterface(Protocol):
     """The engine's view of its swapper; see there."""
 
     @property
@@ -48,7 +48,7 @@ class Ranks(Protocol):
     def least(self, number: int) -> int:
         """The smallest value of any rank. All ranks call it and wait for each other."""
 
-    def moving(self, swapper: Moving) -> Moving:
+    def wrap_swapper(self, swapper: SwapperInterface) -> SwapperInterface:
         """The swapper whose moves the other ranks repeat. Called once."""
 
     def together(self, batch: StepBatch) -> AbstractContextManager[None]:
@@ -72,7 +72,7 @@ class Alone:
     def least(self, number: int) -> int:
         return number
 
-    def moving(self, swapper: Moving) -> Moving:
+    def wrap_swapper(self, swapper: SwapperInterface) -> SwapperInterface:
         return swapper
 
     def together(self, batch: StepBatch) -> AbstractContextManager[None]:

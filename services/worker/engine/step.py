@@ -74,7 +74,7 @@ class Engine:
         self.phases = PhaseClock()
         self.rest_block_bytes = parts.swapper.block_bytes * ranks.size
         self._kernels = parts.kernels
-        self._swapper = ranks.moving(parts.swapper)
+        self._swapper = ranks.wrap_swapper(parts.swapper)
         self._step: AttentionStep = PagedStep(parts.cache, parts.kernels)
         self._inputs = StepInputs(model.device)
         on_cuda = model.device.type == "cuda"

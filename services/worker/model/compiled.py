@@ -66,9 +66,11 @@ class CompiledForward:
         # Inductor's own default is a temporary folder.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", cache_folder("inductor"))
         self._fused = fused
-        self._begin = torch.compile(_begin, backend=backend, fullgraph=True)
-        self._between = torch.compile(_between, backend=backend, fullgraph=True)
-        self._end = torch.compile(_end, backend=backend, fullgraph=True)
+        self._project_first = torch.compile(_project_first, backend=backend, fullgraph=True)
+        self._finish_and_project = torch.compile(
+            _finish_and_project, backend=backend, fullgraph=True
+        )
+        self._finish_last = torch.compile(_finish_last, backend=backend, fullgraph=True)
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, step: AttentionStep, rows: Tensor | None
@@ -90,18 +92,18 @@ class CompiledForward:
         rows: Tensor | None,
         opens: bool = False,
     ) -> Tensor:
-        opened = _opened if opens else _as_they_are
+        opened = _with_dynamic_rows if opens else _unchanged
         fused, layers = self._fused, self._fused.layers
         # Indexed outside the graph: the result does not depend on how the numbers were made.
         hidden, cos, sin = fused.embed(tokens, positions)
-        q, k, v = self._begin(layers[0], *opened(hidden, cos, sin))
+        q, k, v = self._project_first(layers[0], *opened(hidden, cos, sin))
         for layer, after in pairwise(layers):
             attended = _attended(step, layer, q, k, v)
-            q, k, v = self._between(layer, after, *opened(hidden, attended, cos, sin))
+            q, k, v = self._finish_and_project(layer, after, *opened(hidden, attended, cos, sin))
         attended = _attended(step, layers[-1], q, k, v)
         if rows is not None:
             hidden, attended = hidden.index_select(0, rows), attended.index_select(0, rows)
-        logits: Tensor = self._end(fused, *opened(hidden, attended))
+        logits: Tensor = self._finish_last(fused, *opened(hidden, attended))
         return logits
 
 
@@ -110,27 +112,29 @@ def _attended(step: AttentionStep, layer: Layer, q: Tensor, k: Tensor, v: Tensor
     return step.attend(layer.index, q, k, v, layer.options).flatten(1).contiguous()
 
 
-def _begin(layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _project_first(
+    layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     return layer.project(OPS, hidden, cos, sin)
 
 
-def _between(
+def _finish_and_project(
     layer: Layer, after: Layer, hidden: Tensor, attended: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     layer.finish(OPS, hidden, attended)
     return after.project(OPS, hidden, cos, sin)
 
 
-def _end(fused: FusedForward, hidden: Tensor, attended: Tensor) -> Tensor:
+def _finish_last(fused: FusedForward, hidden: Tensor, attended: Tensor) -> Tensor:
     fused.layers[-1].finish(OPS, hidden, attended)
     return fused.logits(OPS, hidden)
 
 
-def _as_they_are(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _unchanged(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tensors
 
 
-def _opened(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _with_dynamic_rows(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Marks the row dimension as dynamic, so that the graph takes any number of rows from two on.
     Raises if a graph does not."""
     for tensor in tensors:

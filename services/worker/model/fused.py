@@ -77,18 +77,18 @@ class Rotary:
         row_bytes = 4 * len(self._frequencies) * dtype.itemsize
         self._table: Tensor | None = None
         if positions * row_bytes <= ROTARY_TABLE_BYTES:
-            self._table = self._turns(torch.arange(positions, device=self._frequencies.device))
+            self._table = self._rotations(torch.arange(positions, device=self._frequencies.device))
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[Σ tokens, 1, rotated dimensions], cos and sin."""
         if self._table is None:
-            turns = self._turns(positions)
+            turns = self._rotations(positions)
         else:
             turns = self._table.index_select(0, positions)
         cos, sin = turns.unsqueeze(1).chunk(2, -1)
         return cos, sin
 
-    def _turns(self, positions: Tensor) -> Tensor:
+    def _rotations(self, positions: Tensor) -> Tensor:
         angles = positions.unsqueeze(-1).float() * self._frequencies
         cos, sin = angles.cos() * self._scaling, angles.sin() * self._scaling
         return torch.cat([cos, cos, -sin, sin], -1).to(self._dtype)

@@ -20,7 +20,7 @@ import transformers
 
 from services.runtime.telemetry.logs import log_as
 from services.worker.config import EngineConfig
-from services.worker.engine.ranks import Moving, rank_device
+from services.worker.engine.ranks import SwapperInterface, rank_device
 from services.worker.engine.step import Engine
 from services.worker.kv.transfers import TransferPlan
 from services.worker.model.sharding import ModelSharder
@@ -40,7 +40,7 @@ class FollowerRanks:
     def __init__(self, rank: int, group: RankGroup, control: Connection):
         self.rank = rank
         self.size = group.size
-        self.swapper: Moving
+        self.swapper: SwapperInterface
         self.part: ModelSharder = TensorSharder(group, partial(self.least, 0))
         self._control = control
         self._nothing = nullcontext()
@@ -49,7 +49,7 @@ class FollowerRanks:
         send_json(self._control, number=number)
         return int(json.loads(self._control.recv_bytes())["number"])
 
-    def moving(self, swapper: Moving) -> Moving:
+    def wrap_swapper(self, swapper: SwapperInterface) -> SwapperInterface:
         self.swapper = swapper
         return swapper
 
@@ -85,7 +85,7 @@ def follow(control: Connection) -> None:
 class FollowerLoop:
     """Repeats the steps of rank 0 in message order. Does not wait for the device."""
 
-    def __init__(self, engine: Engine, swapper: Moving):
+    def __init__(self, engine: Engine, swapper: SwapperInterface):
         self._engine = engine
         self._swapper = swapper
         self._batches = BatchReader(engine.state.limits.block_tokens)

@@ -22,7 +22,7 @@ import torch
 
 from services.costs import SwapTiming
 from services.worker.config import EngineConfig
-from services.worker.engine.ranks import Moving, RanksApart
+from services.worker.engine.ranks import RanksApart, SwapperInterface
 from services.worker.kv.transfers import TransferPlan
 from services.worker.model.sharding import ModelSharder
 from services.worker.parallel.group import RankGroup, open_store
@@ -100,8 +100,8 @@ class FollowerProcess:
         try:
             while self.control.poll(DETECT_S):
                 self.receive_number()
-        except RanksApart as apart:
-            return str(apart)
+        except RanksApart as error:
+            return str(error)
         except OSError:  # closed here, meanwhile
             pass
         return ""
@@ -162,7 +162,7 @@ class Leader:
         self._send_all(json.dumps({"number": least}).encode())
         return least
 
-    def moving(self, swapper: Moving) -> "MirroredSwapper":
+    def wrap_swapper(self, swapper: SwapperInterface) -> "MirroredSwapper":
         return MirroredSwapper(swapper, self.send)
 
     @contextmanager
@@ -172,9 +172,9 @@ class Leader:
         try:
             yield
         except Exception as error:
-            raise self.apart(error) from error
+            raise self.divergence(error) from error
 
-    def apart(self, error: Exception) -> RanksApart:
+    def divergence(self, error: Exception) -> RanksApart:
         """Returns why a step failed: a lost rank, or the error on this rank."""
         if not self._loaded:
             self.lost = next(filter(None, (f.exit_reason() for f in self._followers)), "")
@@ -223,7 +223,7 @@ class Leader:
 class MirroredSwapper:
     """A swapper whose transfers all ranks repeat. Followers wait for uploads complete here."""
 
-    def __init__(self, swapper: Moving, send: Callable[[Words], None]):
+    def __init__(self, swapper: SwapperInterface, send: Callable[[Words], None]):
         self._swapper = swapper
         self._send = send
 

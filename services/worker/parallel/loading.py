@@ -34,7 +34,7 @@ def load_engine(config: EngineConfig, lap: Callable[[str], None] = lambda _: Non
     except Exception as error:
         # A broken collective is a symptom: the reason is on another rank.
         broken = isinstance(error, RuntimeError) or isinstance(error.__cause__, RuntimeError)
-        reason = ranks.apart(error) if broken else error
+        reason = ranks.divergence(error) if broken else error
         ranks.close()
         raise reason from error
     return engine

@@ -39,7 +39,7 @@ class TensorSharder:
         require_even_heads(module.config.get_text_config(), plan, self._group.size)
         modules = dict(module.named_modules())
         for name, part in modules.items():
-            if (style := plan.get(_anywhere(name))) is not None:
+            if (style := plan.get(_layer_pattern(name))) is not None:
                 STYLES[style](self, part)
         self._parts.clear()
         self._wholes.clear()
@@ -155,13 +155,13 @@ def sharding_plan(module: PreTrainedModel) -> Mapping[str, str]:
     used: dict[str, str] = {}
     unsupported: set[str] = set()
     for name, part in module.named_modules():
-        if (style := plan.get(_anywhere(name))) is None:
+        if (style := plan.get(_layer_pattern(name))) is None:
             continue
-        used[_anywhere(name)] = style
+        used[_layer_pattern(name)] = style
         if style not in STYLES or (style in LINEAR and type(part) is not nn.Linear):
             unsupported.add(style)
     unsupported |= {
-        plan[n] for name, _ in module.named_parameters() if (n := _anywhere(name)) in plan
+        plan[n] for name, _ in module.named_parameters() if (n := _layer_pattern(name)) in plan
     }
     if not LINEAR & set(used.values()):
         raise ValueError(NO_PLAN.format(kind))
@@ -189,6 +189,6 @@ def require_even_heads(config: PreTrainedConfig, plan: Mapping[str, str], size: 
         )
 
 
-def _anywhere(name: str) -> str:
+def _layer_pattern(name: str) -> str:
     """Returns a module's name with layer numbers as `*`."""
     return LAYER_NUMBER.sub(".*", name)

@@ -105,7 +105,7 @@ class KVManager:
         """The set of runnable requests may have changed."""
         self.version += 1
 
-    def forgo(self, sequence: Sequence) -> None:
+    def stop_computing(self, sequence: Sequence) -> None:
         """Stops computing a running request, and frees its KV and budget."""
         self.pool.release(sequence.request_id)
         sequence.computed = sequence.published = sequence.limit_length = 0

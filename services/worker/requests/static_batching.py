@@ -173,7 +173,7 @@ class StaticBatching:
     def begin_step(self) -> None:
         """Moves fully prefilled batches to the decode stage. O(members) of prefilling batches."""
         for batch in self._prefilling():
-            if batch.is_prefilled and not any(True for _ in self._unpaid(batch)):
+            if batch.is_prefilled and not any(True for _ in self._uncomputed_padding(batch)):
                 batch.stage = Stage.DECODE
 
     def force_progress(self) -> bool:
@@ -185,7 +185,7 @@ class StaticBatching:
             if not any(s.arriving for s in batch.members.values())
         ]
         for batch in stuck:
-            for pad in self._unpaid(batch):
+            for pad in self._uncomputed_padding(batch):
                 self.leave_out(pad)
             batch.stage = Stage.DECODE
         return bool(stuck)
@@ -209,7 +209,7 @@ class StaticBatching:
     def pad_chunks(self, room: int) -> list[PrefillChunk]:
         """Padding for the rest of a step; it uses only free memory."""
         pool, chunks = self._kv.pool, []
-        for pad in [pad for batch in self._prefilling() for pad in self._unpaid(batch)]:
+        for pad in [pad for batch in self._prefilling() for pad in self._uncomputed_padding(batch)]:
             if room <= 0:
                 break
             reach = pool.reach(pad.request_id)
@@ -235,7 +235,7 @@ class StaticBatching:
     def _prefilling(self) -> list[Batch]:
         return [batch for batch in self._batches.values() if batch.stage is Stage.PREFILL]
 
-    def _unpaid(self, batch: Batch) -> Iterator[Sequence]:
+    def _uncomputed_padding(self, batch: Batch) -> Iterator[Sequence]:
         """The batch's padding that is not computed yet."""
         for request_id in batch.members:
             pad = self._kv.pads.get(request_id)
@@ -270,7 +270,7 @@ class StaticBatching:
 
     def stop(self, sequence: Sequence) -> None:
         """Stops computing an ended member."""
-        self._kv.forgo(sequence)
+        self._kv.stop_computing(sequence)
 
     # Ends
 

@@ -173,7 +173,7 @@ def test_promise_sent_with_the_first_token_does_not_count(first_s: float) -> Non
         sight = foresight(promises=promises)
         assert seen(sight, 1).ttft_s == pytest.approx(1.02)
         assert sight.is_promise_kept(came(first_s)) is None
-        sight.teach(came(first_s))
+        sight.record_answer(came(first_s))
 
 
 def test_forecast_without_ttft_leaves_the_promise() -> None:
@@ -192,7 +192,7 @@ def test_later_promises_are_calibrated_by_outcomes() -> None:
         sight = foresight(ttft_s=0.48, sla=sla, promises=promises)
         told = seen(sight, 0)
         assert told.ttft_s == pytest.approx(0.98) and told.sla_expected is False
-        sight.teach(came(0.73))
+        sight.record_answer(came(0.73))
     taught = seen(foresight(ttft_s=0.48, sla=sla, promises=promises), 0)
     assert taught.ttft_s == pytest.approx(0.73) and taught.sla_expected is True
     longer = seen(foresight(ttft_s=1.98, sla=sla, promises=promises), 0)
@@ -203,10 +203,10 @@ def test_later_promises_are_calibrated_by_outcomes() -> None:
 def test_only_tested_promises_calibrate() -> None:
     promises = TtftPromises()
     for _ in range(MIN_ERRORS):
-        foresight(promises=promises).teach(came(9.0))  # never told
+        foresight(promises=promises).record_answer(came(9.0))  # never told
         sight = foresight(promises=promises)
         seen(sight, 0)
-        sight.teach(came(0.1, tokens=0))  # its client left at once
+        sight.record_answer(came(0.1, tokens=0))  # its client left at once
     assert seen(foresight(promises=promises), 0).ttft_s == pytest.approx(1.02)
 
 

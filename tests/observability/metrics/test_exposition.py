@@ -128,7 +128,7 @@ def registry_of(process: Mapping[tuple[str, str], float]) -> CollectorRegistry:
 def test_vllm_aliases_are_added() -> None:
     registry = CollectorRegistry()
     make = Instruments(registry)
-    make.lean(catalogue.TTFT).labels("batch").observe(0.3)
+    make.lean_histogram(catalogue.TTFT).labels("batch").observe(0.3)
     make.counter(catalogue.PROMPT_TOKENS).inc(7)
     make.gauge(workers.RESTING).set(2)
     make.gauge(schedulers.WAITING).set(9)  # vLLM has no scheduler of its own

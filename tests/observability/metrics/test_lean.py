@@ -17,8 +17,8 @@ VALUES = st.sampled_from((*GAP_S, 0.0, 0.00049, 0.7, 40.1, 1e9)) | st.floats(0, 
 @given(st.lists(st.tuples(st.sampled_from("ab"), VALUES, st.integers(1, 3))))
 def test_lean_histogram_equals_the_library_s(seen: list[tuple[str, float, int]]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    lean, full = Instruments(ours).lean(TIMED), Instruments(theirs).histogram(TIMED)
-    plain, fully = Instruments(ours).lean(PLAIN), Instruments(theirs).histogram(PLAIN)
+    lean, full = Instruments(ours).lean_histogram(TIMED), Instruments(theirs).histogram(TIMED)
+    plain, fully = Instruments(ours).lean_histogram(PLAIN), Instruments(theirs).histogram(PLAIN)
     for name, value, times in seen:
         lean.labels(name).observe(value, times)
         plain.labels().observe(value, times)
@@ -42,12 +42,12 @@ def lines(registry: CollectorRegistry) -> list[tuple[str, float]]:
 def test_lean_histogram_refuses_other_kinds() -> None:
     registry = CollectorRegistry()
     make = Instruments(registry)
-    timed = make.lean(TIMED)
+    timed = make.lean_histogram(TIMED)
     with pytest.raises(ValueError, match="timed_seconds has labels"):
         timed.labels()
     with pytest.raises(ValueError, match="Duplicated timeseries"):
-        make.lean(TIMED)
+        make.lean_histogram(TIMED)
     with pytest.raises(ValueError, match="Duplicated timeseries"):
         make.histogram(TIMED)
     with pytest.raises(ValueError, match="catalogued as a counter, not as a histogram"):
-        make.lean(counter("counted", "Counts."))
+        make.lean_histogram(counter("counted", "Counts."))

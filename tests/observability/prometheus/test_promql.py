@@ -5,10 +5,10 @@ import pytest
 from observability.metrics import gateway, scheduler, worker
 from observability.metrics.metric import counter
 from observability.prometheus.promql import (
+    NotEqual,
     OneOf,
     Queries,
     Record,
-    Unlike,
     added,
     ratio,
     rest,
@@ -28,7 +28,7 @@ PLAIN = Queries("1m")
             'max by (worker) (foretoken_kv_cache_usage_perc{worker=~"$worker"})',
         ),
         (
-            Q.rate(gateway.SLA, "cause", where={"outcome": "missed", "cause": Unlike("client")}),
+            Q.rate(gateway.SLA, "cause", where={"outcome": "missed", "cause": NotEqual("client")}),
             "sum by (cause) (rate(foretoken_sla_requests_total"
             '{class=~"$class", outcome="missed", cause!="client"}[5m]))',
         ),

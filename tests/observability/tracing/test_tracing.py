@@ -18,7 +18,7 @@ from foretoken.running.ports import free_port
 from observability.collector import EXPORTERS, QUEUES, Outage
 from observability.genai import REQUEST_DURATION
 from observability.otel import OtelTracing, unix_ns
-from observability.tracing import NO_SPAN, NO_SPANS, OFF, Exporting
+from observability.tracing import NO_SPAN, NO_SPANS, OFF, ExporterConfig
 from observability.tracing_setup import open_tracing
 from services.runtime.config import check_environment, load
 from services.runtime.outcomelog.config import LogConfig
@@ -39,7 +39,7 @@ def collector() -> Iterator[Collector]:
 
 
 def tracing_to(address: str, **settings: float) -> OtelTracing:
-    made = open_tracing(Exporting(address, **{"delay_s": 0.05, **settings}))  # type: ignore[arg-type]
+    made = open_tracing(ExporterConfig(address, **{"delay_s": 0.05, **settings}))  # type: ignore[arg-type]
     assert isinstance(made, OtelTracing)
     return made
 
@@ -240,7 +240,7 @@ def test_two_tracings_log_their_own_collector(
 
 
 def test_disabled_tracing_creates_nothing() -> None:
-    assert open_tracing(Exporting("")) is OFF
+    assert open_tracing(ExporterConfig("")) is OFF
     assert TracingConfig().open() is OFF
     assert OFF.service("gateway") is NO_SPANS and not NO_SPANS.on
     assert NO_SPANS.take_in("r", {"traceparent": SAMPLED}, 0.0, {}) is NO_SPAN

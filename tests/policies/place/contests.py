@@ -14,7 +14,7 @@ from tests.policies.made_snapshots import ranking
 
 def placed(place: str, asked: Candidates, **params: float) -> list[int]:
     chosen = PLACEMENTS[place]
-    at: list[int] = chosen.deal(asked, resolve(place, chosen.params, params)).tolist()
+    at: list[int] = chosen.assign(asked, resolve(place, chosen.params, params)).tolist()
     return at
 
 

@@ -19,7 +19,7 @@ from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import choose
 from services.policies.snapshot import CHAIN, NOWHERE, Snapshot
 from services.runtime.codecs.arrange import (
-    Telling,
+    SentForecasts,
     decode_candidates,
     encode_candidates,
     encode_decision,
@@ -288,7 +288,7 @@ def test_batcher_places_and_moves_as_in_process(snapshot: Snapshot, seed: int, p
     asked = narrowed(snapshot, seed)
     preset = choose("alise", {"place": place, "move_gain": 0.01})
     mirror = ForecastTable(1)
-    message = encode_candidates(asked, Telling(snapshot.forecasts)).candidates
+    message = encode_candidates(asked, SentForecasts(snapshot.forecasts)).candidates
     there = decode_candidates(type(message).FromString(message.SerializeToString()), mirror)
     at_home = arrange(asked, snapshot.forecasts, preset, np.random.default_rng(0))
     apart = arrange(there, mirror, preset, np.random.default_rng(0))

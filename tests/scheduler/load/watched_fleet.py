@@ -32,7 +32,7 @@ from services.policies.decision import Decision
 from services.policies.preset import Preset
 from services.policies.snapshot import Candidates, Snapshot
 from services.runtime.codecs.arrange import (
-    Telling,
+    SentForecasts,
     decode_candidates,
     decode_hello,
     encode_candidates,
@@ -74,7 +74,7 @@ class Batcher:
     def __init__(self, preset: Preset, table: ForecastTable):
         hello = batcher_pb2.ArrangeMessage.FromString(encode_hello(preset).SerializeToString())
         self._preset = decode_hello(hello.hello)
-        self._telling, self._table = Telling(table), ForecastTable()
+        self._telling, self._table = SentForecasts(table), ForecastTable()
 
     def arrange(self, candidates: Candidates) -> Decision:
         data = encode_candidates(candidates, self._telling).SerializeToString()

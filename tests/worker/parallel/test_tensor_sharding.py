@@ -96,8 +96,8 @@ def test_two_ranks_compute_the_whole_result(name):
 def test_fused_forward_runs_on_shards(name):
     """As each rank saw at start: it is taken where it gives what transformers' gives."""
     for model in check(reference(name), 2, 2 if name == "phi3" else 1, fuse=True):
-        apart = "transformers' forward (its heads stay together)"
-        assert model.forward_name == (apart if name == "phi3" else "fused forward")
+        divergence = "transformers' forward (its heads stay together)"
+        assert model.forward_name == (divergence if name == "phi3" else "fused forward")
 
 
 def llama(**settings: Any) -> LlamaForCausalLM:

@@ -113,7 +113,7 @@ class DecodeGraphs:
                     why = " ".join(str(error).split()) or type(error).__name__
                     log.warning("decode steps of %d rows cannot be recorded: %s", size, why)
                     break
-        graphs._tell(perf_counter() - begun_s, parts.recorder.used_bytes() - begun_bytes)
+        graphs._log_summary(perf_counter() - begun_s, parts.recorder.used_bytes() - begun_bytes)
         return graphs
 
     def takes(self, batch: StepBatch) -> bool:
@@ -164,7 +164,7 @@ class DecodeGraphs:
         logits = parts.model.forward(buffers.tokens[:size], positions, step, None)
         buffers.logits[:size].copy_(logits)
 
-    def _tell(self, took_s: float, took_bytes: int) -> None:
+    def _log_summary(self, took_s: float, took_bytes: int) -> None:
         if not self._replays:
             log.warning("no decode step runs as a CUDA graph")
             return

@@ -19,8 +19,8 @@ from services.worker.kernels.cuda.device import Paged, processors_of, rows_of, s
 from services.worker.kernels.cuda.rows import (
     APPEND_ROWS,
     Contexts,
-    Cut,
     Grid,
+    HeadTiling,
     launch,
     partials_of,
     room_of,
@@ -36,7 +36,7 @@ class _Plan:
     """How the rows of one kind of layer are split: `items` (row, split, splits) and `ranges` (first
     item, splits), flat, for the largest number of rows; `sent`: the splits last copied there."""
 
-    cut: Cut
+    cut: HeadTiling
     spare: int
     items: Tensor
     ranges: Tensor
@@ -100,7 +100,7 @@ class RecordableDecodes:
     ) -> Tensor:
         q, paged = rows_of(q), Paged.from_layer(layer)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        cut = Cut.plan(q, layer.data.shape[2], paged, options.window)
+        cut = HeadTiling.plan(q, layer.data.shape[2], paged, options.window)
         plan, rows = self._plan(cut), len(q)
         grid = Grid(plan.items, rows + plan.spare, plan.ranges, rows, plan.partials)
         launch(q, out, paged, cut, self._contexts, grid, options, self._block_tokens)
@@ -115,11 +115,11 @@ class RecordableDecodes:
         tables = there[: len(rows) * width].view(len(rows), width)
         self._contexts.tables[: len(rows), :width].copy_(tables)
 
-    def _plan(self, cut: Cut) -> _Plan:
+    def _plan(self, cut: HeadTiling) -> _Plan:
         """Created for the first layer of each kind, before anything is recorded."""
         key = (*cut.work, cut.heads, cut.head_dim)
         if key not in self._plans:
-            spare = spare_splits(cut.beside, self._processors)
+            spare = spare_splits(cut.blocks_per_split, self._processors)
             most = self._max_rows + spare
             room = room_of(most, cut.heads)
             scratch = torch.zeros(room * (cut.head_dim + 2), device=self._device)

@@ -19,7 +19,7 @@ ALIGNED = 64  # numbers
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class HeadTiling:
     """How a layer's heads are cut into thread blocks, on which the splits of its rows depend."""
 
     heads: int
@@ -29,7 +29,7 @@ class Cut:
     tiles: Tiles
 
     @classmethod
-    def plan(cls, q: Tensor, kv_heads: int, paged: Paged, window: int | None) -> "Cut":
+    def plan(cls, q: Tensor, kv_heads: int, paged: Paged, window: int | None) -> "HeadTiling":
         heads, head_dim = q.shape[1:]
         tiles = decode_tiles(heads // kv_heads, head_dim, q.dtype, paged.pointers[0].dtype)
         return cls(heads, kv_heads, head_dim, window, tiles)
@@ -40,14 +40,14 @@ class Cut:
         return -(-self.heads // self.kv_heads // self.tiles.queries)
 
     @property
-    def beside(self) -> int:
+    def blocks_per_split(self) -> int:
         """Thread blocks per split."""
         return self.kv_heads * self.head_tiles
 
     @property
     def work(self) -> tuple[int | None, int, int]:
         """Layers with equal `work` have equal splits."""
-        return self.window, self.tiles.keys, self.beside
+        return self.window, self.tiles.keys, self.blocks_per_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def launch(
     q: Tensor,
     out: Tensor,
     paged: Paged,
-    cut: Cut,
+    cut: HeadTiling,
     contexts: Contexts,
     grid: Grid,
     options: AttentionOptions,
@@ -99,7 +99,7 @@ def launch(
     """Computes attention of the first rows of q into the same rows of `out`."""
     tiles, dim = cut.tiles, power_of_two(cut.head_dim)
     scores, outputs = products(q.dtype, paged.int8)
-    decode[(grid.count * cut.beside,)](
+    decode[(grid.count * cut.blocks_per_split,)](
         q, out, *grid.partials, grid.items, contexts.lengths, contexts.tables, contexts.width,
         *paged.pointers, *q.stride()[:2], *out.stride()[:2], *paged.strides, options.scale,
         KV_HEADS=cut.kv_heads, GROUP=cut.heads // cut.kv_heads, HEAD_TILES=cut.head_tiles,
@@ -178,7 +178,7 @@ class RowsAttention:
             BLOCK_TOKENS=self._block_tokens, ROWS=APPEND_ROWS,
         )  # fmt: skip
 
-    def _split(self, cut: Cut) -> _Splits:
+    def _split(self, cut: HeadTiling) -> _Splits:
         """This step's splits; the previous step's grid if it is equal."""
         key = cut.work
         if key not in self._fresh:
@@ -190,7 +190,7 @@ class RowsAttention:
                 self._splits[key] = _Splits(counts, items, ranges)
         return self._splits[key]
 
-    def _partials(self, items: int, cut: Cut) -> tuple[Tensor, Tensor, Tensor]:
+    def _partials(self, items: int, cut: HeadTiling) -> tuple[Tensor, Tensor, Tensor]:
         """Memory for partial results, which all layers share."""
         room = room_of(items, cut.heads)
         needed = room * (cut.head_dim + 2)
@@ -202,7 +202,7 @@ class RowsAttention:
         self, paged: Paged, kv_heads: int, q: Tensor, out: Tensor, options: AttentionOptions
     ) -> None:
         """Computes attention of the first rows of q into the same rows of `out`."""
-        cut = Cut.plan(q, kv_heads, paged, options.window)
+        cut = HeadTiling.plan(q, kv_heads, paged, options.window)
         splits = self._split(cut)
         partials = self._partials(splits.total if splits.any_split else 0, cut)
         rows = len(splits.counts) if splits.any_split else 0

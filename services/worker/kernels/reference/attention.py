@@ -47,7 +47,7 @@ class TorchAttention:
 
     def prepare(self, batch: StepBatch, slots: Tensor) -> None:
         self._tokens.follow(slots)
-        if batch.decodes is not self._rows or self._outgrown():
+        if batch.decodes is not self._rows or self._needs_more_room():
             self._rows = batch.decodes
             self._decodes = [
                 _DecodeGroup(self, batch.decodes, first, last)
@@ -57,7 +57,7 @@ class TorchAttention:
             group.refresh()
         self._groups = [*self._decodes, *self._chunk_groups(len(batch.decodes), batch.chunks)]
 
-    def _outgrown(self) -> bool:
+    def _needs_more_room(self) -> bool:
         """Whether rows that grew make a group far larger than it should be."""
         return any(
             group.rows > 1 and group.tokens > 2 * self._group_tokens for group in self._decodes
@@ -196,13 +196,13 @@ class ChunkGroup:
         cut into chunks.
         """
         if self._chunk.start or layer.scales is not None:
-            context = self._prepared(layer)
+            context = self._context_of(layer)
             context.read(layer)
             keys, values = context.values[:, :, :, : self._chunk.end].unbind()
             return keys, values
         return k[self._rows].transpose(0, 1)[None], v[self._rows].transpose(0, 1)[None]
 
-    def _prepared(self, layer: KVLayer) -> Context:
+    def _context_of(self, layer: KVLayer) -> Context:
         shape = layer.data.shape
         if shape not in self._contexts:
             table = self._kernels.tensor(self._chunk.table)[None]

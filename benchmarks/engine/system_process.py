@@ -15,15 +15,15 @@ class Measured(Protocol):
     def tokens_per_s(self, prompts: Prompts, output_tokens: int) -> float: ...
 
 
-class Apart:
+class SystemProcess:
     """`begin` creates it there as `kind(*arguments)`; its exceptions are raised here."""
 
     def __init__(self, kind: type[Measured], *arguments: object, threads: int = 0):
-        self._made_of = (kind, arguments, threads)
+        self._arguments = (kind, arguments, threads)
         self._pool = ProcessPoolExecutor(1, get_context("spawn"))
 
     async def begin(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._pool, _make, *self._made_of)
+        await asyncio.get_running_loop().run_in_executor(self._pool, _make, *self._arguments)
 
     async def tokens_per_s(self, prompts: Prompts, output_tokens: int) -> float:
         loop = asyncio.get_running_loop()
@@ -36,14 +36,14 @@ class Apart:
         self._pool.shutdown(cancel_futures=True)
 
 
-_made: list[Measured] = []  # the instance of this process
+_instances: list[Measured] = []  # the instance of this process
 
 
 def _make(kind: type[Measured], arguments: tuple[object, ...], threads: int) -> None:
     if threads:
         torch.set_num_threads(threads)
-    _made[:] = [kind(*arguments)]
+    _instances[:] = [kind(*arguments)]
 
 
 def _measure(prompts: Prompts, output_tokens: int) -> float:
-    return _made[0].tokens_per_s(prompts, output_tokens)
+    return _instances[0].tokens_per_s(prompts, output_tokens)
