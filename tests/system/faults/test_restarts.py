@@ -87,29 +87,17 @@ async def test_connections_recover_from_a_gateway_restart(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-async def test_sigterm_of_a_worker_loses_no_request(tmp_path: Path) -> None:
-    with two_workers(tmp_path) as (live, output):
+@pytest.mark.parametrize(("section", "arguments"), [("worker", ()), ("scheduler", ("--separate",))])
+async def test_sigterm_of_a_child_loses_no_request(
+    tmp_path: Path, section: str, arguments: tuple[str, ...]
+) -> None:
+    with two_workers(tmp_path, *arguments) as (live, output):
         async with AsyncClient(live.grpc) as client:
             expected = await answers(client)
 
         async def kill_one() -> None:
-            await kill_process(live, "worker", signal.SIGTERM)
+            await kill_process(live, section, signal.SIGTERM)
             await wait_for_output(output, "is back after")
-
-        assert await check_answers_while(live, expected, kill_one) > 0
-        assert live.stop() == 0
-    assert "stopping with requests unfinished" not in output.read_text()
-
-
-@pytest.mark.slow
-async def test_sigterm_of_the_scheduler_rejects_no_request(tmp_path: Path) -> None:
-    with two_workers(tmp_path, "--separate") as (live, output):
-        async with AsyncClient(live.grpc) as client:
-            expected = await answers(client)
-
-        async def kill_one() -> None:
-            await kill_process(live, "scheduler", signal.SIGTERM)
-            await wait_for_output(output, "scheduler is back after")
 
         assert await check_answers_while(live, expected, kill_one) > 0
         assert live.stop() == 0

@@ -68,12 +68,13 @@ async def test_incomplete_headers_time_out(before: bytes, begun: bytes) -> None:
         assert await line.end() == b""
 
 
-async def test_slow_headers_time_out() -> None:
-    async with housing(header_wait_s=0.3) as house:
+@pytest.mark.parametrize("begin", [b"GET /ping HTTP/1.1\r\nx: ", POST], ids=["headers", "body"])
+async def test_dripping_request_times_out(begin: bytes) -> None:
+    async with housing(header_wait_s=0.3, max_body_s=0.3) as house:
         line = await RawConnection.to(house)
 
         async def drip() -> None:
-            line.writer.write(b"GET /ping HTTP/1.1\r\nx: ")
+            line.writer.write(begin)
             while True:
                 line.writer.write(b"x")
                 await asyncio.sleep(0.05)
@@ -107,21 +108,6 @@ async def test_stalled_body_times_out() -> None:
         assert headers["connection"] == "close" and headers["x-request-id"]
         assert body["error"]["message"] == "the body arrived too slowly: 9 bytes before the timeout"
         assert await line.end() == b""
-
-
-async def test_slow_body_times_out() -> None:
-    async with housing(max_body_s=0.3) as house:
-        line = await RawConnection.to(house)
-
-        async def drip() -> None:
-            line.writer.write(POST)
-            while True:
-                line.writer.write(b"x")
-                await asyncio.sleep(0.05)
-
-        dripping = asyncio.ensure_future(drip())
-        assert (await line.answer())[0] == 408
-        dripping.cancel()
 
 
 async def test_body_behind_an_error_answer_is_not_awaited() -> None:
