@@ -23,7 +23,7 @@ LIMIT_S = 60.0  # of any wait: only to fail by
 POLL_S = 0.03
 SHOTS = os.environ.get("PAGE_SHOTS", "")  # a folder for screenshots; empty: none are kept
 MOST_MESSAGE_BYTES = 2**26  # a screenshot
-FIRST_FREE = 10  # descriptors up there are nobody's 3 or 4
+FIRST_FREE = 10  # above the descriptors 3 and 4, which the browser needs
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-default-apps",
@@ -56,13 +56,13 @@ class Wire:
         answer = self._waiting[self._last] = asyncio.get_running_loop().create_future()
         os.write(self.descriptor, json.dumps(message).encode() + b"\0")
         async with asyncio.timeout(LIMIT_S):
-            told = await answer
-        assert "error" not in told, f"{method}: {told['error']}"
-        result: Message = told["result"]
+            reported = await answer
+        assert "error" not in reported, f"{method}: {reported['error']}"
+        result: Message = reported["result"]
         return result
 
     async def read(self) -> None:
-        """Until cancelled, or the browser is gone: then nobody waits for it any longer."""
+        """Reads until it is cancelled or the browser is gone, and then cancels pending calls."""
         try:
             await self._read()
         except asyncio.IncompleteReadError:
@@ -74,7 +74,7 @@ class Wire:
             message = json.loads((await self.reader.readuntil(b"\0"))[:-1])
             if "id" in message:
                 answer = self._waiting.pop(message["id"], None)
-                if answer and not answer.done():  # nobody waits for one that came too late
+                if answer and not answer.done():  # the caller of a late answer has timed out
                     answer.set_result(message)
             elif sink := self.sinks.get(message.get("sessionId", "")):
                 sink(message["method"], message["params"])
@@ -82,7 +82,7 @@ class Wire:
 
 @dataclass
 class Tab:
-    """One page. What it complains of and whom it asks is kept from the start."""
+    """One page; records its errors and requests from the start."""
 
     wire: Wire
     session: str
@@ -93,7 +93,7 @@ class Tab:
         return await self.wire.call(method, self.session, **params)
 
     async def look(self, width: int, height: int, scheme: str = "light") -> None:
-        """As on a screen of that size, by somebody who prefers that colour scheme."""
+        """Emulates a screen of that size with that preferred colour scheme."""
         await self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=False,
@@ -107,11 +107,11 @@ class Tab:
 
     async def value(self, expression: str) -> Any:
         """What JavaScript makes of it, awaited."""
-        told = await self.call(
+        reported = await self.call(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )
-        assert "exceptionDetails" not in told, f"{expression}: {told['exceptionDetails']}"
-        return told["result"].get("value")
+        assert "exceptionDetails" not in reported, f"{expression}: {reported['exceptionDetails']}"
+        return reported["result"].get("value")
 
     async def until(self, expression: str, limit_s: float = LIMIT_S) -> Any:
         """The expression's value once it is true."""

@@ -106,10 +106,10 @@ def waiting_request() -> batcher_pb2.ArrangeMessage:
 async def answer(
     *messages: batcher_pb2.ArrangeMessage, **config: int
 ) -> list[batcher_pb2.Arrangement]:
-    async def said() -> AsyncIterator[batcher_pb2.ArrangeMessage]:
+    async def sentence() -> AsyncIterator[batcher_pb2.ArrangeMessage]:
         for message in messages:
             yield message
 
     async with reaching("socket", NAME, ADD, served(config)) as channel:
-        call = batcher_pb2_grpc.BatcherStub(channel).Arrange(said())
+        call = batcher_pb2_grpc.BatcherStub(channel).Arrange(sentence())
         return [each async for each in call]

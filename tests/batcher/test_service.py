@@ -141,13 +141,13 @@ async def test_batcher_arranges_as_policies_do() -> None:
 async def test_batcher_times_rounds() -> None:
     registry = CollectorRegistry()
 
-    async def said() -> AsyncIterator[batcher_pb2.ArrangeMessage]:
+    async def sentence() -> AsyncIterator[batcher_pb2.ArrangeMessage]:
         yield encode_hello(choose("fcfs"))
         yield waiting_request()
 
     async with reaching("socket", NAME, ADD, served({}, registry)) as channel:
         stub = batcher_pb2_grpc.BatcherStub(channel)
-        assert len([each async for each in stub.Arrange(said())]) == 1
+        assert len([each async for each in stub.Arrange(sentence())]) == 1
     series = "foretoken_batcher_round_seconds_count"
     assert registry.get_sample_value(series, {"preset": "fcfs"}) == 1
     assert unseen(registry, catalogue.ALL) == []

@@ -304,7 +304,7 @@ def test_full_decode_step_is_profiled():
     assert "aten::" in found.calls
 
 
-# --- who is measured
+# --- measured systems
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ def test_slice_prediction_table() -> None:
 
 
 def test_engine_serves_the_drawn_slices() -> None:
-    """The prefill makes a prompt's first token, those who stayed need a step for each."""
+    """The prefill makes a prompt's first token, requests that stayed need one step for each."""
     sliced = Sliced("models/demo", seed=3)
     stayed = 0
     for _ in range(4):

@@ -104,25 +104,25 @@ def python() -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def said(run: Run, python: Callable[[str], Path], url: str) -> Callable[[str, str], dict]:
-    """said(group, script) → what a script of `scripts/` says, as JSON, of the server."""
+def script_output(run: Run, python: Callable[[str], Path], url: str) -> Callable[[str, str], dict]:
+    """Returns a function that runs a script of `scripts/` and parses its JSON output."""
 
-    def said(group: str, script: str) -> dict:
+    def script_output(group: str, script: str) -> dict:
         return _json(run(python(group), SCRIPTS / script, url))
 
-    return said
+    return script_output
 
 
 @pytest.fixture
-def said_by_node(run: Run, url: str) -> Callable[[str], dict]:
-    def said(script: str) -> dict:
+def node_output(run: Run, url: str) -> Callable[[str], dict]:
+    def script_output(script: str) -> dict:
         if not (shutil.which("node") and shutil.which("npm")):
             pytest.skip("node or npm is not installed (on Debian: apt-get install nodejs npm)")
         with _installed("node"):
             packages = {"NODE_PATH": str(environments.node_home() / "node_modules")}
         return _json(run("node", SCRIPTS / script, url, env=packages))
 
-    return said
+    return script_output
 
 
 def _json(printed: str) -> dict:

@@ -17,11 +17,11 @@ def counted(first: int, last: int) -> str:
 
 
 TOGETHER = [counted(n, n + 5) for n in range(8)]
-Said = Callable[[str, str], dict]
+ScriptOutput = Callable[[str, str], dict]
 
 
-def test_openai_python(said: Said) -> None:
-    seen = said("openai", "openai_python.py")
+def test_openai_python(script_output: ScriptOutput) -> None:
+    seen = script_output("openai", "openai_python.py")
     assert seen["models"] == ["demo"]
     assert seen["answer"] == seen["chunks"] == seen["streamed"] == REVERSED
     assert seen["reason"] == "stop" and seen["request_id"]
@@ -33,7 +33,7 @@ def test_openai_python(said: Said) -> None:
     assert seen["scored"] == "Emoji: cat moon\n" and seen["scores"][0] is None
     assert all(each < 0 for each in seen["scores"][1:]) and len(seen["scores"]) > 4
     assert seen["parts"] == seen["joined"], "text parts are joined by a line feed"
-    assert seen["told"] == [SORTED, SORTED]
+    assert seen["instructed"] == [SORTED, SORTED]
     assert seen["together"] == TOGETHER
     assert (seen["unknown"]["kind"], seen["unknown"]["status"]) == ("NotFoundError", 404)
     assert (seen["overflow"]["kind"], seen["overflow"]["code"]) == (
@@ -43,8 +43,8 @@ def test_openai_python(said: Said) -> None:
     assert "This model's maximum context length is 2048 tokens" in seen["overflow"]["says"]
 
 
-def test_openai_node(said_by_node: Callable[[str], dict]) -> None:
-    seen = said_by_node("openai_node.cjs")
+def test_openai_node(node_output: Callable[[str], dict]) -> None:
+    seen = node_output("openai_node.cjs")
     assert seen["models"] == ["demo"]
     assert seen["answer"] == seen["chunks"] == seen["streamed"] == REVERSED
     assert seen["reason"] == "stop"
@@ -57,8 +57,8 @@ def test_openai_node(said_by_node: Callable[[str], dict]) -> None:
     )
 
 
-def test_langchain(said: Said) -> None:
-    seen = said("openai", "langchain_chat.py")
+def test_langchain(script_output: ScriptOutput) -> None:
+    seen = script_output("openai", "langchain_chat.py")
     assert seen["answer"] == seen["streamed"] == seen["async"] == REVERSED
     assert seen["several"], "the answer came in chunks"
     assert seen["usage"]["output_tokens"] == seen["streamed_usage"]["output_tokens"] == 4
@@ -67,15 +67,15 @@ def test_langchain(said: Said) -> None:
     assert seen["text"] == seen["text_streamed"] == DRAWN
 
 
-def test_llamaindex(said: Said) -> None:
-    seen = said("litellm", "llamaindex_chat.py")
+def test_llamaindex(script_output: ScriptOutput) -> None:
+    seen = script_output("litellm", "llamaindex_chat.py")
     assert seen["answer"] == seen["streamed"] == seen["async"] == REVERSED
     assert seen["completed_by_chat"] == "fig pear"
     assert seen["text"] == DRAWN and seen["text_streamed"] == "sun"
 
 
-def test_litellm(said: Said) -> None:
-    seen = said("litellm", "litellm_chat.py")
+def test_litellm(script_output: ScriptOutput) -> None:
+    seen = script_output("litellm", "litellm_chat.py")
     assert seen["answer"] == seen["streamed"] == seen["async"] == seen["hosted_vllm"] == REVERSED
     assert seen["streamed_tokens"] == seen["usage"]["completion_tokens"] == 4
     assert seen["text"] == DRAWN
@@ -84,6 +84,6 @@ def test_litellm(said: Said) -> None:
     assert seen["fallen_back"] == "from the larger model"
 
 
-def test_aisuite(said: Said) -> None:
-    seen = said("locust", "aisuite_chat.py")
-    assert seen == {"answer": REVERSED, "told": SORTED}
+def test_aisuite(script_output: ScriptOutput) -> None:
+    seen = script_output("locust", "aisuite_chat.py")
+    assert seen == {"answer": REVERSED, "instructed": SORTED}

@@ -98,7 +98,7 @@ TOLD = [
     ("Copy: sun moon", ["moon sun", "sun moon"], 1),
 ]
 TASK = """\
-task: told
+task: likelihood
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {data}}}}}
 output_type: multiple_choice
@@ -112,23 +112,26 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 
 
 def test_lm_eval(run: Run, python: Python, url: str, tmp_path: Path) -> None:
-    data = tmp_path / "told.jsonl"
+    data = tmp_path / "likelihood.jsonl"
     rows = [{"question": q, "choices": choices, "right": right} for q, choices, right in TOLD]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "told.yaml").write_text(TASK.format(data=data))
+    (tmp_path / "likelihood.yaml").write_text(TASK.format(data=data))
     model = f"model=demo,base_url={url}/v1/completions,tokenizer={DEMO},num_concurrent={STREAMS}"
     run(
         python("measure").with_name("lm_eval"), "run", "--model", "local-completions",
         "--model_args", f"{model},max_retries=1,tokenizer_backend=huggingface",
-        "--tasks", "told", "--include_path", tmp_path, "--log_samples", "--output_path", "out.json",
+        "--tasks", "likelihood", "--include_path", tmp_path,
+        "--log_samples", "--output_path", "out.json",
     )  # fmt: skip
-    (written,) = tmp_path.glob("samples_told_*.jsonl")
+    (written,) = tmp_path.glob("samples_likelihood_*.jsonl")
     samples = [json.loads(line) for line in written.read_text().splitlines()]
     assert {each["doc"]["question"]: each["acc"] for each in samples} == {q: 1.0 for q, *_ in TOLD}
     for sample in samples:
         question, choices, _ = TOLD[sample["doc_id"]]
-        told = [float(answer) for ((answer, _greedy),) in sample["resps"]]
-        assert told == pytest.approx([_score(question, f"\n{each}") for each in choices], abs=0.05)
+        scores = [float(answer) for ((answer, _greedy),) in sample["resps"]]
+        assert scores == pytest.approx(
+            [_score(question, f"\n{each}") for each in choices], abs=0.05
+        )
 
 
 @torch.inference_mode()

@@ -83,7 +83,7 @@ def shared(draw: st.DrawFn, key: str = "history/demo") -> Forecast:
 @settings(max_examples=examples(300))
 @given(st.lists(st.one_of(forecasts(), shared()), min_size=1, max_size=4), st.data())
 def test_a_table_means_what_each_forecast_means(fs: list[Forecast], data: st.DataObject) -> None:
-    """Caps below the first point, mass on UNCAPPED, and more made than anybody foresaw."""
+    """Caps below the first point, mass on UNCAPPED, and more output than any forecast point."""
     table = ForecastTable(1)
     rows = [table.intern(f) for f in fs]
     asked = data.draw(

@@ -13,7 +13,7 @@ from services.scheduler.links.fallback import History
 CAP = 64
 
 
-def told(*answers: int | str, window: int = 1_000, prior: float = 1.0) -> LengthWindow:
+def reported(*answers: int | str, window: int = 1_000, prior: float = 1.0) -> LengthWindow:
     """Answers that ended by themselves; "9+" was cut at its max_tokens of 9."""
     lengths = LengthWindow(window, prior)
     for answer in answers:
@@ -47,7 +47,7 @@ def table(lengths: LengthWindow) -> dict[float, float]:
 def test_a_window_with_room_by_hand(
     answers: tuple[int | str, ...], expected: dict[float, float]
 ) -> None:
-    assert table(told(*answers)) == pytest.approx(expected)
+    assert table(reported(*answers)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_window_with_room_by_hand(
 def test_a_full_window_is_the_paper_s(
     answers: tuple[int | str, ...], expected: dict[float, float]
 ) -> None:
-    assert table(told(*answers, window=3)) == pytest.approx(expected)
+    assert table(reported(*answers, window=3)) == pytest.approx(expected)
 
 
 def test_what_ended_for_its_length_below_its_cap_has_ended() -> None:
@@ -72,7 +72,7 @@ def test_what_ended_for_its_length_below_its_cap_has_ended() -> None:
 
 def test_what_is_cut_does_not_make_the_forecast_short() -> None:
     """Half of the answers are 200 tokens, and half of the clients cut theirs at 50."""
-    lengths = told(*(10, "10+", 200, "50+") * 100)
+    lengths = reported(*(10, "10+", 200, "50+") * 100)
     cut = lengths.forecast("x").truncated(1_000)
     naive = Forecast((10.0, 50.0, 200.0), (0.5, 0.25, 0.25), 1_000)
     assert cut.mean() > 1.5 * naive.mean()
@@ -83,7 +83,7 @@ def test_what_is_cut_does_not_make_the_forecast_short() -> None:
 def test_many_lengths_are_merged_and_the_share_of_the_caps_is_not(
     lengths: list[int], window: int
 ) -> None:
-    made = told(*lengths, window=window).forecast("x")
+    made = reported(*lengths, window=window).forecast("x")
     kept = lengths[-window:]
     room = len(kept) < window
     assert len(made.points) <= MAX_POINTS and sum(made.weights) == pytest.approx(1)
@@ -97,7 +97,7 @@ def test_many_lengths_are_merged_and_the_share_of_the_caps_is_not(
 
 
 def test_a_forecast_is_made_once_until_the_next_answer() -> None:
-    lengths = told(5)
+    lengths = reported(5)
     first = lengths.forecast("x")
     assert lengths.forecast("x") is first
     lengths.add(6, FinishReason.STOP, CAP)

@@ -229,9 +229,9 @@ def test_conversation_commands() -> None:
     talk, out = conversation(FakeStream(piece("hello", FinishReason.STOP)))
     typed(talk, "hi", "/system  be short ", "/frobnicate now", "/help")
     assert [turn["content"] for turn in talk.turns] == ["be short", "hi", "hello"]
-    said = out.getvalue()
-    assert "unknown command /frobnicate; /help lists commands" in said
-    assert all(name in said for name in ("/help", "/exit", "/quit", "/system TEXT", "/clear"))
+    sentence = out.getvalue()
+    assert "unknown command /frobnicate; /help lists commands" in sentence
+    assert all(name in sentence for name in ("/help", "/exit", "/quit", "/system TEXT", "/clear"))
     typed(talk, "/clear")
     assert [turn["content"] for turn in talk.turns] == ["be short"]
     typed(talk, "/system")

@@ -90,8 +90,8 @@ def test_evaluate_reports_two_sets(near: Path, far: Path, tmp_path: Path):
     assert (history["in_domain"], taught["in_domain"]) == (True, False)
     assert taught["online_outcomes"] == 200
     assert taught["pinball_online"] < taught["pinball"]
-    for said in ("near", "far", "history", "oracle", "trained", "200 outcomes"):
-        assert said in done.stdout
+    for message in ("near", "far", "history", "oracle", "trained", "200 outcomes"):
+        assert message in done.stdout
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_evaluate_compares_with_earlier_report(near: Path, far: Path, tmp_path: 
 
 
 def test_evaluate_is_deterministic_by_seed(near: Path, far: Path, tmp_path: Path):
-    said = []
+    message = []
     for name in ("a.json", "b.json"):
         out = tmp_path / name
         run(
@@ -125,17 +125,17 @@ def test_evaluate_is_deterministic_by_seed(near: Path, far: Path, tmp_path: Path
             "5",
         )
         rows = json.loads(out.read_text())
-        said.append([{k: v for k, v in row.items() if k not in TIMED} for row in rows])
-    assert said[0] == said[1]
-    assert said[0][0]["n"] == 300
+        message.append([{k: v for k, v in row.items() if k not in TIMED} for row in rows])
+    assert message[0] == message[1]
+    assert message[0][0]["n"] == 300
 
 
 def test_unknown_predictor_lists_known_ones(near: Path):
     done = run("--train", near, "--data", near, "--predictor", "history", "histroy")
     assert (done.returncode, done.stdout) == (2, "")
-    [said] = done.stderr.strip().splitlines()
-    assert said.startswith("foretoken: unknown predictor 'histroy'; known: ")
-    assert {"history", "max", "oracle"} <= set(said.partition("known: ")[2].split(", "))
+    [message] = done.stderr.strip().splitlines()
+    assert message.startswith("foretoken: unknown predictor 'histroy'; known: ")
+    assert {"history", "max", "oracle"} <= set(message.partition("known: ")[2].split(", "))
 
 
 def in_process(*arguments: str | Path) -> None:

@@ -54,7 +54,7 @@ async def test_http_stream_yields_chunks_finish_reason_and_usage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "said"),
+    ("answer", "kind", "message"),
     [
         (refusal(401, "no key"), Unauthenticated, "no key"),
         (refusal(404, "no such model"), InvalidRequest, "no such model"),
@@ -67,12 +67,12 @@ async def test_http_stream_yields_chunks_finish_reason_and_usage() -> None:
     ],
 )
 async def test_http_errors_map_to_client_errors(
-    answer: Answer, kind: type[ForetokenError], said: str
+    answer: Answer, kind: type[ForetokenError], message: str
 ) -> None:
     async with faking(lambda _: answer) as fake:
 
         def work() -> None:
-            with pytest.raises(kind, match=said):
+            with pytest.raises(kind, match=message):
                 list(HttpServer(HttpAddress.parse(fake.url)).generate(TURNS, "m", ""))
 
         await asyncio.to_thread(work)
@@ -112,16 +112,16 @@ async def test_chat_command_works_over_http() -> None:
 
 
 @pytest.mark.parametrize(
-    ("models", "said"),
+    ("models", "message"),
     [
         (refusal(401, "no key"), "no key"),
         (Answer([b"<html>"]), "is not an OpenAI-compatible server"),
     ],
 )
-async def test_chat_reports_why_it_cannot_start(models: Answer, said: str) -> None:
+async def test_chat_reports_why_it_cannot_start(models: Answer, message: str) -> None:
     async with faking(models=models) as fake:
         done = await invoke("--server", fake.url)
-    assert done.exit_code == 1 and said in " ".join(done.output.split())
+    assert done.exit_code == 1 and message in " ".join(done.output.split())
 
 
 async def test_chat_reports_an_unreachable_http_server() -> None:

@@ -29,7 +29,7 @@ def test_locate_returns_a_folder_unchanged(beside: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("./models/Qwen3-8", "there is no folder ./models/Qwen3-8, did you mean models/Qwen3-8B?"),
         ("{here}/models/Qen3-8B", "did you mean {here}/models/Qwen3-8B?"),
@@ -38,10 +38,12 @@ def test_locate_returns_a_folder_unchanged(beside: Path, name: str) -> None:
         ("../nothing/like/it/", "there is no folder ../nothing/like/it/"),
     ],
 )
-def test_mistyped_folder_is_reported_with_a_suggestion(beside: Path, name: str, said: str) -> None:
+def test_mistyped_folder_is_reported_with_a_suggestion(
+    beside: Path, name: str, message: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         locate(name.format(here=beside))
-    assert str(caught.value).endswith(said.format(here=beside))
+    assert str(caught.value).endswith(message.format(here=beside))
 
 
 def test_locate_rejects_a_file(beside: Path) -> None:
@@ -99,21 +101,21 @@ def test_incomplete_snapshot_is_not_used(tmp_path: Path, missing: str) -> None:
         (folder / "model.safetensors.index.json").write_text(json.dumps(shards))
     elif missing == "model.safetensors":
         (folder / "model-1.safetensors").unlink()
-    said = located("Qwen/Qwen3", tmp_path, tmp_path, HF_ENDPOINT="http://127.0.0.1:1")
-    assert said.startswith(
+    message = located("Qwen/Qwen3", tmp_path, tmp_path, HF_ENDPOINT="http://127.0.0.1:1")
+    assert message.startswith(
         "refused: there is no folder Qwen/Qwen3, and http://127.0.0.1:1 cannot be"
     )
 
 
 def test_unreachable_hub_is_reported_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "Qwen" / "Qwen3-8B").mkdir(parents=True)
-    said = located("Qwen/Qwen3", tmp_path, tmp_path, HF_ENDPOINT="http://127.0.0.1:1")
-    assert said.endswith(
+    message = located("Qwen/Qwen3", tmp_path, tmp_path, HF_ENDPOINT="http://127.0.0.1:1")
+    assert message.endswith(
         "; pass a folder, or download the model on a machine with a network; did you mean "
         "Qwen/Qwen3-8B?"
     )
-    said = located("Qwen/Qwen3", tmp_path, tmp_path, HF_HUB_OFFLINE="1")
-    assert "and HF_HUB_OFFLINE is set; pass a folder" in said
+    message = located("Qwen/Qwen3", tmp_path, tmp_path, HF_HUB_OFFLINE="1")
+    assert "and HF_HUB_OFFLINE is set; pass a folder" in message
 
 
 @pytest.mark.slow
@@ -121,5 +123,5 @@ def test_hub_lookup_times_out(tmp_path: Path) -> None:
     """It takes the connection and says nothing; the library's own retries take minutes."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        said = located("Qwen/Qwen3", tmp_path, tmp_path, HF_ENDPOINT=endpoint)
-    assert f"and {endpoint} cannot be reached" in said
+        message = located("Qwen/Qwen3", tmp_path, tmp_path, HF_ENDPOINT=endpoint)
+    assert f"and {endpoint} cannot be reached" in message

@@ -64,15 +64,15 @@ def test_serve_options_reach_the_gateway(tmp_path: Path) -> None:
 
 
 def test_log_level_reaches_every_process() -> None:
-    told = sections(ServeOptions(log_level="debug", sets=["worker.log_level=ERROR"]))
-    levels = {name: told[name].get("log_level") for name in told}
+    reported = sections(ServeOptions(log_level="debug", sets=["worker.log_level=ERROR"]))
+    levels = {name: reported[name].get("log_level") for name in reported}
     services = ("gateway", "scheduler", "predictor", "batcher", "estimator")
     assert levels == {
         **dict.fromkeys(services, "DEBUG"),
         "worker": "ERROR",
         **dict.fromkeys(("log", "tracing", "logging")),
     }
-    for _, _, overrides in assign_addresses(told, 1):
+    for _, _, overrides in assign_addresses(reported, 1):
         assert {s.get("log_level") for s in overrides.values()} & {"DEBUG", "ERROR"}
 
 

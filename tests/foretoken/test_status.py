@@ -18,7 +18,7 @@ ASKED = predictor_pb2.ForecastRequest(
 )
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def message(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == "foretoken.running.console.status"]
 
 
@@ -41,7 +41,7 @@ async def test_start_waits_for_a_late_predictor(
     finally:
         waiting.cancel()
         await channel.close()
-    assert said(caplog) == []
+    assert message(caplog) == []
 
 
 async def test_missing_predictor_is_reported_after_the_limit(
@@ -52,7 +52,7 @@ async def test_missing_predictor_is_reported_after_the_limit(
         await status.wait_for_predictor(channel, Lifecycle(), 0.2)
     finally:
         await channel.close()
-    assert said(caplog) == [
+    assert message(caplog) == [
         "the predictor is not reachable after 0.2 s; until it is, forecasts use history"
     ]
 
@@ -67,4 +67,4 @@ async def test_signal_ends_the_wait_for_the_predictor(
             await status.wait_for_predictor(channel, lifecycle, 600.0)
     finally:
         await channel.close()
-    assert said(caplog) == []
+    assert message(caplog) == []

@@ -58,10 +58,10 @@ async def supervised(*those: Child) -> AsyncIterator[Minded]:
     stages: list[tuple[str, str]] = []
     lifecycle = Lifecycle()
 
-    def told(name: str, stage: str) -> None:
+    def reported(name: str, stage: str) -> None:
         stages.append((name, stage))
 
-    async with supervise(those, lifecycle, told, SOON) as supervisor:
+    async with supervise(those, lifecycle, reported, SOON) as supervisor:
         yield Minded(supervisor, lifecycle, stages)
 
 

@@ -61,12 +61,12 @@ def test_throughput_report_resets_when_gateway_restarts() -> None:
 def test_progress_prints_one_line_per_stage_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said = StringIO()
-    monkeypatch.setattr(sys, "stderr", said)
+    message = StringIO()
+    monkeypatch.setattr(sys, "stderr", message)
     progress = Progress()
     for name, stage in [("worker-0", "loading"), ("worker-0", "loading"), ("worker-0", UP)]:
         progress.update(name, stage)
     progress.report("waiting")
     progress.close()
     progress.update("worker-0", "loading again")
-    assert said.getvalue() == "worker-0: loading\nwaiting\n"
+    assert message.getvalue() == "worker-0: loading\nwaiting\n"

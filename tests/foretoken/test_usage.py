@@ -41,16 +41,18 @@ OURS = options_of("serve")
 @pytest.mark.parametrize("theirs", FOREIGN)
 def test_foreign_option_is_translated(theirs: str) -> None:
     assert theirs not in OURS, "an option of our own is never translated"
-    said = FOREIGN[theirs]
-    assert said.startswith(("--", "is not supported: ", "is not needed: ", "is not supported for "))
-    for section, key in SETTING.findall(said):
+    message = FOREIGN[theirs]
+    assert message.startswith(
+        ("--", "is not supported: ", "is not needed: ", "is not supported for ")
+    )
+    for section, key in SETTING.findall(message):
         assert key in KNOWN[section]
-    for option in OPTION.findall(said):
+    for option in OPTION.findall(message):
         assert option in OURS
-    told = describe_unknown(
+    reported = describe_unknown(
         theirs[:2] if theirs[1] != "-" else theirs, [f"{theirs}=3"], OURS, FOREIGN
     )
-    assert told.startswith((f"{theirs}: use --", f"{theirs} is not ")) and "\n" not in told
+    assert reported.startswith((f"{theirs}: use --", f"{theirs} is not ")) and "\n" not in reported
 
 
 def test_all_foreign_options_are_translated_together() -> None:
@@ -61,15 +63,15 @@ def test_all_foreign_options_are_translated_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unknown", "said"),
+    ("unknown", "message"),
     [
         ("--polcy", "unknown option --polcy, did you mean --policy?"),
         ("--kv-token", "unknown option --kv-token, did you mean --kv-tokens?"),
         ("--frobnicate", "unknown option --frobnicate; --help lists all options"),
     ],
 )
-def test_mistyped_option_gets_a_suggestion(unknown: str, said: str) -> None:
-    assert describe_unknown(unknown, [unknown, "x"], OURS, FOREIGN) == said
+def test_mistyped_option_gets_a_suggestion(unknown: str, message: str) -> None:
+    assert describe_unknown(unknown, [unknown, "x"], OURS, FOREIGN) == message
 
 
 def test_near_is_empty_without_a_similar_word() -> None:
@@ -86,6 +88,6 @@ def test_every_option_has_help(command: str) -> None:
     group = get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
     for param in group.commands[command].params:
-        told = getattr(param, "help", "")
-        assert told and told.endswith((".", ":", "repeatable.")), param.name
-        assert len(told) < 100, param.name
+        reported = getattr(param, "help", "")
+        assert reported and reported.endswith((".", ":", "repeatable.")), param.name
+        assert len(reported) < 100, param.name

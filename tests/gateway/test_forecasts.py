@@ -26,7 +26,7 @@ PATHS = {
 PROMISED_S = 0.52  # of 0.25 told, before any has come
 
 
-def foretold(*points: float, ttft_s: float | None = 0.25) -> sched.ForecastUpdate:
+def forecast_of(*points: float, ttft_s: float | None = 0.25) -> sched.ForecastUpdate:
     """Each as likely as the others, 0.1 s a token."""
     return sched.ForecastUpdate(
         forecast=common.Forecast(points=points, source="test"), token_s=0.1, ttft_s=ttft_s
@@ -44,7 +44,7 @@ async def test_grpc_forecasts_come_before_tokens_with_each_chunk_and_at_the_end(
     first = asyncio.ensure_future(anext(chunks))
     name = await first_prompt(house)
     assert house.scheduler.requests[0].include_forecast
-    house.scheduler.tell(name, forecast_update=foretold(10, 30, 90))
+    house.scheduler.tell(name, forecast_update=forecast_of(10, 30, 90))
     alone = await first
     assert (alone.text, list(alone.token_ids)) == ("", [])
     assert lengths(alone.forecast) == (10, 30, 50)  # cut at what it may have
@@ -67,7 +67,7 @@ async def test_unreachable_sla_is_reported_at_once(house: House, client: AsyncCl
     """By what is promised, not by what is told."""
     chunks = aiter(client.generate("1,", sla={"ttft_s": 0.5}, include_forecast=True))
     first = asyncio.ensure_future(anext(chunks))
-    house.scheduler.tell(await first_prompt(house), forecast_update=foretold(10))
+    house.scheduler.tell(await first_prompt(house), forecast_update=forecast_of(10))
     seen = (await first).forecast
     assert seen and seen.sla_expected is False
 
@@ -76,7 +76,7 @@ async def test_unreachable_sla_is_reported_at_once(house: House, client: AsyncCl
 async def test_http_chunk_has_the_forecast_beside_the_choice(house: House, path: str) -> None:
     asking = asyncio.ensure_future(house.http("POST", path, {**PATHS[path], **ASKS}))
     name = await first_prompt(house)
-    house.scheduler.tell(name, forecast_update=foretold(10, 35))
+    house.scheduler.tell(name, forecast_update=forecast_of(10, 35))
     await house.until(lambda: all(openings(house)))
     house.worker.send(name, 0, IDS[:3])
     house.worker.send(name, 3, IDS[3:], STOP)
@@ -115,7 +115,7 @@ async def test_usage_comes_after_forecasts(house: House) -> None:
     body = {**PATHS["/v1/completions"], "stream": True, "stream_options": options}
     asking = asyncio.ensure_future(house.http("POST", "/v1/completions", body))
     name = await first_prompt(house)
-    house.scheduler.tell(name, forecast_update=foretold(10))
+    house.scheduler.tell(name, forecast_update=forecast_of(10))
     await house.until(lambda: all(openings(house)))
     house.worker.send(name, 0, IDS, STOP)
     *parts, last = (await asking).events
@@ -130,7 +130,7 @@ async def test_each_choice_has_its_own_forecast(house: House, client: AsyncClien
     await house.until(lambda: len(house.worker.prompts) == 2)
     for prompt in house.worker.prompts:
         at = int(prompt.request_id[-1])
-        house.scheduler.tell(prompt.request_id, forecast_update=foretold(10 * (at + 1)))
+        house.scheduler.tell(prompt.request_id, forecast_update=forecast_of(10 * (at + 1)))
     await house.until(lambda: all(openings(house)))
     for prompt in house.worker.prompts:
         house.worker.send(prompt.request_id, 0, IDS, STOP)
@@ -150,7 +150,7 @@ async def test_request_without_forecasts_receives_none(house: House, client: Asy
     reading = asyncio.ensure_future(collected(client.generate("1,")))
     name = await first_prompt(house)
     assert not house.scheduler.requests[0].include_forecast
-    house.scheduler.tell(name, forecast_update=foretold(10))
+    house.scheduler.tell(name, forecast_update=forecast_of(10))
     house.worker.send(name, 0, IDS, STOP)
     assert [chunk.forecast for chunk in await reading] == [None]
 
@@ -168,7 +168,12 @@ async def test_chunk_without_a_known_forecast_has_no_field(house: House) -> None
 async def test_impossible_forecast_is_ignored(house: House, client: AsyncClient) -> None:
     reading = asyncio.ensure_future(collected(client.generate("1,", include_forecast=True)))
     name = await first_prompt(house)
-    for bad in (foretold(), foretold(3, 2), foretold(float("nan")), foretold(5, ttft_s=-1.0)):
+    for bad in (
+        forecast_of(),
+        forecast_of(3, 2),
+        forecast_of(float("nan")),
+        forecast_of(5, ttft_s=-1.0),
+    ):
         house.scheduler.tell(name, forecast_update=bad)
     house.worker.send(name, 0, IDS[:2])
     house.worker.send(name, 2, IDS[2:], STOP)
@@ -183,7 +188,7 @@ async def test_forecast_continues_from_delivered_tokens_after_a_loss(
     chunks = aiter(client.generate("1,", max_tokens=50, include_forecast=True))
     first = asyncio.ensure_future(anext(chunks))
     name = await first_prompt(house)
-    house.scheduler.tell(name, forecast_update=foretold(2, 30))
+    house.scheduler.tell(name, forecast_update=forecast_of(2, 30))
     await first
     house.worker.send(name, 0, IDS[:3])
     assert lengths((await anext(chunks)).forecast) == (30,) * 3
@@ -191,7 +196,7 @@ async def test_forecast_continues_from_delivered_tokens_after_a_loss(
     await house.until(lambda: len(house.worker.prompts) == 2)
     again = house.scheduler.requests[-1]
     assert (again.delivered_tokens, again.include_forecast) == (3, True)
-    house.scheduler.tell(again.request_id, forecast_update=foretold(3, 9, 20, ttft_s=None))
+    house.scheduler.tell(again.request_id, forecast_update=forecast_of(3, 9, 20, ttft_s=None))
     await house.until(lambda: sights(house)[0]._forecast.forecast.points == (3, 9, 20))
     house.worker.send(again.request_id, 3, IDS[3:4])
     resumed = (await anext(chunks)).forecast
@@ -209,7 +214,7 @@ async def test_forecast_outcome_is_counted_once(house: House, client: AsyncClien
             collected(client.generate("1,", max_tokens=50, include_forecast=True))
         )
         name = await first_prompt(house)
-        house.scheduler.tell(name, forecast_update=foretold(*points, ttft_s=500.0))
+        house.scheduler.tell(name, forecast_update=forecast_of(*points, ttft_s=500.0))
         await house.until(lambda: all(openings(house)))
         house.worker.send(name, 0, IDS, STOP)
         await reading
@@ -227,7 +232,7 @@ async def test_outcomes_calibrate_promises(house: House, client: AsyncClient) ->
         chunks = aiter(client.generate("1,", max_tokens=50, include_forecast=True))
         first = asyncio.ensure_future(anext(chunks))
         name = await first_prompt(house)
-        house.scheduler.tell(name, forecast_update=foretold(10, ttft_s=500.0))
+        house.scheduler.tell(name, forecast_update=forecast_of(10, ttft_s=500.0))
         forecast = (await first).forecast
         assert forecast and forecast.ttft_s is not None
         promised_s.append(forecast.ttft_s)
@@ -247,6 +252,6 @@ async def test_forecast_does_not_answer_an_announcement() -> None:
     wires = Wires()
     _, name = wires.ask(include_forecast=True)
     wires.connect()
-    wires.say(name, forecast_update=foretold(10))
+    wires.say(name, forecast_update=forecast_of(10))
     wires.say(name, placed=sched.Placed(worker_id="h", worker_address=HERE))
     assert len(wires.prompts) == 1  # it stays: the placement was the answer to the announcement

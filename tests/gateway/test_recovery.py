@@ -155,7 +155,7 @@ async def test_end_without_its_tokens_is_resubmitted() -> None:
 async def test_returning_scheduler_receives_announcements(
     house: House, client: AsyncClient
 ) -> None:
-    """Who is placed on a live worker goes on there under its id; who is not is submitted anew."""
+    """A request on a live worker continues there under its id; others are submitted again."""
     asking = [asyncio.ensure_future(client.complete("1,")) for _ in range(2)]
     await house.until(lambda: len(house.worker.prompts) == 2)
     first, second = (prompt.request_id for prompt in house.worker.prompts)
@@ -168,12 +168,12 @@ async def test_returning_scheduler_receives_announcements(
 
     house.scheduler.break_stream()
     await house.until(lambda: len(house.scheduler.requests) == 6)
-    told = {r.request_id: r for r in house.scheduler.requests[3:]}
-    assert (told[first].worker_id, told[first].delivered_tokens) == ("w", 2)
-    assert (told[second].worker_id, told[second].delivered_tokens) == ("w", 0)
-    assert told[first].text.user_input == "1,"
-    (anew,) = told.keys() - {first, second}
-    assert (told[anew].worker_id, anew != queued) == ("", True)
+    reported = {r.request_id: r for r in house.scheduler.requests[3:]}
+    assert (reported[first].worker_id, reported[first].delivered_tokens) == ("w", 2)
+    assert (reported[second].worker_id, reported[second].delivered_tokens) == ("w", 0)
+    assert reported[first].text.user_input == "1,"
+    (anew,) = reported.keys() - {first, second}
+    assert (reported[anew].worker_id, anew != queued) == ("", True)
 
     house.worker.send(first, 2, IDS[2:3])  # comes before the scheduler has said anything
     house.scheduler.tell_placed(first)

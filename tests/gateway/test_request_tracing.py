@@ -44,12 +44,12 @@ async def test_span_and_metrics_of_an_answer(stream: bool, written: WrittenSpans
         headers = {"traceparent": CLIENT}
         reply = await house.http("POST", "/v1/completions", {**BODY, "stream": stream}, headers)
         request = await over(house, written)
-        told = house.scheduler.requests[0].traceparent, house.worker.prompts[0].traceparent
+        reported = house.scheduler.requests[0].traceparent, house.worker.prompts[0].traceparent
     assert reply.status == 200
     assert (request.name, request.parent) == ("text_completion demo", CLIENT)
     assert [span.name for span in written.all] == ["text_completion demo", "tokenize", "stream"]
     assert {span.parent for span in written.all[1:]} == {request.traceparent}
-    assert told == (request.traceparent, request.traceparent)
+    assert reported == (request.traceparent, request.traceparent)
     assert request.attributes["gen_ai.usage.input_tokens"] == len(demo_text().encode("Copy: abc\n"))
     assert request.attributes["gen_ai.usage.output_tokens"] == 3
     assert request.attributes["gen_ai.response.finish_reasons"] == ["length"]
@@ -164,18 +164,18 @@ async def test_span_agrees_with_metrics_on_delivered_tokens(
         assert len([chunk async for chunk in call.chunks()]) == 1
     call.close()
     trace.end()
-    told = written.all[0].attributes
+    reported = written.all[0].attributes
     [booked] = [
         sample.labels
         for family in gateway.metrics.registry.collect()
         for sample in family.samples
         if sample.name == "foretoken_sla_requests_total" and sample.value
     ]
-    assert told["foretoken.sla.outcome"] == booked["outcome"] == "missed"
-    assert told["foretoken.sla.cause"] == booked["cause"] == cause
-    assert told["gen_ai.usage.output_tokens"] == (len(IDS) if taken else 0)
-    assert told["gen_ai.response.finish_reasons"] == ["stop" if taken else "cancelled"]
-    assert told.get("error.type") == (None if taken else "cancelled")
+    assert reported["foretoken.sla.outcome"] == booked["outcome"] == "missed"
+    assert reported["foretoken.sla.cause"] == booked["cause"] == cause
+    assert reported["gen_ai.usage.output_tokens"] == (len(IDS) if taken else 0)
+    assert reported["gen_ai.response.finish_reasons"] == ["stop" if taken else "cancelled"]
+    assert reported.get("error.type") == (None if taken else "cancelled")
     name, custom = "foretoken_time_to_first_token_seconds_sum", {"class": "custom"}
     first_s = [s for what, s, _ in written.measured if what == "gen_ai.server.time_to_first_token"]
     assert first_s == ([gateway.metrics.registry.get_sample_value(name, custom)] if taken else [])

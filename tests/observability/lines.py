@@ -15,14 +15,14 @@ def lines_of(
     logger: str, level: int = logging.INFO
 ) -> Iterator[Callable[[], list[dict[str, Any]]]]:
     """Ask it for what was said so far."""
-    stream, said = io.StringIO(), logging.getLogger(logger)
-    handler, before = LogHandler(stream, RepeatFilter()), said.level
+    stream, message = io.StringIO(), logging.getLogger(logger)
+    handler, before = LogHandler(stream, RepeatFilter()), message.level
     handler.setFormatter(JsonLines("test"))
-    said.addHandler(handler)
-    said.setLevel(level)
+    message.addHandler(handler)
+    message.setLevel(level)
     try:
         yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
     finally:
-        said.removeHandler(handler)
-        said.setLevel(before)
+        message.removeHandler(handler)
+        message.setLevel(before)
         handler.close()

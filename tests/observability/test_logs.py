@@ -35,7 +35,7 @@ def record(
     return made
 
 
-def said(records: Iterable[logging.LogRecord]) -> list[tuple[str, int]]:
+def sentence(records: Iterable[logging.LogRecord]) -> list[tuple[str, int]]:
     return [
         (each.getMessage().replace("x", each.__dict__["known_as"]), getattr(each, "repeated", 0))
         for each in records
@@ -72,8 +72,8 @@ TABLE = [
 def test_repeated_warning_is_logged_once_then_with_its_count():
     repeats = RepeatFilter(EVERY_S)
     for number, (each, expected) in enumerate(TABLE):
-        assert said(repeats.filter(each)) == expected, f"row {number}"
-    assert said(repeats.rest()) == [("gone: 18", 0)]
+        assert sentence(repeats.filter(each)) == expected, f"row {number}"
+    assert sentence(repeats.rest()) == [("gone: 18", 0)]
     assert repeats.rest() == []
 
 
@@ -107,7 +107,7 @@ def test_counts_are_complete_and_memory_is_bounded(
         lines += repeats.filter(record(now_s, f"{template}: %s", level=level))
         assert len(repeats._logged) <= most
     lines += repeats.rest()
-    assert sum(1 + more for _, more in said(lines)) == len(coming)
+    assert sum(1 + more for _, more in sentence(lines)) == len(coming)
 
 
 def logged(formatter: logging.Formatter) -> tuple[logging.Logger, LogHandler, io.StringIO]:

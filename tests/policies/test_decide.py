@@ -169,8 +169,8 @@ def test_slow_idle_worker_takes_request_that_full_fast_worker_cannot(preset: str
     decision = decided(snapshot, preset, PolicyMemory(), 0)
     assert sorted(len(share.run) for share in decision.workers) == [1, 1]
     [left] = {0, 1, 2} - {row for share in decision.workers for row in share.run.tolist()}
-    told = decision.explanations.for_row(left)
-    assert told is not None and told.reason is not WaitReason.ADMITTED
+    reported = decision.explanations.for_row(left)
+    assert reported is not None and reported.reason is not WaitReason.ADMITTED
 
 
 def test_batch_respects_context_length_of_its_worker() -> None:

@@ -63,8 +63,8 @@ def test_cost_model_covers_alise_estimate(prompt: int, made: int) -> None:
 def test_estimators_broadcast_columns() -> None:
     seqs = np.arange(1.0, 4.0)
     for estimate in ESTIMATES.values():
-        told = estimate(COST, seqs, column(50), column(16))
-        assert told == pytest.approx([COST.serve_s(n, 50, 16) for n in (1, 2, 3)])
+        reported = estimate(COST, seqs, column(50), column(16))
+        assert reported == pytest.approx([COST.serve_s(n, 50, 16) for n in (1, 2, 3)])
         assert estimate(COST, column(), column(), column()).shape == (0,)
 
 
@@ -123,8 +123,8 @@ def test_knn_matches_brute_force(
 ) -> None:
     """The reference uses square roots instead of matrix products."""
     cost = with_batches(*served, k=k)
-    told = knn(cost, *np.array(asked, float).T)
-    for batch, seconds in zip(asked, told, strict=True):
+    reported = knn(cost, *np.array(asked, float).T)
+    for batch, seconds in zip(asked, reported, strict=True):
         ranked = sorted((_distance(batch, b), b.elapsed_s) for b in served)
         last = ranked[k - 1][0] if len(ranked) >= k else REACH
         near = [s for d, s in ranked if d <= min(REACH, last + 1e-6)]
@@ -145,9 +145,9 @@ def _distance(asked: tuple[int, int, int], served: BatchTiming) -> float:
 def test_knn_in_chunks_equals_knn_one_by_one() -> None:
     cost = with_batches(*(BatchTiming(n, 100, 50, n / 3) for n in range(1, 20)))
     seqs = np.tile(np.arange(1.0, 20.0), CHUNK // 8)
-    told = knn(cost, seqs, column(100), column(50))
+    reported = knn(cost, seqs, column(100), column(50))
     alone = [float(knn(cost, column(n), column(100), column(50))[0]) for n in range(1, 20)]
-    assert told == pytest.approx(np.tile(alone, CHUNK // 8))
+    assert reported == pytest.approx(np.tile(alone, CHUNK // 8))
 
 
 def test_invalid_neighbours_are_rejected() -> None:

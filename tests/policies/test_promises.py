@@ -145,8 +145,8 @@ def test_growing_worker_detects_overcommitted_memory() -> None:
 def test_scheduler_with_firm_form_never_evicts_under_load(name: str) -> None:
     """Four of five outputs are short, the fifth twenty times as long. A quarter of the requests
     that would run without a limit fit."""
-    told = Load("fcfs", list(bimodal(requests=80)), 3_000, 64, **FIRM[name]).run()
-    assert (len(told.ended_s), told.evictions) == (80, 0)
+    reported = Load("fcfs", list(bimodal(requests=80)), 3_000, 64, **FIRM[name]).run()
+    assert (len(reported.ended_s), reported.evictions) == (80, 0)
 
 
 def test_scheduler_with_default_form_evicts_under_same_load() -> None:
@@ -175,9 +175,9 @@ def test_sliced_form_requires_room_for_next_slice() -> None:
     assert (demand.held.tolist(), demand.limit) == ([22, 36, 38, 9], 90)
     assert demand.due is not None
     assert demand.due.tolist() == [False, True, True, False]
-    told = fill(runs, demand, 99, alone=True)
-    assert told.run.tolist() == [True, True, False, False]
-    assert told.peak == 58
+    reported = fill(runs, demand, 99, alone=True)
+    assert reported.run.tolist() == [True, True, False, False]
+    assert reported.peak == 58
     roomy = demanded("sliced", made, worker, table(), {"zeta": 0.96}, runs=runs, limits=limits)
     assert fill(runs, roomy, 99, alone=True).run.tolist() == [True, True, True, False]
 

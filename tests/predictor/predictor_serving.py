@@ -66,14 +66,14 @@ class Running:
     async def improved(self, *inputs: predictor_pb2.ForecastInput) -> list[common_pb2.Forecast]:
         """Improved forecasts of requests after their prompts were read."""
         stream = self.stub.Improve(predictor_pb2.ImproveRequest())
-        told: dict[str, common_pb2.Forecast] = {}
-        reader = asyncio.create_task(_gather(stream, told, {i.request_id for i in inputs}))
+        reported: dict[str, common_pb2.Forecast] = {}
+        reader = asyncio.create_task(_gather(stream, reported, {i.request_id for i in inputs}))
         await until(lambda: self.service.listeners > 0)
         await self.forecast(*inputs)
         await asyncio.wait_for(reader, PATIENT_S)
         stream.cancel()
         await until(lambda: self.service.listeners == 0)
-        return [told[each.request_id] for each in inputs]
+        return [reported[each.request_id] for each in inputs]
 
     async def read(self, count: int) -> None:
         """Waits until `count` prompts of running requests were read."""
@@ -86,12 +86,12 @@ class Running:
 
 async def _gather(
     stream: AsyncIterable[predictor_pb2.ImprovedForecasts],
-    told: dict[str, common_pb2.Forecast],
+    reported: dict[str, common_pb2.Forecast],
     wanted: set[str],
 ) -> None:
     async for message in stream:
-        told.update(zip(message.request_ids, message.forecasts, strict=True))
-        if wanted <= set(told):
+        reported.update(zip(message.request_ids, message.forecasts, strict=True))
+        if wanted <= set(reported):
             return
 
 

@@ -48,9 +48,15 @@ class ForecasterHarness:
         self.model = model or Model()
         self.guarded = GuardedForecaster(self.model, HistoryPredictor())
         self.pending = PendingForecasts(100)
-        self.told: list[ReadingResult] = []
+        self.reported: list[ReadingResult] = []
         self.two_stage = TwoStageForecaster(
-            self.guarded, self.pending, ForecastCache(50), unread_max, True, False, self.told.append
+            self.guarded,
+            self.pending,
+            ForecastCache(50),
+            unread_max,
+            True,
+            False,
+            self.reported.append,
         )
 
     def ask(self, name: str, text: str | None = None) -> tuple[str, str]:
@@ -67,12 +73,12 @@ class ForecasterHarness:
         return self.two_stage.next_batch(most)
 
     def read(self, batch: Sequence[ForecastQuery]) -> ReadingResult:
-        said = [
+        message = [
             PromptReading(FEATURES, PACKED, None if a.ended_request else certain(9, "model"))
             for a in batch
         ]
-        self.two_stage.read(batch, said)
-        return self.told[-1]
+        self.two_stage.read(batch, message)
+        return self.reported[-1]
 
 
 def names(batch: Sequence[ForecastQuery]) -> list[str]:

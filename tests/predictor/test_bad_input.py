@@ -93,12 +93,12 @@ async def test_failing_encoder_falls_back_to_history(
         (forecast,) = await running.forecast(asked("a", "one more"))
         assert (forecast.source, list(forecast.points)) == ("history", [7, UNCAPPED])
         await until(lambda: running.value("fallbacks_total", reason=reason) == 4)
-    said = [
+    message = [
         r.getMessage()
         for r in caplog.records
         if r.name == "services.predictor.serving.prompt_reader"
     ]
-    assert len(said) == 1 and "history is used (logged once per reason)" in said[0]
+    assert len(message) == 1 and "history is used (logged once per reason)" in message[0]
 
 
 async def test_slow_encoder_does_not_delay_forecasts() -> None:
@@ -191,10 +191,10 @@ async def test_newer_and_invalid_log_rows_are_skipped(
         await foretold_and_learnt(running, "a", "hello")
         await until(lambda: running.value("log_from_future_total") == 1)
         assert running.value("log_unreadable_total") == 2
-    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert len(said) == 2
-    assert any("written by a newer foretoken" in line for line in said)
-    assert any("unreadable rows" in line for line in said)
+    message = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(message) == 2
+    assert any("written by a newer foretoken" in line for line in message)
+    assert any("unreadable rows" in line for line in message)
 
 
 def test_unusable_log_prevents_start_with_message(tmp_path: Path) -> None:

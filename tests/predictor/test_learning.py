@@ -130,7 +130,7 @@ def test_invalid_log_rows_are_rejected(fields: dict[str, Any], sentence: str) ->
 
 
 @pytest.mark.parametrize(
-    ("foretold", "tokens", "enters"),
+    ("forecast_of", "tokens", "enters"),
     [
         (0, 50, True),  # no forecast
         (50, 60, False),  # off by exactly 10 tokens
@@ -141,10 +141,10 @@ def test_invalid_log_rows_are_rejected(fields: dict[str, Any], sentence: str) ->
     ],
 )
 def test_magnus_rule_selects_mispredicted_prompts(
-    foretold: float, tokens: int, enters: bool
+    forecast_of: float, tokens: int, enters: bool
 ) -> None:
-    assert RULES["mispredicted"](foretold, tokens) is enters
-    assert RULES["all"](foretold, tokens)
+    assert RULES["mispredicted"](forecast_of, tokens) is enters
+    assert RULES["all"](forecast_of, tokens)
     assert set(OWN_RULES.values()) <= set(RULES)
 
 

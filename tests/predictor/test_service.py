@@ -153,8 +153,8 @@ def test_history_starts_without_model_libraries() -> None:
         "[S(C(model=m), CollectorRegistry()) for m in ('history', 'max')];"
         "print({'torch', 'transformers', 'sklearn', 'scipy', 'usearch'} & set(sys.modules))"
     )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    assert said.stdout.strip() == b"set()"
+    message = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert message.stdout.strip() == b"set()"
 
 
 def test_process_lowers_its_priority() -> None:
@@ -165,10 +165,10 @@ def test_process_lowers_its_priority() -> None:
         "import torch; print(os.nice(0) - before, torch.get_num_threads())"
     )
     clean = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    said = subprocess.run(
+    message = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, check=True, env=clean
     )
-    assert said.stdout.split() == [b"3", b"1"]
+    assert message.stdout.split() == [b"3", b"1"]
 
 
 async def test_separate_process_serves_all_methods(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_prompt_predictor_logs_to_state_folder(
 def test_log_settings_reach_predictor_process() -> None:
     sets = ("log.path=/tmp/x.sqlite", "log.keep_text=true", "predictor.model=blend")
     units = assign_addresses(sections(ServeOptions(sets=sets, http_port=1, grpc_port=1)), 1)
-    told = {name: overrides for name, _, overrides in units}
-    assert told["predictor"]["log"] == {"path": "/tmp/x.sqlite", "keep_text": "true"}
-    others = {name: set(overrides) for name, overrides in told.items() if name != "predictor"}
+    reported = {name: overrides for name, _, overrides in units}
+    assert reported["predictor"]["log"] == {"path": "/tmp/x.sqlite", "keep_text": "true"}
+    others = {name: set(overrides) for name, overrides in reported.items() if name != "predictor"}
     assert all(sections == {name, *COMMON} for name, sections in others.items())

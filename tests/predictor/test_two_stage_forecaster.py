@@ -137,6 +137,6 @@ def test_unreadable_prompt_is_counted_and_keeps_answer() -> None:
     machine = ForecasterHarness()
     machine.ask("a")
     machine.two_stage.read(machine.next_batch(), [PromptReading(missed="failed")])
-    assert (machine.told[-1].better, machine.told[-1].missed) == ((), ("failed",))
+    assert (machine.reported[-1].better, machine.reported[-1].missed) == ((), ("failed",))
     waiting = machine.pending.pop("a")
     assert waiting and waiting.pair.given.source == "history"

@@ -60,8 +60,8 @@ def test_unseen_number_is_forecast_by_size() -> None:
     model = fit_words(frame, lengths, 0, ignore_progress).model
     unseen = range(10, 190, 20)  # odd numbers were seen
     asked_for = [Query("m", "", 5, 1_000, word_features(times(n))) for n in unseen]
-    told = model.spread(Frame.from_queries(asked_for))
-    assert kendalltau(told.mean(axis=1), unseen).statistic > 0.8
+    reported = model.spread(Frame.from_queries(asked_for))
+    assert kendalltau(reported.mean(axis=1), unseen).statistic > 0.8
 
 
 async def test_words_predictor_learns_online_and_answers_at_once() -> None:
@@ -73,10 +73,10 @@ async def test_words_predictor_learns_online_and_answers_at_once() -> None:
             await running.forecast(asked(f"r{number}", kind.format(number)))
             await running.observe(ended(f"r{number}", ASKED[kind]))
         await until(lambda: running.value("refits_total", result="adopted") > 0, 20)
-        told = await running.forecast(
+        reported = await running.forecast(
             asked("a", short.format("many")), asked("b", long.format("many"))
         )
-        assert mean(told[0]) < 40 < 200 < mean(told[1])
+        assert mean(reported[0]) < 40 < 200 < mean(reported[1])
         assert running.value("answered_total", stage="words") >= 2
         assert running.value("read_total", of="waiting") == 0
 

@@ -46,9 +46,9 @@ def test_compose_services_start_and_answer():
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert said["answer"]["choices"][0]["message"]["content"].strip() == "green blue red"
-    assert set(said["exit_statuses"].values()) == {0}
+    message = json.loads(done.stdout.splitlines()[-1])
+    assert message["answer"]["choices"][0]["message"]["content"].strip() == "green blue red"
+    assert set(message["exit_statuses"].values()) == {0}
 
 
 def services() -> dict[str, Any]:
@@ -88,14 +88,14 @@ def test_third_party_images_are_pinned_and_in_a_profile():
 
 
 def test_prometheus_scrapes_every_service():
-    told = set()
+    reported = set()
     for name, service in services().items():
         given = service.get("environment", {})
         ports = [given[key] for key in given if key.endswith("_METRICS_PORT")]
         ports += [given[key] for key in given if key == "FORETOKEN_GATEWAY_HTTP_PORT"]
-        told |= {f"{name}:{port}" for port in ports}
+        reported |= {f"{name}:{port}" for port in ports}
     port = COLLECTOR["exporters"]["prometheus"]["endpoint"].partition(":")[2]
-    told.add(f"collector:{port}")
+    reported.add(f"collector:{port}")
     scraped = set()
     for job in yaml.safe_load(SCRAPES.read_text())["scrape_configs"]:
         ours = job["job_name"].startswith("foretoken-")  # as ForetokenProcessDown looks for them
@@ -104,7 +104,7 @@ def test_prometheus_scrapes_every_service():
             scraped |= set(static["targets"])
         for found in job.get("dns_sd_configs", ()):
             scraped |= {f"{name}:{found['port']}" for name in found["names"]}
-    assert scraped == told
+    assert scraped == reported
 
 
 def test_grafana_finds_its_data_sources_and_dashboards():

@@ -26,5 +26,5 @@ def test_missing_program_skips_with_an_install_hint(tmp_path: Path, program: str
         env={**os.environ, "PATH": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    [said] = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
-    assert f"{program} is not installed" in said and f"apt-get install {program}" in said
+    [message] = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
+    assert f"{program} is not installed" in message and f"apt-get install {program}" in message

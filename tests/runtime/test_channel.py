@@ -65,7 +65,7 @@ async def aborting(context: Any) -> None:
 
 
 async def downstream(_: Any) -> None:
-    """A call to another service failed, and nobody caught it."""
+    """A call to another service fails and is not caught."""
     raise aio.AioRpcError(
         grpc.StatusCode.NOT_FOUND, aio.Metadata(), aio.Metadata(), "a secret of another service"
     )

@@ -232,7 +232,7 @@ def test_prompt_token_fields_are_validated() -> None:
         stop_token_ids=(9, 8), logit_bias=((3, 2.0), (7, -1.5)), allowed_token_ids=(3, 7, 9),
         bad_tokens=((3,), (7, 3)), prompt_logprobs=0,
     )  # fmt: skip
-    assert hash(decoded) == hash(decode_prompt(message, "g").sampling), "nobody may change it"
+    assert hash(decoded) == hash(decode_prompt(message, "g").sampling), "it must be immutable"
     message.sampling.bad_tokens.add()
     with pytest.raises(ValueError, match="bad_tokens"):
         decode_prompt(message, "")

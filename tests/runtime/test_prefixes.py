@@ -131,7 +131,7 @@ def test_invalid_hashes_decode_to_none() -> None:
 )
 def test_reported_prefixes_equal_the_cached_ones(steps: list[tuple[str, int]]) -> None:
     """Key n is n deep. After each taking, what was told adds up to what is cached, as deep as was
-    asked for; and nobody is told what it was told already."""
+    requested; and no peer receives the same news twice."""
     cached, here, known, asked = CachedPrefixes(), set[int](), set[int](), 0
     for what, number in steps:
         key = KEYS[number]
@@ -158,13 +158,13 @@ def test_prefix_changes_are_reported_in_bounded_parts() -> None:
     for key in keys:
         cached.add(key, 0)
     cached.ask(1)
-    told = [cached.pop_changes() for _ in range(6)]
-    assert [len(added) for added, _ in told] == [MOST_NEWS] * 4 + [0, 0]
+    reported = [cached.pop_changes() for _ in range(6)]
+    assert [len(added) for added, _ in reported] == [MOST_NEWS] * 4 + [0, 0]
     for key in keys[:5_000]:
         cached.remove(key)
-    told = [cached.pop_changes() for _ in range(3)]
-    assert [(len(a), len(g)) for a, g in told] == [(1_000, 4_096), (0, 904), (0, 0)]
-    assert told[0][0] == tuple(hash_of(key) for key in keys[MOST_TOLD:])
+    reported = [cached.pop_changes() for _ in range(3)]
+    assert [(len(a), len(g)) for a, g in reported] == [(1_000, 4_096), (0, 904), (0, 0)]
+    assert reported[0][0] == tuple(hash_of(key) for key in keys[MOST_TOLD:])
 
 
 def test_worker_reports_prefixes_only_on_request() -> None:

@@ -70,10 +70,12 @@ async def test_metrics_over_http_equal_grpc(port: int) -> None:
     assert (await ask(port, "POST", "/metrics"))[0] == 405
 
 
-@pytest.mark.parametrize("said", [b"", b"\r\n\r\n", b"GET\r\n\r\n", b"\xff" * 200_000, b"GET /met"])
-async def test_silent_connection_does_not_block_scrapes(port: int, said: bytes) -> None:
+@pytest.mark.parametrize(
+    "message", [b"", b"\r\n\r\n", b"GET\r\n\r\n", b"\xff" * 200_000, b"GET /met"]
+)
+async def test_silent_connection_does_not_block_scrapes(port: int, message: bytes) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(said)
+    writer.write(message)
     assert await ask(port, "GET", "/metrics") == (200, CONTENT_TYPE, TEXT)
     writer.close()
 

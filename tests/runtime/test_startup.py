@@ -40,7 +40,7 @@ def test_importing_keeps_disabled_collection_disabled():
 
 
 def test_frozen_objects_are_thawed_at_exit():
-    told = run(
+    reported = run(
         "import atexit\n"
         "counts = [atexit._ncallbacks()]\n"
         "from services.runtime.startup import importing\n"
@@ -50,7 +50,7 @@ def test_frozen_objects_are_thawed_at_exit():
         "        pass\n"
         "print(*counts, atexit._ncallbacks())\n"
     )
-    before, *after = map(int, told.split())
+    before, *after = map(int, reported.split())
     assert after == [before, before + 1, before + 1, before + 1]
 
 
@@ -65,10 +65,10 @@ def test_laps_are_reported_in_order():
 
 def test_process_age():
     began_s = time.monotonic()
-    told = run("from services.runtime.startup import process_age_s; print(process_age_s())")
+    reported = run("from services.runtime.startup import process_age_s; print(process_age_s())")
     tick_s = 0.02
-    assert 0 < float(told) <= time.monotonic() - began_s + tick_s
-    assert process_age_s() >= float(told)
+    assert 0 < float(reported) <= time.monotonic() - began_s + tick_s
+    assert process_age_s() >= float(reported)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Cleanups that end however often who waits for them is cancelled."""
+"""Cleanups that complete however often their waiters are cancelled."""
 
 import asyncio
 

@@ -68,37 +68,39 @@ def metered() -> tuple[Metered, Restless, list[StepResult], list[Report]]:
 
 
 def test_state_counters_are_exported(metered) -> None:
-    told, feeder, _, _ = metered
+    reported, feeder, _, _ = metered
     counters = feeder.engine.state.counters
     for field, metric in COUNTED.items():
-        assert told.registry.get_sample_value(metric.family) == getattr(counters, field)
+        assert reported.registry.get_sample_value(metric.family) == getattr(counters, field)
     assert min(counters.offloads, counters.uploads, counters.dropped) > 0
-    evictions = told.by("worker_evictions", "kv")
+    evictions = reported.by("worker_evictions", "kv")
     assert evictions["offloaded"] == counters.evicted_offloaded
     assert evictions["dropped"] == counters.evicted_dropped
 
 
 def test_blocks_end_as_cached_or_free(metered) -> None:
-    told, _, _, _ = metered
-    blocks = told.by("kv_blocks", "state")
+    reported, _, _, _ = metered
+    blocks = reported.by("kv_blocks", "state")
     assert blocks["held"] == blocks["resting"] == 0 and blocks["cached"] > 0
-    assert told.value("kv_cache_usage_perc") == told.value("host_kv_cache_usage_perc") == 0
-    assert told.value("kv_block_tokens") == BLOCK
-    assert told.value("worker_requests_running") == told.value("worker_requests_resting") == 0
+    assert reported.value("kv_cache_usage_perc") == reported.value("host_kv_cache_usage_perc") == 0
+    assert reported.value("kv_block_tokens") == BLOCK
+    assert (
+        reported.value("worker_requests_running") == reported.value("worker_requests_resting") == 0
+    )
 
 
 def test_swaps_are_counted_with_bytes_and_time(metered) -> None:
-    told, feeder, results, _ = metered
+    reported, feeder, results, _ = metered
     swaps = [swap for result in results for swap in result.swaps]
     for direction in Direction:
         mine = [swap for swap in swaps if swap.direction is direction]
         copied = sum(-(-swap.tokens // BLOCK) for swap in mine)
         assert copied > 0
         way = {"direction": direction.value}
-        assert told.value("kv_swap_bytes_total", **way) == copied * BLOCK_BYTES
-        assert told.value("kv_swap_seconds_count", **way) == len(mine)
+        assert reported.value("kv_swap_bytes_total", **way) == copied * BLOCK_BYTES
+        assert reported.value("kv_swap_seconds_count", **way) == len(mine)
         spent_s = sum(swap.elapsed_s for swap in mine)
-        assert told.value("kv_swap_seconds_sum", **way) == pytest.approx(spent_s)
+        assert reported.value("kv_swap_seconds_sum", **way) == pytest.approx(spent_s)
     offloads = Tally(swap.direction for swap in swaps)[Direction.OFFLOAD]
     assert offloads == feeder.engine.state.counters.offloads
 
@@ -110,26 +112,26 @@ def test_every_swap_is_counted_once_in_metrics_and_reports(metered) -> None:
 
 
 def test_step_tokens_add_up(metered) -> None:
-    told, feeder, results, _ = metered
+    reported, feeder, results, _ = metered
     timings = [timing for result in results for timing in result.timings]
     tokens = sum(t.prefill_tokens + t.decode_seqs for t in timings)
-    assert told.value("worker_batch_tokens_sum") == tokens
-    assert told.value("worker_batch_tokens_count") == len(timings) == len(results)
-    assert told.value("worker_step_seconds_count") == len(timings)
-    assert told.value("worker_prefilled_tokens_total") == sum(t.prefill_tokens for t in timings)
-    assert told.value("worker_generated_tokens_total") == sum(map(len, feeder.output.values()))
+    assert reported.value("worker_batch_tokens_sum") == tokens
+    assert reported.value("worker_batch_tokens_count") == len(timings) == len(results)
+    assert reported.value("worker_step_seconds_count") == len(timings)
+    assert reported.value("worker_prefilled_tokens_total") == sum(t.prefill_tokens for t in timings)
+    assert reported.value("worker_generated_tokens_total") == sum(map(len, feeder.output.values()))
 
 
 def test_phases_add_up_to_the_time_in_steps(metered) -> None:
-    told, _, results, _ = metered
-    phases = told.by("worker_phase_seconds", "phase")
+    reported, _, results, _ = metered
+    phases = reported.by("worker_phase_seconds", "phase")
     assert set(phases) == {"compose", "swap", "model", "attention", "sampling", "commit"}
-    assert told.value("worker_busy_seconds_total") == pytest.approx(sum(phases.values()))
+    assert reported.value("worker_busy_seconds_total") == pytest.approx(sum(phases.values()))
     computed = ("compose", "model", "attention", "sampling", "commit")
     assert all(phases[phase] > 0 for phase in computed)
     # The clock of steps is around what is computed, and around a bit of what surrounds that.
     device_s = sum(timing.elapsed_s for result in results for timing in result.timings)
-    assert phases["attention"] < device_s < told.value("worker_busy_seconds_total")
+    assert phases["attention"] < device_s < reported.value("worker_busy_seconds_total")
 
 
 # Transcripts
@@ -198,8 +200,8 @@ def test_phase_lasts_until_the_next_one_begins(monkeypatch) -> None:
         if not lost:  # else it broke: the next one begins
             phases.end()
         time.now_s += 1_000.0
-    told = {phase.name: phases.seconds[phase] for phase in Phase if phases.seconds[phase]}
-    assert told == {"COMPOSE": 2.0, "MODEL": 20.0, "ATTENTION": 8.0, "COMMIT": 32.0}
+    reported = {phase.name: phases.seconds[phase] for phase in Phase if phases.seconds[phase]}
+    assert reported == {"COMPOSE": 2.0, "MODEL": 20.0, "ATTENTION": 8.0, "COMMIT": 32.0}
 
 
 def test_work_before_the_start_is_not_counted() -> None:
@@ -207,16 +209,16 @@ def test_work_before_the_start_is_not_counted() -> None:
     feeder = Feeder(engine_of("llama"))
     feeder.add("before", prompt_tokens(1, 9), 4)
     feeder.run()
-    told = Metered(feeder.engine)
-    assert told.value("worker_busy_seconds_total") == 0
-    assert told.value("prefix_cache_queries_total") == 0
-    feeder.on_step = told.metrics.stepped
+    reported = Metered(feeder.engine)
+    assert reported.value("worker_busy_seconds_total") == 0
+    assert reported.value("prefix_cache_queries_total") == 0
+    feeder.on_step = reported.metrics.stepped
     feeder.add("after", prompt_tokens(2, 11), 4)
     feeder.run()
-    assert told.value("worker_busy_seconds_total") > 0
-    assert told.value("prefix_cache_queries_total") == 11
-    assert told.value("worker_prefilled_tokens_total") == 11
-    assert told.value("worker_generated_tokens_total") == len(feeder.output["after"])
+    assert reported.value("worker_busy_seconds_total") > 0
+    assert reported.value("prefix_cache_queries_total") == 11
+    assert reported.value("worker_prefilled_tokens_total") == 11
+    assert reported.value("worker_generated_tokens_total") == len(feeder.output["after"])
 
 
 # A worker that serves

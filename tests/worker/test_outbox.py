@@ -38,8 +38,8 @@ async def test_returning_request_keeps_offsets_while_old_tokens_wait():
     for offset, token in ((0, 10), (1, 11), (5, 15), (6, 16)):  # cancelled at 2, prompted with 5
         outbox.add(NewToken("g", "a", offset, token, None, None))
     batch = await anext(aiter(outbox))
-    told = [(m.request_id, m.offset, list(m.token_ids)) for m in batch.requests]
-    assert told == [("a", 0, [10, 11]), ("a", 5, [15, 16])]
+    reported = [(m.request_id, m.offset, list(m.token_ids)) for m in batch.requests]
+    assert reported == [("a", 0, [10, 11]), ("a", 5, [15, 16])]
 
 
 async def test_short_steps_share_a_message_except_beginnings_and_ends(monkeypatch):
@@ -121,11 +121,11 @@ async def test_scored_prompts_stay_within_the_message_limit():
     batches = [batch async for batch in outbox]
     assert len(batches) == 3 and not outbox.overflowed
     assert max(batch.ByteSize() for batch in batches) < 2 * SCORES_BYTES + 1_000 < MAX_MESSAGE_BYTES
-    told: dict[str, list[int]] = {}
+    reported: dict[str, list[int]] = {}
     for request in (request for batch in batches for request in batch.requests):
-        made = told.setdefault(request.request_id, [])
+        made = reported.setdefault(request.request_id, [])
         made += range(request.offset, request.offset + len(request.token_ids))
-    assert told == {"x": [*range(5)], **{f"r{number}": [0, 1] for number in range(5)}}
+    assert reported == {"x": [*range(5)], **{f"r{number}": [0, 1] for number in range(5)}}
 
 
 async def test_gateway_that_reads_no_scored_prompts_is_disconnected(monkeypatch):

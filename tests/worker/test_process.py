@@ -223,7 +223,7 @@ async def test_broken_stream_is_reconnected(folder):
     async with attached(folder) as (_, scheduler, _):
         scheduler.plan()
         await until(lambda: scheduler.reports and scheduler.reports[-1].applied_plan_seq)
-        scheduler.hang_up(ServiceError(Code.INVALID_ARGUMENT, "a report that nobody can read"))
+        scheduler.hang_up(ServiceError(Code.INVALID_ARGUMENT, "an unreadable report"))
         await until(lambda: len(scheduler.hellos) == 2)
 
 

@@ -218,8 +218,8 @@ async def test_plans_with_an_unknown_residency_are_applied_and_logged_once(folde
         world.scheduler.plan(admit=(Grant("r", 5),), residency="levitate")
         world.scheduler.plan(extend=(Grant("r", 10),), residency="levitate")
         await until(lambda: "r" in gateway.ended)
-    said = [r.getMessage() for r in caplog.records if "levitate" in r.getMessage()]
-    assert said == [
+    stated = [r.getMessage() for r in caplog.records if "levitate" in r.getMessage()]
+    assert stated == [
         "the scheduler's plans name the residency policy 'levitate', which this worker does not "
         "have; it uses recompute"
     ]

@@ -67,59 +67,59 @@ class Told:
 
 
 def test_consecutive_budgets_are_slices():
-    told = Told()
-    told.spans.received("r", "p", 0, 0.0)
-    told.spans.planned(admit("r", 2), 1.0)
-    told.make("r", range(0, 2), 2.0)  # the budget is made at 3
-    told.spans.planned(plan(extend=(Grant("r", 4),)), 5.0)
-    told.spans.planned(plan(extend=(Grant("r", 6),)), 6.0)  # before the one under way is made
-    told.make("r", range(2, 5), 7.0)  # 4 are made at 8, and it goes on at once
-    told.spans.tokens(token("r", 5, FinishReason.STOP), 11.0)
-    assert told.slices == [
+    sent = Told()
+    sent.spans.received("r", "p", 0, 0.0)
+    sent.spans.planned(admit("r", 2), 1.0)
+    sent.make("r", range(0, 2), 2.0)  # the budget is made at 3
+    sent.spans.planned(plan(extend=(Grant("r", 4),)), 5.0)
+    sent.spans.planned(plan(extend=(Grant("r", 6),)), 6.0)  # before the one under way is made
+    sent.make("r", range(2, 5), 7.0)  # 4 are made at 8, and it goes on at once
+    sent.spans.tokens(token("r", 5, FinishReason.STOP), 11.0)
+    assert sent.slices == [
         (1.0, 3.0, 2, 2, "budget"),
         (5.0, 8.0, 2, 4, "budget"),
         (8.0, 11.0, 2, 6, "stop"),
     ]
-    assert {span.parent for span in told.written.all} == {"p"}
-    assert [span.marks for span in told.written.all] == [[("first_token", 2.0)], [], []]
+    assert {span.parent for span in sent.written.all} == {"p"}
+    assert [span.marks for span in sent.written.all] == [[("first_token", 2.0)], [], []]
 
 
 @pytest.mark.parametrize("plan_first", [False, True])
 def test_span_needs_plan_and_prompt_in_any_order(plan_first: bool) -> None:
-    told = Told()
+    sent = Told()
     if plan_first:
-        told.spans.planned(admit("r", 9), 1.0)
-        told.spans.received("r", "p", 0, 2.0)
+        sent.spans.planned(admit("r", 9), 1.0)
+        sent.spans.received("r", "p", 0, 2.0)
     else:
-        told.spans.received("r", "p", 0, 0.0)
-        told.spans.planned(admit("r", 9), 1.0)
-    told.spans.tokens(token("r", 0, FinishReason.LENGTH), 3.0)
-    assert told.slices == [(1.0, 3.0, 1, 9, "length")]
+        sent.spans.received("r", "p", 0, 0.0)
+        sent.spans.planned(admit("r", 9), 1.0)
+    sent.spans.tokens(token("r", 0, FinishReason.LENGTH), 3.0)
+    assert sent.slices == [(1.0, 3.0, 1, 9, "length")]
 
 
 def test_resumed_request_s_span_continues_after_its_tokens():
-    told = Told()
-    told.spans.received("r", "p", 5, 0.0)
-    told.spans.planned(admit("r", 8), 1.0)
-    told.make("r", range(5, 8), 2.0)
-    assert told.slices == [(1.0, 4.0, 3, 8, "budget")]
-    assert told.written.all[0].marks == []  # its first token was made elsewhere
+    sent = Told()
+    sent.spans.received("r", "p", 5, 0.0)
+    sent.spans.planned(admit("r", 8), 1.0)
+    sent.make("r", range(5, 8), 2.0)
+    assert sent.slices == [(1.0, 4.0, 3, 8, "budget")]
+    assert sent.written.all[0].marks == []  # its first token was made elsewhere
 
 
 def test_pause_eviction_or_cancel_ends_a_slice():
-    told = Told()
-    told.spans.received("r", "p", 0, 0.0)
-    told.spans.planned(admit("r", 99), 1.0)
-    told.make("r", range(0, 3), 2.0)
-    told.spans.planned(plan(pause=(Pause("r", Residency.OFFLOAD),)), 5.0)
-    told.make("r", range(3, 4), 5.5)  # made before it read that it should stop
-    told.spans.planned(admit("r", 99), 8.0)
-    told.make("r", range(4, 5), 9.0)
-    told.spans.reported(Report(1, 1, evicted=(RequestProgress("r", 5, 0),)), 10.0)
-    told.spans.planned(admit("r", 99), 12.0)
-    told.spans.planned(plan(cancel=("r",)), 13.0)
-    told.make("r", range(5, 6), 14.0)  # nobody's any more
-    assert told.slices == [
+    sent = Told()
+    sent.spans.received("r", "p", 0, 0.0)
+    sent.spans.planned(admit("r", 99), 1.0)
+    sent.make("r", range(0, 3), 2.0)
+    sent.spans.planned(plan(pause=(Pause("r", Residency.OFFLOAD),)), 5.0)
+    sent.make("r", range(3, 4), 5.5)  # made before it read that it should stop
+    sent.spans.planned(admit("r", 99), 8.0)
+    sent.make("r", range(4, 5), 9.0)
+    sent.spans.reported(Report(1, 1, evicted=(RequestProgress("r", 5, 0),)), 10.0)
+    sent.spans.planned(admit("r", 99), 12.0)
+    sent.spans.planned(plan(cancel=("r",)), 13.0)
+    sent.make("r", range(5, 6), 14.0)  # no longer traced
+    assert sent.slices == [
         (1.0, 5.0, 3, 99, "paused"),
         (8.0, 10.0, 1, 99, "evicted"),
         (12.0, 13.0, 0, 99, "cancelled"),
@@ -127,37 +127,37 @@ def test_pause_eviction_or_cancel_ends_a_slice():
 
 
 def test_end_known_only_from_a_report_ends_the_span():
-    told = Told()
-    told.spans.received("r", "p", 0, 0.0)
-    told.spans.planned(admit("r", 9), 1.0)
+    sent = Told()
+    sent.spans.received("r", "p", 0, 0.0)
+    sent.spans.planned(admit("r", 9), 1.0)
     error = Completion("r", 0, FinishReason.ERROR)
-    told.spans.reported(Report(1, 1, finished=(error,)), 2.0)
-    told.spans.reported(Report(2, 1, finished=(error,)), 3.0)
-    assert told.slices == [(1.0, 2.0, 0, 9, "error")]
+    sent.spans.reported(Report(1, 1, finished=(error,)), 2.0)
+    sent.spans.reported(Report(2, 1, finished=(error,)), 3.0)
+    assert sent.slices == [(1.0, 2.0, 0, 9, "error")]
 
 
 def test_swap_span_belongs_to_its_request():
-    told = Told()
-    told.spans.received("r", "p", 0, 0.0)
+    sent = Told()
+    sent.spans.received("r", "p", 0, 0.0)
     swaps = (
         SwapTiming(Direction.OFFLOAD, 32, 0.25, 0.1, "r"),
         SwapTiming(Direction.UPLOAD, 32, 0.5, 0.1, "another"),
         SwapTiming(Direction.UPLOAD, 48, 0.5, 0.1, "r"),
     )
-    told.spans.reported(Report(1, 1, swaps=swaps), 10.0)
+    sent.spans.reported(Report(1, 1, swaps=swaps), 10.0)
     assert [
         (s.name, s.parent, s.start_s, s.end_s, s.attributes["foretoken.swap.direction"])
-        for s in told.written.all
+        for s in sent.written.all
     ] == [("swap", "p", 9.75, 10.0, "offload"), ("swap", "p", 9.5, 10.0, "upload")]
 
 
 def test_untraced_request_leaves_nothing():
-    told = Told()
-    told.spans.received("r", "", 0, 0.0)
-    told.spans.planned(admit("r", 2), 1.0)
-    told.make("r", range(0, 2), 2.0)
-    told.spans.planned(admit("never", 2), 1.0)
-    assert not told.written.all
+    sent = Told()
+    sent.spans.received("r", "", 0, 0.0)
+    sent.spans.planned(admit("r", 2), 1.0)
+    sent.make("r", range(0, 2), 2.0)
+    sent.spans.planned(admit("never", 2), 1.0)
+    assert not sent.written.all
     off = WorkerSpans(NO_SPANS)
     off.received("r", "p", 0, 0.0)
     off.planned(admit("r", 2), 1.0)
@@ -165,15 +165,15 @@ def test_untraced_request_leaves_nothing():
 
 
 def test_traced_requests_are_bounded():
-    told = Told()
+    sent = Told()
     for number in range(MOST_TRACED + 3):
-        told.spans.planned(admit(f"early{number}", 2), 0.0)
-        told.spans.received(f"r{number}", "p", 0, 0.0)
-    assert len(told.spans._requests) == len(told.spans._admitted) == MOST_TRACED
+        sent.spans.planned(admit(f"early{number}", 2), 0.0)
+        sent.spans.received(f"r{number}", "p", 0, 0.0)
+    assert len(sent.spans._requests) == len(sent.spans._admitted) == MOST_TRACED
     last = f"r{MOST_TRACED + 2}"
     for limit in range(1, 3 * MOST_AHEAD):
-        told.spans.planned(admit(last, limit), 1.0)
-    assert len(told.spans._requests[last].limits) == MOST_AHEAD
-    told.make(last, range(0, 3 * MOST_AHEAD - 1), 2.0)
-    assert [s[2] for s in told.slices] == [1] * (MOST_AHEAD - 1) + [2 * MOST_AHEAD]
-    assert told.spans._requests[last].since_s == inf
+        sent.spans.planned(admit(last, limit), 1.0)
+    assert len(sent.spans._requests[last].limits) == MOST_AHEAD
+    sent.make(last, range(0, 3 * MOST_AHEAD - 1), 2.0)
+    assert [s[2] for s in sent.slices] == [1] * (MOST_AHEAD - 1) + [2 * MOST_AHEAD]
+    assert sent.spans._requests[last].since_s == inf

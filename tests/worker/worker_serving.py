@@ -40,7 +40,7 @@ class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
     def __init__(self) -> None:
         self.hellos: list[scheduler_pb2.WorkerHello] = []
         self.reports: list[scheduler_pb2.Report] = []
-        self.drains_s: list[float] = []  # of who said that it leaves
+        self.drains_s: list[float] = []  # of workers that announced a drain
         self.seq = 0
         self.address = ""  # and what ends its server, where a test needs these
         self.stop: Callable[[], Awaitable[None]]

@@ -19,5 +19,5 @@ def ask(*turns: tuple[str, str]) -> str:
 
 print(json.dumps({
     "answer": ask(("user", "Reverse: red blue green")),
-    "told": ask(("system", "Sort the words."), ("user", "pear apple fig")),
+    "instructed": ask(("system", "Sort the words."), ("user", "pear apple fig")),
 }))  # fmt: skip

@@ -31,8 +31,8 @@ class Counting:
         with self.client.post(self.path, json=body, catch_response=True) as response:
             if response.status_code != 200:
                 response.failure(f"{response.status_code}: {response.text}")
-            elif (said := self.answer(response.json()["choices"][0])) != right:
-                response.failure(f"{said!r}, not {right!r}")
+            elif (message := self.answer(response.json()["choices"][0])) != right:
+                response.failure(f"{message!r}, not {right!r}")
 
 
 class Talker(Counting, HttpUser):

@@ -50,7 +50,7 @@ with openai.OpenAI(base_url=URL, api_key="none", max_retries=0) as client:
     )
     parts = chat.create(messages=[{"role": "user", "content": PARTS}], **GREEDY)
     joined = chat.create(messages=[{"role": "user", "content": "Copy: red\nblue"}], **GREEDY)
-    told = chat.create(
+    instructed = chat.create(
         messages=[{"role": "developer", "content": "Sort the words."},
                   {"role": "user", "content": "pear apple fig"}],
         max_completion_tokens=50, stop=["\n\n"], n=2, seed=1, user="me", logprobs=True,
@@ -76,7 +76,7 @@ with openai.OpenAI(base_url=URL, api_key="none", max_retries=0) as client:
         "scores": scored.choices[0].logprobs.token_logprobs,
         "parts": [parts.choices[0].message.content, parts.usage.prompt_tokens],
         "joined": [joined.choices[0].message.content, joined.usage.prompt_tokens],
-        "told": [choice.message.content for choice in told.choices],
+        "instructed": [choice.message.content for choice in instructed.choices],
         "together": asyncio.run(together()),
         "unknown": refused(lambda: chat.create(messages=ASK, **{**GREEDY, "model": "nobody"})),
         "overflow": refused(lambda: chat.create(messages=long, **GREEDY)),

@@ -32,12 +32,14 @@ def bench(*arguments: str) -> str:
 @pytest.mark.slow
 def test_bench_measures_a_live_server(live: Live, tmp_path: Path) -> None:
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
-    told = bench(
+    reported = bench(
         live.http, "--requests", "12", "--concurrency", "4", "--max-tokens", "16",
         "--as-class", "interactive", "--json", str(out), "--plot", str(picture),
     )  # fmt: skip
     assert (
-        "the demo model's tasks" in told and "12 of 12" in told and "goodput, interactive" in told
+        "the demo model's tasks" in reported
+        and "12 of 12" in reported
+        and "goodput, interactive" in reported
     )
     [server] = json.loads(out.read_text())["servers"]
     [went] = server["rounds"]
@@ -51,22 +53,22 @@ def test_bench_measures_a_live_server(live: Live, tmp_path: Path) -> None:
 
 def test_bench_sends_random_words_of_the_requested_length(live: Live, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    told = bench(
+    reported = bench(
         live.http, "--endpoint", "completions", "--input-tokens", "40", "--output-tokens", "3",
         "--rate", "50", "--requests", "10", "--json", str(out),
     )  # fmt: skip
-    assert "open loop, 50 requests/s, poisson" in told and "server tokens" in told
+    assert "open loop, 50 requests/s, poisson" in reported and "server tokens" in reported
     [went] = json.loads(out.read_text())["servers"][0]["rounds"]
     assert {s["output_tokens"] for s in went["samples"]} == {3}
     assert all(38 <= s["prompt_tokens"] <= 42 for s in went["samples"])
 
 
 def test_bench_compares_two_servers(live: Live) -> None:
-    told = bench(
+    reported = bench(
         "--compare", live.http, f"{live.http}/v1", "--requests", "3", "--rounds", "2",
         "--max-tokens", "4", "--warm-up", "1",
     )  # fmt: skip
-    assert "second / first" in told and "2 round(s)" in told
+    assert "second / first" in reported and "2 round(s)" in reported
 
 
 async def test_ctrl_c_reports_partial_results() -> None:
@@ -85,8 +87,8 @@ async def test_ctrl_c_reports_partial_results() -> None:
             process.send_signal(signal.SIGINT)
             out, errors = await process.communicate()
     assert process.returncode == 130
-    told = " ".join(out.decode().split())
-    assert "stopped after" in told and "of 1000 requests" in told and "TTFT" in told
+    reported = " ".join(out.decode().split())
+    assert "stopped after" in reported and "of 1000 requests" in reported and "TTFT" in reported
     assert errors == b""
 
 

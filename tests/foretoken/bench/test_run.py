@@ -148,9 +148,9 @@ async def test_tokens_are_counted_by_messages_without_usage() -> None:
         what = plan(fake.url)
         outcomes = await run(what)
     assert outcomes[0].figures[0].output_tokens == 18
-    told = shown(outcomes, what)
-    assert "tokens are estimated from messages: the server reports no usage" in told
-    assert "1.3 tokens per word" in told
+    reported = shown(outcomes, what)
+    assert "tokens are estimated from messages: the server reports no usage" in reported
+    assert "1.3 tokens per word" in reported
 
 
 async def test_random_words_match_the_server_token_count() -> None:
@@ -216,8 +216,8 @@ async def test_compared_servers_get_the_same_requests(tmp_path: Path) -> None:
         outcomes = await run(what)
         assert order[4:] == [*"aabb", *"bbaa", *"aabb"]
         assert [a.body for a in measured(one)] == [a.body for a in measured(other)]
-    told = shown(outcomes, what)
-    assert "3 round(s), median (lowest–highest)" in told and "second / first" in told
+    reported = shown(outcomes, what)
+    assert "3 round(s), median (lowest–highest)" in reported and "second / first" in reported
     content = json.loads(json.dumps(as_json(outcomes, what), allow_nan=False))
     assert [server["url"] for server in content["servers"]] == [one.url, other.url]
     assert [len(r["samples"]) for r in content["servers"][0]["rounds"]] == [2, 2, 2]
@@ -249,7 +249,7 @@ async def test_stopped_bench_reports_partial_results() -> None:
 
 
 @pytest.mark.parametrize(
-    ("models", "model", "said"),
+    ("models", "model", "message"),
     [
         (
             refusal(401, "no key"),
@@ -263,10 +263,10 @@ async def test_stopped_bench_reports_partial_results() -> None:
     ],
 )
 async def test_unloadable_model_is_reported_in_one_sentence(
-    models: Answer, model: str, said: str
+    models: Answer, model: str, message: str
 ) -> None:
     async with faking(models=models) as fake:
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             await run(plan(fake.url, model=model))
     assert not fake.asked
 

@@ -1,4 +1,4 @@
-"""Who is refused at the door, and that nothing of theirs was read; who waits their turn."""
+"""Admission: refused requests are not read, and admitted ones wait in order."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -152,20 +152,20 @@ async def test_tokenization_queue_admits_a_single_request_at_once() -> None:
 
 async def test_tokenization_queue_admits_one_by_one_in_order() -> None:
     turnstile = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=0.0)
-    came: list[tuple[int, int]] = []  # who, in which turn
+    came: list[tuple[int, int]] = []  # request number, turn
     now = 0
 
-    async def arrive(who: int) -> None:
+    async def arrive(number: int) -> None:
         await turnstile.wait_for_turn()
-        came.append((who, now))
+        came.append((number, now))
 
     async with asyncio.TaskGroup() as group:
-        for who in range(5):
-            group.create_task(arrive(who))
+        for number in range(5):
+            group.create_task(arrive(number))
         while len(came) < 5:
             await asyncio.sleep(0)
             now += 1
-    assert [who for who, _ in came] == [0, 1, 2, 3, 4]
+    assert [number for number, _ in came] == [0, 1, 2, 3, 4]
     gaps = [b[1] - a[1] for a, b in pairwise(came)]
     assert min(gaps) >= CALM_TURNS
 

@@ -37,11 +37,11 @@ def test_key_hash_is_sha256_in_hex() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "told"),
+    ("key", "reported"),
     [("", "****"), ("short", "****"), ("elevenchars", "****"), ("sk-0123456789abcd", "****abcd")],
 )
-def test_masked_key_shows_at_most_its_end(key: str, told: str) -> None:
-    assert mask_key(key) == told
+def test_masked_key_shows_at_most_its_end(key: str, reported: str) -> None:
+    assert mask_key(key) == reported
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_changed_key_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptur
 
     write(path, f"alice:{hash_key('new')}\nalice:{HASH}", 2)
     with pytest.raises(Unauthenticated):
-        ring.check("new")  # nobody has looked yet
+        ring.check("new")  # the file is not read again yet
     clock.now_s = 1.0
     assert (ring.check("new"), ring.check("secret")) == ("alice", "alice")
 
@@ -154,9 +154,9 @@ def test_broken_key_file_keeps_the_keys_and_warns_once(
     for second in range(5, 9):
         clock.now_s = float(second)
         assert ring.check("secret") == "alice"
-    told = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
-    assert len(told) == 2
-    assert "line 1: must be name:hash" in told[0] and "cannot be read" in told[1]
+    reported = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len(reported) == 2
+    assert "line 1: must be name:hash" in reported[0] and "cannot be read" in reported[1]
     write(path, f"carol:{HASH}", 9)
     clock.now_s = 9.0
     assert ring.check("secret") == "carol"

@@ -108,9 +108,9 @@ async def test_concurrent_scrapes_share_one_query_per_peer() -> None:
         await until(lambda: bool(slow.asked))
         asking[0].cancel()
         slow.free.set()
-        told = await asyncio.gather(*asking[1:])
+        reported = await asyncio.gather(*asking[1:])
         assert slow.asked == 1
-        assert {tuple(samples(text)) for text in told} == {("missing 0.0", "slow 1.0")}
+        assert {tuple(samples(text)) for text in reported} == {("missing 0.0", "slow 1.0")}
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from protos.generated import gateway_pb2
 from tests.gateway.gateway_fakes import demo_folder, demo_text
 
 
-def told(*turns: tuple[str, str]) -> tuple[list[int], int]:
+def reported(*turns: tuple[str, str]) -> tuple[list[int], int]:
     """(answer_tokens, prompt_tokens) of a chat."""
     messages = [gateway_pb2.ChatMessage(role=role, content=content) for role, content in turns]
     request = gateway_pb2.GenerateRequest(chat=gateway_pb2.Chat(messages=messages))
@@ -22,7 +22,7 @@ def told(*turns: tuple[str, str]) -> tuple[list[int], int]:
 
 
 def test_answer_tokens_are_estimated_by_share_of_the_prompt() -> None:
-    answers, prompt_tokens = told(
+    answers, prompt_tokens = reported(
         ("system", "s" * 10), ("user", "u" * 20), ("assistant", "a" * 40), ("user", "v" * 10),
         ("assistant", ""), ("user", "w" * 20),
     )  # fmt: skip
@@ -30,7 +30,7 @@ def test_answer_tokens_are_estimated_by_share_of_the_prompt() -> None:
 
 
 def test_first_question_and_raw_prompt_have_no_answer_tokens() -> None:
-    assert told(("user", "hello"))[0] == []
+    assert reported(("user", "hello"))[0] == []
     parser = Parser(GatewayConfig(model=demo_folder()), demo_text(), lambda: 0)
     raw = gateway_pb2.GenerateRequest(prompt="hello")
     generation = parser.parse(
@@ -41,6 +41,6 @@ def test_first_question_and_raw_prompt_have_no_answer_tokens() -> None:
 
 def test_answer_tokens_are_limited_to_the_last_answers() -> None:
     turns = [("user", "q"), ("assistant", "a" * 50)] * 39
-    answers, _ = told(*turns, ("user", "q"), ("assistant", "a" * 500), ("user", "q"))
+    answers, _ = reported(*turns, ("user", "q"), ("assistant", "a" * 500), ("user", "q"))
     assert len(answers) == MAX_ANSWERS == 32
     assert answers[-1] > 5 * answers[-2] > 0

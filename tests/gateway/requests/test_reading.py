@@ -1,4 +1,4 @@
-"""While texts are read, streams go on, others are served, and who leaves gives its place back."""
+"""While texts are tokenized, streams continue, and a disconnect frees its slot."""
 
 import asyncio
 import json

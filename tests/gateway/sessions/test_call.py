@@ -1,4 +1,4 @@
-"""A call's chunks count when its writer comes for the next: to whom it is told, and how it ends."""
+"""A call's chunks count as delivered when its writer requests the next; observers and ends."""
 
 import asyncio
 import time

@@ -111,11 +111,11 @@ def test_end_without_tokens_has_the_cause_of_its_wait() -> None:
 def test_undelivered_end_has_the_call_s_reason(
     reason: FinishReason | None, broken: FinishReason | None
 ) -> None:
-    told = find_undelivered_reason(reason, broken)
+    reported = find_undelivered_reason(reason, broken)
     if reason in (FinishReason.ERROR, FinishReason.DEADLINE):
-        assert told is reason
+        assert reported is reason
     else:  # whatever had come: its client left before it had it, or the call broke
-        assert told is (broken or FinishReason.CANCELLED)
+        assert reported is (broken or FinishReason.CANCELLED)
 
 
 MESSAGES = st.lists(

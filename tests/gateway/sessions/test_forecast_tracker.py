@@ -37,9 +37,9 @@ def foresight(
 def seen(
     sight: ForecastTracker, sent: int, now_s: float = 10.0, over: bool = False
 ) -> ClientForecast:
-    told = sight.next_chunk(sent, over, now_s)
-    assert told is not None
-    return told
+    reported = sight.next_chunk(sent, over, now_s)
+    assert reported is not None
+    return reported
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def seen(
 def test_lengths_are_conditioned_on_the_sent_tokens(
     forecast: Forecast, most: int, sent: int, low: int, expected: float, high: int
 ) -> None:
-    told = seen(foresight(forecast, most=most), sent)
-    assert (told.low_tokens, told.high_tokens) == (low, high)
-    assert told.expected_tokens == pytest.approx(expected)
+    reported = seen(foresight(forecast, most=most), sent)
+    assert (reported.low_tokens, reported.high_tokens) == (low, high)
+    assert reported.expected_tokens == pytest.approx(expected)
 
 
 def test_end_is_estimated_from_the_promise_then_from_the_stream_s_pace() -> None:
@@ -84,9 +84,9 @@ def test_end_is_estimated_from_the_promise_then_from_the_stream_s_pace() -> None
 
 def test_promise_is_sent_until_the_first_tokens() -> None:
     sight = foresight(sla=Sla("interactive", 1.1, 0.1, 0.5))
-    told = [seen(sight, sent) for sent in (0, 0, 3, 4)]
-    assert [each.ttft_s for each in told] == [pytest.approx(1.02)] * 3 + [None]
-    assert [each.sla_expected for each in told] == [True, True, True, None]
+    reported = [seen(sight, sent) for sent in (0, 0, 3, 4)]
+    assert [each.ttft_s for each in reported] == [pytest.approx(1.02)] * 3 + [None]
+    assert [each.sla_expected for each in reported] == [True, True, True, None]
 
 
 def test_late_forecast_has_its_promise() -> None:
@@ -112,10 +112,10 @@ def test_new_forecast_replaces_length_and_pace_but_not_the_promise() -> None:
     sight = foresight(ttft_s=0.5)
     seen(sight, 0)
     sight.update(SchedulerForecast(certain(30), 0.2, 2.0))
-    told = seen(sight, 0, 10.0)
-    assert (told.low_tokens, told.expected_tokens, told.high_tokens) == (30, 30.0, 30)
-    assert told.ttft_s == pytest.approx(1.02)
-    assert told.end_s == pytest.approx(2.0 + 29 * 0.2)  # but it is expected by the newer
+    reported = seen(sight, 0, 10.0)
+    assert (reported.low_tokens, reported.expected_tokens, reported.high_tokens) == (30, 30.0, 30)
+    assert reported.ttft_s == pytest.approx(1.02)
+    assert reported.end_s == pytest.approx(2.0 + 29 * 0.2)  # but it is expected by the newer
     assert sight.opening == seen(foresight(), 0)
 
 
@@ -135,8 +135,8 @@ def test_sla_is_expected_if_promise_and_pace_are_within_budgets(sla: Sla, expect
 
 def test_resumed_request_has_no_promise() -> None:
     sight = foresight(ttft_s=None)
-    told = seen(sight, 12)
-    assert (told.ttft_s, told.sla_expected) == (None, None)
+    reported = seen(sight, 12)
+    assert (reported.ttft_s, reported.sla_expected) == (None, None)
     assert sight.is_promise_kept(came(0.1)) is None
 
 
@@ -190,8 +190,8 @@ def test_later_promises_are_calibrated_by_outcomes() -> None:
     promises, sla = TtftPromises(), Sla("c", 0.8)
     for _ in range(MIN_ERRORS):
         sight = foresight(ttft_s=0.48, sla=sla, promises=promises)
-        told = seen(sight, 0)
-        assert told.ttft_s == pytest.approx(0.98) and told.sla_expected is False
+        reported = seen(sight, 0)
+        assert reported.ttft_s == pytest.approx(0.98) and reported.sla_expected is False
         sight.record_answer(came(0.73))
     taught = seen(foresight(ttft_s=0.48, sla=sla, promises=promises), 0)
     assert taught.ttft_s == pytest.approx(0.73) and taught.sla_expected is True
@@ -240,9 +240,11 @@ def test_forecasts_are_ordered_and_end_at_the_actual_length(
         if at == replaced_at:
             sight.update(SchedulerForecast(second, token_s, None))
         sent, now_s = min(most, sent + tokens), now_s + takes_s
-        told = seen(sight, sent, now_s)
-        assert sent <= told.low_tokens <= told.expected_tokens <= told.high_tokens <= most
-        assert isfinite(told.end_s) and told.end_s >= 0
+        reported = seen(sight, sent, now_s)
+        assert (
+            sent <= reported.low_tokens <= reported.expected_tokens <= reported.high_tokens <= most
+        )
+        assert isfinite(reported.end_s) and reported.end_s >= 0
     assert seen(sight, sent, now_s, over=True).expected_tokens == sent
 
 
@@ -250,7 +252,7 @@ def test_forecasts_are_ordered_and_end_at_the_actual_length(
 def test_lower_bound_never_decreases(forecast: Forecast, most: int) -> None:
     """With every token the shorter lengths are out of the question."""
     sight = foresight(forecast, most=most)
-    told = [seen(sight, sent) for sent in range(most)]
-    lows = [each.low_tokens for each in told]
+    reported = [seen(sight, sent) for sent in range(most)]
+    lows = [each.low_tokens for each in reported]
     assert lows == sorted(lows)
-    assert told[-1].high_tokens == most
+    assert reported[-1].high_tokens == most

@@ -55,7 +55,7 @@ def test_oldest_outcome_is_dropped() -> None:
     history = OutcomeHistory(2)
     for name in ("a-0", "b-0", "c-0"):
         history.add(name, ChoiceOutcome.judged(SLA, line(10.5), FinishReason.STOP))
-    told = [story(name) for name in ("a-0", "b-0", "c-0")]
-    for each in told:
+    reported = [story(name) for name in ("a-0", "b-0", "c-0")]
+    for each in reported:
         history.add_verdict(each)
-    assert [len(each.chapters) for each in told] == [1, 2, 2]
+    assert [len(each.chapters) for each in reported] == [1, 2, 2]

@@ -1,4 +1,4 @@
-"""Transcripts of a pipeline between two lists: what it says to whom, as time is told to it."""
+"""Transcripts of the session handlers: messages sent to each peer in virtual time."""
 
 import time
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Wires:
     open where `open` says."""
 
     sessions: Sessions = field(init=False)
-    told: list[sched.SubmitMessage] = field(default_factory=list)
+    reported: list[sched.SubmitMessage] = field(default_factory=list)
     prompts: list[tuple[str, worker_pb2.Prompt]] = field(default_factory=list)
     now_s: float = field(default_factory=time.monotonic)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
@@ -39,7 +39,7 @@ class Wires:
             model=demo_folder(), retry_share=0.0, retry_floor_per_s=0.1, late_wait_s=60.0
         )
         self.sessions = Sessions(
-            config, demo_text(), Metrics(self.registry), self.told.append, self._prompt
+            config, demo_text(), Metrics(self.registry), self.reported.append, self._prompt
         )
         self.connect()
         for address in (HERE, THERE):
@@ -69,7 +69,7 @@ class Wires:
         client = ClientRequest(None, include_forecast=include_forecast)
         generation = GenerationRequest(client, (1, 2), sampling, sla, time.monotonic())
         call = self.sessions.open([generation])
-        name = self.told[-1].request.request_id
+        name = self.reported[-1].request.request_id
         self.say(name, placed=sched.Placed(worker_id="h", worker_address=HERE))
         return call, name
 
@@ -91,7 +91,7 @@ class Wires:
         )
 
     def listen(self, for_s: float, others: bool = False) -> None:
-        """Sweeps, a tenth of a second apart; `others`: HERE brings somebody else's tokens."""
+        """Sweeps, a tenth of a second apart; `others`: HERE brings tokens of other requests."""
         for _ in range(round(for_s / SWEEP_S)):
             self.now_s += SWEEP_S
             if others:
@@ -100,8 +100,8 @@ class Wires:
 
     def heard(self) -> list[str]:
         """What the scheduler was told since this was last asked, a line each."""
-        lines = [_line(message) for message in self.told]
-        self.told.clear()
+        lines = [_line(message) for message in self.reported]
+        self.reported.clear()
         return lines
 
     def resubmitted(self, cause: str) -> float:
@@ -285,13 +285,13 @@ async def test_prompt_is_scored_once_over_all_placements() -> None:
     client = ClientRequest(None)
     asked = GenerationRequest(client, (1, 2), sampling, Sla("standard"), time.monotonic())
     t.sessions.open([asked])
-    name = t.told[-1].request.request_id
+    name = t.reported[-1].request.request_id
     t.say(name, placed=sched.Placed(worker_id="h", worker_address=HERE))
     scores = [common.TokenLogprob(token_id=2, logprob=-1.0)]
     tokens = worker_pb2.RequestTokens(request_id=name, token_ids=[40], prompt_logprobs=scores)
     t.sessions.delivery.on_tokens(HERE, worker_pb2.TokenBatch(requests=[tokens]), time.monotonic())
     t.reopen(HERE)
-    again = t.told[-1].request.request_id
+    again = t.reported[-1].request.request_id
     t.say(again, placed=sched.Placed(worker_id="h", worker_address=HERE))
     sent = [prompt.sampling.HasField("prompt_logprobs") for _, prompt in t.prompts]
     assert sent == [True, False]

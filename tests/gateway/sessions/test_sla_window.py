@@ -48,14 +48,14 @@ ENDS = st.lists(
 def test_sums_equal_a_recount(
     ends: list[tuple[str, SlaMissCause, int, float]], wait_s: float
 ) -> None:
-    recent, told, now_s = SlaWindow(), [], 5.0
+    recent, reported, now_s = SlaWindow(), [], 5.0
     for name, cause, tokens, since_s in ends:
         now_s += since_s
         recent.add(name, cause, tokens, now_s)
-        told.append((name, cause, tokens, int(now_s)))
+        reported.append((name, cause, tokens, int(now_s)))
     now_s += wait_s
     expected: dict[str, SlaCounts] = {}
-    for name, cause, tokens, second in told:
+    for name, cause, tokens, second in reported:
         if second <= int(now_s) - WINDOW_S:
             continue
         kept = expected.setdefault(name, SlaCounts())

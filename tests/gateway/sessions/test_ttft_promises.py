@@ -129,7 +129,7 @@ def early(chance: np.random.Generator, at: int) -> tuple[float, float]:
 
 
 def in_waves(chance: np.random.Generator, at: int) -> tuple[float, float]:
-    """The load swells and ebbs every 500 requests, and with it who goes ahead unforeseen."""
+    """The load swells and ebbs every 500 requests, and with it unexpected overtaking."""
     told_s = float(chance.lognormal(-1.0, 1.0))
     swell = 1.5 + np.sin(at * 2 * np.pi / 500)
     return told_s, told_s * (1.0 + float(chance.exponential(swell)))

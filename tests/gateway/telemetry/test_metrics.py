@@ -254,9 +254,9 @@ async def test_client_text_does_not_become_a_label(house: House) -> None:
 
 async def test_every_catalogued_metric_is_exported_with_its_type(house: House) -> None:
     text = (await house.http("GET", "/metrics")).text
-    told = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
+    reported = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
     expected = {metric.family: metric.kind.value for metric in catalogue.ALL}
-    assert told == expected
+    assert reported == expected
 
 
 async def test_class_histograms_start_at_zero(house: House) -> None:

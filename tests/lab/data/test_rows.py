@@ -90,7 +90,7 @@ def test_row_sample_is_deterministic(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{", "set.jsonl:2: not JSON"),
         ("[1]", "set.jsonl:2: a row must be a JSON object"),
@@ -103,10 +103,10 @@ def test_row_sample_is_deterministic(tmp_path: Path):
         (json.dumps(PLAIN), "set.jsonl:2: neither 'output_tokens' nor 'samples'"),
     ],
 )
-def test_invalid_line_is_named(tmp_path: Path, line: str, said: str):
+def test_invalid_line_is_named(tmp_path: Path, line: str, message: str):
     path = tmp_path / "set.jsonl"
     path.write_text(json.dumps(ROW) + "\n" + line + "\n")
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         read_rows(Source(path))
 
 

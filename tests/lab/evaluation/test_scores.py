@@ -128,27 +128,27 @@ def test_crps_matches_integral(judged: JudgedForecast):
 @given(JUDGED)
 def test_coverage_matches_quantiles(judged: JudgedForecast):
     scores = score(*map(list, zip(*judged, strict=True)))
-    for share, said in ((0.5, scores.coverage_50), (0.9, scores.coverage_90)):
+    for share, message in ((0.5, scores.coverage_50), (0.9, scores.coverage_90)):
         inside = [
             f.quantile((1 - share) / 2) <= length <= f.quantile((1 + share) / 2)
             for f, length in judged
         ]
-        assert said == pytest.approx(sum(inside) / len(inside))
-    for level, said in zip(LEVELS, scores.reached, strict=True):
+        assert message == pytest.approx(sum(inside) / len(inside))
+    for level, message in zip(LEVELS, scores.reached, strict=True):
         below = [length <= f.quantile(float(level)) for f, length in judged]
-        assert said == pytest.approx(sum(below) / len(below))
+        assert message == pytest.approx(sum(below) / len(below))
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=12))
 def test_tau_matches_pair_count(pairs: list[tuple[int, int]]):
     signs = [(np.sign(a[0] - b[0]), np.sign(a[1] - b[1])) for a, b in combinations(pairs, 2)]
     apart = [sum(abs(sign[side]) for sign in signs) for side in (0, 1)]
-    said = tau_b(*np.array(pairs, float).T)
+    message = tau_b(*np.array(pairs, float).T)
     if 0 in apart:
-        assert isnan(said)
+        assert isnan(message)
     else:
         agree = sum(a * b for a, b in signs)
-        assert said == pytest.approx(agree / sqrt(apart[0] * apart[1]))
+        assert message == pytest.approx(agree / sqrt(apart[0] * apart[1]))
 
 
 def test_number_of_buckets_is_ten():

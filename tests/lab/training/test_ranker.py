@@ -110,8 +110,8 @@ def in_process(*arguments: str | Path) -> None:
 def mistake(*arguments: str | Path) -> str:
     with pytest.raises(ValueError) as caught:
         in_process(*arguments)
-    [said] = str(caught.value).splitlines()
-    return said
+    [message] = str(caught.value).splitlines()
+    return message
 
 
 def queries(name: str, source: Path, count: int = 40) -> list[Query]:
@@ -130,13 +130,13 @@ def test_ranker_over_frozen_encoder_serves_before_first_outcome(
     out = tmp_path / "ranker"
     in_process("--data", data, "--out", out, "--encoder", tiny, "--epochs", "12")
     made = artefact.load(out)
-    said = made.manifest
-    assert (made.encoder, said.fine_tuned, said.seed) == (str(tiny), False, 0)
-    [trained] = said.trained_on
+    message = made.manifest
+    assert (made.encoder, message.fine_tuned, message.seed) == (str(tiny), False, 0)
+    [trained] = message.trained_on
     assert trained.data == "made" and 250 < trained.rows < 400
-    assert said.metrics.tau is not None and said.metrics.tau > 0.5
-    assert said.metrics.n == sum(is_validation(row.prompt) for row in rows_of(500))
-    assert said.metrics.tau_by_data.keys() == {"made"}
+    assert message.metrics.tau is not None and message.metrics.tau > 0.5
+    assert message.metrics.n == sum(is_validation(row.prompt) for row in rows_of(500))
+    assert message.metrics.tau_by_data.keys() == {"made"}
     shown = capsys.readouterr()
     assert f"{out}: a ranker trained on {trained.rows} rows" in shown.out
     assert "ranker, net 4 of 4, epoch 1: tau" in shown.err
@@ -241,12 +241,12 @@ def test_ctrl_c_writes_no_artefact(data: Path, tiny: Path, tmp_path: Path):
         assert "tau" in process.stderr.readline()  # training has started
         assert list(tmp_path.iterdir())
         os.kill(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, message = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 2
-    assert said.splitlines()[-1] == f"foretoken: stopped; nothing was written to {out}"
-    assert "Traceback" not in said
+    assert message.splitlines()[-1] == f"foretoken: stopped; nothing was written to {out}"
+    assert "Traceback" not in message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -298,11 +298,11 @@ def test_fine_tuning_learns_order_and_keeps_best_weights(tiny: Path):
     untrained = tau_b(ranker.eval().scores(stop), stop.lengths.numpy().astype(float))
     before = {key: value.clone() for key, value in ranker.encoder.state_dict().items()}
     lines: list[str] = []
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
     def progress(what: str, done: int, of: int) -> None:
         assert what.startswith("fine-tuning")
-        told.append((done, of))
+        reported.append((done, of))
 
     tau = fine_tune(
         ranker,
@@ -317,7 +317,7 @@ def test_fine_tuning_learns_order_and_keeps_best_weights(tiny: Path):
     )
     tried = [float(line.rpartition(" ")[2]) for line in lines]
     assert tau == pytest.approx(max(tried), abs=5e-4)
-    assert told[-1] == (80, 80)
+    assert reported[-1] == (80, 80)
 
 
 def test_patience_stops_fine_tuning(tiny: Path):

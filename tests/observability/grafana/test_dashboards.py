@@ -97,7 +97,7 @@ def test_dashboards_have_the_four_variables(board: dict[str, Any]):
 def test_queries_use_catalogued_names_and_known_variables():
     known = GRAFANAS_OWN | {f"${name}" for name, _, _ in CHOICES}
     for asked in of_panels():
-        assert asked.metrics(), asked.where  # KeyError for a name that nobody counts
+        assert asked.metrics(), asked.where  # KeyError for a metric that is not catalogued
         assert set(VARIABLE.findall(asked.expr)) <= known, asked.where
 
 

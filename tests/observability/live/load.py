@@ -104,10 +104,10 @@ async def _ask(client: AsyncClient, number: int) -> None:
         timeout_s=IMPATIENT_S if number % 13 == 7 else ANSWERED_S,
     )
     with suppress(ForetokenError):  # refused, as some are meant to be
-        told = 0
+        reported = 0
         async for chunk in stream:
-            told += len(chunk.token_ids)
-            if number % 11 == 5 and told > 10:
+            reported += len(chunk.token_ids)
+            if number % 11 == 5 and reported > 10:
                 stream.cancel()
 
 

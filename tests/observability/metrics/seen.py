@@ -21,8 +21,8 @@ def unseen(registry: CollectorRegistry, metrics: Iterable[Metric]) -> list[str]:
 
 
 def uncatalogued(registry: CollectorRegistry, metrics: Iterable[Metric]) -> set[str]:
-    """Families that nobody catalogued; what the library adds of its own is none."""
+    """Families that are not catalogued, without those that the library adds."""
     lines = generate_latest(registry).decode().splitlines()
-    told = {line.split()[2] for line in lines if line.startswith("# TYPE ")}
+    reported = {line.split()[2] for line in lines if line.startswith("# TYPE ")}
     known = {metric.family for metric in metrics}
-    return {name for name in told - known if not name.endswith("_created")}
+    return {name for name in reported - known if not name.endswith("_created")}

@@ -58,5 +58,5 @@ def test_vllm_names_map_to_one_metric() -> None:
 
 def test_reference_page_is_current() -> None:
     assert PAGE.read_text() == page(), "make metrics"
-    told = set(re.findall(r"^\| `(\w+)`", page(), re.MULTILINE))
-    assert told == {metric.family for metric in EVERY}
+    reported = set(re.findall(r"^\| `(\w+)`", page(), re.MULTILINE))
+    assert reported == {metric.family for metric in EVERY}

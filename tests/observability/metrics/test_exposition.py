@@ -62,7 +62,7 @@ def test_exposition_has_values_and_process_labels() -> None:
 
 def test_series_label_overrides_the_process_label() -> None:
     registry = CollectorRegistry()
-    Gauge("a", "Of somebody.", ["worker"], registry=registry).labels("theirs").set(1)
+    Gauge("a", "Of a worker.", ["worker"], registry=registry).labels("theirs").set(1)
     text = expose([Part(registry, {"worker": "mine"})])
     assert read(text) == {named("a", worker="theirs"): 1}
 
@@ -111,8 +111,8 @@ def test_merge_keeps_each_series_once_with_adjacent_families(
     assert read(text) == expected
     heads = [name for name, _ in types(text)]
     assert len(heads) == len(set(heads)) == len({name for name, _ in expected})
-    told = [line[0] for line in text.split("\n") if line and line[0] != "#"]
-    assert [name for name, _ in groupby(told)] == heads
+    reported = [line[0] for line in text.split("\n") if line and line[0] != "#"]
+    assert [name for name, _ in groupby(reported)] == heads
 
 
 def registry_of(process: Mapping[tuple[str, str], float]) -> CollectorRegistry:

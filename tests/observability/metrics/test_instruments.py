@@ -1,4 +1,4 @@
-"""What is made of a catalogued metric: counted, or read off who counts it anyway."""
+"""Instruments of catalogued metrics: counted, or read from existing numbers at a scrape."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from observability.metrics.reading import Reading
 APPLES = counter("apples", "Apples eaten.")
 BY_KIND = counter("pears", "Pears eaten, by kind.", "kind")
 ROOM = gauge("room", "Room left, by shelf.", "shelf")
-BITES = histogram("bites", "Bites an apple, by who.", "who", buckets=(1, 2))
+BITES = histogram("bites", "Bites an apple, by eater.", "eater", buckets=(1, 2))
 TWO = gauge("two", "By two.", "a", "b")
 
 
@@ -74,9 +74,11 @@ def test_known_label_values_start_at_zero() -> None:
     make.counter(BY_KIND, "red", "green").labels("red").inc()
     make.histogram(BITES, "me")
     value = registry.get_sample_value
-    told = {kind: value("foretoken_pears_total", {"kind": kind}) for kind in ("red", "green", "x")}
-    assert told == {"red": 1, "green": 0, "x": None}
-    assert value("foretoken_bites_count", {"who": "me"}) == 0
+    reported = {
+        kind: value("foretoken_pears_total", {"kind": kind}) for kind in ("red", "green", "x")
+    }
+    assert reported == {"red": 1, "green": 0, "x": None}
+    assert value("foretoken_bites_count", {"eater": "me"}) == 0
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ def test_lean_histogram_equals_the_library_s(seen: list[tuple[str, float, int]])
         for _ in range(times):
             full.labels(name).observe(value)
             fully.observe(value)
-    told, expected = lines(ours), lines(theirs)
-    assert [name for name, _ in told] == [name for name, _ in expected]
-    assert [value for _, value in told] == pytest.approx([value for _, value in expected])
+    reported, expected = lines(ours), lines(theirs)
+    assert [name for name, _ in reported] == [name for name, _ in expected]
+    assert [value for _, value in reported] == pytest.approx([value for _, value in expected])
 
 
 def lines(registry: CollectorRegistry) -> list[tuple[str, float]]:

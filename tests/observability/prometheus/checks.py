@@ -43,8 +43,8 @@ def mistyped(prometheus: Prometheus, metrics: set[Metric]) -> dict[str, str]:
 
 def complaints(prometheus: Prometheus) -> list[tuple[str, str]]:
     """Rules that could not be evaluated, each with why."""
-    told: list[dict[str, Any]] = prometheus.get("rules")["groups"]
-    rules = [rule for group in told for rule in group["rules"]]
+    reported: list[dict[str, Any]] = prometheus.get("rules")["groups"]
+    rules = [rule for group in reported for rule in group["rules"]]
     assert rules
     return [(rule["name"], rule["lastError"]) for rule in rules if rule["health"] != "ok"]
 

@@ -56,8 +56,8 @@ class Prometheus:
 
     def types(self) -> dict[str, str]:
         """What each family was said to be."""
-        told = self.get("metadata")
-        return {name: entries[0]["type"] for name, entries in told.items()}
+        reported = self.get("metadata")
+        return {name: entries[0]["type"] for name, entries in reported.items()}
 
     @property
     def is_scraping(self) -> bool:

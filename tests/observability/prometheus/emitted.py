@@ -1,7 +1,7 @@
 """Which values each label of the catalogue's metrics has, by the services that emit them.
 
-Most are there from a service's start: its own metrics are made and read. The rest are constants of
-who counts them.
+Most exist from a service's start: its metrics are created and read. The rest are constants of the
+components that count them.
 """
 
 from collections import defaultdict

@@ -20,7 +20,7 @@ PLAIN = Queries("1m")
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("written", "message"),
     [
         (PLAIN.gauge(scheduler.WAITING), "sum(foretoken_scheduler_requests_waiting)"),
         (
@@ -66,15 +66,15 @@ PLAIN = Queries("1m")
         (added("a", "b"), "((a or vector(0)) + (b or vector(0)))"),
     ],
 )
-def test_promql_expressions(written: str, said: str):
-    assert written == said
+def test_promql_expressions(written: str, message: str):
+    assert written == message
 
 
 NOT_CATALOGUED = counter("made_up", "Nobody counts it.")
 
 
 @pytest.mark.parametrize(
-    ("mistake", "said"),
+    ("mistake", "message"),
     [
         (lambda: Q.rate(NOT_CATALOGUED), "foretoken_made_up is not in the catalogue"),
         (lambda: Q.values_of(NOT_CATALOGUED, "class"), "is not in the catalogue"),
@@ -87,7 +87,7 @@ NOT_CATALOGUED = counter("made_up", "Nobody counts it.")
         (lambda: Q.recorded(Record("a:b", ("class",), "1"), "worker"), "has no label 'worker'"),
     ],
 )
-def test_promql_mistake_fails_the_build(mistake, said: str):
+def test_promql_mistake_fails_the_build(mistake, message: str):
     with pytest.raises(ValueError) as refused:
         mistake()
-    assert said in str(refused.value)
+    assert message in str(refused.value)

@@ -51,9 +51,9 @@ def test_recorded_series_follow_their_inputs():
 
 def test_every_alert_has_a_runbook():
     for rule in rules("alerts.yml"):
-        said = rule["annotations"]
-        assert said["summary"] and said["description"].endswith("."), rule["alert"]
-        assert re.match(r"1\. .+\n2\. ", said["runbook"]), rule["alert"]
+        message = rule["annotations"]
+        assert message["summary"] and message["description"].endswith("."), rule["alert"]
+        assert re.match(r"1\. .+\n2\. ", message["runbook"]), rule["alert"]
         assert rule["labels"]["severity"] in ("page", "ticket")
 
 

@@ -116,8 +116,8 @@ def test_empty_parent_has_no_span(parent: str, collector: Collector) -> None:
 def test_metrics_include_unsampled_requests(collector: Collector) -> None:
     with closing(tracing_to(collector.address, sample=0.0)) as tracing:
         for seconds in (0.03, 0.5, 0.5, 700.0):
-            told = {"gen_ai.request.model": "demo"}
-            tracing.service("gateway").measure(REQUEST_DURATION, seconds, told)
+            reported = {"gen_ai.request.model": "demo"}
+            tracing.service("gateway").measure(REQUEST_DURATION, seconds, reported)
     [(attributes, point)] = collector.points["gen_ai.server.request.duration"]
     assert attributes == {"gen_ai.request.model": "demo"}
     assert tuple(point.explicit_bounds) == REQUEST_DURATION.buckets
@@ -192,8 +192,8 @@ def test_returned_collector_receives_new_spans(caplog: pytest.LogCaptureFixture)
     ):  # fmt: skip
         outage.sent(signal, arrived)
     outage.close()
-    said = [each.getMessage().split(" (")[0] for each in caplog.records]
-    assert said == [
+    message = [each.getMessage().split(" (")[0] for each in caplog.records]
+    assert message == [
         "the collector at http://x takes no traces",
         "the collector at http://x takes what is sent again",
         "the collector at http://x takes no traces",
@@ -223,14 +223,14 @@ def test_two_tracings_log_their_own_collector(
     one, two = Outage("http://one:1"), Outage("http://two:2")
     exporters.error("Failed to export traces to %s", "one:1")
     exporters.error("Failed to export traces to %s", "two:2")
-    queues.warning("Queue full, dropping %s.", "Span")  # of whom, it doesn't say
+    queues.warning("Queue full, dropping %s.", "Span")  # does not name the exporter
     assert not caplog.records
     for outage in (one, two):
         outage.sent("traces", True)
         outage.sent("traces", False)
-    said = warnings(caplog)
-    assert ["faster" in line for line in said] == [True, False, True, False]
-    assert "to one:1" in said[1] and "to two:2" in said[3]
+    message = warnings(caplog)
+    assert ["faster" in line for line in message] == [True, False, True, False]
+    assert "to one:1" in message[1] and "to two:2" in message[3]
     one.close()
     queues.warning("Queue full, dropping %s.", "Span")  # still heard by the other
     assert len(caplog.records) == 4
@@ -260,8 +260,8 @@ print([name for name in sys.modules if name.startswith(ours)])
 
 def test_disabled_tracing_imports_no_sdk() -> None:
     command = [sys.executable, "-c", OFF_IMPORTS]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert said.stdout.strip() == "[]"
+    message = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert message.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(("key", "value"), [("sample", 1.5), ("sample", -0.1), ("queue_spans", 0)])

@@ -62,7 +62,7 @@ class Fleet:
     tick_s: float = 1.0
     now: float = 0.0
     asked: list[Asked] = field(default_factory=list)
-    told: list[Begun] = field(default_factory=list)
+    reported: list[Begun] = field(default_factory=list)
     memory: PolicyMemory = field(default_factory=PolicyMemory)
     decision: Decision = field(default_factory=lambda: Decision(0))
 
@@ -126,11 +126,11 @@ class Fleet:
             one.runs, one.home, one.limit = True, number, limit
         if begins:
             rows, granted = zip(*begins, strict=True)
-            assert set(run) == set(rows), "nobody joins a batch that runs"
+            assert set(run) == set(rows), "a request joined a running batch"
             members = [self.asked[row] for row in rows]
             makes = [each.limit - each.output for each in members]
             expected = [max(1, each.foreseen - each.output) for each in members]
-            self.told.append(
+            self.reported.append(
                 Begun(
                     self.now,
                     number,

@@ -27,7 +27,7 @@ def seats(count: int, kv_tokens: int = 10_000, slots: int = 99) -> tuple[WorkerS
 
 
 def begun(fleet: Fleet) -> list[tuple[float, int, list[int]]]:
-    return [(each.now, each.worker, sorted(each.rows)) for each in fleet.told]
+    return [(each.now, each.worker, sorted(each.rows)) for each in fleet.reported]
 
 
 # Assignment to workers
@@ -119,7 +119,7 @@ def test_unfinished_requests_queue_behind_later_arrivals() -> None:
     fleet.ask((4, 1), (4, 1))
     fleet.run(7)
     assert begun(fleet) == [(0, 1, [0, 1]), (2, 1, [2, 3]), (3, 1, [0]), (5, 1, [0])]
-    assert [each.limits for each in fleet.told] == [(2, 2), (2, 2), (4,), (6,)]
+    assert [each.limits for each in fleet.reported] == [(2, 2), (2, 2), (4,), (6,)]
     assert fleet.over and fleet.asked[0].preemptions == 2
 
 
@@ -155,7 +155,7 @@ def test_interval_transcript() -> None:
     fleet.asked[1].over, fleet.asked[1].runs = True, False
     fleet.ask((20, 1))
     waits = fleet.round()
-    assert waits.next_s == 2.0 and len(fleet.told) == 2
+    assert waits.next_s == 2.0 and len(fleet.reported) == 2
     assert str(waits.explanations.for_row(2)) == "waits 1.0 s until the pool is cut into batches"
     fleet.now = 2.0
     last = fleet.round()
@@ -237,9 +237,9 @@ def test_open_batch_takes_arrivals_until_sent() -> None:
     fleet.ask((10, 3))
     fleet.run(1)
     fleet.ask((11, 3), (900, 90))
-    told = fleet.round().explanations
-    assert str(told.for_row(2)) == "in a batch of 2, 0 batches ahead"
-    assert str(told.for_row(3)) == "in a batch of 1, 1 batches ahead"
+    reported = fleet.round().explanations
+    assert str(reported.for_row(2)) == "in a batch of 2, 0 batches ahead"
+    assert str(reported.for_row(3)) == "in a batch of 1, 1 batches ahead"
     fleet.run(5)
     assert begun(fleet) == [(0, 1, [0]), (3, 1, [1, 2]), (6, 1, [3])]
 
@@ -352,7 +352,7 @@ def test_batching_serves_every_request_within_memory(
             break
     assert fleet.over
     share = fleet.row.params.get("zeta", 1.0)
-    for each in fleet.told:
+    for each in fleet.reported:
         worker, makes = workers[each.worker - 1], each.expected if form == "wma" else each.makes
         assert len(each.rows) <= worker.max_running
         fits = each.tokens(makes, worker.block_tokens) <= share * worker.kv_tokens
@@ -371,14 +371,14 @@ def test_batch_preset_serves_every_request(preset: str) -> None:
         fleet.run(1)
     fleet.run(600)
     assert fleet.over
-    assert {each.worker for each in fleet.told} == {1, 2}
+    assert {each.worker for each in fleet.reported} == {1, 2}
 
 
 def test_request_too_long_for_every_worker_waits_with_reason() -> None:
     fleet = Fleet("scls", seats(1, kv_tokens=100))
     fleet.ask((90, 20))
-    told = fleet.round().explanations.for_row(0)
-    assert told is not None and told.reason is WaitReason.NO_WORKER
+    reported = fleet.round().explanations.for_row(0)
+    assert reported is not None and reported.reason is WaitReason.NO_WORKER
 
 
 def test_small_workers_share_batch_in_one_round() -> None:

@@ -182,11 +182,11 @@ def test_curve_longest_prefix_matches_linear_scan(
     def fits(rows: Ints) -> bool:
         return need(rows) <= demand.limit
 
-    more, told = demand.longest(order, base, most)
+    more, reported = demand.longest(order, base, most)
     assert more == len(list(takewhile(lambda k: fits(order[: base + k]), range(1, most + 1))))
     asked = range(min(most, more + 1) + 1)
-    assert [told(k) for k in asked] == pytest.approx([need(order[: base + k]) for k in asked])
-    assert [told(k) for k in asked] == sorted(told(k) for k in asked)
+    assert [reported(k) for k in asked] == pytest.approx([need(order[: base + k]) for k in asked])
+    assert [reported(k) for k in asked] == sorted(reported(k) for k in asked)
     kept, later = order[:base], order[base:]
     expected = [fits(np.append(kept, row)) for row in later]
     assert demand.able(kept, later).tolist() == expected
@@ -196,9 +196,9 @@ def test_curve_longest_prefix_matches_linear_scan(
 
 
 def seen(evictions: int, endings: int, waiting: int = 1) -> Snapshot:
-    made, nobody = jobs(waiting), np.arange(0)
+    made, empty = jobs(waiting), np.arange(0)
     return Snapshot(
-        0.0, made, np.arange(waiting), nobody, (), table(), evictions=evictions, endings=endings
+        0.0, made, np.arange(waiting), empty, (), table(), evictions=evictions, endings=endings
     )
 
 

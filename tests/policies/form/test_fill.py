@@ -68,20 +68,28 @@ def test_fill_admits_first_request_alone_on_idle_worker() -> None:
 
 
 def test_fill_gives_each_waiting_request_a_reason() -> None:
-    told = filled([(W, 50), (R, 60), (W, 10), (W, 20)], 100)
-    assert told.reasons[[0, 2, 3]].tolist() == [
+    reported = filled([(W, 50), (R, 60), (W, 10), (W, 20)], 100)
+    assert reported.reasons[[0, 2, 3]].tolist() == [
         WaitReason.ADMITTED,
         WaitReason.BLOCKED,
         WaitReason.BLOCKED,
     ]
-    assert (told.a[0], told.b[0], told.a[2], told.a[3]) == (50, 100, 2, 3)
-    told = filled([(W, 50), (W, 60), (W, 10), (R, 20)], 100)
-    assert told.reasons[:3].tolist() == [WaitReason.ADMITTED, WaitReason.MEMORY, WaitReason.BLOCKED]
-    assert (told.a[1], told.b[1]) == (110, 100)
-    assert (told.a[0], told.peak) == (70, 70)
-    told = filled([(R, 1), (W, 1), (W, 1), (W, 1)], 100, slots=2)
-    assert told.reasons[1:].tolist() == [WaitReason.ADMITTED, WaitReason.SLOTS, WaitReason.BLOCKED]
-    assert (told.a[2], told.b[2]) == (2, 2)
+    assert (reported.a[0], reported.b[0], reported.a[2], reported.a[3]) == (50, 100, 2, 3)
+    reported = filled([(W, 50), (W, 60), (W, 10), (R, 20)], 100)
+    assert reported.reasons[:3].tolist() == [
+        WaitReason.ADMITTED,
+        WaitReason.MEMORY,
+        WaitReason.BLOCKED,
+    ]
+    assert (reported.a[1], reported.b[1]) == (110, 100)
+    assert (reported.a[0], reported.peak) == (70, 70)
+    reported = filled([(R, 1), (W, 1), (W, 1), (W, 1)], 100, slots=2)
+    assert reported.reasons[1:].tolist() == [
+        WaitReason.ADMITTED,
+        WaitReason.SLOTS,
+        WaitReason.BLOCKED,
+    ]
+    assert (reported.a[2], reported.b[2]) == (2, 2)
 
 
 # Reference implementations
@@ -145,16 +153,16 @@ def test_fill_matches_reference_implementation(
 
     given_runs = np.array(runs, bool)
     demand = Peaks(held, limit, left[None]) if foreseen else Sums(held, limit)
-    told = fill(given_runs, demand, slots, alone)
+    reported = fill(given_runs, demand, slots, alone)
     expected = literal(runs, need, limit, slots, alone)
-    assert np.flatnonzero(told.run).tolist() == expected.run
-    assert told.peak == need(expected.run)
+    assert np.flatnonzero(reported.run).tolist() == expected.run
+    assert reported.peak == need(expected.run)
     assert given_runs.tolist() == runs
 
     waiting = [i for i in range(len(line)) if not runs[i]]
     left_out = [i for i in waiting if i not in expected.run]
     for i in waiting:
-        why = (WaitReason(int(told.reasons[i])), told.a[i], told.b[i])
+        why = (WaitReason(int(reported.reasons[i])), reported.a[i], reported.b[i])
         if i in expected.run:
             assert why == (WaitReason.ADMITTED, need(expected.run), limit)
         elif expected.by_places and i == left_out[0]:
@@ -180,12 +188,12 @@ def test_fill_matches_reference_implementation_with_exhausted_slices(
     runs = [runs for runs, _, _ in line]
     due = [runs and asks for runs, asks, _ in line]
     held = np.array([held for _, _, held in line], float)
-    told = fill(np.array(runs), Sums(held, limit, due=np.array(due)), slots, alone)
+    reported = fill(np.array(runs), Sums(held, limit, due=np.array(due)), slots, alone)
     expected = literal(runs, lambda rows: float(held[rows].sum()), limit, slots, alone, due)
-    assert np.flatnonzero(told.run).tolist() == expected.run
-    assert told.peak == held[expected.run].sum()
-    waits = [i for i in range(len(line)) if not runs[i] and not told.run[i]]
-    assert all(told.reasons[i] == WaitReason.BLOCKED for i in waits[1:])
+    assert np.flatnonzero(reported.run).tolist() == expected.run
+    assert reported.peak == held[expected.run].sum()
+    waits = [i for i in range(len(line)) if not runs[i] and not reported.run[i]]
+    assert all(reported.reasons[i] == WaitReason.BLOCKED for i in waits[1:])
 
 
 def literal_places(
@@ -220,26 +228,26 @@ def test_fill_slots_matches_reference_implementation(
     runs = np.array([runs for runs, _, _ in line], bool)
     holds = np.array([runs or rests for runs, rests, _ in line], bool)
     held = np.array([held for _, _, held in line], float)
-    told = fill_slots(runs, holds, Sums(held, limit), slots, alone)
-    run = np.flatnonzero(told.run).tolist()
+    reported = fill_slots(runs, holds, Sums(held, limit), slots, alone)
+    run = np.flatnonzero(reported.run).tolist()
     assert run == literal_places(line, limit, slots, alone)
-    waits = np.flatnonzero(~told.run & ~runs).tolist()
-    assert all(told.reasons[i] == WaitReason.ADMITTED for i in run if not runs[i])
-    assert all(told.reasons[i] == WaitReason.BLOCKED for i in waits[1:])
-    if waits and told.reasons[waits[0]] == WaitReason.MEMORY:
+    waits = np.flatnonzero(~reported.run & ~runs).tolist()
+    assert all(reported.reasons[i] == WaitReason.ADMITTED for i in run if not runs[i])
+    assert all(reported.reasons[i] == WaitReason.BLOCKED for i in waits[1:])
+    if waits and reported.reasons[waits[0]] == WaitReason.MEMORY:
         fresh = [i for i in range(waits[0] + 1) if not holds[i]]
         need = float(held[holds].sum() + held[fresh].sum())
-        assert (told.a[waits[0]], told.b[waits[0]]) == (need, limit)
+        assert (reported.a[waits[0]], reported.b[waits[0]]) == (need, limit)
         assert need > limit
     elif waits:
-        assert told.reasons[waits[0]] == WaitReason.SLOTS
+        assert reported.reasons[waits[0]] == WaitReason.SLOTS
         assert len(run) == slots
 
 
 def test_fill_slots_blames_slots_while_paused_kv_stays_on_device() -> None:
     """The first waiting request is paused with KV and could run again; the second does not fit."""
     runs, holds = np.array([R, W, W]), np.array([True, True, False])
-    told = fill_slots(runs, holds, Sums(np.array([40.0, 40.0, 40.0]), 100), 1, alone=False)
-    assert told.run.tolist() == [True, False, False]
-    assert told.reasons[1:].tolist() == [WaitReason.SLOTS, WaitReason.BLOCKED]
-    assert (told.a[1], told.b[1]) == (1, 1)
+    reported = fill_slots(runs, holds, Sums(np.array([40.0, 40.0, 40.0]), 100), 1, alone=False)
+    assert reported.run.tolist() == [True, False, False]
+    assert reported.reasons[1:].tolist() == [WaitReason.SLOTS, WaitReason.BLOCKED]
+    assert (reported.a[1], reported.b[1]) == (1, 1)

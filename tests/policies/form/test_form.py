@@ -260,9 +260,9 @@ def test_past_future_applies_draws_and_statistic() -> None:
 def test_fixed_form_respects_batch_size() -> None:
     """One request runs; of four waiting, two are admitted, and the next reports a batch of
     three."""
-    came, told = formed("fixed", 1_000, [(5, 0, 5)], [(5, 0, 5)] * 4, {"batch_size": 3})
+    came, reported = formed("fixed", 1_000, [(5, 0, 5)], [(5, 0, 5)] * 4, {"batch_size": 3})
     assert came == 2
-    assert (told.reasons[3], told.a[3], told.b[3]) == (WaitReason.SLOTS, 3, 3)
+    assert (reported.reasons[3], reported.a[3], reported.b[3]) == (WaitReason.SLOTS, 3, 3)
     assert formed("fixed", 1_000, [(5, 0, 5)] * 4, [(5, 0, 5)], {"batch_size": 3})[0] == 0
     assert formed("fixed", 25, [(5, 0, 5)], [(5, 0, 5)] * 4, {"batch_size": 3})[0] == 1
 
@@ -281,17 +281,21 @@ def test_token_budget_limits_tokens_per_step() -> None:
     runs = np.arange(5) < 3
     worker, forecasts = seat(), table(certain(50))
     demand = demanded("token_budget", made, worker, forecasts, {"budget_tokens": 50}, 0, runs)
-    told = fill(runs, demand, 99, alone=True)
-    assert told.run.tolist() == [True, True, True, True, False]
-    assert (told.reasons[4], told.a[4], told.b[4]) == (WaitReason.STEP_BUDGET, 97, 50)
+    reported = fill(runs, demand, 99, alone=True)
+    assert reported.run.tolist() == [True, True, True, True, False]
+    assert (reported.reasons[4], reported.a[4], reported.b[4]) == (WaitReason.STEP_BUDGET, 97, 50)
     full = demanded("token_budget", made, worker, forecasts, {"budget_tokens": 32}, 0, runs)
-    told = fill(runs, full, 99, alone=True)
-    assert told.run.tolist() == [True, True, True, False, False]
-    assert (told.reasons[3], told.a[3], told.b[3]) == (WaitReason.STEP_BUDGET, 92, 32)
+    reported = fill(runs, full, 99, alone=True)
+    assert reported.run.tolist() == [True, True, True, False, False]
+    assert (reported.reasons[3], reported.a[3], reported.b[3]) == (WaitReason.STEP_BUDGET, 92, 32)
     small = demanded("token_budget", made, seat(kv_tokens=150), forecasts, {}, 0, runs)
-    told = fill(runs, small, 99, alone=True)
+    reported = fill(runs, small, 99, alone=True)
     held = 23 + 21 + 40 + 60
-    assert (told.reasons[3], told.a[3], told.b[3]) == (WaitReason.MEMORY, held, 0.95 * 150)
+    assert (reported.reasons[3], reported.a[3], reported.b[3]) == (
+        WaitReason.MEMORY,
+        held,
+        0.95 * 150,
+    )
 
 
 def test_form_parameters_have_defaults_bounds_and_names() -> None:

@@ -118,10 +118,10 @@ def test_longest_prefix_matches_linear_scan(
         return statistic(np.array([peak_tokens(held[among], each[among]) for each in left]))
 
     demand = Sums(held, limit) if seed is None else Peaks(held, limit, left, statistic)
-    fits, told = demand.longest(order, base, most)
+    fits, reported = demand.longest(order, base, most)
     assert fits == len(list(takewhile(lambda k: need(k) <= limit, range(1, most + 1))))
     asked = [fits, *([fits + 1] if fits < most else [])]
-    assert [told(k) for k in asked] == pytest.approx([need(k) for k in asked])
+    assert [reported(k) for k in asked] == pytest.approx([need(k) for k in asked])
 
 
 @settings(max_examples=examples(100))

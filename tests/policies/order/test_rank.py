@@ -112,8 +112,8 @@ def test_rank_matches_authors_loop_over_rounds(
         )
         rng = np.random.default_rng(seed)
         snapshot = a_turn_later(snapshot, number, rng, 4, (0.0, 0.5, 3.0, 9.0))
-        told = snapshot.jobs.forecast
-        forecast = np.where(rng.random(len(told)) < 0.1, 0, told)
+        reported = snapshot.jobs.forecast
+        forecast = np.where(rng.random(len(reported)) < 0.1, 0, reported)
         snapshot = replace(snapshot, jobs=replace(snapshot.jobs, forecast=forecast))
 
 
@@ -126,8 +126,8 @@ def test_rank_score_ignores_output_until_better_forecast() -> None:
     first = Snapshot(0.0, of, np.array([0, 2]), np.array([1]), (seat(),), interned)
     found = RANK(first, PARAMS, PolicyMemory())
     assert found.key.tolist() == [50, 40, 50]
-    told = replace(first, jobs=replace(of, forecast=np.array([0, 1, 0]), output=of.output + 9))
-    assert RANK(told, PARAMS, found.memory).key.tolist() == [50, 40, 30]
+    reported = replace(first, jobs=replace(of, forecast=np.array([0, 1, 0]), output=of.output + 9))
+    assert RANK(reported, PARAMS, found.memory).key.tolist() == [50, 40, 30]
 
 
 def test_rank_promotes_at_announced_time() -> None:

@@ -154,8 +154,8 @@ Spoil = Callable[[Path], object]
 
 
 def rewrite(folder: Path, **changes: object) -> None:
-    said = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**said, **changes}))
+    message = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**message, **changes}))
 
 
 def spoil_tensors(folder: Path, spoil: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -209,14 +209,14 @@ CORRUPT: dict[str, tuple[Spoil, str]] = {
 }
 
 
-@pytest.mark.parametrize(("spoil", "said"), CORRUPT.values(), ids=CORRUPT.keys())
+@pytest.mark.parametrize(("spoil", "message"), CORRUPT.values(), ids=CORRUPT.keys())
 def test_corrupt_artefact_is_set_aside_with_reason(
-    saved: Path, spoil: Spoil, said: str, caplog: pytest.LogCaptureFixture
+    saved: Path, spoil: Spoil, message: str, caplog: pytest.LogCaptureFixture
 ):
     spoil(saved)
     with pytest.raises(ArtefactError) as caught:
         load(saved)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert f"foretoken train ranker --data FILE --out {saved}" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert load_or_set_aside(saved) is None
@@ -224,7 +224,7 @@ def test_corrupt_artefact_is_set_aside_with_reason(
     assert aside.is_dir() and not saved.exists()
     [warning] = warnings(caplog)
     assert warning.startswith(f"{saved} was renamed to {aside}; ")
-    assert said in warning
+    assert message in warning
 
 
 def test_newer_and_older_artefacts_are_set_aside(saved: Path, tmp_path: Path):

@@ -182,15 +182,15 @@ async def test_inaccurate_model_is_set_aside_and_reinstated(
         async with predicting("moody") as running:
             heard: list[float] = []
 
-            async def hundred(turn: int, foretold: int, tokens: int) -> str:
-                moody.tokens = foretold
+            async def hundred(turn: int, forecast_of: int, tokens: int) -> str:
+                moody.tokens = forecast_of
                 ids = [f"{turn}-{i}" for i in range(100)]
                 already = running.value("read_total", of="waiting")
                 await running.forecast(*(asked(i, f"question {i}") for i in ids))
                 await running.read(int(already) + 100)
-                told = running.value("improved_total")
+                reported = running.value("improved_total")
                 await running.observe(*(ended(i, tokens) for i in ids))
-                heard.append(told - sum(heard))
+                heard.append(reported - sum(heard))
                 return "moody" if heard[-1] else "history"
 
             assert [await hundred(turn, 900, 20) for turn in (0, 1)] == ["moody", "moody"]
@@ -198,8 +198,8 @@ async def test_inaccurate_model_is_set_aside_and_reinstated(
             good = [await hundred(n, n, n) for n in (20, 200, 21, 201, 22)]
             assert (good[0], good[-1]) == ("history", "moody")
             assert running.value("set_aside") == 0
-            said = [r.getMessage() for r in caplog.records]
-    assert [line for line in said if "set aside" in line or "is used" in line] == [
+            message = [r.getMessage() for r in caplog.records]
+    assert [line for line in message if "set aside" in line or "is used" in line] == [
         "the prompt model is less accurate than history and is set aside; it continues to learn",
         "the prompt model is more accurate than history again and is used",
     ]

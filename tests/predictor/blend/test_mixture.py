@@ -50,11 +50,13 @@ def test_narrow_and_wide_forecasts_are_recalibrated(claimed: float) -> None:
     rng = np.random.default_rng(1)
     centres = np.exp(rng.normal(4, 1, 2_000))
     lengths = centres * np.exp(0.4 * rng.normal(size=2_000))
-    told = spreads_around(centres, claimed)
+    reported = spreads_around(centres, claimed)
     mixture = Mixture(1)
-    mixture.observe([told[:1_000]], ("a",) * 1_000, lengths[:1_000])
-    levels = sp.quantile_levels(mixture.combine([told[1_000:]], ("a",) * 1_000), lengths[1_000:])
-    raw = sp.quantile_levels(told[1_000:], lengths[1_000:])
+    mixture.observe([reported[:1_000]], ("a",) * 1_000, lengths[:1_000])
+    levels = sp.quantile_levels(
+        mixture.combine([reported[1_000:]], ("a",) * 1_000), lengths[1_000:]
+    )
+    raw = sp.quantile_levels(reported[1_000:], lengths[1_000:])
     covered = ((levels > 0.05) & (levels < 0.95)).mean()
     assert abs(((raw > 0.05) & (raw < 0.95)).mean() - 0.9) > 0.05
     assert covered == pytest.approx(0.9, abs=0.04)

@@ -51,7 +51,7 @@ def own_vectors(texts: list[str]) -> np.ndarray:
             model(torch.tensor([tokenizer.encode(text).ids]), output_hidden_states=True)
             for text in texts
         ]
-    layers = [[layer[0].mean(0).numpy() for layer in told.hidden_states] for told in states]
+    layers = [[layer[0].mean(0).numpy() for layer in reported.hidden_states] for reported in states]
     means = np.array(layers)[:, -LAYERS:]
     return np.asarray(means / np.linalg.norm(means, axis=2, keepdims=True))
 

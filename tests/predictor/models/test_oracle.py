@@ -14,7 +14,7 @@ from tests.predictor.predictor_serving import asked, ended, predicting
 from tests.reach import WAYS
 
 
-def told(path: Path, *rows: object) -> str:
+def reported(path: Path, *rows: object) -> str:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return str(path)
 
@@ -23,13 +23,13 @@ def row(prompt: str, tokens: int, **fields: object) -> dict[str, object]:
     return {"prompt": prompt, "output_tokens": tokens, **fields}
 
 
-def said(forecast: common_pb2.Forecast) -> tuple[str, list[float]]:
+def message(forecast: common_pb2.Forecast) -> tuple[str, list[float]]:
     return forecast.source, list(forecast.points)
 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_oracle_forecasts_known_lengths_and_max_otherwise(way: str, tmp_path: Path) -> None:
-    file = told(
+    file = reported(
         tmp_path / "lengths.jsonl",
         row("count to ten", 31, id="passed over"),
         row("sort: b a", 5),
@@ -49,7 +49,7 @@ async def test_oracle_forecasts_known_lengths_and_max_otherwise(way: str, tmp_pa
             asked("7", "count to ten "),
             predictor_pb2.ForecastInput(request_id="8", model="demo", max_tokens=77),
         )
-        assert [said(forecast) for forecast in forecasts] == [
+        assert [message(forecast) for forecast in forecasts] == [
             ("oracle", [31]),
             ("oracle", [31]),
             ("oracle", [5]),
@@ -62,17 +62,17 @@ async def test_oracle_forecasts_known_lengths_and_max_otherwise(way: str, tmp_pa
         assert not any(forecast.shared_key for forecast in forecasts)
         assert await running.observe(ended("1", 500)) == 0
         (again,) = await running.forecast(asked("9", "count to ten"))
-        assert said(again) == ("oracle", [31])
+        assert message(again) == ("oracle", [31])
         assert running.value("forecasts_total", source="oracle") == 6
 
 
 async def test_oracle_truncates_long_prompts(tmp_path: Path) -> None:
-    file = told(tmp_path / "lengths.jsonl", row("é" * 10_000, 7, instruction="ü" * 10_000))
+    file = reported(tmp_path / "lengths.jsonl", row("é" * 10_000, 7, instruction="ü" * 10_000))
     async with predicting("oracle", oracle_file=file, max_text_bytes=1_001) as running:
         forecasts = await running.forecast(
             asked("1", "é" * 10_000, "ü" * 10_000), asked("2", "é" * 500, "ü" * 500)
         )
-    assert [said(forecast) for forecast in forecasts] == [("oracle", [7])] * 2
+    assert [message(forecast) for forecast in forecasts] == [("oracle", [7])] * 2
 
 
 @pytest.mark.parametrize(

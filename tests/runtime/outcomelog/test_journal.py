@@ -81,8 +81,8 @@ async def test_newer_versions_are_counted_and_logged_once(caplog):
         await asyncio.wait_for(journal.replayed.wait(), 10)
         assert numbers(got) == [0, 2]
         assert (journal.delivered, journal.from_future) == (2, 2)
-    (said,) = warnings(caplog)
-    assert "written by a newer foretoken (done version 3, known is 2)" in said
+    (message,) = warnings(caplog)
+    assert "written by a newer foretoken (done version 3, known is 2)" in message
 
 
 async def test_full_queue_drops_the_oldest_row():
@@ -159,10 +159,10 @@ async def test_rows_wait_while_the_log_is_unavailable(tmp_path, caplog):
         await until(lambda: len(got) == 5)
         assert numbers(got) == [0, 4, 5, 6, 7]
         await until(lambda: not journal.unavailable)
-    said = [r.getMessage() for r in caplog.records if r.name.endswith("journal")]
-    assert len(said) == 2
-    assert os.strerror(errno.ENOTDIR) in said[0] or os.strerror(errno.EEXIST) in said[0]
-    assert said[1] == "the outcome log is back; 3 outcomes were dropped meanwhile"
+    message = [r.getMessage() for r in caplog.records if r.name.endswith("journal")]
+    assert len(message) == 2
+    assert os.strerror(errno.ENOTDIR) in message[0] or os.strerror(errno.EEXIST) in message[0]
+    assert message[1] == "the outcome log is back; 3 outcomes were dropped meanwhile"
 
 
 bursts = st.lists(

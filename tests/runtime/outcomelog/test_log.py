@@ -161,9 +161,9 @@ async def test_corrupt_file_is_moved_aside(tmp_path, caplog, damage):
         assert numbers(await log.read("", 10)) == [1]
     aside = tmp_path / "log.corrupt-1"
     assert aside.read_bytes() == damaged
-    (said,) = warnings(caplog)
-    assert str(path) in said
-    assert str(aside) in said
+    (sentence,) = warnings(caplog)
+    assert str(path) in sentence
+    assert str(aside) in sentence
 
 
 async def test_corrupt_files_have_distinct_names_up_to_a_bound(tmp_path):
@@ -248,9 +248,9 @@ async def test_newer_schema_is_moved_aside(tmp_path, caplog):
     async with opened(path) as log:
         await log.append(rows(1))
     assert await kept(path) == [1]
-    (said,) = warnings(caplog)
-    assert "version 99" in said
-    assert str(tmp_path / "log.future-1") in said
+    (sentence,) = warnings(caplog)
+    assert "version 99" in sentence
+    assert str(tmp_path / "log.future-1") in sentence
     assert sqlite3.connect(tmp_path / "log.future-1").execute("PRAGMA user_version").fetchone() == (
         99,
     )
@@ -269,7 +269,7 @@ async def test_other_program_s_database_is_refused_unchanged(tmp_path):
 
 @contextmanager
 def unprivileged() -> Iterator[None]:
-    """As a user who may not write everywhere, even where the tests run as root."""
+    """Runs as a user with restricted write access, even if the tests run as root."""
     before = os.geteuid()
     if not before:
         os.seteuid(65534)

@@ -130,8 +130,8 @@ async def test_foreign_entries_are_skipped_and_logged_once(server, caplog):
         first = (await log.read("", 1))[0].position
         assert numbers(await log.read(first, 2)) == [1, 2]
         assert numbers(await log.read("", 10)) == [0, 1, 2]
-    (said,) = warnings(caplog)
-    assert f"{STREAM} on redis://127.0.0.1:{server.port}/0 holds entries that are no" in said
+    (message,) = warnings(caplog)
+    assert f"{STREAM} on redis://127.0.0.1:{server.port}/0 holds entries that are no" in message
 
 
 async def test_key_of_another_type_is_unavailable(server):
@@ -311,9 +311,9 @@ async def test_restarted_redis_loses_no_rows(server, caplog):
         await until(lambda: not (journal.unavailable or replica.unavailable))
         assert (journal.written, journal.dropped) == (300, 0)
     assert numbers(got) == numbers(seen) == server.kept() == list(range(300))
-    said = [(r.levelname, r.getMessage()) for r in caplog.records if r.name.endswith("journal")]
-    assert sorted(level for level, _ in said) == ["INFO", "INFO", "WARNING", "WARNING"]
-    assert all(str(server.port) in text for level, text in said if level == "WARNING")
+    message = [(r.levelname, r.getMessage()) for r in caplog.records if r.name.endswith("journal")]
+    assert sorted(level for level, _ in message) == ["INFO", "INFO", "WARNING", "WARNING"]
+    assert all(str(server.port) in text for level, text in message if level == "WARNING")
 
 
 async def test_restarted_service_replays_the_stream(server):

@@ -20,7 +20,7 @@ from tests.scheduler.state_driver import G
 
 
 @pytest.mark.parametrize(
-    ("said", "tenant"),
+    ("message", "tenant"),
     [
         ({}, ""),
         ({"user": "ada"}, "ada"),
@@ -30,10 +30,10 @@ from tests.scheduler.state_driver import G
         ({"user": "u" * 256}, "u" * 256),
     ],
 )
-async def test_tenant_is_cache_salt_else_user(said: dict[str, str], tenant: str) -> None:
+async def test_tenant_is_cache_salt_else_user(message: dict[str, str], tenant: str) -> None:
     async with housing(lambda _: [5]) as house:
-        chat = {"messages": [{"role": "user", "content": "1,"}], **said}
-        both = ("/v1/completions", {"prompt": "1,", **said}), ("/v1/chat/completions", chat)
+        chat = {"messages": [{"role": "user", "content": "1,"}], **message}
+        both = ("/v1/completions", {"prompt": "1,", **message}), ("/v1/chat/completions", chat)
         for path, body in both:
             assert (await house.http("POST", path, body)).status == 200
         assert [request.tenant for request in house.scheduler.requests] == [tenant] * 2

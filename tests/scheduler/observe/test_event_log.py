@@ -61,7 +61,7 @@ def changed(path: Path, **cells: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("cells", "said"),
+    ("cells", "message"),
     [
         (
             {"foretoken_event_log": FORMAT + 1},
@@ -76,10 +76,10 @@ def changed(path: Path, **cells: object) -> Path:
     ],
 )
 def test_incompatible_log_is_refused_with_reason(
-    tmp_path: Path, cells: dict[str, object], said: str
+    tmp_path: Path, cells: dict[str, object], message: str
 ) -> None:
     path = changed(written(tmp_path / "log", 1.0), **cells)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         read_head(path)
 
 

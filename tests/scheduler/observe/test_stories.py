@@ -342,16 +342,16 @@ def test_client_id_resolves_to_its_choices(asked: str, found: list[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("asked", "code", "said"),
+    ("asked", "code", "message"),
     [
         ("4fe", Code.INVALID_ARGUMENT, "give at least 4 characters of it"),
         ("", Code.INVALID_ARGUMENT, "give at least 4 characters of it"),
         ("4fe3", Code.NOT_FOUND, "no request '4fe3' is remembered: 5 are live, and 0 of the 0"),
     ],
 )
-def test_unknown_id_is_not_found(asked: str, code: Code, said: str) -> None:
+def test_unknown_id_is_not_found(asked: str, code: Code, message: str) -> None:
     r = several()
-    with pytest.raises(ServiceError, match=said) as raised:
+    with pytest.raises(ServiceError, match=message) as raised:
         find_stories(asked, r.recorder, r.state)
     assert raised.value.code is code
 

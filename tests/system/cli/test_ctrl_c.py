@@ -30,9 +30,9 @@ def test_ctrl_c_at_any_moment_of_the_start(mode: list[str]) -> None:
         )
         time.sleep(moment_s)
         process.send_signal(signal.SIGINT)
-        said, complained = process.communicate(timeout=60)
+        message, complained = process.communicate(timeout=60)
         assert "Traceback" not in complained, complained
-        assert process.returncode == (0 if "is ready" in said else 130), complained
+        assert process.returncode == (0 if "is ready" in message else 130), complained
         assert _none_of(process.pid)
 
 
@@ -49,8 +49,8 @@ def _none_of(parent: int) -> bool:
 
 @pytest.mark.slow
 async def test_drain_reports_running_requests_and_second_signal_ends_it(tmp_path: Path) -> None:
-    says = tmp_path / "says"
-    with serving(stderr=says) as live:
+    sentence = tmp_path / "sentence"
+    with serving(stderr=sentence) as live:
         async with AsyncClient(live.grpc) as client:
             streams = [
                 client.generate("Count from 1 to 500.\n", max_tokens=1_900, ignore_eos=True)
@@ -61,10 +61,10 @@ async def test_drain_reports_running_requests_and_second_signal_ends_it(tmp_path
                 await anext(each)
             live.process.send_signal(signal.SIGINT)
             waits = "3 requests are still running; press Ctrl-C again to stop now"
-            await asyncio.to_thread(wait_for, lambda: waits in says.read_text())
+            await asyncio.to_thread(wait_for, lambda: waits in sentence.read_text())
             assert live.process.poll() is None
             live.process.send_signal(signal.SIGINT)
             assert await asyncio.to_thread(live.process.wait, 30) == 0
             for stream in streams:
                 stream.cancel()
-    assert "Traceback" not in says.read_text()
+    assert "Traceback" not in sentence.read_text()

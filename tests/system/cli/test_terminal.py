@@ -116,5 +116,5 @@ def test_chat_reports_an_unreachable_server_in_one_line():
         env=environment(),
         cwd=ROOT,
     )
-    said = done.stdout + done.stderr
-    assert "127.0.0.1:9" in said and "Traceback" not in said
+    message = done.stdout + done.stderr
+    assert "127.0.0.1:9" in message and "Traceback" not in message

@@ -39,7 +39,7 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--policy", "fcsf"], "unknown policy 'fcsf', did you mean fcfs?; known: fcfs, "),
         (["--model", "/no/such"], "no folder /no/such"),
@@ -86,15 +86,15 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
         (["--set", "predictor.model=oracle"], "predictor.oracle_file: the predictor 'oracle' need"),
     ],
 )
-def test_invalid_setting_is_a_one_line_error(arguments: list[str], said: str):
+def test_invalid_setting_is_a_one_line_error(arguments: list[str], message: str):
     ports = [] if "--http-port" in arguments else ["--http-port", "0"]
     line = only_line(run("serve", "--grpc-port", "0", *ports, *arguments))
     assert line.startswith("foretoken: ")
-    assert said in line
+    assert message in line
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["serve", "--polcy", "x"], "unknown option --polcy, did you mean --policy?"),
         (["serve", "-tp", "2", "--max-num-seqs=4"], "-tp: use --tensor-parallel N; --max-num-s"),
@@ -131,11 +131,11 @@ def test_invalid_setting_is_a_one_line_error(arguments: list[str], said: str):
         (["bench", "u", "--json", "/no/such/f"], "cannot write /no/such/f: there is no folder"),
     ],
 )
-def test_usage_error_is_one_line_with_status_2(arguments: list[str], said: str):
+def test_usage_error_is_one_line_with_status_2(arguments: list[str], message: str):
     done = run(*arguments)
     line = only_line(done)
     assert done.returncode == 2 and done.stdout == ""
-    assert line.startswith("foretoken: ") and said in line
+    assert line.startswith("foretoken: ") and message in line
 
 
 def test_version_is_the_package_version():

@@ -48,22 +48,22 @@ def test_why_from_server_equals_why_from_log(tmp_path: Path, mode: list[str]) ->
             own = client.complete(LONG, max_tokens=160, sla={"ttft_s": 1e-6}).request_id
         both = chat(live.http, n=2, max_tokens=20)
         assert both.startswith("chatcmpl-")
-        told, two = why(own, "--server", live.grpc), why(both, "--server", live.grpc)
+        reported, two = why(own, "--server", live.grpc), why(both, "--server", live.grpc)
         short = why(own[:12], "--server", live.grpc)
         lost = why("nosuchid", "--server", live.grpc)
         assert live.stop() == 0
-    assert told.returncode == 0 and told.stdout == short.stdout
-    assert told.stdout.splitlines()[0] == f"{own}-0, ended; times in seconds since its arrival"
-    said = sentences(told.stdout)
-    assert said[0].startswith("received by the gateway; ")
-    assert said[1].startswith("arrived with ") and "SLA custom (TTFT 1e-06 s)" in said[1]
-    assert any(each.startswith("forecast by ") for each in said)
-    assert any(each.startswith("admitted at worker-0, budget 160 output") for each in said)
+    assert reported.returncode == 0 and reported.stdout == short.stdout
+    assert reported.stdout.splitlines()[0] == f"{own}-0, ended; times in seconds since its arrival"
+    message = sentences(reported.stdout)
+    assert message[0].startswith("received by the gateway; ")
+    assert message[1].startswith("arrived with ") and "SLA custom (TTFT 1e-06 s)" in message[1]
+    assert any(each.startswith("forecast by ") for each in message)
+    assert any(each.startswith("admitted at worker-0, budget 160 output") for each in message)
     [judged] = [
-        each for each in said if each.startswith("as its client saw it, SLA custom missed (")
+        each for each in message if each.startswith("as its client saw it, SLA custom missed (")
     ]
-    assert any(each.startswith("ended (") for each in said[-2:]) and judged in said[-2:]
-    times = [float(line.split()[0]) for line in told.stdout.splitlines()[1:]]
+    assert any(each.startswith("ended (") for each in message[-2:]) and judged in message[-2:]
+    times = [float(line.split()[0]) for line in reported.stdout.splitlines()[1:]]
     assert times == sorted(times)
     call = both.removeprefix("chatcmpl-")
     heads = [line for line in two.stdout.splitlines() if not line.startswith(" ")]
@@ -74,6 +74,6 @@ def test_why_from_server_equals_why_from_log(tmp_path: Path, mode: list[str]) ->
     assert replayed.returncode == 0, replayed.stderr
     assert replayed.stdout.startswith("preset foretoken, ")
     *replayed_story, verdict = sentences(replayed.stdout)
-    assert replayed_story == [each for each in said if each != judged]
+    assert replayed_story == [each for each in message if each != judged]
     by_reports = "by its worker's reports, without delivery to the client, SLA custom missed ("
     assert verdict.startswith(by_reports)

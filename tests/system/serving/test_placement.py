@@ -96,8 +96,8 @@ async def test_placement_prefers_the_worker_with_the_cached_prefix(
     plans = [a.plan for e in entries for a in e.actions if isinstance(a, SendPlan)]
     assert {plan.prefix_blocks for plan in plans} == {CHAIN}
     reports = [e.event.report for e in entries if isinstance(e.event, Reported)]
-    told = [name for report in reports for name in report.prefixes_added]
-    assert sorted(told) == sorted(name for chain in went for name in chain)
+    reported = [name for report in reports for name in report.prefixes_added]
+    assert sorted(reported) == sorted(name for chain in went for name in chain)
 
 
 @pytest.mark.slow

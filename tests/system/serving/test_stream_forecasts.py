@@ -25,17 +25,17 @@ def live(request: pytest.FixtureRequest) -> Iterator[Live]:
         yield system
 
 
-def check(told: Sequence[dict[str, Any]], tokens: int) -> None:
+def check(reported: Sequence[dict[str, Any]], tokens: int) -> None:
     """The forecasts of one answer, and its token count."""
-    assert len(told) > 3
-    for seen in told:
+    assert len(reported) > 3
+    for seen in reported:
         assert 0 <= seen["low_tokens"] <= seen["expected_tokens"] <= seen["high_tokens"] <= MOST
         assert seen["end_s"] >= 0
-    widths = [seen["high_tokens"] - seen["low_tokens"] for seen in told]
+    widths = [seen["high_tokens"] - seen["low_tokens"] for seen in reported]
     assert widths[-1] == 0 <= widths[0]
-    assert told[-1]["low_tokens"] == told[-1]["expected_tokens"] == tokens
-    assert told[-1]["end_s"] == 0
-    assert 0 < told[0]["ttft_s"] < 60 and told[0]["sla_expected"] is True
+    assert reported[-1]["low_tokens"] == reported[-1]["expected_tokens"] == tokens
+    assert reported[-1]["end_s"] == 0
+    assert 0 < reported[0]["ttft_s"] < 60 and reported[0]["sla_expected"] is True
 
 
 @pytest.mark.slow
@@ -91,11 +91,11 @@ def test_openai_client_receives_forecasts_per_choice(live: Live) -> None:
             ))  # fmt: skip
             first = [next(chunks), next(chunks)]
         *parts, last = first + list(chunks)
-    told: dict[int, list[Any]] = {0: [], 1: []}
+    reported: dict[int, list[Any]] = {0: [], 1: []}
     for part in parts:
         if "forecast" in part.model_extra:
-            told[part.choices[0].index].append(part.forecast)
-    ends = [of[-1]["expected_tokens"] for of in told.values()]
+            reported[part.choices[0].index].append(part.forecast)
+    ends = [of[-1]["expected_tokens"] for of in reported.values()]
     assert sum(ends) == last.usage.completion_tokens
 
 

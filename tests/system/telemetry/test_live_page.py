@@ -24,7 +24,7 @@ GREEDY = """{
 REQUESTS = "Number(document.querySelector('#attained tr:last-child .number').innerText)"
 
 
-def told(http: str, path: str) -> Any:
+def reported(http: str, path: str) -> Any:
     return json.load(urlopen(f"{http}/ui/{path}", timeout=30))
 
 
@@ -41,7 +41,7 @@ def chat(http: str, words: int) -> str:
 def test_board_and_why_of_a_live_system(mode: list[str]) -> None:
     arguments = ["--kv-tokens", str(KV_TOKENS), "--workers", "2", "--policy", "past-future"]
     with serving(*arguments, *mode) as live:
-        before = told(live.http, "board")
+        before = reported(live.http, "board")
         assert before["ready"] and before["preset"] == "past-future"
         assert (before["running"], before["queued"], before["classes"]) == (0, 0, {})
         workers = before["workers"]
@@ -49,16 +49,16 @@ def test_board_and_why_of_a_live_system(mode: list[str]) -> None:
         assert {worker["kv_tokens"] for worker in workers} == {KV_TOKENS}
         assert all(worker["block_tokens"] > 0 for worker in workers)
         asked = chat(live.http, words=20)
-        wait_for(lambda: told(live.http, "board")["classes"] != {})
-        kept = told(live.http, "board")["classes"]["batch"]
+        wait_for(lambda: reported(live.http, "board")["classes"] != {})
+        kept = reported(live.http, "board")["classes"]["batch"]
         assert (kept["met"], kept["missed"]) == (1, {})
         assert kept["tokens"] == kept["good_tokens"] > 20
-        (story,) = told(live.http, f"why/{asked}")["stories"]
+        (story,) = reported(live.http, f"why/{asked}")["stories"]
         assert story["request_id"] == asked.removeprefix("chatcmpl-") + "-0"
         assert story["chapters"][0]["text"].startswith("received by the gateway; ")
         assert story["chapters"][1]["text"].startswith("arrived with ")
         assert "judged" in [chapter["kind"] for chapter in story["chapters"]]
-        assert told(live.http, "about")["model"] == "demo"
+        assert reported(live.http, "about")["model"] == "demo"
 
 
 @pytest.mark.slow

@@ -35,14 +35,14 @@ def test_one_scrape_covers_every_process(mode: str) -> None:
         with Client(live.grpc) as client:
             for _ in range(4):
                 client.complete("Count from 1 to 9.\n", max_tokens=9)
-        told: list[str] = []
+        reported: list[str] = []
 
         def complete() -> bool:  # a predictor that yields to others may be late
-            told.append(read())
-            return 'foretoken_metrics_peers_missing{model_name="demo"} 0.0' in told[-1]
+            reported.append(read())
+            return 'foretoken_metrics_peers_missing{model_name="demo"} 0.0' in reported[-1]
 
         wait_for(complete, 60)
-        text = told[-1]
+        text = reported[-1]
     seen: dict[str, set[str]] = defaultdict(set)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

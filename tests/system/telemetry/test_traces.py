@@ -104,13 +104,13 @@ def named(collector: Collector, asked: Asked, name: str) -> list[Seen]:
     return [span for span in collector.of(asked.trace_id) if span.name == name]
 
 
-def check_answer(root: Seen, told: Mapping[str, Any], reasons: list[str]) -> None:
+def check_answer(root: Seen, reported: Mapping[str, Any], reasons: list[str]) -> None:
     """The span records the forecast that the client received."""
     assert root.attributes["gen_ai.provider.name"] == "foretoken"
     assert root.attributes["gen_ai.request.model"] == "demo"
     assert root.attributes["gen_ai.response.model"] == "demo"
-    assert root.attributes["gen_ai.usage.input_tokens"] == told["prompt_tokens"]
-    assert root.attributes["gen_ai.usage.output_tokens"] == told["completion_tokens"]
+    assert root.attributes["gen_ai.usage.input_tokens"] == reported["prompt_tokens"]
+    assert root.attributes["gen_ai.usage.output_tokens"] == reported["completion_tokens"]
     assert root.attributes["gen_ai.response.finish_reasons"] == reasons
     assert root.attributes["foretoken.sla.outcome"] in ("met", "missed")
 
@@ -156,8 +156,8 @@ def test_grpc_call_with_several_choices_makes_one_trace(live: Live, collector: C
     root = tree(collector, asked)
     assert root.name == "text_completion demo"
     usage = responses[-1].usage
-    told = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
-    check_answer(root, told, ["length", "length"])
+    reported = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+    check_answer(root, reported, ["length", "length"])
     wait_for(lambda: len(named(collector, asked, "queue")) == 2)
     ids = {span.attributes["foretoken.request.id"] for span in named(collector, asked, "queue")}
     assert ids == {f"{responses[0].request_id}-{choice}" for choice in (0, 1)}
@@ -286,7 +286,7 @@ def _named_soon(collector: Collector, asked: Asked, name: str) -> list[Seen]:
 
 @pytest.mark.slow
 def test_missing_collector_is_logged_once_per_process(tmp_path: Path) -> None:
-    says = tmp_path / "stderr"
+    sentence = tmp_path / "stderr"
     endpoint = f"http://127.0.0.1:{free_port()}"
     sets = {
         "tracing.endpoint": endpoint,
@@ -296,15 +296,15 @@ def test_missing_collector_is_logged_once_per_process(tmp_path: Path) -> None:
         "logging.format": "json",
     }
     arguments = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
-    with serving(*arguments, stderr=says) as live, Client(live.grpc) as client:
+    with serving(*arguments, stderr=sentence) as live, Client(live.grpc) as client:
         for _ in range(20):
             asked = client.generate("Reverse: red blue green\n", max_tokens=16, temperature=0.0)
             assert asked.complete().text.strip() == "green blue red"
-        wait_for(lambda: says.read_text().count(endpoint) >= 3, 30)
+        wait_for(lambda: sentence.read_text().count(endpoint) >= 3, 30)
         client.complete(PROMPT, max_tokens=40)
         assert live.stop() == 0
-    lines = [json.loads(line) for line in says.read_text().splitlines()]
-    said = [line["service"] for line in lines if endpoint in line["message"]]
-    assert sorted(said) == ["predictor", "serve", "worker"]
+    lines = [json.loads(line) for line in sentence.read_text().splitlines()]
+    message = [line["service"] for line in lines if endpoint in line["message"]]
+    assert sorted(message) == ["predictor", "serve", "worker"]
     others = [line for line in lines if line["logger"] != "foretoken.running.console.lines"]
     assert {line["level"] for line in others} == {"WARNING"}

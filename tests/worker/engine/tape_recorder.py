@@ -3,7 +3,7 @@
 What was called is written down: PyTorch's operations with the very tensors and numbers they were
 called with, and launches of Triton's interpreter. Played again, no line of ours runs: whatever the
 host would have decided anew, or read from an array of its own, is as it was when it was recorded.
-What an operation made is nobody's between two runs: it is overwritten before and after each.
+Results of an operation are undefined between two runs: they are overwritten before and after.
 """
 
 from collections.abc import Callable, Iterator

@@ -136,7 +136,7 @@ def test_graphs_on_a_cpu_are_refused_before_weights_are_read():
     ids=["fused", "a window, transformers' forward", "INT8"],
 )
 def test_recorded_steps_equal_eager_steps(settings, monkeypatch):
-    """Batches of 1, 2, 3 (padded to 4) and 4 decode, joined by prefills and left by who ends."""
+    """Batches of 1, 2, 3 (padded to 4) and 4 decode, joined by prefills and left by ended rows."""
     lengths = (3, 18, 7, 11)
     eager = make_engine(
         model(settings["model"]),

@@ -1,4 +1,4 @@
-"""Steps that break: who did it is found, alone; everybody else gets what it would have got."""
+"""Failing steps: the faulty request is isolated, and the others' answers stay the same."""
 
 from math import ceil, log2
 from typing import Any
@@ -41,7 +41,7 @@ def test_suspects_are_split_in_halves_older_first():
     """Of five: three and two; the three break again, as two and one."""
     rows = sequences(5)
     suspects = Suspects()
-    assert suspects.narrow(rows) == rows, "nobody is suspected"
+    assert suspects.narrow(rows) == rows, "no request is suspected"
     suspects.split(list(reversed(rows)))
     assert suspects.narrow(rows) == rows[:3]
     suspects.split(rows[:3])
@@ -85,8 +85,8 @@ def test_suspects_compute_every_row_once_and_find_faults_in_logarithmic_time(row
 
 
 def test_faulty_prefill_ends_alone_and_is_not_shared():
-    """What a step that breaks has stored is not shared: `c` begins as `b` does, whose first block
-    nobody computed; `a` is of another tenant."""
+    """KV of a failed step is not shared: `c` begins as `b` does, whose first block was not
+    computed; `a` is of another tenant."""
     t = Transcript(prefix_sharing=True, max_batch_tokens=32)
     for name, salt in (("a", "s"), ("b", "")):
         t.prompt(name, 6, salt=salt)
@@ -127,7 +127,7 @@ def test_new_request_waits_while_suspects_are_tried():
 
 
 def test_out_of_memory_evicts_the_newest_request():
-    """Even where plans let nobody leave; one that is alone can't make way for itself."""
+    """Even if plans allow no eviction; a lone request cannot make room for itself."""
     t = Transcript()
     for name in "abc":
         t.prompt(name, 2)

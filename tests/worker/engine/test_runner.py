@@ -90,8 +90,8 @@ async def test_faulty_request_gets_an_error_and_others_continue(poisoned):
     offset, why = heard.errors["b"]
     assert offset == 0 and why.startswith("the model failed on this request")
     assert heard.finished["b"] is FinishReason.ERROR
-    told = [(token.request_id, token.offset) for token in heard.tokens]
-    assert sorted(told) == [(name, offset) for name in "ac" for offset in range(3)]
+    reported = [(token.request_id, token.offset) for token in heard.tokens]
+    assert sorted(reported) == [(name, offset) for name in "ac" for offset in range(3)]
 
 
 async def test_many_choices_of_a_faulty_prompt_do_not_end_the_process(poisoned):
@@ -118,11 +118,11 @@ async def test_broken_device_ends_the_process(
     with pytest.raises(RuntimeError, match="3 steps in a row failed"):
         async with asyncio.timeout(20):
             await heard.runner.run()
-    assert len(heard.errors) == 3, "the others are begun again by whoever sent them"
+    assert len(heard.errors) == 3, "the gateways send the others again"
 
 
 async def test_expired_prompts_and_admissions_are_dropped_while_others_run(monkeypatch):
-    """A prompt nobody admits and an admission without a prompt, both too old at once."""
+    """A prompt that no plan admits and an admission without a prompt expire together."""
     monkeypatch.setattr(loop, "EXPIRE_INTERVAL_S", 0.0)
     heard = Heard()
     state = heard.engine.state
@@ -131,11 +131,11 @@ async def test_expired_prompts_and_admissions_are_dropped_while_others_run(monke
     async with background(heard.runner.run()):
         await until(lambda: heard.tokens)
         heard.runner.send(AddPrompt(Prompt("orphan", (5, 6), 2, 3, ENDLESS)))
-        heard.runner.send(ApplyPlan(Plan(2, admit=(Grant("nobody", 3),))))
-        await until(lambda: "nobody" in heard.finished)
+        heard.runner.send(ApplyPlan(Plan(2, admit=(Grant("absent", 3),))))
+        await until(lambda: "absent" in heard.finished)
         assert not state.pending.prompts and not state.pending.admissions
         assert "busy" in state.running, "it was given up by a busy worker"
-    assert heard.finished == {"nobody": FinishReason.ERROR}
+    assert heard.finished == {"absent": FinishReason.ERROR}
 
 
 async def test_waiting_prompts_are_kept_until_they_expire(monkeypatch):

@@ -76,7 +76,7 @@ PARAMETERS = st.builds(
 STARTS = st.tuples(
     PARAMETERS, st.lists(st.one_of(FEW, st.integers(0, SIZE - 1)), min_size=1, max_size=5)
 )
-# What happens to a step: who is in it, and whether it counts; who is another object since.
+# A step: its rows, whether it is committed, and rows that are different objects since.
 EVENTS = st.tuples(
     st.sampled_from(["counts", "counts", "counts", "fails"]),
     st.permutations(range(5)),
@@ -152,7 +152,7 @@ def test_unknown_token_of_another_sampler_is_an_error():
 
 
 def test_failed_draw_counts_nothing(monkeypatch):
-    """The device may have counted a token that nobody was told: it is counted again from the
+    """The device may have counted a token that was not delivered: it is counted again from the
     request's own."""
     size = 8
     counts = SamplingParams(frequency_penalty=1.0, logprobs=1)
@@ -207,7 +207,7 @@ def test_steady_batch_builds_no_index_and_copies_nothing(monkeypatch):
     assert step(rows) == (True, [0])
     for _ in range(STEP):
         assert step(list(rows)) == (False, [])  # another list of the same
-    assert step(rows[:2]) == (True, [])  # who goes on is not counted anew
+    assert step(rows[:2]) == (True, [])  # a continuing row is not counted again
     assert step(rows) == (True, [])
 
 

@@ -30,7 +30,7 @@ def right(module: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
     return raw
 
 
-def told(feeder: Feeder, name: str) -> PromptLogprobs:
+def reported(feeder: Feeder, name: str) -> PromptLogprobs:
     """With its first token, and with that alone."""
     first, *others = feeder.drawn[name]
     assert not any(token.opening for token in others)
@@ -65,7 +65,7 @@ def test_prompt_scores_equal_the_model_s(name, fused):
     feeder.run()
     for number, (request_id, length) in enumerate(lengths.items()):
         tokens = prompt_tokens(number, length)
-        scores = told(feeder, request_id)
+        scores = reported(feeder, request_id)
         check(scores, right(reference(name), tokens), tokens, 20 if request_id == "d" else 4)
         assert feeder.output[request_id] == feeder.output[f"beside {request_id}"]
         beside = feeder.drawn[f"beside {request_id}"][0].opening
@@ -95,7 +95,7 @@ def test_demo_model_scores_equal_transformers(batch_tokens, overlap):
     feeder.add("again", tokens, 3, SCORE)
     feeder.run()
     for name in ("r", "again"):
-        check(told(feeder, name), raw, tokens, 4)
+        check(reported(feeder, name), raw, tokens, 4)
 
 
 LENGTHS = (30, 11, 24, 17, 40, 9)
@@ -111,7 +111,7 @@ def test_evicted_prompt_is_scored_again_before_its_first_token(overlap, settings
         feeder.add(f"r{number}", prompt_tokens(number, length), 12, SCORE)
         for _ in range(2):
             feeder.step()
-    # One that waits half-way for nobody: paused, and given back.
+    # One that is paused half-way and resumed.
     for residency in (Residency.DROP, Residency.OFFLOAD, Residency.KEEP):
         waiting = [s for s in feeder.engine.state.running.values() if s.scores is not None]
         if waiting:
@@ -124,7 +124,7 @@ def test_evicted_prompt_is_scored_again_before_its_first_token(overlap, settings
     assert feeder.evictions > 0
     for number, length in enumerate(LENGTHS):
         tokens = prompt_tokens(number, length)
-        check(told(feeder, f"r{number}"), right(reference("llama"), tokens), tokens, 4)
+        check(reported(feeder, f"r{number}"), right(reference("llama"), tokens), tokens, 4)
 
 
 def test_scored_prompt_publishes_to_the_cache_but_does_not_read_it():
@@ -142,7 +142,7 @@ def test_scored_prompt_publishes_to_the_cache_but_does_not_read_it():
     assert cached("scored", SCORE) == 0
     assert cached("finds", ENDLESS) == 36  # at least one token is computed
     assert cached("scored again", SCORE) == 0
-    check(told(feeder, "scored again"), right(reference("llama"), tokens), tokens, 4)
+    check(reported(feeder, "scored again"), right(reference("llama"), tokens), tokens, 4)
     assert feeder.output["scored"] == feeder.output["finds"] == feeder.output["scored again"]
 
 
@@ -183,4 +183,4 @@ def test_scoring_logits_are_bounded_and_sliced(monkeypatch):
     assert max(rows) == 5 and sum(rows) == 3 * 12
     for number in range(3):
         tokens = prompt_tokens(number, 13)
-        check(told(feeder, f"r{number}"), right(reference("llama"), tokens), tokens, 4)
+        check(reported(feeder, f"r{number}"), right(reference("llama"), tokens), tokens, 4)

@@ -27,7 +27,7 @@ def slow_device() -> DeferredStreams:
 
 
 class OnDevice:
-    """An engine that computes on a slow device, a piece of work a token; who draws, waits."""
+    """An engine on a slow device: one piece of work per token, and a draw waits for it."""
 
     def __init__(self, monkeypatch: Any) -> None:
         self.streams = slow_device()
@@ -66,8 +66,10 @@ def test_step_without_draws_is_timed_by_its_events(monkeypatch):
     assert device.step() == [StepTiming(8, 0, 40, 9.0)]
     device.streams.finish_all()
     assert device.step() == [StepTiming(0, 1, 40, 2.0)]
-    told = [timing for report in device.reports for timing in report.timings]
-    assert [timing.prefill_tokens for timing in told] == [16, 16, 8, 0] and told[:2] == chunks
+    reported = [timing for report in device.reports for timing in report.timings]
+    assert [timing.prefill_tokens for timing in reported] == [16, 16, 8, 0] and reported[
+        :2
+    ] == chunks
 
 
 def test_step_time_is_immediate_on_a_cpu():

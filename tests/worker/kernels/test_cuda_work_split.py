@@ -57,7 +57,7 @@ def test_chunk_tiles_cover_every_query_once_longest_context_first():
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "dtype", "says"),
+    ("heads", "kv_heads", "head_dim", "dtype", "sentence"),
     [
         (4, 4, 16, torch.float16, "heads of 16"),
         (4, 4, 512, torch.float16, "heads of 512"),
@@ -66,8 +66,8 @@ def test_chunk_tiles_cover_every_query_once_longest_context_first():
         (1024, 1, 64, torch.float16, "256 at most"),
     ],
 )
-def test_unsupported_shape_is_a_sentence(heads, kv_heads, head_dim, dtype, says):
-    with pytest.raises(ValueError, match=says):
+def test_unsupported_shape_is_a_sentence(heads, kv_heads, head_dim, dtype, sentence):
+    with pytest.raises(ValueError, match=sentence):
         require_supported(heads, kv_heads, head_dim, dtype)
 
 

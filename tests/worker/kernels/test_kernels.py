@@ -25,7 +25,7 @@ from services.worker.requests.types.sequence import Sequence
 from tests.examples import examples
 
 BLOCK, DIM = 4, 8
-STARTED = numba_threads()  # before anybody is told that there are others
+STARTED = numba_threads()  # before any setting changes it
 
 
 @dataclass
@@ -215,12 +215,12 @@ def test_long_chunks_over_many_tiles(threads, options, group, int8, monkeypatch)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     taken: list[int] = []
 
-    def told(*given: Any) -> None:
+    def reported(*given: Any) -> None:
         taken.append(given[-1])
         attend_chunk(*given)
 
     attend_chunk = prefill_loops.attend
-    monkeypatch.setattr(prefill_loops, "attend", told)
+    monkeypatch.setattr(prefill_loops, "attend", reported)
     case = Case([(0, 300), (130, 200), (3, 1), (63, 65)], (2 * group, 2), options, 16, 24)
     answer = attend(case, 7, int8, lambda block: NumbaAttention(block, torch.float32, tiles=True))
     torch.testing.assert_close(answer.got, answer.stored, rtol=0, atol=2e-5)

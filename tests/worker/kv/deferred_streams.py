@@ -2,7 +2,7 @@
 
 Each operation knows what it comes after: the one before it in its lane, and the events its lane
 was told to wait for. A seed decides which of those that could run runs next, and when; nothing
-runs before somebody looks or time passes by. The copies of blocks go through `DeferredCopies`, as
+runs before a result is read or time passes. The copies of blocks go through `DeferredCopies`, as
 kernels on a GPU do: issued when called, run later.
 """
 

@@ -81,7 +81,7 @@ def there_and_back(layout: RecordLayout, content: list[KVLayer], tokens: int) ->
 
 
 class Drill:
-    """`turn` is one step of an engine: settle, change who is where, start the moves, compute."""
+    """`turn` is one step of an engine: settle, change residencies, start the moves, compute."""
 
     def __init__(self, seed: int, layout: RecordLayout, missing: Missing | None = None):
         self.chance = Random(seed)

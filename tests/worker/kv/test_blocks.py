@@ -22,7 +22,7 @@ class BlockMachine(RuleBasedStateMachine):
         self.pool = BlockPool(BLOCKS, BLOCK)
         self.held: dict[str, list[int]] = {}
         self.published: dict[str, int] = {}  # by owner: so many of its first blocks are
-        self.content: dict[int, bytes] = {}  # of published blocks, until somebody overwrites them
+        self.content: dict[int, bytes] = {}  # of published blocks, until they are overwritten
 
     @staticmethod
     def keys(owner: str, blocks: int) -> list[bytes]:
@@ -44,7 +44,7 @@ class BlockMachine(RuleBasedStateMachine):
             assert got == table
             return
         assert got[: len(table)] == table and len(got) == len(table) + missing
-        assert not set(got[len(table) :]) & others, "a block somebody holds was given away"
+        assert not set(got[len(table) :]) & others, "a held block was allocated again"
         for block in got[len(table) :]:
             self.content.pop(block, None)
         if got:

@@ -1,4 +1,4 @@
-"""ALISE's walk as hand-worked tables: who stays, who leaves, who comes back."""
+"""ALISE's residency walk as hand-worked tables: kept, offloaded and returned requests."""
 
 import pytest
 

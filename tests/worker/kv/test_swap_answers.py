@@ -66,7 +66,7 @@ class Restless(Feeder):
             if cancels > len(self.cancelled) and self.random.random() < 0.3:
                 self.cancel_one()
             self.step()
-        assert not self.engine.state.sequences, "somebody never finished"
+        assert not self.engine.state.sequences, "a request never finished"
 
 
 @pytest.fixture(scope="module")

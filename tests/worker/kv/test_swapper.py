@@ -89,7 +89,7 @@ class Bench:
 
 
 class LazyBench(Bench):
-    """Nothing is done before somebody waits for it."""
+    """No copy is executed before it is awaited."""
 
     def make(self, layout: RecordLayout, ring: RingSize) -> Swapper:
         self.streams = DeferredStreams(Random(0), haste=(0.0,))

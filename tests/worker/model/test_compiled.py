@@ -133,12 +133,12 @@ def test_every_engine_step_runs_compiled():
 
 
 def test_rows_without_a_graph_run_eagerly():
-    """As where nobody's logits are asked for: no graph has no rows."""
+    """Without requested logits: no graph has zero rows."""
     recorder = Recorder()
     model, _ = compiled("llama", recorder)
     recorder.runs = 0
-    nobody = torch.tensor([], dtype=torch.long)
-    logits = model.forward(torch.ones(4, dtype=torch.long), torch.arange(4), Probe(), nobody)
+    no_rows = torch.tensor([], dtype=torch.long)
+    logits = model.forward(torch.ones(4, dtype=torch.long), torch.arange(4), Probe(), no_rows)
     assert logits.shape == (0, VOCABULARY)
     assert (recorder.graphs, recorder.runs) == (GRAPHS, LAYERS)  # but for the last piece
 
@@ -165,14 +165,14 @@ def breaks_alone(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., 
 
 
 @pytest.mark.parametrize(
-    ("backend", "told"),
+    ("backend", "reported"),
     [
         (broken, "it fails: .*no such instruction"),
         (wrong, "it moves logits by .*%"),
         (breaks_alone, "it fails: .*no such instruction"),
     ],
 )
-def test_failing_or_wrong_compiler_is_not_used(backend: Any, told: str, caplog):
+def test_failing_or_wrong_compiler_is_not_used(backend: Any, reported: str, caplog):
     model = model_of("llama")
     fused = model._fused
     model.compile_forward(backend)
@@ -180,7 +180,7 @@ def test_failing_or_wrong_compiler_is_not_used(backend: Any, told: str, caplog):
     assert model.forward_name == "fused forward"
     [record] = [r for r in caplog.records if r.name.startswith("services.")]
     assert record.levelname == "WARNING"
-    expect = f"the compiled forward is left aside, the fused one runs: {told}"
+    expect = f"the compiled forward is left aside, the fused one runs: {reported}"
     assert re.match(expect, record.getMessage())
 
 
@@ -195,10 +195,10 @@ def test_model_without_fused_forward_is_not_compiled(caplog):
 
 def test_compile_on_without_a_compiler_is_refused_before_loading(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "/no/such/compiler")
-    said = r"compile is on, but there is no C\+\+ compiler /no/such/compiler here: .* to auto"
-    with pytest.raises(ValueError, match=said):
+    message = r"compile is on, but there is no C\+\+ compiler /no/such/compiler here: .* to auto"
+    with pytest.raises(ValueError, match=message):
         require_compiler("on", CPU)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         Engine.load(EngineConfig(model=str(tmp_path / "none"), device="cpu", compile="on"))
     for asked in ("auto", "off"):
         require_compiler(asked, CPU)

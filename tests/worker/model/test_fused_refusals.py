@@ -67,7 +67,7 @@ def another_shape(module: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lie", "told"),
+    ("lie", "reported"),
     [
         (another_mlp, "moves logits by"),
         (another_norm, "moves logits by"),
@@ -76,7 +76,7 @@ def another_shape(module: Any) -> None:
         (another_shape, "it fails"),
     ],
 )
-def test_modified_model_keeps_its_own_forward(lie: Any, told: str, caplog):
+def test_modified_model_keeps_its_own_forward(lie: Any, reported: str, caplog):
     module = made(llama)
     lie(module)
     ids, positions = random_tokens(start=150)
@@ -84,7 +84,7 @@ def test_modified_model_keeps_its_own_forward(lie: Any, told: str, caplog):
     model = PagedModel(module, CPU)
     (warning,) = warnings(caplog)
     assert "left aside" in warning
-    assert told in warning
+    assert reported in warning
     assert model.forward_name.startswith("transformers' forward (the fused one is left aside")
     ours = model.forward(ids, positions, Probe(), None)
     torch.testing.assert_close(ours, own, rtol=1e-4, atol=1e-4)

@@ -61,7 +61,11 @@ def logprobs(feeder: Feeder, request_id: str) -> torch.Tensor:
         (llama, "yarn", LIMIT),
         (llama, "llama3", LIMIT),
         (llama, "linear", LIMIT),
-        (llama, "dynamic", LIMIT),  # turns beyond max_position_embeddings, where nobody gets
+        (
+            llama,
+            "dynamic",
+            LIMIT,
+        ),  # rotations beyond max_position_embeddings, which no request reaches
         (llama, "longrope", ORIGINAL),
         (gemma3, "yarn", LIMIT),
         (gemma3, "longrope", ORIGINAL),

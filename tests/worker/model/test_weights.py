@@ -110,7 +110,7 @@ def test_other_formats_are_left_to_loading(folder, free):
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HfApi]:
-    """A Hub's paths over files: made/small has 3 Gi elements, and is in nobody's cache."""
+    """A Hub's paths over files: made/small has 3 Gi elements, and is in no cache."""
 
     class Handler(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:

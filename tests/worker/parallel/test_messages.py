@@ -87,10 +87,12 @@ def test_sent_batch_runs_as_the_original(lengths, chunks, steps):
             batch = StepBatch(rows, more if step % 2 else [])
             if not len(rows) and not batch.chunks:
                 continue
-            told = reader.read(across(writer.write(batch)))
-            assert seen(told) == seen(batch)
-            assert before is None or told.decodes is before, "kernels keep what is of these rows"
-            before = told.decodes
+            reported = reader.read(across(writer.write(batch)))
+            assert seen(reported) == seen(batch)
+            assert before is None or reported.decodes is before, (
+                "kernels keep what is of these rows"
+            )
+            before = reported.decodes
             for row in rows.advance().tolist():
                 rows.set_block(row, next(block))
             rows.learn([7 + step] * len(rows))
@@ -111,14 +113,14 @@ def test_steady_decode_message_is_a_few_numbers_per_row():
 
 def test_follower_engine_computes_the_same():
     """The other has the same weights, and never hears of a request."""
-    told, reader = engine_of("llama"), BatchReader(16)
+    reported, reader = engine_of("llama"), BatchReader(16)
     teller, writer = engine_of("llama"), BatchWriter()
     run = teller.run
     steps = []
 
     def both(batch: StepBatch) -> torch.Tensor:
         logits = run(batch)
-        steps.append(torch.equal(logits, told.run(reader.read(across(writer.write(batch))))))
+        steps.append(torch.equal(logits, reported.run(reader.read(across(writer.write(batch))))))
         return logits
 
     teller.run = both  # type: ignore[method-assign]  # in between
@@ -141,7 +143,7 @@ blocks = st.lists(st.integers(0, 2**40), max_size=5)
 def test_transfers_round_trip_without_owners(moves, recalled):
     sent = TransferPlan(
         tuple(
-            KVTransfer(n, "whoever", way, tuple(b), tuple(1 + x for x in b), tokens)
+            KVTransfer(n, "any", way, tuple(b), tuple(1 + x for x in b), tokens)
             for n, way, b, tokens in moves
         ),
         tuple(recalled),

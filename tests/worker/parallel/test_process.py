@@ -45,7 +45,7 @@ async def test_tensor_parallel_worker_serves_and_sigterm_ends_all_ranks(folder):
 
 @pytest.mark.slow
 async def test_killed_rank_0_ends_the_follower(folder):
-    """Killed itself, rank 0 can tell nobody."""
+    """A killed rank 0 cannot report its end."""
     async with attached(folder, tensor_parallel=2) as (process, _, _):
         follower = follower_of(process.pid)
         process.kill()
@@ -65,8 +65,8 @@ async def test_killed_follower_ends_the_worker_with_a_sentence(folder, busy):
         _, errors = await asyncio.wait_for(process.communicate(), 30)
         await asyncio.gather(reading, return_exceptions=True)
     assert process.returncode == 2
-    said = errors.decode().strip().splitlines()[-1]
-    assert said == "foretoken worker: rank 1 of this worker's 2 ended with signal 9"
+    message = errors.decode().strip().splitlines()[-1]
+    assert message == "foretoken worker: rank 1 of this worker's 2 ended with signal 9"
 
 
 async def test_unsplittable_model_is_a_one_line_error(folder):

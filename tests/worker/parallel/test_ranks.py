@@ -90,8 +90,8 @@ def scores(feeder: Feeder, name: str) -> list[float]:
     """Of its prompt; none where it asks for none."""
     opening = feeder.drawn[name][0].opening
     assert opening is not None
-    told = opening.prompt_logprobs
-    return [] if told is None else told.chosen.tolist()
+    reported = opening.prompt_logprobs
+    return [] if reported is None else reported.chosen.tolist()
 
 
 def clear(feeder: Feeder, name: str) -> bool:
@@ -135,7 +135,7 @@ def test_two_ranks_answer_as_one(folders, name, settings):
 
 
 def test_ranks_end_together(folders):
-    """A reset in between; and one of them killed: the next step says who, and is the last."""
+    """A reset in between; and one of them killed: the next step names it, and is the last."""
     with engine_over(2, folders["llama"]) as engine:
         feeder = Swapping(engine)
         feeder.add("r", prompt_tokens(1, 20), 30)
@@ -241,7 +241,7 @@ def test_device_and_dtype_are_settled_before_ranks_start(folders):
 
 @pytest.mark.slow
 def test_blocked_rank_0_is_ended_after_the_loss_of_another(folders, monkeypatch):
-    """As it does on a GPU, in a collective that nobody else is in."""
+    """As on a GPU, in a collective that no other rank has entered."""
     ended: list[int] = []
     with engine_over(2, folders["llama"]):
         monkeypatch.setattr(leader, "END_S", 0.5)

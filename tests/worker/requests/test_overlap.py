@@ -1,4 +1,4 @@
-"""A step composed and launched behind one whose tokens nobody knows yet."""
+"""A step composed and launched behind one whose tokens are not known yet."""
 
 import pytest
 
@@ -135,8 +135,8 @@ def test_request_paused_with_a_token_in_flight_still_gets_it(residency):
     for _ in range(5):
         t.arrive()
         t.step()
-    told = " ".join(line.partition("->")[2] for line in t.lines).split()
-    assert [token for token in told if token[0] == "a"][:4] == ["a+0", "a+1", "a+2", "a+3"]
+    reported = " ".join(line.partition("->")[2] for line in t.lines).split()
+    assert [token for token in reported if token[0] == "a"][:4] == ["a+0", "a+1", "a+2", "a+3"]
 
 
 def test_pause_with_a_token_in_flight_is_reported_after_it():

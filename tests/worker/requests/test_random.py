@@ -180,7 +180,7 @@ class WorkerMachine(RuleBasedStateMachine):
             self._check(token)
 
     def _compose(self) -> StepBatch | None:
-        """Behind a step in flight, whoever depends on it waits, and nobody leaves for anybody."""
+        """Behind a step in flight, dependent requests wait, and no request is evicted."""
         ahead = self.state.steps.in_flight
         first = list(self.state.running.values())[:RUNNING]
         runnable = [s for s in first if s.within_budget and not s.arriving and not s.waits]
@@ -190,7 +190,7 @@ class WorkerMachine(RuleBasedStateMachine):
             assert len(self.state.running) == running
         if batch is None:
             left = [s for s in runnable if s.phase is Phase.RUNNING and not s.arriving]
-            assert ahead or not left, "somebody could run"
+            assert ahead or not left, "a request could run"
             return None
         planned = {s.request_id for s in batch.sequences}
         out = [s for s in runnable if s.request_id not in planned and s.phase is Phase.RUNNING]

@@ -5,7 +5,7 @@ from tests.worker.requests.worker_transcript import Transcript
 
 
 def test_attaching_scheduler_receives_all_requests_and_unreported_events():
-    """`done` ends and `new` is evicted while nobody listens; `early` was never admitted, and the
+    """`done` ends and `new` is evicted while detached; `early` was never admitted, and the
     admission of `late` has not found its prompt: it is forgotten."""
     t = Transcript(kv_tokens=24)
     for name, length, most in (("done", 3, 3), ("old", 9, 9), ("new", 5, 9)):

@@ -1,4 +1,4 @@
-"""Static batches at a worker, as transcripts: who waits for whom, and what that costs."""
+"""Static batches at a worker, as transcripts: waiting members, and what waiting costs."""
 
 from services.core import Grant, Pause, Residency, StaticBatch
 from services.worker.requests.pending import HELD_S
@@ -26,8 +26,8 @@ def test_static_batch_waits_for_all_prompts():
 
 def test_padding_is_prefilled_and_held_until_the_batch_is_over():
     """Contexts of 2, 5 and 9: 7 + 4 tokens of padding, in 2 + 1 blocks beside the 1 + 2 + 3 of
-    their own. 8 tokens a step: 16 of prompts and 11 of padding are four steps, and nobody decodes
-    before. All have made their two tokens in the fifth; then all blocks of padding are free."""
+    their own. 8 tokens a step: 16 of prompts and 11 of padding are four steps, and no member
+    decodes before. All have drawn two tokens in the fifth; then all padding blocks are free."""
     t = Transcript()
     for name, length in (("a", 2), ("b", 5), ("c", 9)):
         t.prompt(name, length)
@@ -49,7 +49,7 @@ def test_padding_is_prefilled_and_held_until_the_batch_is_over():
 
 def test_ended_member_continues_unsent_until_the_last_one_ends():
     """`a` stops at its second token and `b` has all it asked for with its third; `c` makes five.
-    So `a` draws 3 invalid tokens and `b` 2, and of what they end with nobody hears before; nor
+    So `a` draws 3 invalid tokens and `b` 2, and their ends are not sent before; nor
     does a plan for an ended one change anything."""
     t = Transcript()
     t.prompt("a", 2, ignore_eos=False)
@@ -214,7 +214,7 @@ def test_paused_member_leaves_its_batch_and_an_ended_one_is_reported():
 def test_end_reported_by_a_pause_is_not_of_a_later_batch():
     """`b` has ended, untold. A plan that does not know it yet pauses it, and has it begin another
     batch with `a`: its end is told by that pause, and `a`, taken out of the first batch, waits in
-    the second for one who begins anew. It never does: given up, it is waited for no more."""
+    the second for one that begins again. It never does: it expires and is not awaited any more."""
     t = Transcript()
     t.prompt("a", 1, max_tokens=2)
     t.prompt("b", 1, max_tokens=1)
@@ -264,7 +264,7 @@ def test_batches_end_with_their_scheduler():
 
 
 def test_non_member_changes_nothing():
-    """Of nobody, of one who is in an earlier one, and a number told twice."""
+    """Empty, with a member of an earlier one, and with a repeated number."""
     t = Transcript()
     t.prompt("a", 1)
     t.admit(a=9)

@@ -26,7 +26,7 @@ def test_padding_is_limited_by_memory():
 
 def test_padding_then_ended_members_give_way_when_memory_runs_out():
     """24 tokens of KV in 6 blocks. `a` (1 token) is padded by 7 to `b`'s 8: of 1 + 2 + 2 blocks
-    one is left, which `b`'s 9th token takes. `a` has ended: for its 5th nobody leaves, it waits.
+    one is left, which `b`'s 9th token takes. `a` has ended: its 5th evicts no request, it waits.
     For `b`'s 13th the padding does, and there is one more block for `a`. For `b`'s 17th `a` lets
     go of both its blocks and is done: 7 invalid tokens, and `b` was never evicted."""
     t = Transcript(kv_tokens=24, max_batch_tokens=16)

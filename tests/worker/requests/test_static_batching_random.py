@@ -38,7 +38,7 @@ def length_of(prompt: Prompt) -> int:
 
 class LockstepMachine(RuleBasedStateMachine):
     """What is told of a member, and when. `batch_of` is what the plans have made of it, without
-    those who were cancelled, paused, evicted or named in a later batch."""
+    those that were cancelled, paused, evicted or named in a later batch."""
 
     @initialize(
         blocks=st.sampled_from([9, 30]), host=st.sampled_from([0, 12]), sharing=st.booleans()
@@ -117,8 +117,10 @@ class LockstepMachine(RuleBasedStateMachine):
         self.account.cancelled(*plan.cancel)
         self.state.apply_plan(plan, 0.0)
         late = self.state.ends.pop_late()
-        assert {token.request_id for token in late} == to_tell, "told who is paused, nobody else"
-        self._tell(late)  # whom the plan names again begins anew, and has not ended
+        assert {token.request_id for token in late} == to_tell, (
+            "late tokens of paused requests only"
+        )
+        self._tell(late)  # a request that the plan names again restarts and has not ended
         for batch in plan.batches:
             here = {*self.state.running, *self.state.pending.admissions}
             ended = {r for r, s in self.state.running.items() if s.ended}
@@ -149,7 +151,7 @@ class LockstepMachine(RuleBasedStateMachine):
         self.device.carry_out(self.state.take_moves())
         if batch is None:
             self._tell(self.state.ends.pop_late())
-            assert self.device.pending or not self._could_run(), "somebody could run"
+            assert self.device.pending or not self._could_run(), "a request could run"
             return False
         self._check_gate([*batch.decodes.sequences, *(c.sequence for c in batch.chunks)])
         pads = [c for c in batch.chunks if c.sequence.request_id not in self.prompts]
@@ -163,7 +165,7 @@ class LockstepMachine(RuleBasedStateMachine):
         return True
 
     def _part_the_spent(self) -> None:
-        """A batch is over, too, when all have made what they may and nobody has ended."""
+        """A batch is over, too, when all have used up their budgets and none has ended."""
         going = {n for r, n in self.batch_of.items() if not self._is_spent(r)}
         self._part(*(r for r, number in self.batch_of.items() if number not in going))
 
@@ -172,7 +174,7 @@ class LockstepMachine(RuleBasedStateMachine):
         return bool(sequence and not sequence.ended and not sequence.within_budget)
 
     def _could_run(self) -> bool:
-        """While there is a batch, whoever has nothing to make takes no place of the 5."""
+        """While there is a batch, a request without budget takes none of the 5 slots."""
         first = list(self.state.running.items())[: None if self.batch_of else 5]
         waiting = {self.batch_of.get(r, 0) for r in self.state.pending.admissions} - {0}
         return any(
@@ -218,7 +220,7 @@ class LockstepMachine(RuleBasedStateMachine):
 
     @rule()
     def a_scheduler_goes_and_another_comes(self):
-        """Its batches end as they are, and who had ended is told."""
+        """Its batches end as they are, and earlier ends are sent."""
         self.batch_of.clear()
         held = self.state.attach()
         self._tell(self.state.ends.pop_late())
@@ -253,7 +255,7 @@ class LockstepMachine(RuleBasedStateMachine):
 
     @rule()
     def finish_everything(self):
-        """However it got here, giving up on who does not come and admitting the rest ends it."""
+        """From any state, expiring missing members and admitting the rest ends it."""
         self.who_does_not_come_is_given_up()
         for _ in range(300):
             if not self.prompts:
@@ -342,7 +344,7 @@ def test_static_answers_equal_those_of_single_requests(name, kv_tokens):
     assert feeder.output == {request_id: output for request_id, (_, output) in cases.items()}
     counters = feeder.engine.state.counters
     assert counters.invalid_tokens > 0
-    assert bool(feeder.evictions) == (kv_tokens == 64), "what nobody reads gives way first"
+    assert bool(feeder.evictions) == (kv_tokens == 64), "undelivered work gives way first"
     assert bool(counters.padding_left_out_tokens) == (kv_tokens < 512)
     assert bool(counters.padding_tokens) == (kv_tokens > 64)
     assert feeder.engine.state.pool.free_blocks == feeder.engine.state.pool.blocks

@@ -52,7 +52,7 @@ def test_equal_prompt_waits_one_step_without_delaying_others():
 
 
 def test_prompt_waits_only_for_half_of_its_work():
-    """Two blocks of 4 are half of 16 tokens, and less than half of 17; for one nobody waits."""
+    """Two blocks of 4 are half of 16 tokens and less than half of 17. One block is not awaited."""
     assert ran(twins(12, 16)) == "a[0:12]"
     assert ran(twins(12, 17, max_batch_tokens=64)) == "a[0:12] b[0:17]"
     assert ran(twins(8, 8)) == "a[0:8] b[0:8]"
@@ -80,7 +80,7 @@ def test_prompt_does_not_wait_for_a_stalled_one(residency):
 
 @pytest.mark.parametrize(("exact", "second"), [(True, ""), (False, " b[8:10]")])
 def test_prompt_does_not_wait_for_unshareable_blocks(exact, second):
-    """`a` has been to host memory and back: if that is not exact, nobody adopts it."""
+    """`a` has been to host memory and back: if that is not exact, no request shares it."""
     t = twins(14, max_batch_tokens=8, host_blocks=8, exact_swaps=exact)
     assert ran(t) == "a[0:8]"
     t.plan(pause=[Pause("a", Residency.OFFLOAD)])

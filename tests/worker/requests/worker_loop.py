@@ -31,7 +31,7 @@ class DumbLoop:
         self.early = early
         self.breaks = breaks
         self.compose: Callable[[], StepBatch | None] = state.steps.compose
-        self.failed: list[Sequence] = []  # who ended by the last step that broke
+        self.failed: list[Sequence] = []  # ended by the last failed step
         self._flight: Flight | None = None
 
     def step(self) -> list[NewToken] | None:

@@ -97,7 +97,7 @@ class DumbDevice:
             target[self._slot(to_blocks, position)] = written
 
     def run(self, batch: StepBatch, breaks: bool = False) -> list[int]:
-        """What each row draws. One that breaks stores what nobody may ever read."""
+        """Returns the draws of each row. A failed step stores garbage that must never be read."""
         rows, fed = batch.decodes, batch.decodes.fed
         for row, sequence in enumerate(rows.sequences):
             position = int(rows.positions[row])
@@ -137,6 +137,6 @@ class DumbDevice:
             self._memory[self._slot(table, position)] = written
         if breaks:
             return
-        assert UNKNOWN not in text[:end], "computed from a token that nobody knows"
+        assert UNKNOWN not in text[:end], "computed from an unknown token"
         for position in range(end):
             assert self._memory[self._slot(table, position)] == (salt, text[: position + 1])

@@ -66,11 +66,11 @@ class Transcript:
 
     def plan(self, seq: int = 0, **directives: Any) -> None:
         self._seq = seq or self._seq + 1
-        told: dict[str, Any] = {
+        reported: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in directives.items()
         }
-        plan = Plan(self._seq, **told)
+        plan = Plan(self._seq, **reported)
         self.state.apply_plan(plan, now=0.0)
         self.account.cancelled(*(r for r in plan.cancel if r not in self.state.sequences))
         self.state.check_integrity()
@@ -170,9 +170,9 @@ def _said(report: Report) -> str:
     parts = [f"{p.request_id}:{p.output_tokens}/{p.held_tokens}" for p in report.progress]
     parts += [f"finished {f.request_id}:{f.output_tokens} {f.reason}" for f in report.finished]
     parts += [f"evicted {p.request_id}:{p.output_tokens}{_rests(p)}" for p in report.evicted]
-    said = ", ".join(parts) or "-"
+    message = ", ".join(parts) or "-"
     shared = f", shared {report.shared_blocks}" if report.shared_blocks else ""
-    return f"report plan {report.applied_plan_seq}, free {report.free_blocks}{shared}: {said}"
+    return f"report plan {report.applied_plan_seq}, free {report.free_blocks}{shared}: {message}"
 
 
 def _rests(progress: RequestProgress) -> str:
