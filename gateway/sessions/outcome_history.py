@@ -1,10 +1,9 @@
 """Outcomes of the last ended choices, to add the client's view to their stories."""
 
-from collections import OrderedDict
-
 from gateway.sessions.sla_window import SlaWindow
 from gateway.types.outcome import ChoiceOutcome
 from protos.generated import scheduler_pb2
+from services.runtime.bounded_dict import BoundedDict
 from services.sla import explain_sla
 
 JUDGED = "judged"  # the kind of the added chapter
@@ -15,15 +14,12 @@ class OutcomeHistory:
 
     def __init__(self, max_outcomes: int):
         self.sla_window = SlaWindow()
-        self._max_outcomes = max_outcomes
-        self._outcomes: OrderedDict[str, ChoiceOutcome] = OrderedDict()
+        self._outcomes = BoundedDict[str, ChoiceOutcome](max_outcomes)
 
     def add(self, wire_id: str, outcome: ChoiceOutcome) -> None:
         timeline = outcome.timeline
         self.sla_window.add(outcome.sla.name, outcome.cause, timeline.tokens, timeline.ended_s)
         self._outcomes[wire_id] = outcome
-        if len(self._outcomes) > self._max_outcomes:
-            self._outcomes.popitem(last=False)
 
     def add_verdict(self, story: scheduler_pb2.Story) -> None:
         """Adds the SLA verdict to the story of a choice that ended here. The scheduler's story

@@ -1,10 +1,11 @@
 """A bounded store of step timings that keeps samples of rare step sizes."""
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from math import isfinite
 
 from services.costs import StepTiming
+from services.runtime.bounded_dict import BoundedDict
 
 Cell = tuple[int, int, int]
 
@@ -24,19 +25,17 @@ class Coverage:
 
     def __init__(self, window: int):
         self._cells_per_shape = max(1, window // (self.SHAPES * self.CELL))
-        self._shapes: dict[tuple[bool, bool], OrderedDict[Cell, deque[StepTiming]]] = {}
+        self._shapes: dict[tuple[bool, bool], BoundedDict[Cell, deque[StepTiming]]] = {}
 
     def add(self, timing: StepTiming) -> bool:
         """Stores a sample; returns False for one without work or a positive finite time."""
         shape = (timing.prefill_tokens > 0, timing.decode_seqs > 0)
         if not any(shape) or not isfinite(timing.elapsed_s) or timing.elapsed_s <= 0:
             return False
-        cells = self._shapes.setdefault(shape, OrderedDict())
+        cells = self._shapes.setdefault(shape, BoundedDict(self._cells_per_shape))
         cell = _cell(timing)
-        cells.setdefault(cell, deque(maxlen=self.CELL)).append(timing)
-        cells.move_to_end(cell)
-        if len(cells) > self._cells_per_shape:
-            cells.popitem(last=False)
+        cells[cell] = samples = cells.pop(cell, None) or deque(maxlen=self.CELL)
+        samples.append(timing)
         return True
 
     def __iter__(self) -> Iterator[StepTiming]:

@@ -1,6 +1,5 @@
 """State of the estimator: cost models by worker and the timings they were fitted to."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +9,7 @@ from services.estimator.coverage import Coverage
 from services.estimator.errors import Errors
 from services.estimator.linear import fit
 from services.estimator.swaps import SwapRates
+from services.runtime.bounded_dict import BoundedDict
 
 MIN_PRICE_CHANGE = 0.1  # relative change of a swap price that makes a new version
 
@@ -90,9 +90,8 @@ class EstimatorState:
     ):
         self._window = window
         self._refit_samples = refit_samples
-        self._workers_max = workers_max
         self._learning = learning or BatchLearning()
-        self._workers: OrderedDict[str, _Worker] = OrderedDict()
+        self._workers = BoundedDict[str, _Worker](workers_max)  # the newest was updated last
 
     def model(self, worker_id: str) -> CostModel | None:
         worker = self._workers.get(worker_id)
@@ -141,12 +140,10 @@ class EstimatorState:
         return fit(worker.coverage, version=0)
 
     def _worker(self, worker_id: str) -> _Worker:
-        if worker_id not in self._workers:
-            self._workers[worker_id] = _Worker(Coverage(self._window), BatchMemory(self._learning))
-        self._workers.move_to_end(worker_id)
-        if len(self._workers) > self._workers_max:
-            self._workers.popitem(last=False)
-        return self._workers[worker_id]
+        worker = self._workers.pop(worker_id, None)
+        worker = worker or _Worker(Coverage(self._window), BatchMemory(self._learning))
+        self._workers[worker_id] = worker
+        return worker
 
 
 def _has_new_prices(worker: _Worker) -> bool:

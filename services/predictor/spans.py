@@ -1,11 +1,11 @@
 """Trace spans of the predictor: immediate forecasts and prompt reading."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from observability.tracing import REQUEST_ID, Spans, Value
 from protos.generated import predictor_pb2
 from services.predictor.serving.forecaster import ImmediateForecast, ReadingResult
+from services.runtime.bounded_dict import BoundedDict
 
 MAX_UNREAD_SPANS = 4_096  # traced requests whose prompts are unread; the oldest is evicted
 
@@ -15,7 +15,8 @@ class PredictorSpans:
 
     def __init__(self, spans: Spans):
         self._spans = spans
-        self._unread: OrderedDict[str, str] = OrderedDict()  # traceparent by request id
+        # traceparent by request id
+        self._unread = BoundedDict[str, str](MAX_UNREAD_SPANS)
 
     def answered(
         self,
@@ -38,8 +39,6 @@ class PredictorSpans:
             }
             self._spans.record("predict", message.traceparent, since_s, now_s, about)
             self._unread[message.request_id] = message.traceparent
-            if len(self._unread) > MAX_UNREAD_SPANS:
-                self._unread.popitem(last=False)
 
     def read(self, read: ReadingResult, now_s: float) -> None:
         """Records that prompts were read and their improved forecasts sent."""

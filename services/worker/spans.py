@@ -5,13 +5,14 @@ evicted or ended. A `swap` span is the transfer of its KV to host memory or back
 is not involved. All of it runs on the event loop; without traced requests it costs a dict lookup.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
 from observability.tracing import REQUEST_ID, Spans, Value
 from services.core import Plan, Report
+from services.runtime.bounded_dict import BoundedDict
 from services.worker.requests.types.batch import NewToken
 
 MOST_TRACED = 8_192  # as many as prompts are held; the oldest is dropped
@@ -36,9 +37,9 @@ class WorkerSpans:
 
     def __init__(self, spans: Spans):
         self._spans = spans
-        self._requests: OrderedDict[str, _TracedRequest] = OrderedDict()
+        self._requests = BoundedDict[str, _TracedRequest](MOST_TRACED)
         # admissions before their prompts
-        self._admitted: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._admitted = BoundedDict[str, tuple[int, float]](MOST_TRACED)
 
     def received(self, request_id: str, parent: str, made: int, now_s: float) -> None:
         """A prompt has arrived, with `made` output tokens; plan and prompt arrive in either
@@ -49,8 +50,6 @@ class WorkerSpans:
         if not parent:
             return
         request = self._requests[request_id] = _TracedRequest(parent, made)
-        if len(self._requests) > MOST_TRACED:
-            self._requests.popitem(last=False)
         if limit:
             self._grant(request, limit, since_s)
 
@@ -63,8 +62,6 @@ class WorkerSpans:
                 self._grant(request, grant.limit_tokens, now_s)
             else:
                 self._admitted[grant.request_id] = (grant.limit_tokens, now_s)
-                if len(self._admitted) > MOST_TRACED:
-                    self._admitted.popitem(last=False)
         for grant in plan.extend:
             if request := self._requests.get(grant.request_id):
                 self._grant(request, grant.limit_tokens, now_s)

@@ -1,7 +1,6 @@
 """History predictor: recent lengths forecast the next ones (Past-Future Scheduler, Gong et al.,
 ASPLOS 2025, §3.2, Eq. 1)."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -9,6 +8,7 @@ from urllib.parse import quote
 from services.forecast import Forecast
 from services.lengths import LEARNABLE_REASONS, LengthWindow
 from services.predictor.interface import Example, Options, Query
+from services.runtime.bounded_dict import BoundedDict
 
 SOURCE = "history"
 DEFAULTS = Options()
@@ -44,7 +44,7 @@ class HistoryPredictor:
 
     def __init__(self, options: Options = DEFAULTS):
         self._options = options
-        self._populations: OrderedDict[Key, _Population] = OrderedDict()
+        self._populations = BoundedDict[Key, _Population](options.populations_max)
         self.version = 0
 
     def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
@@ -70,12 +70,9 @@ class HistoryPredictor:
         return (population or self._empty(key)).forecast()
 
     def _population(self, key: Key) -> _Population:
-        if key not in self._populations:
-            self._populations[key] = self._empty(key)
-        self._populations.move_to_end(key)
-        if len(self._populations) > self._options.populations_max:
-            self._populations.popitem(last=False)
-        return self._populations[key]
+        population = self._populations.pop(key, None) or self._empty(key)
+        self._populations[key] = population
+        return population
 
     def _empty(self, key: Key) -> _Population:
         return _Population(

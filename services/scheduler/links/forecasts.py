@@ -17,8 +17,8 @@ from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.core import Outcome, Request
 from services.forecast import Forecast
 from services.runtime.backoff import Backoff
+from services.runtime.bounded_dict import BoundedDict
 from services.runtime.codecs.common import decode_forecast
-from services.scheduler.bounded_dict import BoundedDict
 from services.scheduler.codec import encode_forecast_input
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import events as ev

@@ -10,7 +10,7 @@ from math import inf
 
 from observability.tracing import NO_SPAN, REQUEST_ID, Span, Spans, Value
 from services.forecast import Forecast
-from services.scheduler.bounded_dict import BoundedDict
+from services.runtime.bounded_dict import BoundedDict
 from services.scheduler.core import events as ev
 from services.scheduler.core.phases import RequestPhase, Transition, TransitionCause
 

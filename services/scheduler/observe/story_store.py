@@ -2,7 +2,7 @@
 
 from itertools import chain
 
-from services.scheduler.bounded_dict import BoundedDict
+from services.runtime.bounded_dict import BoundedDict
 from services.scheduler.observe.story import OpenStory
 
 REFUSED_SHARE = 4  # refused requests fill at most 1/4 of the bound, so that they displace no others

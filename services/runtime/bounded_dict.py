@@ -7,7 +7,8 @@ V = TypeVar("V")
 
 
 class BoundedDict(dict[K, V]):
-    """Holds at most `max_entries`, in order of insertion. Replacing an entry keeps its position."""
+    """Holds at most `max_entries`, in order of insertion. Replacing an entry keeps its position;
+    popping it and inserting it again makes it the newest."""
 
     def __init__(self, max_entries: int):
         super().__init__()
