@@ -24,7 +24,8 @@ SLA_CLASSES = {
 ARGUMENTS = (
     "--workers=2",  # what rests at one is begun at the other
     f"--kv-tokens={KV_TOKENS}",
-    "--host-gib=0.001",  # a few requests, and then their KV is let go
+    "--dtype=float32",  # the same KV bytes on every machine
+    "--host-gib=0.001",  # 400 tokens of KV: more is dropped
     f"--set=gateway.sla_classes={json.dumps(SLA_CLASSES)}",
     "--set=gateway.max_sessions=40",
     "--set=scheduler.max_queue=20",  # fewer than the sessions: both refuse
