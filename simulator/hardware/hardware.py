@@ -1,0 +1,59 @@
+"""Hardware: the step times, memory and engine limits of one worker, read from a TOML file."""
+
+from dataclasses import dataclass
+
+from services.core import WorkerView
+from services.costs import CostModel
+from services.worker.requests.types.limits import Limits
+
+EOS = 1  # the token with which simulated answers end; all others are 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One worker: a model on a device or on several with tensor parallelism.
+
+    `cost` predicts a packed engine step. `kv_tokens` and `host_tokens` are KV capacities on the
+    device and in host memory. `source` says what the numbers were fitted to or derived from.
+    `usd_per_hour` is the price of the worker, 0 if unknown.
+    """
+
+    name: str
+    cost: CostModel
+    kv_tokens: int
+    host_tokens: int = 0
+    block_tokens: int = 16
+    max_running: int = 256
+    max_batch_tokens: int = 2_048
+    max_context_tokens: int = 2**20
+    report_every_steps: int = 16
+    usd_per_hour: float = 0.0
+    source: str = ""
+
+    def view(self, worker_id: str, model: str) -> WorkerView:
+        """The worker as it describes itself to the scheduler."""
+        return WorkerView(
+            worker_id,
+            worker_id,
+            model,
+            self.kv_tokens // self.block_tokens * self.block_tokens,
+            self.block_tokens,
+            self.max_running,
+            self.max_context_tokens,
+            host_tokens=self.host_tokens,
+        )
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of the worker's state. Simulated prompts have no content to share."""
+        return Limits(
+            self.kv_tokens // self.block_tokens,
+            self.block_tokens,
+            self.max_running,
+            self.max_batch_tokens,
+            self.max_context_tokens,
+            self.report_every_steps,
+            frozenset({EOS}),
+            self.host_tokens // self.block_tokens,
+            prefix_sharing=False,
+        )

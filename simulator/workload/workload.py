@@ -1,0 +1,67 @@
+"""Workload: the requests of a run, in columns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from services.forecast import Floats, Ints
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests in order of arrival: arrival times in seconds, lengths in tokens.
+
+    `kinds` and `prompts` are parallel to the columns, or empty if unknown. With `clients`, the load
+    is a closed loop: that many clients each send their next request when the previous one ends, and
+    `arrival_s` is ignored. Raises ValueError for columns that differ in length, arrivals that
+    decrease, and lengths below 1.
+    """
+
+    name: str
+    arrival_s: Floats
+    input_tokens: Ints
+    output_tokens: Ints
+    kinds: Sequence[str] = ()
+    prompts: Sequence[str] = ()
+    clients: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = {len(self.arrival_s), len(self.input_tokens), len(self.output_tokens)}
+        sizes |= {len(column) for column in (self.kinds, self.prompts) if column}
+        if len(sizes) != 1:
+            raise ValueError(f"{self.name}: the columns have {sorted(sizes)} rows")
+        if not len(self):
+            raise ValueError(f"{self.name}: there is no request")
+        if np.any(np.diff(self.arrival_s) < 0) or self.arrival_s[0] < 0:
+            raise ValueError(f"{self.name}: arrival_s must not decrease nor be negative")
+        if min(self.input_tokens.min(), self.output_tokens.min()) < 1:
+            raise ValueError(f"{self.name}: input_tokens and output_tokens must be at least 1")
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @property
+    def rate(self) -> float:
+        """Mean arrivals per second; infinite for a burst."""
+        span_s = float(self.arrival_s[-1] - self.arrival_s[0])
+        return (len(self) - 1) / span_s if span_s else np.inf
+
+    def first(self, count: int) -> "Workload":
+        """The first `count` requests."""
+        return replace(
+            self,
+            arrival_s=self.arrival_s[:count],
+            input_tokens=self.input_tokens[:count],
+            output_tokens=self.output_tokens[:count],
+            kinds=self.kinds[:count],
+            prompts=self.prompts[:count],
+        )
+
+    def at_rate(self, rate: float) -> "Workload":
+        """The same requests with arrivals stretched to this mean rate. Raises ValueError for a
+        burst, which has no rate."""
+        if not np.isfinite(self.rate):
+            raise ValueError(f"{self.name}: all requests arrive at once; a rate does not apply")
+        start = self.arrival_s[0]
+        return replace(self, arrival_s=(self.arrival_s - start) * (self.rate / rate))
