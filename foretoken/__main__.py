@@ -15,6 +15,7 @@ if sys.argv[1:2] == ["serve"]:
 import typer
 
 from foretoken.commands.bench import bench
+from foretoken.commands.calibrate import calibrate
 from foretoken.commands.chat import chat
 from foretoken.commands.evaluate import evaluate
 from foretoken.commands.key import key
@@ -24,7 +25,7 @@ from foretoken.commands.train import app as train
 from foretoken.commands.usage import Command, ManyCommand, ServeCommand, UsageError
 from foretoken.commands.why import why
 
-SERVE, CLIENT, LAB = "Serve", "Use a server", "Predictors"
+SERVE, CLIENT, LAB, SIMULATOR = "Serve", "Use a server", "Predictors", "Simulator"
 USAGE_ERROR = 2
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -65,6 +66,7 @@ app.command(cls=ManyCommand, rich_help_panel=CLIENT)(bench)
 app.command(cls=Command, rich_help_panel=CLIENT)(why)
 app.command(cls=ManyCommand, rich_help_panel=LAB)(evaluate)
 app.add_typer(train, name="train", rich_help_panel=LAB)
+app.command(cls=Command, rich_help_panel=SIMULATOR)(calibrate)
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ class Hardware:
     """One worker: a model on a device or on several with tensor parallelism.
 
     `cost` predicts a packed engine step. `kv_tokens` and `host_tokens` are KV capacities on the
-    device and in host memory. `source` says what the numbers were fitted to or derived from.
-    `usd_per_hour` is the price of the worker, 0 if unknown.
+    device and in host memory. `about` says what the worker is, `source` what its numbers were
+    fitted to or derived from. `usd_per_hour` is the price of the worker, 0 if unknown.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Hardware:
     report_every_steps: int = 16
     usd_per_hour: float = 0.0
     source: str = ""
+    about: str = ""
 
     def view(self, worker_id: str, model: str) -> WorkerView:
         """The worker as it describes itself to the scheduler."""
