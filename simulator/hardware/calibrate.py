@@ -9,8 +9,7 @@ from scipy.optimize import nnls
 from services.costs import CostModel, StepTiming
 from services.estimator.linear import fit as fit_steps
 from services.forecast import Floats
-from services.policies.snapshot import Bools
-from simulator.hardware.reconstruct import DecodePhases, decode_phases, find_paused
+from simulator.hardware.reconstruct import PAUSED_SHARE, DecodePhases, decode_phases, missed_steps
 from simulator.hardware.request_log import RequestLog
 
 HELD_OUT_EVERY = 4  # of step timings, every fourth is held out
@@ -66,17 +65,17 @@ def calibrate_log(log: RequestLog, bounds: CostModel = NO_BOUNDS) -> Calibration
     """Fits the decode phases of a request log: the time from first to last token is the sum of its
     steps' times, which is linear in the coefficients.
 
-    Requests paused for lack of memory are left out (`find_paused`). Coefficients are found by
+    Requests paused for lack of memory are left out (`missed_steps`). Coefficients are found by
     non-negative least squares of the relative error above `bounds`; each fit places the tokens of
     the next one. The held-out phases begin after 60 % of the log's time, and the trial model is
     fitted to those that end before, so that no step is in both. Raises ValueError if either part
     has too few phases, or if prompts come out free.
     """
-    paused = find_paused(log)
+    missed = missed_steps(log)
     begin_s, end_s = float(log.scheduled_s.min()), float(log.last_token_s.max())
     cut_s = begin_s + TRAIN_SHARE * (end_s - begin_s)
-    trial, phases = _fit_log(log, paused, bounds, cut_s)
-    cost, _ = _fit_log(log, paused, bounds, np.inf)
+    trial, phases = _fit_log(log, missed, bounds, cut_s)
+    cost, _ = _fit_log(log, missed, bounds, np.inf)
     later = phases.select(phases.begin_s >= cut_s)
     if not len(later):
         raise ValueError(
@@ -91,16 +90,16 @@ def calibrate_log(log: RequestLog, bounds: CostModel = NO_BOUNDS) -> Calibration
     fitted = int((phases.end_s <= cut_s).sum())
     errors = _relative_errors(trial, later.work, later.elapsed_s)
     found = _with_errors(cost, errors, fitted)
-    return replace(found, rows="decode phases", paused=int(paused.sum()))
+    return replace(found, rows="decode phases", paused=int((missed > PAUSED_SHARE).sum()))
 
 
 def _fit_log(
-    log: RequestLog, paused: Bools, bounds: CostModel, until_s: float
+    log: RequestLog, missed: Floats, bounds: CostModel, until_s: float
 ) -> tuple[CostModel, DecodePhases]:
     """The model of the phases that end by `until_s`, and all phases as it places their tokens."""
     cost: CostModel | None = None
     for _ in range(ROUNDS):
-        phases = decode_phases(log, paused, cost)
+        phases = decode_phases(log, missed, cost)
         fitted = phases.select(phases.end_s <= until_s)
         if len(fitted) < MIN_PHASES:
             raise ValueError(
@@ -111,7 +110,7 @@ def _fit_log(
         if before is not None and _moved(before, cost, fitted.work) < CONVERGED:
             break
     assert cost is not None
-    return cost, decode_phases(log, paused, cost)
+    return cost, decode_phases(log, missed, cost)
 
 
 def fit_phases(phases: DecodePhases, bounds: CostModel = NO_BOUNDS) -> CostModel:
@@ -125,9 +124,7 @@ def fit_phases(phases: DecodePhases, bounds: CostModel = NO_BOUNDS) -> CostModel
     base_s, prefill_token_s, decode_seq_s, context_token_s = (
         float(c) for c in least + above / length
     )
-    return CostModel(
-        base_s, prefill_token_s, decode_seq_s, context_token_s, samples=len(phases)
-    )
+    return CostModel(base_s, prefill_token_s, decode_seq_s, context_token_s, samples=len(phases))
 
 
 def _coefficients(cost: CostModel) -> Floats:

