@@ -5,7 +5,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 
-from services.policies.preset import choose
+from services.policies.preset import CHOICES, choose
 from simulator.engine.records import Records
 from simulator.engine.settings import RunSettings
 from simulator.engine.simulation import simulate
@@ -82,8 +82,9 @@ def _at(point: Point, key: str, value: float) -> Point:
     if key in KEYS:
         return replace(KEYS[key](point, value), keys=keys)
     preset = point.settings.preset
-    given = {**preset.params, key.removeprefix(PRESET): value}
-    preset = replace(choose(preset.name, given), name=preset.name)
+    choices = {choice: getattr(preset, choice) for choice in CHOICES}
+    given = {**choices, **preset.params, key.removeprefix(PRESET): value}
+    preset = choose(preset.name, given)
     return replace(point, keys=keys, settings=replace(point.settings, preset=preset))
 
 

@@ -152,7 +152,8 @@ class SimWorker:
         fixed_s = cost.base_s + cost.prefill_token_s * batch.prefill_tokens
         elapsed_s: Floats = fixed_s + cost.decode_seq_s * rows + cost.context_token_s * context
         elapsed_s[0] += device_s
-        return np.cumsum(np.concatenate([[now], elapsed_s]))[1:]
+        ends_s: Floats = np.cumsum(np.concatenate([[now], elapsed_s]))[1:]
+        return ends_s
 
     def _repeatable(self, batch: StepBatch) -> int:
         most = min(self.state.steps.repeatable(batch), MAX_STEPS - 1)

@@ -124,6 +124,7 @@ def test_jumps_and_single_steps_agree_for_every_preset(preset: str):
     both_engines(preset, 11, 30.0, 1, SMALL)
 
 
+@pytest.mark.slow
 @pytest.mark.property
 @given(
     preset=st.sampled_from(ALL_PRESETS),
@@ -189,7 +190,7 @@ def test_one_worker_fcfs_waits_as_m_d_1_predicts():
     standard errors of batch means."""
     hardware = replace(SMALL, max_running=1)
     served_s = service_s(hardware, 50, 10)
-    load, requests = 0.6, 4_000
+    load, requests = 0.6, 1_600
     rng = np.random.default_rng(1)
     arrivals = np.cumsum(rng.exponential(served_s / load, requests)).tolist()
     rows = [(arrival, 50, 10) for arrival in arrivals]
