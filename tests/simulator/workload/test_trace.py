@@ -7,7 +7,11 @@ import pytest
 
 from simulator.workload.trace import read_lengths, read_trace
 
-ROWS = 'arrival_s,input_tokens,output_tokens,kind,prompt\n3.5,10,20,chat,hello\n1.5,30,40,code,"a, b"\n'
+ROWS = """\
+arrival_s,input_tokens,output_tokens,kind,prompt
+3.5,10,20,chat,hello
+1.5,30,40,code,"a, b"
+"""
 
 
 def test_trace_is_sorted_and_begins_at_zero(tmp_path: Path):
