@@ -148,7 +148,7 @@ class SimWorker:
         end at equal times. O(rows + steps)."""
         cost, rows = self.hardware.cost, len(batch.decodes)
         steps = 1 + (self._repeatable(batch) if self._jumps else 0)
-        context = batch.context_tokens + rows * np.arange(steps)
+        context = batch.context_tokens + rows * np.arange(steps, dtype=float)
         fixed_s = cost.base_s + cost.prefill_token_s * batch.prefill_tokens
         elapsed_s: Floats = fixed_s + cost.decode_seq_s * rows + cost.context_token_s * context
         elapsed_s[0] += device_s

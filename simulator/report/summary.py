@@ -18,7 +18,8 @@ class Summary:
     """Latencies are of finished requests, in seconds; goodput is of all requests, and its tokens
     those of requests that met their SLA. Rates are over the time from the first arrival to the last
     token. Shares of workers are means over that time: `busy_share` of computing, `kv_share` of KV
-    in use, `rows` of decode rows."""
+    in use, `rows` of decode rows. `waiting` is Learning to Rank's max_waiting (Fu et al., NeurIPS
+    2024, §5.4): the longer of a request's TTFT and its longest gap."""
 
     preset: str
     requests: int
@@ -32,6 +33,8 @@ class Summary:
     tpot_mean_s: float
     tpot_p99_s: float
     gap_p99_s: float
+    waiting_mean_s: float
+    waiting_p99_s: float
     e2e_mean_s: float
     e2e_p99_s: float
     token_latency_mean_s: float
@@ -67,6 +70,7 @@ def summarize(result: RunResult) -> Summary:
         *_mean_p99(records.ttft_s[done]),
         *_mean_p99(records.tpot_s[done]),
         _p99(records.longest_gap_s[done]),
+        *_mean_p99(np.maximum(records.ttft_s, records.longest_gap_s)[done]),
         *_mean_p99(records.e2e_s[done]),
         *_mean_p99(records.normalized_s[done]),
         float(met.mean()),

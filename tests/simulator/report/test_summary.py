@@ -28,6 +28,7 @@ def test_summary_of_two_requests_matches_hand_worked_figures():
     assert summary.e2e_mean_s == pytest.approx((6.0 + 5.5) / 2)
     assert summary.tpot_mean_s == pytest.approx((2.0 + 1.0) / 2)
     assert summary.token_latency_mean_s == pytest.approx((6.0 / 3 + 5.5 / 2) / 2)
+    assert summary.waiting_mean_s == pytest.approx((3.0 + 4.5) / 2)  # A's gap, B's TTFT
     assert summary.goodput == 0.5
     assert summary.goodput_tokens_per_s == pytest.approx(3 / 6)
     assert summary.busy_share == pytest.approx(1.0)
