@@ -19,7 +19,7 @@ class Summary:
     those of requests that met their SLA. Rates are over the time from the first arrival to the last
     token. Shares of workers are means over that time: `busy_share` of computing, `kv_share` of KV
     in use, `rows` of decode rows. `waiting` is Learning to Rank's max_waiting (Fu et al., NeurIPS
-    2024, §5.4): the longer of a request's TTFT and its longest gap."""
+    2024, §5.5): the longer of a request's TTFT and its longest gap."""
 
     preset: str
     requests: int
