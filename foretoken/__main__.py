@@ -20,12 +20,14 @@ from foretoken.commands.chat import chat
 from foretoken.commands.evaluate import evaluate
 from foretoken.commands.key import key
 from foretoken.commands.presets import presets
+from foretoken.commands.record import record
 from foretoken.commands.serve_command import serve
+from foretoken.commands.simulate import simulate
 from foretoken.commands.train import app as train
 from foretoken.commands.usage import Command, ManyCommand, ServeCommand, UsageError
 from foretoken.commands.why import why
 
-SERVE, CLIENT, LAB, SIMULATOR = "Serve", "Use a server", "Predictors", "Simulator"
+SERVE, CLIENT, SIMULATOR, LAB = "Serve", "Use a server", "Simulate", "Predictors"
 USAGE_ERROR = 2
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -64,9 +66,11 @@ app.command(cls=Command, rich_help_panel=SERVE)(key)
 app.command(cls=Command, rich_help_panel=CLIENT)(chat)
 app.command(cls=ManyCommand, rich_help_panel=CLIENT)(bench)
 app.command(cls=Command, rich_help_panel=CLIENT)(why)
+app.command(cls=Command, rich_help_panel=SIMULATOR)(simulate)
+app.command(cls=Command, rich_help_panel=SIMULATOR)(record)
+app.command(cls=Command, rich_help_panel=SIMULATOR)(calibrate)
 app.command(cls=ManyCommand, rich_help_panel=LAB)(evaluate)
 app.add_typer(train, name="train", rich_help_panel=LAB)
-app.command(cls=Command, rich_help_panel=SIMULATOR)(calibrate)
 
 
 def main() -> None:

@@ -4,8 +4,10 @@ Owns the blocks of both pools. An offload frees its device blocks, and an upload
 once. The copies follow in the order of `take_moves`, before the step is computed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import chain
+
+import numpy as np
 
 from services.core import Residency
 from services.costs import Direction
@@ -103,6 +105,29 @@ class KVManager:
 
     def touch(self) -> None:
         """The set of runnable requests may have changed."""
+        self.version += 1
+
+    def steps_in_memory(self, rows: Collection[Sequence], most: int) -> int:
+        """How many steps, at most `most`, these requests can all decode before a block is short for
+        the step after them. O(rows · log most)."""
+        size = self.pool.block_tokens
+        lengths = np.array([len(s.tokens) for s in rows])
+        held = sum(len(self.pool.table(s.request_id)) for s in rows)
+        room = held + self.pool.free_blocks
+        fits, above = 0, max(0, most) + 1  # fits(0) holds: the batch is composed
+        while above - fits > 1:
+            middle = (fits + above) // 2
+            enough = int((-(-(lengths + middle) // size)).sum()) <= room
+            fits, above = (middle, above) if enough else (fits, middle)
+        return fits
+
+    def lengthen(self, rows: Iterable[Sequence], steps: int, token: int) -> None:
+        """Each of these requests draws `token` in each of these decode steps. O(rows)."""
+        for sequence in rows:
+            sequence.computed = len(sequence.tokens) + steps - 1
+            sequence.tokens += [token] * steps
+            self.pool.grow(sequence.request_id, sequence.computed)
+            self.publish(sequence)
         self.version += 1
 
     def stop_computing(self, sequence: Sequence) -> None:

@@ -52,6 +52,17 @@ class Reporter:
         self._new_swaps.clear()
         return swaps
 
+    def repeated(self, steps: int) -> None:
+        """These steps are over, too; nothing is known of their times."""
+        self._steps += steps
+
+    @property
+    def steps_until_report(self) -> int:
+        """Steps until the next report if nothing else happens; 0 if one is due."""
+        if self._everything or self._finished or self._evicted or self._included:
+            return 0
+        return self._every_steps - self._steps
+
     def swapped(self, timings: Collection[SwapTiming]) -> None:
         """These copies are complete."""
         self._swaps.extend(timings)

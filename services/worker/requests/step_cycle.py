@@ -130,6 +130,23 @@ class StepCycle:
         opening = None if sequence.opened else sequence.open()
         return NewToken(prompt.origin, prompt.request_id, offset, token, finish, logprobs, opening)
 
+    def repeatable(self, batch: StepBatch) -> int:
+        """How many times the composed batch can be computed before its result matters: only lengths
+        change, no budget ends, no report is due, and memory suffices for the step that follows.
+        Ends that a drawn token decides are not considered. O(rows · log steps)."""
+        if batch.chunks or self._flight or self._static.active or self._suspects:
+            return 0
+        rows = batch.decodes.sequences
+        budget = min(min(s.limit_length, s.max_length) - len(s.tokens) for s in rows)
+        most = min(budget, self._reporter.steps_until_report) - 1
+        return self._kv.steps_in_memory(rows, most)
+
+    def repeat(self, batch: StepBatch, times: int, token: int) -> None:
+        """Computes a composed batch this many times at once, at most `repeatable`; each row draws
+        `token`, which ends nothing. The next step must be composed anew. O(rows)."""
+        self._kv.lengthen(batch.decodes.sequences, times, token)
+        self._reporter.repeated(times)
+
     def fail(self, batch: StepBatch) -> list[Sequence]:
         """The step failed and has no effect, nor has a step launched after it. A request alone in
         it ends with ERROR and is returned. Several are computed in halves from now on, without

@@ -1,0 +1,27 @@
+"""`foretoken record`: write a trace from the log of a server."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretoken.commands.usage import require_folders
+
+
+def record(
+    log: Annotated[
+        Path,
+        typer.Argument(help="foretoken's event log, an OpenAI request log, or vLLM's benchmark."),
+    ],
+    trace: Annotated[Path, typer.Argument(help="The CSV to write; .gz compresses it.")],
+) -> None:
+    """Write a trace for `foretoken simulate` from the log of a server."""
+    from simulator.workload.recording import read_recording, write_trace
+
+    require_folders(trace)
+    workload = read_recording(log)
+    write_trace(trace, workload)
+    print(
+        f"{trace}: {len(workload):,} requests over {workload.arrival_s[-1]:,.1f} s, "
+        f"{workload.input_tokens.sum():,} input and {workload.output_tokens.sum():,} output tokens"
+    )

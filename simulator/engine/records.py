@@ -1,0 +1,95 @@
+"""Records of a run: what happened to each request, and the state of workers over time."""
+
+from math import inf
+
+import numpy as np
+
+from services.core import Sla
+from services.forecast import Floats, Ints
+from services.policies.snapshot import Bools
+
+
+class Records:
+    """One row per request of the workload; times in seconds of the run, infinite before they come.
+
+    Token times are those at the worker; `reach_client` adds the way to the client.
+    """
+
+    def __init__(self, requests: int):
+        self.arrival_s: Floats = np.full(requests, inf)
+        self.first_s: Floats = np.full(requests, inf)
+        self.last_s: Floats = np.full(requests, inf)
+        self.longest_gap_s: Floats = np.zeros(requests)
+        self.tokens: Ints = np.zeros(requests, np.int64)
+        self.finished: Bools = np.zeros(requests, bool)
+        self.rejected: Bools = np.zeros(requests, bool)
+        self.preemptions: Ints = np.zeros(requests, np.int64)
+        self.evictions: Ints = np.zeros(requests, np.int64)
+
+    def on_tokens(self, rows: Ints, times_s: Floats) -> None:
+        """Each of these requests gets one token at each of these ascending times. O(rows)."""
+        begun = self.tokens[rows] > 0
+        self.first_s[rows[~begun]] = times_s[0]
+        gap_s = np.where(begun, times_s[0] - self.last_s[rows], 0.0)
+        if len(times_s) > 1:
+            gap_s = np.maximum(gap_s, np.diff(times_s).max())
+        self.longest_gap_s[rows] = np.maximum(self.longest_gap_s[rows], gap_s)
+        self.last_s[rows] = times_s[-1]
+        self.tokens[rows] += len(times_s)
+
+    def reach_client(self, hop_s: float) -> None:
+        """Adds the way from worker to client to the token times."""
+        self.first_s += hop_s
+        self.last_s += hop_s
+
+    # Of finished requests
+
+    @property
+    def ttft_s(self) -> Floats:
+        return self.first_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> Floats:
+        """Mean time per token after the first; 0 for a single token."""
+        with np.errstate(invalid="ignore"):
+            decode_s = self.last_s - self.first_s
+        tpot_s: Floats = np.where(self.tokens > 1, decode_s / np.maximum(self.tokens - 1, 1), 0.0)
+        return tpot_s
+
+    @property
+    def e2e_s(self) -> Floats:
+        return self.last_s - self.arrival_s
+
+    @property
+    def normalized_s(self) -> Floats:
+        """End-to-end seconds per output token."""
+        return self.e2e_s / np.maximum(self.tokens, 1)
+
+    def meets(self, sla: Sla) -> Bools:
+        """Which requests finished within their SLA, by the inequalities of `services.sla`."""
+        met: Bools = (
+            self.finished
+            & (self.ttft_s <= sla.ttft_s)
+            & (self.longest_gap_s <= sla.mtpot_s)
+            & (self.tpot_s <= sla.tpot_s)
+        )
+        return met
+
+
+class WorkerUsage:
+    """Time integrals of one worker's use, from which means follow. O(1) per span."""
+
+    def __init__(self) -> None:
+        self.busy_s = 0.0
+        self.steps = 0
+        self.prefill_tokens = 0
+        self.row_s = 0.0  # decode rows · seconds
+        self.kv_token_s = 0.0  # KV tokens in use · seconds
+
+    def on_span(self, elapsed_s: float, steps: int, rows: int, prefill: int, kv: float) -> None:
+        """A span of steps is over; `kv` are the tokens of blocks in use at its end."""
+        self.busy_s += elapsed_s
+        self.steps += steps
+        self.prefill_tokens += prefill
+        self.row_s += rows * elapsed_s
+        self.kv_token_s += kv * elapsed_s

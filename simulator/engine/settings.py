@@ -1,0 +1,50 @@
+"""Settings of a run: what is served, by which policy, on what, and how long messages take."""
+
+from dataclasses import dataclass, field
+
+from services.core import Sla
+from services.policies.preset import Preset
+from simulator.hardware.hardware import Hardware
+
+NO_SLA = Sla()
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Latencies of the control plane, in seconds.
+
+    `hop_s` is one message between two processes. A forecast takes `forecast_s`. A round takes
+    `round_s`, and `round_job_s` for each request on the board; the next round starts no earlier
+    than the time that leaves rounds `round_share` of the scheduler's time, as the served scheduler
+    does. Shared forecasts are renewed `refresh_s` after an outcome.
+    """
+
+    hop_s: float = 0.001
+    forecast_s: float = 0.005
+    round_s: float = 0.001
+    round_job_s: float = 1e-6
+    round_share: float = 0.1
+    refresh_s: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """One run. `hardware` has one entry for each worker. `max_tokens` is what every client asks
+    for: a longer answer is cut there, as by a server. Requests beyond `max_queue` are refused.
+    `predictor` replaces the preset's if it is not empty. `jumps`: workers compute equal steps at
+    once; without, one by one.
+    """
+
+    preset: Preset
+    hardware: tuple[Hardware, ...]
+    sla: Sla = NO_SLA
+    max_tokens: int = 4_096
+    max_queue: int = 4_096
+    predictor: str = ""
+    timing: Timing = field(default_factory=Timing)
+    seed: int = 0
+    jumps: bool = True
+
+    @property
+    def predictor_name(self) -> str:
+        return self.predictor or self.preset.predictor

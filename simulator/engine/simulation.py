@@ -1,0 +1,285 @@
+"""The simulation: the served scheduler and workers, driven by one queue of events.
+
+    arrival → scheduler → plan → worker → report → scheduler → … until every request has ended
+
+The scheduler is `SchedulerState` with its rounds; each worker is a `WorkerState` behind a cost
+model (worker.py). This module adds the way of messages and the time of rounds and forecasts.
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from services.core import FinishReason, Request
+from services.scheduler.core import events as ev
+from services.scheduler.core.admission import Limits
+from services.scheduler.core.state import SchedulerState
+from services.worker.requests.types.batch import NewToken
+from services.worker.requests.types.prompt import Prompt
+from simulator.engine.events import (
+    Arrival,
+    Event,
+    EventQueue,
+    Refresh,
+    SpanEnd,
+    ToScheduler,
+    ToWorker,
+    Wake,
+)
+from simulator.engine.forecaster import build_forecaster
+from simulator.engine.records import Records, WorkerUsage
+from simulator.engine.settings import RunSettings
+from simulator.engine.worker import SimWorker
+from simulator.workload.workload import Workload
+
+MODEL = "model"
+GATEWAY = "gateway#1"
+
+
+class Stalled(RuntimeError):
+    """No event is left and requests have not ended: a defect of a policy or of the simulator."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run left: its records, what its workers did, and the time of its last event."""
+
+    settings: RunSettings
+    workload: Workload
+    records: Records
+    usages: tuple[WorkerUsage, ...]
+    end_s: float
+    rounds: int
+    events: int
+
+
+class Simulation:
+    """One run. Raises ValueError if the preset's predictor cannot be simulated on this workload."""
+
+    def __init__(self, settings: RunSettings, workload: Workload):
+        self.settings, self.workload = settings, workload
+        # What the server generates: it stops at max_tokens.
+        self._answers = np.minimum(workload.output_tokens, settings.max_tokens).tolist()
+        self._inputs = workload.input_tokens.tolist()
+        self.records = Records(len(workload))
+        self._timing = settings.timing
+        self._queue = EventQueue()
+        limits = Limits(max_queue=settings.max_queue, patience_s=0.0)
+        self._state = SchedulerState(settings.preset, limits)
+        self._forecaster = build_forecaster(
+            settings.predictor_name, workload, self._answer_tokens, settings.seed
+        )
+        self._workers = [
+            SimWorker(number, hardware, self._answer_tokens, settings.jumps)
+            for number, hardware in enumerate(settings.hardware)
+        ]
+        self._numbers = {f"w{worker.number}": worker.number for worker in self._workers}
+        self._now = 0.0
+        self._open = len(workload)
+        self._wake_s = inf  # the time of the earliest Wake in the queue
+        self._rest_until_s = 0.0
+        self._refreshing = False
+        self._next_row = 0  # of a closed loop
+        self._events = 0
+
+    def run(self) -> RunResult:
+        """Runs until every request has ended. Raises Stalled if some never can."""
+        self._attach_workers()
+        self._begin_arrivals()
+        while self._open:
+            if not self._queue:
+                raise Stalled(f"{self._open} of {len(self.workload)} requests never ended")
+            self._now, event = self._queue.pop()
+            self._events += 1
+            self._handle(event)
+        self.records.reach_client(self._timing.hop_s)
+        usages = tuple(worker.usage for worker in self._workers)
+        rounds = self._state.rounds.number
+        return RunResult(
+            self.settings, self.workload, self.records, usages, self._now, rounds, self._events
+        )
+
+    def _answer_tokens(self, request_id: str) -> int:
+        answer: int = self._answers[int(request_id)]
+        return answer
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case ToWorker():
+                self._command(event)
+            case SpanEnd():
+                self._end_span(event)
+            case ToScheduler():
+                self._dispatch(event.event)
+            case Arrival():
+                self._arrive(event.row)
+            case Refresh():
+                self._refresh()
+            case Wake():
+                self._wake()
+
+    # Requests
+
+    def _attach_workers(self) -> None:
+        for worker in self._workers:
+            name = f"w{worker.number}"
+            view = worker.hardware.view(name, MODEL)
+            self._dispatch(ev.WorkerAttached(f"{name}#1", view))
+            self._dispatch(ev.Costed(name, worker.hardware.cost))
+
+    def _begin_arrivals(self) -> None:
+        if self.workload.clients:
+            self._next_row = min(self.workload.clients, len(self.workload))
+            for row in range(self._next_row):
+                self._queue.push(0.0, Arrival(row))
+        else:
+            self._queue.push(float(self.workload.arrival_s[0]), Arrival(0))
+
+    def _arrive(self, row: int) -> None:
+        if not self.workload.clients and row + 1 < len(self.workload):
+            self._queue.push(float(self.workload.arrival_s[row + 1]), Arrival(row + 1))
+        self.records.arrival_s[row] = self._now
+        settings = self.settings
+        request = Request(
+            str(row), MODEL, self._inputs[row], settings.max_tokens, self._now, sla=settings.sla
+        )
+        self._dispatch(ev.Submitted(GATEWAY, request))
+
+    def _end_request(self) -> None:
+        """A request has ended; in a closed loop, its client sends the next one."""
+        self._open -= 1
+        if self.workload.clients and self._next_row < len(self.workload):
+            self._queue.push(self._now + self._timing.hop_s, Arrival(self._next_row))
+            self._next_row += 1
+
+    # The scheduler
+
+    def _dispatch(self, event: ev.Event, delay_s: float = 0.0) -> None:
+        """Steps the scheduler; its messages leave after `delay_s`."""
+        for action in self._state.step(event, self._now):
+            self._perform(action, self._now + delay_s)
+        self._schedule_wake()
+
+    def _perform(self, action: ev.Action, at_s: float) -> None:
+        hop_s = self._timing.hop_s
+        match action:
+            case ev.SendPlan():
+                worker = self._numbers[action.worker_id]
+                self._queue.push(at_s + hop_s, ToWorker(worker, action.plan))
+            case ev.Place():  # to the gateway, which sends the prompt
+                worker = self._numbers[action.worker_id]
+                prompt = self._prompt(action.request_id)
+                self._queue.push(at_s + 2 * hop_s, ToWorker(worker, prompt))
+            case ev.Preempt():
+                self.records.preemptions[int(action.request_id)] += 1
+            case ev.AskForecast():
+                forecasts = self._forecaster.forecast(action.requests)
+                answers = tuple(
+                    (request.request_id, forecast.truncated(request.max_tokens))
+                    for request, forecast in zip(action.requests, forecasts, strict=True)
+                )
+                answered_s = at_s + self._timing.forecast_s
+                self._queue.push(answered_s, ToScheduler(ev.Forecasted(answers)))
+            case ev.Learn():
+                self._forecaster.learn(action.outcome)
+                if not self._refreshing:
+                    self._refreshing = True
+                    self._queue.push(at_s + self._timing.refresh_s, Refresh())
+            case ev.Refuse():
+                self.records.rejected[int(action.request_id)] = True
+                self._end_request()
+            case _:
+                pass  # for clients and observers
+
+    def _prompt(self, request_id: str) -> Prompt:
+        """The prompt with the tokens that the gateway has delivered."""
+        row = int(request_id)
+        prompt_tokens, output = self._inputs[row], int(self.records.tokens[row])
+        token_ids = [0] * (prompt_tokens + output)
+        return Prompt(request_id, token_ids, prompt_tokens, self.settings.max_tokens)
+
+    def _refresh(self) -> None:
+        self._refreshing = False
+        requests = self._state.shared_representatives()
+        if requests:
+            shared = tuple(f for f in self._forecaster.forecast(requests) if f.shared_key)
+            self._dispatch(ev.Refreshed(shared))
+
+    def _schedule_wake(self) -> None:
+        round_s = max(self._state.round_due_s, self._rest_until_s)
+        if self._state.round_due_s == inf:
+            round_s = inf
+        due_s = max(self._now, min(round_s, self._state.next_deadline()))
+        if due_s < self._wake_s:
+            self._wake_s = due_s
+            self._queue.push(due_s, Wake())
+
+    def _wake(self) -> None:
+        if self._now < self._wake_s:
+            return  # an earlier one has come since
+        self._wake_s = inf
+        if self._state.next_deadline() <= self._now:
+            self._dispatch(ev.Tick())
+        if max(self._state.round_due_s, self._rest_until_s) <= self._now:
+            timing = self._timing
+            took_s = timing.round_s + timing.round_job_s * len(self._state.jobs)
+            self._rest_until_s = self._now + took_s / timing.round_share
+            self._dispatch(ev.Round(), took_s)
+        else:
+            self._schedule_wake()
+
+    # Workers
+
+    def _command(self, event: ToWorker) -> None:
+        worker = self._workers[event.worker]
+        if shorter := worker.receive(event.command, self._now):
+            self._queue.push(shorter.end_s, SpanEnd(worker.number, shorter.number))
+        elif worker.span is None:
+            self._turn(worker)
+
+    def _end_span(self, event: SpanEnd) -> None:
+        worker = self._workers[event.worker]
+        if worker.span is None or worker.span.number != event.number:
+            return
+        result = worker.finish()
+        if result.rows:
+            rows = np.array([int(name) for name in result.rows], np.int64)
+            self.records.on_tokens(rows, result.times_s[:-1])
+        self._deliver(result.tokens)
+        self._report(worker)
+        self._turn(worker)
+
+    def _turn(self, worker: SimWorker) -> None:
+        """Handles the worker's commands and begins its next span."""
+        for arrives_s, upload in worker.begin(self._now):
+            self._queue.push(arrives_s, ToWorker(worker.number, upload))
+        self._deliver(worker.pop_late())
+        if worker.span:
+            self._queue.push(worker.span.end_s, SpanEnd(worker.number, worker.span.number))
+        else:
+            self._report(worker)
+
+    def _report(self, worker: SimWorker) -> None:
+        if report := worker.report():
+            name = f"w{worker.number}"
+            for evicted in report.evicted:
+                self.records.evictions[int(evicted.request_id)] += 1
+            reported = ToScheduler(ev.Reported(f"{name}#1", name, report), worker.number)
+            self._queue.push(self._now + self._timing.hop_s, reported)
+
+    def _deliver(self, tokens: list[NewToken]) -> None:
+        """The gateway receives these tokens."""
+        if not tokens:
+            return
+        rows = np.array([int(token.request_id) for token in tokens], np.int64)
+        self.records.on_tokens(rows, np.array([self._now]))
+        for token in tokens:
+            if token.finish in (FinishReason.STOP, FinishReason.LENGTH):
+                self.records.finished[int(token.request_id)] = True
+                self._end_request()
+
+
+def simulate(settings: RunSettings, workload: Workload) -> RunResult:
+    """Runs a workload. Raises ValueError for a workload that the settings cannot serve."""
+    return Simulation(settings, workload).run()

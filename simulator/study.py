@@ -1,0 +1,113 @@
+"""A study: one workload under several presets, and under the values of a swept key."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+
+from services.policies.preset import CHOICES, choose
+from simulator.engine.records import Records
+from simulator.engine.settings import RunSettings
+from simulator.engine.simulation import simulate
+from simulator.report.summary import Summary, summarize
+from simulator.workload.workload import Workload
+
+PRESET = "preset."  # prefix of a preset's choices and numbers
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a study; `keys` are the swept key's value, if any."""
+
+    keys: Mapping[str, float]
+    settings: RunSettings
+    workload: Workload
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a run of a study found."""
+
+    keys: Mapping[str, float]
+    summary: Summary
+    records: Records
+
+
+def _with_rate(point: Point, value: float) -> Point:
+    return replace(point, workload=point.workload.at_rate(value))
+
+
+def _with_clients(point: Point, value: float) -> Point:
+    return replace(point, workload=replace(point.workload, clients=int(value)))
+
+
+def _with_workers(point: Point, value: float) -> Point:
+    hardware = (point.settings.hardware[0],) * int(value)
+    return replace(point, settings=replace(point.settings, hardware=hardware))
+
+
+def _with_kv_tokens(point: Point, value: float) -> Point:
+    hardware = tuple(replace(h, kv_tokens=int(value)) for h in point.settings.hardware)
+    return replace(point, settings=replace(point.settings, hardware=hardware))
+
+
+def _with_max_tokens(point: Point, value: float) -> Point:
+    return replace(point, settings=replace(point.settings, max_tokens=int(value)))
+
+
+KEYS: dict[str, Callable[[Point, float], Point]] = {
+    "rate": _with_rate,
+    "clients": _with_clients,
+    "workers": _with_workers,
+    "kv_tokens": _with_kv_tokens,
+    "max_tokens": _with_max_tokens,
+}
+
+
+def vary(points: Iterable[Point], key: str, values: Sequence[float]) -> list[Point]:
+    """Every point at every value of the key: one of KEYS, or `preset.NAME` for a number of the
+    preset. Raises ValueError for an unknown key and for a value that is not positive."""
+    if not key.startswith(PRESET) and key not in KEYS:
+        raise ValueError(
+            f"unknown sweep key {key!r}; known: {', '.join(KEYS)}, and {PRESET}NAME for a number "
+            "of the presets"
+        )
+    if key in KEYS and min(values) <= 0:
+        raise ValueError(f"{key} must be positive, got {min(values):g}")
+    return [_at(point, key, value) for value in values for point in points]
+
+
+def _at(point: Point, key: str, value: float) -> Point:
+    keys = {**point.keys, key: value}
+    if key in KEYS:
+        return replace(KEYS[key](point, value), keys=keys)
+    preset = point.settings.preset
+    choices = {choice: getattr(preset, choice) for choice in CHOICES}
+    given = {**choices, **preset.params, key.removeprefix(PRESET): value}
+    preset = choose(preset.name, given)
+    return replace(point, keys=keys, settings=replace(point.settings, preset=preset))
+
+
+def run_points(
+    points: Sequence[Point], processes: int, on_done: Callable[[], None] = lambda: None
+) -> list[Finding]:
+    """Runs all points, several at once in processes of their own; returns them in order. `on_done`
+    is called after each."""
+    if processes == 1 or len(points) == 1:
+        findings = []
+        for point in points:
+            findings.append(_run(point))
+            on_done()
+        return findings
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        running = {pool.submit(_run, point): place for place, point in enumerate(points)}
+        done: dict[int, Finding] = {}
+        for future in as_completed(running):
+            done[running[future]] = future.result()
+            on_done()
+    return [done[place] for place in range(len(points))]
+
+
+def _run(point: Point) -> Finding:
+    result = simulate(point.settings, point.workload)
+    return Finding(point.keys, summarize(result), result.records)

@@ -1,0 +1,113 @@
+"""Built-in workloads: lengths by name or from a file, and arrival processes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+import numpy as np
+
+from services.forecast import Floats, Ints
+from simulator.workload.trace import read_lengths
+from simulator.workload.workload import Workload
+
+Generator = np.random.Generator
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Input and output lengths, each uniform between two inclusive bounds."""
+
+    input_tokens: tuple[int, int]
+    output_tokens: tuple[int, int]
+
+    def draw(self, count: int, rng: Generator) -> tuple[Ints, Ints]:
+        (input_low, input_high), (output_low, output_high) = self.input_tokens, self.output_tokens
+        return (
+            rng.integers(input_low, input_high, count, endpoint=True),
+            rng.integers(output_low, output_high, count, endpoint=True),
+        )
+
+
+# Past-Future Scheduler (Gong et al., ASPLOS 2025), Table 1: decode-heavy, balanced, prefill-heavy.
+LENGTHS = {
+    "d1": Uniform((32, 4_096), (2_048, 4_096)),
+    "d2": Uniform((3_000, 5_000), (3_000, 5_000)),
+    "d3": Uniform((2_048, 4_096), (32, 4_096)),
+}
+VARYING = "varying"  # d1, d2 and d3, one after another: the paper's varying load
+WORKLOADS = (*LENGTHS, VARYING)
+
+
+def draw_lengths(name: str, count: int, rng: Generator) -> tuple[Ints, Ints]:
+    """Input and output tokens of `count` requests of a workload of WORKLOADS, or drawn with
+    replacement from a file of lengths. Raises ValueError with the known names."""
+    if name == VARYING:
+        shares = np.array_split(np.arange(count), len(LENGTHS))
+        drawn = [
+            each.draw(len(share), rng) for each, share in zip(LENGTHS.values(), shares, strict=True)
+        ]
+        return (
+            np.concatenate([inputs for inputs, _ in drawn]),
+            np.concatenate([outputs for _, outputs in drawn]),
+        )
+    if name in LENGTHS:
+        return LENGTHS[name].draw(count, rng)
+    path = Path(name)
+    if not path.exists():
+        near = get_close_matches(name, WORKLOADS, n=1)
+        hint = f", did you mean {near[0]}?" if near else ""
+        raise ValueError(
+            f"unknown workload {name!r}{hint}; known: {', '.join(WORKLOADS)}, or a file with the "
+            "columns input_tokens and output_tokens"
+        )
+    inputs, outputs = read_lengths(path)
+    rows = rng.integers(len(inputs), size=count)
+    return inputs[rows], outputs[rows]
+
+
+# Arrival processes: seconds of each of `count` arrivals at a mean rate.
+
+
+def poisson(count: int, rate: float, rng: Generator) -> Floats:
+    return np.cumsum(rng.exponential(1 / rate, count))
+
+
+def gamma(count: int, rate: float, rng: Generator) -> Floats:
+    """Bursty: gaps with a coefficient of variation of 2."""
+    shape = 0.25  # 1 / variation²
+    return np.cumsum(rng.gamma(shape, 1 / (rate * shape), count))
+
+
+def even(count: int, rate: float, rng: Generator) -> Floats:
+    return np.arange(count) / rate
+
+
+def burst(count: int, rate: float, rng: Generator) -> Floats:
+    """All at once."""
+    return np.zeros(count)
+
+
+ARRIVALS: dict[str, Callable[[int, float, Generator], Floats]] = {
+    "poisson": poisson,
+    "gamma": gamma,
+    "even": even,
+    "burst": burst,
+}
+
+
+def build_workload(
+    name: str, count: int, arrivals: str, rate: float, clients: int, seed: int
+) -> Workload:
+    """A built-in workload, or lengths from a file, with drawn arrivals or a closed loop of
+    `clients`. Raises ValueError for unknown names and for a count or rate that is not positive."""
+    if count < 1:
+        raise ValueError(f"a workload has at least 1 request, got {count}")
+    if arrivals not in ARRIVALS:
+        raise ValueError(f"unknown arrivals {arrivals!r}; known: {', '.join(ARRIVALS)}")
+    if not (clients or arrivals == "burst" or rate > 0):
+        raise ValueError(f"arrivals {arrivals} need a positive rate, got {rate:g}")
+    rng = np.random.default_rng(seed)
+    inputs, outputs = draw_lengths(name, count, rng)
+    arrival_s = burst(count, rate, rng) if clients else ARRIVALS[arrivals](count, rate, rng)
+    return Workload(Path(name).name.split(".")[0], arrival_s, inputs, outputs, clients=clients)

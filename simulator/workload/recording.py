@@ -1,0 +1,168 @@
+"""Recording: workloads from logs of servers, and traces written from workloads.
+
+Three forms are read, told apart by their first line:
+
+  event log      of foretoken's scheduler (`--set scheduler.event_log=FILE`): arrivals and true
+                 lengths of every request that finished
+  request log    JSON lines of an OpenAI server or proxy, one finished request a line: a time
+                 (`arrival_s`, `created`, `timestamp` or `time`; seconds or ISO 8601) and a `usage`
+                 with prompt_tokens and completion_tokens, at the top or under `response`
+  benchmark      the JSON of `vllm bench serve --save-result --save-detailed`: start_times,
+                 input_lens and output_lens
+"""
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+from services.core import FinishReason
+from services.scheduler.core import events as ev
+from services.scheduler.observe.event_log import MARK, read
+from simulator.workload.trace import ARRIVAL, INPUT, OUTPUT
+from simulator.workload.workload import Workload
+
+TIME_KEYS = (ARRIVAL, "created", "timestamp", "time")
+BENCHMARK_KEYS = ("start_times", "input_lens", "output_lens")
+FORMS = "foretoken's event log, JSON lines with a time and a usage, or vLLM's benchmark JSON"
+
+Row = tuple[float, int, int]  # arrival, input tokens, output tokens
+
+
+def read_recording(path: Path) -> Workload:
+    """The finished requests of a log, by arrival. Raises ValueError that names file and line for a
+    log of another form or without a finished request."""
+    try:
+        first = _first_line(path)
+        if MARK in first:
+            rows = list(_event_log_rows(path))
+        elif set(BENCHMARK_KEYS) <= first.keys():
+            rows = list(_benchmark_rows(path, first))
+        else:
+            rows = list(_request_log_rows(path))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
+    if not rows:
+        raise ValueError(f"{path} has no finished request")
+    rows.sort()
+    arrival_s, inputs, outputs = (np.array(column) for column in zip(*rows, strict=True))
+    return Workload(path.name.split(".")[0], arrival_s - arrival_s[0], inputs, outputs)
+
+
+def write_trace(path: Path, workload: Workload) -> None:
+    """Writes a trace for `read_trace`, compressed if the name ends in .gz. Raises OSError."""
+    with _create(path) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        extra = {"kind": workload.kinds, "prompt": workload.prompts}
+        extra = {name: column for name, column in extra.items() if column}
+        writer.writerow([ARRIVAL, INPUT, OUTPUT, *extra])
+        arrivals = (f"{arrival_s:.6f}" for arrival_s in workload.arrival_s.tolist())
+        columns = (workload.input_tokens.tolist(), workload.output_tokens.tolist())
+        writer.writerows(zip(arrivals, *columns, *extra.values(), strict=True))
+
+
+def _create(path: Path) -> io.TextIOBase:
+    if path.suffix == ".gz":
+        return gzip.open(path, "wt", newline="")
+    return path.open("w", newline="")
+
+
+def _first_line(path: Path) -> Mapping[str, object]:
+    with path.open("rb") as file:
+        line = file.readline()
+    value = _parse(line)
+    if value is None:
+        value = _parse(path.read_bytes())  # a document over several lines
+    if value is None:
+        raise ValueError(f"{path} is no log that can be read: it must be {FORMS}")
+    return value
+
+
+def _parse(text: bytes) -> Mapping[str, object] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _event_log_rows(path: Path) -> Iterator[Row]:
+    """Arrivals are on the scheduler's clock. A request that was submitted again after a fault
+    arrives once, with its whole answer."""
+    live: dict[str, tuple[float, int]] = {}
+    for step in read(path):
+        match step.event:
+            case ev.Submitted(request=request):
+                live.setdefault(request.request_id, (request.arrival_s, request.prompt_tokens))
+            case _:
+                pass
+        for action in step.actions:
+            match action:
+                case ev.Learn(outcome=outcome) if outcome.reason in (
+                    FinishReason.STOP,
+                    FinishReason.LENGTH,
+                ):
+                    arrival = live.pop(outcome.request_id, None)
+                    if arrival and outcome.output_tokens:
+                        yield *arrival, outcome.output_tokens
+                case _:
+                    pass
+
+
+def _request_log_rows(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            entry = _parse(line)
+            if entry is None:
+                raise ValueError(f"{path}, line {number} is not a JSON object")
+            if row := _request_row(entry, f"{path}, line {number}"):
+                yield row
+
+
+def _request_row(entry: Mapping[str, object], where: str) -> Row | None:
+    """None for a request without output, such as one that failed."""
+    response = entry.get("response")
+    sources = (entry, response) if isinstance(response, dict) else (entry,)
+    usage = next((s["usage"] for s in sources if isinstance(s.get("usage"), dict)), None)
+    if not isinstance(usage, dict):
+        return None
+    time = next((s[key] for s in sources for key in TIME_KEYS if key in s), None)
+    if time is None:
+        raise ValueError(f"{where} has no time; it must have {' or '.join(TIME_KEYS)}")
+    prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if not (isinstance(prompt, int) and isinstance(output, int) and prompt >= 1):
+        raise ValueError(
+            f"{where}: usage must have prompt_tokens and completion_tokens, got {usage}"
+        )
+    return (_seconds(time, where), prompt, output) if output >= 1 else None
+
+
+def _seconds(time: object, where: str) -> float:
+    try:
+        if isinstance(time, str):
+            return datetime.fromisoformat(time).timestamp()
+        return float(time)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ValueError(f"{where}: {time!r} is no time in seconds or ISO 8601") from None
+
+
+def _benchmark_rows(path: Path, document: Mapping[str, object]) -> Iterator[Row]:
+    columns = [document[key] for key in BENCHMARK_KEYS]
+    lists = [column for column in columns if isinstance(column, list)]
+    if len(lists) < len(columns) or len({len(column) for column in lists}) > 1:
+        raise ValueError(f"{path}: {', '.join(BENCHMARK_KEYS)} must be lists of one length")
+    yield from _positive(zip(*lists, strict=True))
+
+
+def _positive(rows: Iterable[tuple[object, ...]]) -> Iterator[Row]:
+    for start, prompt, output in rows:
+        arrival_s, inputs, outputs = float(str(start)), int(str(prompt)), int(str(output))
+        if inputs >= 1 and outputs >= 1:
+            yield arrival_s, inputs, outputs

@@ -1,0 +1,104 @@
+"""Recordings: each form of log that is read, the trace that is written, and mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.core import Completion, FinishReason, Report, Request, WorkerView
+from services.costs import CostModel
+from services.policies.preset import choose
+from services.scheduler.core import events as ev
+from services.scheduler.core.admission import Limits
+from services.scheduler.core.state import SchedulerState
+from services.scheduler.observe.event_log import EventLog, Head
+from simulator.workload.recording import read_recording, write_trace
+from simulator.workload.trace import read_trace
+from simulator.workload.workload import Workload
+from tests.simulator.fixtures import random_workload
+
+
+def rows(workload: Workload) -> list[tuple[float, int, int]]:
+    columns = (workload.arrival_s, workload.input_tokens, workload.output_tokens)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def test_event_log_of_a_scheduler_becomes_a_workload(tmp_path: Path):
+    preset, limits = choose("fcfs"), Limits(patience_s=0.0)
+    path = tmp_path / "events.log"
+    state = SchedulerState(preset, limits)
+    view = WorkerView("w", "w", "m", 1_600, 16, 8, 1_600)
+    done = Completion("b", 7, FinishReason.STOP)
+    events: list[tuple[float, ev.Event]] = [
+        (0.0, ev.WorkerAttached("w#1", view)),
+        (0.0, ev.Costed("w", CostModel(0.01, 1e-4, 1e-4, 0.0))),
+        (5.0, ev.Submitted("g", Request("a", "m", 20, 50, 5.0))),
+        (6.5, ev.Submitted("g", Request("b", "m", 30, 50, 6.5))),
+        (6.5, ev.Round()),
+        (8.0, ev.Reported("w#1", "w", Report(1, 1, finished=(done,)))),
+        (9.0, ev.Cancelled("g", "a", FinishReason.CANCELLED, 3)),
+    ]
+    with EventLog(path, 2**20, Head(preset, limits)) as log:
+        for now, event in events:
+            state.step(event, now)
+            log.append(state.last_step)
+    assert rows(read_recording(path)) == [(0.0, 30, 7)]
+
+
+def test_openai_request_log_becomes_a_workload(tmp_path: Path):
+    path = tmp_path / "requests.jsonl"
+    entries = [
+        {"created": 1_700_000_003, "usage": {"prompt_tokens": 5, "completion_tokens": 6}},
+        {
+            "timestamp": "2023-11-14T22:13:21+00:00",  # 1,700,000,001 s
+            "response": {"usage": {"prompt_tokens": 7, "completion_tokens": 8}},
+        },
+        {"created": 1_700_000_002, "error": "refused"},
+        {"created": 1_700_000_004, "usage": {"prompt_tokens": 9, "completion_tokens": 0}},
+    ]
+    path.write_text("\n".join(json.dumps(entry) for entry in entries) + "\n\n")
+    assert rows(read_recording(path)) == [(0.0, 7, 8), (2.0, 5, 6)]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_vllm_benchmark_becomes_a_workload(tmp_path: Path, indent: int | None):
+    path = tmp_path / "bench.json"
+    document = {
+        "model": "m",
+        "start_times": [10.5, 10.0, 11.0],
+        "input_lens": [3, 4, 5],
+        "output_lens": [6, 7, 0],  # the last one failed
+    }
+    path.write_text(json.dumps(document, indent=indent))
+    assert rows(read_recording(path)) == [(0.0, 4, 7), (0.5, 3, 6)]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
+def test_written_trace_is_read_back(tmp_path: Path, name: str):
+    made = random_workload(4, 30, 3.0)
+    write_trace(tmp_path / name, made)
+    back = read_trace(tmp_path / name)
+    assert back.input_tokens.tolist() == made.input_tokens.tolist()
+    assert back.output_tokens.tolist() == made.output_tokens.tolist()
+    start_s = float(made.arrival_s[0])
+    assert back.arrival_s.tolist() == pytest.approx((made.arrival_s - start_s).tolist(), abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("plain text\n", "is no log that can be read"),
+        ("[1, 2]\n", "is no log that can be read"),
+        ('{"created": 1, "error": "x"}\n', "has no finished request"),
+        ('{"usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n', "line 1 has no time"),
+        ('{"created": 1, "usage": {"prompt_tokens": 0}}\n', "usage must have prompt_tokens"),
+        ('{"created": "soon", "usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n', "'soon'"),
+        ('{"created": 1}\nnot json\n', "line 2 is not a JSON object"),
+        ('{"start_times": [1], "input_lens": [1, 2], "output_lens": [1]}', "of one length"),
+    ],
+)
+def test_other_logs_are_refused_with_what_is_wrong(tmp_path: Path, text: str, says: str):
+    path = tmp_path / "log"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=says):
+        read_recording(path)
