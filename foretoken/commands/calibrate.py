@@ -105,7 +105,9 @@ def _describe(found: "Calibration", file: str, roofline: "Roofline | None") -> l
     cost = found.cost
     lines = [f"Fitted by foretoken calibrate to {cost.samples} {found.rows} of {file}."]
     if found.paused:
-        lines.append(f"Left out: {found.paused} requests that were paused for lack of memory.")
+        lines.append(
+            f"Left out: {found.paused} requests with gaps, as if paused for lack of memory."
+        )
     if roofline:
         lines.append(f"Not below the peaks of {roofline.gpu} for {roofline.model}.")
     lines.append(

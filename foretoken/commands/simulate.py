@@ -66,10 +66,9 @@ def simulate(
     processes: Annotated[int, typer.Option(min=0, help="Runs at once; 0: one per core.")] = 0,
 ) -> None:
     """Simulate presets on a trace or workload: the served scheduler in virtual time."""
-    from simulator.hardware.profiles import load_hardware
-
     from services.policies.preset import choose
     from simulator.engine.settings import RunSettings
+    from simulator.hardware.profiles import load_hardware
     from simulator.report.sla import parse_sla
     from simulator.study import Point, run_points, vary
 

@@ -33,7 +33,7 @@ STEPS = [
     for p, d, c in [(16, 0, 16), (512, 0, 512), (200, 8, 4_000), (64, 2, 300)] * 3
     + [(0, n, n * m) for n in (1, 4, 16, 64) for m in (20, 300, 2_000)]
 ]
-MEASURED = Path(os.environ.get("FORETOKEN_SHARED_DATA", "../shared/data")) / "calib"
+MEASURED = Path(os.environ.get("FORETOKEN_SHARED_DATA", "")) / "calib"
 
 
 def requests(count: int, rate: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -245,7 +245,7 @@ def measured(file: str) -> Path:
     """A measured run's log. Skips the test if the folder of shared data is not there."""
     path = MEASURED / file
     if not path.exists():
-        pytest.skip(f"{file} is not there; FORETOKEN_SHARED_DATA names the folder with calib/")
+        pytest.skip(f"calib/{file} is not in the folder that FORETOKEN_SHARED_DATA names")
     return path
 
 

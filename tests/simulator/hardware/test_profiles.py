@@ -214,3 +214,12 @@ def test_an_installed_package_has_the_tables_and_profiles():
     assert data
     assert all(any(fnmatch(file, pattern) for pattern in patterns) for file in data)
     assert any(fnmatch("simulator.hardware", p) for p in settings["packages"]["find"]["include"])
+
+
+def test_the_documented_file_works():
+    page = (ROOT / "docs" / "simulator.md").read_text()
+    text = page.partition("```toml\n")[2].partition("```")[0]
+    hardware = read_hardware(text, "l40s-llama3-8b", "docs")
+    assert hardware.about == "Llama-3 8B on two L40S"
+    assert hardware.usd_per_hour == 2.0
+    assert hardware.kv_tokens > 400_000
