@@ -19,12 +19,13 @@ from foretoken.commands.chat import chat
 from foretoken.commands.evaluate import evaluate
 from foretoken.commands.key import key
 from foretoken.commands.presets import presets
+from foretoken.commands.reproduce import reproduce
 from foretoken.commands.serve_command import serve
 from foretoken.commands.train import app as train
 from foretoken.commands.usage import Command, ManyCommand, ServeCommand, UsageError
 from foretoken.commands.why import why
 
-SERVE, CLIENT, LAB = "Serve", "Use a server", "Predictors"
+SERVE, CLIENT, LAB, SIMULATOR = "Serve", "Use a server", "Predictors", "Simulate"
 USAGE_ERROR = 2
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -64,6 +65,7 @@ app.command(cls=Command, rich_help_panel=CLIENT)(chat)
 app.command(cls=ManyCommand, rich_help_panel=CLIENT)(bench)
 app.command(cls=Command, rich_help_panel=CLIENT)(why)
 app.command(cls=ManyCommand, rich_help_panel=LAB)(evaluate)
+app.command(cls=Command, rich_help_panel=SIMULATOR)(reproduce)
 app.add_typer(train, name="train", rich_help_panel=LAB)
 
 
