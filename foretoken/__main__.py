@@ -21,6 +21,7 @@ from foretoken.commands.evaluate import evaluate
 from foretoken.commands.key import key
 from foretoken.commands.presets import presets
 from foretoken.commands.record import record
+from foretoken.commands.reproduce import reproduce
 from foretoken.commands.serve_command import serve
 from foretoken.commands.simulate import simulate
 from foretoken.commands.train import app as train
@@ -68,6 +69,7 @@ app.command(cls=ManyCommand, rich_help_panel=CLIENT)(bench)
 app.command(cls=Command, rich_help_panel=CLIENT)(why)
 app.command(cls=Command, rich_help_panel=SIMULATOR)(simulate)
 app.command(cls=Command, rich_help_panel=SIMULATOR)(record)
+app.command(cls=Command, rich_help_panel=SIMULATOR)(reproduce)
 app.command(cls=Command, rich_help_panel=SIMULATOR)(calibrate)
 app.command(cls=ManyCommand, rich_help_panel=LAB)(evaluate)
 app.add_typer(train, name="train", rich_help_panel=LAB)

@@ -1,0 +1,82 @@
+"""`foretoken reproduce`: simulate a paper's table and show its figures beside the paper's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretoken.commands.usage import UsageError, near, require_folders
+
+if TYPE_CHECKING:
+    from simulator.papers.reproduction import ReportProgress, Reproduction
+
+WIDTH = 140  # columns that a table needs
+
+
+def reproduce(
+    name: Annotated[
+        str, typer.Argument(help="Table to reproduce; without it, all are listed.")
+    ] = "",
+    json: Annotated[Path | None, typer.Option(help="Write the rows as JSON.")] = None,
+    requests: Annotated[
+        int, typer.Option(min=0, help="Number of requests; 0: as many as the paper.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    rows: Annotated[str, typer.Option(help="Only rows whose name contains this text.")] = "",
+) -> None:
+    """Reproduce a table of a paper by simulation, with the paper's figures beside its own."""
+    from simulator.papers.registry import REPRODUCTIONS
+
+    if not name:
+        width = max(map(len, REPRODUCTIONS))
+        for known, reproduction in REPRODUCTIONS.items():
+            print(f"{known:<{width}}  {reproduction.about}; {reproduction.source}")
+        return
+    if name not in REPRODUCTIONS:
+        listed = ", ".join(REPRODUCTIONS)
+        raise UsageError(f"no table {name!r}{near(name, REPRODUCTIONS)}; known: {listed}")
+    require_folders(json)
+    _reproduce(REPRODUCTIONS[name], json, requests, seed, rows)
+
+
+def _reproduce(
+    reproduction: "Reproduction", json: Path | None, requests: int, seed: int, rows: str
+) -> None:
+    from rich.console import Console
+
+    from simulator.papers.reproduction import available_cores, reproduce, select_cases
+    from simulator.papers.table import make_table, write_json
+
+    try:
+        cases = select_cases(reproduction.cases(requests or reproduction.requests, seed), rows)
+    except ValueError as error:
+        raise UsageError(f"--rows: {error}") from None
+    with _progress() as progress:
+        found = reproduce(reproduction, cases, available_cores(), progress)
+    console = Console()
+    console.width = max(console.width, WIDTH)
+    console.print(make_table(reproduction, found))
+    if requests:
+        console.print(f"The paper has {reproduction.requests:,} requests, this run {requests:,}.")
+    for note in reproduction.notes:
+        console.print(note, highlight=False)
+    if json:
+        write_json(json, found)
+
+
+@contextmanager
+def _progress() -> "Iterator[ReportProgress]":
+    """A progress bar on stderr that disappears at the end."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("simulating", total=None)
+
+        def progress(what: str, done: int, of: int) -> None:
+            bar.update(task, description=what, completed=done, total=of)
+
+        yield progress

@@ -1,0 +1,115 @@
+"""A reproduction: a paper's table as independent cases, and how its rows are shown."""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+
+Value = str | int | float | None
+Row = dict[str, Value]
+Compute = Callable[[], Row]
+ReportProgress = Callable[[str, int, int], None]
+"""(name of the case that ended, ended cases, all cases)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row of a table. `compute` is sent to another process. An `in_paper` case has a row in the
+    paper."""
+
+    name: str
+    compute: Compute
+    in_paper: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the shown table. `format` is that of its numbers. With `beside`, the paper's
+    value, `paper_<key>` of the row, stands beside it. `relative` adds the difference in percent."""
+
+    key: str
+    title: str
+    format: str = ""
+    beside: bool = False
+    relative: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """A paper's table.
+
+    `cases` makes its rows from a number of requests and a seed. `requests` is the paper's number.
+    `complete` adds to the rows what compares them. `notes` say where the results differ and why.
+    """
+
+    about: str
+    source: str
+    requests: int
+    cases: Callable[[int, int], Sequence[Case]]
+    columns: tuple[Column, ...]
+    complete: Callable[[Sequence[Row]], list[Row]]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduced:
+    """Rows in the paper's order; `not_in_paper` come in addition."""
+
+    rows: list[Row] = field(default_factory=list)
+    not_in_paper: list[Row] = field(default_factory=list)
+
+
+def available_cores() -> int:
+    """Cores available to this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def select_cases(cases: Sequence[Case], text: str) -> list[Case]:
+    """The cases whose name contains the text, in any case of letters. Raises ValueError, with all
+    names, if none does."""
+    found = [case for case in cases if text.lower() in case.name.lower()]
+    if not found:
+        known = ", ".join(case.name for case in cases)
+        raise ValueError(f"no row contains {text!r}; rows: {known}")
+    return found
+
+
+def reproduce(
+    reproduction: Reproduction,
+    cases: Sequence[Case],
+    processes: int,
+    progress: ReportProgress = lambda *_: None,
+) -> Reproduced:
+    """Computes the cases, each in one of `processes`, in this one if that is 1."""
+    rows: dict[str, Row] = {}
+
+    def add(case: Case, row: Row) -> None:
+        rows[case.name] = row
+        progress(case.name, len(rows), len(cases))
+
+    if min(processes, len(cases)) == 1:
+        for case in cases:
+            add(case, case.compute())
+    else:
+        _compute_in_processes(cases, processes, add)
+    names = [case.name for case in cases]
+    completed = dict(zip(names, reproduction.complete([rows[name] for name in names]), strict=True))
+    return Reproduced(
+        [completed[case.name] for case in cases if case.in_paper],
+        [completed[case.name] for case in cases if not case.in_paper],
+    )
+
+
+def _compute_in_processes(
+    cases: Sequence[Case], processes: int, add: Callable[[Case, Row], None]
+) -> None:
+    # A forked process would inherit the locks of the threads that show progress.
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(case.compute): case for case in cases}
+        try:
+            for future in as_completed(futures):
+                add(futures[future], future.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

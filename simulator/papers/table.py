@@ -1,0 +1,60 @@
+"""Reproduced rows as a table for the terminal and as JSON."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from simulator.papers.reproduction import Column, Reproduced, Reproduction, Row, Value
+
+
+def make_table(reproduction: Reproduction, found: Reproduced) -> Table:
+    """The rows in order, with the paper's figures beside; rows that the paper lacks at the end. A
+    line separates values of the first column."""
+    table = Table(
+        title=f"{reproduction.about}\n{reproduction.source}", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    for column in reproduction.columns:
+        for title in _titles(column):
+            table.add_column(title, justify="right" if column.format else "left", no_wrap=True)
+    first = reproduction.columns[0].key
+    rows = found.rows + found.not_in_paper
+    for row, following in zip(rows, [*rows[1:], None], strict=True):
+        cells = [cell for column in reproduction.columns for cell in _cells(column, row)]
+        ends = following is None or following[first] != row[first]
+        table.add_row(*cells, end_section=ends)
+    if found.not_in_paper:
+        table.caption = "Rows without figures of the paper are not in the paper."
+    return table
+
+
+def write_json(path: Path, found: Reproduced) -> None:
+    """Writes the paper's rows as `rows`; others as `not_in_paper`."""
+    content = {"rows": found.rows, "not_in_paper": found.not_in_paper}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _titles(column: Column) -> Iterator[str]:
+    yield column.title
+    if column.beside:
+        yield "paper"
+    if column.relative:
+        yield "Δ %"
+
+
+def _cells(column: Column, row: Row) -> Iterator[str]:
+    ours = row[column.key]
+    yield _show(ours, column.format)
+    if not column.beside:
+        return
+    paper = row[f"paper_{column.key}"]
+    yield _show(paper, column.format)
+    if column.relative:
+        known = isinstance(ours, int | float) and isinstance(paper, int | float) and paper
+        yield f"{100 * (ours / paper - 1):+.1f}" if known else ""  # type: ignore[operator]
+
+
+def _show(value: Value, spec: str) -> str:
+    return "" if value is None else format(value, spec)
