@@ -19,7 +19,7 @@ from foretoken.commands.chat import chat
 from foretoken.commands.evaluate import evaluate
 from foretoken.commands.key import key
 from foretoken.commands.presets import presets
-from foretoken.commands.serve_command import serve
+from foretoken.commands.serve import serve
 from foretoken.commands.train import app as train
 from foretoken.commands.usage import Command, ManyCommand, ServeCommand, UsageError
 from foretoken.commands.why import why
