@@ -54,3 +54,11 @@ ApiKeyOption = Annotated[
         show_default="none",
     ),
 ]
+
+
+def describe_failure(error: Exception) -> str:
+    """Return the message of an error; for a rejected API key also what to set."""
+    from foretoken.client.errors import Unauthenticated
+
+    hint = f" Set --api-key or {API_KEY_VARIABLE}." if isinstance(error, Unauthenticated) else ""
+    return f"{error}{hint}"

@@ -50,9 +50,11 @@ def test_why_from_server_equals_why_from_log(tmp_path: Path, mode: list[str]) ->
         assert both.startswith("chatcmpl-")
         reported, two = why(own, "--server", live.grpc), why(both, "--server", live.grpc)
         short = why(own[:12], "--server", live.grpc)
+        over_http = why(own, "--server", live.http)
         lost = why("nosuchid", "--server", live.grpc)
         assert live.stop() == 0
-    assert reported.returncode == 0 and reported.stdout == short.stdout
+    assert reported.returncode == 0
+    assert reported.stdout == short.stdout == over_http.stdout
     assert reported.stdout.splitlines()[0] == f"{own}-0, ended; times in seconds since its arrival"
     message = sentences(reported.stdout)
     assert message[0].startswith("received by the gateway; ")
