@@ -75,6 +75,19 @@ def resolve_server(text: str) -> ServerAddress:
     return GrpcAddress(address.authority)
 
 
+def parse_grpc_target(text: str) -> str:
+    """Return the gRPC target of `host:port`, `grpc://host:port` or `unix:/path`.
+
+    Raises ValueError for another scheme.
+    """
+    target = text.removeprefix("grpc://")
+    if "://" in target:
+        raise ValueError(
+            f"{text!r} is not a gRPC address; pass the host:port that the ready line names"
+        )
+    return target
+
+
 def _speaks_http(address: HttpAddress) -> bool:
     """Whether an HTTP/1.1 request is answered as such. gRPC answers with an HTTP/2 frame."""
     request = f"GET /v1/models HTTP/1.1\r\nHost: {address.authority}\r\nConnection: close\r\n\r\n"

@@ -3,6 +3,7 @@
 import http.client
 from collections.abc import Sequence
 from contextlib import closing
+from typing import cast
 from urllib.parse import quote
 
 import grpc
@@ -60,10 +61,10 @@ def _fetch_over_grpc(
                 request, timeout=TIMEOUT_S, metadata=metadata
             )
         except grpc.RpcError as error:
-            failed = error
+            failed = cast(grpc.Call, error)
         if failed.code() is grpc.StatusCode.UNIMPLEMENTED:
             try:
                 return scheduler_pb2_grpc.SchedulerStub(channel).Why(request, timeout=TIMEOUT_S)
             except grpc.RpcError as error:
-                failed = error
-    raise from_status(failed.code(), failed.details(), (), server.target)
+                failed = cast(grpc.Call, error)
+    raise from_status(failed, server.target)
