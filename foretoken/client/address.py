@@ -50,7 +50,7 @@ class GrpcAddress:
     target: str
 
     def __str__(self) -> str:
-        return self.target
+        return self.target if self.target.startswith("unix:") else f"grpc://{self.target}"
 
 
 ServerAddress = HttpAddress | GrpcAddress

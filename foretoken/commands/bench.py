@@ -10,8 +10,8 @@ import typer
 from foretoken.commands.bench_arguments import (
     budgets_by_class,
     build_workload,
-    http_addresses,
     parse_rates,
+    server_addresses,
 )
 from foretoken.commands.options import ApiKeyOption, option_maker
 from foretoken.commands.usage import UsageError, near, require_folders
@@ -38,7 +38,8 @@ def bench(
     server: Annotated[
         list[str] | None,
         load_option(
-            "http://host:port or host:port; several are loaded in turns and compared.",
+            "http://host:port, grpc://host:port or host:port; several are loaded in turns "
+            "and compared.",
             "ADDRESS",
             "required",
             names=("--server", "--compare"),
@@ -136,7 +137,7 @@ def bench(
 
     Ctrl-C ends the load early and reports what was measured.
     """
-    addresses = http_addresses([*(urls or []), *(server or [])])
+    addresses = server_addresses([*(urls or []), *(server or [])])
     rates = parse_rates(rate)
     if rates and concurrency:
         raise UsageError("--rate selects an open loop and --concurrency a closed loop: set one")

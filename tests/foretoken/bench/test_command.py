@@ -30,10 +30,12 @@ def bench(*arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_bench_measures_a_live_server(live: Live, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_bench_measures_a_live_server(live: Live, tmp_path: Path, protocol: str) -> None:
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
     reported = bench(
-        live.http, "--requests", "12", "--concurrency", "4", "--max-tokens", "16",
+        live.http if protocol == "http" else live.grpc,
+        "--requests", "12", "--concurrency", "4", "--max-tokens", "16",
         "--as-class", "interactive", "--json", str(out), "--plot", str(picture),
     )  # fmt: skip
     assert (
