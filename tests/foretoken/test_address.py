@@ -8,7 +8,7 @@ from openai.types.chat import ChatCompletionUserMessageParam
 
 from foretoken import Client
 from foretoken.client.address import GrpcAddress, HttpAddress, resolve_server
-from tests.foretoken.bench.openai_fake import Answer, faking
+from tests.foretoken.bench.openai_fake import ScriptedAnswer, fake_server
 from tests.live import ROOT, command, environment, serving
 
 
@@ -54,7 +54,7 @@ def test_client_rejects_an_http_address():
 async def test_bare_address_of_an_http_server_is_detected():
     import asyncio
 
-    async with faking(lambda _: Answer()) as fake:
+    async with fake_server(lambda _: ScriptedAnswer()) as fake:
         bare = fake.url.removeprefix("http://")
         address = await asyncio.to_thread(resolve_server, bare)
     assert address == HttpAddress.parse(fake.url)
