@@ -1,4 +1,4 @@
-"""`foretoken why` on a real system: live over its gateway, and afterwards from its log."""
+"""`foretoken why` on a real system: from the server, and from its event log afterwards."""
 
 import json
 import subprocess
@@ -26,14 +26,14 @@ def why(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def sentences(text: str) -> list[str]:
-    """Without their times."""
+    """The lines of a story without their times."""
     return [line[14:] for line in text.splitlines() if line.startswith("  ")]
 
 
 def chat(http: str, **body: Any) -> str:
-    asked = {"messages": [{"role": "user", "content": "Count from 1 to 9."}], **body}
+    content = {"messages": [{"role": "user", "content": "Count from 1 to 9."}], **body}
     headers = {"content-type": "application/json"}
-    request = Request(f"{http}/v1/chat/completions", json.dumps(asked).encode(), headers)
+    request = Request(f"{http}/v1/chat/completions", json.dumps(content).encode(), headers)
     answer: dict[str, str] = json.load(urlopen(request, timeout=60))
     return answer["id"]
 
