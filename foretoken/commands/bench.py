@@ -168,8 +168,7 @@ def _run(plan: "Plan", rates: Sequence[float], json: Path | None, plot: Path | N
     import uvloop
     from rich.console import Console
 
-    from foretoken.bench.files import write_json
-    from foretoken.bench.report import as_json, tables
+    from foretoken.bench.report import as_json, tables, write_json
     from foretoken.bench.sweep import sweep_json, sweep_tables
     from services.runtime.open_files import allow_open_files
 
@@ -215,35 +214,21 @@ async def _run_until_interrupt(
 
 @contextmanager
 def _progress() -> "Iterator[OnProgress]":
-    """Show a progress bar on stderr while the block runs, if stderr is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    """Show a progress bar while the block runs."""
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
-    from foretoken.bench.drive import Progress as LoadProgress
+    from foretoken.bench.drive import Progress
     from foretoken.bench.load import Load
+    from foretoken.commands.progress import ProgressBar
 
-    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("finding the served model", total=None)
-        current = ""
+    with ProgressBar("finding the served model", *columns) as bar:
 
-        def update(what: str, load: Load, progress: LoadProgress) -> None:
-            nonlocal current
-            if what != current:
-                current = what
-                bar.reset(task)
+        def update(what: str, load: Load, progress: Progress) -> None:
             failed = f", {progress.failed} failed" if progress.failed else ""
             total = f" of {load.max_requests}" if load.max_requests else ""
             in_flight = progress.sent - progress.ended
             text = f"{what}: {progress.ended}{total} done, {in_flight} in flight{failed}"
-            bar.update(
-                task,
-                description=text,
-                completed=progress.ended,
-                total=load.max_requests or None,
-            )
+            bar.show(text, progress.ended, load.max_requests, what)
 
         yield update

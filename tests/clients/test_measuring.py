@@ -1,4 +1,4 @@
-"""Load and evaluation tools at pinned versions against a real server: each request gets an answer of
+"""Load and evaluation tools at pinned versions against a real server: each answer has
 the requested number of tokens, and lm-eval's scores equal the model's."""
 
 import json
