@@ -17,7 +17,7 @@ def server_addresses(given: Sequence[str]) -> list[str]:
     """Return `http…`, `grpc://…` or `unix:…` for each address. Raises ValueError."""
     if not given:
         raise UsageError("no server given: set --server, for example http://127.0.0.1:8000")
-    return [str(resolve_server(text)) for text in given]
+    return [str(resolve_server(text, prefer_http=True)) for text in given]
 
 
 def parse_rates(text: str) -> list[float]:
