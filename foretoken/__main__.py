@@ -22,7 +22,7 @@ from foretoken.commands.key import key
 from foretoken.commands.presets import presets
 from foretoken.commands.record import record
 from foretoken.commands.reproduce import reproduce
-from foretoken.commands.serve_command import serve
+from foretoken.commands.serve import serve
 from foretoken.commands.simulate import simulate
 from foretoken.commands.train import app as train
 from foretoken.commands.usage import Command, ManyCommand, ServeCommand, UsageError

@@ -28,6 +28,8 @@ class Unreachable(ValueError):
 class Server:
     """One server and its connections. Use and close it within a running event loop."""
 
+    over_grpc = False
+
     def __init__(self, url: str, api_key: str = ""):
         self.address = HttpAddress.parse(url)
         self._head = f"Host: {self.address.authority}\r\n"

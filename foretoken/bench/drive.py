@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from itertools import count, cycle
 from random import Random
 
-from foretoken.bench.client import Server
 from foretoken.bench.load import Load, due_times_s
 from foretoken.bench.prompts import Prompts, Writer
 from foretoken.bench.samples import Sample
+from foretoken.bench.served import AnyServer
 
 Bodies = Iterator[tuple[str, bytes]]
 
@@ -30,7 +30,7 @@ class Progress:
 class Target:
     """A server and its requests. `classes` are the SLA classes that requests name in turn."""
 
-    server: Server
+    server: AnyServer
     writer: Writer
     prompts: Prompts
     timeout_s: float = 300.0

@@ -1,8 +1,10 @@
 """Report a benchmark as tables and as JSON."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf, isfinite, isnan, nan
+from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 
@@ -226,3 +228,11 @@ def _finite(value: object) -> object:
     if isinstance(value, Mapping):
         return {key: _finite(each) for key, each in value.items()}
     return [_finite(each) for each in value] if isinstance(value, list) else value
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write JSON. Raises ValueError if the file cannot be written."""
+    try:
+        path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from None

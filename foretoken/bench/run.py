@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from random import Random
 
-from foretoken.bench.client import Server
 from foretoken.bench.drive import Progress, Round, Target, drive
 from foretoken.bench.lengths import Draw
 from foretoken.bench.load import Load
@@ -25,7 +24,7 @@ from foretoken.bench.prompts import (
     synthetic,
 )
 from foretoken.bench.samples import Sample
-from foretoken.bench.served import ServedModel, find_model
+from foretoken.bench.served import AnyServer, ServedModel, find_model, open_server
 
 PROBE_WORDS = (8, 108)
 WARM_UP_CONCURRENCY = 4
@@ -94,7 +93,7 @@ async def bench(plan: Plan, stop: asyncio.Event, on_progress: OnProgress) -> lis
         targets: list[Target] = []
         outcomes: list[Outcome] = []
         for url in plan.urls:
-            server = Server(url, plan.api_key)
+            server = open_server(url, plan.api_key)
             stack.push_async_callback(server.close)
             served = await find_model(server, plan.model)
             target, workload = await _target(plan, server, served)
@@ -138,7 +137,7 @@ def _require_answers(outcome: Outcome, warmed: Round) -> None:
         raise ValueError(f"{outcome.url} fails every request: {problems[0]}")
 
 
-async def _target(plan: Plan, server: Server, served: ServedModel) -> tuple[Target, str]:
+async def _target(plan: Plan, server: AnyServer, served: ServedModel) -> tuple[Target, str]:
     """Return the target and a description of its prompts."""
     workload = plan.workload
     if workload.file:
@@ -154,13 +153,13 @@ async def _target(plan: Plan, server: Server, served: ServedModel) -> tuple[Targ
         unit = "server tokens" if scale.measured else f"{scale.per_word:g} tokens per word"
         described, synthetic_ = f"random words, {unit}", True
     ignore_eos = synthetic_ if workload.ignore_eos is None else workload.ignore_eos
-    writer = Writer(served.model, workload.temperature, ignore_eos)
+    writer = Writer(served.model, workload.temperature, ignore_eos, server.over_grpc)
     return Target(server, writer, prompts, plan.timeout_s, plan.as_classes), described
 
 
-async def _scale(plan: Plan, server: Server, served: ServedModel) -> TokenScale:
+async def _scale(plan: Plan, server: AnyServer, served: ServedModel) -> TokenScale:
     """Measure the server's tokens per word with two short prompts."""
-    writer, counted = Writer(served.model), []
+    writer, counted = Writer(served.model, over_grpc=server.over_grpc), []
     for words in PROBE_WORDS:
         text = random_words(words, Random(plan.seed), plan.workload.vocabulary)
         prompt = Prompt(text, max_tokens=1)

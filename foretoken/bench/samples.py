@@ -11,10 +11,6 @@ TRUNCATED = "the stream ended early"
 STOPPED = "stopped"  # by Ctrl-C; counts as neither an answer nor an error
 
 
-def empty_times() -> "array[float]":
-    return array("d")
-
-
 @dataclass(slots=True)
 class Sample:
     """One request. Times are seconds from the start of the load.
@@ -29,7 +25,7 @@ class Sample:
     sla_class: str = ""
     sent_s: float = 0.0
     end_s: float = 0.0
-    text_s: "array[float]" = field(default_factory=empty_times)
+    text_s: "array[float]" = field(default_factory=lambda: array("d"))
     prompt_tokens: int = 0
     output_tokens: int = 0
     has_usage: bool = False

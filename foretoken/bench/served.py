@@ -1,12 +1,19 @@
-"""Find the served model before the load begins; each mistake is one sentence."""
+"""Open a server and find its model before the load begins; each mistake is one sentence."""
 
 import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 from foretoken.bench.client import Server, error_text
+from foretoken.client.address import API_KEY_VARIABLE
 
+if TYPE_CHECKING:
+    from foretoken.bench.grpc_client import GrpcServer
+
+AnyServer: TypeAlias = "Server | GrpcServer"
 TIMEOUT_S = 15.0
-DEMO = "demo"
+DEMO, FORETOKEN = "demo", "foretoken"
+SET_KEY = f"set --api-key or {API_KEY_VARIABLE}"
 
 
 @dataclass(frozen=True)
@@ -19,40 +26,61 @@ class ServedModel:
     @property
     def is_demo(self) -> bool:
         """Whether this is the demo model, whose tasks are known."""
-        return self.owner == "foretoken" and self.model == DEMO
+        return self.owner == FORETOKEN and self.model == DEMO
 
 
-async def find_model(server: Server, model: str = "") -> ServedModel:
+def open_server(address: str, api_key: str) -> AnyServer:
+    """Return the client of a gRPC address (`grpc://…`, `unix:…`) or of any other, over HTTP."""
+    if address.startswith(("grpc://", "unix:")):
+        from foretoken.bench.grpc_client import GrpcServer
+
+        return GrpcServer(address, api_key)
+    return Server(address, api_key)
+
+
+async def find_model(server: AnyServer, model: str = "") -> ServedModel:
     """Return the model of that name, or the first one.
 
     Raises ValueError if the server is unreachable, is not OpenAI-compatible, rejects the API key or
     does not serve the model.
     """
+    where = server.address
+    if isinstance(server, Server):
+        owners = await _models_over_http(server, model)
+    else:
+        owners = await _models_over_grpc(server)
+    if not owners:
+        raise ValueError(f"{where} serves no model")
+    if model and model not in owners:
+        raise ValueError(f"{where} does not serve {model!r}; it serves {', '.join(owners)}")
+    name = model or next(iter(owners))
+    return ServedModel(name, owners[name])
+
+
+async def _models_over_grpc(server: "GrpcServer") -> dict[str, str]:
+    from foretoken.client.errors import ForetokenError, Unauthenticated
+
+    try:
+        return dict.fromkeys(await server.models(), FORETOKEN)
+    except Unauthenticated as error:
+        raise ValueError(f"{server.address} rejects the API key ({error}); {SET_KEY}") from None
+    except ForetokenError as error:
+        raise ValueError(str(error)) from None
+
+
+async def _models_over_http(server: Server, model: str) -> dict[str, str]:
+    """Return the owner of each model; a server without a list may still serve `model`."""
     status, body = await server.fetch("GET", "/v1/models", TIMEOUT_S)
     where = server.address
     if status in (401, 403):
-        raise ValueError(
-            f"{where} rejects the API key ({status}: {error_text(body)}); set --api-key or "
-            "FORETOKEN_API_KEY"
-        )
+        raise ValueError(f"{where} rejects the API key ({status}: {error_text(body)}); {SET_KEY}")
     if status == 404 and model:
-        return ServedModel(model)  # a server without a list may still serve it
+        return {model: ""}
     if status != 200:
         raise ValueError(
             f"{where} is not an OpenAI-compatible server: GET {where.base}/v1/models returns "
             f"{status}"
         )
-    cards = _cards(body)
-    if not cards:
-        raise ValueError(f"{where} serves no model")
-    if model and model not in cards:
-        raise ValueError(f"{where} does not serve {model!r}; it serves {', '.join(cards)}")
-    name = model or next(iter(cards))
-    return ServedModel(name, cards[name])
-
-
-def _cards(body: bytes) -> dict[str, str]:
-    """Return the owner of each model."""
     try:
         models = json.loads(body)["data"]
         return {str(card["id"]): str(card.get("owned_by") or "") for card in models}

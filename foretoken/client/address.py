@@ -50,17 +50,17 @@ class GrpcAddress:
     target: str
 
     def __str__(self) -> str:
-        return self.target
+        return self.target if self.target.startswith("unix:") else f"grpc://{self.target}"
 
 
 ServerAddress = HttpAddress | GrpcAddress
 
 
-def resolve_server(text: str) -> ServerAddress:
+def resolve_server(text: str, prefer_http: bool = False) -> ServerAddress:
     """Parse what `--server` takes: `http://…`, `grpc://host:port`, `unix:/path` or `host:port`.
 
-    A bare `host:port` is asked for its protocol; one that cannot be reached counts as gRPC, whose
-    client then reports the failure. Raises ValueError.
+    A bare `host:port` is asked for its protocol; one that cannot be reached counts as gRPC, or as
+    HTTP with `prefer_http`, and the client then reports the failure. Raises ValueError.
     """
     if text.startswith(("http://", "https://")):
         return HttpAddress.parse(text)
@@ -70,16 +70,33 @@ def resolve_server(text: str) -> ServerAddress:
     if "://" in target:
         raise ValueError(f"{text!r} is not a server address; examples: {EXAMPLES}")
     address = HttpAddress.parse(target)
-    if target == text and _speaks_http(address):
+    if target == text and _speaks_http(address, prefer_http):
         return address
     return GrpcAddress(address.authority)
 
 
-def _speaks_http(address: HttpAddress) -> bool:
+def parse_grpc_target(text: str) -> str:
+    """Return the gRPC target of `host:port`, `grpc://host:port` or `unix:/path`.
+
+    Raises ValueError for another scheme.
+    """
+    target = text.removeprefix("grpc://")
+    if "://" in target:
+        raise ValueError(
+            f"{text!r} is not a gRPC address; pass the host:port that the ready line names"
+        )
+    return target
+
+
+def _speaks_http(address: HttpAddress, if_unreachable: bool) -> bool:
     """Whether an HTTP/1.1 request is answered as such. gRPC answers with an HTTP/2 frame."""
     request = f"GET /v1/models HTTP/1.1\r\nHost: {address.authority}\r\nConnection: close\r\n\r\n"
     try:
-        with closing(socket.create_connection((address.host, address.port), DETECT_S)) as peer:
+        peer = socket.create_connection((address.host, address.port), DETECT_S)
+    except OSError:
+        return if_unreachable
+    try:
+        with closing(peer):
             peer.sendall(request.encode())
             return peer.recv(7, socket.MSG_WAITALL) == b"HTTP/1."
     except OSError:

@@ -7,12 +7,12 @@ with Client("127.0.0.1:50051") as client:
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from typing import Any, Self, Unpack, cast
+from typing import Any, Generic, Self, TypeVar, Unpack, cast
 
 import grpc
 from grpc import aio
 
-from foretoken.client.address import DEFAULT_SERVER
+from foretoken.client.address import DEFAULT_SERVER, parse_grpc_target
 from foretoken.client.answers import (
     Answer,
     Chunk,
@@ -29,43 +29,51 @@ from services.runtime.channel import OPTIONS
 
 TIMEOUT_KEY = "x-request-timeout-s"
 GRACE_S = 2.0  # beyond the timeout that the server enforces
+MODELS_TIMEOUT_S = 10.0
 
 Messages = Iterable[Mapping[str, str]]
 Sla = str | Mapping[str, float]
-Metadata = tuple[tuple[str, str], ...]
+S = TypeVar("S", "Stream", "AsyncStream")
 
 
-class Stream:
-    """An answer that is being received: iterate its chunks. Leaving early cancels the request.
-
-    `usage` is set at the end. Iterating raises `ForetokenError`.
-    """
+class _BaseStream:
+    """An answer that is being received. `usage` is set at the end."""
 
     def __init__(self, call: Any, address: str):
         self._call, self._address = call, address
+        self._cancelled = False
         self.request_id = ""
         self.usage: Usage | None = None
+
+    def cancel(self) -> None:
+        """Cancel the request; iteration ends. Does nothing once it has ended."""
+        self._cancelled = True
+        self._call.cancel()
+
+    def _decode(self, response: gateway_pb2.GenerateResponse) -> Iterator[Chunk]:
+        self.request_id = response.request_id
+        if response.HasField("usage"):
+            self.usage = decode_usage(response.usage)
+        else:
+            yield decode_chunk(response)
+
+
+class Stream(_BaseStream):
+    """An answer that is being received: iterate its chunks. Leaving early cancels the request.
+
+    Iterating raises `ForetokenError`.
+    """
 
     def __iter__(self) -> Iterator[Chunk]:
         try:
             for response in self._call:
-                self.request_id = response.request_id
-                if response.HasField("usage"):
-                    self.usage = decode_usage(response.usage)
-                else:
-                    yield decode_chunk(response)
+                yield from self._decode(response)
         except grpc.RpcError as error:
             status = cast(grpc.Call, error)
             if status.code() is not grpc.StatusCode.CANCELLED:
-                raise from_status(
-                    status.code(), status.details(), status.trailing_metadata(), self._address
-                ) from None
+                raise from_status(status, self._address) from None
         finally:
             self.cancel()
-
-    def cancel(self) -> None:
-        """Cancel the request; iteration ends. Does nothing once it has ended."""
-        self._call.cancel()
 
     def complete(self) -> Answer:
         """Wait for the complete answer."""
@@ -73,39 +81,23 @@ class Stream:
         return assemble(self.request_id, chunks, self.usage)
 
 
-class AsyncStream:
+class AsyncStream(_BaseStream):
     """The asynchronous `Stream`: `async for`, and `await stream.complete()`."""
-
-    def __init__(self, call: Any, address: str):
-        self._call, self._address = call, address
-        self.request_id = ""
-        self.usage: Usage | None = None
-        self._cancelled = False
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         try:
             async for response in self._call:
-                self.request_id = response.request_id
-                if response.HasField("usage"):
-                    self.usage = decode_usage(response.usage)
-                else:
-                    yield decode_chunk(response)
+                for chunk in self._decode(response):
+                    yield chunk
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not self._cancelled or (task is not None and task.cancelling()):
                 raise
         except aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.CANCELLED:
-                raise from_status(
-                    error.code(), error.details(), error.trailing_metadata(), self._address
-                ) from None
+                raise from_status(error, self._address) from None
         finally:
             self.cancel()
-
-    def cancel(self) -> None:
-        """Cancel the request; iteration ends. Does nothing once it has ended."""
-        self._cancelled = True
-        self._call.cancel()
 
     async def complete(self) -> Answer:
         """Wait for the complete answer."""
@@ -113,16 +105,16 @@ class AsyncStream:
         return assemble(self.request_id, chunks, self.usage)
 
 
-class Client:
-    """A blocking client, safe to share between threads. Close it, or use it in a `with` block.
+class _BaseClient(Generic[S]):
+    """What both clients share: the channel, the API key, and how a request is sent."""
 
-    `api_key` is needed if the server requires one.
-    """
+    _stream_kind: type[S]
 
-    def __init__(self, address: str = DEFAULT_SERVER, api_key: str = ""):
-        self.address = address
-        self._key = _bearer(api_key)
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+    def __init__(self, address: str, api_key: str, module: Any):
+        """`module` is `grpc` or `grpc.aio`. Raises ValueError for an HTTP address."""
+        self.address = parse_grpc_target(address)
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._channel = module.insecure_channel(self.address, options=OPTIONS)
         self._stub = gateway_pb2_grpc.GatewayStub(self._channel)
 
     def generate(
@@ -135,14 +127,41 @@ class Client:
         sla: Sla | None = None,
         timeout_s: float | None = None,
         **options: Unpack[RequestOptions],
-    ) -> Stream:
+    ) -> S:
         """Start an answer to exactly one of a prompt, a conversation, or token ids.
 
         `sla` is a class name or a mapping of budgets; after `timeout_s` the answer ends with
         finish reason `deadline`, or raises DeadlineExceeded before the first token.
         """
         request = make_request(prompt, messages, tokens, model, sla, options)
-        return Stream(self._stub.Generate(request, **_timing(timeout_s, self._key)), self.address)
+        return self.send(request, timeout_s)
+
+    def send(self, request: gateway_pb2.GenerateRequest, timeout_s: float | None = None) -> S:
+        """Start the answer to a request that `make_request` built."""
+        limits: dict[str, Any] = {"metadata": self._metadata}
+        if timeout_s is not None:
+            # The server enforces the timeout, so that tokens that are ready by then still arrive.
+            limits["timeout"] = max(0.0, timeout_s) + GRACE_S
+            limits["metadata"] = (*self._metadata, (TIMEOUT_KEY, f"{timeout_s:g}"))
+        return self._stream_kind(self._stub.Generate(request, **limits), self.address)
+
+    def _list_models(self) -> Any:
+        return self._stub.ListModels(
+            gateway_pb2.ListModelsRequest(), timeout=MODELS_TIMEOUT_S, metadata=self._metadata
+        )
+
+
+class Client(_BaseClient[Stream]):
+    """A blocking client, safe to share between threads. Close it, or use it in a `with` block.
+
+    `address` is `host:port` or `unix:/path` of the gateway's gRPC listener. `api_key` is needed if
+    the server requires one.
+    """
+
+    _stream_kind = Stream
+
+    def __init__(self, address: str = DEFAULT_SERVER, api_key: str = ""):
+        super().__init__(address, api_key, grpc)
 
     def complete(self, prompt: str | None = None, **options: Any) -> Answer:
         """Return the complete answer; takes the arguments of `generate`."""
@@ -151,13 +170,9 @@ class Client:
     def models(self) -> list[str]:
         """Return the names of the served models."""
         try:
-            listed = self._stub.ListModels(
-                gateway_pb2.ListModelsRequest(), timeout=10, metadata=self._key
-            )
+            return [model.name for model in self._list_models().models]
         except grpc.RpcError as error:
-            status = cast(grpc.Call, error)
-            raise from_status(status.code(), status.details(), (), self.address) from None
-        return [model.name for model in listed.models]
+            raise from_status(cast(grpc.Call, error), self.address) from None
 
     def close(self) -> None:
         self._channel.close()
@@ -169,31 +184,13 @@ class Client:
         self.close()
 
 
-class AsyncClient:
-    """The same for asyncio. Make it inside a running event loop."""
+class AsyncClient(_BaseClient[AsyncStream]):
+    """The asynchronous `Client`. Create it inside a running event loop."""
+
+    _stream_kind = AsyncStream
 
     def __init__(self, address: str = DEFAULT_SERVER, api_key: str = ""):
-        self.address = address
-        self._key = _bearer(api_key)
-        self._channel = aio.insecure_channel(address, options=OPTIONS)
-        self._stub = gateway_pb2_grpc.GatewayStub(self._channel)
-
-    def generate(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Messages | None = None,
-        tokens: Iterable[int] | None = None,
-        model: str = "",
-        sla: Sla | None = None,
-        timeout_s: float | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> AsyncStream:
-        """As `Client.generate`."""
-        request = make_request(prompt, messages, tokens, model, sla, options)
-        return AsyncStream(
-            self._stub.Generate(request, **_timing(timeout_s, self._key)), self.address
-        )
+        super().__init__(address, api_key, aio)
 
     async def complete(self, prompt: str | None = None, **options: Any) -> Answer:
         """Return the complete answer; takes the arguments of `generate`."""
@@ -202,12 +199,9 @@ class AsyncClient:
     async def models(self) -> list[str]:
         """Return the names of the served models."""
         try:
-            listed = await self._stub.ListModels(
-                gateway_pb2.ListModelsRequest(), timeout=10, metadata=self._key
-            )
+            return [model.name for model in (await self._list_models()).models]
         except aio.AioRpcError as error:
-            raise from_status(error.code(), error.details(), (), self.address) from None
-        return [model.name for model in listed.models]
+            raise from_status(error, self.address) from None
 
     async def close(self) -> None:
         await self._channel.close()
@@ -217,17 +211,3 @@ class AsyncClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def _bearer(api_key: str) -> Metadata:
-    return (("authorization", f"Bearer {api_key}"),) if api_key else ()
-
-
-def _timing(timeout_s: float | None, key: Metadata) -> dict[str, Any]:
-    """The server keeps the timeout, so that what it has by then still comes."""
-    if timeout_s is None:
-        return {"metadata": key}
-    return {
-        "timeout": max(0.0, timeout_s) + GRACE_S,
-        "metadata": (*key, (TIMEOUT_KEY, f"{timeout_s:g}")),
-    }

@@ -47,17 +47,12 @@ _ERRORS: dict[grpc.StatusCode, type[ForetokenError]] = {
 }
 
 
-def from_status(
-    code: grpc.StatusCode, details: str | None, trailers: object, address: str
-) -> ForetokenError:
-    """Return the exception for a call to `address` that ended with `code`."""
-    kind = _ERRORS.get(code, ServerError)
-    message = details or code.name
+def from_status(status: grpc.Call | grpc.aio.AioRpcError, address: str) -> ForetokenError:
+    """Return the exception for a call to `address` that failed with `status`."""
+    kind = _ERRORS.get(status.code(), ServerError)
+    message = status.details() or status.code().name
     if kind is Unavailable and "connect" in message.lower():
         message = f"no server answers at {address}; is `foretoken serve` running?"
-    return kind(message, _retry_after_s(trailers))
-
-
-def _retry_after_s(trailers: object) -> float:
-    pairs = trailers if isinstance(trailers, tuple | grpc.aio.Metadata) else ()
-    return next((float(value) for key, value in pairs if key == RETRY_AFTER), 0.0)
+    trailers = status.trailing_metadata() or ()
+    retry_after_s = next((float(value) for key, value in trailers if key == RETRY_AFTER), 0.0)
+    return kind(message, retry_after_s)

@@ -1,94 +1,58 @@
 """Fetch the decisions about a request from a server, over gRPC or HTTP."""
 
 import http.client
-import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import cast
 from urllib.parse import quote
+
+import grpc
+from google.protobuf import json_format
 
 from foretoken.client.address import GrpcAddress, HttpAddress, ServerAddress
 from foretoken.client.errors import Unavailable, from_status
 from foretoken.client.http import HttpServer
-
-if TYPE_CHECKING:
-    from protos.generated import scheduler_pb2
+from protos.generated import gateway_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from services.runtime.channel import OPTIONS
 
 TIMEOUT_S = 15.0
 
 
-@dataclass(frozen=True)
-class StoryLine:
-    """One decision; `at_s` counts from the arrival. A repeated line has `times` and `until_s`."""
-
-    at_s: float
-    text: str
-    times: int = 1
-    until_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class RequestStory:
-    """All decisions about one request, oldest first."""
-
-    request_id: str
-    live: bool
-    lines: Sequence[StoryLine]
-
-
-def fetch_stories(request_id: str, server: ServerAddress, api_key: str) -> list[RequestStory]:
+def fetch_stories(
+    request_id: str, server: ServerAddress, api_key: str
+) -> Sequence[scheduler_pb2.Story]:
     """Return the story of each choice of the request. Raises ForetokenError."""
     match server:
         case HttpAddress():
-            return _fetch_over_http(request_id, server, api_key)
+            return _fetch_over_http(request_id, server, api_key).stories
         case GrpcAddress():
-            return _fetch_over_grpc(request_id, server, api_key)
+            return _fetch_over_grpc(request_id, server, api_key).stories
 
 
-def _fetch_over_http(request_id: str, server: HttpAddress, api_key: str) -> list[RequestStory]:
+def _fetch_over_http(
+    request_id: str, server: HttpAddress, api_key: str
+) -> scheduler_pb2.WhyResponse:
+    path = f"/ui/why/{quote(request_id, safe='')}"
     try:
-        connection, answer = HttpServer(server, api_key).open(
-            "GET", f"/ui/why/{quote(request_id, safe='')}"
-        )
+        connection, answer = HttpServer(server, api_key).open("GET", path)
         with closing(connection):
-            stories = json.loads(answer.read())["stories"]
-            return [
-                RequestStory(
-                    story["request_id"],
-                    story["live"],
-                    [
-                        StoryLine(line["at_s"], line["text"], line["times"], line["until_s"])
-                        for line in story["chapters"]
-                    ],
-                )
-                for story in stories
-            ]
-    except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
+            found = json_format.Parse(
+                answer.read(), scheduler_pb2.WhyResponse(), ignore_unknown_fields=True
+            )
+    except (json_format.ParseError, OSError, http.client.HTTPException):
+        found = scheduler_pb2.WhyResponse()
+    if not found.stories:  # an unknown request is a 404
         raise Unavailable(
             f"{server} does not explain requests over HTTP; use its gRPC address, or start it "
             "without --no-ui"
-        ) from None
-
-
-def _fetch_over_grpc(request_id: str, server: GrpcAddress, api_key: str) -> list[RequestStory]:
-    return [
-        RequestStory(
-            story.request_id,
-            story.live,
-            [StoryLine(line.at_s, line.text, line.times, line.until_s) for line in story.chapters],
         )
-        for story in _ask(request_id, server, api_key).stories
-    ]
+    return found
 
 
-def _ask(request_id: str, server: GrpcAddress, api_key: str) -> "scheduler_pb2.WhyResponse":
+def _fetch_over_grpc(
+    request_id: str, server: GrpcAddress, api_key: str
+) -> scheduler_pb2.WhyResponse:
     """Ask the gateway that listens there, or the scheduler."""
-    import grpc
-
-    from protos.generated import gateway_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
-    from services.runtime.channel import OPTIONS
-
     request = scheduler_pb2.WhyRequest(request_id=request_id)
     metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
     with grpc.insecure_channel(server.target, options=OPTIONS) as channel:
@@ -97,10 +61,10 @@ def _ask(request_id: str, server: GrpcAddress, api_key: str) -> "scheduler_pb2.W
                 request, timeout=TIMEOUT_S, metadata=metadata
             )
         except grpc.RpcError as error:
-            failed = error
+            failed = cast(grpc.Call, error)
         if failed.code() is grpc.StatusCode.UNIMPLEMENTED:
             try:
                 return scheduler_pb2_grpc.SchedulerStub(channel).Why(request, timeout=TIMEOUT_S)
             except grpc.RpcError as error:
-                failed = error
-    raise from_status(failed.code(), failed.details(), (), server.target)
+                failed = cast(grpc.Call, error)
+    raise from_status(failed, server.target)

@@ -10,10 +10,10 @@ import typer
 from foretoken.commands.bench_arguments import (
     budgets_by_class,
     build_workload,
-    http_addresses,
     parse_rates,
+    server_addresses,
 )
-from foretoken.commands.options import ApiKeyOption
+from foretoken.commands.options import ApiKeyOption, option_maker
 from foretoken.commands.usage import UsageError, near, require_folders
 
 if TYPE_CHECKING:
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 DEFAULT_REQUESTS, DEFAULT_CONCURRENCY = 200, 8
 COMPARED_ROUNDS = 3
-LOAD, REQUESTS, GOODPUT, OUTPUT = "Load", "Requests", "Goodput", "Output"
+load_option = option_maker("Load")
+request_option = option_maker("Requests")
+goodput_option = option_maker("Goodput")
+output_option = option_maker("Output")
 ENDPOINTS = ("chat", "completions")
 MIN_WIDTH = 120  # columns that a table needs
 INTERRUPTED = 130  # exit status after Ctrl-C
@@ -30,198 +33,111 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 
 def bench(
     urls: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="URL...", help="Servers, as --server."),
+        list[str] | None, typer.Argument(metavar="URL...", help="Servers, as --server.")
     ] = None,
     server: Annotated[
         list[str] | None,
-        typer.Option(
-            "--server",
-            "--compare",
-            metavar="ADDRESS",
-            help="http://host:port or host:port; several are loaded in turns and compared.",
-            rich_help_panel=LOAD,
-            show_default="required",
+        load_option(
+            "http://host:port, grpc://host:port or host:port; several are loaded in turns "
+            "and compared.",
+            "ADDRESS",
+            "required",
+            names=("--server", "--compare"),
         ),
     ] = None,
     requests: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Requests per round.",
-            rich_help_panel=LOAD,
-            show_default="200, unless --seconds is set",
-        ),
+        load_option("Requests per round.", "N", "200, unless --seconds is set", min=0),
     ] = 0,
     seconds: Annotated[
-        float,
-        typer.Option(
-            metavar="S",
-            min=0,
-            help="Duration of a round; 0: until --requests are sent.",
-            rich_help_panel=LOAD,
-        ),
+        float, load_option("Duration of a round; 0: until --requests are sent.", "S", min=0)
     ] = 0.0,
     rate: Annotated[
         str,
-        typer.Option(
-            metavar="R,R,…",
-            help="Open loop: requests per second. Several rates are swept, lowest first.",
-            rich_help_panel=LOAD,
-            show_default="a closed loop",
+        load_option(
+            "Open loop: requests per second. Several rates are swept, lowest first.",
+            "R,R,…",
+            "a closed loop",
         ),
     ] = "",
     arrivals: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Arrivals of an open loop: poisson or constant.",
-            rich_help_panel=LOAD,
-        ),
+        str, load_option("Arrivals of an open loop: poisson or constant.", "NAME")
     ] = "poisson",
     concurrency: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Closed loop: requests in flight.",
-            rich_help_panel=LOAD,
-            show_default="8",
-        ),
+        int, load_option("Closed loop: requests in flight.", "N", "8", min=0)
     ] = 0,
     rounds: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Rounds per server.",
-            rich_help_panel=LOAD,
-            show_default="1; 3 to compare servers",
-        ),
+        int, load_option("Rounds per server.", "N", "1; 3 to compare servers", min=0)
     ] = 0,
-    warm_up: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=0, help="Requests before the measurement.", rich_help_panel=LOAD
-        ),
-    ] = 8,
+    warm_up: Annotated[int, load_option("Requests before the measurement.", "N", min=0)] = 8,
     timeout: Annotated[
-        float,
-        typer.Option(
-            metavar="S", min=0.001, help="Timeout of an answer, in seconds.", rich_help_panel=LOAD
-        ),
+        float, load_option("Timeout of an answer, in seconds.", "S", min=0.001)
     ] = 300.0,
-    seed: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Seed of prompts and arrivals, to repeat a load.", rich_help_panel=LOAD
-        ),
-    ] = 0,
+    seed: Annotated[int, load_option("Seed of prompts and arrivals, to repeat a load.", min=0)] = 0,
     model: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Model name.",
-            rich_help_panel=REQUESTS,
-            show_default="the first that /v1/models lists",
-        ),
+        str, request_option("Model name.", "NAME", "the first that /v1/models lists")
     ] = "",
-    endpoint: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="chat or completions.", rich_help_panel=REQUESTS),
-    ] = "chat",
+    endpoint: Annotated[str, request_option("chat or completions.", "NAME")] = "chat",
     prompts: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            rich_help_panel=REQUESTS,
-            help="JSON lines with `prompt` or `messages`, and optionally `max_tokens`.",
-            show_default="random words; for the demo model, its tasks",
+        request_option(
+            "JSON lines with `prompt` or `messages`, and optionally `max_tokens`.",
+            "FILE",
+            "random words; for the demo model, its tasks",
         ),
     ] = None,
     input_tokens: Annotated[
         str,
-        typer.Option(
-            metavar="TOKENS",
-            rich_help_panel=REQUESTS,
-            show_default="128",
-            help="Prompt length: 128, 64-512, or lognormal:MEDIAN,SIGMA.",
-        ),
+        request_option("Prompt length: 128, 64-512, or lognormal:MEDIAN,SIGMA.", "TOKENS", "128"),
     ] = "",
     output_tokens: Annotated[
-        str,
-        typer.Option(
-            metavar="TOKENS",
-            rich_help_panel=REQUESTS,
-            show_default="64",
-            help="Answer length, in the same form.",
-        ),
+        str, request_option("Answer length, in the same form.", "TOKENS", "64")
     ] = "",
     max_tokens: Annotated[
         int,
-        typer.Option(
-            metavar="TOKENS",
-            min=0,
-            help="Limit of answers to --prompts or the demo model's tasks; 0: none.",
-            rich_help_panel=REQUESTS,
+        request_option(
+            "Limit of answers to --prompts or the demo model's tasks; 0: none.", "TOKENS", min=0
         ),
     ] = 0,
-    temperature: Annotated[
-        float, typer.Option(min=0, help="0 is greedy.", rich_help_panel=REQUESTS)
-    ] = 0.0,
+    temperature: Annotated[float, request_option("0 is greedy.", min=0)] = 0.0,
     ignore_eos: Annotated[
         bool | None,
-        typer.Option(
-            "--ignore-eos/--stop-at-eos",
-            help="Whether answers run to max_tokens.",
-            rich_help_panel=REQUESTS,
-            show_default="ignore for random words",
+        request_option(
+            "Whether answers run to max_tokens.",
+            default="ignore for random words",
+            names=["--ignore-eos/--stop-at-eos"],
         ),
     ] = None,
     api_key: ApiKeyOption = "",
     sla: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="CLASS:BUDGETS",
-            rich_help_panel=GOODPUT,
-            help="Budgets for goodput: interactive:ttft_s=1,tpot_s=0.05,mtpot_s=0.5; repeatable.",
-            show_default="the gateway's classes",
+        goodput_option(
+            "Budgets for goodput: interactive:ttft_s=1,tpot_s=0.05,mtpot_s=0.5; repeatable.",
+            "CLASS:BUDGETS",
+            "the gateway's classes",
         ),
     ] = None,
     as_class: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="CLASS,…",
-            rich_help_panel=GOODPUT,
-            show_default="none",
-            help="SLA class that requests name and are judged by; several in turn.",
+        goodput_option(
+            "SLA class that requests name and are judged by; several in turn.",
+            "CLASS,…",
+            "none",
         ),
     ] = None,
     json: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write all figures and requests as JSON.",
-            rich_help_panel=OUTPUT,
-            show_default="none",
-        ),
+        Path | None, output_option("Write all figures and requests as JSON.", "FILE", "none")
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Plot TTFT, TPOT and the course of the load (.png, .svg).",
-            rich_help_panel=OUTPUT,
-            show_default="none",
-        ),
+        output_option("Plot TTFT, TPOT and the course of the load (.png, .svg).", "FILE", "none"),
     ] = None,
 ) -> None:
     """Load OpenAI-compatible servers and report latency, throughput and goodput.
 
     Ctrl-C ends the load early and reports what was measured.
     """
-    addresses = http_addresses([*(urls or []), *(server or [])])
+    addresses = server_addresses([*(urls or []), *(server or [])])
     rates = parse_rates(rate)
     if rates and concurrency:
         raise UsageError("--rate selects an open loop and --concurrency a closed loop: set one")
@@ -252,8 +168,7 @@ def _run(plan: "Plan", rates: Sequence[float], json: Path | None, plot: Path | N
     import uvloop
     from rich.console import Console
 
-    from foretoken.bench.files import write_json
-    from foretoken.bench.report import as_json, tables
+    from foretoken.bench.report import as_json, tables, write_json
     from foretoken.bench.sweep import sweep_json, sweep_tables
     from services.runtime.open_files import allow_open_files
 
@@ -299,35 +214,21 @@ async def _run_until_interrupt(
 
 @contextmanager
 def _progress() -> "Iterator[OnProgress]":
-    """Show a progress bar on stderr while the block runs, if stderr is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    """Show a progress bar while the block runs."""
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
-    from foretoken.bench.drive import Progress as LoadProgress
+    from foretoken.bench.drive import Progress
     from foretoken.bench.load import Load
+    from foretoken.commands.progress import ProgressBar
 
-    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("finding the served model", total=None)
-        current = ""
+    with ProgressBar("finding the served model", *columns) as bar:
 
-        def update(what: str, load: Load, progress: LoadProgress) -> None:
-            nonlocal current
-            if what != current:
-                current = what
-                bar.reset(task)
+        def update(what: str, load: Load, progress: Progress) -> None:
             failed = f", {progress.failed} failed" if progress.failed else ""
             total = f" of {load.max_requests}" if load.max_requests else ""
             in_flight = progress.sent - progress.ended
             text = f"{what}: {progress.ended}{total} done, {in_flight} in flight{failed}"
-            bar.update(
-                task,
-                description=text,
-                completed=progress.ended,
-                total=load.max_requests or None,
-            )
+            bar.show(text, progress.ended, load.max_requests, what)
 
         yield update

@@ -5,7 +5,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foretoken.client.address import HttpAddress
+from foretoken.client.address import resolve_server
 from foretoken.commands.usage import UsageError, near
 
 if TYPE_CHECKING:
@@ -13,15 +13,11 @@ if TYPE_CHECKING:
     from foretoken.bench.run import Workload
 
 
-def http_addresses(given: Sequence[str]) -> list[str]:
+def server_addresses(given: Sequence[str]) -> list[str]:
+    """Return `http…`, `grpc://…` or `unix:…` for each address. Raises ValueError."""
     if not given:
         raise UsageError("no server given: set --server, for example http://127.0.0.1:8000")
-    addresses = []
-    for text in given:
-        if text.startswith(("grpc://", "unix:")):
-            raise UsageError(f"bench measures over HTTP; {text} is a gRPC address")
-        addresses.append(str(HttpAddress.parse(text)))
-    return addresses
+    return [str(resolve_server(text, prefer_http=True)) for text in given]
 
 
 def parse_rates(text: str) -> list[float]:

@@ -15,7 +15,7 @@ from foretoken.client.address import (
     ServerAddress,
     resolve_server,
 )
-from foretoken.commands.options import ApiKeyOption, ServerOption
+from foretoken.commands.options import ApiKeyOption, ServerOption, describe_failure
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,7 +75,8 @@ def chat(
         try:
             name = model or _first(list_models(), server)
         except ForetokenError as error:
-            notes.print(f"foretoken chat: {error}", style="red", markup=False)
+            message = f"foretoken chat: {describe_failure(error)}"
+            notes.print(message, style="red", markup=False)
             raise typer.Exit(1) from None
         notes.print(f"{name} at {server} — {HINT}", style="dim")
         conversation = Conversation(

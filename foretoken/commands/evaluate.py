@@ -1,7 +1,5 @@
 """`foretoken evaluate`: evaluates predictors on files of real prompts."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +8,6 @@ import typer
 from foretoken.commands.usage import require_folders
 
 if TYPE_CHECKING:
-    from lab.data.examples import ReportProgress
     from lab.evaluation.report import EvaluationResult
     from lab.evaluation.timing import MakeExtractor
 
@@ -46,6 +43,7 @@ def evaluate(
 
     A file in both lists is evaluated on its validation rows and trained on with the rest.
     """
+    from foretoken.commands.progress import ProgressBar
     from lab.evaluation.evaluate import Evaluation
     from lab.evaluation.evaluate import evaluate as run
 
@@ -53,8 +51,8 @@ def evaluate(
     what = Evaluation(
         train, data, predictor or (), encoder, cache, rows, max_tokens, online, ladder, seed, beside
     )
-    with _progress() as progress:
-        result = run(what, _open_encoder, progress)
+    with ProgressBar("reading rows") as bar:
+        result = run(what, _open_encoder, bar.show)
     _show(result, json, plot or (json.with_suffix(".png") if json else None))
 
 
@@ -64,22 +62,6 @@ def _open_encoder(name: str) -> "MakeExtractor":
 
     encoder = Encoder.load(name)
     return lambda: Extractor(encoder)
-
-
-@contextmanager
-def _progress() -> "Iterator[ReportProgress]":
-    """A progress bar on stderr that disappears at the end."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading rows", total=None)
-
-        def progress(what: str, done: int, of: int) -> None:
-            bar.update(task, description=what, completed=done, total=of or None)
-
-        yield progress
 
 
 def _show(result: "EvaluationResult", json: Path | None, plot: Path | None) -> None:

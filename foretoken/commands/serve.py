@@ -1,52 +1,159 @@
-"""Run `foretoken serve`, embedded or with separate processes, until a signal."""
+"""`foretoken serve`: start all services on this machine and serve a model."""
 
-import logging
-import os
-from collections.abc import Callable, Coroutine
-from typing import Any
+from pathlib import Path
+from typing import Annotated
 
-import uvloop
+import typer
 
-from foretoken.running.console import lines
-from foretoken.running.embedded import serve_embedded
-from foretoken.running.interrupts import quiet_interrupts
-from foretoken.running.options import ServeOptions, secrets, sections
-from foretoken.running.separate import serve_separate
-from foretoken.running.shutdown import Interrupted
-from services.runtime.config import check_environment, load
-from services.runtime.main import end_at_once
-from services.runtime.open_files import allow_open_files
-from services.runtime.server import Lifecycle
-from services.runtime.telemetry.logs import LoggingConfig, log_as
+from foretoken.client.address import API_KEY_VARIABLE
+from foretoken.commands.options import option_maker
+from foretoken.commands.usage import UsageError, near
 
-Mode = Callable[[ServeOptions, Lifecycle], Coroutine[Any, Any, None]]
+model_option = option_maker("Model")
+memory_option = option_maker("Memory for KV")
+policy_option = option_maker("Policy")
+address_option = option_maker("Addresses")
+request_option = option_maker("Clients and requests")
+process_option = option_maker("Processes and settings")
+LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
-def serve(options: ServeOptions) -> None:
-    """Run until Ctrl-C or SIGTERM.
+def serve(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Folder or hub name of a causal language model.",
+            show_default="the demo model",
+        ),
+    ] = "",
+    model: Annotated[str, model_option("The model, as an option.", "MODEL", "the demo model")] = "",
+    served_model_name: Annotated[
+        str, model_option("Name of the model for clients.", "NAME", "the folder's or hub name")
+    ] = "",
+    max_model_len: Annotated[
+        int,
+        model_option("Longest prompt and answer together; 0: the model's limit.", "TOKENS", min=0),
+    ] = 0,
+    dtype: Annotated[str, model_option("auto, float32, bfloat16 or float16.", "NAME", "auto")] = "",
+    chat_template: Annotated[
+        str, model_option("Jinja chat template.", "FILE", "the model's own")
+    ] = "",
+    device: Annotated[str, model_option("auto, cpu, cuda or cuda:N.", "NAME", "auto")] = "",
+    tensor_parallel: Annotated[
+        int, model_option("Processes per replica, one GPU each.", "N", "1", min=0)
+    ] = 0,
+    workers: Annotated[int, model_option("Model replicas.", "N", min=1, max=64)] = 1,
+    kv_tokens: Annotated[
+        int, memory_option("KV cache tokens per worker; 0: what memory allows.", "TOKENS")
+    ] = 0,
+    kv_dtype: Annotated[
+        str, memory_option("KV cache dtype: auto (the model's) or int8.", "NAME", "auto")
+    ] = "",
+    host_gib: Annotated[
+        float | None,
+        memory_option(
+            "Host memory per worker for the KV of paused requests; 0: none.",
+            "GIB",
+            "up to 4 GiB of free memory",
+        ),
+    ] = None,
+    policy: Annotated[
+        str,
+        policy_option("Scheduling preset; `foretoken presets` lists them.", "NAME", "foretoken"),
+    ] = "",
+    presets: Annotated[str, policy_option("TOML file with more presets.", "FILE", "none")] = "",
+    host: Annotated[str, address_option("Address to listen on.", "ADDRESS")] = "127.0.0.1",
+    http_port: Annotated[
+        int,
+        address_option("OpenAI HTTP; 0: any free port.", "PORT", names=("--http-port", "--port")),
+    ] = 8000,
+    grpc_port: Annotated[int, address_option("gRPC; 0: any free port.", "PORT")] = 50051,
+    ui: Annotated[
+        bool, address_option("The live page at /ui of the HTTP address.", names=["--ui/--no-ui"])
+    ] = True,
+    api_key: Annotated[
+        list[str] | None,
+        request_option(
+            "API key that clients must send; repeatable.",
+            "KEY",
+            "no key required",
+            envvar=API_KEY_VARIABLE,
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        str,
+        request_option(
+            "File of named, hashed keys; `foretoken key` prints its lines.", "FILE", "none"
+        ),
+    ] = "",
+    cors_origins: Annotated[
+        str,
+        request_option("Allowed CORS origins, comma-separated; *: any.", "ORIGINS", "none"),
+    ] = "",
+    unknown_fields: Annotated[
+        str, request_option("Unknown request fields: ignore or refuse.", "ACTION", "ignore")
+    ] = "",
+    separate: Annotated[
+        bool,
+        process_option("Run every service as a separate process over TCP.", names=["--separate"]),
+    ] = False,
+    log_level: Annotated[
+        str,
+        process_option(
+            "Log level of every process: debug, info, warning or error.", "LEVEL", "warning"
+        ),
+    ] = "",
+    sets: Annotated[
+        list[str] | None,
+        process_option(
+            "Any setting; repeatable; overrides the other options.",
+            "SECTION.KEY=VALUE",
+            "none",
+            names=["--set"],
+        ),
+    ] = None,
+) -> None:
+    """Start all services on this machine and serve a model."""
+    if name and model and name != model:
+        raise UsageError(f"two models are given, {name} and --model {model}; give one")
+    if log_level and log_level.lower() not in LEVELS:
+        raise UsageError(
+            f"--log-level takes {', '.join(LEVELS)}; got {log_level!r}{near(log_level, LEVELS)}"
+        )
+    if chat_template and not Path(chat_template).expanduser().is_file():
+        raise UsageError(f"the chat template {chat_template} does not exist")
+    from foretoken.running.model import locate
+    from foretoken.running.options import ServeOptions, demo_model
+    from foretoken.running.serve import serve as run
 
-    Raises ConfigError or ValueError for a mistake in the settings, and GaveUp when a required
-    process keeps exiting.
-    """
-    check_environment()
-    os.environ.update(secrets(options))
-    logs = sections(options)["logging"]
-    log_as("serve", options.log_level.upper() or "WARNING", logs)
-    if load(LoggingConfig, logs).format == "json":
-        lines.log.setLevel(logging.INFO)
-    allow_open_files()
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    mode: Mode = serve_separate if options.separate else serve_embedded
-    try:
-        uvloop.run(_with_signals(mode, options))
-    except Interrupted as interrupted:
-        end_at_once(interrupted.status)
-    finally:
-        quiet_interrupts()  # nothing is left to clean up
-    end_at_once()
-
-
-async def _with_signals(mode: Mode, options: ServeOptions) -> None:
-    lifecycle = Lifecycle()
-    lifecycle.install()
-    await mode(options, lifecycle)
+    asked = name or model
+    located = locate(asked) if asked else None
+    run(
+        ServeOptions(
+            model=located.folder if located else demo_model(),
+            served_model_name=served_model_name or (located.name if located else ""),
+            max_model_len=max_model_len,
+            dtype=dtype,
+            device=device,
+            tensor_parallel=tensor_parallel,
+            chat_template=chat_template,
+            policy=policy,
+            presets=presets,
+            kv_tokens=kv_tokens,
+            kv_dtype=kv_dtype,
+            host_gib=host_gib,
+            workers=workers,
+            host=host,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            api_keys=api_key or [],
+            api_key_file=api_key_file,
+            cors_origins=cors_origins,
+            unknown_fields=unknown_fields,
+            log_level=log_level,
+            separate=separate,
+            ui=ui,
+            sets=sets or [],
+        )
+    )

@@ -86,31 +86,25 @@ def _raise_on_ctrl_c() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _reporting(look: Callable[[], None]) -> "Iterator[TrainingReporter]":
-    """A progress bar on a terminal's stderr with a line per trial above it; `look` is called at
-    every step."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as TimeLeft
+    """A progress bar with a line per trial above it; `look` is called at every step."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+    from foretoken.commands.progress import ProgressBar
     from lab.training.early_stopping import TrainingReporter
 
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("reading rows", total=None)
-        current = ""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with ProgressBar("reading rows", *columns) as bar:
 
         def progress(what: str, done: int, of: int) -> None:
-            nonlocal current
             look()
-            if what.partition(",")[0] != current:  # a new task restarts the time estimate
-                current = what.partition(",")[0]
-                bar.reset(task)
-            bar.update(task, description=what, completed=done, total=of or None)
+            bar.show(what, done, of, what.partition(",")[0])
 
-        yield TrainingReporter(progress, console.print)
+        yield TrainingReporter(progress, bar.console.print)
 
 
 def _show(artefact: "Artefact", out: Path) -> None:

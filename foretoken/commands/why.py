@@ -10,7 +10,7 @@ from typing import Annotated, Protocol
 import typer
 
 from foretoken.client.address import DEFAULT_SERVER, resolve_server
-from foretoken.commands.options import ApiKeyOption, ServerOption
+from foretoken.commands.options import ApiKeyOption, ServerOption, describe_failure
 
 UNBOUNDED = 2**31  # stories to keep while replaying a log
 
@@ -55,7 +55,7 @@ def why(
             _read_log(request_id, log) if log else _ask_server(request_id, server, api_key)
         )
     except (ForetokenError, ServiceError) as error:
-        print(f"foretoken why: {error}", file=sys.stderr)
+        print(f"foretoken why: {describe_failure(error)}", file=sys.stderr)
         raise typer.Exit(1) from None
     for line in lines:
         print(line)
@@ -86,7 +86,7 @@ def _ask_server(request_id: str, server: str, api_key: str) -> Iterator[str]:
     from foretoken.client.stories import fetch_stories
 
     for story in fetch_stories(request_id, resolve_server(server), api_key):
-        yield from _format_story(story.request_id, story.live, story.lines)
+        yield from _format_story(story.request_id, story.live, story.chapters)
 
 
 def _format_story(request_id: str, live: bool, lines: Sequence[Line]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 Services of the control plane use in-process channels, child processes use Unix sockets.
 """
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -81,7 +82,7 @@ async def embedded(
         on_stage = progress.update if progress else _ignore
         supervisor = await stack.enter_async_context(supervise(children, lifecycle, on_stage))
         report("importing the control plane")
-        await run_in_daemon_thread(_import_control)
+        await asyncio.wrap_future(run_in_daemon_thread(_import_control))  # signals are handled
         from foretoken.running.control import build_control_plane  # imported above, in a thread
         from gateway.faces.app import build_app
         from gateway.faces.grpc.service import mount

@@ -5,13 +5,11 @@ The model is resolved once, before any process starts. Every process then receiv
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from threading import Thread
-from typing import TypeVar
 
+from foretoken.running.shutdown import run_in_daemon_thread
 from services.runtime.config import ConfigError
 
 HUB_TIMEOUT_S = 4.0
@@ -19,8 +17,6 @@ LOOKUP_S = HUB_TIMEOUT_S + 1.0  # including the DNS lookup
 FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 FILES_WITHOUT_SAFETENSORS = ["*.json", "*.bin", "*.txt", "*.model", "*.jinja"]
 WEIGHTS = (".safetensors", ".bin")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -90,7 +86,9 @@ def _download(model: str, path: Path) -> str:
 
     where = os.environ.get("HF_ENDPOINT", "the hub")
     try:
-        info = _run_within(LOOKUP_S, lambda: HfApi().model_info(model, timeout=HUB_TIMEOUT_S))
+        # A DNS lookup has no timeout of its own.
+        lookup = run_in_daemon_thread(lambda: HfApi().model_info(model, timeout=HUB_TIMEOUT_S))
+        info = lookup.result(LOOKUP_S)
         names = [file.rfilename for file in info.siblings or ()]
         patterns = (
             FILES
@@ -122,28 +120,6 @@ def _download(model: str, path: Path) -> str:
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {LOOKUP_S:g} s"
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-
-
-def _run_within(limit_s: float, work: Callable[[], T]) -> T:
-    """Return the result of `work`, or raise TimeoutError; a DNS lookup has no timeout of its own.
-
-    After a timeout the daemon thread is left behind.
-    """
-    found: list[T] = []
-    failed: list[Exception] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except Exception as error:
-            failed.append(error)
-
-    thread = Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if failed:
-        raise failed[0]
-    if not found:
-        raise TimeoutError(f"no answer within {limit_s:g} s")
-    return found[0]

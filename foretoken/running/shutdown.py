@@ -7,8 +7,8 @@ while it serves        once running requests have ended, or at a second signal; 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TypeVar
 
 from services.runtime.server import Lifecycle
@@ -53,30 +53,19 @@ def _end(watch: asyncio.Task[None]) -> None:
     watch.cancel()
 
 
-async def run_in_daemon_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread, so that the event loop handles signals meanwhile.
+def run_in_daemon_thread(work: Callable[[], T]) -> Future[T]:
+    """Run `work` in a thread that the process does not wait for at exit.
 
-    Unlike `asyncio.to_thread`, a cancelled call leaves the thread behind, and the process does not
-    wait for it at exit.
+    The future of an executor's thread would delay the exit; this thread is abandoned.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(action: Callable[[], None]) -> None:
-        if not done.cancelled():
-            action()
-
-    def deliver(action: Callable[[], None]) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, action)
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()  # a later cancel() has no effect on the thread
 
     def run() -> None:
         try:
-            result = work()
+            result.set_result(work())
         except BaseException as error:
-            deliver(partial(done.set_exception, error))
-        else:
-            deliver(partial(done.set_result, result))
+            result.set_exception(error)
 
     threading.Thread(target=run, name="daemon-work", daemon=True).start()
-    return await done
+    return result

@@ -58,7 +58,8 @@ def load(kind: type[SettingsT], overrides: Mapping[str, str] | None = None) -> S
         # without a location the error concerns all fields
         hidden = not first["loc"] or first["loc"][0] in kind.secret
         got = "" if hidden else f" (got {first['input']!r})"
-        raise ConfigError(f"{kind.section}.{key}: {first['msg']}{got}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{kind.section}.{key}: {message}{got}") from None
 
 
 def parse_sets(items: Iterable[str], sections: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -1,6 +1,6 @@
-"""A server that all clients ask, and how each is run: in its own environment, with no hub and no
-telemetry. With CLIENTS_RECORD=1 what they send is added to `sent/`; an environment that has vLLM
-already can be named by CLIENTS_VLLM_PYTHON."""
+"""Fixtures: a server, and third-party clients that run in separate environments without hub access
+and telemetry. CLIENTS_RECORD=1 records their requests in `sent/`. CLIENTS_VLLM_PYTHON names an
+interpreter that has vLLM."""
 
 import json
 import os
@@ -37,7 +37,7 @@ QUIET = {
 }
 
 Run = Callable[..., str]
-"""run(*command) → what it printed on stdout; fails with all it said where its exit is not 0."""
+"""run(*command) returns its stdout, and fails with its output unless the status is 0."""
 
 
 @pytest.fixture(scope="session")
@@ -49,15 +49,15 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def url(server: str, request: pytest.FixtureRequest) -> Iterator[str]:
-    """Where a test's client asks: the server, or a recorder before it."""
+    """The URL for a test's client: the server's, or a recorder's in front of it."""
     if not os.environ.get("CLIENTS_RECORD"):
         yield server
         return
     client = request.node.name.removeprefix("test_").split("[")[0]
-    with recording(server) as kept:
-        yield kept.url
+    with recording(server) as recorder:
+        yield recorder.url
     SENT.mkdir(exist_ok=True)
-    kept.save(SENT / f"{client}.json")
+    recorder.save(SENT / f"{client}.json")
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def _installed(name: str) -> Iterator[None]:
     if not environments.current(name):
         try:
             environments.check_room()
-        except environments.NoRoom as why:
-            pytest.skip(str(why))
+        except environments.NoRoom as error:
+            pytest.skip(str(error))
         pytest.fail(f"{name} is not installed; run `make clients`")
     yield
 

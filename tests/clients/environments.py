@@ -1,10 +1,9 @@
-"""Virtual environments of users' clients, one a group of those that get along, under
-`.venv-clients`: `python -m tests.clients.environments` makes what is missing or out of date.
+"""Virtual environments of third-party clients, one per group of compatible ones, in
+`.venv-clients`: `python -m tests.clients.environments` creates those that are missing or outdated.
 
-What a group installs is `requirements/GROUP.txt`, every package at one version, and so without
-resolving anything; `--lock` makes these files anew from `requirements/GROUP.in`. A stamp says of
-which requirements an environment was made. Packages too large to have twice are borrowed from the
-project's own environment.
+A group installs `requirements/GROUP.txt`, which pins every package, so that nothing is resolved;
+`--lock` writes these files from `requirements/GROUP.in`. A stamp records the requirements of an
+environment. Large packages are linked from the project's own environment.
 """
 
 import argparse
@@ -24,14 +23,14 @@ HERE = Path(__file__).parent
 HOME = Path(__file__).parents[2] / ".venv-clients"
 REQUIREMENTS = HERE / "requirements"
 NODE_FILES = ("package.json", "package-lock.json")
-AT_ONCE = 2  # installing is half waiting for the network, half unpacking
-LEAST_FREE_GIB = 8.0
+PARALLEL = 2  # installing waits for the network half of the time
+MIN_FREE_GIB = 8.0
 
 
 @dataclass(frozen=True)
 class Group:
-    """Clients in one environment. `borrowed` are distributions of this interpreter's environment
-    that are lent to it."""
+    """Clients in one environment. `borrowed` are distributions that are linked from this
+    interpreter's environment."""
 
     name: str
     borrowed: tuple[str, ...] = ()
@@ -49,21 +48,21 @@ GROUPS = {
 
 
 class NoRoom(Exception):
-    """Not enough disk for what is missing; the text says so."""
+    """The disk has too little space for the missing environments."""
 
 
 def python_of(group: str) -> Path:
-    """The interpreter of a group's environment, whether it is there or not."""
+    """The path of the interpreter of a group's environment, which may not exist."""
     return HOME / group / "bin" / "python"
 
 
 def node_home() -> Path:
-    """Where node finds the packages of `package.json`."""
+    """The folder with the packages of `package.json`."""
     return HOME / "node"
 
 
 def current(name: str) -> bool:
-    """Whether the environment is made of what is required now."""
+    """Whether the environment has the current requirements."""
     stamp = HOME / name / ".made-of"
     return stamp.exists() and stamp.read_text() == _wanted(name)
 
@@ -79,30 +78,30 @@ def _pins(group: str) -> Path:
 
 
 def free_gib() -> float:
-    """What the disk has left where environments are made."""
+    """Free space of the disk that holds the environments."""
     return shutil.disk_usage(HOME if HOME.exists() else HOME.parent).free / 2**30
 
 
 def check_room() -> None:
-    """Raises NoRoom where environments should not be made."""
-    if (free := free_gib()) < LEAST_FREE_GIB:
-        raise NoRoom(f"{free:.1f} GiB of disk are free; clients need {LEAST_FREE_GIB:g} to install")
+    """Raises NoRoom if the disk has too little space."""
+    if (free := free_gib()) < MIN_FREE_GIB:
+        raise NoRoom(f"{free:.1f} GiB of disk are free; clients need {MIN_FREE_GIB:g} to install")
 
 
 def make(group: Group) -> None:
-    """An environment from nothing: what is there is removed. Raises CalledProcessError."""
+    """Create a group's environment anew. Raises CalledProcessError."""
     folder = HOME / group.name
     shutil.rmtree(folder, ignore_errors=True)
     _run(sys.executable, "-m", "venv", str(folder))
     (packages,) = folder.glob("lib/python3*/site-packages")
     for name in group.borrowed:
-        _lend(name, packages)
+        _link(name, packages)
     _pip(group.name, "install", "--no-deps", "--requirement", str(_pins(group.name)))
     (folder / ".made-of").write_text(_wanted(group.name))
 
 
 def make_node() -> None:
-    """The packages of `node/package.json`, as its lock file has them."""
+    """Install the packages of `node/package.json` at the versions of its lock file."""
     folder = HOME / "node"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -112,8 +111,8 @@ def make_node() -> None:
     (folder / ".made-of").write_text(_wanted("node"))
 
 
-def _lend(name: str, packages: Path) -> None:
-    """Links to all of a distribution's files in another environment's packages."""
+def _link(name: str, packages: Path) -> None:
+    """Link a distribution's files into another environment's packages."""
     found = importlib.metadata.distribution(name)
     home = Path(str(found.locate_file("")))
     for top in sorted({each.parts[0] for each in found.files or ()} - {"..", "__pycache__"}):
@@ -125,7 +124,7 @@ def _pip(group: str, *arguments: str) -> str:
 
 
 def _run(*command: str) -> str:
-    """What the command says; raises CalledProcessError after telling what it complained of."""
+    """Return the command's stdout. Raises CalledProcessError after printing its output."""
     done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
     if done.returncode:
         print(done.stdout + done.stderr, file=sys.stderr)
@@ -139,8 +138,8 @@ def _environment() -> dict[str, str]:
 
 
 def lock(group: Group) -> None:
-    """Writes a group's pins: all that pip would install for `GROUP.in` into an empty environment,
-    but for what is borrowed. `GROUP.extra.txt`, where there is one, is added as it stands."""
+    """Write a group's pins: what pip installs for `GROUP.in` into an empty environment, without
+    borrowed distributions. The lines of `GROUP.extra.txt`, if it exists, are appended."""
     report = HOME / f"{group.name}.json"
     empty = HOME / f"{group.name}.empty"
     wanted = REQUIREMENTS / f"{group.name}.in"
@@ -166,7 +165,7 @@ def _plain(name: str) -> str:
 
 
 def missing(names: Iterable[str]) -> dict[str, Callable[[], None]]:
-    """How to make each environment that is not as it should be."""
+    """Return a function per missing or outdated environment that creates it."""
     makers: dict[str, Callable[[], None]] = {
         **{name: lambda group=group: make(group) for name, group in GROUPS.items()},  # type: ignore[misc]
         "node": make_node,
@@ -177,7 +176,7 @@ def missing(names: Iterable[str]) -> dict[str, Callable[[], None]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=[*GROUPS, "node"])
-    parser.add_argument("--lock", action="store_true", help="write requirements/*.txt anew")
+    parser.add_argument("--lock", action="store_true", help="write requirements/*.txt")
     given = parser.parse_args()
     HOME.mkdir(exist_ok=True)
     if given.lock:
@@ -191,13 +190,13 @@ def main() -> int:
     try:
         if wanted:
             check_room()
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(PARALLEL) as pool:
             for made in [pool.submit(maker) for maker in wanted.values()]:
                 made.result()
-    except NoRoom as why:
-        print(f"clients are not installed, and their tests will be skipped: {why}")
+    except NoRoom as error:
+        print(f"clients are not installed, and their tests will be skipped: {error}")
     except subprocess.CalledProcessError as error:
-        print(f"{error.cmd[0]} failed; try again with the network up", file=sys.stderr)
+        print(f"{error.cmd[0]} failed; check the network and run it again", file=sys.stderr)
         return 1
     return 0
 

@@ -1,7 +1,7 @@
-"""A proxy that keeps what clients send: `recording(url)` stands before a server.
+"""A proxy that records requests: `recording(url)` runs it in front of a server.
 
-Bytes go through both ways as they come, streams and all; requests are read on the side. It is how
-`sent/*.json` are made: real bodies of real clients, which the fast suite sends again.
+Bytes are forwarded both ways unchanged, and requests are parsed beside. It writes `sent/*.json`:
+bodies of real clients, which the fast tests send again.
 """
 
 import json
@@ -27,12 +27,12 @@ class Sent:
 
     @property
     def shape(self) -> str:
-        """The same for requests that differ in values alone."""
+        """A text that is equal for requests that differ in values only."""
         return f"{self.method} {self.path} {json.dumps(_fields(self.body))}"
 
 
 def _fields(body: object) -> object:
-    """The names of a body's fields, and of those within."""
+    """The names of a body's fields, nested."""
     if isinstance(body, dict):
         return {name: _fields(body[name]) for name in sorted(body)}
     if isinstance(body, list):
@@ -42,14 +42,14 @@ def _fields(body: object) -> object:
 
 @dataclass
 class Requests:
-    """The requests in a connection's bytes. Bodies have a Content-Length, as clients' JSON has."""
+    """Parses the requests of a connection. Bodies must have a Content-Length."""
 
     kept: list[Sent]
     unread: bytes = b""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def feed(self, received: bytes) -> None:
-        """Keep each request that is whole now."""
+        """Record each request that is complete."""
         self.unread += received
         while HEAD_END in self.unread:
             head, rest = self.unread.split(HEAD_END, 1)

@@ -1,5 +1,5 @@
-"""Tools that load and measure a server, at pinned versions, against a real one: every request is
-answered, each with as many tokens as were asked for, and lm-eval's scores are the model's own."""
+"""Load and evaluation tools at pinned versions against a real server: each answer has
+the requested number of tokens, and lm-eval's scores equal the model's."""
 
 import json
 import os
@@ -90,8 +90,8 @@ def test_locust(run: Run, python: Python, url: str) -> None:
     }
 
 
-TOLD = [
-    # question, choices, which is right
+QUESTIONS = [
+    # question, choices, index of the right one
     ("Reverse: red blue green", ["red blue green", "green blue red", "blue red green"], 1),
     ("Sort: pear apple fig", ["apple fig pear", "pear apple fig", "fig apple pear"], 0),
     ("Count from 0 to 5.", ["1 2 3 4 5", "0 1 2 3 4 5 6", "0 1 2 3 4 5"], 2),
@@ -113,7 +113,7 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 
 def test_lm_eval(run: Run, python: Python, url: str, tmp_path: Path) -> None:
     data = tmp_path / "likelihood.jsonl"
-    rows = [{"question": q, "choices": choices, "right": right} for q, choices, right in TOLD]
+    rows = [{"question": q, "choices": choices, "right": right} for q, choices, right in QUESTIONS]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "likelihood.yaml").write_text(TASK.format(data=data))
     model = f"model=demo,base_url={url}/v1/completions,tokenizer={DEMO},num_concurrent={STREAMS}"
@@ -125,9 +125,11 @@ def test_lm_eval(run: Run, python: Python, url: str, tmp_path: Path) -> None:
     )  # fmt: skip
     (written,) = tmp_path.glob("samples_likelihood_*.jsonl")
     samples = [json.loads(line) for line in written.read_text().splitlines()]
-    assert {each["doc"]["question"]: each["acc"] for each in samples} == {q: 1.0 for q, *_ in TOLD}
+    assert {each["doc"]["question"]: each["acc"] for each in samples} == {
+        q: 1.0 for q, *_ in QUESTIONS
+    }
     for sample in samples:
-        question, choices, _ = TOLD[sample["doc_id"]]
+        question, choices, _ = QUESTIONS[sample["doc_id"]]
         scores = [float(answer) for ((answer, _greedy),) in sample["resps"]]
         assert scores == pytest.approx(
             [_score(question, f"\n{each}") for each in choices], abs=0.05

@@ -1,6 +1,5 @@
-"""What real clients send stays accepted: the recorded bodies of `sent/`, each field of them, by a
-gateway that needs none of the clients. After other versions were pinned they are written anew by
-`rm tests/clients/sent/*.json; CLIENTS_RECORD=1 make test-clients`."""
+"""The recorded requests of third-party clients (`sent/`) are accepted. Record them again after a
+version changes: `rm tests/clients/sent/*.json; CLIENTS_RECORD=1 make test-clients`."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -36,7 +35,7 @@ def test_every_client_has_a_recorded_request() -> None:
     }
 
 
-def test_answer_reader_accepts_any_split() -> None:
+def test_recorder_parses_requests_at_any_split() -> None:
     sent = (
         b'POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 14\r\n\r\n{"prompt":"a"}'
         b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"

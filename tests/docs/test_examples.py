@@ -18,7 +18,6 @@ REASONS = {
     "downloads weights",
     "needs GPUs",
     "needs a container engine",
-    "needs the file above",
     "takes minutes",
     "takes 20 minutes",
     "installs vLLM",

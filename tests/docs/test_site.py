@@ -1,5 +1,6 @@
 """The documentation site builds without a warning, and its generated pages are current."""
 
+import json
 import re
 import subprocess
 import sys
@@ -33,15 +34,17 @@ def test_strict_build_rejects_a_broken_link(tmp_path: Path):
 @pytest.mark.slow
 def test_generated_pages_are_current():
     """`python docs/generate.py` writes them."""
-    before = {page: (ROOT / page).read_text() for page in ("docs/settings.md", "docs/presets.md")}
     script = (
-        "import runpy; pages = runpy.run_path('docs/generate.py');"
-        "print(pages['settings_page'](), end='\\0'); print(pages['presets_page'](), end='')"
+        "import json, runpy; pages = runpy.run_path('docs/generate.py')['PAGES'];"
+        "print(json.dumps({name: page() for name, page in pages.items()}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split("\0") == list(before.values())
+    generated = json.loads(done.stdout)
+    assert generated.keys() == {"settings.md", "presets.md", "alerts.md"}
+    for name, page in generated.items():
+        assert (ROOT / "docs" / name).read_text() == page, name
 
 
 def test_readme_is_short():

@@ -6,8 +6,9 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionUserMessageParam
 
+from foretoken import Client
 from foretoken.client.address import GrpcAddress, HttpAddress, resolve_server
-from tests.foretoken.bench.openai_fake import Answer, faking
+from tests.foretoken.bench.openai_fake import ScriptedAnswer, fake_server
 from tests.live import ROOT, command, environment, serving
 
 
@@ -32,17 +33,35 @@ def test_resolve_server_rejects_other_text_with_examples(text: str):
         resolve_server(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("h:50051", "h:50051"),
+        ("grpc://h:50051", "h:50051"),
+        ("unix:/run/foretoken.sock", "unix:/run/foretoken.sock"),
+    ],
+)
+def test_client_accepts_each_form_of_a_grpc_address(text: str, target: str):
+    with Client(text) as client:
+        assert client.address == target
+
+
+def test_client_rejects_an_http_address():
+    with pytest.raises(ValueError, match="is not a gRPC address; pass the host:port"):
+        Client("http://h:8000")
+
+
 async def test_bare_address_of_an_http_server_is_detected():
     import asyncio
 
-    async with faking(lambda _: Answer()) as fake:
+    async with fake_server(lambda _: ScriptedAnswer()) as fake:
         bare = fake.url.removeprefix("http://")
         address = await asyncio.to_thread(resolve_server, bare)
     assert address == HttpAddress.parse(fake.url)
 
 
 @pytest.mark.slow
-def test_every_form_of_a_live_server_with_a_key_works_in_why_and_chat():
+def test_every_form_of_a_live_server_with_a_key_works_in_each_command():
     def run(*arguments: str, text: str = "", key: str = "secret-1") -> tuple[int, str, str]:
         variables = environment() | {"FORETOKEN_API_KEY": key}
         done = subprocess.run(
@@ -66,5 +85,7 @@ def test_every_form_of_a_live_server_with_a_key_works_in_why_and_chat():
             assert status == 0 and "times in seconds since its arrival" in out, notes
             status, out, notes = run("why", answer_id, "--server", form, key="wrong")
             assert status == 1 and not out and "key" in notes.lower()
-        status, _, notes = run("bench", f"grpc://{live.grpc}")
-        assert status == 2 and "bench measures over HTTP" in notes
+            status, out, notes = run("bench", "--server", form, "--requests", "2")
+            assert status == 0 and "2 of 2" in out, notes
+            status, out, notes = run("bench", "--server", form, key="wrong")
+            assert status == 2 and not out and "rejects the API key" in notes

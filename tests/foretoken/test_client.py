@@ -141,7 +141,7 @@ async def test_client_errors_are_actionable(house: House) -> None:
 
 
 class FakeStream:
-    """Chunks, or what is raised among them."""
+    """Yields chunks and raises exceptions, in the given order."""
 
     def __init__(self, *items: Any):
         self.items, self.cancelled = items, False
@@ -220,61 +220,61 @@ def test_chat_reports_an_unreachable_grpc_server() -> None:
     assert "is `foretoken serve` running?" in result.output
 
 
-def typed(talk: Conversation, *lines: str) -> None:
+def type_lines(talk: Conversation, *lines: str) -> None:
     for line in lines:
         talk.handle(line)
 
 
 def test_conversation_commands() -> None:
     talk, out = conversation(FakeStream(piece("hello", FinishReason.STOP)))
-    typed(talk, "hi", "/system  be short ", "/frobnicate now", "/help")
+    type_lines(talk, "hi", "/system  be short ", "/frobnicate now", "/help")
     assert [turn["content"] for turn in talk.turns] == ["be short", "hi", "hello"]
-    sentence = out.getvalue()
-    assert "unknown command /frobnicate; /help lists commands" in sentence
-    assert all(name in sentence for name in ("/help", "/exit", "/quit", "/system TEXT", "/clear"))
-    typed(talk, "/clear")
+    printed = out.getvalue()
+    assert "unknown command /frobnicate; /help lists commands" in printed
+    assert all(name in printed for name in ("/help", "/exit", "/quit", "/system TEXT", "/clear"))
+    type_lines(talk, "/clear")
     assert [turn["content"] for turn in talk.turns] == ["be short"]
-    typed(talk, "/system")
+    type_lines(talk, "/system")
     assert talk.turns == [] and not talk._over
-    typed(talk, "/quit")
+    type_lines(talk, "/quit")
     assert talk._over
 
 
 def test_double_slash_asks_a_question_with_a_slash() -> None:
     talk, _ = conversation(FakeStream(piece("yes", FinishReason.STOP)))
-    typed(talk, "//etc is what?")
+    type_lines(talk, "//etc is what?")
     assert talk.turns[-2:] == [
         {"role": "user", "content": "/etc is what?"},
         {"role": "assistant", "content": "yes"},
     ]
 
 
-class Noting(gateway_pb2_grpc.GatewayServicer):
-    """Remembers the keys that came."""
+class KeyRecorder(gateway_pb2_grpc.GatewayServicer):
+    """Records the API key of each call."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
 
     async def ListModels(self, request: Any, context: Any) -> gateway_pb2.ListModelsResponse:
-        self._note(context)
+        self._record(context)
         return gateway_pb2.ListModelsResponse()
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        self._note(context)
+        self._record(context)
         return
         yield
 
     async def Why(self, request: Any, context: Any) -> Any: ...
 
-    def _note(self, context: Any) -> None:
+    def _record(self, context: Any) -> None:
         sent = dict(context.invocation_metadata())
         self.keys.append(sent.get("authorization", "none"))
 
 
 async def test_client_sends_api_key_as_metadata() -> None:
-    noting = Noting()
+    recorder = KeyRecorder()
     add = gateway_pb2_grpc.add_GatewayServicer_to_server
-    async with listening([Mount("foretoken.v1.Gateway", add, noting)], "127.0.0.1:0") as live:
+    async with listening([Mount("foretoken.v1.Gateway", add, recorder)], "127.0.0.1:0") as live:
         address = f"127.0.0.1:{live.port}"
 
         def work() -> None:
@@ -288,16 +288,16 @@ async def test_client_sends_api_key_as_metadata() -> None:
         async with AsyncClient(address, "sk-2") as client:
             await client.models()
             await client.complete("1,")
-    assert noting.keys == ["Bearer sk-1", "Bearer sk-1", "none", "Bearer sk-2", "Bearer sk-2"]
+    assert recorder.keys == ["Bearer sk-1", "Bearer sk-1", "none", "Bearer sk-2", "Bearer sk-2"]
 
 
 async def test_client_is_safe_across_threads(house: House) -> None:
-    got: list[str] = []
+    texts: list[str] = []
 
     def work() -> None:
         with Client(house.grpc_address) as client:
             threads = [
-                threading.Thread(target=lambda: got.append(client.complete("1,").text))
+                threading.Thread(target=lambda: texts.append(client.complete("1,").text))
                 for _ in range(8)
             ]
             for thread in threads:
@@ -306,7 +306,7 @@ async def test_client_is_safe_across_threads(house: House) -> None:
                 thread.join()
 
     await asyncio.to_thread(work)
-    assert got == ["answer to 2 tokens 😀"] * 8
+    assert texts == ["answer to 2 tokens 😀"] * 8
 
 
 async def test_async_client_accepts_vllm_option_names(house: House) -> None:

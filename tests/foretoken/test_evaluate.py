@@ -1,4 +1,4 @@
-"""`foretoken evaluate` as a user types it, on small data of its own."""
+"""`foretoken evaluate` from the command line, on small data sets."""
 
 import json
 import random
@@ -19,12 +19,12 @@ from services.predictor.interface import Example, Query
 from services.predictor.predictors import PREDICTORS
 from tests.live import ROOT, command, environment
 
-ASKED = {"tau", "rmse", "mae", "pinball", "coverage_50", "coverage_90"}
+METRICS = {"tau", "rmse", "mae", "pinball", "coverage_50", "coverage_90"}
 TIMED = {"ms_batch1", "ms_cached", "ms_batch64"}
 
 
 def data_set(path: Path, rows: int, longest: int, model: str = "m") -> Path:
-    """Two applications: one asks for half of what the other gets."""
+    """Rows of two applications; answers of one are half as long as those of the other."""
     rng = random.Random(path.name)
     records = [
         {
@@ -75,7 +75,7 @@ def test_evaluate_reports_two_sets(near: Path, far: Path, tmp_path: Path):
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     found = dict(zip(names, rows, strict=True))
     for row in rows:
-        assert row.keys() >= ASKED | TIMED | {"n", "n_train"}
+        assert row.keys() >= METRICS | TIMED | {"n", "n_train"}
     history, most, oracle = (found["near", name] for name in PROMPTLESS[1:])
     assert history["n"] + history["n_train"] == 400
     assert found["far", "max"]["n"] == 600
@@ -86,12 +86,12 @@ def test_evaluate_reports_two_sets(near: Path, far: Path, tmp_path: Path):
     assert 0.8 < history["coverage_90"] <= 1
     assert all(history[key] > 0 for key in TIMED)
     assert all(oracle[key] is None for key in TIMED)
-    taught = found["far", "history"]
-    assert (history["in_domain"], taught["in_domain"]) == (True, False)
-    assert taught["online_outcomes"] == 200
-    assert taught["pinball_online"] < taught["pinball"]
-    for message in ("near", "far", "history", "oracle", "trained", "200 outcomes"):
-        assert message in done.stdout
+    transferred = found["far", "history"]
+    assert (history["in_domain"], transferred["in_domain"]) == (True, False)
+    assert transferred["online_outcomes"] == 200
+    assert transferred["pinball_online"] < transferred["pinball"]
+    for text in ("near", "far", "history", "oracle", "trained", "200 outcomes"):
+        assert text in done.stdout
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_evaluate_compares_with_earlier_report(near: Path, far: Path, tmp_path: 
 
 
 def test_evaluate_is_deterministic_by_seed(near: Path, far: Path, tmp_path: Path):
-    message = []
+    runs = []
     for name in ("a.json", "b.json"):
         out = tmp_path / name
         run(
@@ -125,9 +125,9 @@ def test_evaluate_is_deterministic_by_seed(near: Path, far: Path, tmp_path: Path
             "5",
         )
         rows = json.loads(out.read_text())
-        message.append([{k: v for k, v in row.items() if k not in TIMED} for row in rows])
-    assert message[0] == message[1]
-    assert message[0][0]["n"] == 300
+        runs.append([{k: v for k, v in row.items() if k not in TIMED} for row in rows])
+    assert runs[0] == runs[1]
+    assert runs[0][0]["n"] == 300
 
 
 def test_unknown_predictor_lists_known_ones(near: Path):
@@ -138,16 +138,16 @@ def test_unknown_predictor_lists_known_ones(near: Path):
     assert {"history", "max", "oracle"} <= set(message.partition("known: ")[2].split(", "))
 
 
-def in_process(*arguments: str | Path) -> None:
+def run_in_process(*arguments: str | Path) -> None:
     app = typer.Typer()
     app.command(cls=ManyCommand)(evaluate)
     app([*map(str, arguments)], standalone_mode=False)
 
 
-def mistake(*arguments: str | Path) -> str:
-    """What the command says is wrong."""
+def error_message(*arguments: str | Path) -> str:
+    """Return the message of the error that the command raises."""
     with pytest.raises(ValueError) as caught:
-        in_process(*arguments, "--predictor", "history")
+        run_in_process(*arguments, "--predictor", "history")
     return str(caught.value)
 
 
@@ -156,11 +156,11 @@ def test_missing_broken_or_empty_file_is_reported(near: Path, tmp_path: Path):
     empty = data_set(tmp_path / "empty.jsonl", 0, 10)
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text("no json\n")
-    assert mistake("--train", near, "--data", none) == f"the file {none} does not exist"
-    assert "has an answer's length" in mistake("--train", empty, "--data", near)
-    assert mistake("--train", wrong, "--data", near).startswith(f"{wrong}:1: not JSON")
-    assert "has the field 'other'" in mistake("--train", f"{near}:other", "--data", near)
-    assert "not a report of an earlier run" in mistake(
+    assert error_message("--train", near, "--data", none) == f"the file {none} does not exist"
+    assert "has an answer's length" in error_message("--train", empty, "--data", near)
+    assert error_message("--train", wrong, "--data", near).startswith(f"{wrong}:1: not JSON")
+    assert "has the field 'other'" in error_message("--train", f"{near}:other", "--data", near)
+    assert "not a report of an earlier run" in error_message(
         "--train", near, "--data", near, "--beside", wrong
     )
 
@@ -168,19 +168,19 @@ def test_missing_broken_or_empty_file_is_reported(near: Path, tmp_path: Path):
 def test_equal_file_names_and_unwritable_output_are_rejected(near: Path, tmp_path: Path):
     (tmp_path / "twin").mkdir()
     same = data_set(tmp_path / "twin" / "near.jsonl", 9, 9)
-    assert "same name" in mistake("--train", near, "--data", same)
+    assert "same name" in error_message("--train", near, "--data", same)
     nowhere = tmp_path / "no" / "report.json"
-    assert "there is no folder" in mistake("--train", near, "--data", near, "--json", nowhere)
+    assert "there is no folder" in error_message("--train", near, "--data", near, "--json", nowhere)
 
 
 def test_empty_split_is_reported(near: Path, tmp_path: Path):
     copy = tmp_path / "copy.jsonl"
     copy.write_text(near.read_text())
-    assert "remain to train on" in mistake("--train", near, "--data", copy)
+    assert "remain to train on" in error_message("--train", near, "--data", copy)
     record = {**json.loads(near.read_text().splitlines()[0]), "prompt": "prompt 0"}
     one = tmp_path / "one.jsonl"
     one.write_text(json.dumps(record))
-    assert "remain to evaluate" in mistake("--train", one, "--data", one)
+    assert "remain to evaluate" in error_message("--train", one, "--data", one)
 
 
 def test_help_names_the_options():
@@ -227,19 +227,19 @@ def test_nan_becomes_null_in_json(tmp_path: Path):
     assert read_json(path) == [{"tau": None, "reached": [0.5, None], "ladder": {"UILO": None}}]
 
 
-class PromptReadingLoop:
-    """Reads of a prompt how long it is, and expects what prompts of that length got."""
+class PromptLengthPredictor:
+    """Forecasts the last output length of a prompt with as many characters."""
 
     version = 0
 
     def __init__(self) -> None:
-        self._told: dict[float, int] = {}
+        self._lengths: dict[float, int] = {}
 
     def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
-        return [certain(self._told.get(self._chars(query), 1)) for query in batch]
+        return [certain(self._lengths.get(self._chars(query), 1)) for query in batch]
 
     def learn(self, examples: Sequence[Example]) -> int:
-        self._told |= {self._chars(e.query): e.output_tokens for e in examples}
+        self._lengths |= {self._chars(e.query): e.output_tokens for e in examples}
         return len(examples)
 
     def _chars(self, query: Query) -> float:
@@ -251,7 +251,7 @@ class PromptReadingLoop:
 def test_prompt_predictor_receives_features(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setitem(PREDICTORS, "reader", lambda _: PromptReadingLoop())
+    monkeypatch.setitem(PREDICTORS, "reader", lambda _: PromptLengthPredictor())
     path = tmp_path / "lines.jsonl"
     records = [
         {
@@ -268,7 +268,7 @@ def test_prompt_predictor_receives_features(
     out, cache = tmp_path / "report.json", tmp_path / "cache"
     typed: list[str | Path] = ["--train", path, "--data", path, "--json", out, "--cache", cache]
     names = ["--predictor", "reader", "history"]
-    in_process(*typed, *names)
+    run_in_process(*typed, *names)
     reader, history = read_json(out)
     assert (reader["tau"], reader["rmse"]) == (pytest.approx(1), 0)
     assert history["tau"] is None
@@ -278,7 +278,7 @@ def test_prompt_predictor_receives_features(
     assert "Magnus' ladder" in capsys.readouterr().out
     [kept] = cache.iterdir()
     written = kept.stat().st_mtime_ns
-    in_process(*typed, *names, "--no-ladder")
+    run_in_process(*typed, *names, "--no-ladder")
     again, _ = read_json(out)
     assert (again["rmse"], again["ladder"]) == (0, {})
     assert kept.stat().st_mtime_ns == written

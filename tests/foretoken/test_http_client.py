@@ -1,4 +1,4 @@
-"""`foretoken chat` over HTTP, against a server that answers by script."""
+"""The blocking HTTP client and `foretoken chat` over HTTP, against a fake server."""
 
 import asyncio
 from typing import Any
@@ -21,21 +21,21 @@ from foretoken.commands.chat import chat
 from services.core import FinishReason
 from tests.foretoken.bench.openai_fake import (
     DONE,
-    Answer,
+    ScriptedAnswer,
     delta,
+    error_answer,
     event,
-    faking,
-    listing,
-    refusal,
+    fake_server,
+    model_list,
     usage,
 )
 
-HELLO = Answer([delta("hel"), delta("lo", "length"), usage(3, 2), DONE])
+HELLO = ScriptedAnswer([delta("hel"), delta("lo", "length"), usage(3, 2), DONE])
 TURNS = [{"role": "user", "content": "hi"}]
 
 
 async def test_http_stream_yields_chunks_finish_reason_and_usage() -> None:
-    async with faking(lambda _: HELLO, listing("m", "n")) as fake:
+    async with fake_server(lambda _: HELLO, model_list("m", "n")) as fake:
 
         def work() -> None:
             server = HttpServer(HttpAddress.parse(f"{fake.url}/v1/"), "sk-1")
@@ -47,29 +47,29 @@ async def test_http_stream_yields_chunks_finish_reason_and_usage() -> None:
             assert stream.usage and stream.usage.completion_tokens == 2
 
         await asyncio.to_thread(work)
-    [asked] = fake.asked
-    assert (asked.path, asked.body["messages"]) == ("/v1/chat/completions", TURNS)
-    assert asked.headers["authorization"] == "Bearer sk-1"
-    assert (asked.headers["x-foretoken-sla"], asked.body["max_tokens"]) == ("interactive", 9)
+    [sent] = fake.requests
+    assert (sent.path, sent.body["messages"]) == ("/v1/chat/completions", TURNS)
+    assert sent.headers["authorization"] == "Bearer sk-1"
+    assert (sent.headers["x-foretoken-sla"], sent.body["max_tokens"]) == ("interactive", 9)
 
 
 @pytest.mark.parametrize(
     ("answer", "kind", "message"),
     [
-        (refusal(401, "no key"), Unauthenticated, "no key"),
-        (refusal(404, "no such model"), InvalidRequest, "no such model"),
-        (refusal(429, "queue is full"), Overloaded, "queue is full"),
-        (refusal(503, "draining"), Unavailable, "draining"),
-        (Answer([b"<html>"], 500), ServerError, "answers with HTTP status 500"),
-        (Answer([delta("a"), event(error={"message": "lost"})]), ServerError, "lost"),
-        (Answer([b"data: {nonsense\n\n"]), Unavailable, "broke off"),
-        (Answer([delta("a")], hangs_up=True), Unavailable, "closed the connection"),
+        (error_answer(401, "no key"), Unauthenticated, "no key"),
+        (error_answer(404, "no such model"), InvalidRequest, "no such model"),
+        (error_answer(429, "queue is full"), Overloaded, "queue is full"),
+        (error_answer(503, "draining"), Unavailable, "draining"),
+        (ScriptedAnswer([b"<html>"], 500), ServerError, "answers with HTTP status 500"),
+        (ScriptedAnswer([delta("a"), event(error={"message": "lost"})]), ServerError, "lost"),
+        (ScriptedAnswer([b"data: {nonsense\n\n"]), Unavailable, "broke off"),
+        (ScriptedAnswer([delta("a")], closes_early=True), Unavailable, "closed the connection"),
     ],
 )
 async def test_http_errors_map_to_client_errors(
-    answer: Answer, kind: type[ForetokenError], message: str
+    answer: ScriptedAnswer, kind: type[ForetokenError], message: str
 ) -> None:
-    async with faking(lambda _: answer) as fake:
+    async with fake_server(lambda _: answer) as fake:
 
         def work() -> None:
             with pytest.raises(kind, match=message):
@@ -79,16 +79,16 @@ async def test_http_errors_map_to_client_errors(
 
 
 async def test_http_stream_ends_when_cancelled() -> None:
-    endless = Answer([delta("a")] * 1_000, pause_s=0.01)
-    async with faking(lambda _: endless) as fake:
+    endless = ScriptedAnswer([delta("a")] * 1_000, pause_s=0.01)
+    async with fake_server(lambda _: endless) as fake:
 
         def work() -> str:
             stream = HttpServer(HttpAddress.parse(fake.url)).generate(TURNS, "m", "")
-            taken = []
+            texts = []
             for chunk in stream:
-                taken.append(chunk.text)
+                texts.append(chunk.text)
                 stream.cancel()
-            return "".join(taken)
+            return "".join(texts)
 
         assert await asyncio.to_thread(work) == "a"
 
@@ -100,13 +100,13 @@ async def invoke(*arguments: str, lines: str = "") -> Any:
 
 
 async def test_chat_command_works_over_http() -> None:
-    async with faking(lambda _: HELLO) as fake:
+    async with fake_server(lambda _: HELLO) as fake:
         done = await invoke(
             "--server", fake.url, "--seed", "7", lines="hi\n/system be kind\nagain\n/quit\nno\n"
         )
     assert done.exit_code == 0, done.output
     assert done.output.count("hello [cut at max_tokens]") == 2
-    first, second = (asked.body for asked in fake.asked)
+    first, second = (each.body for each in fake.requests)
     assert (first["model"], first["seed"], first["messages"]) == ("m", 7, TURNS)
     assert [turn["role"] for turn in second["messages"]] == ["system", "user", "assistant", "user"]
 
@@ -114,12 +114,12 @@ async def test_chat_command_works_over_http() -> None:
 @pytest.mark.parametrize(
     ("models", "message"),
     [
-        (refusal(401, "no key"), "no key"),
-        (Answer([b"<html>"]), "is not an OpenAI-compatible server"),
+        (error_answer(401, "no key"), "no key"),
+        (ScriptedAnswer([b"<html>"]), "is not an OpenAI-compatible server"),
     ],
 )
-async def test_chat_reports_why_it_cannot_start(models: Answer, message: str) -> None:
-    async with faking(models=models) as fake:
+async def test_chat_reports_why_it_cannot_start(models: ScriptedAnswer, message: str) -> None:
+    async with fake_server(models=models) as fake:
         done = await invoke("--server", fake.url)
     assert done.exit_code == 1 and message in " ".join(done.output.split())
 

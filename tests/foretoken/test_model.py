@@ -1,4 +1,4 @@
-"""Where a model is found: a folder, a whole snapshot of the hub's cache, or nowhere."""
+"""Locating a model: a folder, a complete snapshot in the hub's cache, or an error."""
 
 import json
 import socket
@@ -58,12 +58,12 @@ from foretoken.running.model import locate
 try:
     print(locate(sys.argv[1]))
 except ValueError as error:
-    print("refused:", error)
+    print("error:", error)
 """
 
 
 def located(name: str, home: Path, where: Path, **variables: str) -> str:
-    """In a process of its own: the hub's library reads its variables when it is imported."""
+    """Locate in a new process, because the hub's library reads its variables at import."""
     own = {**environment(), "HF_HOME": str(home), "PYTHONPATH": str(ROOT), **variables}
     own.pop("HF_HUB_OFFLINE", None)
     done = subprocess.run(
@@ -75,7 +75,7 @@ def located(name: str, home: Path, where: Path, **variables: str) -> str:
 
 
 def snapshot(home: Path, *files: str) -> Path:
-    """As the hub's cache has it."""
+    """Create a snapshot in the layout of the hub's cache."""
     repo = home / "hub" / "models--Qwen--Qwen3"
     (repo / "refs").mkdir(parents=True)
     (repo / "refs" / "main").write_text(COMMIT)
@@ -103,7 +103,7 @@ def test_incomplete_snapshot_is_not_used(tmp_path: Path, missing: str) -> None:
         (folder / "model-1.safetensors").unlink()
     message = located("Qwen/Qwen3", tmp_path, tmp_path, HF_ENDPOINT="http://127.0.0.1:1")
     assert message.startswith(
-        "refused: there is no folder Qwen/Qwen3, and http://127.0.0.1:1 cannot be"
+        "error: there is no folder Qwen/Qwen3, and http://127.0.0.1:1 cannot be"
     )
 
 
@@ -120,7 +120,7 @@ def test_unreachable_hub_is_reported_with_a_remedy(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_hub_lookup_times_out(tmp_path: Path) -> None:
-    """It takes the connection and says nothing; the library's own retries take minutes."""
+    """The hub accepts the connection and never answers; the library's own retries take minutes."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         message = located("Qwen/Qwen3", tmp_path, tmp_path, HF_ENDPOINT=endpoint)

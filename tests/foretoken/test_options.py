@@ -1,4 +1,4 @@
-"""Where `foretoken serve`'s options go; what is left out overrides nothing."""
+"""The options of `foretoken serve` reach the config sections; a missing one overrides nothing."""
 
 from pathlib import Path
 
@@ -59,21 +59,21 @@ def test_serve_options_reach_the_gateway(tmp_path: Path) -> None:
     assert (config.model_name, config.chat_template) == ("mine", "/t.jinja")
     assert (config.api_key_file, config.unknown_fields) == (str(keys), "refuse")
     assert config.cors_origins == ("https://a", "https://b")
-    left_out = sections(ServeOptions())["gateway"]
-    assert set(left_out) == {"model", "host", "http_port", "grpc_port"}
+    defaults = sections(ServeOptions())["gateway"]
+    assert set(defaults) == {"model", "host", "http_port", "grpc_port"}
 
 
 def test_log_level_reaches_every_process() -> None:
-    reported = sections(ServeOptions(log_level="debug", sets=["worker.log_level=ERROR"]))
-    levels = {name: reported[name].get("log_level") for name in reported}
+    overrides = sections(ServeOptions(log_level="debug", sets=["worker.log_level=ERROR"]))
+    levels = {name: overrides[name].get("log_level") for name in overrides}
     services = ("gateway", "scheduler", "predictor", "batcher", "estimator")
     assert levels == {
         **dict.fromkeys(services, "DEBUG"),
         "worker": "ERROR",
         **dict.fromkeys(("log", "tracing", "logging")),
     }
-    for _, _, overrides in assign_addresses(reported, 1):
-        assert {s.get("log_level") for s in overrides.values()} & {"DEBUG", "ERROR"}
+    for _, _, of_process in assign_addresses(overrides, 1):
+        assert {s.get("log_level") for s in of_process.values()} & {"DEBUG", "ERROR"}
 
 
 def test_api_keys_are_not_in_the_process_list(monkeypatch: pytest.MonkeyPatch) -> None:

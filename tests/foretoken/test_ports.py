@@ -1,4 +1,4 @@
-"""Ports for what is started here."""
+"""Free ports for child services."""
 
 import socket
 
@@ -8,7 +8,7 @@ from foretoken.running import ports
 from foretoken.running.ports import MIN_PORT, PORTS, free_port, free_ports
 from services.runtime.config import ConfigError
 
-FIRST_OUT = 32_768  # that Linux gives to a connection on its way out; others begin above
+FIRST_EPHEMERAL_PORT = 32_768  # of Linux; other systems begin above it
 
 
 def test_free_ports_are_distinct_and_usable() -> None:
@@ -23,7 +23,7 @@ def test_free_ports_are_distinct_and_usable() -> None:
 
 
 def test_free_ports_are_below_the_ephemeral_range() -> None:
-    assert MIN_PORT >= 1_024 and max(free_ports(50)) < MIN_PORT + PORTS <= FIRST_OUT
+    assert MIN_PORT >= 1_024 and max(free_ports(50)) < MIN_PORT + PORTS <= FIRST_EPHEMERAL_PORT
 
 
 def test_free_ports_report_exhaustion(monkeypatch: pytest.MonkeyPatch) -> None:

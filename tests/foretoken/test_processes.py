@@ -1,4 +1,4 @@
-"""The predictor as a supervised process: a real one comes back, and ends with its parent."""
+"""A real predictor process is restarted by its supervisor and ends with its parent."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from tests.reach import until
 from tests.system.children import children, is_alive
 
 MODULE = "services.predictor"
-ASKED = predictor_pb2.ForecastRequest(
+FORECAST_REQUEST = predictor_pb2.ForecastRequest(
     inputs=[predictor_pb2.ForecastInput(request_id="r", model="demo", max_tokens=9)]
 )
 
@@ -41,31 +41,31 @@ async def predictor(
         await channel.close()
 
 
-def mine() -> list[int]:
+def predictor_pids() -> list[int]:
     return children(os.getpid(), MODULE)
 
 
-def _has_followed(pid: int) -> bool:
-    return mine() not in ([], [pid])
+def _is_replaced(pid: int) -> bool:
+    return predictor_pids() not in ([], [pid])
 
 
 @pytest.mark.slow
 async def test_child_is_restarted_and_stopped_with_the_block(tmp_path: Path) -> None:
     async with predictor(tmp_path) as stub:
         for _ in range(2):
-            answer = await stub.Forecast(ASKED, wait_for_ready=True, timeout=60)
+            answer = await stub.Forecast(FORECAST_REQUEST, wait_for_ready=True, timeout=60)
             assert len(answer.forecasts) == 1
-            [pid] = mine()
+            [pid] = predictor_pids()
             os.kill(pid, signal.SIGKILL)
-            await until(partial(_has_followed, pid), 60)
-        [last] = mine()
+            await until(partial(_is_replaced, pid), 60)
+        [last] = predictor_pids()
     assert not is_alive(last)
 
 
 @pytest.mark.slow
 async def test_child_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
-    """As when `foretoken serve` was killed: here, its starter is no parent of it at all."""
+    """Its `started_by` is not its parent, as after `foretoken serve` was killed."""
     async with predictor(tmp_path, started_by="1") as stub:
-        await stub.Forecast(ASKED, wait_for_ready=True, timeout=60)
-        [pid] = mine()
+        await stub.Forecast(FORECAST_REQUEST, wait_for_ready=True, timeout=60)
+        [pid] = predictor_pids()
         await until(lambda: not is_alive(pid), 30)

@@ -1,4 +1,4 @@
-"""Children are started again, given up when they keep ending, and ended together."""
+"""The supervisor restarts children, gives up one that keeps exiting, and stops them together."""
 
 import asyncio
 import os
@@ -23,46 +23,46 @@ from tests.system.children import children, is_alive
 
 MODULE = "tests.foretoken.crashing_child"
 SOON = RestartPolicy(Backoff(0.01, 0.02), max_exits=3)
-NEVER_S = 60.0  # no test waits for so long where all is right
+NEVER_S = 60.0  # the block ends before, unless the test fails
 
 
 def test_restart_counter_backs_off_and_gives_up() -> None:
-    lives = RestartCounter(RestartPolicy())
-    assert [lives.record_exit(59.0) for _ in range(4)] == [0.5, 1.0, 2.0, 4.0]
-    assert lives.record_exit(61.0) == 0.5  # what ran for long begins anew
-    assert [lives.record_exit(1.0) for _ in range(4)] == [0.5, 1.0, 2.0, 4.0]
-    assert lives.record_exit(60.0) is None
+    counter = RestartCounter(RestartPolicy())
+    assert [counter.record_exit(59.0) for _ in range(4)] == [0.5, 1.0, 2.0, 4.0]
+    assert counter.record_exit(61.0) == 0.5  # a steady run resets the count
+    assert [counter.record_exit(1.0) for _ in range(4)] == [0.5, 1.0, 2.0, 4.0]
+    assert counter.record_exit(60.0) is None
 
 
 @dataclass
-class Minded:
+class Supervised:
     supervisor: Supervisor
     lifecycle: Lifecycle
     stages: list[tuple[str, str]] = field(default_factory=list)
 
-    async def up(self, name: str, times: int = 1) -> None:
+    async def wait_until_up(self, name: str, times: int = 1) -> None:
         await until(lambda: self.stages.count((name, UP)) >= times, 30)
 
 
-def child(name: str, does: str) -> Child:
+def child(name: str, behaviour: str) -> Child:
     section = name.partition("-")[0]
-    return Child(name, section, MODULE, {section: {"does": does}})
+    return Child(name, section, MODULE, {section: {"does": behaviour}})
 
 
-def mine() -> list[int]:
+def child_pids() -> list[int]:
     return sorted(children(os.getpid(), MODULE))
 
 
 @asynccontextmanager
-async def supervised(*those: Child) -> AsyncIterator[Minded]:
+async def supervised(*kept: Child) -> AsyncIterator[Supervised]:
     stages: list[tuple[str, str]] = []
     lifecycle = Lifecycle()
 
-    def reported(name: str, stage: str) -> None:
+    def on_stage(name: str, stage: str) -> None:
         stages.append((name, stage))
 
-    async with supervise(those, lifecycle, reported, SOON) as supervisor:
-        yield Minded(supervisor, lifecycle, stages)
+    async with supervise(kept, lifecycle, on_stage, SOON) as supervisor:
+        yield Supervised(supervisor, lifecycle, stages)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -72,34 +72,34 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def test_killed_child_keeps_its_identity(caplog: pytest.LogCaptureFixture) -> None:
-    async with supervised(child("worker-0", "stays"), child("predictor", "stays")) as it:
-        await it.up("worker-0")
-        await it.up("predictor")
-        it.supervisor.finish_start()
-        [first] = [pid for pid in mine() if "worker.does" in arguments(pid)]
+    async with supervised(child("worker-0", "stays"), child("predictor", "stays")) as system:
+        await system.wait_until_up("worker-0")
+        await system.wait_until_up("predictor")
+        system.supervisor.finish_start()
+        [first] = [pid for pid in child_pids() if "worker.does" in arguments(pid)]
         os.kill(first, signal.SIGKILL)
-        await it.up("worker-0", 2)
-        assert it.stages.count(("predictor", UP)) == 1
-        assert first not in mine() and len(mine()) == 2
-        assert ("worker-0", "thinking") in it.stages
-    assert mine() == []
-    again, back = warnings(caplog)
-    assert again == "worker-0 exited (status -9); restarting it"
-    assert back.startswith("worker-0 is back after ")
+        await system.wait_until_up("worker-0", 2)
+        assert system.stages.count(("predictor", UP)) == 1
+        assert first not in child_pids() and len(child_pids()) == 2
+        assert ("worker-0", "loading") in system.stages
+    assert child_pids() == []
+    exited, restarted = warnings(caplog)
+    assert exited == "worker-0 exited (status -9); restarting it"
+    assert restarted.startswith("worker-0 is back after ")
 
 
 async def test_rejected_settings_end_the_start_with_their_message() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
-        async with supervised(child("worker-0", "stays"), child("predictor", "refuses")):
+        async with supervised(child("worker-0", "stays"), child("predictor", "rejects-settings")):
             await asyncio.sleep(NEVER_S)
     assert isinstance(reason := cause(caught.value), ProcessFailed)
-    assert str(reason) == "it will not"
-    assert mine() == []
+    assert str(reason) == "the settings are invalid"
+    assert child_pids() == []
 
 
 async def test_required_child_that_fails_at_start_ends_the_block() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
-        async with supervised(child("worker-0", "dies")):
+        async with supervised(child("worker-0", "exits")):
             await asyncio.sleep(NEVER_S)
     assert isinstance(reason := cause(caught.value), ProcessFailed)
     assert str(reason) == "the worker-0 process ended with status 3"
@@ -108,10 +108,10 @@ async def test_required_child_that_fails_at_start_ends_the_block() -> None:
 async def test_crashing_predictor_is_given_up_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with supervised(child("predictor", "dies"), child("worker-0", "stays")) as it:
-        await it.up("worker-0")
-        await until(lambda: it.supervisor.count("predictor") == 0, 30)
-        assert len(mine()) == 1
+    async with supervised(child("predictor", "exits"), child("worker-0", "stays")) as system:
+        await system.wait_until_up("worker-0")
+        await until(lambda: system.supervisor.count("predictor") == 0, 30)
+        assert len(child_pids()) == 1
     assert warnings(caplog)[-1] == (
         "predictor exited 3 times, each within 60 s of its start, and is not restarted; the last "
         "exit was status 3; forecasts come from history"
@@ -119,49 +119,51 @@ async def test_crashing_predictor_is_given_up_with_a_warning(
 
 
 async def test_last_worker_given_up_ends_the_block(tmp_path: Path) -> None:
-    """The first that is, does not: its requests go to the other."""
+    """The block goes on while another worker remains."""
     once = [child(f"worker-{n}", f"stays-once {tmp_path}/{n}") for n in range(2)]
     with pytest.raises(BaseExceptionGroup) as caught:
-        async with supervised(*once) as it:
-            await it.up("worker-0")
-            await it.up("worker-1")
-            it.supervisor.finish_start()
-            first, second = mine()
+        async with supervised(*once) as system:
+            await system.wait_until_up("worker-0")
+            await system.wait_until_up("worker-1")
+            system.supervisor.finish_start()
+            first, second = child_pids()
             os.kill(first, signal.SIGKILL)
-            await until(lambda: it.supervisor.count("worker") == 1, 30)
+            await until(lambda: system.supervisor.count("worker") == 1, 30)
             assert is_alive(second)
             os.kill(second, signal.SIGKILL)
             await asyncio.sleep(NEVER_S)
     assert isinstance(reason := cause(caught.value), GaveUp)
     assert str(reason).endswith(
         " exited 3 times, each within 60 s of its start, and is not restarted; the last exit was"
-        " it will not"
+        " the settings are invalid"
     )
 
 
 async def test_stopped_child_is_not_restarted() -> None:
-    async with supervised(child("worker-0", "stays"), child("predictor", "stays")) as it:
-        await it.up("worker-0")
-        await it.up("predictor")
-        it.supervisor.finish_start()
-        await it.supervisor.stop(("worker",))
-        [left] = mine()
+    async with supervised(child("worker-0", "stays"), child("predictor", "stays")) as system:
+        await system.wait_until_up("worker-0")
+        await system.wait_until_up("predictor")
+        system.supervisor.finish_start()
+        await system.supervisor.stop(("worker",))
+        [left] = child_pids()
         assert "predictor.does" in arguments(left)
 
 
 async def test_second_signal_kills_a_child_that_ignores_sigterm() -> None:
-    async with supervised(child("worker-0", "deaf"), child("worker-1", "deaf")) as it:
-        await it.up("worker-0")
-        await it.up("worker-1")
-        it.supervisor.finish_start()
-        stopping = asyncio.ensure_future(it.supervisor.stop(("worker",)))
+    async with supervised(
+        child("worker-0", "ignores-sigterm"), child("worker-1", "ignores-sigterm")
+    ) as system:
+        await system.wait_until_up("worker-0")
+        await system.wait_until_up("worker-1")
+        system.supervisor.finish_start()
+        stopping = asyncio.ensure_future(system.supervisor.stop(("worker",)))
         await asyncio.sleep(0.1)
-        assert len(mine()) == 2 and not stopping.done()
-        it.lifecycle.signal()
-        it.lifecycle.signal()
+        assert len(child_pids()) == 2 and not stopping.done()
+        system.lifecycle.signal()
+        system.lifecycle.signal()
         async with asyncio.timeout(30):
             await stopping
-        assert mine() == []
+        assert child_pids() == []
 
 
 async def test_interrupted_start_leaves_no_process() -> None:
@@ -169,10 +171,10 @@ async def test_interrupted_start_leaves_no_process() -> None:
     with pytest.raises(TimeoutError):
         async with (
             asyncio.timeout(0.3),
-            supervised(*(child(f"worker-{n}", "deaf") for n in range(3))),
+            supervised(*(child(f"worker-{n}", "ignores-sigterm") for n in range(3))),
         ):
             await asyncio.sleep(NEVER_S)
-    assert mine() == []
+    assert child_pids() == []
 
 
 def arguments(pid: int) -> str:

@@ -1,4 +1,4 @@
-"""The line under load: tokens a second between two looks, goodput of the last minute."""
+"""The throughput line: tokens per second since the last line, goodput of the last minute."""
 
 import sys
 from io import StringIO
@@ -36,13 +36,15 @@ def test_totals_are_parsed_from_real_gateway_metrics() -> None:
 
 def test_throughput_report_is_silent_when_idle() -> None:
     throughput = ThroughputReport()
-    assert throughput.update(0.0, Totals(5, 5, 1, 1), BUSY) == ""  # nothing to compare with
+    assert (
+        throughput.update(0.0, Totals(5, 5, 1, 1), BUSY) == ""
+    )  # the first update has no interval
     assert throughput.update(10.0, Totals(5, 5, 1, 1), IDLE) == ""
     assert throughput.update(20.0, Totals(105, 2_005, 10, 2), BUSY) == (
         "prompt 10.0 tokens/s, generation 200.0 tokens/s, 5 running, 4 waiting, KV 50%, "
         "goodput 90% of 10 in the last minute"
     )
-    # In flight, and nothing came: that is worth a line too.
+    # Requests run without a token: the line is printed.
     assert throughput.update(30.0, Totals(105, 2_005, 10, 2), BUSY).startswith(
         "prompt 0.0 tokens/s"
     )
@@ -61,12 +63,12 @@ def test_throughput_report_resets_when_gateway_restarts() -> None:
 def test_progress_prints_one_line_per_stage_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    message = StringIO()
-    monkeypatch.setattr(sys, "stderr", message)
+    stderr = StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
     progress = Progress()
     for name, stage in [("worker-0", "loading"), ("worker-0", "loading"), ("worker-0", UP)]:
         progress.update(name, stage)
     progress.report("waiting")
     progress.close()
     progress.update("worker-0", "loading again")
-    assert message.getvalue() == "worker-0: loading\nwaiting\n"
+    assert stderr.getvalue() == "worker-0: loading\nwaiting\n"

@@ -1,4 +1,4 @@
-"""Options that others spell otherwise, and mistyped ones: a line each."""
+"""Foreign and mistyped options are reported in one line each."""
 
 import re
 
@@ -40,7 +40,7 @@ OURS = options_of("serve")
 
 @pytest.mark.parametrize("theirs", FOREIGN)
 def test_foreign_option_is_translated(theirs: str) -> None:
-    assert theirs not in OURS, "an option of our own is never translated"
+    assert theirs not in OURS, "translates an option that serve has"
     message = FOREIGN[theirs]
     assert message.startswith(
         ("--", "is not supported: ", "is not needed: ", "is not supported for ")

@@ -1,4 +1,4 @@
-"""Processes that another process started, found by the module they run."""
+"""Child processes of a live system, found by the module that they run."""
 
 import os
 import signal

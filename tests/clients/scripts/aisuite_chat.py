@@ -1,4 +1,4 @@
-"""aisuite: says as JSON what it saw of the server at argv[1]."""
+"""aisuite: prints the answers of the server at argv[1] as JSON."""
 
 import json
 import sys

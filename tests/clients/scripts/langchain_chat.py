@@ -1,4 +1,4 @@
-"""LangChain's chat and completion models: says as JSON what they saw of the server at argv[1]."""
+"""LangChain's chat and completion models: print the answers of the server at argv[1] as JSON."""
 
 import asyncio
 import json

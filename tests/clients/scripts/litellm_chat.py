@@ -1,4 +1,4 @@
-"""litellm: says as JSON what it saw of the server at argv[1], and whether it falls back."""
+"""litellm: prints the answers of the server at argv[1] as JSON, and whether it falls back."""
 
 import asyncio
 import json

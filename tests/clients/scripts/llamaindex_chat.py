@@ -1,4 +1,4 @@
-"""LlamaIndex's OpenAI-like model: says as JSON what it saw of the server at argv[1]."""
+"""LlamaIndex's OpenAI-like model: prints the answers of the server at argv[1] as JSON."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-// OpenAI's own client for node: says as JSON what it saw of the server at argv[2].
+// OpenAI's own client for node: prints the answers of the server at argv[2] as JSON.
 const OpenAI = require("openai").default;
 
 const ask = [{ role: "user", content: "Reverse: red blue green" }];

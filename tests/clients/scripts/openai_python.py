@@ -1,4 +1,4 @@
-"""OpenAI's own client for Python: says as JSON what it saw of the server at argv[1]."""
+"""OpenAI's own client for Python: prints the answers of the server at argv[1] as JSON."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server of a few lines: it records what it is asked and answers by script."""
+"""A fake OpenAI-compatible server that records its requests and sends scripted answers."""
 
 import asyncio
 import json
@@ -24,39 +24,39 @@ DONE = b"data: [DONE]\n\n"
 
 
 @dataclass
-class Answer:
-    """Pieces are sent as chunks, each behind a pause; `hangs_up` before the last chunk's end."""
+class ScriptedAnswer:
+    """An answer in chunks, with a pause before each; `closes_early` omits the final chunk."""
 
     pieces: Sequence[bytes] = (delta("a"), delta("b", "stop"), usage(3, 2), DONE)
     status: int = 200
     headers: str = ""
-    hangs_up: bool = False
+    closes_early: bool = False
     pause_s: float = 0.0
-    gate: asyncio.Event | None = None  # nothing is sent until it is set
+    gate: asyncio.Event | None = None  # the answer begins once it is set
 
 
-def refusal(status: int, message: str) -> Answer:
+def error_answer(status: int, message: str) -> ScriptedAnswer:
     body = json.dumps({"error": {"message": message, "type": "t"}}).encode()
-    return Answer([body], status)
+    return ScriptedAnswer([body], status)
 
 
 @dataclass
-class Asked:
+class ReceivedRequest:
     path: str
     headers: dict[str, str]
     body: dict[str, Any]
 
 
 @dataclass
-class Fake:
-    """What it was asked, and what it says; `connections` it has taken."""
+class FakeServer:
+    """The server: its requests so far, and the script that answers them."""
 
-    models: Answer
-    script: Callable[[Asked], Answer]
-    asked: list[Asked] = field(default_factory=list)
+    models: ScriptedAnswer
+    script: Callable[[ReceivedRequest], ScriptedAnswer]
+    requests: list[ReceivedRequest] = field(default_factory=list)
     connections: int = 0
-    now: int = 0
-    at_once: int = 0
+    in_flight: int = 0
+    peak_concurrency: int = 0
     url: str = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,7 +65,7 @@ class Fake:
             while await self._answer(reader, writer):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the test is over, or its client is
+            pass  # the client disconnected, or the test ended
         finally:
             writer.close()
 
@@ -75,21 +75,21 @@ class Fake:
         headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in lines)}
         raw = await reader.readexactly(int(headers.get("content-length", 0)))
         path = first.split()[1]
-        self.now += 1
-        self.at_once = max(self.at_once, self.now)
+        self.in_flight += 1
+        self.peak_concurrency = max(self.peak_concurrency, self.in_flight)
         try:
             if path.endswith("/models"):
                 answer = self.models
             else:
-                self.asked.append(Asked(path, headers, json.loads(raw)))
-                answer = self.script(self.asked[-1])
+                self.requests.append(ReceivedRequest(path, headers, json.loads(raw)))
+                answer = self.script(self.requests[-1])
             await _send(writer, answer)
         finally:
-            self.now -= 1
-        return not answer.hangs_up
+            self.in_flight -= 1
+        return not answer.closes_early
 
 
-async def _send(writer: asyncio.StreamWriter, answer: Answer) -> None:
+async def _send(writer: asyncio.StreamWriter, answer: ScriptedAnswer) -> None:
     if answer.gate:
         await answer.gate.wait()
     head = f"HTTP/1.1 {answer.status} X\r\nTransfer-Encoding: chunked\r\n{answer.headers}\r\n"
@@ -98,22 +98,23 @@ async def _send(writer: asyncio.StreamWriter, answer: Answer) -> None:
         await asyncio.sleep(answer.pause_s)
         writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
         await writer.drain()
-    if not answer.hangs_up:
+    if not answer.closes_early:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
 
 
-def listing(*models: str, owner: str = "someone") -> Answer:
+def model_list(*models: str, owner: str = "someone") -> ScriptedAnswer:
     cards = [{"id": model, "owned_by": owner} for model in models]
-    return Answer([json.dumps({"data": cards}).encode()])
+    return ScriptedAnswer([json.dumps({"data": cards}).encode()])
 
 
 @asynccontextmanager
-async def faking(
-    script: Callable[[Asked], Answer] = lambda _: Answer(), models: Answer | None = None
-) -> AsyncIterator[Fake]:
-    """On a free port, for as long as the block runs."""
-    fake = Fake(models or listing("m"), script)
+async def fake_server(
+    script: Callable[[ReceivedRequest], ScriptedAnswer] = lambda _: ScriptedAnswer(),
+    models: ScriptedAnswer | None = None,
+) -> AsyncIterator[FakeServer]:
+    """Run the server on a free port while the block runs."""
+    fake = FakeServer(models or model_list("m"), script)
     server = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
     fake.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:

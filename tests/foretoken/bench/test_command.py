@@ -1,4 +1,4 @@
-"""`foretoken bench` as a user types it: against a live foretoken, and ended by Ctrl-C."""
+"""`foretoken bench` from the command line: against a live foretoken, and interrupted by Ctrl-C."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.foretoken.bench.openai_fake import Answer, faking
+from tests.foretoken.bench.openai_fake import ScriptedAnswer, fake_server
 from tests.live import ROOT, Live, command, environment, serving
 
 
@@ -25,15 +25,17 @@ def bench(*arguments: str) -> str:
         capture_output=True, text=True, timeout=120, env=environment(), cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""  # no bar where there is no terminal
+    assert done.stderr == ""  # a progress bar needs a terminal
     return " ".join(done.stdout.split())
 
 
 @pytest.mark.slow
-def test_bench_measures_a_live_server(live: Live, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_bench_measures_a_live_server(live: Live, tmp_path: Path, protocol: str) -> None:
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
     reported = bench(
-        live.http, "--requests", "12", "--concurrency", "4", "--max-tokens", "16",
+        live.http if protocol == "http" else live.grpc,
+        "--requests", "12", "--concurrency", "4", "--max-tokens", "16",
         "--as-class", "interactive", "--json", str(out), "--plot", str(picture),
     )  # fmt: skip
     assert (
@@ -42,10 +44,10 @@ def test_bench_measures_a_live_server(live: Live, tmp_path: Path) -> None:
         and "goodput, interactive" in reported
     )
     [server] = json.loads(out.read_text())["servers"]
-    [went] = server["rounds"]
-    assert (went["completed"], went["errors"], went["has_usage"]) == (12, {}, True)
-    assert 1 <= went["peak_concurrency"] <= 4
-    for sample in went["samples"]:
+    [measured] = server["rounds"]
+    assert (measured["completed"], measured["errors"], measured["has_usage"]) == (12, {}, True)
+    assert 1 <= measured["peak_concurrency"] <= 4
+    for sample in measured["samples"]:
         assert 0 < sample["ttft_s"] <= sample["e2e_s"]
         assert 1 <= sample["output_tokens"] <= 16 and sample["prompt_tokens"] > 1
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -58,9 +60,9 @@ def test_bench_sends_random_words_of_the_requested_length(live: Live, tmp_path: 
         "--rate", "50", "--requests", "10", "--json", str(out),
     )  # fmt: skip
     assert "open loop, 50 requests/s, poisson" in reported and "server tokens" in reported
-    [went] = json.loads(out.read_text())["servers"][0]["rounds"]
-    assert {s["output_tokens"] for s in went["samples"]} == {3}
-    assert all(38 <= s["prompt_tokens"] <= 42 for s in went["samples"])
+    [measured] = json.loads(out.read_text())["servers"][0]["rounds"]
+    assert {s["output_tokens"] for s in measured["samples"]} == {3}
+    assert all(38 <= s["prompt_tokens"] <= 42 for s in measured["samples"])
 
 
 def test_bench_compares_two_servers(live: Live) -> None:
@@ -72,18 +74,20 @@ def test_bench_compares_two_servers(live: Live) -> None:
 
 
 async def test_ctrl_c_reports_partial_results() -> None:
-    async with faking(lambda _: Answer(pause_s=0.001 if len(fake.asked) < 30 else 60)) as fake:
+    async with fake_server(
+        lambda _: ScriptedAnswer(pause_s=0.001 if len(fake.requests) < 30 else 60)
+    ) as fake:
         process = await asyncio.create_subprocess_exec(
             *command("bench", fake.url, "--requests", "1000", "--concurrency", "2"),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd=ROOT,
         )  # fmt: skip
 
-        async def until_asked() -> None:
-            while len(fake.asked) < 30:  # noqa: ASYNC110 - a test polls what has no event
+        async def wait_for_requests() -> None:
+            while len(fake.requests) < 30:  # noqa: ASYNC110 - polls the fake server
                 await asyncio.sleep(0.01)
 
         async with asyncio.timeout(60):
-            await until_asked()
+            await wait_for_requests()
             process.send_signal(signal.SIGINT)
             out, errors = await process.communicate()
     assert process.returncode == 130

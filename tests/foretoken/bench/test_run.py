@@ -1,4 +1,4 @@
-"""A benchmark against a server that answers by script."""
+"""Benchmark runs against a fake server."""
 
 import asyncio
 import io
@@ -24,14 +24,14 @@ from foretoken.bench.served import ServedModel, find_model
 from foretoken.client.address import HttpAddress
 from tests.foretoken.bench.openai_fake import (
     DONE,
-    Answer,
-    Asked,
-    Fake,
+    FakeServer,
+    ReceivedRequest,
+    ScriptedAnswer,
     delta,
+    error_answer,
     event,
-    faking,
-    listing,
-    refusal,
+    fake_server,
+    model_list,
     usage,
 )
 
@@ -48,9 +48,9 @@ async def run(what: Plan, stop: asyncio.Event | None = None) -> list[Outcome]:
     return await bench(what, stop or asyncio.Event(), lambda *_: None)
 
 
-def measured(fake: Fake) -> list[Asked]:
-    """What was asked but for the two probes of how words are counted."""
-    return fake.asked[2:]
+def measured_requests(fake: FakeServer) -> list[ReceivedRequest]:
+    """The requests after the two that probe the tokens per word."""
+    return fake.requests[2:]
 
 
 def shown(outcomes: list[Outcome], what: Plan) -> str:
@@ -61,11 +61,13 @@ def shown(outcomes: list[Outcome], what: Plan) -> str:
 
 
 async def test_closed_loop_keeps_its_concurrency() -> None:
-    async with faking(lambda _: Answer(pause_s=0.005)) as fake:
+    async with fake_server(lambda _: ScriptedAnswer(pause_s=0.005)) as fake:
         [outcome] = await run(plan(fake.url + "/v1/", api_key="sk-1", warm_up=3))
-    assert len(fake.asked) == 2 + 3 + 6
-    assert fake.connections <= 4 and fake.at_once <= 4  # the warm-up's four; they are used again
-    last = fake.asked[-1]
+    assert len(fake.requests) == 2 + 3 + 6
+    assert (
+        fake.connections <= 4 and fake.peak_concurrency <= 4
+    )  # the warm-up's four; they are used again
+    last = fake.requests[-1]
     assert last.path == "/v1/chat/completions"
     assert last.headers["authorization"] == "Bearer sk-1"
     assert last.body["stream_options"] == {"include_usage": True}
@@ -77,15 +79,15 @@ async def test_closed_loop_keeps_its_concurrency() -> None:
 
 
 async def test_open_loop_sends_without_waiting() -> None:
-    """None is answered before all have been asked."""
+    """No request is answered until all have arrived."""
     gate = asyncio.Event()
 
-    def script(_: Asked) -> Answer:
-        if len(measured(fake)) == 8:
+    def script(_: ReceivedRequest) -> ScriptedAnswer:
+        if len(measured_requests(fake)) == 8:
             gate.set()
-        return Answer(gate=gate if measured(fake) else None)
+        return ScriptedAnswer(gate=gate if measured_requests(fake) else None)
 
-    async with faking(script) as fake:
+    async with fake_server(script) as fake:
         load = Load(requests=8, rate=200.0, arrivals="constant")
         [outcome] = await run(plan(fake.url, load=load))
     due = [s.due_s for s in outcome.rounds[0].samples]
@@ -93,24 +95,27 @@ async def test_open_loop_sends_without_waiting() -> None:
     assert outcome.figures[0].completed == outcome.figures[0].peak_concurrency == 8
 
 
-KINDS: list[tuple[Answer, str]] = [
-    (Answer([delta("a"), DONE]), ""),
-    (Answer([delta("a", "length")]), ""),  # some send no [DONE]
-    (Answer([delta("a")]), TRUNCATED),
-    (Answer([delta("a")], hangs_up=True), TRUNCATED),
-    (Answer([delta("a"), event(error={"message": "out of memory"}), DONE]), "out of memory"),
-    (refusal(429, "queue is\nfull"), "HTTP 429: queue is full"),
-    (Answer([b"<html>bad gateway</html>"], 502), "HTTP 502: <html>bad gateway</html>"),
-    (Answer([b'{"detail": "Not Found"}'], 404), "HTTP 404: Not Found"),
-    (Answer([b"data: {nonsense\n\n"]), "an event of the stream is not in OpenAI's format"),
-    (Answer([b"data: [1]\n\n"]), "an event of the stream is not in OpenAI's format"),
-    (Answer([delta("a")], pause_s=30), TIMED_OUT),
+KINDS: list[tuple[ScriptedAnswer, str]] = [
+    (ScriptedAnswer([delta("a"), DONE]), ""),
+    (ScriptedAnswer([delta("a", "length")]), ""),  # some send no [DONE]
+    (ScriptedAnswer([delta("a")]), TRUNCATED),
+    (ScriptedAnswer([delta("a")], closes_early=True), TRUNCATED),
+    (
+        ScriptedAnswer([delta("a"), event(error={"message": "out of memory"}), DONE]),
+        "out of memory",
+    ),
+    (error_answer(429, "queue is\nfull"), "HTTP 429: queue is full"),
+    (ScriptedAnswer([b"<html>bad gateway</html>"], 502), "HTTP 502: <html>bad gateway</html>"),
+    (ScriptedAnswer([b'{"detail": "Not Found"}'], 404), "HTTP 404: Not Found"),
+    (ScriptedAnswer([b"data: {nonsense\n\n"]), "an event of the stream is not in OpenAI's format"),
+    (ScriptedAnswer([b"data: [1]\n\n"]), "an event of the stream is not in OpenAI's format"),
+    (ScriptedAnswer([delta("a")], pause_s=30), TIMED_OUT),
 ]
 
 
 @pytest.mark.parametrize(("answer", "problem"), KINDS)
-async def test_bench_records_each_failure(answer: Answer, problem: str) -> None:
-    async with faking(lambda _: answer) as fake:
+async def test_bench_records_each_failure(answer: ScriptedAnswer, problem: str) -> None:
+    async with fake_server(lambda _: answer) as fake:
         server, sample = Server(fake.url), Sample(0.0)
         timeout_s = 0.1 if problem == TIMED_OUT else 20.0
         await server.stream("/v1/chat/completions", b"{}", sample, 0.0, timeout_s)
@@ -126,25 +131,25 @@ async def test_unreachable_server_fails_each_request() -> None:
 
 
 async def test_closed_idle_connection_is_replaced() -> None:
-    """The server hangs up after each whole answer, and doesn't say so."""
+    """The client's idle connection is lost after each complete answer."""
     whole = [delta("a", "stop"), usage(1, 1), DONE]
-    ends = Answer(whole, headers="Connection: keep-alive\r\n")
-    async with faking(lambda _: ends) as fake:
+    ends = ScriptedAnswer(whole, headers="Connection: keep-alive\r\n")
+    async with fake_server(lambda _: ends) as fake:
         server = Server(fake.url)
         for _ in range(3):
             sample = Sample(0.0)
             await server.stream("/v1/chat/completions", b"{}", sample, 0.0, 20.0)
             assert sample.problem == ""
-            for kept in server._idle:
-                kept.transport.abort()  # as seen from here
+            for idle in server._idle:
+                idle.transport.abort()
             await asyncio.sleep(0)
         assert fake.connections == 3
         await server.close()
 
 
 async def test_tokens_are_counted_by_messages_without_usage() -> None:
-    texts = Answer([delta("a"), delta("b"), delta("c", "stop"), DONE])
-    async with faking(lambda _: texts) as fake:
+    texts = ScriptedAnswer([delta("a"), delta("b"), delta("c", "stop"), DONE])
+    async with fake_server(lambda _: texts) as fake:
         what = plan(fake.url)
         outcomes = await run(what)
     assert outcomes[0].figures[0].output_tokens == 18
@@ -154,17 +159,17 @@ async def test_tokens_are_counted_by_messages_without_usage() -> None:
 
 
 async def test_random_words_match_the_server_token_count() -> None:
-    """Each word is two tokens there, and a conversation five more."""
+    """The fake counts two tokens per word and five per conversation."""
 
-    def count(asked: Asked) -> Answer:
+    def count(asked: ReceivedRequest) -> ScriptedAnswer:
         words = len(asked.body["messages"][0]["content"].split())
-        return Answer([delta("a", "length"), usage(5 + 2 * words, 1), DONE])
+        return ScriptedAnswer([delta("a", "length"), usage(5 + 2 * words, 1), DONE])
 
     asking = Workload(WORDS, inputs=parse_lengths("205", "-"), outputs=parse_lengths("9", "-"))
-    async with faking(count) as fake:
+    async with fake_server(count) as fake:
         [outcome] = await run(plan(fake.url, workload=asking))
     assert {s.prompt_tokens for s in outcome.rounds[0].samples} == {205}
-    assert {asked.body["max_tokens"] for asked in measured(fake)} == {9}
+    assert {asked.body["max_tokens"] for asked in measured_requests(fake)} == {9}
     assert outcome.workload == "random words, server tokens"
 
 
@@ -172,29 +177,31 @@ async def test_bench_sends_prompts_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "one"}\n\n{"prompt": "two", "max_tokens": 7}\n')
     asking = Workload(WORDS, file=from_file(file, 5, chat=False), chat=False)
-    answer = Answer([event(choices=[{"text": "a", "finish_reason": "stop"}]), usage(1, 1), DONE])
-    async with faking(lambda _: answer) as fake:
+    answer = ScriptedAnswer(
+        [event(choices=[{"text": "a", "finish_reason": "stop"}]), usage(1, 1), DONE]
+    )
+    async with fake_server(lambda _: answer) as fake:
         [outcome] = await run(plan(fake.url, workload=asking))
-    assert {asked.path for asked in fake.asked} == {"/v1/completions"}
-    sent = sorted((asked.body["prompt"], asked.body["max_tokens"]) for asked in fake.asked)
+    assert {asked.path for asked in fake.requests} == {"/v1/completions"}
+    sent = sorted((asked.body["prompt"], asked.body["max_tokens"]) for asked in fake.requests)
     assert sent == [("one", 5)] * 3 + [("two", 7)] * 3
-    assert outcome.figures[0].completed == 6 and "ignore_eos" not in fake.asked[0].body
+    assert outcome.figures[0].completed == 6 and "ignore_eos" not in fake.requests[0].body
 
 
 async def test_bench_sends_demo_tasks_to_the_demo_model() -> None:
-    async with faking(models=listing("demo", owner="foretoken")) as fake:
+    async with fake_server(models=model_list("demo", owner="foretoken")) as fake:
         [outcome] = await run(plan(fake.url))
-    assert outcome.workload == "the demo model's tasks" and len(fake.asked) == 6
-    assert all(asked.body["messages"][-1]["role"] == "user" for asked in fake.asked)
+    assert outcome.workload == "the demo model's tasks" and len(fake.requests) == 6
+    assert all(asked.body["messages"][-1]["role"] == "user" for asked in fake.requests)
 
 
 async def test_requests_name_sla_classes_in_turn() -> None:
-    async with faking() as fake:
+    async with fake_server() as fake:
         what = plan(fake.url, as_classes=("fast", "slow"))
         classes = {"fast": Budgets(ttft_s=1e-9), "slow": Budgets()}
         what = Plan(what.urls, what.load, what.workload, classes, "", "", what.as_classes, 1, 0)
         [outcome] = await run(what)
-    named = [asked.headers["x-foretoken-sla"] for asked in measured(fake)]
+    named = [asked.headers["x-foretoken-sla"] for asked in measured_requests(fake)]
     assert sorted(named) == ["fast"] * 3 + ["slow"] * 3
     good = outcome.figures[0].goodput
     assert (good["fast"].met, good["fast"].total) == (0, 3)
@@ -204,18 +211,20 @@ async def test_requests_name_sla_classes_in_turn() -> None:
 async def test_compared_servers_get_the_same_requests(tmp_path: Path) -> None:
     order: list[str] = []
 
-    def noting(name: str) -> Callable[[Asked], Answer]:
-        def note(_: Asked) -> Answer:
+    def noting(name: str) -> Callable[[ReceivedRequest], ScriptedAnswer]:
+        def note(_: ReceivedRequest) -> ScriptedAnswer:
             order.append(name)
-            return Answer()
+            return ScriptedAnswer()
 
         return note
 
-    async with faking(noting("a")) as one, faking(noting("b")) as other:
+    async with fake_server(noting("a")) as one, fake_server(noting("b")) as other:
         what = plan(one.url, other.url, rounds=3, load=Load(requests=2, concurrency=1))
         outcomes = await run(what)
         assert order[4:] == [*"aabb", *"bbaa", *"aabb"]
-        assert [a.body for a in measured(one)] == [a.body for a in measured(other)]
+        assert [a.body for a in measured_requests(one)] == [
+            a.body for a in measured_requests(other)
+        ]
     reported = shown(outcomes, what)
     assert "3 round(s), median (lowest–highest)" in reported and "second / first" in reported
     content = json.loads(json.dumps(as_json(outcomes, what), allow_nan=False))
@@ -231,15 +240,15 @@ async def test_compared_servers_get_the_same_requests(tmp_path: Path) -> None:
 
 async def test_stopped_bench_reports_partial_results() -> None:
     stop = asyncio.Event()
-    held: list[Asked] = []
+    held: list[ReceivedRequest] = []
 
-    def script(asked: Asked) -> Answer:
+    def script(asked: ReceivedRequest) -> ScriptedAnswer:
         held.append(asked)
         if len(held) == 2 + 4:
             stop.set()
-        return Answer(pause_s=0.0 if len(held) <= 2 + 3 else 60.0)
+        return ScriptedAnswer(pause_s=0.0 if len(held) <= 2 + 3 else 60.0)
 
-    async with faking(script) as fake:
+    async with fake_server(script) as fake:
         what = plan(fake.url, load=Load(requests=50, concurrency=1), rounds=2)
         outcomes = await run(what, stop)
     [went] = outcomes[0].rounds
@@ -252,31 +261,31 @@ async def test_stopped_bench_reports_partial_results() -> None:
     ("models", "model", "message"),
     [
         (
-            refusal(401, "no key"),
+            error_answer(401, "no key"),
             "",
             r"rejects the API key \(401: no key\); set --api-key",
         ),
-        (Answer([b"{}"], 404), "", r"GET /v1/models returns 404"),
-        (Answer([b"[]"]), "", "serves no model$"),
-        (Answer([b"<html>"]), "", "serves no model$"),
-        (listing("a", "b"), "c", "does not serve 'c'; it serves a, b"),
+        (ScriptedAnswer([b"{}"], 404), "", r"GET /v1/models returns 404"),
+        (ScriptedAnswer([b"[]"]), "", "serves no model$"),
+        (ScriptedAnswer([b"<html>"]), "", "serves no model$"),
+        (model_list("a", "b"), "c", "does not serve 'c'; it serves a, b"),
     ],
 )
 async def test_unloadable_model_is_reported_in_one_sentence(
-    models: Answer, model: str, message: str
+    models: ScriptedAnswer, model: str, message: str
 ) -> None:
-    async with faking(models=models) as fake:
+    async with fake_server(models=models) as fake:
         with pytest.raises(ValueError, match=message):
             await run(plan(fake.url, model=model))
-    assert not fake.asked
+    assert not fake.requests
 
 
 async def test_bench_stops_when_every_warm_up_request_fails() -> None:
-    async with faking(lambda _: refusal(400, "no chat template")) as fake:
+    async with fake_server(lambda _: error_answer(400, "no chat template")) as fake:
         with pytest.raises(ValueError, match="fails every request: HTTP 400: no chat template"):
             await run(plan(fake.url))
-    tasks = listing("demo", owner="foretoken")
-    async with faking(lambda _: refusal(400, "no"), tasks) as fake:
+    tasks = model_list("demo", owner="foretoken")
+    async with fake_server(lambda _: error_answer(400, "no"), tasks) as fake:
         with pytest.raises(ValueError, match="fails every request: HTTP 400: no"):
             await run(plan(fake.url, warm_up=2))
 
@@ -296,7 +305,7 @@ async def test_unreachable_and_invalid_servers_are_distinguished() -> None:
 
 
 async def test_find_model_returns_the_owner() -> None:
-    async with faking(models=listing("x", "y", owner="vllm")) as fake:
+    async with fake_server(models=model_list("x", "y", owner="vllm")) as fake:
         server = Server(fake.url)
         assert await find_model(server) == ServedModel("x", "vllm")
         assert await find_model(server, "y") == ServedModel("y", "vllm")
@@ -329,8 +338,16 @@ async def test_progress_counts_ended_requests() -> None:
     def tell(what: str, load: Load, now: Progress) -> None:
         seen.append((now.ended, now.failed))
 
-    answers = iter([Answer(), Answer(), Answer(), refusal(500, "x"), Answer()])
-    async with faking(lambda _: next(answers)) as fake:
+    answers = iter(
+        [
+            ScriptedAnswer(),
+            ScriptedAnswer(),
+            ScriptedAnswer(),
+            error_answer(500, "x"),
+            ScriptedAnswer(),
+        ]
+    )
+    async with fake_server(lambda _: next(answers)) as fake:
         what = plan(fake.url, load=Load(requests=3, concurrency=1))
         await bench(what, asyncio.Event(), tell)
     assert seen == [(0, 0), (1, 0), (2, 1), (3, 1)]

@@ -1,4 +1,4 @@
-"""Answers and events are the same however their bytes are cut."""
+"""Parsing of HTTP responses and events does not depend on how their bytes are split."""
 
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from foretoken.bench.wire import AnswerReader, EventReader, WireError
 BODIES = st.lists(st.binary(min_size=1, max_size=40), max_size=6)
 
 
-def cut(data: bytes, places: list[int]) -> list[bytes]:
+def split(data: bytes, places: list[int]) -> list[bytes]:
     edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
     return [data[a:b] for a, b in pairwise(edges)]
 
@@ -32,7 +32,7 @@ def test_answer_reader_joins_chunks_at_any_split(
     for chunk in chunks:
         wire += f"{len(chunk):X};x=1\r\n".encode() + chunk + b"\r\n"
     wire += b"0\r\n" + (b"X-Trailer: 1\r\n" if trailer else b"") + b"\r\n"
-    reader, body = read(cut(wire, places))
+    reader, body = read(split(wire, places))
     assert (reader.status, reader.done, reader.reusable, body) == (
         200,
         True,
@@ -46,7 +46,7 @@ def test_answer_reader_joins_chunks_at_any_split(
 @given(st.binary(max_size=60), st.lists(st.integers(0, 10_000), max_size=8))
 def test_answer_reader_ends_at_content_length(content: bytes, places: list[int]) -> None:
     head = f"HTTP/1.1 404 Not Found\r\nContent-Length: {len(content)}\r\n\r\n".encode()
-    reader, body = read(cut(head + content, places))
+    reader, body = read(split(head + content, places))
     assert (reader.status, reader.done, body) == (404, True, content)
 
 
@@ -82,7 +82,7 @@ def test_event_reader_is_independent_of_splits(
 ) -> None:
     wire = "".join(f"event: x{feed}data: {text}{feed}{feed}: note{feed}{feed}" for text in texts)
     reader = EventReader()
-    found = [event for piece in cut(wire.encode(), places) for event in reader.feed(piece)]
+    found = [event for piece in split(wire.encode(), places) for event in reader.feed(piece)]
     assert found == [text.encode().strip() for text in texts]
 
 

@@ -11,7 +11,7 @@ import pytest
 from foretoken import AsyncClient
 from tests.live import ROOT, command, environment, serving, wait_for
 
-# While Python itself comes up, nothing of ours is asked.
+# Before the first moment the Python interpreter itself starts, and handles the signal.
 MOMENTS_S = (0.3, 1.0, 2.0, 3.0, 4.0, 5.5, 7.0, 9.0, 12.0)
 
 
@@ -30,13 +30,13 @@ def test_ctrl_c_at_any_moment_of_the_start(mode: list[str]) -> None:
         )
         time.sleep(moment_s)
         process.send_signal(signal.SIGINT)
-        message, complained = process.communicate(timeout=60)
-        assert "Traceback" not in complained, complained
-        assert process.returncode == (0 if "is ready" in message else 130), complained
-        assert _none_of(process.pid)
+        printed, errors = process.communicate(timeout=60)
+        assert "Traceback" not in errors, errors
+        assert process.returncode == (0 if "is ready" in printed else 130), errors
+        assert _no_child_remains(process.pid)
 
 
-def _none_of(parent: int) -> bool:
+def _no_child_remains(parent: int) -> bool:
     for folder in Path("/proc").iterdir():
         try:
             arguments = (folder / "cmdline").read_bytes()
@@ -49,8 +49,8 @@ def _none_of(parent: int) -> bool:
 
 @pytest.mark.slow
 async def test_drain_reports_running_requests_and_second_signal_ends_it(tmp_path: Path) -> None:
-    sentence = tmp_path / "sentence"
-    with serving(stderr=sentence) as live:
+    log = tmp_path / "stderr"
+    with serving(stderr=log) as live:
         async with AsyncClient(live.grpc) as client:
             streams = [
                 client.generate("Count from 1 to 500.\n", max_tokens=1_900, ignore_eos=True)
@@ -60,11 +60,11 @@ async def test_drain_reports_running_requests_and_second_signal_ends_it(tmp_path
             for each in chunks:
                 await anext(each)
             live.process.send_signal(signal.SIGINT)
-            waits = "3 requests are still running; press Ctrl-C again to stop now"
-            await asyncio.to_thread(wait_for, lambda: waits in sentence.read_text())
+            notice = "3 requests are still running; press Ctrl-C again to stop now"
+            await asyncio.to_thread(wait_for, lambda: notice in log.read_text())
             assert live.process.poll() is None
             live.process.send_signal(signal.SIGINT)
             assert await asyncio.to_thread(live.process.wait, 30) == 0
             for stream in streams:
                 stream.cancel()
-    assert "Traceback" not in sentence.read_text()
+    assert "Traceback" not in log.read_text()

@@ -13,11 +13,11 @@ from foretoken.running.ports import free_port
 from protos.generated import predictor_pb2, predictor_pb2_grpc
 from tests.live import serving, wait_for
 
-ASKED = predictor_pb2.ForecastRequest(
+FORECAST_REQUEST = predictor_pb2.ForecastRequest(
     inputs=[predictor_pb2.ForecastInput(request_id="r", model="demo", max_tokens=9)]
 )
 # sitecustomize of every interpreter; the predictor waits until the gate file exists.
-HELD_BACK = """
+WAIT_FOR_GATE = """
 import sys, time
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_ready_line_follows_the_predictor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: list[str]
 ) -> None:
     gate = tmp_path / "gate"
-    (tmp_path / "sitecustomize.py").write_text(HELD_BACK.format(gate=str(gate)))
+    (tmp_path / "sitecustomize.py").write_text(WAIT_FOR_GATE.format(gate=str(gate)))
     path = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), path))))
     http, predictor = free_port(), f"127.0.0.1:{free_port()}"
@@ -45,20 +45,20 @@ def test_ready_line_follows_the_predictor(
         except OSError:
             return False
 
-    def open_when_all_others_are_up() -> None:
+    def open_gate_once_healthy() -> None:
         try:
             wait_for(healthy, 120.0)
             time.sleep(TOO_EARLY_S)
         finally:
             gate.touch()
 
-    opener = threading.Thread(target=open_when_all_others_are_up)
+    opener = threading.Thread(target=open_gate_once_healthy)
     opener.start()
     try:
         arguments = ("--http-port", str(http), "--set", f"predictor.address={predictor}")
         with serving(*arguments, *mode), grpc.insecure_channel(predictor) as channel:
             assert gate.exists()
             stub = predictor_pb2_grpc.PredictorStub(channel)
-            assert len(stub.Forecast(ASKED, timeout=30).forecasts) == 1
+            assert len(stub.Forecast(FORECAST_REQUEST, timeout=30).forecasts) == 1
     finally:
         opener.join()

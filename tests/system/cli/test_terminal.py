@@ -17,7 +17,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """A program on a terminal of 120 columns: type to it, wait for what it shows."""
+    """A program on a terminal of 160 columns. `shown` is its output since the last match."""
 
     def __init__(self, *arguments: str):
         self._master, slave = pty.openpty()
@@ -38,7 +38,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def wait_for(self, pattern: str, limit_s: float = 90.0) -> re.Match[str]:
-        """The first match in what has been shown since the last one."""
+        """Wait for the pattern in the output since the last match; returns the match."""
         until = time.monotonic() + limit_s
         while not (found := re.search(pattern, self.shown)):
             assert time.monotonic() < until, f"{pattern!r} was not shown, but: {self.shown}"

@@ -15,12 +15,12 @@ KEY = "sk-test"
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [[], ["--separate"]])
 def test_throughput_line_appears_under_load(tmp_path: Path, mode: list[str]) -> None:
-    message = tmp_path / "stderr"
-    with serving("--api-key", KEY, *mode, stderr=message) as live, Client(live.grpc, KEY) as client:
+    log = tmp_path / "stderr"
+    with serving("--api-key", KEY, *mode, stderr=log) as live, Client(live.grpc, KEY) as client:
         until_s = time.monotonic() + 4 * INTERVAL_S
-        while "generation " not in message.read_text():
-            assert time.monotonic() < until_s, message.read_text()
+        while "generation " not in log.read_text():
+            assert time.monotonic() < until_s, log.read_text()
             assert client.complete("Count from 1 to 90.\n", max_tokens=100).text
-    line = next(line for line in message.read_text().splitlines() if "generation " in line)
+    line = next(line for line in log.read_text().splitlines() if "generation " in line)
     assert "goodput" in line, line
     assert float(line.split("generation ")[1].split()[0]) > 0, line

@@ -28,17 +28,17 @@ def live() -> Iterator[Live]:
     with serving(
         "--kv-tokens", str(KV_TOKENS), "--policy", "conservative",
         "--set", "scheduler.max_queue=3", "--set", f"worker.metrics_port={WORKER_PORT}",
-        "--set", "gateway.metrics_wait_s=0.1",  # for a worker that stands still
+        "--set", "gateway.metrics_wait_s=0.1",  # for a paused worker
     ) as system:  # fmt: skip
         yield system
 
 
 def metric(http: str, name: str, labels: str = "") -> float:
-    """Summed over those of its series that have these labels."""
+    """The sum of the metric's series with these labels."""
     text = urllib.request.urlopen(f"{http}/metrics", timeout=10).read().decode()
     series = [x for x in text.splitlines() if x.startswith((f"{name} ", f"{name}{{"))]
     found = [float(x.split()[-1]) for x in series if labels in x]
-    assert found, f"{name} is not there"
+    assert found, f"{http} has no metric {name}"
     return sum(found)
 
 
@@ -47,7 +47,7 @@ def queued(live: Live) -> float:
 
 
 def held_blocks() -> float:
-    """Of the device, as the worker counts them."""
+    """Blocks in use on the device, as the worker reports them."""
     return metric(WORKER, "foretoken_kv_blocks", 'state="held"')
 
 
@@ -65,8 +65,8 @@ async def all_memory_taken(live: Live) -> AsyncIterator[AsyncClient]:
         async with AsyncClient(live.grpc) as client:
             running = client.generate("Count from 1 to 500.\n", **LONG)
             reading = asyncio.ensure_future(running.complete())
-            let_in = "foretoken_scheduler_requests_running"
-            await asyncio.to_thread(wait_for, lambda: metric(live.http, let_in) == 1)
+            admitted = "foretoken_scheduler_requests_running"
+            await asyncio.to_thread(wait_for, lambda: metric(live.http, admitted) == 1)
             yield client
             running.cancel()
             await asyncio.gather(reading, return_exceptions=True)

@@ -17,8 +17,8 @@ def test_killed_predictor_is_replaced_without_failures():
     with serving() as live, Client(live.grpc) as client:
 
         def answer() -> str:
-            asked = client.generate("Reverse: red blue green\n", max_tokens=16, temperature=0.0)
-            return asked.complete().text.strip()
+            stream = client.generate("Reverse: red blue green\n", max_tokens=16, temperature=0.0)
+            return stream.complete().text.strip()
 
         [first] = children(live.process.pid, MODULE)
         assert answer() == "green blue red"

@@ -17,14 +17,14 @@ from tests.live import ROOT, Live, serving
 
 DEMO = str(ROOT / "models/demo")
 PROMPTS = 200
-SOME = 100  # where more of the same would only take longer: every length is among them
+SOME = 100  # enough to cover every answer length
 LONGEST = 160
-SHORT = "256"  # KV tokens: room for one of the longest, so that there is little on any machine
+SHORT = "256"  # KV tokens: room for one of the longest requests, so that memory is short
 
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt in tokens, and what greedy `generate()` makes of it."""
+    """A prompt and its greedy answer by `generate()`, in tokens."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
@@ -32,25 +32,25 @@ class Case:
 
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
-    """One prompt at a time, unpadded, by transformers' own attention."""
+    """Prompts answered one at a time, unpadded, by transformers' own attention."""
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
     model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
-    model.generation_config.max_length = None  # max_new_tokens says it all
-    made = []
+    model.generation_config.max_length = None  # max_new_tokens is the limit
+    found = []
     for example in examples(seed=7, n=PROMPTS, held_out=True):
         prompt = tokenizer.apply_chat_template(
             example.messages, add_generation_prompt=True, return_dict=False
         )
         with torch.inference_mode():
             whole = model.generate(torch.tensor([prompt]), max_new_tokens=LONGEST, do_sample=False)
-        made.append(Case(tuple(prompt), tuple(whole[0, len(prompt) :].tolist())))
-    return made
+        found.append(Case(tuple(prompt), tuple(whole[0, len(prompt) :].tolist())))
+    return found
 
 
 async def ask_all(
     live: Live, prompts: Sequence[tuple[int, ...]], concurrency: int, **sampling: Any
 ) -> list[tuple[int, ...]]:
-    """Every prompt's output tokens, so many requests at a time."""
+    """The output tokens of every prompt, with at most `concurrency` requests in flight."""
     gate = asyncio.Semaphore(concurrency)
     async with AsyncClient(live.grpc) as client:
 
@@ -134,7 +134,7 @@ async def test_slice_length_does_not_change_answers(cases: list[Case]):
 
 @pytest.mark.slow
 async def test_static_batches_do_not_change_answers(cases: list[Case]):
-    """In turns of 8 tokens, padded to the longest, going on past each other's ends."""
+    """Slices of 8 tokens; prompts are padded, and finished sequences stay in their batch."""
     port = free_port()
     static = ("preset.batch_mode=static", "preset.slice=turns", "preset.slice_tokens=8")
     settings = (*static, f"worker.metrics_port={port}")
@@ -160,5 +160,5 @@ def counted(url: str, name: str) -> float:
     text = urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode()
     family = f"foretoken_{name}_total"
     found = [x for x in text.splitlines() if x.startswith((f"{family} ", f"{family}{{"))]
-    assert found, f"{family} is not counted"
+    assert found, f"{url} has no metric {family}"
     return sum(float(line.split()[-1]) for line in found)

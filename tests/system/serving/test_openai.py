@@ -1,4 +1,4 @@
-"""The official `openai` client against the whole, real system; and reflection over gRPC."""
+"""The official `openai` client against a real system; gRPC reflection and health."""
 
 from collections.abc import Iterator
 

@@ -1,6 +1,6 @@
 """Placement on the real stack with two workers: requests go to the worker that caches their prefix,
-and a moved request gets the same answer. Both workers are assumed equally fast, whatever else runs
-on the machine."""
+and a moved request gets the same answer. Both workers have the same fixed cost model, so that the
+load of the machine does not matter."""
 
 import asyncio
 from collections import defaultdict
@@ -26,13 +26,13 @@ from tests.reach import until
 
 GREEDY: Any = {"temperature": 0.0, "ignore_eos": True}
 LONG, SHORT = 900, 200
-# A millisecond a token made, a hundredth of one a token read.
+# 1 ms per output token, 0.01 ms per prompt token.
 COST = CostModel(base_s=5e-4, prefill_token_s=1e-5, decode_seq_s=5e-4, context_token_s=0.0)
 
 
 @asynccontextmanager
-async def two_alike(policy: str, log: Path, *sets: str) -> AsyncIterator[Endpoints]:
-    """The whole, its control plane in this process, no timing refitted once it is up."""
+async def two_equal_workers(policy: str, log: Path, *sets: str) -> AsyncIterator[Endpoints]:
+    """A system of two workers with fixed cost models; its control plane runs in this process."""
     fixed = (
         f"scheduler.event_log={log}", "estimator.refit_samples=1000000", "worker.host_gib=0",
         "worker.profile_s=4.5",  # one second is too short for a first fit on a busy machine
@@ -48,7 +48,7 @@ async def two_alike(policy: str, log: Path, *sets: str) -> AsyncIterator[Endpoin
 
 
 def placed(entries: list[Step]) -> dict[str, list[str]]:
-    """Where each request was, one after the other; in the order of their coming."""
+    """The workers of each request, in order; requests in the order of their arrival."""
     homes: dict[str, list[str]] = defaultdict(list)
     for action in (action for entry in entries for action in entry.actions):
         if isinstance(action, Place):
@@ -61,11 +61,11 @@ def placed(entries: list[Step]) -> dict[str, list[str]]:
 async def test_placement_prefers_the_worker_with_the_cached_prefix(
     tmp_path: Path, place: str
 ) -> None:
-    """Two long beginnings, first asked for both at once: a worker each. Then either goes home,
-    whichever is asked for first, though both workers are idle."""
+    """Two long prefixes arrive together, so each worker caches one. Later requests go to the worker
+    that caches their prefix, though both workers are idle."""
     log = tmp_path / "events.jsonl"
     first, second = ([5 + (i * step) % 50 for i in range(600)] for step in (7, 11))
-    async with two_alike("fcfs", log, f"preset.place={place}") as system:
+    async with two_equal_workers("fcfs", log, f"preset.place={place}") as system:
         state = system.control.scheduler.state
         async with AsyncClient(system.grpc) as client:
 
@@ -80,37 +80,37 @@ async def test_placement_prefers_the_worker_with_the_cached_prefix(
             def known() -> list[int]:
                 return [len(worker.prefixes.sorted) for worker in state.workers.values()]
 
-            begun = await asyncio.gather(ask(first, 9), ask(second, 9))
+            initial = await asyncio.gather(ask(first, 9), ask(second, 9))
             again = [await alone(prompt, 9) for prompt in (second, first, first, second)]
             mixed = [await alone(prompt, 10) for prompt in (second, second, first)]
-    assert again == [begun[1], begun[0], begun[0], begun[1]]
+    assert again == [initial[1], initial[0], initial[0], initial[1]]
     assert mixed[0] == mixed[1]
     entries = list(read(log))
     homes = placed(entries)
-    went: dict[tuple[int, ...], set[str]] = defaultdict(set)
+    workers_of: dict[tuple[int, ...], set[str]] = defaultdict(set)
     for event in (entry.event for entry in entries):
         if isinstance(event, Submitted):
-            went[event.request.prefix_hashes] |= {*homes[event.request.request_id]}
-    assert sorted(map(sorted, went.values())) == [["worker-0"], ["worker-1"]]
-    assert [len(chain) for chain in went] == [CHAIN, CHAIN]
+            workers_of[event.request.prefix_hashes] |= {*homes[event.request.request_id]}
+    assert sorted(map(sorted, workers_of.values())) == [["worker-0"], ["worker-1"]]
+    assert [len(chain) for chain in workers_of] == [CHAIN, CHAIN]
     plans = [a.plan for e in entries for a in e.actions if isinstance(a, SendPlan)]
     assert {plan.prefix_blocks for plan in plans} == {CHAIN}
     reports = [e.event.report for e in entries if isinstance(e.event, Reported)]
     reported = [name for report in reports for name in report.prefixes_added]
-    assert sorted(reported) == sorted(name for chain in went for name in chain)
+    assert sorted(reported) == sorted(name for chain in workers_of for name in chain)
 
 
 @pytest.mark.slow
 async def test_moved_request_gets_the_same_answer(tmp_path: Path) -> None:
-    """Each worker has a place for one, and a long answer to make. One of these makes way for a
-    short one; then the client of the other leaves, and it goes on there with what it has."""
+    """Each worker runs one long request. A short request preempts one of them. Then the other
+    long request is cancelled, and the preempted one moves to its worker and continues."""
     log = tmp_path / "events.jsonl"
     settings = (
         "preset.place=max_min", "preset.move_gain=1", "preset.predictor=max",
         "worker.max_running=1",
     )  # fmt: skip
     texts = "Count from 1 to 150.\n", "Count from 3 to 170.\n"
-    async with two_alike("alise", log, *settings) as system:
+    async with two_equal_workers("alise", log, *settings) as system:
         state = system.control.scheduler.state
         async with AsyncClient(system.grpc) as client:
 
@@ -121,7 +121,7 @@ async def test_moved_request_gets_the_same_answer(tmp_path: Path) -> None:
             async def rest(chunks: AsyncIterator[Chunk]) -> tuple[int, ...]:
                 return tuple([token async for chunk in chunks for token in chunk.token_ids])
 
-            def resting() -> list[str]:
+            def paused() -> list[str]:
                 ledger = state.ledger
                 waits = [n for n, j in state.jobs.items() if ledger.phase(j) is RequestPhase.QUEUED]
                 return [name for name in waits if ledger.held(state.jobs[name])]
@@ -134,14 +134,14 @@ async def test_moved_request_gets_the_same_answer(tmp_path: Path) -> None:
                 heads.append(tuple((await anext(streams[-1][1])).token_ids))
             names = list(state.jobs)
             _, short = begin("Count from 2 to 60.\n", SHORT)
-            await until(lambda: bool(resting()), 60.0)
-            moved = names.index(resting()[0])
+            await until(lambda: bool(paused()), 60.0)
+            moved = names.index(paused()[0])
             streams[1 - moved][0].cancel()
             tail, _ = await asyncio.gather(rest(streams[moved][1]), rest(short))
     assert heads[moved] + tail == alone[moved]
     assert len(alone[moved]) == LONG
     homes = placed(list(read(log)))
-    [there] = homes[names[1 - moved]]
+    [free] = homes[names[1 - moved]]
     first, *later = homes[names[moved]]
-    assert first != there
-    assert later == [there]
+    assert first != free
+    assert later == [free]

@@ -1,4 +1,4 @@
-"""Every preset serves a load of every kind on real workers, and changes no answer."""
+"""Every preset serves the mixed load on real workers without changing an answer."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ SMALL: Mapping[str, float] = {"slice_tokens": 24, "interval_s": 0.02}
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
     with running_workers(KV_TOKENS) as started:
-        expected_answers()  # while they start
+        expected_answers()  # computed while the workers start
         yield started
 
 

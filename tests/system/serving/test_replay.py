@@ -46,8 +46,8 @@ from tests.live import Live, serving, wait_for
 from tests.system.children import paused_workers_of
 
 
-def again(log: Path) -> SchedulerState:
-    """A state as the log's head says."""
+def initial_state(log: Path) -> SchedulerState:
+    """The state that the head of the log describes."""
     head = read_head(log)
     return SchedulerState(head.preset, head.limits, head.apart)
 
@@ -57,11 +57,11 @@ async def test_replay_gives_identical_actions(tmp_path: Path):
     log = tmp_path / "events.jsonl"
     with serving("--kv-tokens", "512", "--set", f"scheduler.event_log={log}") as live:
         async with AsyncClient(live.grpc) as client:
-            asks = [
+            calls = [
                 client.complete(f"Count from 1 to {20 + i}.\n", max_tokens=200, temperature=0.0)
                 for i in range(24)
             ]
-            answers = await asyncio.gather(*asks)
+            answers = await asyncio.gather(*calls)
             stream = client.generate("Count from 1 to 90.\n", max_tokens=300)
             chunks = aiter(stream)
             await anext(chunks)
@@ -69,7 +69,7 @@ async def test_replay_gives_identical_actions(tmp_path: Path):
             await asyncio.sleep(0.3)
         assert len(answers) == 24
         assert live.stop() == 0
-    state = again(log)
+    state = initial_state(log)
     seen = []
     for number, entry in enumerate(read(log)):
         actions = state.step(entry.event, entry.now)
@@ -80,8 +80,8 @@ async def test_replay_gives_identical_actions(tmp_path: Path):
     assert len(seen) > 100
 
 
-def there(live: Live) -> int:
-    """Requests that run or wait."""
+def live_requests(live: Live) -> int:
+    """The number of running and waiting requests."""
     with urllib.request.urlopen(f"{live.http}/load", timeout=10) as answer:
         return int(json.loads(answer.read())["server_load"])
 
@@ -92,8 +92,8 @@ async def test_event_log_with_evictions_replays(tmp_path: Path):
     settings = ["--policy", "fcfs", "--kv-tokens", "512"]
     with serving(*settings, "--set", f"scheduler.event_log={log}") as live:
         async with AsyncClient(live.grpc) as client:
-            with paused_workers_of(live):  # until all are there: most are let in at once
-                asks = [
+            with paused_workers_of(live):  # until all have arrived: most are admitted at once
+                calls = [
                     asyncio.ensure_future(
                         client.complete(
                             f"Count from 1 to {20 + i}.\n",
@@ -104,10 +104,10 @@ async def test_event_log_with_evictions_replays(tmp_path: Path):
                     )
                     for i in range(16)
                 ]
-                await asyncio.to_thread(wait_for, lambda: there(live) == 16)
-            await asyncio.gather(*asks)
+                await asyncio.to_thread(wait_for, lambda: live_requests(live) == 16)
+            await asyncio.gather(*calls)
         assert live.stop() == 0
-    state = again(log)
+    state = initial_state(log)
     preempted = 0
     for entry in read(log):
         actions = state.step(entry.event, entry.now)
@@ -117,8 +117,8 @@ async def test_event_log_with_evictions_replays(tmp_path: Path):
 
 
 def test_event_log_of_every_event_replays(tmp_path: Path):
-    """Adoption, displacement, a batcher of its own that answers and one that doesn't, refusals:
-    written down and read again, the same steps."""
+    """The log covers adoption, displacement, refusals, and a separate batcher that answers or does
+    not answer."""
     view = WorkerView("w0", "unix:/w0", "demo", 1_000, 16, 4, 500)
     held = HeldRequest("a", 10, 50, 20, 30, 50, True, 2)
     known = Request("a", "demo", 10, 50, 0.0, delivered_tokens=3, worker_id="w0")
@@ -165,6 +165,6 @@ def test_event_log_of_every_event_replays(tmp_path: Path):
         AskForecast, Resume, Displace, Preempt, Refuse, AskArrange, Place, SendPlan, Learn, Finish,
     }  # fmt: skip
     assert read_head(path) == head
-    replayed = again(path)
+    replayed = initial_state(path)
     for entry in read(path):
         assert replayed.step(entry.event, entry.now) == entry.actions

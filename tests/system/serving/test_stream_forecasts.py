@@ -26,7 +26,7 @@ def live(request: pytest.FixtureRequest) -> Iterator[Live]:
 
 
 def check(reported: Sequence[dict[str, Any]], tokens: int) -> None:
-    """The forecasts of one answer, and its token count."""
+    """Check the forecasts of an answer of `tokens` tokens."""
     assert len(reported) > 3
     for seen in reported:
         assert 0 <= seen["low_tokens"] <= seen["expected_tokens"] <= seen["high_tokens"] <= MOST
@@ -61,11 +61,11 @@ def test_forecast_interval_narrows_during_the_stream(live: Live) -> None:
 
 @pytest.mark.slow
 def test_grpc_stream_carries_the_same_forecasts(live: Live) -> None:
-    chunks, tokens = foreseen(live)
+    chunks, tokens = stream_with_forecasts(live)
     check([vars(chunk.forecast) for chunk in chunks if chunk.forecast], tokens)
 
 
-def foreseen(live: Live) -> tuple[list[Chunk], int]:
+def stream_with_forecasts(live: Live) -> tuple[list[Chunk], int]:
     """An answer whose forecast precedes its first token, and its token count."""
     with Client(live.grpc) as client:
         stream = client.generate(
@@ -101,7 +101,7 @@ def test_openai_client_receives_forecasts_per_choice(live: Live) -> None:
 
 @pytest.mark.slow
 def test_forecast_outcomes_are_counted(live: Live) -> None:
-    foreseen(live)
+    stream_with_forecasts(live)
     text = urllib.request.urlopen(f"{live.http}/metrics", timeout=10).read().decode()
     lines = [line for line in text.splitlines() if line.startswith("foretoken_client_")]
     for name in ("forecasts", "ttft_promises", "sla_forecasts"):

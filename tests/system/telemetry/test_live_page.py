@@ -14,7 +14,7 @@ from tests.live import serving, wait_for
 
 KV_TOKENS = 2048
 SCREENS = [(360, 740, "light"), (360, 740, "dark"), (1280, 800, "dark")]
-# The page leaves sampling to the server; greedy, the demo model's answers are known.
+# Sends temperature 0, so that the demo model's answers are known.
 GREEDY = """{
   const unchanged = window.fetch;
   const greedy = (body) => JSON.stringify({ ...JSON.parse(body), temperature: 0 });
@@ -48,16 +48,16 @@ def test_board_and_why_of_a_live_system(mode: list[str]) -> None:
         assert [worker["id"] for worker in workers] == ["worker-0", "worker-1"]
         assert {worker["kv_tokens"] for worker in workers} == {KV_TOKENS}
         assert all(worker["block_tokens"] > 0 for worker in workers)
-        asked = chat(live.http, words=20)
+        answer_id = chat(live.http, words=20)
         wait_for(lambda: reported(live.http, "board")["classes"] != {})
         kept = reported(live.http, "board")["classes"]["batch"]
         assert (kept["met"], kept["missed"]) == (1, {})
         assert kept["tokens"] == kept["good_tokens"] > 20
-        (story,) = reported(live.http, f"why/{asked}")["stories"]
-        assert story["request_id"] == asked.removeprefix("chatcmpl-") + "-0"
-        assert story["chapters"][0]["text"].startswith("received by the gateway; ")
-        assert story["chapters"][1]["text"].startswith("arrived with ")
-        assert "judged" in [chapter["kind"] for chapter in story["chapters"]]
+        (story,) = reported(live.http, f"why/{answer_id}")["stories"]
+        assert story["request_id"] == answer_id.removeprefix("chatcmpl-") + "-0"
+        # A time in the gateway that is too short to print has no chapter.
+        kinds = [each["kind"] for each in story["chapters"] if each["kind"] != "received"]
+        assert kinds[0] == "arrived" and "judged" in kinds
         assert reported(live.http, "about")["model"] == "demo"
 
 
@@ -86,13 +86,13 @@ async def show(tab: Tab, view: str) -> None:
 
 @asynccontextmanager
 async def loaded(http: str) -> AsyncIterator[None]:
-    """Requests beside the block, one after the other's end on each of so many connections."""
+    """Six connections send one request after another while the block runs."""
 
-    async def keep_on() -> None:
+    async def send_in_turn() -> None:
         while True:
             await asyncio.to_thread(chat, http, 40)
 
-    tasks = [asyncio.ensure_future(keep_on()) for _ in range(6)]
+    tasks = [asyncio.ensure_future(send_in_turn()) for _ in range(6)]
     try:
         yield
     finally:

@@ -16,14 +16,14 @@ from services.runtime.server import Lifecycle
 from tests.gateway.measuring import CLASSES, Pace, check_counts
 from tests.live import serving, wait_for
 
-OF = {
+SERVICES = {
     "embedded": ("scheduler", "estimator", "predictor"),
     "separate": ("scheduler", "estimator", "predictor", "batcher"),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", OF)
+@pytest.mark.parametrize("mode", SERVICES)
 def test_one_scrape_covers_every_process(mode: str) -> None:
     arguments = ["--separate"] if mode == "separate" else []
     with serving("--workers", "2", "--set", "gateway.vllm_metrics=on", *arguments) as live:
@@ -37,7 +37,7 @@ def test_one_scrape_covers_every_process(mode: str) -> None:
                 client.complete("Count from 1 to 9.\n", max_tokens=9)
         reported: list[str] = []
 
-        def complete() -> bool:  # a predictor that yields to others may be late
+        def complete() -> bool:  # the low-priority predictor may answer late
             reported.append(read())
             return 'foretoken_metrics_peers_missing{model_name="demo"} 0.0' in reported[-1]
 
@@ -49,7 +49,7 @@ def test_one_scrape_covers_every_process(mode: str) -> None:
             seen[sample.labels.get("worker", "")].add(sample.name)
             if "worker" in sample.labels and sample.name.startswith("foretoken_worker_"):
                 assert sample.labels["model_name"] == "demo"
-    for service in OF[mode]:
+    for service in SERVICES[mode]:
         assert any(name.startswith(f"foretoken_{service}_") for name in seen[""]), service
     assert {"worker-0", "worker-1"} <= seen.keys()
     for worker in ("worker-0", "worker-1"):
@@ -66,7 +66,7 @@ def test_one_scrape_covers_every_process(mode: str) -> None:
 
 @pytest.mark.slow
 async def test_metrics_of_500_requests_match_client_measurements() -> None:
-    """Its gateway is in this process: both sides read one clock."""
+    """The gateway runs in this process, so that both sides read one clock."""
     settings = (f"gateway.sla_classes={json.dumps(CLASSES)}", "gateway.default_sla=easy")
     options = ServeOptions(http_port=0, grpc_port=0, sets=settings)
     async with embedded(options, Lifecycle()) as system:

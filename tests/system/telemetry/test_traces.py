@@ -1,4 +1,4 @@
-"""Traces of a real system, by a real collector: one connected tree a request, across processes."""
+"""Traces of a real system at a real collector: one connected tree per request, across processes."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from tests.live import Live, serving, wait_for
 from tests.observability.tracing.otlp import Collector, Seen, collecting
 
 PARTS = {"tokenize", "stream", "queue", "forecast", "slice"}
-WITH_PREDICTOR = PARTS | {"predict"}  # where the request lives until the question is put
+WITH_PREDICTOR = PARTS | {"predict"}  # if the request still runs when the predictor is parent
 LONG = {"max_tokens": 400, "ignore_eos": True}
 SERVICES = {f"foretoken-{name}" for name in ("gateway", "scheduler", "predictor", "worker")}
 PROMPT = "Count from 1 to 20.\n"
@@ -31,7 +31,7 @@ def tracing(collector: Collector) -> list[str]:
         "tracing.endpoint": collector.address,
         "tracing.delay_s": "0.1",
         "tracing.metrics_interval_s": "0.2",
-        "scheduler.forecast_timeout_s": "10",  # the predictor is waited for, be it slow
+        "scheduler.forecast_timeout_s": "10",  # wait for a slow predictor
         "scheduler.forecast_late_s": "20",
     }
     return [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
@@ -51,32 +51,32 @@ def live(collector: Collector) -> Iterator[Live]:
 
 
 def wait_for_predictor(live: Live, collector: Collector) -> None:
-    """A system is ready before it is."""
-    before = len(_foretold(collector))
+    """The system is ready before the predictor exports its first span."""
+    before = len(_predict_spans(collector))
     with Client(live.grpc) as client:
 
         def answers() -> bool:
             client.complete(PROMPT, max_tokens=1)
-            return len(_foretold(collector)) > before
+            return len(_predict_spans(collector)) > before
 
         wait_for(answers, 60)
 
 
-def _foretold(collector: Collector) -> list[Seen]:
+def _predict_spans(collector: Collector) -> list[Seen]:
     return [span for span in collector.spans if span.name == "predict"]
 
 
-class Asked:
-    """A client's own span, of which a request is to be a part."""
+class ClientSpan:
+    """A span of the client, the parent of a request's spans."""
 
     def __init__(self, flags: str = "01"):
         self.trace_id, self.span_id = token_hex(16), token_hex(8)
         self.traceparent = f"00-{self.trace_id}-{self.span_id}-{flags}"
 
 
-def post(live: Live, path: str, asked: Asked, **body: object) -> list[dict[str, Any]]:
+def post(live: Live, path: str, parent: ClientSpan, **body: object) -> list[dict[str, Any]]:
     """A streamed answer's events over HTTP."""
-    headers = {"content-type": "application/json", "traceparent": asked.traceparent}
+    headers = {"content-type": "application/json", "traceparent": parent.traceparent}
     sent = {"model": "demo", "stream": True, "temperature": 0.0, "max_tokens": 48, **body}
     request = urllib.request.Request(f"{live.http}{path}", json.dumps(sent).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as response:
@@ -84,24 +84,25 @@ def post(live: Live, path: str, asked: Asked, **body: object) -> list[dict[str, 
     return [json.loads(line) for line in lines[:-1]]
 
 
-def tree(collector: Collector, asked: Asked, parts: set[str] = PARTS) -> Seen:
-    """Wait for all parts of the request; returns its own span, once the tree was seen to be one:
-    everything below it, and nothing out of place in time."""
-    wait_for(lambda: parts <= {span.name for span in collector.of(asked.trace_id)}, 30)
-    wait_for(lambda: asked.span_id in {s.parent_id for s in collector.of(asked.trace_id)}, 30)
-    spans = collector.of(asked.trace_id)
+def tree(collector: Collector, parent: ClientSpan, parts: set[str] = PARTS) -> Seen:
+    """Wait for all parts of the request and return its root span.
+
+    Checks that the spans form one tree and that none begins before the root."""
+    wait_for(lambda: parts <= {span.name for span in collector.of(parent.trace_id)}, 30)
+    wait_for(lambda: parent.span_id in {s.parent_id for s in collector.of(parent.trace_id)}, 30)
+    spans = collector.of(parent.trace_id)
     known = {span.span_id: span for span in spans}
     assert len(known) == len(spans)
-    [root] = [span for span in spans if span.parent_id == asked.span_id]
+    [root] = [span for span in spans if span.parent_id == parent.span_id]
     for span in spans:
-        assert span is root or span.parent_id in known, f"{span.name} hangs in the air"
+        assert span is root or span.parent_id in known, f"{span.name} has no parent"
         assert span.start_ns <= span.end_ns
         assert root.start_ns - 5e6 <= span.start_ns, f"{span.name} began before its request"
     return root
 
 
-def named(collector: Collector, asked: Asked, name: str) -> list[Seen]:
-    return [span for span in collector.of(asked.trace_id) if span.name == name]
+def named(collector: Collector, parent: ClientSpan, name: str) -> list[Seen]:
+    return [span for span in collector.of(parent.trace_id) if span.name == name]
 
 
 def check_answer(root: Seen, reported: Mapping[str, Any], reasons: list[str]) -> None:
@@ -116,50 +117,50 @@ def check_answer(root: Seen, reported: Mapping[str, Any], reasons: list[str]) ->
 
 
 def test_http_chat_makes_one_trace_across_processes(live: Live, collector: Collector) -> None:
-    asked = Asked()
+    parent = ClientSpan()
     messages = [{"role": "user", "content": PROMPT}]
     events = post(
-        live, "/v1/chat/completions", asked, messages=messages,
+        live, "/v1/chat/completions", parent, messages=messages,
         stream_options={"include_usage": True}, **LONG,
     )  # fmt: skip
-    root = tree(collector, asked, WITH_PREDICTOR)
+    root = tree(collector, parent, WITH_PREDICTOR)
     assert (root.service, root.name) == ("foretoken-gateway", "chat demo")
-    assert {span.service for span in collector.of(asked.trace_id)} == SERVICES
+    assert {span.service for span in collector.of(parent.trace_id)} == SERVICES
     reasons = [each["finish_reason"] for event in events for each in event["choices"]]
     check_answer(root, events[-1]["usage"], [reasons[-1]])
     assert root.attributes["gen_ai.operation.name"] == "chat"
     assert root.attributes["url.path"] == "/v1/chat/completions"
     assert events[0]["id"] == f"chatcmpl-{root.attributes['gen_ai.response.id']}"
-    parents = {span.name: span.parent_id for span in collector.of(asked.trace_id)}
-    [forecast] = named(collector, asked, "forecast")
+    parents = {span.name: span.parent_id for span in collector.of(parent.trace_id)}
+    [forecast] = named(collector, parent, "forecast")
     assert parents.pop("predict") == forecast.span_id
     del parents[root.name]
     assert {name: parent for name, parent in parents.items() if parent != root.span_id} == {}
     made = root.attributes["gen_ai.usage.output_tokens"]
-    wait_for(lambda: _in_slices(collector, asked) == made)
+    wait_for(lambda: _in_slices(collector, parent) == made)
 
 
-def _in_slices(collector: Collector, asked: Asked) -> int:
-    slices = named(collector, asked, "slice")
+def _in_slices(collector: Collector, parent: ClientSpan) -> int:
+    slices = named(collector, parent, "slice")
     return sum(span.attributes["foretoken.slice.tokens"] for span in slices)
 
 
 def test_grpc_call_with_several_choices_makes_one_trace(live: Live, collector: Collector) -> None:
-    asked = Asked()
+    parent = ClientSpan()
     request = gateway_pb2.GenerateRequest(
         prompt=PROMPT, sampling=common_pb2.Sampling(n=2, max_tokens=40, ignore_eos=True)
     )
     with grpc.insecure_channel(live.grpc) as channel:
         stub = gateway_pb2_grpc.GatewayStub(channel)
-        metadata = (("traceparent", asked.traceparent),)
+        metadata = (("traceparent", parent.traceparent),)
         responses = list(stub.Generate(request, metadata=metadata, timeout=60))
-    root = tree(collector, asked)
+    root = tree(collector, parent)
     assert root.name == "text_completion demo"
     usage = responses[-1].usage
     reported = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
     check_answer(root, reported, ["length", "length"])
-    wait_for(lambda: len(named(collector, asked, "queue")) == 2)
-    ids = {span.attributes["foretoken.request.id"] for span in named(collector, asked, "queue")}
+    wait_for(lambda: len(named(collector, parent, "queue")) == 2)
+    ids = {span.attributes["foretoken.request.id"] for span in named(collector, parent, "queue")}
     assert ids == {f"{responses[0].request_id}-{choice}" for choice in (0, 1)}
 
 
@@ -177,19 +178,19 @@ def _answered(collector: Collector, response_id: str) -> list[Seen]:
     return [span for span in known if span.attributes.get("gen_ai.response.id") == response_id]
 
 
-def test_interrupted_bench_leaves_no_connection(live: Live, collector: Collector) -> None:
-    unsampled, sampled = Asked("00"), Asked()
+def test_unsampled_request_makes_no_trace(live: Live, collector: Collector) -> None:
+    unsampled, sampled = ClientSpan("00"), ClientSpan()
     post(live, "/v1/completions", unsampled, prompt=PROMPT)
     post(live, "/v1/completions", sampled, prompt=PROMPT)
     tree(collector, sampled)
     assert not collector.of(unsampled.trace_id)
 
 
-def test_rejected_request_explains_itself(live: Live, collector: Collector) -> None:
-    asked = Asked()
+def test_rejected_request_records_its_error(live: Live, collector: Collector) -> None:
+    parent = ClientSpan()
     with pytest.raises(urllib.error.HTTPError, match="400"):
-        post(live, "/v1/completions", asked, prompt="")
-    root = tree(collector, asked, set())
+        post(live, "/v1/completions", parent, prompt="")
+    root = tree(collector, parent, set())
     assert root.attributes["error.type"] == "INVALID_ARGUMENT"
     assert "prompt" in root.failed
 
@@ -223,11 +224,11 @@ def test_gen_ai_metrics_count_every_request(live: Live, collector: Collector) ->
         return {name: count(name) for name in ("request.duration", "time_to_first_token")}
 
     before: dict[str, int] = {}
-    while before != counts():  # what was asked before this test is still on its way
+    while before != counts():  # earlier requests are still being exported
         before = counts()
         time.sleep(1)
-    for asked in (Asked(), Asked("00"), Asked()):
-        post(live, "/v1/completions", asked, prompt=PROMPT)
+    for parent in (ClientSpan(), ClientSpan("00"), ClientSpan()):
+        post(live, "/v1/completions", parent, prompt=PROMPT)
     wanted = {name: number + 3 for name, number in before.items()}
     wait_for(lambda: counts() == wanted, 30)
     assert count("time_per_output_token") >= 3
@@ -245,19 +246,19 @@ def test_separate_services_answer_with_swapped_kv(collector: Collector) -> None:
     arguments = ("--separate", "--policy", "alise", "--kv-tokens", "512", "--host-gib", "0.1")
     with serving(*tracing(collector), *arguments) as live:
         wait_for_predictor(live, collector)
-        asked = Asked()
-        post(live, "/v1/completions", asked, prompt=PROMPT, **LONG)
-        root = tree(collector, asked, WITH_PREDICTOR)
-        assert {span.service for span in collector.of(asked.trace_id)} == SERVICES
+        parent = ClientSpan()
+        post(live, "/v1/completions", parent, prompt=PROMPT, **LONG)
+        root = tree(collector, parent, WITH_PREDICTOR)
+        assert {span.service for span in collector.of(parent.trace_id)} == SERVICES
         with grpc.insecure_channel(live.grpc) as channel:
             stub = gateway_pb2_grpc.GatewayStub(channel)
-            why = Asked()
+            why = ClientSpan()
             story = scheduler_pb2.WhyRequest(request_id=root.attributes["gen_ai.response.id"])
             stub.Why(story, metadata=(("traceparent", why.traceparent),), timeout=60)
         [front] = _named_soon(collector, why, "foretoken.v1.Gateway/Why")
         [behind] = _named_soon(collector, why, "foretoken.v1.Scheduler/Why")
         assert (front.parent_id, behind.parent_id) == (why.span_id, front.span_id)
-        crowd = [Asked() for _ in range(12)]
+        crowd = [ClientSpan() for _ in range(12)]
         asyncio.run(_crowd(live, crowd))
         wait_for(lambda: any(_swaps(collector, each) for each in crowd), 30)
         for each in crowd:
@@ -266,27 +267,27 @@ def test_separate_services_answer_with_swapped_kv(collector: Collector) -> None:
         assert {span.attributes["foretoken.swap.direction"] for span in swaps} >= {"offload"}
 
 
-async def _crowd(live: Live, crowd: list[Asked]) -> None:
+async def _crowd(live: Live, crowd: list[ClientSpan]) -> None:
     body: dict[str, Any] = {"prompt": "Count from 1 to 500.\n", "max_tokens": 200}
     async with asyncio.TaskGroup() as group:
-        for asked in crowd:
+        for parent in crowd:
             group.create_task(
-                asyncio.to_thread(post, live, "/v1/completions", asked, ignore_eos=True, **body)
+                asyncio.to_thread(post, live, "/v1/completions", parent, ignore_eos=True, **body)
             )
 
 
-def _swaps(collector: Collector, asked: Asked) -> list[Seen]:
-    return named(collector, asked, "swap")
+def _swaps(collector: Collector, parent: ClientSpan) -> list[Seen]:
+    return named(collector, parent, "swap")
 
 
-def _named_soon(collector: Collector, asked: Asked, name: str) -> list[Seen]:
-    wait_for(lambda: bool(named(collector, asked, name)), 30)
-    return named(collector, asked, name)
+def _named_soon(collector: Collector, parent: ClientSpan, name: str) -> list[Seen]:
+    wait_for(lambda: bool(named(collector, parent, name)), 30)
+    return named(collector, parent, name)
 
 
 @pytest.mark.slow
 def test_missing_collector_is_logged_once_per_process(tmp_path: Path) -> None:
-    sentence = tmp_path / "stderr"
+    log = tmp_path / "stderr"
     endpoint = f"http://127.0.0.1:{free_port()}"
     sets = {
         "tracing.endpoint": endpoint,
@@ -296,15 +297,15 @@ def test_missing_collector_is_logged_once_per_process(tmp_path: Path) -> None:
         "logging.format": "json",
     }
     arguments = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
-    with serving(*arguments, stderr=sentence) as live, Client(live.grpc) as client:
+    with serving(*arguments, stderr=log) as live, Client(live.grpc) as client:
         for _ in range(20):
-            asked = client.generate("Reverse: red blue green\n", max_tokens=16, temperature=0.0)
-            assert asked.complete().text.strip() == "green blue red"
-        wait_for(lambda: sentence.read_text().count(endpoint) >= 3, 30)
+            stream = client.generate("Reverse: red blue green\n", max_tokens=16, temperature=0.0)
+            assert stream.complete().text.strip() == "green blue red"
+        wait_for(lambda: log.read_text().count(endpoint) >= 3, 30)
         client.complete(PROMPT, max_tokens=40)
         assert live.stop() == 0
-    lines = [json.loads(line) for line in sentence.read_text().splitlines()]
-    message = [line["service"] for line in lines if endpoint in line["message"]]
-    assert sorted(message) == ["predictor", "serve", "worker"]
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    services = [line["service"] for line in lines if endpoint in line["message"]]
+    assert sorted(services) == ["predictor", "serve", "worker"]
     others = [line for line in lines if line["logger"] != "foretoken.running.console.lines"]
     assert {line["level"] for line in others} == {"WARNING"}

@@ -1,0 +1,52 @@
+"""Run `foretoken serve`, embedded or with separate processes, until a signal."""
+
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+from foretoken.running.console import lines
+from foretoken.running.embedded import serve_embedded
+from foretoken.running.interrupts import quiet_interrupts
+from foretoken.running.options import ServeOptions, secrets, sections
+from foretoken.running.separate import serve_separate
+from foretoken.running.shutdown import Interrupted
+from services.runtime.config import check_environment, load
+from services.runtime.main import end_at_once
+from services.runtime.open_files import allow_open_files
+from services.runtime.server import Lifecycle
+from services.runtime.telemetry.logs import LoggingConfig, log_as
+
+Mode = Callable[[ServeOptions, Lifecycle], Coroutine[Any, Any, None]]
+
+
+def serve(options: ServeOptions) -> None:
+    """Run until Ctrl-C or SIGTERM.
+
+    Raises ConfigError or ValueError for a mistake in the settings, and GaveUp when a required
+    process keeps exiting.
+    """
+    check_environment()
+    os.environ.update(secrets(options))
+    logs = sections(options)["logging"]
+    log_as("serve", options.log_level.upper() or "WARNING", logs)
+    if load(LoggingConfig, logs).format == "json":
+        lines.log.setLevel(logging.INFO)
+    allow_open_files()
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    mode: Mode = serve_separate if options.separate else serve_embedded
+    try:
+        uvloop.run(_with_signals(mode, options))
+    except Interrupted as interrupted:
+        end_at_once(interrupted.status)
+    finally:
+        quiet_interrupts()  # nothing is left to clean up
+    end_at_once()
+
+
+async def _with_signals(mode: Mode, options: ServeOptions) -> None:
+    lifecycle = Lifecycle()
+    lifecycle.install()
+    await mode(options, lifecycle)
