@@ -75,15 +75,17 @@ def simulate(
     require_folders(json)
     if plot and not plot.is_dir():
         raise UsageError(f"cannot write plots: there is no folder {plot}")
-    requested = _open_workload(trace, workload, requests, rate, arrivals, clients, seed)
     one = load_hardware(hardware)
+    chosen = [choose(name.strip()) for name in preset.split(",")]
+    budgets = parse_sla(sla)
+    requested = _open_workload(trace, workload, requests, rate, arrivals, clients, seed)
     points = [
         Point(
             {},
             RunSettings(
-                choose(name.strip()),
+                each,
                 (one,) * workers,
-                parse_sla(sla),
+                budgets,
                 max_tokens,
                 max_queue,
                 predictor,
@@ -91,7 +93,7 @@ def simulate(
             ),
             requested,
         )
-        for name in preset.split(",")
+        for each in chosen
     ]
     key, values = _parse_sweep(sweep)
     if key:

@@ -29,10 +29,11 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """One run. `hardware` has one entry for each worker. `max_tokens` is what every client asks
-    for: a longer answer is cut there, as by a server. Requests beyond `max_queue` are refused.
-    `predictor` replaces the preset's if it is not empty. `jumps`: workers compute equal steps at
-    once; without, one by one.
+    """One run. `hardware` has one entry for each worker.
+
+    Every client asks for `max_tokens`, or for what fits behind its prompt: a longer answer is cut
+    there, as by a server. Requests beyond `max_queue` are refused. `predictor` replaces the
+    preset's if it is not empty. `jumps`: workers compute equal steps at once; without, one by one.
     """
 
     preset: Preset

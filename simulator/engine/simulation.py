@@ -12,6 +12,7 @@ from math import inf
 import numpy as np
 
 from services.core import FinishReason, Request
+from services.forecast import Ints
 from services.scheduler.core import events as ev
 from services.scheduler.core.admission import Limits
 from services.scheduler.core.state import SchedulerState
@@ -59,9 +60,10 @@ class Simulation:
 
     def __init__(self, settings: RunSettings, workload: Workload):
         self.settings, self.workload = settings, workload
-        # What the server generates: it stops at max_tokens.
-        self._answers = np.minimum(workload.output_tokens, settings.max_tokens).tolist()
         self._inputs = workload.input_tokens.tolist()
+        self._most = _max_tokens(settings, workload).tolist()
+        # What the server generates: it stops at max_tokens.
+        self._answers = np.minimum(workload.output_tokens, self._most).tolist()
         self.records = Records(len(workload))
         self._timing = settings.timing
         self._queue = EventQueue()
@@ -142,7 +144,7 @@ class Simulation:
         self.records.arrival_s[row] = self._now
         settings = self.settings
         request = Request(
-            str(row), MODEL, self._inputs[row], settings.max_tokens, self._now, sla=settings.sla
+            str(row), MODEL, self._inputs[row], self._most[row], self._now, sla=settings.sla
         )
         self._dispatch(ev.Submitted(GATEWAY, request))
 
@@ -197,7 +199,7 @@ class Simulation:
         row = int(request_id)
         prompt_tokens, output = self._inputs[row], int(self.records.tokens[row])
         token_ids = [0] * (prompt_tokens + output)
-        return Prompt(request_id, token_ids, prompt_tokens, self.settings.max_tokens)
+        return Prompt(request_id, token_ids, prompt_tokens, self._most[row])
 
     def _refresh(self) -> None:
         self._refreshing = False
@@ -278,6 +280,14 @@ class Simulation:
             if token.finish in (FinishReason.STOP, FinishReason.LENGTH):
                 self.records.finished[int(token.request_id)] = True
                 self._end_request()
+
+
+def _max_tokens(settings: RunSettings, workload: Workload) -> Ints:
+    """What each client asks for: `max_tokens`, or what some worker has room for behind the prompt.
+    A prompt without room asks for one token and is refused."""
+    reach = max(hardware.view("", MODEL).reach_tokens for hardware in settings.hardware)
+    most: Ints = np.clip(reach - workload.input_tokens, 1, settings.max_tokens)
+    return most
 
 
 def simulate(settings: RunSettings, workload: Workload) -> RunResult:

@@ -106,7 +106,10 @@ def build_workload(
     if arrivals not in ARRIVALS:
         raise ValueError(f"unknown arrivals {arrivals!r}; known: {', '.join(ARRIVALS)}")
     if not (clients or arrivals == "burst" or rate > 0):
-        raise ValueError(f"arrivals {arrivals} need a positive rate, got {rate:g}")
+        raise ValueError(
+            f"arrivals {arrivals} need a positive rate, got {rate:g}: give a rate, or clients for "
+            "a closed loop"
+        )
     rng = np.random.default_rng(seed)
     inputs, outputs = draw_lengths(name, count, rng)
     arrival_s = burst(count, rate, rng) if clients else ARRIVALS[arrivals](count, rate, rng)
