@@ -18,8 +18,8 @@ from observability.prometheus.promql import (
 
 RULES = Queries("5m")
 CLASS = ("model_name", "class")
-STAYED: Where = {"cause": NotEqual("client")}
-MISSED: Where = {"outcome": "missed", **STAYED}
+CONNECTED: Where = {"cause": NotEqual("client")}
+MISSED: Where = {"outcome": "missed", **CONNECTED}
 # Reasons for refusals under load. The others are mistakes of the request.
 FULL = OneOf(("queue_full", "too_late"))
 
@@ -31,7 +31,7 @@ MISSES = {
         CLASS,
         share(
             RULES.rate(gateway.SLA, *CLASS, where=MISSED, window=window),
-            RULES.rate(gateway.SLA, *CLASS, where=STAYED, window=window),
+            RULES.rate(gateway.SLA, *CLASS, where=CONNECTED, window=window),
         ),
     )
     for window in WINDOWS
@@ -48,7 +48,7 @@ ENDED = {
     burn.long: Record(
         f"foretoken:sla_requests:increase{burn.long}",
         CLASS,
-        RULES.increase(gateway.SLA, *CLASS, where=STAYED, window=burn.long),
+        RULES.increase(gateway.SLA, *CLASS, where=CONNECTED, window=burn.long),
     )
     for burn in BURNS
 }

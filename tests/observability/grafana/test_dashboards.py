@@ -9,7 +9,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from observability.grafana import build
-from observability.grafana.board import CHOICES
+from observability.grafana.board import VARIABLES
 from observability.metrics.catalogue import CATALOGUE
 from observability.prometheus.promql import labels_of
 from tests.observability.grafana.typed import flaws
@@ -89,13 +89,13 @@ def test_panels_are_unique_and_do_not_overlap(board: dict[str, Any]):
 
 def test_dashboards_have_the_four_variables(board: dict[str, Any]):
     chosen = board["templating"]["list"]
-    assert [each["name"] for each in chosen] == ["source", *(name for name, _, _ in CHOICES)]
+    assert [each["name"] for each in chosen] == ["source", *(name for name, _, _ in VARIABLES)]
     assert {panel["datasource"]["uid"] for panel in panels(board)} == {"${source}"}
     assert chosen[0]["query"] == "prometheus"
 
 
 def test_queries_use_catalogued_names_and_known_variables():
-    known = GRAFANAS_OWN | {f"${name}" for name, _, _ in CHOICES}
+    known = GRAFANAS_OWN | {f"${name}" for name, _, _ in VARIABLES}
     for asked in of_panels():
         assert asked.metrics(), asked.where  # KeyError for a metric that is not catalogued
         assert set(VARIABLE.findall(asked.expr)) <= known, asked.where
