@@ -1,9 +1,8 @@
-"""Spans: what happened to one request, from when to when, and its parent.
+"""Interfaces of tracing: spans of requests, and their implementation while tracing is off.
 
-A span's context is a W3C `traceparent`: a string that headers and messages carry, empty if it is
-not recorded, because tracing is off or the request was not sampled. A span under an empty one is
-`NO_SPAN` and costs nothing. OpenTelemetry is imported only when tracing is on. Times are readings
-of the process's monotonic clock.
+A span's context is a W3C `traceparent`, a string that headers and messages carry. It is empty if
+the span is not recorded, because tracing is off or the request is not sampled; spans below it are
+`NO_SPAN` and cost nothing. Times are readings of the process's monotonic clock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,21 +12,21 @@ from typing import Protocol
 Value = str | int | float | bool | Sequence[str]
 Attributes = Mapping[str, Value]
 
-NOTHING: Attributes = {}
-REQUEST_ID = "foretoken.request.id"  # of one choice's submission, as in scheduler and workers
+NO_ATTRIBUTES: Attributes = {}
+REQUEST_ID = "foretoken.request.id"  # attribute: the id in scheduler and workers
 
 
 class Span(Protocol):
-    """An open span, ended once. Later calls have no effect."""
+    """An open span. Calls after `end` have no effect."""
 
     @property
     def traceparent(self) -> str:
-        """The context of its children; empty if it is not recorded."""
+        """The context of child spans; empty if the span is not recorded."""
         ...
 
     @property
     def trace_id(self) -> str:
-        """32 hex digits, also of an unsampled one; empty while tracing is off."""
+        """32 hex digits, also if the span is not sampled; empty while tracing is off."""
         ...
 
     def put(self, attributes: Attributes) -> None: ...
@@ -36,7 +35,7 @@ class Span(Protocol):
         """Adds an event."""
         ...
 
-    def fail(self, why: str) -> None: ...
+    def fail(self, reason: str) -> None: ...
 
     def end(self, at_s: float) -> None: ...
 
@@ -58,7 +57,7 @@ class Spans(Protocol):
         """Whether spans are recorded."""
         ...
 
-    def take_in(
+    def begin_request(
         self, name: str, carrier: Mapping[str, str], start_s: float, attributes: Attributes
     ) -> Span:
         """The span of a client's request: under the `traceparent` and `tracestate` of the carrier
@@ -67,29 +66,34 @@ class Spans(Protocol):
         ...
 
     def begin(
-        self, name: str, parent: str, start_s: float, attributes: Attributes = NOTHING
+        self, name: str, parent: str, start_s: float, attributes: Attributes = NO_ATTRIBUTES
     ) -> Span:
         """NO_SPAN for an empty or invalid parent."""
         ...
 
     def record(
-        self, name: str, parent: str, start_s: float, end_s: float, attributes: Attributes = NOTHING
+        self,
+        name: str,
+        parent: str,
+        start_s: float,
+        end_s: float,
+        attributes: Attributes = NO_ATTRIBUTES,
     ) -> None:
         """Records a span that is already over."""
         ...
 
     def measure(self, measure: Measure, seconds: float, attributes: Attributes) -> None:
-        """Adds a measurement to a metric, whether sampled or not."""
+        """Adds a measurement to a metric, independent of sampling."""
         ...
 
 
 class Tracing(Protocol):
-    """The tracing of one process, with the spans of its services."""
+    """The tracing of one process."""
 
     def service(self, name: str) -> Spans: ...
 
     def close(self) -> None:
-        """Exports what is queued, for a bounded time."""
+        """Exports queued spans and metrics, for a bounded time."""
         ...
 
 
@@ -99,7 +103,7 @@ class _NoSpan:
 
     def put(self, attributes: Attributes) -> None: ...
     def mark(self, name: str, at_s: float) -> None: ...
-    def fail(self, why: str) -> None: ...
+    def fail(self, reason: str) -> None: ...
     def end(self, at_s: float) -> None: ...
 
 
@@ -109,18 +113,23 @@ NO_SPAN: Span = _NoSpan()
 class _NoSpans:
     on = False
 
-    def take_in(
+    def begin_request(
         self, name: str, carrier: Mapping[str, str], start_s: float, attributes: Attributes
     ) -> Span:
         return NO_SPAN
 
     def begin(
-        self, name: str, parent: str, start_s: float, attributes: Attributes = NOTHING
+        self, name: str, parent: str, start_s: float, attributes: Attributes = NO_ATTRIBUTES
     ) -> Span:
         return NO_SPAN
 
     def record(
-        self, name: str, parent: str, start_s: float, end_s: float, attributes: Attributes = NOTHING
+        self,
+        name: str,
+        parent: str,
+        start_s: float,
+        end_s: float,
+        attributes: Attributes = NO_ATTRIBUTES,
     ) -> None: ...
 
     def measure(self, measure: Measure, seconds: float, attributes: Attributes) -> None: ...
@@ -137,16 +146,3 @@ class _TracingDisabled:
 
 
 OFF: Tracing = _TracingDisabled()
-
-
-@dataclass(frozen=True, slots=True)
-class ExporterConfig:
-    """The exporter's settings: endpoint, sampling share, and limits."""
-
-    endpoint: str  # of an OTLP collector over gRPC: host:port, http:// or https://
-    sample: float = 1.0  # share of requests without a client's decision
-    queue_spans: int = 4_096  # waiting to be exported; the oldest are dropped above
-    delay_s: float = 2.0  # the longest wait for other spans to export together
-    timeout_s: float = 5.0  # for one export with retries
-    metrics_interval_s: float = 15.0
-    trust_clients: bool = True  # whether a client's sampling decision applies

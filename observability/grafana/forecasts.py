@@ -33,30 +33,30 @@ COVERED = at_least(0.86, COVERAGE_90)
 GLANCE = Section(
     "At a glance",
     (
-        last_value("Tau", COUNT, Line("tau", Q.gauge(p.TAU, how="min")), limits=TAU),
+        last_value("Tau", COUNT, Line("tau", Q.gauge(p.TAU, agg="min")), limits=TAU),
         last_value(
             "Coverage of 90 %",
             SHARE,
-            Line("coverage", Q.gauge(p.COVERAGE, how="min", where={"interval": "90"})),
+            Line("coverage", Q.gauge(p.COVERAGE, agg="min", where={"interval": "90"})),
             limits=COVERED,
         ),
-        last_value("Drift", COUNT, Line("drift", Q.gauge(p.DRIFT, how="max")), limits=DRIFT),
+        last_value("Drift", COUNT, Line("drift", Q.gauge(p.DRIFT, agg="max")), limits=DRIFT),
         last_value(
             "Outcomes",
             COUNT,
-            Line("outcomes", Q.gauge(p.SCORED, how="min")),
+            Line("outcomes", Q.gauge(p.SCORED, agg="min")),
             limits=at_least(500, 50),
         ),
         last_value(
             "Prompt model set aside",
             COUNT,
-            Line("set aside", Q.gauge(p.SET_ASIDE, how="max")),
+            Line("set aside", Q.gauge(p.SET_ASIDE, agg="max")),
             limits=up_to(0.5, 2),
         ),
         last_value(
             "Error of the cost model",
             SHARE,
-            Line("p50", Q.gauge(e.ERROR, how="max", where={"quantile": "0.5"})),
+            Line("p50", Q.gauge(e.ERROR, agg="max", where={"quantile": "0.5"})),
             "Median relative error of estimated step times, at the worker with the largest error.",
             COST,
         ),
@@ -67,14 +67,14 @@ GLANCE = Section(
 ACCURACY = Section(
     "Accuracy",
     (
-        plot("Tau", COUNT, Line("tau", Q.gauge(p.TAU, how="min")), limits=TAU, top=1),
+        plot("Tau", COUNT, Line("tau", Q.gauge(p.TAU, agg="min")), limits=TAU, top=1),
         plot(
             "Coverage",
             SHARE,
             *(
                 Line(
                     f"{interval} % interval",
-                    Q.gauge(p.COVERAGE, how="min", where={"interval": interval}),
+                    Q.gauge(p.COVERAGE, agg="min", where={"interval": interval}),
                 )
                 for interval in ("50", "90")
             ),
@@ -82,7 +82,7 @@ ACCURACY = Section(
             limits=at_least(COVERAGE_90, 0.4),
             top=1,
         ),
-        plot("Drift", COUNT, Line("drift", Q.gauge(p.DRIFT, how="max")), limits=DRIFT),
+        plot("Drift", COUNT, Line("drift", Q.gauge(p.DRIFT, agg="max")), limits=DRIFT),
         plot(
             "Error by source",
             SHARE,
@@ -96,7 +96,7 @@ ACCURACY = Section(
             Line("{{source}}", Q.mean(p.ERROR, "source")),
             limits=ERROR,
         ),
-        plot("Pinball loss", TOKENS, Line("loss", Q.gauge(p.PINBALL, how="max"))),
+        plot("Pinball loss", TOKENS, Line("loss", Q.gauge(p.PINBALL, agg="max"))),
     ),
 )
 
@@ -180,7 +180,7 @@ SOURCES = Section(
         plot(
             "Circuit breaker",
             COUNT,
-            Line("{{phase}}", Q.gauge(s.BREAKER, "phase", how="max")),
+            Line("{{phase}}", Q.gauge(s.BREAKER, "phase", agg="max")),
             top=1,
         ),
     ),
@@ -193,21 +193,21 @@ COSTS = Section(
         plot(
             "Error of step times",
             SHARE,
-            Line("{{quantile}}", Q.gauge(e.ERROR, "quantile", how="max")),
+            Line("{{quantile}}", Q.gauge(e.ERROR, "quantile", agg="max")),
             description=f"{e.ERROR.help} The worker with the largest error.",
             limits=COST,
         ),
         plot(
             "Error of batch times",
             SHARE,
-            Line("{{quantile}}", Q.gauge(e.BATCH_ERROR, "quantile", how="max")),
+            Line("{{quantile}}", Q.gauge(e.BATCH_ERROR, "quantile", agg="max")),
             description=f"{e.BATCH_ERROR.help} The worker with the largest error.",
             limits=COST,
         ),
         plot(
             "Steps behind the error",
             COUNT,
-            Line("steps", Q.gauge(e.ERROR_STEPS, how="min")),
+            Line("steps", Q.gauge(e.ERROR_STEPS, agg="min")),
             description=f"{e.ERROR_STEPS.help} The worker with the fewest steps.",
             limits=at_least(100, 1),
         ),

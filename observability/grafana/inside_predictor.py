@@ -43,7 +43,7 @@ PREDICTOR = Section(
         plot(
             "CPU use",
             SHARE,
-            Line("core", Q.gauge(p.CPU_SHARE, how="max")),
+            Line("core", Q.gauge(p.CPU_SHARE, agg="max")),
             limits=up_to(0.5, 0.9),
         ),
         plot(
@@ -65,14 +65,14 @@ PREDICTOR = Section(
         plot(
             "Age of the model",
             SECONDS,
-            Line("age", Q.gauge(p.MODEL_AGE, how="max")),
+            Line("age", Q.gauge(p.MODEL_AGE, agg="max")),
             limits=up_to(86_400, 604_800),
         ),
         plot(
             "Examples, fits and pending requests",
             COUNT,
-            Line("examples", Q.gauge(p.EXAMPLES, how="max")),
-            Line("adopted fits", Q.gauge(p.MODEL_VERSION, how="max")),
+            Line("examples", Q.gauge(p.EXAMPLES, agg="max")),
+            Line("adopted fits", Q.gauge(p.MODEL_VERSION, agg="max")),
             Line("pending", Q.gauge(p.PENDING)),
         ),
         plot("Listeners", COUNT, Line("listeners", Q.gauge(p.LISTENERS)), limits=at_least(1, 0.5)),
@@ -101,7 +101,7 @@ OUTCOME_LOG = Section(
         plot(
             "Unavailable",
             COUNT,
-            Line("unavailable", Q.gauge(p.LOG_UNAVAILABLE, how="max")),
+            Line("unavailable", Q.gauge(p.LOG_UNAVAILABLE, agg="max")),
             limits=NEVER,
             top=1,
         ),

@@ -30,9 +30,9 @@ ON_DEVICE = {"state": OneOf(("held", "cached", "free"))}
 IN_HOST = {"state": OneOf(("resting", "host_free"))}
 HELD_TOKENS = (
     f"{Q.gauge(w.BLOCKS, 'worker', where={'state': 'held'})} "
-    f"* on (worker) {Q.gauge(w.BLOCK_TOKENS, 'worker', how='max')}"
+    f"* on (worker) {Q.gauge(w.BLOCK_TOKENS, 'worker', agg='max')}"
 )
-PEAK_TOKENS = Q.gauge(s.PEAK, "worker", how="max")
+PEAK_TOKENS = Q.gauge(s.PEAK, "worker", agg="max")
 HITS = share(Q.rate(w.PREFIX_HITS), Q.rate(w.PREFIX_QUERIES))
 HITS_BY_WORKER = share(Q.rate(w.PREFIX_HITS, "worker"), Q.rate(w.PREFIX_QUERIES, "worker"))
 HITS_HELP = "Share of prefill tokens found in the prefix cache."
@@ -48,14 +48,14 @@ GLANCE = Section(
         last_value(
             "Fullest device",
             SHARE,
-            Line("device", Q.gauge(w.USAGE, how="max")),
+            Line("device", Q.gauge(w.USAGE, agg="max")),
             f"{w.USAGE.help} The fullest worker.",
             USED,
         ),
         last_value(
             "Fullest host memory",
             SHARE,
-            Line("host", Q.gauge(w.HOST_USAGE, how="max")),
+            Line("host", Q.gauge(w.HOST_USAGE, agg="max")),
             f"{w.HOST_USAGE.help} The fullest worker.",
             USED,
         ),
@@ -97,8 +97,8 @@ BLOCKS = Section(
         plot(
             "Held blocks by worker",
             SHARE,
-            Line("{{worker}}", Q.gauge(w.USAGE, "worker", how="max")),
-            Line("{{worker}}, host", Q.gauge(w.HOST_USAGE, "worker", how="max")),
+            Line("{{worker}}", Q.gauge(w.USAGE, "worker", agg="max")),
+            Line("{{worker}}, host", Q.gauge(w.HOST_USAGE, "worker", agg="max")),
             limits=USED,
             top=1,
         ),
@@ -161,8 +161,8 @@ SWAP = Section(
         plot(
             "Copy time per token, estimated and measured",
             SECONDS,
-            Line("{{direction}}, estimated", Q.gauge(e.SWAP_TOKEN, "direction", how="max")),
-            Line("gather and quantize, estimated", Q.gauge(e.QUANTIZE_TOKEN, how="max")),
+            Line("{{direction}}, estimated", Q.gauge(e.SWAP_TOKEN, "direction", agg="max")),
+            Line("gather and quantize, estimated", Q.gauge(e.QUANTIZE_TOKEN, agg="max")),
             Line("offload, measured", _token_s("offload", w.OFFLOADED_TOKENS)),
             Line("upload, measured", _token_s("upload", w.UPLOADED_TOKENS)),
             description="Seconds per KV token: the cost model's estimates, and as measured.",

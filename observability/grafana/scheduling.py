@@ -34,7 +34,7 @@ QUEUE = Section(
         last_value(
             "Preset",
             COUNT,
-            Line("{{preset}}", f"{Q.gauge(s.PRESET, 'preset', how='max')} == 1"),
+            Line("{{preset}}", f"{Q.gauge(s.PRESET, 'preset', agg='max')} == 1"),
             "The active preset.",
             named=True,
         ),
@@ -165,9 +165,9 @@ PREEMPTION = Section(
         plot(
             "Memory balance",
             SHARE,
-            Line("fullest", Q.gauge(w.USAGE, how="max")),
-            Line("mean", Q.gauge(w.USAGE, how="avg")),
-            Line("emptiest", Q.gauge(w.USAGE, how="min")),
+            Line("fullest", Q.gauge(w.USAGE, agg="max")),
+            Line("mean", Q.gauge(w.USAGE, agg="avg")),
+            Line("emptiest", Q.gauge(w.USAGE, agg="min")),
             description="Share of KV blocks held by requests: the fullest worker, the mean, and "
             "the emptiest worker. Placement is unbalanced where they are far apart.",
             limits=up_to(0.9, 0.98),
@@ -207,7 +207,7 @@ REFUSALS = Section(
         plot(
             "Missing processes",
             COUNT,
-            Line("missing", Q.gauge(g.PEERS_MISSING, how="max")),
+            Line("missing", Q.gauge(g.PEERS_MISSING, agg="max")),
             description=f"{g.PEERS_MISSING.help} All panels lack their metrics.",
             limits=up_to(0.5, 1),
         ),

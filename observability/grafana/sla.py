@@ -25,7 +25,7 @@ from observability.grafana.parts import (
 from observability.metrics import gateway as g
 from observability.metrics.metric import Metric
 from observability.prometheus.limits import BURNS, OBJECTIVE
-from observability.prometheus.promql import rest, share
+from observability.prometheus.promql import complement, share
 from observability.prometheus.records import BURN_RATES, CONNECTED, MISSED
 
 # Bad from five times the misses that the objective allows.
@@ -52,7 +52,7 @@ GLANCE = Section(
             SHARE,
             Line(
                 "met",
-                rest(
+                complement(
                     Q.increase(g.SLA, where=MISSED, window=TIME_RANGE),
                     Q.increase(g.SLA, where=CONNECTED, window=TIME_RANGE),
                 ),
@@ -90,7 +90,9 @@ ATTAINMENT = Section(
             SHARE,
             Line(
                 "{{class}}",
-                rest(Q.rate(g.SLA, "class", where=MISSED), Q.rate(g.SLA, "class", where=CONNECTED)),
+                complement(
+                    Q.rate(g.SLA, "class", where=MISSED), Q.rate(g.SLA, "class", where=CONNECTED)
+                ),
             ),
             description=ATTAINED,
             limits=MET,

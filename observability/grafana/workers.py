@@ -138,7 +138,7 @@ EACH_WORKER = Section(
         plot(
             "Held KV blocks",
             SHARE,
-            Line("{{worker}}", Q.gauge(w.USAGE, "worker", how="max")),
+            Line("{{worker}}", Q.gauge(w.USAGE, "worker", agg="max")),
             limits=up_to(0.9, 0.98),
             top=1,
         ),

@@ -30,7 +30,7 @@ from services.runtime.startup import UP, stage_reporter
 from services.runtime.tasks import background, cause
 from services.runtime.telemetry.logs import LoggingConfig, log_as
 from services.runtime.telemetry.scrape import metrics_over_http
-from services.runtime.telemetry.tracing import TracingConfig, interceptors, tracing_of
+from services.runtime.telemetry.tracing import TracingConfig, interceptors, open_tracing
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def run_process(
         config = load(kind, sets[kind.section])
         log_as(kind.section, config.log_level, sets[LoggingConfig.section])
         allow_open_files()
-        with closing(tracing_of(sets[TracingConfig.section])) as tracing:
+        with closing(open_tracing(sets[TracingConfig.section])) as tracing:
             uvloop.run(serve(config, prepare(config, sets), tracing))
     except (ValueError, ExceptionGroup) as error:
         leave(f"foretoken {kind.section}", error)

@@ -17,7 +17,7 @@ from observability.logs import (
     LogHandler,
     RepeatFilter,
     TextLines,
-    about,
+    add_log_context,
     log_context,
     trace_id_of,
 )
@@ -73,8 +73,8 @@ def test_repeated_warning_is_logged_once_then_with_its_count():
     repeats = RepeatFilter(EVERY_S)
     for number, (each, expected) in enumerate(TABLE):
         assert sentence(repeats.filter(each)) == expected, f"row {number}"
-    assert sentence(repeats.rest()) == [("gone: 18", 0)]
-    assert repeats.rest() == []
+    assert sentence(repeats.flush()) == [("gone: 18", 0)]
+    assert repeats.flush() == []
 
 
 def test_other_exception_is_a_different_warning():
@@ -86,7 +86,7 @@ def test_other_exception_is_a_different_warning():
     again = record(1, "request failed", level=ERROR)
     again.args, again.exc_info = (), (KeyError, KeyError("c"), None)
     assert repeats.filter(again) == []
-    [kept] = repeats.rest()
+    [kept] = repeats.flush()
     assert kept.exc_info is None  # no traceback's frames are held, nor what they hold
     assert kept.exc_text == "KeyError: 'a'"  # but the first one's words
 
@@ -106,7 +106,7 @@ def test_counts_are_complete_and_memory_is_bounded(
         now_s += after_s
         lines += repeats.filter(record(now_s, f"{template}: %s", level=level))
         assert len(repeats._logged) <= most
-    lines += repeats.rest()
+    lines += repeats.flush()
     assert sum(1 + more for _, more in sentence(lines)) == len(coming)
 
 
@@ -155,8 +155,8 @@ def test_text_line_has_its_context():
 
 async def test_log_lines_carry_the_task_s_context():
     logger, _, stream = logged(JsonLines("gateway"))
-    about(trace_id="cd" * 16)
-    about(request_id="call-7")
+    add_log_context(trace_id="cd" * 16)
+    add_log_context(request_id="call-7")
     logger.info("inside")
     logger.info("another's", extra={"request_id": "call-8"})
     inside, other = (json.loads(line) for line in stream.getvalue().splitlines())
@@ -223,7 +223,7 @@ def test_distinguished_warnings_per_format_are_bounded() -> None:
         made.args = (number,)
         lines += repeats.filter(made)
     assert len(lines) == MAX_SIMILAR + 1  # the one beyond stands for those like it
-    assert [each.__dict__["repeated"] for each in repeats.rest()] == [3]
+    assert [each.__dict__["repeated"] for each in repeats.flush()] == [3]
     assert not repeats._similar_counts
 
 

@@ -94,5 +94,5 @@ def of_records() -> Iterator[Asked]:
 def of_alerts() -> Iterator[Asked]:
     """What alerts compare: their own expression gives nothing until it fires."""
     for alert in ALERTS:
-        for part in alert.parts:
-            yield Asked(f"alerts.yml: {alert.name}", part.value)
+        for condition in alert.conditions:
+            yield Asked(f"alerts.yml: {alert.name}", condition.value)

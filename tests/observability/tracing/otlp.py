@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as tra
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint
 
-from observability.tracing import NOTHING, Attributes, Measure, Span
+from observability.tracing import NO_ATTRIBUTES, Attributes, Measure, Span
 
 
 @dataclass(frozen=True)
@@ -158,13 +158,13 @@ class WrittenSpans:
         self.all: list[Written] = []
         self.measured: list[tuple[str, float, dict[str, Any]]] = []
 
-    def take_in(
+    def begin_request(
         self, name: str, carrier: Mapping[str, str], start_s: float, attributes: Attributes
     ) -> Span:
         return self.begin(name, carrier.get("traceparent", "new"), start_s, attributes)
 
     def begin(
-        self, name: str, parent: str, start_s: float, attributes: Attributes = NOTHING
+        self, name: str, parent: str, start_s: float, attributes: Attributes = NO_ATTRIBUTES
     ) -> Span:
         number = len(self.all)
         span = Written(
@@ -174,7 +174,12 @@ class WrittenSpans:
         return span
 
     def record(
-        self, name: str, parent: str, start_s: float, end_s: float, attributes: Attributes = NOTHING
+        self,
+        name: str,
+        parent: str,
+        start_s: float,
+        end_s: float,
+        attributes: Attributes = NO_ATTRIBUTES,
     ) -> None:
         self.begin(name, parent, start_s, attributes).end(end_s)
 
