@@ -14,7 +14,7 @@ from foretoken.running.children.processes import Child
 from foretoken.running.children.restart_policy import RestartCounter, RestartPolicy
 from foretoken.running.children.supervisor import ProcessFailed, Supervisor, supervise
 from services.runtime.backoff import Backoff
-from services.runtime.errors import GaveUp
+from services.runtime.errors import UnrecoverableError
 from services.runtime.server import Lifecycle
 from services.runtime.startup import UP
 from services.runtime.tasks import cause
@@ -132,7 +132,7 @@ async def test_last_worker_given_up_ends_the_block(tmp_path: Path) -> None:
             assert is_alive(second)
             os.kill(second, signal.SIGKILL)
             await asyncio.sleep(NEVER_S)
-    assert isinstance(reason := cause(caught.value), GaveUp)
+    assert isinstance(reason := cause(caught.value), UnrecoverableError)
     assert str(reason).endswith(
         " exited 3 times, each within 60 s of its start, and is not restarted; the last exit was"
         " it will not"

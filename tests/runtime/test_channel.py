@@ -16,7 +16,7 @@ from tests.reach import WAYS, reaching, until
 NAME = "foretoken.v1.Estimator"
 ADD = estimator_pb2_grpc.add_EstimatorServicer_to_server
 ASK = estimator_pb2.GetCostModelRequest(worker_id="w")
-INTERNAL = "internal error; the server's log says more"
+INTERNAL = "internal error; see the server's log for details"
 
 both_ways = pytest.mark.parametrize("way", WAYS)
 

@@ -5,13 +5,13 @@ import sys
 
 ENDS = """
 import logging
-from services.runtime.main import leave
-from services.runtime.telemetry.logs import log_as
+from services.runtime.main import exit_with_error
+from services.runtime.telemetry.logs import configure_logging
 
-log_as("worker", "INFO")
+configure_logging("worker", "INFO")
 for _ in range(2):
     logging.warning("scheduler away")
-leave("foretoken worker", {error})
+exit_with_error("foretoken worker", {error})
 """
 
 

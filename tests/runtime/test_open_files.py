@@ -4,16 +4,16 @@ import resource
 import subprocess
 import sys
 
-from services.runtime.open_files import ENOUGH
+from services.runtime.open_files import MAX_OPEN_FILES
 
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 SAYS = """
 import resource, subprocess, sys
-from services.runtime.open_files import allow_open_files, open_files_allowed
+from services.runtime.open_files import raise_open_file_limit, open_file_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
-allow_open_files()
+raise_open_file_limit()
 child = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
-print(open_files_allowed(), resource.getrlimit(resource.RLIMIT_NOFILE)[1], flush=True)
+print(open_file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[1], flush=True)
 subprocess.run([sys.executable, "-c", child], check=True)
 """
 
@@ -27,7 +27,7 @@ def after(soft: int, hard: int) -> list[int]:
 
 
 def test_open_files_are_raised_to_the_hard_limit() -> None:
-    wanted = ENOUGH if HARD == resource.RLIM_INFINITY else min(HARD, ENOUGH)
+    wanted = MAX_OPEN_FILES if HARD == resource.RLIM_INFINITY else min(HARD, MAX_OPEN_FILES)
     assert after(256, HARD) == [wanted, HARD, wanted]
 
 

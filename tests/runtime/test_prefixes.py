@@ -17,8 +17,8 @@ from services.forecast import certain
 from services.policies.preset import choose
 from services.policies.snapshot import CHAIN
 from services.runtime.prefix import (
-    MOST_NEWS,
-    MOST_TOLD,
+    MAX_PREFIX_CHANGES,
+    MAX_REPORTED_PREFIXES,
     decode_hashes,
     encode_hashes,
     extend_keys,
@@ -154,17 +154,17 @@ def test_reported_prefixes_equal_the_cached_ones(steps: list[tuple[str, int]]) -
 
 def test_prefix_changes_are_reported_in_bounded_parts() -> None:
     cached = CachedPrefixes()
-    keys = [number.to_bytes(16, "little") for number in range(1, MOST_TOLD + 1_001)]
+    keys = [number.to_bytes(16, "little") for number in range(1, MAX_REPORTED_PREFIXES + 1_001)]
     for key in keys:
         cached.add(key, 0)
     cached.ask(1)
     reported = [cached.pop_changes() for _ in range(6)]
-    assert [len(added) for added, _ in reported] == [MOST_NEWS] * 4 + [0, 0]
+    assert [len(added) for added, _ in reported] == [MAX_PREFIX_CHANGES] * 4 + [0, 0]
     for key in keys[:5_000]:
         cached.remove(key)
     reported = [cached.pop_changes() for _ in range(3)]
     assert [(len(a), len(g)) for a, g in reported] == [(1_000, 4_096), (0, 904), (0, 0)]
-    assert reported[0][0] == tuple(hash_of(key) for key in keys[MOST_TOLD:])
+    assert reported[0][0] == tuple(hash_of(key) for key in keys[MAX_REPORTED_PREFIXES:])
 
 
 def test_worker_reports_prefixes_only_on_request() -> None:
@@ -216,8 +216,8 @@ def test_board_keeps_prefixes_sorted_and_bounded() -> None:
     known.update(Report(1, 0, prefixes_added=(5, -7, 3)))
     known.update(Report(2, 0, prefixes_added=(9,), prefixes_gone=(5, 1)))
     assert known.sorted.tolist() == [-7, 3, 9]
-    known.update(Report(3, 0, prefixes_added=tuple(range(100, 100 + 2 * MOST_TOLD))))
-    assert len(known.sorted) == MOST_TOLD
+    known.update(Report(3, 0, prefixes_added=tuple(range(100, 100 + 2 * MAX_REPORTED_PREFIXES))))
+    assert len(known.sorted) == MAX_REPORTED_PREFIXES
 
 
 def test_request_hashes_are_limited_to_a_chain() -> None:

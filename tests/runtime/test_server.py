@@ -132,7 +132,7 @@ async def test_used_unix_socket_is_refused_and_a_stale_one_replaced(tmp_path: Pa
         channel = connect(address)
         assert await health(channel) == SERVING
         await channel.close()
-        with pytest.raises(ConfigError, match="another process does"):
+        with pytest.raises(ConfigError, match="another process listens on it"):
             async with listening(mounts(), address):
                 pass
     with socket.socket(socket.AF_UNIX) as killed:

@@ -69,7 +69,7 @@ async def test_stop_with_a_locked_file_reports_lost_rows(tmp_path, caplog):
         await asyncio.sleep(0.05)
     blocker.close()
     assert journal.dropped == 1
-    assert warnings(caplog) == ["stopping with 1 outcomes not written: out of time"]
+    assert warnings(caplog) == ["stopping with 1 outcomes not written: not done after 0.1 s"]
 
 
 async def test_newer_versions_are_counted_and_logged_once(caplog):
@@ -82,7 +82,9 @@ async def test_newer_versions_are_counted_and_logged_once(caplog):
         assert numbers(got) == [0, 2]
         assert (journal.delivered, journal.from_future) == (2, 2)
     (message,) = warnings(caplog)
-    assert "written by a newer foretoken (done version 3, known is 2)" in message
+    assert (
+        "written by a newer foretoken (done version 3; this one reads up to version 2)" in message
+    )
 
 
 async def test_full_queue_drops_the_oldest_row():
@@ -162,7 +164,7 @@ async def test_rows_wait_while_the_log_is_unavailable(tmp_path, caplog):
     message = [r.getMessage() for r in caplog.records if r.name.endswith("journal")]
     assert len(message) == 2
     assert os.strerror(errno.ENOTDIR) in message[0] or os.strerror(errno.EEXIST) in message[0]
-    assert message[1] == "the outcome log is back; 3 outcomes were dropped meanwhile"
+    assert message[1] == "the outcome log is available again; 3 outcomes were dropped"
 
 
 bursts = st.lists(

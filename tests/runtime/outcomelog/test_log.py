@@ -304,7 +304,10 @@ def test_unwritable_path_is_an_error(tmp_path, place):
 
 @pytest.mark.parametrize(
     ("where", "rows_max", "message"),
-    [("postgres://host/db", 10, "redis://, rediss://; postgres:// is not"), ("", 0, "at least 1")],
+    [
+        ("postgres://host/db", 10, "start with redis://, rediss://, got postgres://"),
+        ("", 0, "at least 1"),
+    ],
 )
 def test_invalid_log_setting_is_an_error(where, rows_max, message):
     with pytest.raises(ValueError, match=message):

@@ -131,7 +131,7 @@ async def test_foreign_entries_are_skipped_and_logged_once(server, caplog):
         assert numbers(await log.read(first, 2)) == [1, 2]
         assert numbers(await log.read("", 10)) == [0, 1, 2]
     (message,) = warnings(caplog)
-    assert f"{STREAM} on redis://127.0.0.1:{server.port}/0 holds entries that are no" in message
+    assert f"{STREAM} on redis://127.0.0.1:{server.port}/0 contains entries that are not" in message
 
 
 async def test_key_of_another_type_is_unavailable(server):
@@ -190,7 +190,7 @@ async def test_redis_is_unavailable_until_it_returns(server):
     ],
 )
 def test_invalid_url_is_an_error_without_quoting_it(wrong):
-    with pytest.raises(ValueError, match="Redis URL is not of the form") as refused:
+    with pytest.raises(ValueError, match=r"log\.path is not of the form") as refused:
         open_log(wrong, 10)
     assert PASSWORD not in str(refused.value)
     assert refused.value.__suppress_context__
