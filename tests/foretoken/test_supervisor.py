@@ -17,7 +17,7 @@ from services.runtime.backoff import Backoff
 from services.runtime.errors import UnrecoverableError
 from services.runtime.server import Lifecycle
 from services.runtime.startup import UP
-from services.runtime.tasks import cause
+from services.runtime.tasks import root_cause
 from tests.reach import until
 from tests.system.children import children, is_alive
 
@@ -92,7 +92,7 @@ async def test_rejected_settings_end_the_start_with_their_message() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         async with supervised(child("worker-0", "stays"), child("predictor", "refuses")):
             await asyncio.sleep(NEVER_S)
-    assert isinstance(reason := cause(caught.value), ProcessFailed)
+    assert isinstance(reason := root_cause(caught.value), ProcessFailed)
     assert str(reason) == "it will not"
     assert mine() == []
 
@@ -101,7 +101,7 @@ async def test_required_child_that_fails_at_start_ends_the_block() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         async with supervised(child("worker-0", "dies")):
             await asyncio.sleep(NEVER_S)
-    assert isinstance(reason := cause(caught.value), ProcessFailed)
+    assert isinstance(reason := root_cause(caught.value), ProcessFailed)
     assert str(reason) == "the worker-0 process ended with status 3"
 
 
@@ -132,7 +132,7 @@ async def test_last_worker_given_up_ends_the_block(tmp_path: Path) -> None:
             assert is_alive(second)
             os.kill(second, signal.SIGKILL)
             await asyncio.sleep(NEVER_S)
-    assert isinstance(reason := cause(caught.value), UnrecoverableError)
+    assert isinstance(reason := root_cause(caught.value), UnrecoverableError)
     assert str(reason).endswith(
         " exited 3 times, each within 60 s of its start, and is not restarted; the last exit was"
         " it will not"
