@@ -47,6 +47,7 @@ from observability.tracing import (
     Measure,
     Span,
     Spans,
+    Tracing,
 )
 
 log = logging.getLogger(__name__)
@@ -85,8 +86,8 @@ def _parse_parent(parent: str) -> Context | None:
     return context if get_current_span(context).get_span_context().is_valid else None
 
 
-class OtelTracing:
-    """See `Tracing`."""
+class OtelTracing(Tracing):
+    """Tracing by OTLP."""
 
     def __init__(self, config: ExporterConfig):
         self._config = config
@@ -162,8 +163,8 @@ class OtelTracing:
         return provider.get_meter(SCOPE)
 
 
-class OtelSpans:
-    """See `Spans`."""
+class OtelSpans(Spans):
+    """Spans by OpenTelemetry's tracers."""
 
     on = True
 
@@ -188,16 +189,6 @@ class OtelSpans:
         if context is None:
             return NO_SPAN
         return _start(self._internal, name, context, start_s, attributes, SpanKind.INTERNAL)
-
-    def record(
-        self,
-        name: str,
-        parent: str,
-        start_s: float,
-        end_s: float,
-        attributes: Attributes = NO_ATTRIBUTES,
-    ) -> None:
-        self.begin(name, parent, start_s, attributes).end(end_s)
 
     def measure(self, measure: Measure, seconds: float, attributes: Attributes) -> None:
         histogram = self._histograms.get(measure.name) or self._make(measure)
@@ -232,8 +223,8 @@ def _start(
     return OtelSpan(started, start_ns)
 
 
-class OtelSpan:
-    """See `Span`."""
+class OtelSpan(Span):
+    """A span of OpenTelemetry."""
 
     __slots__ = ("_span", "_start_ns", "trace_id", "traceparent")
 

@@ -61,7 +61,13 @@ def render(board: Board) -> model.Dashboard:
         .time("now-1h", "now")
         .refresh("30s")
         .timezone("browser")
-        .link(_dashboard_links())
+        .link(
+            DashboardLink("foretoken")
+            .type(DashboardLinkType.DASHBOARDS)
+            .tags([TAG])
+            .keep_time(True)
+            .include_vars(True)
+        )
         .with_variable(DatasourceVariable("source").label("Data source").type("prometheus"))
     )
     for name, label, query in VARIABLES:
@@ -91,14 +97,4 @@ def _variable(name: str, label: str, query: str) -> QueryVariable:
         .include_all(True)
         .all_value(".*")
         .current(ALL)
-    )
-
-
-def _dashboard_links() -> DashboardLink:
-    return (
-        DashboardLink("foretoken")
-        .type(DashboardLinkType.DASHBOARDS)
-        .tags([TAG])
-        .keep_time(True)
-        .include_vars(True)
     )
