@@ -1,4 +1,4 @@
-"""Queries are written from the catalogue, or not at all."""
+"""PromQL queries from the catalogue."""
 
 import pytest
 
@@ -70,7 +70,7 @@ def test_promql_expressions(written: str, message: str):
     assert written == message
 
 
-NOT_CATALOGUED = counter("made_up", "Nobody counts it.")
+NOT_CATALOGUED = counter("made_up", "Not in the catalogue.")
 
 
 @pytest.mark.parametrize(
