@@ -1,4 +1,4 @@
-"""Cleanups that complete however often their waiters are cancelled."""
+"""Cleanups that complete although the waiting task is cancelled."""
 
 import asyncio
 

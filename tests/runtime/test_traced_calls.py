@@ -1,4 +1,4 @@
-"""Unary calls that belong to a trace: their spans, what they call, and what they log."""
+"""Unary calls with a trace context: spans, outgoing metadata, and log lines."""
 
 import io
 import json
