@@ -103,6 +103,12 @@ dashboard Workers. Lower worker.max_running, or use a class with a larger budget
 6. For a single request, `foretoken why ID` shows its history.
 """
 
+CHECK_PROCESS = """\
+1. Check the process with `python -m services.runtime.healthcheck HOST:PORT`, and its log.
+2. If it is serving, check metrics_port and metrics_host of its section, and the target in \
+prometheus.yml.
+"""
+
 WORKER_LOST = Alert(
     "ForetokenWorkerLost",
     (
@@ -152,10 +158,8 @@ SERVING_DOWN = Alert(
     "Its metrics could not be scraped for a minute, or it has no scrape target. Without a gateway, "
     "its clients get no response. Without a scheduler, running requests continue, and no new "
     "request is placed.",
-    """\
-1. Check the process with `python -m services.runtime.healthcheck HOST:PORT`, and its log.
-2. If it is serving, check metrics_port and metrics_host of its section, and the target in \
-prometheus.yml.
+    CHECK_PROCESS
+    + """\
 3. With `foretoken serve`, the gateway's /metrics includes the scheduler's: check that \
 foretoken_metrics_peers_missing is 0.
 4. Restart the process. Gateways and workers reconnect to a new scheduler and announce running \
@@ -170,10 +174,8 @@ PROCESS_DOWN = Alert(
     "{{ $labels.job }} at {{ $labels.instance }} is down",
     "Its metrics could not be scraped for 2 minutes. The requests of a lost worker continue on "
     "other workers. Without predictor, batcher or estimator, the scheduler uses fallbacks.",
-    """\
-1. Check the process with `python -m services.runtime.healthcheck HOST:PORT`, and its log.
-2. If it is serving, check metrics_port and metrics_host of its section, and the target in \
-prometheus.yml.
+    CHECK_PROCESS
+    + """\
 3. If it was removed intentionally, remove it from prometheus.yml.
 """,
 )

@@ -4,6 +4,7 @@ Decoding accepts bad values: unknown enum values become a safe default, and nega
 become 0.
 """
 
+from dataclasses import asdict, fields
 from math import isfinite
 
 from protos.generated import scheduler_pb2
@@ -57,19 +58,8 @@ def decode_worker_hello(message: scheduler_pb2.WorkerHello) -> WorkerView:
 
 def decode_held(message: scheduler_pb2.WorkerHello) -> tuple[HeldRequest, ...]:
     """The requests that the worker already holds when its stream opens."""
-    return tuple(
-        HeldRequest(
-            held.request_id,
-            held.prompt_tokens,
-            held.max_tokens,
-            held.output_tokens,
-            held.held_tokens,
-            held.limit_tokens,
-            held.running,
-            held.blocks,
-        )
-        for held in message.held
-    )
+    names = [field.name for field in fields(HeldRequest)]
+    return tuple(HeldRequest(*(getattr(held, name) for name in names)) for held in message.held)
 
 
 def decode_drain_s(message: scheduler_pb2.WorkerDraining) -> float:
@@ -78,16 +68,7 @@ def decode_drain_s(message: scheduler_pb2.WorkerDraining) -> float:
 
 
 def encode_held(held: HeldRequest) -> scheduler_pb2.HeldRequest:
-    return scheduler_pb2.HeldRequest(
-        request_id=held.request_id,
-        prompt_tokens=held.prompt_tokens,
-        max_tokens=held.max_tokens,
-        output_tokens=held.output_tokens,
-        held_tokens=held.held_tokens,
-        limit_tokens=held.limit_tokens,
-        running=held.running,
-        blocks=held.blocks,
-    )
+    return scheduler_pb2.HeldRequest(**asdict(held))
 
 
 def encode_plan(plan: Plan) -> scheduler_pb2.Plan:

@@ -1,6 +1,7 @@
 """Converts between core types and messages. Decoding raises ValueError for bad values."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from math import inf, isfinite
 
 from protos.generated import common_pb2, estimator_pb2, predictor_pb2
@@ -98,12 +99,7 @@ def decode_swaps(messages: Iterable[common_pb2.SwapTiming]) -> tuple[SwapTiming,
 
 
 def encode_batch(batch: BatchTiming) -> estimator_pb2.BatchTiming:
-    return estimator_pb2.BatchTiming(
-        seqs=batch.seqs,
-        length_tokens=batch.length_tokens,
-        generated_tokens=batch.generated_tokens,
-        elapsed_s=batch.elapsed_s,
-    )
+    return estimator_pb2.BatchTiming(**asdict(batch))
 
 
 def decode_batch(message: estimator_pb2.BatchTiming) -> BatchTiming:
