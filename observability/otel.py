@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from opentelemetry.context import Context
@@ -66,19 +65,6 @@ def unix_ns(at_s: float) -> int:
     return time.time_ns() + round((at_s - time.monotonic()) * 1e9)
 
 
-@dataclass(frozen=True, slots=True)
-class ExporterConfig:
-    """Endpoint, sampling and limits, as in section `tracing` of the configuration."""
-
-    endpoint: str
-    sample: float
-    trust_clients: bool
-    queue_spans: int
-    delay_s: float
-    timeout_s: float
-    metrics_interval_s: float
-
-
 @lru_cache(MAX_PARENTS)
 def _parse_parent(parent: str) -> Context | None:
     """None for an invalid traceparent. Cached, because all spans of a request have one parent."""
@@ -87,21 +73,30 @@ def _parse_parent(parent: str) -> Context | None:
 
 
 class OtelTracing(Tracing):
-    """Tracing by OTLP."""
+    """Tracing by OTLP. The settings are those of section `tracing` of the configuration."""
 
-    def __init__(self, config: ExporterConfig):
-        self._config = config
-        endpoint = config.endpoint
+    def __init__(
+        self,
+        *,
+        endpoint: str,
+        sample: float,
+        trust_clients: bool,
+        queue_spans: int,
+        delay_s: float,
+        timeout_s: float,
+        metrics_interval_s: float,
+    ):
         self._endpoint = endpoint if "://" in endpoint else f"http://{endpoint}"
+        self._timeout_s, self._metrics_interval_s = timeout_s, metrics_interval_s
         self._outage = Outage(self._endpoint)
-        self._internal: Sampler = ParentBasedTraceIdRatio(config.sample)
-        self._clients = self._internal if config.trust_clients else TraceIdRatioBased(config.sample)
-        self._spans = _SpanExporter(self._endpoint, config.timeout_s, self._outage)
+        self._internal: Sampler = ParentBasedTraceIdRatio(sample)
+        self._clients = self._internal if trust_clients else TraceIdRatioBased(sample)
+        self._spans = _SpanExporter(self._endpoint, timeout_s, self._outage)
         self._processor: SpanProcessor = BatchSpanProcessor(
             self._spans,
-            max_queue_size=config.queue_spans,
-            schedule_delay_millis=config.delay_s * 1e3,
-            max_export_batch_size=min(BATCH_SPANS, config.queue_spans),
+            max_queue_size=queue_spans,
+            schedule_delay_millis=delay_s * 1e3,
+            max_export_batch_size=min(BATCH_SPANS, queue_spans),
         )
         self._lock = threading.Lock()  # guards the fields below, which only grow
         self._services: dict[str, Spans] = {}
@@ -155,8 +150,8 @@ class OtelTracing(Tracing):
 
     def _meter(self, resource: Resource) -> Meter:
         """Created on the first measurement, with a thread that exports periodically."""
-        exporter = _MetricExporter(self._endpoint, self._config.timeout_s, self._outage)
-        reader = PeriodicExportingMetricReader(exporter, self._config.metrics_interval_s * 1e3)
+        exporter = _MetricExporter(self._endpoint, self._timeout_s, self._outage)
+        reader = PeriodicExportingMetricReader(exporter, self._metrics_interval_s * 1e3)
         provider = MeterProvider([reader], resource, shutdown_on_exit=False)
         with self._lock:
             self._metrics.append((provider, exporter))

@@ -1,7 +1,6 @@
 """Dashboard Forecasts: accuracy, sources, fallbacks, and the cost model."""
 
 from observability.grafana.board import Board, Section
-from observability.grafana.inside_predictor import OUTCOME_LOG, PREDICTOR
 from observability.grafana.parts import (
     COUNT,
     EVENTS_S,
@@ -18,6 +17,7 @@ from observability.grafana.parts import (
     plot,
     up_to,
 )
+from observability.grafana.predictor_sections import OUTCOME_LOG, PREDICTOR
 from observability.metrics import estimator as e
 from observability.metrics import gateway as g
 from observability.metrics import predictor as p

@@ -46,10 +46,9 @@ class TracingConfig(Settings):
         """OFF without an endpoint. The collector need not be reachable yet."""
         if not self.endpoint:
             return OFF
-        # imports OpenTelemetry
-        from observability.otel import ExporterConfig, OtelTracing
+        from observability.otel import OtelTracing  # imports OpenTelemetry
 
-        return OtelTracing(ExporterConfig(**dict(self)))
+        return OtelTracing(**dict(self))
 
 
 def open_tracing(overrides: Mapping[str, str] | None = None) -> Tracing:
