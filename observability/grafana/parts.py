@@ -41,7 +41,6 @@ SECONDS, SHARE, COUNT = units.Seconds, units.PercentUnit, units.Short
 REQUESTS_S, EVENTS_S, BYTES_S = units.RequestsPerSecond, units.CountsPerSecond, "binBps"
 TOKENS, TOKENS_S = "suffix: tok", "suffix: tok/s"
 
-WIDTH = 24  # of the grid
 HEIGHT = 8
 
 

@@ -62,17 +62,14 @@ class Queries:
         """A counter's increase in the window."""
         return self._over("increase", metric, by, where, window)
 
-    def observed(self, metric: Metric, *by: str, where: Where = ANY) -> str:
-        """A histogram's observations per second."""
-        return self._part(metric, "_count", by, where)
-
     def summed(self, metric: Metric, *by: str, where: Where = ANY) -> str:
         """The sum of a histogram's observations, per second."""
         return self._part(metric, "_sum", by, where)
 
     def mean(self, metric: Metric, *by: str, where: Where = ANY) -> str:
         """The mean of a histogram's observations in the window; empty without any."""
-        return ratio(self.summed(metric, *by, where=where), self.observed(metric, *by, where=where))
+        count = self._part(metric, "_count", by, where)
+        return ratio(self.summed(metric, *by, where=where), count)
 
     def quantile(self, share: float, metric: Metric, *by: str, where: Where = ANY) -> str:
         """A quantile of a histogram's observations in the window, interpolated within a bucket."""
