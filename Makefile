@@ -1,13 +1,14 @@
-# make serve: from a fresh machine to a running server
-# make test: tests that are not marked slow, one process per core; property tests try fixed examples
-# make test-slow: tests marked slow; make soak: property tests with fresh seeds
+# make serve: install and start the server
+# make test: tests that are not marked slow, one process per core; property tests use fixed seeds
+# make test-slow: tests marked slow
+# make soak: property tests with fresh seeds
 # make test-clients: third-party clients against a live server, at pinned versions in separate
 # environments (about 3 GB, created by make clients)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-MADE := 'observability/grafana/*.json' 'observability/prometheus/*.yml'
+DASHBOARDS := 'observability/grafana/*.json' 'observability/prometheus/*.yml'
 
 .PHONY: setup serve test test-slow soak clients test-clients lint types imports proto proto-check
 .PHONY: metrics metrics-check dashboards dashboards-check docs docs-pages docs-check docs-serve check
@@ -28,14 +29,14 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest --numprocesses logical --dist worksteal -m "slow and not clients" $(ARGS)
 
-# Property tests with fresh seeds; a failure prints the @reproduce_failure line that repeats it.
+# A failure prints the @reproduce_failure line that repeats it.
 soak: setup
 	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --hypothesis-profile fresh -m "property and not clients" $(ARGS)
 
 clients: setup
 	$(BIN)/python -m tests.clients.environments
 
-# One after another: they measure, and share one server.
+# Not in parallel: the tests measure times and share one server.
 test-clients: clients
 	$(BIN)/python -m pytest -m clients $(ARGS)
 
@@ -49,7 +50,7 @@ types: setup
 imports: setup
 	$(BIN)/lint-imports
 
-# The generated code is committed; proto-check fails when regenerating would change it.
+# Generated files are committed. Each *-check target regenerates its files and fails if one changes.
 proto: setup
 	PATH="$(BIN):$$PATH" $(BIN)/python -m protos.generate
 
@@ -57,23 +58,23 @@ proto-check: proto
 	git diff --exit-code -- protos
 	test -z "$$(git ls-files --others --exclude-standard -- protos)"
 
-# The reference page of all metrics is made from their catalogue; metrics-check fails where it is not.
+# The reference page of all metrics, from the catalogue.
 metrics: setup
 	$(BIN)/python -m observability.catalogue_page
 
 metrics-check: metrics
 	git diff --exit-code -- observability/METRICS.md
 
-# Dashboards and Prometheus' rules are committed too, and checked the same way.
+# Grafana dashboards and Prometheus rules.
 dashboards: setup
 	$(BIN)/python -m observability.grafana.build
 	$(BIN)/python -m observability.prometheus.build
 
 dashboards-check: dashboards
-	git diff --exit-code -- $(MADE)
-	test -z "$$(git ls-files --others --exclude-standard -- $(MADE))"
+	git diff --exit-code -- $(DASHBOARDS)
+	test -z "$$(git ls-files --others --exclude-standard -- $(DASHBOARDS))"
 
-# The pages made from code: settings, presets and request fields.
+# Documentation pages generated from code: settings, presets and request fields.
 docs-pages: setup
 	$(BIN)/python docs/generate.py
 	$(BIN)/python -m gateway.faces.http.dialect.page

@@ -62,7 +62,7 @@ from benchmarks.harness.system import counted, system, vllm
 from foretoken.running.options import demo_model
 from gateway.config import GatewayConfig
 from services.policies.preset import presets
-from services.runtime.open_files import allow_open_files
+from services.runtime.open_files import raise_open_file_limit
 
 SYSTEMS: dict[str, tuple[str, ...]] = {
     "fcfs": ("scheduler.policy=fcfs",),
@@ -268,7 +268,7 @@ async def measure(sizes: Sizes, names: Sequence[str], stack: Stack, rate: float)
 def main() -> None:
     given = _given()
     sizes, names = sizes_of(given), names_of(given)
-    allow_open_files()
+    raise_open_file_limit()
     with padded_model() if given.padded else nullcontext("") as model:
         stack = Stack(model, given.peer_python)
         able = uvloop.run(capacity(sizes, stack))

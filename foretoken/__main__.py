@@ -85,9 +85,9 @@ def main() -> None:
     except UsageError as error:
         _exit_with_usage_error(str(error))
     except (ValueError, ExceptionGroup) as error:
-        from services.runtime.main import leave
+        from services.runtime.main import exit_with_error
 
-        leave("foretoken", error)
+        exit_with_error("foretoken", error)
     except Exception as error:
         # An error of the command line parser, whose classes are not public.
         if not hasattr(error, "format_message"):

@@ -22,7 +22,7 @@ from gateway.sessions.sla_window import SlaWindow
 from gateway.telemetry.metrics import Metrics
 from gateway.types.generation import GenerationRequest
 from observability.exposition import Part
-from observability.logs import about
+from observability.logs import add_log_context
 from observability.tracing import NO_SPANS, Spans
 from protos.generated import scheduler_pb2, worker_pb2
 
@@ -106,7 +106,7 @@ class Gateway:
         `whole`, it closes it in any case. Raises ServiceError."""
         self.intake.check_requests(requests)
         call = self.sessions.open(requests, whole)
-        about(request_id=call.request_id)
+        add_log_context(request_id=call.request_id)
         trace.on_opened(call, requests)
         return call
 

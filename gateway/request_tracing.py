@@ -14,7 +14,7 @@ from gateway.sessions.call import ClientCall
 from gateway.types.generation import GenerationRequest
 from gateway.types.outcome import ChoiceOutcome
 from observability import genai
-from observability.logs import about
+from observability.logs import add_log_context
 from observability.tracing import Attributes, Measure, Span, Spans, Value
 from services.core import FinishReason
 from services.runtime.errors import ServiceError
@@ -82,8 +82,8 @@ class RequestTracer:
         }
         name = f"{operation} {self._model}"
         all_attributes = {**common, **attributes, **current_caller().attributes}
-        span = self._spans.take_in(name, context, now_s, all_attributes)
-        about(trace_id=span.trace_id)
+        span = self._spans.begin_request(name, context, now_s, all_attributes)
+        add_log_context(trace_id=span.trace_id)
         return RecordedTrace(self._spans, span, common, now_s)
 
 

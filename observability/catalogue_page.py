@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from observability.metrics import metric as scales
+from observability.metrics import metric as definitions
 from observability.metrics.catalogue import CATALOGUE, PROCESS_LABELS
 from observability.metrics.metric import PREFIX, Metric
 from observability.metrics.vllm import ALIASES
@@ -12,14 +12,15 @@ PAGE = Path(__file__).parent / "METRICS.md"
 HEAD = """\
 # Metrics
 
-Every metric of every process, made from the catalogue (`observability/metrics/`) by `make metrics`.
+All metrics of all processes. `make metrics` generates this page from `observability/metrics/`.
 
-The gateway's `/metrics` tells of its own process and of those that `gateway.metrics_peers` names;
-`foretoken serve` names all it starts. A service tells of itself at its `metrics_port`, on
-`metrics_host`, and over gRPC (`foretoken.v1.Telemetry/Scrape`). With `gateway.vllm_metrics=on` what
-vLLM counts too is there once more under the name it has there. There are no `_created` series.
+The gateway's `/metrics` exposes the metrics of its process and of all processes in
+`gateway.metrics_peers`; `foretoken serve` configures every process that it starts. A service
+exposes its metrics over HTTP at `metrics_host` and `metrics_port`, and over gRPC
+(`foretoken.v1.Telemetry/Scrape`). `gateway.vllm_metrics=on` adds the metrics that vLLM has too,
+under vLLM's names. There are no `_created` series.
 """
-UNITS = {"seconds": "seconds", "tokens": "tokens", "bytes": "bytes", "perc": "share, 0 to 1"}
+UNITS = {"seconds": "seconds", "tokens": "tokens", "bytes": "bytes", "perc": "share (0 to 1)"}
 
 
 def page() -> str:
@@ -31,9 +32,9 @@ def page() -> str:
 
 
 def _labels(service: str) -> Iterator[str]:
-    if own := PROCESS_LABELS.get(service):
-        names = " and ".join(f"`{name}`" for name in own)
-        yield f"All series have {names} beside their own labels.\n\n"
+    if labels := PROCESS_LABELS.get(service):
+        names = " and ".join(f"`{name}`" for name in labels)
+        yield f"All series also have {names}.\n\n"
 
 
 def _table(metrics: tuple[Metric, ...]) -> Iterator[str]:
@@ -47,7 +48,7 @@ def _table(metrics: tuple[Metric, ...]) -> Iterator[str]:
             metric.kind.value,
             ", ".join(f"`{label}`" for label in metric.labels),
             UNITS.get(metric.name.rpartition("_")[2], ""),
-            SCALES.get(metric.buckets, ""),
+            BUCKETS.get(metric.buckets, ""),
             metric.help,
             alias and f"`{alias}{suffix}`",
         )
@@ -55,14 +56,14 @@ def _table(metrics: tuple[Metric, ...]) -> Iterator[str]:
 
 
 def _buckets() -> Iterator[str]:
-    for buckets, name in SCALES.items():
+    for buckets, name in BUCKETS.items():
         yield f"- {name}: {', '.join(f'{bound:g}' for bound in buckets)}\n"
 
 
-# The bucket lists by name.
-SCALES = {
+# The names of bucket lists.
+BUCKETS = {
     value: name
-    for name, value in vars(scales).items()
+    for name, value in vars(definitions).items()
     if name.isupper() and isinstance(value, tuple)
 }
 

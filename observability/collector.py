@@ -1,4 +1,4 @@
-"""Outage: reports the loss of a collector once, not once per batch."""
+"""Outage: logs the loss of an OTLP collector once, not once per batch."""
 
 import logging
 import threading
@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-EXPORTERS = "opentelemetry.exporter.otlp.proto.grpc.exporter"  # logs each failed attempt
-QUEUES = "opentelemetry.sdk._shared_internal"  # logs what a full queue drops, and bugs
+EXPORTERS = "opentelemetry.exporter.otlp.proto.grpc.exporter"  # logger of failed attempts
+QUEUES = "opentelemetry.sdk._shared_internal"  # logger of spans dropped by full queues, and of bugs
 _QUEUE_FULL = "Queue full"
 
 ClaimsRecord = Callable[[logging.LogRecord], bool]
 
 
 class _ClaimFilter:
-    """One filter per logger for all outages of the process: of several filters, the first that
-    drops a record would hide it from the others."""
+    """One filter per logger for all outages of the process, so that each outage sees each record:
+    the first of several filters to drop a record would hide it from the rest."""
 
     def __init__(self, name: str):
         self._logger = logging.getLogger(name)
@@ -25,7 +25,7 @@ class _ClaimFilter:
 
     def add(self, claims: ClaimsRecord) -> None:
         with self._lock:
-            if not self._claims:  # inserted first: the library's own filter drops similar records
+            if not self._claims:  # inserted first: the library's filter drops similar records
                 self._logger.filters.insert(0, self._filter)
             self._claims = (*self._claims, claims)
 
@@ -36,69 +36,66 @@ class _ClaimFilter:
                 self._logger.removeFilter(self._filter)
 
     def _filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is logged: no outage claims it. Every outage sees the record."""
-        return [claims(record) for claims in self._claims].count(False) == 0
+        """Whether the record is logged: if no outage claims it."""
+        claimed = [claims(record) for claims in self._claims]  # every outage sees the record
+        return not any(claimed)
 
 
 _EXPORTERS, _QUEUES = _ClaimFilter(EXPORTERS), _ClaimFilter(QUEUES)
 
 
 class Outage:
-    """Whether exports arrive, by signal (traces, metrics). Called from the exporting threads.
+    """Whether exports succeed, by signal (traces, metrics). Called from the exporting threads.
 
-    While it exists, the library's log records about exports are consumed here instead of being
-    logged; `close` ends that.
+    Until `close`, replaces the library's log records about exports with its messages.
     """
 
     def __init__(self, endpoint: str):
         self._endpoint = endpoint
         self._failing: set[str] = set()
-        self._why = "no answer"
-        self._overran = False  # the queue overflowed since the last success
+        self._reason = "no answer"
+        self._overflowed = False  # the queue, since the last success
         self._lock = threading.Lock()
         self._address = endpoint.rpartition("://")[2]  # as in the library's messages
-        _EXPORTERS.add(self._exporters)
-        _QUEUES.add(self._queues)
+        _EXPORTERS.add(self._claims_export)
+        _QUEUES.add(self._claims_overflow)
 
-    @property
-    def on(self) -> bool:
-        return bool(self._failing)
-
-    def sent(self, signal: str, arrived: bool) -> None:
-        """Records the result of a batch."""
+    def record_export(self, signal: str, succeeded: bool) -> None:
+        """Logs the begin and the end of an outage, and spans dropped without one."""
         with self._lock:
-            before = self.on
-            (self._failing.discard if arrived else self._failing.add)(signal)
-            now = self.on
-            overran = self._overran and not now
-            self._overran &= now
+            before = bool(self._failing)
+            (self._failing.discard if succeeded else self._failing.add)(signal)
+            now = bool(self._failing)
+            overflowed = self._overflowed and not now
+            self._overflowed &= now
         if now and not before:
             log.warning(
-                "the collector at %s takes no %s (%s): they are dropped until it does, and "
-                "requests are served as ever",
-                self._endpoint,
+                "cannot export %s to the collector at %s (%s); they are dropped until it accepts "
+                "them, and requests are served as before",
                 signal,
-                self._why,
+                self._endpoint,
+                self._reason,
             )
         elif before and not now:
-            log.info("the collector at %s takes what is sent again", self._endpoint)
-        elif overran:
+            log.info("the collector at %s accepts exports again", self._endpoint)
+        elif overflowed:
             log.warning(
-                "spans come faster than the collector at %s takes them: some were dropped",
+                "spans were dropped because the collector at %s accepts them too slowly; lower "
+                "tracing.sample or raise tracing.queue_spans",
                 self._endpoint,
             )
 
     def close(self) -> None:
-        _EXPORTERS.remove(self._exporters)
-        _QUEUES.remove(self._queues)
+        _EXPORTERS.remove(self._claims_export)
+        _QUEUES.remove(self._claims_overflow)
 
-    def _exporters(self, record: logging.LogRecord) -> bool:
-        said = record.getMessage()
-        if record.levelno >= logging.ERROR and self._address in said:
-            self._why = said
-        return False
+    def _claims_export(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if record.levelno >= logging.ERROR and self._address in message:
+            self._reason = message
+        return True
 
-    def _queues(self, record: logging.LogRecord) -> bool:
+    def _claims_overflow(self, record: logging.LogRecord) -> bool:
         full = str(record.msg).startswith(_QUEUE_FULL)
-        self._overran |= full
-        return not full
+        self._overflowed |= full
+        return full

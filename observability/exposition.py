@@ -1,8 +1,7 @@
-"""Exposition: a process's metrics in Prometheus' text format, and the merged text of several
-processes.
+"""Exposition: the metrics of a process in Prometheus' text format 0.0.4, and the merged text of
+several processes.
 
-Counters, gauges and histograms of the catalogue; no `_created` series. A family's lines are
-adjacent under one HELP and one TYPE, in text format 0.0.4.
+The lines of a family are adjacent, under one HELP and one TYPE. There are no `_created` series.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,35 +19,35 @@ _HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A registry, and the labels that all of its series get; a series' own labels take
-    precedence."""
+    """A registry, and labels that are added to all of its series; labels that a series already has
+    take precedence."""
 
     registry: CollectorRegistry
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def expose(parts: Iterable[Part]) -> str:
-    """The text of a process's metrics. O(series); gauges are read in the calling thread."""
+    """The text of a process's metrics. O(series); readings are taken in the calling thread."""
     return merge("\n".join(_lines(part)) for part in parts)
 
 
 def merge(texts: Iterable[str]) -> str:
-    """The texts of several processes as one: each family once, with all series.
+    """The texts of several processes as one: each family once, with the series of all processes.
 
-    Of duplicate series the first is kept, and of a family its first HELP and TYPE. Empty lines are
-    dropped. O(lines).
+    Keeps the first of duplicate series, and the first HELP and TYPE of a family. Drops empty lines.
+    O(lines).
     """
     families: dict[str, _Family] = {}
     for text in texts:
-        _take(text, families)
+        _add_families(text, families)
     return "".join(line for name, family in families.items() for line in family.lines(name))
 
 
 def with_aliases(text: str, names: Mapping[str, str]) -> str:
-    """The text, followed by the families in `names` under their other names.
+    """The text, followed by copies of the families in `names` (name → alias).
 
-    Names omit the suffixes `_total`, `_bucket`, `_sum` and `_count`, which are kept. The text must
-    be an output of `merge`.
+    Names and aliases omit the suffixes `_total`, `_bucket`, `_sum` and `_count`, which are kept.
+    The text must be an output of `merge`.
     """
     added, old, new = [], "", ""
     for line in text.split("\n"):
@@ -64,7 +63,7 @@ def with_aliases(text: str, names: Mapping[str, str]) -> str:
 
 
 class _Family:
-    """One family's lines, its series by name and labels."""
+    """The lines of one family. `series`: values by name and labels."""
 
     __slots__ = ("help", "kind", "series")
 
@@ -80,12 +79,12 @@ class _Family:
             yield f"{series} {value}\n"
 
 
-def _take(text: str, families: dict[str, _Family]) -> None:
+def _add_families(text: str, families: dict[str, _Family]) -> None:
     name, family = "", _Family()
     for line in text.split("\n"):
         if line.startswith(("# HELP ", "# TYPE ")):
             _, kind, name, *rest = line.split(" ", 3)
-            if not (name and rest):  # neither HELP nor TYPE
+            if not (name and rest):  # malformed
                 continue
             family = families.setdefault(name, _Family())
             if kind == "HELP":

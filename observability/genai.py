@@ -1,6 +1,6 @@
-"""Names of OpenTelemetry's conventions for generative AI, as far as a server knows their values.
+"""Names from OpenTelemetry's semantic conventions for generative AI.
 
-Defined here because the package that has them calls its copy unstable.
+Defined here because opentelemetry-semantic-conventions marks them as unstable.
 """
 
 from observability.tracing import Measure
@@ -26,7 +26,7 @@ INPUT_TOKENS = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 ERROR_TYPE = "error.type"
 
-# The buckets that the conventions require; our own metrics have a higher resolution.
+# The conventions specify these buckets; metrics of the catalogue have a higher resolution.
 REQUEST_DURATION = Measure(
     "gen_ai.server.request.duration",
     "Generative AI server request duration such as time-to-last byte or last output token.",

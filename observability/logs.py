@@ -1,8 +1,8 @@
-"""Logs: one line per record, as text or JSON. A repeated warning is logged once, and then with its
-count.
+"""Logs: one line per record, as text or JSON. A repeated warning is logged once, and then as a
+summary with its count.
 
-Lines carry the request and the trace that they concern, if known: set by `about` for the rest of
-the task that serves it, or given with one record as `extra={"request_id": …}`.
+Lines carry the ids of the request and the trace, if known: set by `add_log_context` for the rest of
+the task, or given with one record as `extra={"request_id": …}`.
 """
 
 import json
@@ -22,42 +22,40 @@ from typing import Literal, TextIO
 LineFormat = Literal["text", "json"]
 
 REPEAT_S = 60.0
-MAX_REMEMBERED = 512  # warnings; format string, words, last line and traceback: 3 MB at most
-MAX_CHARS = 1_000  # of each that are compared and kept
-MOST_TRACE_CHARS = 3_000
-MAX_SIMILAR = 16  # warnings of one format string that are distinguished by their words
+MAX_REMEMBERED = 512  # warnings; format string, text, last line and traceback: 3 MB at most
+MAX_CHARS = 1_000  # of a format string or text that are compared and kept
+MAX_TRACE_CHARS = 3_000
+MAX_SIMILAR = 16  # warnings of one format string that are distinguished by their text
 CONTEXT = ("request_id", "trace_id", "x_request_id", "key")
-NOTHING_KNOWN = ("",) * len(CONTEXT)
 TRACE_ID_DIGITS = 32
-REPEATED = "repeated"  # record attribute: how many similar records its line stands for
+REPEATED = "repeated"  # record attribute: the number of similar records that a line summarizes
 
 _PLAIN = logging.Formatter()
-_about: ContextVar[tuple[str, ...]] = ContextVar("about", default=NOTHING_KNOWN)
+_context: ContextVar[tuple[str, ...]] = ContextVar("log_context", default=("",) * len(CONTEXT))
 
 
-def about(request_id: str = "", trace_id: str = "") -> None:
-    """This task's later log lines concern that request or trace; omitted values stay."""
-    request_before, trace_before, *others = _about.get()
-    _about.set((request_id or request_before, trace_id or trace_before, *others))
+def begin_log_context(x_request_id: str, key: str) -> None:
+    """Sets the client's request id and key name for this task's later log lines; clears the other
+    ids."""
+    _context.set(("", "", x_request_id, key))
 
 
-def about_anew(x_request_id: str, key: str) -> None:
-    """This task's later log lines concern the request with this client id and key name; earlier
-    values are cleared."""
-    _about.set(("", "", x_request_id, key))
+def add_log_context(request_id: str = "", trace_id: str = "") -> None:
+    """Sets ids for this task's later log lines; omitted ones keep their values."""
+    request_before, trace_before, *others = _context.get()
+    _context.set((request_id or request_before, trace_id or trace_before, *others))
 
 
 @contextmanager
 def log_context(request_id: str, traceparent: str) -> Iterator[None]:
-    """Log lines within the block concern that request, served under that traceparent. For loops
-    that serve many requests; no task or timer that outlives the block may be started within,
-    because it would keep the context."""
-    token = _about.set(_about.get())
-    about(request_id, trace_id_of(traceparent))
+    """Adds the ids to log lines within the block. For loops that serve many requests. A task or
+    timer started within the block keeps the context, so it must end with the block."""
+    token = _context.set(_context.get())
+    add_log_context(request_id, trace_id_of(traceparent))
     try:
         yield
     finally:
-        _about.reset(token)
+        _context.reset(token)
 
 
 def trace_id_of(traceparent: str) -> str:
@@ -69,7 +67,7 @@ def trace_id_of(traceparent: str) -> str:
 def set_up_logging(
     service: str, level: str = "INFO", lines: LineFormat = "text", repeat_s: float = REPEAT_S
 ) -> None:
-    """Sends all log records of this process to stderr, under the service's name."""
+    """Writes all log records of this process to stderr, with the service's name."""
     handler = LogHandler(sys.stderr, RepeatFilter(repeat_s))
     handler.setFormatter(JsonLines(service) if lines == "json" else TextLines(service))
     logging.basicConfig(level=level, handlers=[handler], force=True)
@@ -77,81 +75,83 @@ def set_up_logging(
 
 @dataclass(slots=True)
 class _LoggedWarning:
-    """A warning since it was last logged."""
+    """A logged warning, and the similar records since."""
 
     at_s: float
-    trace: str  # of the first record, its end
-    more: int = 0
+    trace: str  # the end of the first record's traceback
+    repeats: int = 0
     last: logging.LogRecord | None = None
 
 
 class RepeatFilter:
-    """Decides which records are logged, and how many similar ones each stands for.
+    """Decides which records are logged, and how many similar records each of them summarizes.
 
-    Warnings are similar if they have the same logger, level and words, as far as these are
-    compared; with an exception, the same format string and exception, raised at the same line. The
-    first is logged. Those that follow within `every_s` are counted, and the last of them is logged
-    with the count, and with the first one's traceback, when that time is over: with the next
-    record, or when `due` is called. Of one format string MAX_SIMILAR are distinguished; any others
-    count as similar. Logged lines and counts add up to all records. O(1) per record, besides its
-    words and an exception's depth.
+    Warnings are similar if logger, level and text (up to MAX_CHARS) are equal; with an exception,
+    if the format string, the exception's type and the line that raised it are equal. The first is
+    logged, and those that follow within `every_s` are counted. After that time a summary is logged,
+    with the next record or when `due` is called: the last of them, with the count and the first
+    one's traceback. Of one format string MAX_SIMILAR texts are distinguished; all others count as
+    similar. Logged lines and counts add up to all records. O(1) per record, besides its text and
+    an exception's depth.
     """
 
-    def __init__(self, every_s: float = REPEAT_S, most: int = MAX_REMEMBERED):
+    def __init__(self, every_s: float = REPEAT_S, max_remembered: int = MAX_REMEMBERED):
         self._every_s = every_s
-        self._most = most
+        self._max_remembered = max_remembered
         self._logged: OrderedDict[_SimilarityKey, _LoggedWarning] = OrderedDict()  # oldest first
         self._similar_counts: Counter[_Template] = Counter()  # of the remembered warnings
-        self._unlogged = 0  # remembered warnings with an unlogged count
+        self._pending = 0  # remembered warnings with a summary to log
 
     @property
     def due_s(self) -> float:
-        """When something is due, on the records' clock; infinite without unlogged counts.
-        O(remembered) otherwise."""
-        if not self._unlogged:
+        """The time of the next summary, on the records' clock; infinite without one.
+        O(remembered)."""
+        if not self._pending:
             return inf
-        return next(logged.at_s for logged in self._logged.values() if logged.more) + self._every_s
+        oldest = next(logged for logged in self._logged.values() if logged.repeats)
+        return oldest.at_s + self._every_s
 
     def filter(self, record: logging.LogRecord) -> list[logging.LogRecord]:
-        """The records to log now that this one has arrived."""
+        """The records to log when this one arrives: due summaries, and the record itself unless it
+        is a repetition."""
         if record.levelno < logging.WARNING:
             return [*self.due(record.created), record]
         key = self._similarity_key(record)
         logged = self._logged.get(key)
         if logged and record.created - logged.at_s < self._every_s:
-            self._unlogged += not logged.more
-            logged.more += 1
+            self._pending += not logged.repeats
+            logged.repeats += 1
             logged.last = _kept(record, logged.trace)
             return self.due(record.created)
-        record.__dict__[REPEATED] = logged.more if logged else 0
+        record.__dict__[REPEATED] = logged.repeats if logged else 0
         if logged:
             self._forget(key)
         due = self.due(record.created)
-        self._remember(key, _LoggedWarning(record.created, _trace(record)[-MOST_TRACE_CHARS:]))
-        if len(self._logged) > self._most:
-            due += _summed(self._forget(next(iter(self._logged))))
+        self._remember(key, _LoggedWarning(record.created, _trace(record)[-MAX_TRACE_CHARS:]))
+        if len(self._logged) > self._max_remembered:
+            due += _summary(self._forget(next(iter(self._logged))))
         return [*due, record]
 
     def due(self, now_s: float) -> list[logging.LogRecord]:
-        """Summaries whose time is over. One that is logged again becomes due again."""
+        """The summaries to log by now. Similar records that follow are counted again."""
         due: list[logging.LogRecord] = []
         while self._logged:
             key, logged = next(iter(self._logged.items()))
             if now_s - logged.at_s < self._every_s:
                 break
             self._forget(key)
-            if logged.more:
-                due += _summed(logged)
+            if logged.repeats:
+                due += _summary(logged)
                 self._remember(key, _LoggedWarning(now_s, logged.trace))
         return due
 
-    def rest(self) -> list[logging.LogRecord]:
-        """All unlogged summaries; forgets everything."""
-        return [record for key in [*self._logged] for record in _summed(self._forget(key))]
+    def flush(self) -> list[logging.LogRecord]:
+        """All pending summaries; forgets everything."""
+        return [record for key in [*self._logged] for record in _summary(self._forget(key))]
 
     def _similarity_key(self, record: logging.LogRecord) -> "_SimilarityKey":
         template = record.name, record.levelno, str(record.msg)[:MAX_CHARS]
-        key = (*template, _words(record))
+        key = (*template, _distinctive_text(record))
         if key in self._logged or self._similar_counts[template] < MAX_SIMILAR:
             return key
         return (*template, "")
@@ -162,7 +162,7 @@ class RepeatFilter:
 
     def _forget(self, key: "_SimilarityKey") -> _LoggedWarning:
         logged = self._logged.pop(key)
-        self._unlogged -= logged.more > 0
+        self._pending -= logged.repeats > 0
         self._similar_counts[key[:3]] -= 1
         if not self._similar_counts[key[:3]]:
             del self._similar_counts[key[:3]]
@@ -170,12 +170,12 @@ class RepeatFilter:
 
 
 _Template = tuple[str, int, str]  # logger, level, format string
-# With the words; these are empty for records that are not distinguished.
+# With the text; empty for records that are not distinguished by it.
 _SimilarityKey = tuple[str, int, str, str]
 
 
-def _words(record: logging.LogRecord) -> str:
-    """What distinguishes a record from others with its format string."""
+def _distinctive_text(record: logging.LogRecord) -> str:
+    """The text, or the place of the exception, that distinguishes records of one format string."""
     kind, _, frames = record.exc_info or (None, None, None)
     if kind is None:
         return record.getMessage()[:MAX_CHARS]
@@ -187,7 +187,7 @@ def _words(record: logging.LogRecord) -> str:
 
 
 def _trace(record: logging.LogRecord) -> str:
-    """Its traceback, stored in it as formatters do; empty without one."""
+    """The record's traceback, cached in the record as formatters do; empty without one."""
     if record.exc_info and record.exc_info[0] and not record.exc_text:
         record.exc_text = _PLAIN.formatException(record.exc_info)
     return record.exc_text or ""
@@ -195,20 +195,21 @@ def _trace(record: logging.LogRecord) -> str:
 
 def _kept(record: logging.LogRecord, trace: str) -> logging.LogRecord:
     """The record as plain text, without references to arguments or frames."""
-    words = {"msg": record.getMessage()[:MAX_CHARS], "args": None, "exc_info": None}
-    kept = {**record.__dict__, **words, "exc_text": trace or None, "stack_info": None}
+    text = {"msg": record.getMessage()[:MAX_CHARS], "args": None, "exc_info": None}
+    kept = {**record.__dict__, **text, "exc_text": trace or None, "stack_info": None}
     return logging.makeLogRecord(kept)
 
 
-def _summed(logged: _LoggedWarning) -> list[logging.LogRecord]:
+def _summary(logged: _LoggedWarning) -> list[logging.LogRecord]:
     if logged.last is None:
         return []
-    logged.last.__dict__[REPEATED] = logged.more - 1
+    logged.last.__dict__[REPEATED] = logged.repeats - 1
     return [logged.last]
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
-    """Logs what `RepeatFilter` returns, due summaries by its own timer, and the rest at its end."""
+    """Writes the records that `RepeatFilter` returns; a timer writes due summaries, and `close` the
+    pending ones."""
 
     def __init__(self, stream: TextIO, repeats: RepeatFilter):
         super().__init__(stream)
@@ -216,7 +217,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
         self._timer: threading.Timer | None = None  # while a summary is pending
 
     def emit(self, record: logging.LogRecord) -> None:
-        for name, known in zip(CONTEXT, _about.get(), strict=True):
+        for name, known in zip(CONTEXT, _context.get(), strict=True):
             if known and not hasattr(record, name):
                 setattr(record, name, known)
         try:
@@ -229,7 +230,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
     def close(self) -> None:
         self.acquire()
         try:
-            self._write(self._repeats.rest())
+            self._write(self._repeats.flush())
             if self._timer:
                 self._timer.cancel()
                 self._timer = None
@@ -241,17 +242,17 @@ class LogHandler(logging.StreamHandler[TextIO]):
         for each in records:
             super().emit(each)
         if self._timer is None and (due_s := self._repeats.due_s) < inf:
-            self._timer = threading.Timer(max(0.0, due_s - time.time()), self._say_due)
+            self._timer = threading.Timer(max(0.0, due_s - time.time()), self._write_due)
             self._timer.daemon = True
             try:
                 self._timer.start()
-            except RuntimeError:  # the process exits, and its end logs the rest
+            except RuntimeError:  # the process exits, and `close` writes the summaries
                 self._timer = None
 
-    def _say_due(self) -> None:
+    def _write_due(self) -> None:
         self.acquire()
         try:
-            if self._timer is not None:  # otherwise it was closed meanwhile
+            if self._timer is not None:  # None: closed since the timer fired
                 self._timer = None
                 self._write(self._repeats.due(time.time()))
         finally:
@@ -273,7 +274,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """JSON: one object per line; unknown fields are omitted."""
+    """JSON: one object per line, without empty fields."""
 
     def __init__(self, service: str):
         super().__init__()
@@ -297,5 +298,4 @@ class JsonLines(logging.Formatter):
 
 
 def _repeated(record: logging.LogRecord) -> int:
-    """How many similar records the line stands for."""
     return int(getattr(record, REPEATED, 0))

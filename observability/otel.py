@@ -1,7 +1,7 @@
 """Spans and metrics with OpenTelemetry's SDK, exported by OTLP. Imported only when tracing is on.
 
-Everything belongs to the `OtelTracing` that created it; nothing is installed globally, so that
-several may coexist in one process. Queues are bounded and exported by threads of their own.
+Nothing is installed globally, so several `OtelTracing` may coexist in one process. Queues are
+bounded, and threads export them.
 """
 
 import logging
@@ -40,22 +40,22 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from observability.collector import Outage
 from observability.tracing import (
+    NO_ATTRIBUTES,
     NO_SPAN,
-    NOTHING,
     Attributes,
-    ExporterConfig,
     Measure,
     Span,
     Spans,
+    Tracing,
 )
 
 log = logging.getLogger(__name__)
 
 SCOPE = "foretoken"
 NAMESPACE = "foretoken"
-BATCH_SPANS = 512  # in one message: about 200 kB
-CLOSE_S = 2.0  # to export the last spans
-MAX_PARENTS = 1_024  # parsed parents to cache; 1 kB each
+BATCH_SPANS = 512  # per message, about 200 kB
+CLOSE_S = 2.0  # time to export the last spans
+MAX_PARENTS = 1_024  # cached parents, 1 kB each
 
 _W3C = TraceContextTextMapPropagator()
 
@@ -66,45 +66,55 @@ def unix_ns(at_s: float) -> int:
 
 
 @lru_cache(MAX_PARENTS)
-def _within(parent: str) -> Context | None:
-    """None for an invalid traceparent. The spans of a request share one."""
+def _parse_parent(parent: str) -> Context | None:
+    """None for an invalid traceparent. Cached, because all spans of a request have one parent."""
     context = _W3C.extract({"traceparent": parent})
     return context if get_current_span(context).get_span_context().is_valid else None
 
 
-class OtelTracing:
-    """See `Tracing`."""
+class OtelTracing(Tracing):
+    """Tracing by OTLP. The settings are those of section `tracing` of the configuration."""
 
-    def __init__(self, to: ExporterConfig):
-        self._to = to
-        self._endpoint = to.endpoint if "://" in to.endpoint else f"http://{to.endpoint}"
+    def __init__(
+        self,
+        *,
+        endpoint: str,
+        sample: float,
+        trust_clients: bool,
+        queue_spans: int,
+        delay_s: float,
+        timeout_s: float,
+        metrics_interval_s: float,
+    ):
+        self._endpoint = endpoint if "://" in endpoint else f"http://{endpoint}"
+        self._timeout_s, self._metrics_interval_s = timeout_s, metrics_interval_s
         self._outage = Outage(self._endpoint)
-        self._inside = ParentBasedTraceIdRatio(to.sample)
-        self._clients = self._inside if to.trust_clients else TraceIdRatioBased(to.sample)
-        self._spans = _SpanExporter(self._endpoint, to.timeout_s, self._outage)
+        self._internal: Sampler = ParentBasedTraceIdRatio(sample)
+        self._clients = self._internal if trust_clients else TraceIdRatioBased(sample)
+        self._spans = _SpanExporter(self._endpoint, timeout_s, self._outage)
         self._processor: SpanProcessor = BatchSpanProcessor(
             self._spans,
-            max_queue_size=to.queue_spans,
-            schedule_delay_millis=to.delay_s * 1e3,
-            max_export_batch_size=min(BATCH_SPANS, to.queue_spans),
+            max_queue_size=queue_spans,
+            schedule_delay_millis=delay_s * 1e3,
+            max_export_batch_size=min(BATCH_SPANS, queue_spans),
         )
         self._lock = threading.Lock()  # guards the fields below, which only grow
         self._services: dict[str, Spans] = {}
         self._metrics: list[tuple[MeterProvider, _MetricExporter]] = []
 
     def service(self, name: str) -> Spans:
-        """Each service is a resource of its own, even in one process."""
+        """The spans of a service, which is a separate resource even in a shared process."""
         with self._lock:
             if name not in self._services:
                 self._services[name] = self._make(name)
             return self._services[name]
 
     def close(self) -> None:
-        """Raises nothing, and takes a few seconds at most, whatever the collector does."""
+        """Takes at most 2 * CLOSE_S, even without an answer of the collector. Never raises."""
         flushing = threading.Thread(target=self._flush, daemon=True, name="last-spans")
         flushing.start()
         flushing.join(CLOSE_S)
-        if flushing.is_alive():  # its remaining exports are aborted
+        if flushing.is_alive():  # abort the remaining exports
             self._spans.shutdown()
             for _, exporter in tuple(self._metrics):
                 exporter.shutdown()
@@ -120,9 +130,10 @@ class OtelTracing:
                 "process.pid": os.getpid(),
             }
         )
-        inside = self._tracer(self._inside, resource)
-        clients = inside if self._clients is self._inside else self._tracer(self._clients, resource)
-        return OtelSpans(inside, clients, lambda: self._meter(resource))
+        internal = self._tracer(self._internal, resource)
+        same = self._clients is self._internal
+        clients = internal if same else self._tracer(self._clients, resource)
+        return OtelSpans(internal, clients, lambda: self._meter(resource))
 
     def _tracer(self, sampler: Sampler, resource: Resource) -> Tracer:
         provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
@@ -135,50 +146,44 @@ class OtelTracing:
             for provider, _ in tuple(self._metrics):
                 provider.shutdown(CLOSE_S * 1e3)
         except Exception as error:  # raised if a reader could not export
-            log.info("the last spans or metrics were not sent: %s", error)
+            log.info("the last spans or metrics were not exported: %s", error)
 
     def _meter(self, resource: Resource) -> Meter:
         """Created on the first measurement, with a thread that exports periodically."""
-        exporter = _MetricExporter(self._endpoint, self._to.timeout_s, self._outage)
-        reader = PeriodicExportingMetricReader(exporter, self._to.metrics_interval_s * 1e3)
+        exporter = _MetricExporter(self._endpoint, self._timeout_s, self._outage)
+        reader = PeriodicExportingMetricReader(exporter, self._metrics_interval_s * 1e3)
         provider = MeterProvider([reader], resource, shutdown_on_exit=False)
         with self._lock:
             self._metrics.append((provider, exporter))
         return provider.get_meter(SCOPE)
 
 
-class OtelSpans:
-    """See `Spans`."""
+class OtelSpans(Spans):
+    """Spans by OpenTelemetry's tracers."""
 
     on = True
 
-    def __init__(self, inside: Tracer, clients: Tracer, meter: Callable[[], Meter]):
-        """`clients`: the tracer that samples clients' requests; `inside`: the tracer of all other
-        spans."""
-        self._inside, self._clients = inside, clients
-        self._make_meter = meter
-        self._making = threading.Lock()  # guards the creation of the meter and its histograms
+    def __init__(self, internal: Tracer, clients: Tracer, make_meter: Callable[[], Meter]):
+        """`clients` samples clients' requests; `internal` makes all other spans."""
+        self._internal, self._clients = internal, clients
+        self._make_meter = make_meter
+        self._lock = threading.Lock()  # guards the creation of the meter and its histograms
         self._meter: Meter | None = None
         self._histograms: dict[str, Histogram] = {}
 
-    def take_in(
+    def begin_request(
         self, name: str, carrier: Mapping[str, str], start_s: float, attributes: Attributes
     ) -> Span:
         context = _W3C.extract(carrier)
         return _start(self._clients, name, context, start_s, attributes, SpanKind.SERVER)
 
     def begin(
-        self, name: str, parent: str, start_s: float, attributes: Attributes = NOTHING
+        self, name: str, parent: str, start_s: float, attributes: Attributes = NO_ATTRIBUTES
     ) -> Span:
-        context = _within(parent) if parent else None
+        context = _parse_parent(parent) if parent else None
         if context is None:
             return NO_SPAN
-        return _start(self._inside, name, context, start_s, attributes, SpanKind.INTERNAL)
-
-    def record(
-        self, name: str, parent: str, start_s: float, end_s: float, attributes: Attributes = NOTHING
-    ) -> None:
-        self.begin(name, parent, start_s, attributes).end(end_s)
+        return _start(self._internal, name, context, start_s, attributes, SpanKind.INTERNAL)
 
     def measure(self, measure: Measure, seconds: float, attributes: Attributes) -> None:
         histogram = self._histograms.get(measure.name) or self._make(measure)
@@ -186,7 +191,7 @@ class OtelSpans:
 
     def _make(self, measure: Measure) -> Histogram:
         """Creates each histogram once, from any thread."""
-        with self._making:
+        with self._lock:
             if made := self._histograms.get(measure.name):
                 return made
             self._meter = self._meter or self._make_meter()
@@ -213,8 +218,8 @@ def _start(
     return OtelSpan(started, start_ns)
 
 
-class OtelSpan:
-    """See `Span`."""
+class OtelSpan(Span):
+    """A span of OpenTelemetry."""
 
     __slots__ = ("_span", "_start_ns", "trace_id", "traceparent")
 
@@ -233,11 +238,11 @@ class OtelSpan:
     def mark(self, name: str, at_s: float) -> None:
         self._span.add_event(name, timestamp=unix_ns(at_s))
 
-    def fail(self, why: str) -> None:
-        self._span.set_status(Status(StatusCode.ERROR, why))
+    def fail(self, reason: str) -> None:
+        self._span.set_status(Status(StatusCode.ERROR, reason))
 
     def end(self, at_s: float) -> None:
-        # two clock readings may differ by a few ns
+        # not before the start: unix_ns reads two clocks, and its error is a few ns
         self._span.end(max(self._start_ns, unix_ns(at_s)))
 
 
@@ -246,24 +251,24 @@ class _SpanExporter(OTLPSpanExporter):
 
     def __init__(self, endpoint: str, timeout_s: float, outage: Outage):
         super().__init__(endpoint=endpoint, timeout=timeout_s)
-        self._told = outage
+        self._outage = outage
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = super().export(spans)
-        self._told.sent("traces", result is SpanExportResult.SUCCESS)
+        self._outage.record_export("traces", result is SpanExportResult.SUCCESS)
         return result
 
 
 class _MetricExporter(OTLPMetricExporter):
-    """The same for metrics."""
+    """Reports the result of each batch to an Outage."""
 
     def __init__(self, endpoint: str, timeout_s: float, outage: Outage):
         super().__init__(endpoint=endpoint, timeout=timeout_s)
-        self._told = outage
+        self._outage = outage
 
     def export(
         self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: object
     ) -> MetricExportResult:
         result = super().export(metrics_data, timeout_millis, **kwargs)
-        self._told.sent("metrics", result is MetricExportResult.SUCCESS)
+        self._outage.record_export("metrics", result is MetricExportResult.SUCCESS)
         return result

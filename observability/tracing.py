@@ -1,44 +1,38 @@
-"""Spans: what happened to one request, from when to when, and its parent.
+"""Spans of requests. The classes record nothing; `observability.otel` has those that do.
 
-A span's context is a W3C `traceparent`: a string that headers and messages carry, empty if it is
-not recorded, because tracing is off or the request was not sampled. A span under an empty one is
-`NO_SPAN` and costs nothing. OpenTelemetry is imported only when tracing is on. Times are readings
-of the process's monotonic clock.
+A span's context is a W3C `traceparent`, a string that headers and messages carry. It is empty if
+the span is not recorded, because tracing is off or the request is not sampled; spans below it are
+`NO_SPAN` and cost nothing. Times are readings of the process's monotonic clock.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 Value = str | int | float | bool | Sequence[str]
 Attributes = Mapping[str, Value]
 
-NOTHING: Attributes = {}
-REQUEST_ID = "foretoken.request.id"  # of one choice's submission, as in scheduler and workers
+NO_ATTRIBUTES: Attributes = {}
+REQUEST_ID = "foretoken.request.id"  # attribute: the id in scheduler and workers
 
 
-class Span(Protocol):
-    """An open span, ended once. Later calls have no effect."""
+class Span:
+    """An open span. Calls after `end` have no effect."""
 
-    @property
-    def traceparent(self) -> str:
-        """The context of its children; empty if it is not recorded."""
-        ...
-
-    @property
-    def trace_id(self) -> str:
-        """32 hex digits, also of an unsampled one; empty while tracing is off."""
-        ...
+    __slots__ = ()
+    traceparent: str = ""  # the context of child spans; empty if the span is not recorded
+    trace_id: str = ""  # 32 hex digits, also if the span is not sampled; empty while tracing is off
 
     def put(self, attributes: Attributes) -> None: ...
 
     def mark(self, name: str, at_s: float) -> None:
         """Adds an event."""
-        ...
 
-    def fail(self, why: str) -> None: ...
+    def fail(self, reason: str) -> None: ...
 
     def end(self, at_s: float) -> None: ...
+
+
+NO_SPAN = Span()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,103 +44,51 @@ class Measure:
     buckets: tuple[float, ...]
 
 
-class Spans(Protocol):
+class Spans:
     """The spans of one service in one process. Thread-safe."""
 
-    @property
-    def on(self) -> bool:
-        """Whether spans are recorded."""
-        ...
+    on = False  # whether spans are recorded
 
-    def take_in(
+    def begin_request(
         self, name: str, carrier: Mapping[str, str], start_s: float, attributes: Attributes
     ) -> Span:
         """The span of a client's request: under the `traceparent` and `tracestate` of the carrier
         if these are valid, else the root of a new trace. The client's sampling decision applies
         if present and trusted, else the configured share."""
-        ...
+        return NO_SPAN
 
     def begin(
-        self, name: str, parent: str, start_s: float, attributes: Attributes = NOTHING
+        self, name: str, parent: str, start_s: float, attributes: Attributes = NO_ATTRIBUTES
     ) -> Span:
         """NO_SPAN for an empty or invalid parent."""
-        ...
+        return NO_SPAN
 
     def record(
-        self, name: str, parent: str, start_s: float, end_s: float, attributes: Attributes = NOTHING
+        self,
+        name: str,
+        parent: str,
+        start_s: float,
+        end_s: float,
+        attributes: Attributes = NO_ATTRIBUTES,
     ) -> None:
-        """Records a span that is already over."""
-        ...
+        """Records a span that has ended."""
+        self.begin(name, parent, start_s, attributes).end(end_s)
 
     def measure(self, measure: Measure, seconds: float, attributes: Attributes) -> None:
-        """Adds a measurement to a metric, whether sampled or not."""
-        ...
+        """Adds a measurement to a metric, independent of sampling."""
 
 
-class Tracing(Protocol):
-    """The tracing of one process, with the spans of its services."""
-
-    def service(self, name: str) -> Spans: ...
-
-    def close(self) -> None:
-        """Exports what is queued, for a bounded time."""
-        ...
+NO_SPANS = Spans()
 
 
-class _NoSpan:
-    traceparent = ""
-    trace_id = ""
+class Tracing:
+    """The tracing of one process."""
 
-    def put(self, attributes: Attributes) -> None: ...
-    def mark(self, name: str, at_s: float) -> None: ...
-    def fail(self, why: str) -> None: ...
-    def end(self, at_s: float) -> None: ...
-
-
-NO_SPAN: Span = _NoSpan()
-
-
-class _NoSpans:
-    on = False
-
-    def take_in(
-        self, name: str, carrier: Mapping[str, str], start_s: float, attributes: Attributes
-    ) -> Span:
-        return NO_SPAN
-
-    def begin(
-        self, name: str, parent: str, start_s: float, attributes: Attributes = NOTHING
-    ) -> Span:
-        return NO_SPAN
-
-    def record(
-        self, name: str, parent: str, start_s: float, end_s: float, attributes: Attributes = NOTHING
-    ) -> None: ...
-
-    def measure(self, measure: Measure, seconds: float, attributes: Attributes) -> None: ...
-
-
-NO_SPANS: Spans = _NoSpans()
-
-
-class _TracingDisabled:
     def service(self, name: str) -> Spans:
         return NO_SPANS
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Exports queued spans and metrics, for a bounded time."""
 
 
-OFF: Tracing = _TracingDisabled()
-
-
-@dataclass(frozen=True, slots=True)
-class ExporterConfig:
-    """The exporter's settings: endpoint, sampling share, and limits."""
-
-    endpoint: str  # of an OTLP collector over gRPC: host:port, http:// or https://
-    sample: float = 1.0  # share of requests without a client's decision
-    queue_spans: int = 4_096  # waiting to be exported; the oldest are dropped above
-    delay_s: float = 2.0  # the longest wait for other spans to export together
-    timeout_s: float = 5.0  # for one export with retries
-    metrics_interval_s: float = 15.0
-    trust_clients: bool = True  # whether a client's sampling decision applies
+OFF = Tracing()

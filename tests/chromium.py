@@ -1,8 +1,8 @@
-"""Headless Chromium for tests, driven over the DevTools protocol on a pipe of its own: no port, no
-web driver, and nothing beside Debian's `chromium`.
+"""Headless Chromium for tests, controlled over the DevTools protocol on a pipe, without a port or a
+web driver.
 
-https://chromedevtools.github.io/devtools-protocol: JSON messages, each ended by a zero byte, read
-by the browser from descriptor 3 and written to 4.
+https://chromedevtools.github.io/devtools-protocol: JSON messages, each ended by a zero byte, which
+the browser reads from descriptor 3 and writes to 4.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-LIMIT_S = 60.0  # of any wait: only to fail by
+LIMIT_S = 60.0  # of any wait, after which a test fails
 POLL_S = 0.03
-SHOTS = os.environ.get("PAGE_SHOTS", "")  # a folder for screenshots; empty: none are kept
+SHOTS = os.environ.get("PAGE_SHOTS", "")  # a folder for screenshots; empty: none are saved
 MOST_MESSAGE_BYTES = 2**26  # a screenshot
 FIRST_FREE = 10  # above the descriptors 3 and 4, which the browser needs
 FLAGS = (
@@ -39,7 +39,7 @@ Message = dict[str, Any]
 
 @dataclass
 class Wire:
-    """Commands out, answers and events in. An event goes to the session it belongs to."""
+    """Sends commands and receives answers and events, which are passed to their session."""
 
     reader: asyncio.StreamReader
     descriptor: int
@@ -48,7 +48,7 @@ class Wire:
     _last: int = 0
 
     async def call(self, method: str, session: str = "", **params: Any) -> Message:
-        """A command's result; AssertionError with the browser's own words where it has none."""
+        """The result of a command. Raises AssertionError with the browser's error."""
         self._last += 1
         message = {"id": self._last, "method": method, "params": params}
         if session:
@@ -62,7 +62,7 @@ class Wire:
         return result
 
     async def read(self) -> None:
-        """Reads until it is cancelled or the browser is gone, and then cancels pending calls."""
+        """Reads until cancelled. If the browser exits, pending calls fail."""
         try:
             await self._read()
         except asyncio.IncompleteReadError:
@@ -106,7 +106,7 @@ class Tab:
         await self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     async def value(self, expression: str) -> Any:
-        """What JavaScript makes of it, awaited."""
+        """The value of a JavaScript expression, awaited."""
         reported = await self.call(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )
@@ -117,22 +117,22 @@ class Tab:
         """The expression's value once it is true."""
         try:
             async with asyncio.timeout(limit_s):
-                while not (found := await self.value(expression)):  # noqa: ASYNC110 - it has no event
+                while not (found := await self.value(expression)):  # noqa: ASYNC110 - there is no event
                     await asyncio.sleep(POLL_S)
                 return found
         except TimeoutError:
             shown = await self.text("body")
             raise AssertionError(
-                f"{expression} did not come true in {limit_s} s; shown was: {shown[:2000]}"
+                f"{expression} is not true after {limit_s} s; the page shows: {shown[:2000]}"
             ) from None
 
     async def text(self, selector: str) -> str:
-        """What is to be read there."""
+        """The visible text of an element."""
         found = await self.value(f"document.querySelector({json.dumps(selector)}).innerText")
         return re.sub(r"\s+", " ", str(found)).strip()
 
     async def click(self, selector: str) -> None:
-        """With the mouse, so that what covers it is found out; in its first line, of several."""
+        """Clicks on the first line of an element with the mouse, as a user would."""
         place = await self.value(
             f"""(() => {{
               const element = document.querySelector({json.dumps(selector)});
@@ -147,7 +147,7 @@ class Tab:
             )
 
     async def type(self, text: str) -> None:
-        """Into what has the focus."""
+        """Types into the focused element."""
         await self.call("Input.insertText", text=text)
 
     async def press(self, key: str) -> None:
@@ -157,7 +157,7 @@ class Tab:
         await self.call("Input.dispatchKeyEvent", type="keyUp", **code)
 
     async def shot(self, name: str) -> None:
-        """A screenshot for people to look at, where a folder is given for them."""
+        """Saves a screenshot if PAGE_SHOTS names a folder."""
         if SHOTS:
             shot = await self.call("Page.captureScreenshot", format="png")
             image = base64.b64decode(shot["data"])
@@ -183,7 +183,7 @@ class Browser:
 
     @asynccontextmanager
     async def tab(self) -> AsyncIterator[Tab]:
-        """A new page with cookies, storage and cache of its own."""
+        """A new page with separate cookies, storage and cache."""
         context = await self.wire.call("Target.createBrowserContext")
         target = await self.wire.call("Target.createTarget", url="about:blank", **context)
         attached = await self.wire.call("Target.attachToTarget", flatten=True, **target)
@@ -200,7 +200,7 @@ class Browser:
 
 @asynccontextmanager
 async def browsing(program: str) -> AsyncIterator[Browser]:
-    """`program` for as long as the block runs."""
+    """A browser that runs during the block."""
     theirs_in, ours_out = _pipe()
     ours_in, theirs_out = _pipe()
     with TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
@@ -226,7 +226,7 @@ async def browsing(program: str) -> AsyncIterator[Browser]:
 
 
 async def _start(program: str, profile: str, reads: int, writes: int) -> Process:
-    """bash puts the pipes where the browser looks for them."""
+    """Starts the browser with the pipes as descriptors 3 and 4."""
     script = 'exec 3<&"$1" 4>&"$2"; shift 2; exec "$@"'
     return await asyncio.create_subprocess_exec(
         "bash", "-c", script, "bash", str(reads), str(writes),

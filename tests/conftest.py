@@ -1,8 +1,8 @@
-"""Settings for every test.
+"""Settings for all tests.
 
-Triton reads TRITON_INTERPRET, PyTorch OMP_NUM_THREADS and Numba its cache directory on first
-import, so they are set first. Tests run in parallel, one process per core, so each computes in one
-thread.
+TRITON_INTERPRET, OMP_NUM_THREADS and Numba's cache directory are set before Triton, PyTorch and
+Numba are imported, which read them. Tests run in parallel, one process per core, so each process
+computes in one thread.
 """
 
 import os
@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 keep_what_numba_compiles()
 
 # `fixed` tries the same examples in every run; `fresh` draws new ones and prints how to reproduce a
-# failure. Neither has a deadline: an example's time says only how busy the machine is.
+# failure. Neither has a deadline: the time of an example depends on the load of the machine.
 settings.register_profile("fixed", deadline=None, derandomize=True)
 settings.register_profile(
     "fresh", deadline=None, derandomize=False, database=None, print_blob=True, max_examples=400
@@ -35,25 +35,25 @@ PROGRAMS = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every property test, so that `-m property` selects them."""
+    """Marks property tests for `-m property`."""
     for item in items:
         if is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker(pytest.mark.property)
 
 
 def missing(fixture: str) -> str:
-    """Why the fixture's program cannot be used; empty if it is installed."""
+    """An install hint for the fixture's program; empty if it is installed."""
     program, package = PROGRAMS[fixture]
     message = f"{program} is not installed; install it (on Debian: apt-get install {package})"
     return "" if shutil.which(program) else message
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test whose program is missing, here, so that all skips report one line."""
+    """Skips tests whose program is missing, here so that each skip is reported in one line."""
     if isinstance(item, pytest.Function):
         for fixture in PROGRAMS:
-            if fixture in item.fixturenames and (why := missing(fixture)):
-                pytest.skip(why)
+            if fixture in item.fixturenames and (hint := missing(fixture)):
+                pytest.skip(hint)
 
 
 def _program(fixture: str) -> str:

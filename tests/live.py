@@ -1,4 +1,4 @@
-"""A real `foretoken serve`, started as a user starts it, for tests that talk to the whole."""
+"""A real `foretoken serve` process, for tests of the whole system."""
 
 import os
 import re
@@ -20,7 +20,7 @@ STARTED_S = 120.0
 
 @dataclass(frozen=True)
 class Live:
-    """A running system and where it is reached."""
+    """A running system and its addresses."""
 
     process: subprocess.Popen[str]
     http: str
@@ -41,8 +41,8 @@ def environment() -> dict[str, str]:
 
 @contextmanager
 def serving(*arguments: str, stderr: Path | None = None) -> Iterator[Live]:
-    """`foretoken serve` on free ports with further arguments, ready, and stopped afterwards. What
-    it prints on stderr goes to a file, or into the error if it does not start."""
+    """`foretoken serve` on free ports, ready during the block. Its stderr goes to a file, and into
+    the error if it does not start."""
     ports = ["--http-port", "0", "--grpc-port", "0"]
     with stderr.open("w+") if stderr else TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -78,8 +78,8 @@ def _ready(process: subprocess.Popen[str], errors: IO[str]) -> Live:
 
 
 def wait_for(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
-    """Poll until `condition()` holds; fails after the limit."""
+    """Polls until `condition()` is true; fails after the limit."""
     until = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < until, f"{condition} did not come true in {limit_s} s"
+        assert time.monotonic() < until, f"{condition} is not true after {limit_s} s"
         time.sleep(0.02)

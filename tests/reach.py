@@ -1,4 +1,4 @@
-"""Both ways to a servicer: over a real socket, and in this very process."""
+"""Channels to a servicer, over a socket and in process."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -32,7 +32,7 @@ async def reaching(
 
 
 async def until(condition: Callable[[], bool], limit_s: float = 10) -> None:
-    """Return once the condition holds; TimeoutError when it does not within the limit."""
+    """Polls until the condition is true. Raises TimeoutError after the limit."""
     async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 - a test polls what has no event
+        while not condition():  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.005)

@@ -170,9 +170,9 @@ def _run(plan: "Plan", rates: Sequence[float], json: Path | None, plot: Path | N
 
     from foretoken.bench.report import as_json, tables, write_json
     from foretoken.bench.sweep import sweep_json, sweep_tables
-    from services.runtime.open_files import allow_open_files
+    from services.runtime.open_files import raise_open_file_limit
 
-    allow_open_files()
+    raise_open_file_limit()
     with _progress() as on_progress:
         results, stopped = uvloop.run(_run_until_interrupt(plan, rates, on_progress))
     console = Console(highlight=False)

@@ -40,7 +40,7 @@ from services.runtime.outcomelog.config import LogConfig
 from services.runtime.server import Lifecycle, listening
 from services.runtime.startup import importing
 from services.runtime.tasks import background
-from services.runtime.telemetry.tracing import interceptors, tracing_of
+from services.runtime.telemetry.tracing import interceptors, open_tracing
 from services.worker.config import WorkerConfig
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ async def embedded(
     for kind in (GatewayConfig, EstimatorConfig, WorkerConfig):
         load(kind, overrides[kind.section])  # report a mistake before anything starts
     async with AsyncExitStack() as stack:
-        tracing = stack.enter_context(closing(tracing_of(overrides["tracing"])))
+        tracing = stack.enter_context(closing(open_tracing(overrides["tracing"])))
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="foretoken-")))
         socket = f"unix:{folder}/scheduler.sock"
         advice = _predictor_sections(overrides, folder)

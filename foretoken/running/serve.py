@@ -14,10 +14,10 @@ from foretoken.running.options import ServeOptions, secrets, sections
 from foretoken.running.separate import serve_separate
 from foretoken.running.shutdown import Interrupted
 from services.runtime.config import check_environment, load
-from services.runtime.main import end_at_once
-from services.runtime.open_files import allow_open_files
+from services.runtime.main import exit_immediately
+from services.runtime.open_files import raise_open_file_limit
 from services.runtime.server import Lifecycle
-from services.runtime.telemetry.logs import LoggingConfig, log_as
+from services.runtime.telemetry.logs import LoggingConfig, configure_logging
 
 Mode = Callable[[ServeOptions, Lifecycle], Coroutine[Any, Any, None]]
 
@@ -25,25 +25,25 @@ Mode = Callable[[ServeOptions, Lifecycle], Coroutine[Any, Any, None]]
 def serve(options: ServeOptions) -> None:
     """Run until Ctrl-C or SIGTERM.
 
-    Raises ConfigError or ValueError for a mistake in the settings, and GaveUp when a required
-    process keeps exiting.
+    Raises ConfigError or ValueError for a mistake in the settings, and UnrecoverableError when a
+    required process keeps exiting.
     """
     check_environment()
     os.environ.update(secrets(options))
     logs = sections(options)["logging"]
-    log_as("serve", options.log_level.upper() or "WARNING", logs)
+    configure_logging("serve", options.log_level.upper() or "WARNING", logs)
     if load(LoggingConfig, logs).format == "json":
         lines.log.setLevel(logging.INFO)
-    allow_open_files()
+    raise_open_file_limit()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     mode: Mode = serve_separate if options.separate else serve_embedded
     try:
         uvloop.run(_with_signals(mode, options))
     except Interrupted as interrupted:
-        end_at_once(interrupted.status)
+        exit_immediately(interrupted.status)
     finally:
         quiet_interrupts()  # nothing is left to clean up
-    end_at_once()
+    exit_immediately()
 
 
 async def _with_signals(mode: Mode, options: ServeOptions) -> None:

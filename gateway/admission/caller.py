@@ -5,7 +5,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from uuid import uuid4
 
-from observability.logs import about_anew
+from observability.logs import begin_log_context
 
 REQUEST_ID = "x-request-id"  # HTTP header and gRPC metadata
 VALID_ID = re.compile(r"[!-~]{1,128}")  # safe in a header, a log line and a span
@@ -39,5 +39,5 @@ def bind_caller(request_id: str, key: str = "") -> Caller:
     replaced."""
     caller = Caller(request_id if VALID_ID.fullmatch(request_id) else uuid4().hex, key)
     _current.set(caller)
-    about_anew(caller.request_id, key)
+    begin_log_context(caller.request_id, key)
     return caller

@@ -8,7 +8,7 @@ from grpc import aio
 from protos.generated import scheduler_pb2
 from protos.generated.scheduler_pb2_grpc import SchedulerStub
 from services.runtime.errors import ServiceError
-from services.runtime.telemetry.tracing import outgoing
+from services.runtime.telemetry.tracing import trace_metadata
 
 WHY_TIMEOUT_S = 10.0
 FLEET_TIMEOUT_S = 2.0
@@ -24,7 +24,7 @@ class SchedulerQueries:
         """The stories of a request by any of its ids."""
         request = scheduler_pb2.WhyRequest(request_id=request_id)
         with _service_errors():
-            return await self._stub.Why(request, timeout=WHY_TIMEOUT_S, metadata=outgoing())
+            return await self._stub.Why(request, timeout=WHY_TIMEOUT_S, metadata=trace_metadata())
 
     async def get_fleet(self) -> scheduler_pb2.FleetView:
         """Workers and queue as of now. The Submit stream reports them only when they affect

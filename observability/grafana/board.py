@@ -1,7 +1,8 @@
-"""A dashboard: rows of panels below its variables."""
+"""A dashboard as data, and its form in Grafana: rows of panels below its variables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from grafana_foundation_sdk.builders.dashboard import (
     Dashboard,
@@ -24,8 +25,8 @@ from observability.metrics import gateway, worker
 
 TAG = "foretoken"
 ALL = VariableOption(selected=True, text=["All"], value=["$__all"])
-# The variables: name in queries, label, and the query for the values.
-CHOICES = (
+# Variables by name in queries: the label, and the query for the values.
+VARIABLES = (
     ("model", "Model", Q.values_of(gateway.RUNNING, "model_name")),
     ("class", "SLA class", Q.values_of(gateway.SLA, "class")),
     ("worker", "Worker", Q.values_of(worker.RUNNING, "worker")),
@@ -40,41 +41,50 @@ class Section:
     panels: Sequence[Panel]
 
 
-def board(name: str, description: str, *sections: Section) -> model.Dashboard:
+@dataclass(frozen=True, slots=True)
+class Board:
     """The dashboard `foretoken-NAME`."""
-    made = (
-        Dashboard(f"foretoken: {name}")
-        .uid(f"foretoken-{name.lower()}")
-        .description(description)
+
+    name: str
+    description: str
+    sections: Sequence[Section]
+
+
+def render(board: Board) -> model.Dashboard:
+    """The dashboard as Grafana's model."""
+    dashboard = (
+        Dashboard(f"foretoken: {board.name}")
+        .uid(f"foretoken-{board.name.lower()}")
+        .description(board.description)
         .tags([TAG])
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .time("now-1h", "now")
         .refresh("30s")
         .timezone("browser")
-        .link(_dashboard_links())
+        .link(
+            DashboardLink("foretoken")
+            .type(DashboardLinkType.DASHBOARDS)
+            .tags([TAG])
+            .keep_time(True)
+            .include_vars(True)
+        )
         .with_variable(DatasourceVariable("source").label("Data source").type("prometheus"))
     )
-    for choice, label, query in CHOICES:
-        made.with_variable(_choice(choice, label, query))
-    number = 0
-    for section in sections:
-        number += 1
-        made.with_row(Row(section.title).id(number))
+    for name, label, query in VARIABLES:
+        dashboard.with_variable(_variable(name, label, query))
+    ids = count(1)
+    for section in board.sections:
+        dashboard.with_row(Row(section.title).id(next(ids)))
         for panel in section.panels:
-            number += 1
-            panel.id(number)
-            made.with_panel(panel)
-    return _plain(made.build())
-
-
-def _plain(board: model.Dashboard) -> model.Dashboard:
-    """Removes what Grafana's schema only knows for interval variables."""
-    for variable in board.templating.list_val or ():
+            panel.id(next(ids))
+            dashboard.with_panel(panel)
+    made = dashboard.build()
+    for variable in made.templating.list_val or ():  # in the schema of interval variables only
         variable.auto = variable.auto_min = variable.auto_count = None
-    return board
+    return made
 
 
-def _choice(name: str, label: str, query: str) -> QueryVariable:
+def _variable(name: str, label: str, query: str) -> QueryVariable:
     """All values by default. "All" matches any value, including a missing label."""
     return (
         QueryVariable(name)
@@ -87,14 +97,4 @@ def _choice(name: str, label: str, query: str) -> QueryVariable:
         .include_all(True)
         .all_value(".*")
         .current(ALL)
-    )
-
-
-def _dashboard_links() -> DashboardLink:
-    return (
-        DashboardLink("foretoken")
-        .type(DashboardLinkType.DASHBOARDS)
-        .tags([TAG])
-        .keep_time(True)
-        .include_vars(True)
     )

@@ -5,21 +5,16 @@ from pathlib import Path
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from observability.grafana import forecasts, memory, scheduling, sla, workers
+from observability.grafana.board import render
 
 FOLDER = Path(__file__).parent
-MAKERS = {
-    "sla": sla.dashboard,
-    "scheduling": scheduling.dashboard,
-    "memory": memory.dashboard,
-    "forecasts": forecasts.dashboard,
-    "workers": workers.dashboard,
-}
+BOARDS = (sla.BOARD, scheduling.BOARD, memory.BOARD, forecasts.BOARD, workers.BOARD)
 
 
 def files() -> dict[str, str]:
     """The content of each file by name."""
     encoder = JSONEncoder(sort_keys=True, indent=2, ensure_ascii=False)
-    return {f"{name}.json": encoder.encode(make()) + "\n" for name, make in MAKERS.items()}
+    return {f"{board.name.lower()}.json": encoder.encode(render(board)) + "\n" for board in BOARDS}
 
 
 def main() -> None:

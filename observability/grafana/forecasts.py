@@ -1,9 +1,6 @@
-"""Forecasts: accuracy, source, fallbacks, and the cost model."""
+"""Dashboard Forecasts: accuracy, sources, fallbacks, and the cost model."""
 
-from grafana_foundation_sdk.models.dashboard import Dashboard
-
-from observability.grafana.board import Section, board
-from observability.grafana.inside_predictor import OUTCOME_LOG, PREDICTOR
+from observability.grafana.board import Board, Section
 from observability.grafana.parts import (
     COUNT,
     EVENTS_S,
@@ -15,10 +12,12 @@ from observability.grafana.parts import (
     Line,
     Q,
     at_least,
-    now,
+    last_value,
+    percentiles,
     plot,
     up_to,
 )
+from observability.grafana.predictor_sections import OUTCOME_LOG, PREDICTOR
 from observability.metrics import estimator as e
 from observability.metrics import gateway as g
 from observability.metrics import predictor as p
@@ -26,152 +25,116 @@ from observability.metrics import scheduler as s
 from observability.prometheus.limits import COST_ERROR, COVERAGE_90, FORECAST_DRIFT
 from observability.prometheus.promql import share
 
-ERRORS = up_to(0.5, 1)
-COSTS_OFF = up_to(0.1, COST_ERROR)
-INTERVALS = ("50", "90")
+ERROR, COST = up_to(0.5, 1), up_to(0.1, COST_ERROR)
+TAU, DRIFT = at_least(0.5, 0.2), up_to(0.12, FORECAST_DRIFT)
+COVERED = at_least(0.86, COVERAGE_90)
 
 
 GLANCE = Section(
     "At a glance",
     (
-        now(
-            "Tau",
-            "Kendall's tau-b of forecast means and lengths: 1 is a perfect order, 0 a random one.",
-            COUNT,
-            Line("tau", Q.gauge(p.TAU, how="min")),
-            at_least(0.5, 0.2),
-        ),
-        now(
+        last_value("Tau", COUNT, Line("tau", Q.gauge(p.TAU, agg="min")), limits=TAU),
+        last_value(
             "Coverage of 90 %",
-            "Share of the last outcomes inside the 90 % interval.",
             SHARE,
-            Line("coverage", Q.gauge(p.COVERAGE, how="min", where={"interval": "90"})),
-            at_least(0.86, COVERAGE_90),
+            Line("coverage", Q.gauge(p.COVERAGE, agg="min", where={"interval": "90"})),
+            limits=COVERED,
         ),
-        now(
-            "Drift",
-            "Kolmogorov-Smirnov distance between the forecast levels of the last 250 outcomes "
-            "and of those before.",
-            COUNT,
-            Line("drift", Q.gauge(p.DRIFT, how="max")),
-            up_to(0.12, FORECAST_DRIFT),
-        ),
-        now(
+        last_value("Drift", COUNT, Line("drift", Q.gauge(p.DRIFT, agg="max")), limits=DRIFT),
+        last_value(
             "Outcomes",
-            "Outcomes in tau, coverage and drift.",
             COUNT,
-            Line("outcomes", Q.gauge(p.SCORED, how="min")),
-            at_least(500, 50),
+            Line("outcomes", Q.gauge(p.SCORED, agg="min")),
+            limits=at_least(500, 50),
         ),
-        now(
-            "Set aside",
-            "1 while the model is worse than history, so that history's forecasts are used.",
+        last_value(
+            "Prompt model set aside",
             COUNT,
-            Line("set aside", Q.gauge(p.SET_ASIDE, how="max")),
-            up_to(0.5, 2),
+            Line("set aside", Q.gauge(p.SET_ASIDE, agg="max")),
+            limits=up_to(0.5, 2),
         ),
-        now(
-            "Cost model's error",
-            "Median relative error of step estimates, at the worker with the largest.",
+        last_value(
+            "Error of the cost model",
             SHARE,
-            Line("median", Q.gauge(e.ERROR, how="max", where={"quantile": "0.5"})),
-            COSTS_OFF,
+            Line("p50", Q.gauge(e.ERROR, agg="max", where={"quantile": "0.5"})),
+            "Median relative error of estimated step times, at the worker with the largest error.",
+            COST,
         ),
     ),
 )
 
 
-QUALITY = Section(
+ACCURACY = Section(
     "Accuracy",
     (
-        plot(
-            "Tau",
-            "Kendall's tau-b of forecast means and lengths.",
-            COUNT,
-            Line("tau", Q.gauge(p.TAU, how="min")),
-            limits=at_least(0.5, 0.2),
-            top=1,
-        ),
+        plot("Tau", COUNT, Line("tau", Q.gauge(p.TAU, agg="min")), limits=TAU, top=1),
         plot(
             "Coverage",
-            "Share of the last outcomes inside the central 50 % and 90 % intervals: equal to "
-            "these if forecasts are calibrated.",
             SHARE,
             *(
                 Line(
-                    f"should be {interval} %",
-                    Q.gauge(p.COVERAGE, how="min", where={"interval": interval}),
+                    f"{interval} % interval",
+                    Q.gauge(p.COVERAGE, agg="min", where={"interval": interval}),
                 )
-                for interval in INTERVALS
+                for interval in ("50", "90")
             ),
+            description=f"{p.COVERAGE.help} Calibrated forecasts cover 0.5 and 0.9.",
             limits=at_least(COVERAGE_90, 0.4),
             top=1,
         ),
-        plot(
-            "Drift",
-            "Kolmogorov-Smirnov distance between the forecast levels of the last 250 outcomes "
-            "and of those before.",
-            COUNT,
-            Line("drift", Q.gauge(p.DRIFT, how="max")),
-            limits=up_to(0.12, FORECAST_DRIFT),
-        ),
+        plot("Drift", COUNT, Line("drift", Q.gauge(p.DRIFT, agg="max")), limits=DRIFT),
         plot(
             "Error by source",
-            "Distance of a forecast's mean from the true length, relative to it: median and "
-            "90th percentile.",
             SHARE,
-            Line("half, {{source}}", Q.quantile(0.5, p.ERROR, "source")),
-            Line("nine tenths, {{source}}", Q.quantile(0.9, p.ERROR, "source")),
-            limits=ERRORS,
+            Line("p50, {{source}}", Q.quantile(0.5, p.ERROR, "source")),
+            Line("p90, {{source}}", Q.quantile(0.9, p.ERROR, "source")),
+            limits=ERROR,
         ),
         plot(
             "Mean error by source",
-            "Mean of the same.",
             SHARE,
             Line("{{source}}", Q.mean(p.ERROR, "source")),
-            limits=ERRORS,
+            limits=ERROR,
         ),
-        plot(
-            "Quantile loss",
-            "Mean pinball loss of the last outcomes.",
-            TOKENS,
-            Line("loss", Q.gauge(p.PINBALL, how="max")),
-        ),
+        plot("Pinball loss", TOKENS, Line("loss", Q.gauge(p.PINBALL, agg="max"))),
     ),
 )
 
 
-_CLIENTS_COVERED = share(
-    Q.rate(g.FORECAST_TOLD, where={"covered": "yes"}),
-    Q.rate(g.FORECAST_TOLD),
-)
-_CLIENTS_KEPT = share(Q.rate(g.PROMISED_TTFT, where={"kept": "yes"}), Q.rate(g.PROMISED_TTFT))
 CLIENTS = Section(
     "Forecasts sent to clients",
     (
         plot(
             "Lengths within the sent interval",
-            "Share of requests with forecasts whose length was within the first 90 % interval.",
             SHARE,
-            Line("within", _CLIENTS_COVERED),
-            limits=at_least(0.86, COVERAGE_90),
+            Line(
+                "within",
+                share(
+                    Q.rate(g.FORECAST_TOLD, where={"covered": "yes"}),
+                    Q.rate(g.FORECAST_TOLD),
+                ),
+            ),
+            description="Share of requests with a forecast sent to the client whose final length "
+            "is within the first 90 % interval.",
+            limits=COVERED,
             top=1,
         ),
         plot(
-            "Promised first tokens",
-            "Share of promised first tokens that were sent in time.",
+            "Kept TTFT promises",
             SHARE,
-            Line("kept", _CLIENTS_KEPT),
+            Line(
+                "kept",
+                share(Q.rate(g.PROMISED_TTFT, where={"kept": "yes"}), Q.rate(g.PROMISED_TTFT)),
+            ),
+            description="Share of promised times to first token that were kept.",
             limits=at_least(0.5, 0.4),
             top=1,
         ),
         plot(
             "SLA forecasts and outcomes",
-            "Requests with forecasts, by forecast and outcome.",
             REQUESTS_S,
             Line(
-                "foreseen {{foreseen}}, {{outcome}}",
-                Q.rate(g.SLA_FORESEEN, "foreseen", "outcome"),
+                "forecast {{foreseen}}, {{outcome}}", Q.rate(g.SLA_FORESEEN, "foreseen", "outcome")
             ),
             stacked=True,
         ),
@@ -184,21 +147,18 @@ SOURCES = Section(
     (
         plot(
             "Forecasts by source",
-            "Made by the predictor.",
             EVENTS_S,
             Line("{{source}}", Q.rate(p.FORECASTS, "source")),
             stacked=True,
         ),
         plot(
             "Immediate forecasts by input",
-            "A cached reading of the prompt, its words, or nothing of it.",
             EVENTS_S,
             Line("{{stage}}", Q.rate(p.ANSWERED, "stage")),
             stacked=True,
         ),
         plot(
             "Fallbacks to the scheduler's history",
-            "The predictor's forecast was late, its call failed, or the circuit breaker is open.",
             EVENTS_S,
             Line("{{reason}}", Q.rate(s.FALLBACKS, "reason")),
             limits=SELDOM,
@@ -206,25 +166,21 @@ SOURCES = Section(
         ),
         plot(
             "Prompts without the model",
-            "Prompts that the model could not read or forecast, by reason.",
             EVENTS_S,
             Line("{{reason}}", Q.rate(p.FALLBACKS, "reason")),
             limits=SELDOM,
             stacked=True,
         ),
         plot(
-            "Replaced forecasts",
-            "Forecasts replaced by a late answer or by an improved one; and improved forecasts "
-            "sent by the predictor.",
+            "Replaced and improved forecasts",
             EVENTS_S,
-            Line("{{by}}", Q.rate(s.REPLACED, "by")),
-            Line("told", Q.rate(p.IMPROVED)),
+            Line("replaced by {{by}}", Q.rate(s.REPLACED, "by")),
+            Line("improved", Q.rate(p.IMPROVED)),
         ),
         plot(
             "Circuit breaker",
-            "State of the predictor's circuit breaker: closed, half open or open.",
             COUNT,
-            Line("{{phase}}", Q.gauge(s.BREAKER, "phase", how="max")),
+            Line("{{phase}}", Q.gauge(s.BREAKER, "phase", agg="max")),
             top=1,
         ),
     ),
@@ -232,67 +188,54 @@ SOURCES = Section(
 
 
 COSTS = Section(
-    "The cost model",
+    "Cost model",
     (
         plot(
-            "Error of a step's time",
-            "Before learning from the step: median and 90th percentile, at the worker with the "
-            "largest error.",
+            "Error of step times",
             SHARE,
-            Line("{{quantile}}", Q.gauge(e.ERROR, "quantile", how="max")),
-            limits=COSTS_OFF,
+            Line("{{quantile}}", Q.gauge(e.ERROR, "quantile", agg="max")),
+            description=f"{e.ERROR.help} The worker with the largest error.",
+            limits=COST,
         ),
         plot(
-            "Error of a whole batch's time",
-            "By nearest neighbours, before learning from the batch, at the worker with the "
-            "largest error.",
+            "Error of batch times",
             SHARE,
-            Line("{{quantile}}", Q.gauge(e.BATCH_ERROR, "quantile", how="max")),
-            limits=COSTS_OFF,
+            Line("{{quantile}}", Q.gauge(e.BATCH_ERROR, "quantile", agg="max")),
+            description=f"{e.BATCH_ERROR.help} The worker with the largest error.",
+            limits=COST,
         ),
         plot(
             "Steps behind the error",
-            "At the worker with the fewest. 0: too few yet, and the error is that of the fit.",
             COUNT,
-            Line("steps", Q.gauge(e.ERROR_STEPS, how="min")),
+            Line("steps", Q.gauge(e.ERROR_STEPS, agg="min")),
+            description=f"{e.ERROR_STEPS.help} The worker with the fewest steps.",
             limits=at_least(100, 1),
         ),
         plot(
             "Timings",
-            "Received timings of steps, swaps and batches, by whether they were usable.",
             EVENTS_S,
-            Line("steps, {{used}}", Q.rate(e.SAMPLES, "used")),
-            Line("swaps, {{used}}", Q.rate(e.SWAPS, "used")),
-            Line("batches, {{used}}", Q.rate(e.BATCHES, "used")),
+            Line("steps, used: {{used}}", Q.rate(e.SAMPLES, "used")),
+            Line("swaps, used: {{used}}", Q.rate(e.SWAPS, "used")),
+            Line("batches, used: {{used}}", Q.rate(e.BATCHES, "used")),
         ),
         plot(
-            "Fits",
-            "Fitted cost models, and their watchers.",
+            "Fits and watchers",
             COUNT,
-            Line("fits a second", Q.rate(e.REFITS)),
+            Line("fits per second", Q.rate(e.REFITS)),
             Line("watchers", Q.gauge(e.WATCHERS)),
         ),
         plot(
             "Time to process timings",
-            "Including a fit.",
             SECONDS,
-            *(Line(f"p{q}", Q.quantile(q / 100, e.OBSERVE)) for q in (50, 99)),
+            *percentiles(50, 99, of=e.OBSERVE),
             limits=up_to(0.02, 0.2),
         ),
     ),
 )
 
 
-def dashboard() -> Dashboard:
-    """Tau, coverage, drift, fallbacks, error by source, forecasts sent to clients, and costs."""
-    return board(
-        "Forecasts",
-        "Accuracy and sources of forecasts, fallbacks, and the cost model.",
-        GLANCE,
-        QUALITY,
-        CLIENTS,
-        SOURCES,
-        PREDICTOR,
-        OUTCOME_LOG,
-        COSTS,
-    )
+BOARD = Board(
+    "Forecasts",
+    "Accuracy and sources of forecasts, fallbacks, and the cost model.",
+    (GLANCE, ACCURACY, CLIENTS, SOURCES, PREDICTOR, OUTCOME_LOG, COSTS),
+)

@@ -1,8 +1,6 @@
-"""Memory: KV on the device and in host memory, its forecast, and its moves."""
+"""Dashboard Memory: KV on the device and in host memory, its forecast peak, and its moves."""
 
-from grafana_foundation_sdk.models.dashboard import Dashboard
-
-from observability.grafana.board import Section, board
+from observability.grafana.board import Board, Section
 from observability.grafana.parts import (
     BYTES_S,
     COUNT,
@@ -15,13 +13,14 @@ from observability.grafana.parts import (
     Line,
     Q,
     at_least,
-    now,
+    last_value,
     plot,
     up_to,
 )
 from observability.metrics import estimator as e
 from observability.metrics import scheduler as s
 from observability.metrics import worker as w
+from observability.metrics.metric import Metric
 from observability.prometheus.limits import EVICTIONS_PER_ADMISSION, SWAPPING_SHARE
 from observability.prometheus.promql import OneOf, ratio, share
 from observability.prometheus.records import EVICTED, SWAPPING
@@ -29,58 +28,53 @@ from observability.prometheus.records import EVICTED, SWAPPING
 USED = up_to(0.9, 0.98)
 ON_DEVICE = {"state": OneOf(("held", "cached", "free"))}
 IN_HOST = {"state": OneOf(("resting", "host_free"))}
-# Tokens in a worker's held blocks.
 HELD_TOKENS = (
     f"{Q.gauge(w.BLOCKS, 'worker', where={'state': 'held'})} "
-    f"* on (worker) {Q.gauge(w.BLOCK_TOKENS, 'worker', how='max')}"
+    f"* on (worker) {Q.gauge(w.BLOCK_TOKENS, 'worker', agg='max')}"
 )
+PEAK_TOKENS = Q.gauge(s.PEAK, "worker", agg="max")
 HITS = share(Q.rate(w.PREFIX_HITS), Q.rate(w.PREFIX_QUERIES))
+HITS_BY_WORKER = share(Q.rate(w.PREFIX_HITS, "worker"), Q.rate(w.PREFIX_QUERIES, "worker"))
+HITS_HELP = "Share of prefill tokens found in the prefix cache."
+
+
+def _token_s(direction: str, tokens: Metric) -> str:
+    return ratio(Q.summed(w.SWAP, where={"direction": direction}), Q.rate(tokens))
 
 
 GLANCE = Section(
     "At a glance",
     (
-        now(
+        last_value(
             "Fullest device",
-            "Share of KV blocks held by requests, at the fullest worker.",
             SHARE,
-            Line("device", Q.gauge(w.USAGE, how="max")),
+            Line("device", Q.gauge(w.USAGE, agg="max")),
+            f"{w.USAGE.help} The fullest worker.",
             USED,
         ),
-        now(
+        last_value(
             "Fullest host memory",
-            "Share of host blocks in use, at the fullest worker.",
             SHARE,
-            Line("host", Q.gauge(w.HOST_USAGE, how="max")),
+            Line("host", Q.gauge(w.HOST_USAGE, agg="max")),
+            f"{w.HOST_USAGE.help} The fullest worker.",
             USED,
         ),
-        now(
-            "Resting",
-            "Requests with KV in host memory.",
-            COUNT,
-            Line("resting", Q.gauge(w.RESTING)),
-        ),
-        now(
+        last_value("KV in host memory", COUNT, Line("requests", Q.gauge(w.RESTING))),
+        last_value(
             "Evictions per admission",
-            "Requests evicted per admission, at the worst worker, over 5 minutes.",
             COUNT,
             Line("evictions", Q.recorded(EVICTED)),
+            "Evicted requests per admitted request over 5 minutes, at the worst worker.",
             up_to(0.01, EVICTIONS_PER_ADMISSION),
         ),
-        now(
+        last_value(
             "Time spent swapping",
-            "Share of time, at the worst worker, over 5 minutes.",
             SHARE,
             Line("swapping", Q.recorded(SWAPPING)),
+            "Share of time spent copying KV over 5 minutes, at the worst worker.",
             up_to(0.1, SWAPPING_SHARE),
         ),
-        now(
-            "Prefix cache hits",
-            "Share of prefill tokens found in the prefix cache.",
-            SHARE,
-            Line("found", HITS),
-            at_least(0.1, 0),
-        ),
+        last_value("Prefix cache hits", SHARE, Line("found", HITS), HITS_HELP, at_least(0.1, 0)),
     ),
 )
 
@@ -90,41 +84,39 @@ BLOCKS = Section(
     (
         plot(
             "Blocks on the device",
-            "Held by requests, kept for prefix sharing (cached), or free.",
             COUNT,
             Line("{{state}}", Q.gauge(w.BLOCKS, "state", where=ON_DEVICE)),
             stacked=True,
         ),
         plot(
             "Blocks in host memory",
-            "Used or free.",
             COUNT,
             Line("{{state}}", Q.gauge(w.BLOCKS, "state", where=IN_HOST)),
             stacked=True,
         ),
         plot(
-            "Held by worker",
-            "Share of KV blocks held by requests, on the device and in host memory.",
+            "Held blocks by worker",
             SHARE,
-            Line("{{worker}}", Q.gauge(w.USAGE, "worker", how="max")),
-            Line("{{worker}}, host", Q.gauge(w.HOST_USAGE, "worker", how="max")),
+            Line("{{worker}}", Q.gauge(w.USAGE, "worker", agg="max")),
+            Line("{{worker}}, host", Q.gauge(w.HOST_USAGE, "worker", agg="max")),
             limits=USED,
             top=1,
         ),
         plot(
             "Forecast peak and held tokens",
-            "Forecast peak of each worker's KV tokens, and the held ones: above the forecast, "
-            "forecasts are too low.",
             TOKENS,
-            Line("{{worker}}, predicted peak", Q.gauge(s.PEAK, "worker", how="max")),
+            Line("{{worker}}, forecast peak", PEAK_TOKENS),
             Line("{{worker}}, held", HELD_TOKENS),
+            description="Forecast peak of each worker's KV tokens, and the tokens held. Forecasts "
+            "are too low where more is held than forecast.",
             width=12,
         ),
         plot(
             "Held share of the forecast peak",
-            "Above 1, more is held than the forecast peak.",
             SHARE,
-            Line("{{worker}}", ratio(HELD_TOKENS, Q.gauge(s.PEAK, "worker", how="max"))),
+            Line("{{worker}}", ratio(HELD_TOKENS, PEAK_TOKENS)),
+            description="Held tokens as a share of the forecast peak. Above 1, forecasts are too "
+            "low.",
             limits=up_to(1, 1.1),
             width=12,
         ),
@@ -132,58 +124,48 @@ BLOCKS = Section(
 )
 
 
-def _taken(direction: str) -> str:
-    tokens = {"offload": w.OFFLOADED_TOKENS, "upload": w.UPLOADED_TOKENS}[direction]
-    return ratio(Q.summed(w.SWAP, where={"direction": direction}), Q.rate(tokens))
-
-
 SWAP = Section(
     "Swap",
     (
         plot(
-            "Bytes copied",
-            "KV between device and host, by direction.",
+            "Copied bytes",
             BYTES_S,
             Line("{{direction}}", Q.rate(w.SWAP_BYTES, "direction")),
         ),
         plot(
             "Time of a copy",
-            "Of one request's KV, by direction.",
             SECONDS,
-            Line("half, {{direction}}", Q.quantile(0.5, w.SWAP, "direction")),
-            Line("99 %, {{direction}}", Q.quantile(0.99, w.SWAP, "direction")),
+            Line("p50, {{direction}}", Q.quantile(0.5, w.SWAP, "direction")),
+            Line("p99, {{direction}}", Q.quantile(0.99, w.SWAP, "direction")),
             limits=up_to(0.05, 0.5),
         ),
         plot(
             "Time spent copying",
-            "Share of time by worker, over 5 minutes.",
             SHARE,
             Line("{{worker}}", Q.recorded(SWAPPING, "worker")),
+            description="Share of time spent copying KV, by worker, over 5 minutes.",
             limits=up_to(0.1, SWAPPING_SHARE),
         ),
         plot(
-            "Requests moved",
-            "Requests whose KV moved to host memory, and back.",
+            "Moved requests",
             REQUESTS_S,
             Line("offloaded", Q.rate(w.OFFLOADS)),
             Line("uploaded", Q.rate(w.UPLOADS)),
         ),
         plot(
-            "Tokens moved",
-            "KV tokens moved to host memory, and back.",
+            "Moved tokens",
             TOKENS_S,
             Line("offloaded", Q.rate(w.OFFLOADED_TOKENS)),
             Line("uploaded", Q.rate(w.UPLOADED_TOKENS)),
         ),
         plot(
-            "Transfer time per token, estimated and actual",
-            "Seconds per KV token: by the cost model, the device's part (gather, "
-            "quantizing), and as measured.",
+            "Copy time per token, estimated and measured",
             SECONDS,
-            Line("{{direction}}, estimated", Q.gauge(e.SWAP_TOKEN, "direction", how="max")),
-            Line("device's own, estimated", Q.gauge(e.QUANTIZE_TOKEN, how="max")),
-            Line("offload, taken", _taken("offload")),
-            Line("upload, taken", _taken("upload")),
+            Line("{{direction}}, estimated", Q.gauge(e.SWAP_TOKEN, "direction", agg="max")),
+            Line("gather and quantize, estimated", Q.gauge(e.QUANTIZE_TOKEN, agg="max")),
+            Line("offload, measured", _token_s("offload", w.OFFLOADED_TOKENS)),
+            Line("upload, measured", _token_s("upload", w.UPLOADED_TOKENS)),
+            description="Seconds per KV token: the cost model's estimates, and as measured.",
         ),
     ),
 )
@@ -193,29 +175,24 @@ PRESSURE = Section(
     "Evictions and prefixes",
     (
         plot(
-            "Evictions by KV",
-            "Requests evicted for lack of memory: KV offloaded, or dropped and recomputed.",
+            "Evictions by handling of KV",
             REQUESTS_S,
             Line("{{kv}}", Q.rate(w.EVICTIONS, "kv")),
             limits=SELDOM,
             stacked=True,
         ),
         plot(
-            "KV dropped",
-            "Requests whose KV was dropped, in total and because host memory was full.",
+            "Dropped KV",
             REQUESTS_S,
             Line("dropped", Q.rate(w.DROPPED)),
             Line("host memory full", Q.rate(w.HOST_FULL)),
             limits=SELDOM,
         ),
         plot(
-            "Prefix cache hits",
-            "Share of prefill tokens found in the prefix cache, by worker.",
+            "Prefix cache hits by worker",
             SHARE,
-            Line(
-                "{{worker}}",
-                share(Q.rate(w.PREFIX_HITS, "worker"), Q.rate(w.PREFIX_QUERIES, "worker")),
-            ),
+            Line("{{worker}}", HITS_BY_WORKER),
+            description=HITS_HELP,
             limits=at_least(0.1, 0),
             top=1,
         ),
@@ -223,13 +200,8 @@ PRESSURE = Section(
 )
 
 
-def dashboard() -> Dashboard:
-    """Device and host blocks, forecast peak against actual, and swap."""
-    return board(
-        "Memory",
-        "KV on the device and in host memory, its forecast, and its moves.",
-        GLANCE,
-        BLOCKS,
-        SWAP,
-        PRESSURE,
-    )
+BOARD = Board(
+    "Memory",
+    "KV on the device and in host memory, its forecast peak, and its moves.",
+    (GLANCE, BLOCKS, SWAP, PRESSURE),
+)

@@ -1,9 +1,10 @@
 """Building blocks of dashboards: panels of four kinds, and their queries.
 
-Every panel has a unit, a description and thresholds. Queries are filtered by the dashboard's
-variables.
+Every panel has a unit, a description and thresholds. The description is, unless given, the help
+text of the metrics that the panel shows. Queries are filtered by the dashboard's variables.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -26,43 +27,44 @@ from grafana_foundation_sdk.models.common import (
 from grafana_foundation_sdk.models.dashboard import DataSourceRef, Threshold
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
+from observability.metrics.catalogue import CATALOGUE
+from observability.metrics.metric import Metric
 from observability.prometheus.promql import Queries
 
-CHOSEN = {"model_name": "$model", "class": "$class", "worker": "$worker"}
-Q = Queries("$__rate_interval", CHOSEN)
-WHOLE = "$__range"  # the time range of the dashboard
+VARIABLES = {"model_name": "$model", "class": "$class", "worker": "$worker"}
+Q = Queries("$__rate_interval", VARIABLES)
+TIME_RANGE = "$__range"  # the time range of the dashboard
+HELP = {metric.family: metric.help for metrics in CATALOGUE.values() for metric in metrics}
 SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
 
 SECONDS, SHARE, COUNT = units.Seconds, units.PercentUnit, units.Short
 REQUESTS_S, EVENTS_S, BYTES_S = units.RequestsPerSecond, units.CountsPerSecond, "binBps"
 TOKENS, TOKENS_S = "suffix: tok", "suffix: tok/s"
 
-WIDTH = 24  # of the grid
 HEIGHT = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Colours by value, the first from the bottom up. `judges`: the limits separate good from bad
-    and are drawn as lines."""
+    """Colours, each with the value from which it applies. `drawn`: as dashed lines in a plot."""
 
     steps: tuple[tuple[float | None, str], ...]
-    judges: bool = True
+    drawn: bool = True
 
 
-def up_to(good: float, bearable: float) -> Limits:
-    """Good below the first, bad from the second on."""
-    return Limits(((None, "green"), (good, "yellow"), (bearable, "red")))
+def up_to(good: float, acceptable: float) -> Limits:
+    """Green below `good`, red from `acceptable` on."""
+    return Limits(((None, "green"), (good, "yellow"), (acceptable, "red")))
 
 
-def at_least(good: float, bearable: float) -> Limits:
-    """Good from the first on, bad below the second."""
-    return Limits(((None, "red"), (bearable, "yellow"), (good, "green")))
+def at_least(good: float, acceptable: float) -> Limits:
+    """Green from `good` on, red below `acceptable`."""
+    return Limits(((None, "red"), (acceptable, "yellow"), (good, "green")))
 
 
 # Activity is neither good nor bad.
-ACTIVITY = Limits(((None, "text"), (0.001, "green")), judges=False)
-NEVER = Limits(((None, "green"), (0.001, "red")), judges=False)  # any occurrence is bad
+ACTIVITY = Limits(((None, "text"), (0.001, "green")), drawn=False)
+NEVER = Limits(((None, "green"), (0.001, "red")), drawn=False)  # any occurrence is bad
 SELDOM = up_to(0.001, 1)  # occasional occurrences are harmless
 
 
@@ -78,20 +80,25 @@ Panel = timeseries.Panel | stat.Panel | bargauge.Panel | heatmap.Panel
 _PanelT = TypeVar("_PanelT", timeseries.Panel, stat.Panel, bargauge.Panel, heatmap.Panel)
 
 
+def percentiles(*percents: int, of: Metric) -> tuple[Line, ...]:
+    """Lines of a histogram's percentiles."""
+    return tuple(Line(f"p{percent}", Q.quantile(percent / 100, of)) for percent in percents)
+
+
 def plot(
     title: str,
-    description: str,
     unit: str,
     *lines: Line,
+    description: str = "",
     limits: Limits = ACTIVITY,
     stacked: bool = False,
     width: int = 8,
     top: float | None = None,
 ) -> Panel:
     """Lines over time; `top` is the upper end of the axis, if set."""
-    drawn = GraphThresholdsStyleMode.DASHED if limits.judges else GraphThresholdsStyleMode.OFF
+    drawn = GraphThresholdsStyleMode.DASHED if limits.drawn else GraphThresholdsStyleMode.OFF
     stacking = StackingMode.NORMAL if stacked else StackingMode.NONE
-    panel = _styled(timeseries.Panel(), title, description, unit, limits, width)
+    panel = _styled(timeseries.Panel(), title, description, unit, lines, limits, width)
     panel.legend(
         common.VizLegendOptions()
         .display_mode(LegendDisplayMode.LIST)
@@ -110,19 +117,18 @@ def plot(
     return _with_queries(panel, lines)
 
 
-def now(
+def last_value(
     title: str,
-    description: str,
     unit: str,
     line: Line,
+    description: str = "",
     limits: Limits = ACTIVITY,
-    width: int = 4,
     named: bool = False,
     whole: bool = False,
 ) -> Panel:
     """The last value, large, above its history; `named`: the series' name instead of the value;
     `whole`: one value over the whole time range."""
-    panel = _styled(stat.Panel(), title, description, unit, limits, width, height=4)
+    panel = _styled(stat.Panel(), title, description, unit, [line], limits, width=4, height=4)
     panel.graph_mode(BigValueGraphMode.NONE if named or whole else BigValueGraphMode.AREA)
     panel.color_mode(BigValueColorMode.VALUE)
     panel.text_mode(BigValueTextMode.NAME if named else BigValueTextMode.AUTO)
@@ -130,25 +136,22 @@ def now(
     return _with_queries(panel, [line], instant=whole)
 
 
-def bars(
-    title: str, description: str, unit: str, *lines: Line, limits: Limits = ACTIVITY, width: int = 8
-) -> Panel:
+def bars(title: str, unit: str, *lines: Line, description: str, limits: Limits) -> Panel:
     """One bar per series, over the whole time range."""
-    panel = _styled(bargauge.Panel(), title, description, unit, limits, width)
+    panel = _styled(bargauge.Panel(), title, description, unit, lines, limits)
     panel.orientation(VizOrientation.HORIZONTAL)
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     return _with_queries(panel, lines, instant=True)
 
 
-def heat(
-    title: str, description: str, unit: str, expr: str, limits: Limits = ACTIVITY, width: int = 8
-) -> Panel:
+def heat(title: str, unit: str, metric: Metric, limits: Limits = ACTIVITY, width: int = 8) -> Panel:
     """The distribution of a histogram's values over time."""
-    panel = _styled(heatmap.Panel(), title, description, unit, limits, width)
+    line = Line("{{le}}", Q.buckets(metric))
+    panel = _styled(heatmap.Panel(), title, "", unit, [line], limits, width)
     panel.y_axis(heatmap.YAxisConfig().unit(unit))
     panel.color(heatmap.HeatmapColorOptions().scheme("Oranges").steps(64))
     panel.tooltip(heatmap.HeatmapTooltip().mode(TooltipDisplayMode.SINGLE)).show_legend()
-    query = prometheus.Dataquery().expr(expr).legend_format("{{le}}").ref_id("A").range()
+    query = prometheus.Dataquery().expr(line.expr).legend_format(line.legend).ref_id("A").range()
     return panel.with_target(query.format(PromQueryFormat.HEATMAP))
 
 
@@ -157,12 +160,13 @@ def _styled(
     title: str,
     description: str,
     unit: str,
+    lines: Sequence[Line],
     limits: Limits,
-    width: int,
+    width: int = 8,
     height: int = HEIGHT,
 ) -> _PanelT:
     steps = [Threshold(value=value, color=color) for value, color in limits.steps]
-    panel.title(title).description(description).unit(unit)
+    panel.title(title).description(description or _help_of(lines)).unit(unit)
     panel.thresholds(ThresholdsConfig().steps(steps))
     panel.datasource(SOURCE).span(width).height(height)
     return panel
@@ -174,3 +178,10 @@ def _with_queries(panel: _PanelT, lines: Sequence[Line], instant: bool = False) 
         query.ref_id(chr(ord("A") + number))
         panel.with_target(query.instant() if instant else query.range())
     return panel
+
+
+def _help_of(lines: Sequence[Line]) -> str:
+    """The help texts of all metrics in the lines, each once."""
+    names = [name for line in lines for name in re.findall(r"\bforetoken_\w+", line.expr)]
+    helps = [HELP[name if name in HELP else name.rpartition("_")[0]] for name in names]
+    return " ".join(dict.fromkeys(helps))

@@ -1,8 +1,6 @@
-"""Scheduling: the queue and its reasons, rounds, and placement."""
+"""Dashboard Scheduling: the queue, reasons for waiting, rounds, placement and refusals."""
 
-from grafana_foundation_sdk.models.dashboard import Dashboard
-
-from observability.grafana.board import Section, board
+from observability.grafana.board import Board, Section
 from observability.grafana.parts import (
     COUNT,
     EVENTS_S,
@@ -15,7 +13,8 @@ from observability.grafana.parts import (
     Q,
     at_least,
     heat,
-    now,
+    last_value,
+    percentiles,
     plot,
     up_to,
 )
@@ -27,90 +26,63 @@ from observability.prometheus.limits import REFUSED_SHARE
 from observability.prometheus.promql import ratio
 from observability.prometheus.records import REFUSED
 
+BACKLOG, ROUND = up_to(100, 1_000), up_to(0.005, 0.05)
+
 QUEUE = Section(
     "Queue",
     (
-        now(
+        last_value(
             "Preset",
-            "The active preset.",
             COUNT,
-            Line("{{preset}}", f"{Q.gauge(s.PRESET, 'preset', how='max')} == 1"),
+            Line("{{preset}}", f"{Q.gauge(s.PRESET, 'preset', agg='max')} == 1"),
+            "The active preset.",
             named=True,
         ),
-        now(
-            "Waiting",
-            "Requests in the scheduler's queue.",
-            COUNT,
-            Line("waiting", Q.gauge(s.WAITING)),
-            up_to(100, 1_000),
-        ),
-        now(
-            "Admitted",
-            "Requests admitted to a worker.",
-            COUNT,
-            Line("admitted", Q.gauge(s.RUNNING)),
-        ),
-        now(
-            "Workers",
-            "Workers attached to the scheduler.",
-            COUNT,
-            Line("workers", Q.gauge(s.WORKERS)),
-            at_least(1, 0.5),
-        ),
-        now(
+        last_value("Waiting", COUNT, Line("waiting", Q.gauge(s.WAITING)), limits=BACKLOG),
+        last_value("Admitted", COUNT, Line("admitted", Q.gauge(s.RUNNING))),
+        last_value("Workers", COUNT, Line("workers", Q.gauge(s.WORKERS)), limits=at_least(1, 0.5)),
+        last_value(
             "Refused",
-            "Share of requests refused because queues were full, over 5 minutes.",
             SHARE,
-            Line("turned away", Q.recorded(REFUSED)),
+            Line("refused", Q.recorded(REFUSED)),
+            "Share of requests refused because queues were full, over 5 minutes.",
             up_to(0.001, REFUSED_SHARE),
         ),
-        now(
+        last_value(
             "Expected TTFT misses",
-            "Requests expected to miss their TTFT budget.",
             REQUESTS_S,
-            Line("too late", Q.rate(s.INFEASIBLE)),
-            SELDOM,
+            Line("expected misses", Q.rate(s.INFEASIBLE)),
+            limits=SELDOM,
         ),
         plot(
             "Queue",
-            "Waiting and admitted requests.",
             COUNT,
             Line("waiting", Q.gauge(s.WAITING)),
             Line("admitted", Q.gauge(s.RUNNING)),
-            limits=up_to(100, 1_000),
+            limits=BACKLOG,
         ),
         plot(
-            "Wait reasons",
-            "Queued requests considered by the last round, by reason.",
+            "Reasons for waiting",
             COUNT,
             Line("{{reason}}", Q.gauge(s.WAITING_FOR, "reason")),
             stacked=True,
         ),
         plot(
             "Decisions",
-            "Waiting requests considered by rounds, by decision.",
             EVENTS_S,
             Line("{{reason}}", Q.rate(s.DECISIONS, "reason")),
             stacked=True,
         ),
-        plot(
-            "Queue time",
-            "From arrival to placement, as gateways measure it.",
-            SECONDS,
-            *(Line(f"p{p}", Q.quantile(p / 100, g.QUEUE)) for p in (50, 90, 99)),
-            limits=up_to(0.5, 2.5),
-        ),
+        plot("Queue time", SECONDS, *percentiles(50, 90, 99, of=g.QUEUE), limits=up_to(0.5, 2.5)),
         plot(
             "TTFT budget left at admission",
-            "Median and 10th percentile of the TTFT budget left at admission. Negative: exceeded.",
             SECONDS,
-            Line("half, {{class}}", Q.quantile(0.5, s.SLACK, "class")),
-            Line("a tenth, {{class}}", Q.quantile(0.1, s.SLACK, "class")),
+            Line("p50, {{class}}", Q.quantile(0.5, s.SLACK, "class")),
+            Line("p10, {{class}}", Q.quantile(0.1, s.SLACK, "class")),
             limits=at_least(0.1, 0),
         ),
         plot(
             "Expected TTFT misses by class",
-            "Requests expected to miss their TTFT budget when a round first considered them.",
             REQUESTS_S,
             Line("{{class}}", Q.rate(s.INFEASIBLE, "class")),
             limits=SELDOM,
@@ -123,54 +95,39 @@ QUEUE = Section(
 ROUNDS = Section(
     "Rounds",
     (
-        plot(
-            "Time of a round",
-            "In the scheduler's process.",
-            SECONDS,
-            *(Line(f"p{p}", Q.quantile(p / 100, s.ROUND)) for p in (50, 99)),
-            limits=up_to(0.005, 0.05),
-        ),
+        plot("Round time", SECONDS, *percentiles(50, 99, of=s.ROUND), limits=ROUND),
         plot(
             "Share of time in rounds",
-            "Share of time spent in rounds, bounded by scheduler.round_share.",
             SHARE,
             Line("share of the process", Q.summed(s.ROUND)),
+            description="Share of time that the scheduler spends in rounds, which "
+            "scheduler.round_share bounds.",
             limits=up_to(0.1, 0.5),
         ),
         plot(
-            "Age of a plan when applied",
-            "From a plan's round to the worker's report that it was applied.",
+            "Age of plans when applied",
             SECONDS,
-            *(Line(f"p{p}", Q.quantile(p / 100, s.PLAN_AGE)) for p in (50, 99)),
+            *percentiles(50, 99, of=s.PLAN_AGE),
             limits=up_to(0.05, 0.5),
         ),
         plot(
             "Rounds by arranger",
-            "The batcher, or the scheduler because the batcher was late, unavailable or wrong.",
             EVENTS_S,
             Line("{{by}}", Q.rate(s.ARRANGED, "by")),
             stacked=True,
             width=6,
         ),
         plot(
-            "The batcher's time of a round",
-            "To parse, arrange and answer; only with a separate batcher.",
+            "Round time of the batcher",
             SECONDS,
-            *(Line(f"p{p}", Q.quantile(p / 100, b.ROUND)) for p in (50, 99)),
-            limits=up_to(0.005, 0.05),
+            *percentiles(50, 99, of=b.ROUND),
+            description=f"{b.ROUND.help} Empty without a separate batcher.",
+            limits=ROUND,
             width=6,
         ),
-        heat(
-            "Times of rounds",
-            "Distribution of round times.",
-            SECONDS,
-            Q.buckets(s.ROUND),
-            up_to(0.005, 0.05),
-            width=6,
-        ),
+        heat("Round time, distribution", SECONDS, s.ROUND, ROUND, width=6),
         plot(
             "Dropped outcomes and timings",
-            "Outcomes and timings dropped because too many waited for an unavailable service.",
             EVENTS_S,
             Line("{{kind}}", Q.rate(s.ADVICE_DROPPED, "kind")),
             limits=NEVER,
@@ -185,8 +142,6 @@ PREEMPTION = Section(
     (
         plot(
             "Preemptions by cause",
-            "Preempted requests: by a plan (paused), for lack of memory (evicted), or with the "
-            "worker (lost).",
             REQUESTS_S,
             Line("{{cause}}", Q.rate(s.PREEMPTIONS, "cause")),
             limits=SELDOM,
@@ -194,39 +149,27 @@ PREEMPTION = Section(
         ),
         plot(
             "Preemptions per admission",
-            "How often an admitted request is preempted.",
             COUNT,
-            Line("stops", ratio(Q.rate(s.PREEMPTIONS), Q.rate(s.ADMITTED))),
+            Line("preemptions", ratio(Q.rate(s.PREEMPTIONS), Q.rate(s.ADMITTED))),
+            description="Preemptions per admission of a request.",
             limits=up_to(0.5, 2),
         ),
-        plot(
-            "Moves",
-            "Requests with KV on one worker that were admitted at another.",
-            REQUESTS_S,
-            Line("moved", Q.rate(s.MOVES)),
-            limits=SELDOM,
-        ),
+        plot("Moves", REQUESTS_S, Line("moved", Q.rate(s.MOVES)), limits=SELDOM),
         plot(
             "Admissions by worker",
-            "Admitted requests.",
             REQUESTS_S,
             Line("{{worker}}", Q.rate(s.ADMITTED, "worker")),
             stacked=True,
         ),
+        plot("Running by worker", COUNT, Line("{{worker}}", Q.gauge(w.RUNNING, "worker"))),
         plot(
-            "Running by worker",
-            "Requests admitted and not finished, as workers report them.",
-            COUNT,
-            Line("{{worker}}", Q.gauge(w.RUNNING, "worker")),
-        ),
-        plot(
-            "Balance of memory",
-            "KV usage of the fullest worker, the mean, and of the emptiest: far apart means "
-            "unbalanced placement.",
+            "Memory balance",
             SHARE,
-            Line("fullest", Q.gauge(w.USAGE, how="max")),
-            Line("mean", Q.gauge(w.USAGE, how="avg")),
-            Line("emptiest", Q.gauge(w.USAGE, how="min")),
+            Line("fullest", Q.gauge(w.USAGE, agg="max")),
+            Line("mean", Q.gauge(w.USAGE, agg="avg")),
+            Line("emptiest", Q.gauge(w.USAGE, agg="min")),
+            description="Share of KV blocks held by requests: the fullest worker, the mean, and "
+            "the emptiest worker. Placement is unbalanced where they are far apart.",
             limits=up_to(0.9, 0.98),
             top=1,
         ),
@@ -239,47 +182,41 @@ REFUSALS = Section(
     (
         plot(
             "Refused by the scheduler",
-            "By reason.",
             REQUESTS_S,
             Line("{{reason}}", Q.rate(s.REFUSED, "reason")),
             limits=SELDOM,
             stacked=True,
         ),
         plot(
-            "Refused unread by gateways",
-            "By limit: live choices, the queue, an unreachable deadline, or too many arrivals "
-            "at once.",
+            "Refused by gateways before parsing",
             REQUESTS_S,
             Line("{{bar}}", Q.rate(g.REFUSALS, "bar")),
+            description=f"{g.REFUSALS.help} Limits: running requests, queue length, unreachable "
+            "deadline, or arrival rate.",
             limits=SELDOM,
             stacked=True,
         ),
         plot(
             "Workers",
-            "Attached workers, and streams ended in the last 15 minutes.",
             COUNT,
             Line("attached", Q.gauge(s.WORKERS)),
             Line("lost", Q.increase(s.WORKERS_LOST, window="15m")),
+            description="Attached workers, and worker streams that ended in the last 15 minutes.",
             limits=at_least(1, 0.5),
         ),
         plot(
             "Missing processes",
-            "Peers missing in the gateway's last scrape: all panels lack their metrics.",
             COUNT,
-            Line("missing", Q.gauge(g.PEERS_MISSING, how="max")),
+            Line("missing", Q.gauge(g.PEERS_MISSING, agg="max")),
+            description=f"{g.PEERS_MISSING.help} All panels lack their metrics.",
             limits=up_to(0.5, 1),
         ),
     ),
 )
 
 
-def dashboard() -> Dashboard:
-    """Queue, rounds, preemption, placement and refusals."""
-    return board(
-        "Scheduling",
-        "Who waits and for what, how rounds are made, and where requests go.",
-        QUEUE,
-        ROUNDS,
-        PREEMPTION,
-        REFUSALS,
-    )
+BOARD = Board(
+    "Scheduling",
+    "The queue and reasons for waiting, rounds, preemption, placement and refusals.",
+    (QUEUE, ROUNDS, PREEMPTION, REFUSALS),
+)

@@ -1,10 +1,10 @@
 """Metrics of the batcher."""
 
-from observability.metrics.metric import ROUND_S, histogram
+from observability.metrics.metric import ROUND_S, histogram, metrics_in
 
 ROUND = histogram(
-    "batcher_round_seconds", "Time to parse, arrange and answer one round.", "preset",
+    "batcher_round_seconds", "Seconds to decode, arrange and answer one round.", "preset",
     buckets=ROUND_S,
 )  # fmt: skip
 
-ALL = (ROUND,)
+ALL = metrics_in(globals())

@@ -1,7 +1,7 @@
 """CATALOGUE: every metric of foretoken, by the service that exports it.
 
-A name belongs to one service: where several measure the same thing, the name says which, so that
-one scrape of all services counts nothing twice.
+A name belongs to one service. Where several services measure the same thing, the name includes the
+service, so that a scrape of all services counts nothing twice.
 """
 
 from collections.abc import Mapping

@@ -1,81 +1,80 @@
-"""Metrics of the gateway: requests as their clients see them, each choice separately. Every series
-has `model_name`.
+"""Metrics of the gateway: requests as their clients see them. Every series has `model_name`.
 
-Times end when the client's socket accepts the tokens, not when they reach the gateway. The tokens
-of an answer that is not streamed count when they reach the gateway. `class` is a configured SLA
-class, or `custom` for requests with explicit budgets.
+Each choice of a request counts as a request. Times end when the client's socket accepts the tokens;
+the tokens of a response that is not streamed count when they reach the gateway. `class` is a
+configured SLA class, or `custom` for requests with explicit budgets.
 """
 
-from observability.metrics.metric import GAP_S, counter, gauge, histogram
+from observability.metrics.metric import GAP_S, counter, gauge, histogram, metrics_in
 
 TTFT = histogram(
-    "time_to_first_token_seconds", "Time from a request's arrival to its first token sent.", "class"
+    "time_to_first_token_seconds", "Seconds from arrival to sending the first token.", "class"
 )
 TPOT = histogram(
     "request_time_per_output_token_seconds",
-    "Mean time per token after the first, as sent.",
+    "Mean seconds per output token after the first, of one request.",
     "class", buckets=GAP_S,
 )  # fmt: skip
 MTPOT = histogram(
     "request_max_time_per_output_token_seconds",
-    "Longest gap between two messages with tokens, as sent; 0 for a single message.",
+    "Longest gap in seconds between two messages of one request; 0 for a single message.",
     "class", buckets=GAP_S,
 )  # fmt: skip
 GAP = histogram(
     "inter_token_latency_seconds",
-    "Time per token after the first message, as sent: the gap before a message divided by its "
-    "tokens, counted once per token.",
+    "Seconds per token after the first message: the gap before a message divided by its tokens, "
+    "counted once per token.",
     buckets=GAP_S,
 )  # fmt: skip
 E2E = histogram(
     "e2e_request_latency_seconds",
-    "Time from arrival to the end sent, of requests that were not refused.",
+    "Seconds from arrival to sending the end of the response, of accepted requests.",
     "class",
 )
-QUEUE = histogram("request_queue_time_seconds", "Time from arrival to placement on a worker.")
-PREFILL = histogram("request_prefill_time_seconds", "Time from placement to the first token.")
-DECODE = histogram("request_decode_time_seconds", "Time from the first token to the last.")
-RUNNING = gauge("num_requests_running", "Choices placed on a worker.")
-WAITING = gauge("num_requests_waiting", "Choices not placed yet.")
+QUEUE = histogram("request_queue_time_seconds", "Seconds from arrival to placement on a worker.")
+PREFILL = histogram("request_prefill_time_seconds", "Seconds from placement to the first token.")
+DECODE = histogram("request_decode_time_seconds", "Seconds from the first token to the last.")
+RUNNING = gauge("num_requests_running", "Requests placed on a worker.")
+WAITING = gauge("num_requests_waiting", "Requests not placed on a worker yet.")
 PROMPT_TOKENS = counter("prompt_tokens", "Prompt tokens of accepted requests.")
 GENERATION_TOKENS = counter("generation_tokens", "Output tokens that reached the gateway.")
 SUCCESS = counter(
-    "request_success", "Ended requests, by reason; `rejected` were refused by the scheduler.",
+    "request_success", "Ended requests, by reason; `rejected`: refused by the scheduler.",
     "finished_reason",
 )  # fmt: skip
 SLA = counter(
     "sla_requests",
-    "Ended or refused requests, by SLA class, outcome (met, missed) and cause of the miss: "
-    "rejected, queued, prefill, preempted, swap-in, decode, or client for a disconnect; empty if "
-    "met. A client that reads slowly counts as decode or prefill.",
+    "Ended and refused requests, by SLA class, outcome (met, missed) and cause of the miss: "
+    "rejected, queued, prefill, preempted, swap-in, decode, client (disconnected); empty if met. "
+    "A miss due to a client that reads slowly has the cause prefill or decode.",
     "class", "outcome", "cause",
 )  # fmt: skip
 GOODPUT_TOKENS = counter("goodput_tokens", "Output tokens of requests that met their SLA.", "class")
-RESUBMISSIONS = counter("resubmissions", "Requests submitted again, by what was lost.", "cause")
+RESUBMISSIONS = counter(
+    "resubmissions", "Requests submitted to a scheduler again, by what was lost.", "cause"
+)
 ANNOUNCEMENTS = counter("announcements", "Running requests announced to a new scheduler.")
-REFUSALS = counter("refusals", "Requests refused before they were read, by the limit.", "bar")
+REFUSALS = counter(
+    "refusals", "Requests refused before they were parsed, by the limit reached.", "bar"
+)
 PEERS_MISSING = gauge(
-    "metrics_peers_missing", "Peers whose metrics are missing in the last scrape."
+    "metrics_peers_missing", "Configured peers without metrics in the last scrape."
 )
 FORECAST_TOLD = counter(
     "client_forecasts",
-    "Choices with forecasts sent to the client, by whether the first 90 % interval covers the "
-    "final length (yes, no).",
+    "Requests with a length forecast sent to the client, by whether the first 90 % interval covers "
+    "the final length (yes, no).",
     "covered",
 )  # fmt: skip
 PROMISED_TTFT = counter(
     "client_ttft_promises",
-    "Promised first-token times sent before the first token, by whether they were kept (yes, no).",
+    "Times to first token that clients were promised, by whether they were kept (yes, no).",
     "kept",
 )  # fmt: skip
 SLA_FORESEEN = counter(
     "client_sla_forecasts",
-    "SLA forecasts sent to clients (held, broken), by outcome (met, missed).",
+    "Requests with an SLA forecast sent to the client (held, broken), by outcome (met, missed).",
     "foreseen", "outcome",
 )  # fmt: skip
 
-ALL = (
-    TTFT, TPOT, MTPOT, GAP, E2E, QUEUE, PREFILL, DECODE, RUNNING, WAITING, PROMPT_TOKENS,
-    GENERATION_TOKENS, SUCCESS, SLA, GOODPUT_TOKENS, RESUBMISSIONS, ANNOUNCEMENTS, REFUSALS,
-    PEERS_MISSING, FORECAST_TOLD, PROMISED_TTFT, SLA_FORESEEN,
-)  # fmt: skip
+ALL = metrics_in(globals())

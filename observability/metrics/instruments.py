@@ -1,15 +1,25 @@
 """Instruments: create the instruments of catalogued metrics in a registry."""
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from observability.metrics.lean import LeanHistogram
 from observability.metrics.metric import PREFIX, Kind, Metric
-from observability.metrics.reading import Look, Reading
+
+log = logging.getLogger(__name__)
 
 InstrumentT = TypeVar("InstrumentT", Counter, Histogram)
+
+OTHER = "other"
+MAX_LABEL_CHARS = 64
+
+ReadValue = Callable[[], float | Mapping[str, float] | None]
+"""The number, or one for each value of the metric's only label; None while there is none."""
 
 
 class Instruments:
@@ -41,9 +51,64 @@ class Instruments:
         _named(metric, Kind.HISTOGRAM)
         return LeanHistogram(metric, self._registry)
 
-    def reading(self, metric: Metric, look: Look) -> None:
-        """A counter or gauge of existing numbers: `look` is called at each scrape."""
-        self._registry.register(Reading(metric, look))
+    def reading(self, metric: Metric, read: ReadValue) -> None:
+        """A counter or gauge of existing numbers: `read` is called at each scrape."""
+        self._registry.register(Reading(metric, read))
+
+
+class Reading(Collector):
+    """One counter or gauge of numbers that exist anyway, read at each scrape. An unreadable one is
+    omitted from its scrape.
+
+    The numbers may be changing in another thread, so only single numbers and sizes are read, and
+    nothing is iterated.
+    """
+
+    def __init__(self, metric: Metric, read: ReadValue):
+        """Raises ValueError for a histogram, and for a metric with several labels."""
+        if metric.kind is Kind.HISTOGRAM or len(metric.labels) > 1:
+            raise ValueError(
+                f"{metric.name}: only a counter or gauge with at most one label can be read"
+            )
+        self._metric = metric
+        self._read = read
+
+    def describe(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+        yield self._family()
+
+    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+        try:
+            read = self._read()
+        except Exception:
+            log.exception("metric %s cannot be read and is omitted", self._metric.family)
+            return
+        family = self._family()
+        values = read if isinstance(read, Mapping) else {} if read is None else {"": read}
+        for label, value in values.items():
+            family.add_metric([label] if self._metric.labels else [], value)
+        yield family
+
+    def _family(self) -> CounterMetricFamily | GaugeMetricFamily:
+        metric = self._metric
+        kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+        return kind(PREFIX + metric.name, metric.help, labels=metric.labels)
+
+
+class BoundedLabels:
+    """Label values from outside, bounded in number: the first `max_values` keep their names; later
+    and longer ones become `other`."""
+
+    def __init__(self, max_values: int = 32):
+        self._max_values = max_values
+        self._known: set[str] = set()
+
+    def label(self, name: str) -> str:
+        if name in self._known:
+            return name
+        if len(self._known) >= self._max_values or len(name) > MAX_LABEL_CHARS:
+            return OTHER
+        self._known.add(name)
+        return name
 
 
 def _with_labels(instrument: InstrumentT, known: Iterable[str]) -> InstrumentT:

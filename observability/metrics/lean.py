@@ -1,4 +1,4 @@
-"""LeanHistogram: a histogram for the path of every token, updated by one thread."""
+"""LeanHistogram: a histogram without locks, updated by one thread for every token."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from observability.metrics.metric import Metric
 
 
 class Cells:
-    """One series' buckets. An observation takes no lock, because one thread updates it."""
+    """The buckets of one series. Observations need no lock: only one thread updates them."""
 
     __slots__ = ("_bounds", "counts", "sum")
 
@@ -63,6 +63,6 @@ class LeanHistogram(Collector):
 
 
 def format_number(number: float) -> str:
-    """As Prometheus' text format writes it."""
-    text: str = floatToGoString(number)  # type: ignore[no-untyped-call]  # prometheus_client gives it none
+    """The number in Prometheus' text format."""
+    text: str = floatToGoString(number)  # type: ignore[no-untyped-call]
     return text

@@ -1,16 +1,17 @@
-"""Metric: a series in the catalogue, independent of its instrument.
+"""Metric: a family of series in the catalogue, independent of its instrument.
 
-Names omit the prefix `foretoken_`. They follow vLLM's if it has them, end in their unit, and a
-counter's gets `_total` in the exposition.
+A name omits the prefix `foretoken_` and ends in its unit. Where vLLM has the metric, it is vLLM's
+name. The exposition appends `_total` to a counter's name.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 PREFIX = "foretoken_"
 
-# Two to three bounds per octave at most: a quantile is interpolated between two bounds, and its
-# error is at most the bucket's width, here up to a factor of two.
+# A quantile is interpolated between two bounds, so its error is at most the bucket's width: up
+# to a factor of two.
 LATENCY_S = (
     0.001, 0.002, 0.004, 0.006, 0.01, 0.02, 0.04, 0.06, 0.1, 0.2, 0.4, 0.6,
     1, 2, 4, 6, 10, 20, 40, 60, 120, 300, 600,
@@ -37,8 +38,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`help` describes it in one sentence. `labels` have few values, known in advance: never a
-    request id or a client's text. `vllm` is vLLM's name if it differs."""
+    """`help` says what is counted, and in which unit. `labels` have few values, known in advance:
+    never a request id or a client's text. `vllm` is vLLM's name if it differs."""
 
     name: str
     kind: Kind
@@ -65,3 +66,8 @@ def histogram(
     name: str, help: str, *labels: str, buckets: tuple[float, ...] = LATENCY_S, vllm: str = ""
 ) -> Metric:
     return Metric(name, Kind.HISTOGRAM, help, labels, buckets, vllm)
+
+
+def metrics_in(module: Mapping[str, object]) -> tuple[Metric, ...]:
+    """The metrics that a module defines, given its `globals()`."""
+    return tuple(value for value in module.values() if isinstance(value, Metric))

@@ -1,98 +1,109 @@
 """Metrics of the predictor: its forecasts, their accuracy, and learning."""
 
-from observability.metrics.metric import FIT_S, RATIO, counter, gauge, histogram
+from observability.metrics.metric import FIT_S, RATIO, counter, gauge, histogram, metrics_in
 
-FORECASTS = counter("predictor_forecasts", "Forecasts answered, by source.", "source")
+FORECASTS = counter("predictor_forecasts", "Forecasts made, by source.", "source")
 OUTCOMES = counter(
-    "predictor_outcomes", "Finished requests, by whether they were learned from.", "learnt"
+    "predictor_outcomes",
+    "Received outcomes of finished requests, by whether they are used for learning (yes, no).",
+    "learnt",
 )
-FORECAST = histogram("predictor_forecast_seconds", "Time to answer one Forecast call.")
+FORECAST = histogram("predictor_forecast_seconds", "Seconds to answer one Forecast call.")
 ERROR = histogram(
     "predictor_relative_error",
-    "Error of the forecast mean relative to the true length, by source of the forecast.",
+    "Error of the forecast mean as a share of the true length, by source of the forecast.",
     "source", buckets=RATIO,
 )  # fmt: skip
 FALLBACKS = counter(
     "predictor_fallbacks",
-    "Prompts that the model could not read or forecast, by reason.",
+    "Prompts that the model could not embed or forecast, by reason.",
     "reason",
 )  # fmt: skip
 ANSWERED = counter(
     "predictor_answered",
-    "Immediate forecasts, by stage: cached result of an earlier reading (remembered), from words "
-    "(words), or without the prompt (plain).",
+    "Immediate forecasts, by input: a cached embedding of the prompt (remembered), its words "
+    "(words), or nothing of it (plain).",
     "stage",
 )  # fmt: skip
 READ = counter(
     "predictor_read",
-    "Prompts read, by state of the request: waiting for its outcome, or ended.",
+    "Embedded prompts, by state of the request: waiting for its outcome, or ended.",
     "of",
 )  # fmt: skip
-IMPROVED = counter("predictor_improved", "Improved forecasts sent after the prompt was read.")
+IMPROVED = counter("predictor_improved", "Improved forecasts sent after embedding the prompt.")
 READING_LAG = histogram(
-    "predictor_reading_lag_seconds", "Time from a request to its improved forecast."
+    "predictor_reading_lag_seconds", "Seconds from a request to its improved forecast."
 )
 REFITS = counter("predictor_refits", "Finished fits, by result.", "result")
-REFIT = histogram("predictor_refit_seconds", "Duration of a fit.", buckets=FIT_S)
+REFIT = histogram("predictor_refit_seconds", "Seconds of a fit.", buckets=FIT_S)
 SET_ASIDE = gauge(
     "predictor_set_aside",
-    "1 while the prompt model is less accurate than history, so that history's forecasts are used.",
+    "1 while the prompt model is less accurate than history, so that history's forecasts are used; "
+    "else 0.",
 )
 COVERAGE = gauge(
     "predictor_coverage",
-    "Share of recent outcomes inside the forecast's central 50 % or 90 % interval.",
+    "Share (0 to 1) of recent outcomes inside the forecast's central 50 % or 90 % interval.",
     "interval",
 )  # fmt: skip
-SCORED = gauge("predictor_scored", "Outcomes in the window of tau, coverage, pinball and drift.")
-TAU = gauge("predictor_tau", "Kendall's tau-b of forecast means and true lengths.")
-PINBALL = gauge("predictor_pinball_tokens", "Mean quantile loss in tokens.")
+SCORED = gauge(
+    "predictor_scored",
+    "Recent outcomes that tau, coverage, pinball loss and drift are computed from.",
+)
+TAU = gauge(
+    "predictor_tau",
+    "Kendall's tau-b of forecast means and true lengths: 1 for equal order, 0 for random order.",
+)
+PINBALL = gauge("predictor_pinball_tokens", "Mean pinball loss of recent forecasts, in tokens.")
 DRIFT = gauge(
     "predictor_drift",
-    "Calibration drift: Kolmogorov-Smirnov distance between the forecast levels of the last 250 "
-    "outcomes and of those before.",
+    "Calibration drift: Kolmogorov-Smirnov distance (0 to 1) between the quantile levels of the "
+    "last 250 outcomes in their forecasts and of the outcomes before.",
 )
-MODEL_VERSION = gauge("predictor_model_version", "Fits adopted since the start.")
+MODEL_VERSION = gauge("predictor_model_version", "Adopted fits since the start of the process.")
 MODEL_AGE = gauge(
     "predictor_model_age_seconds",
-    "Time since the last fit was adopted; absent before the first fit.",
+    "Seconds since the last fit was adopted; absent before the first fit.",
 )
-LISTENERS = gauge("predictor_listeners", "Streams that receive improved forecasts.")
-UNREAD = gauge("predictor_unread", "Running requests whose prompts wait to be read.")
+LISTENERS = gauge(
+    "predictor_listeners", "Open streams that receive improved forecasts, one per scheduler."
+)
+UNREAD = gauge("predictor_unread", "Queued prompts of running requests to embed.")
 UNREAD_ENDED = gauge(
-    "predictor_unread_ended", "Ended requests whose prompts wait to be read for learning."
+    "predictor_unread_ended", "Queued prompts of ended requests to embed for learning."
 )
 UNREAD_DROPPED = counter(
-    "predictor_unread_dropped", "Prompts dropped from the reading queues for newer ones."
+    "predictor_unread_dropped", "Prompts dropped from the full queues for newer ones."
 )
 IMPROVED_DROPPED = counter(
     "predictor_improved_dropped",
-    "Batches of improved forecasts dropped because a listener was too slow.",
+    "Batches of improved forecasts dropped because a listener reads too slowly.",
 )
 CPU_SHARE = gauge(
-    "predictor_cpu_share", "Share of one core spent on reading and learning in the last second."
+    "predictor_cpu_share",
+    "Share (0 to 1) of one core used for embedding and learning in the last second.",
 )
-EXAMPLES = gauge("predictor_examples", "Outcomes learned together with their prompts.")
+EXAMPLES = gauge("predictor_examples", "Outcomes with prompts that the model learns from.")
 PENDING = gauge("predictor_pending", "Requests without an outcome yet.")
 PENDING_DROPPED = counter(
     "predictor_pending_dropped",
     "Requests dropped before their outcome arrived, because too many were pending.",
 )
-LOG_PENDING = gauge("predictor_log_pending", "Outcomes waiting to be written to the outcome log.")
+LOG_PENDING = gauge("predictor_log_pending", "Outcomes queued for the outcome log.")
 LOG_WRITTEN = counter("predictor_log_written", "Outcomes written to the outcome log.")
 LOG_DROPPED = counter(
-    "predictor_log_dropped", "Outcomes dropped instead of written to the outcome log."
+    "predictor_log_dropped", "Outcomes dropped before they were written to the outcome log."
 )
 LOG_DELIVERED = counter("predictor_log_delivered", "Outcomes read from the outcome log.")
-LOG_UNREADABLE = counter("predictor_log_unreadable", "Unusable rows of the outcome log.")
-LOG_FROM_FUTURE = counter(
-    "predictor_log_from_future", "Outcome log rows written by a newer foretoken, which are skipped."
+LOG_UNREADABLE = counter(
+    "predictor_log_unreadable", "Rows of the outcome log that could not be used."
 )
-LOG_UNAVAILABLE = gauge("predictor_log_unavailable", "1 while the outcome log is unavailable.")
+LOG_FROM_FUTURE = counter(
+    "predictor_log_from_future",
+    "Rows of the outcome log skipped because a newer foretoken wrote them.",
+)
+LOG_UNAVAILABLE = gauge(
+    "predictor_log_unavailable", "1 while the outcome log is unavailable; else 0."
+)
 
-ALL = (
-    FORECASTS, OUTCOMES, FORECAST, ERROR, FALLBACKS, ANSWERED, READ, IMPROVED, READING_LAG, REFITS,
-    REFIT, SET_ASIDE, COVERAGE, SCORED, TAU, PINBALL, DRIFT, MODEL_VERSION, MODEL_AGE, LISTENERS,
-    UNREAD, UNREAD_ENDED, UNREAD_DROPPED, IMPROVED_DROPPED, CPU_SHARE, EXAMPLES, PENDING,
-    PENDING_DROPPED, LOG_PENDING, LOG_WRITTEN, LOG_DROPPED, LOG_DELIVERED, LOG_UNREADABLE,
-    LOG_FROM_FUTURE, LOG_UNAVAILABLE,
-)  # fmt: skip
+ALL = metrics_in(globals())

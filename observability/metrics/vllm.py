@@ -1,4 +1,4 @@
-"""vLLM's names of the same metrics, for dashboards and queries made for vLLM."""
+"""vLLM's names of metrics that vLLM has too, for dashboards and queries made for vLLM."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from observability.metrics.catalogue import CATALOGUE
 from observability.metrics.metric import PREFIX
 
 VLLM_PREFIX = "vllm:"
-# vLLM's names that equal ours, without prefix and `_total`.
+# Names that are equal in vLLM, without prefix and `_total`.
 SAME = frozenset(
     (
         "time_to_first_token_seconds", "inter_token_latency_seconds",
@@ -18,7 +18,7 @@ SAME = frozenset(
     )
 )  # fmt: skip
 
-# Our names with their vLLM names, both with prefix.
+# vLLM's names by ours, both with prefix.
 ALIASES: Mapping[str, str] = {
     PREFIX + metric.name: VLLM_PREFIX + (metric.vllm or metric.name)
     for metrics in CATALOGUE.values()

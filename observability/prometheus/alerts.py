@@ -1,7 +1,7 @@
-"""Alerts, each with its runbook.
+"""Alerts with runbooks.
 
-An alert's parts are joined by `and`. Each part is a value and its limit, so that the value can be
-inspected while the alert does not fire.
+An alert fires if all its conditions are true. Each condition separates value and limit, so that
+the value can be queried while the alert does not fire.
 """
 
 from dataclasses import dataclass
@@ -19,49 +19,49 @@ from observability.prometheus.records import (
 )
 
 PAGE, TICKET = "page", "ticket"
-# `up` is Prometheus' own metric: 1 while a target answers.
+# `up` is a metric of Prometheus: 1 while a target answers scrapes.
 #
-# A target serves requests if its job has the usual name, or if it exposed metrics of a gateway or a
-# scheduler within the last hour: job names are the user's choice.
-NEEDED = "foretoken-(gateway|scheduler)"
+# A target is required for serving if its job has the usual name, or, because operators choose job
+# names, if it exposed metrics of a gateway or a scheduler within the last hour.
+REQUIRED_JOBS = "foretoken-(gateway|scheduler)"
 GATEWAY, SCHEDULER = gateway.RUNNING.family, scheduler.WORKERS.family
 SEEN = f"(last_over_time({GATEWAY}[1h]) or last_over_time({SCHEDULER}[1h]))"
-UP_SERVING = f'(up{{job=~"{NEEDED}"}} or (up and on (job, instance) {SEEN}))'
-UP_BESIDE = f'(up{{job=~"foretoken.*", job!~"{NEEDED}"}} unless on (job, instance) {SEEN})'
+UP_SERVING = f'(up{{job=~"{REQUIRED_JOBS}"}} or (up and on (job, instance) {SEEN}))'
+UP_OPTIONAL = f'(up{{job=~"foretoken.*", job!~"{REQUIRED_JOBS}"}} unless on (job, instance) {SEEN})'
 
 
 def _missing(component: str, present: str, family: str) -> str:
-    """0 with a job label if no target is the component's. A target that is down counts as present:
-    it fires by its `up`."""
+    """0 with a job label if the component has no target. A target that is down counts as present,
+    because its `up` is 0."""
     down = f"(up == 0 and on (job, instance) last_over_time({family}[1h]))"
     found = f"{present} or {down}"
     return f'label_replace(0 * absent({found}), "job", "foretoken-{component}", "", "")'
 
 
-# The scheduler may have no target of its own: `foretoken serve` exposes its metrics at the gateway.
+# The scheduler may have no separate target: `foretoken serve` exposes its metrics at the gateway.
 NO_GATEWAY = _missing("gateway", f'up{{job="foretoken-gateway"}} or {GATEWAY}', GATEWAY)
 NO_SCHEDULER = _missing("scheduler", SCHEDULER, SCHEDULER)
-UP_NEEDED = f"({UP_SERVING} or on (job) {NO_GATEWAY} or on (job) {NO_SCHEDULER})"
+UP_REQUIRED = f"({UP_SERVING} or on (job) {NO_GATEWAY} or on (job) {NO_SCHEDULER})"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A value, a comparison operator, and the limit."""
+class Condition:
+    """A query and its limit."""
 
     value: str
-    is_: str
+    operator: str
     limit: float
 
     def __str__(self) -> str:
-        return f"{self.value} {self.is_} {self.limit:g}"
+        return f"{self.value} {self.operator} {self.limit:g}"
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Fires when all parts have been true for `hold`. `runbook` lists what to check, in order."""
+    """Fires when all conditions have been true for `hold`. `runbook`: numbered steps."""
 
     name: str
-    parts: tuple[Part, ...]
+    conditions: tuple[Condition, ...]
     hold: str
     severity: str
     summary: str
@@ -70,43 +70,49 @@ class Alert:
 
     @property
     def expr(self) -> str:
-        return " and ".join(str(part) for part in self.parts)
+        return " and ".join(map(str, self.conditions))
 
 
 def _burn(burn: Burn) -> Alert:
     return Alert(
         burn.name,
         (
-            Part(BURN_RATES[burn.short].name, ">", burn.times),
-            Part(BURN_RATES[burn.long].name, ">", burn.times),
-            Part(ENDED[burn.long].name, ">=", limits.REQUESTS_MIN),
+            Condition(BURN_RATES[burn.short].name, ">", burn.times),
+            Condition(BURN_RATES[burn.long].name, ">", burn.times),
+            Condition(ENDED[burn.long].name, ">=", limits.REQUESTS_MIN),
         ),
         "0m" if burn.severity == PAGE else "15m",
         burn.severity,
         "SLA class {{ $labels.class }} of {{ $labels.model_name }} misses its objective",
-        f"Over {burn.short} and {burn.long} its error budget burns {{{{ $value | humanize }}}} "
-        f"times as fast as 30 days allow. At {burn.times:g} times, {burn.spent} of it are spent "
-        f"after {burn.long}.",
+        f"Over {burn.short} and {burn.long}, misses consume the 30-day error budget "
+        f"{{{{ $value | humanize }}}} times too fast. At {burn.times:g} times, {burn.spent} of the "
+        f"budget are consumed after {burn.long}.",
         _SLA_RUNBOOK,
     )
 
 
 _SLA_RUNBOOK = """\
-1. Dashboard SLA, misses by cause: which stage causes the misses?
-2. rejected, queued: demand exceeds capacity. Dashboard Scheduling: queue, refusals, workers \
-attached. Add workers or limit the clients' concurrency.
-3. prefill: prompts are long, or prefills wait for each other. Dashboard Workers: batch tokens, \
-step time. Lower worker.max_batch_tokens if decodes are slow, raise it if prefills are.
+1. Check which stage causes the misses: dashboard SLA, misses by cause.
+2. rejected, queued: demand exceeds capacity. Check queue, refusals and workers on dashboard \
+Scheduling. Add workers or limit the clients' concurrency.
+3. prefill: prompts are long, or prefills wait for each other. Check tokens per step and step time \
+on dashboard Workers. Lower worker.max_batch_tokens if decodes are slow, raise it if prefills are.
 4. preempted, swap-in: workers are overcommitted. See ForetokenKvEvicting and ForetokenKvSwapping.
-5. decode: steps are too slow for the class's TPOT. Dashboard Workers: step time against batch. \
-Lower worker.max_running, or use a class with a larger budget.
+5. decode: steps are too slow for the TPOT of the class. Check step time and tokens per step on \
+dashboard Workers. Lower worker.max_running, or use a class with a larger budget.
 6. For a single request, `foretoken why ID` shows its history.
+"""
+
+CHECK_PROCESS = """\
+1. Check the process with `python -m services.runtime.healthcheck HOST:PORT`, and its log.
+2. If it is serving, check metrics_port and metrics_host of its section, and the target in \
+prometheus.yml.
 """
 
 WORKER_LOST = Alert(
     "ForetokenWorkerLost",
     (
-        Part(
+        Condition(
             f"max_over_time({RULES.gauge(scheduler.WORKERS)}[15m:5s]) "
             f"- {RULES.gauge(scheduler.WORKERS)}",
             ">",
@@ -119,171 +125,171 @@ WORKER_LOST = Alert(
     "{{ $value }} fewer workers are attached than within the last 15 minutes. Their requests "
     "continue on other workers; capacity is reduced.",
     """\
-1. Was it intended (scale-down, deployment)? Then the alert ends after 15 minutes.
+1. If the worker was removed intentionally (scale-down, deployment), do nothing: the alert ends \
+after 15 minutes.
 2. Check the worker's log and exit status for lack of memory, a lost GPU or a failed step.
-3. It runs but is not attached: check the scheduler's address and the network.
-4. Until it is back: dashboard Scheduling, queue and refusals; dashboard Workers, remaining workers.
+3. If the worker runs but is not attached, check worker.scheduler_address and the network.
+4. Meanwhile, watch queue and refusals on dashboard Scheduling, and the remaining workers on \
+dashboard Workers.
 """,
 )
 NO_WORKER = Alert(
     "ForetokenNoWorker",
-    (Part(RULES.gauge(scheduler.WORKERS), "==", 0),),
+    (Condition(RULES.gauge(scheduler.WORKERS), "==", 0),),
     "1m",
     PAGE,
-    "No worker is attached: nothing is served",
+    "No worker is attached; no request is served",
     "The scheduler has had no worker for a minute; every request waits or is refused. Without a "
     "scheduler, ForetokenServingDown fires instead.",
     """\
-1. Are worker processes running? Their logs show the stage of the start; loading a large model \
+1. Check that worker processes run. Their logs show the stage of the start; loading a large model \
 takes minutes.
-2. Do they reach the scheduler (worker.scheduler_address)? They retry every few seconds.
-3. All lost at once: check the host, the driver, and the logs for a request that fails the step of \
-every worker. The log names the requests of a failed step.
+2. Check that they reach the scheduler (worker.scheduler_address). They retry every few seconds.
+3. If all workers were lost at once, check the host, the driver, and the logs for a request that \
+fails the step of every worker. The log names the requests of a failed step.
 """,
 )
-NEEDED_DOWN = Alert(
+SERVING_DOWN = Alert(
     "ForetokenServingDown",
-    (Part(UP_NEEDED, "==", 0),),
+    (Condition(UP_REQUIRED, "==", 0),),
     "1m",
     PAGE,
-    "{{ $labels.job }} is down; it is required for serving",
+    "{{ $labels.job }}, which is required for serving, is down",
     "Its metrics could not be scraped for a minute, or it has no scrape target. Without a gateway, "
-    "no client is answered there. Without the scheduler, running requests continue, and no new "
+    "its clients get no response. Without a scheduler, running requests continue, and no new "
     "request is placed.",
-    """\
-1. Is the process running? Check `python -m services.runtime.healthcheck HOST:PORT` and its log.
-2. It runs and serves: check metrics_port and metrics_host of its section, and the target in \
-prometheus.yml.
-3. The gateway's /metrics includes the scheduler of `foretoken serve`: is \
-foretoken_metrics_peers_missing above 0?
-4. Restart it. Gateways and workers reconnect to a new scheduler and announce running requests.
+    CHECK_PROCESS
+    + """\
+3. With `foretoken serve`, the gateway's /metrics includes the scheduler's: check that \
+foretoken_metrics_peers_missing is 0.
+4. Restart the process. Gateways and workers reconnect to a new scheduler and announce running \
+requests.
 """,
 )
 PROCESS_DOWN = Alert(
     "ForetokenProcessDown",
-    (Part(UP_BESIDE, "==", 0),),
+    (Condition(UP_OPTIONAL, "==", 0),),
     "2m",
     TICKET,
     "{{ $labels.job }} at {{ $labels.instance }} is down",
-    "Its metrics could not be scraped for 2 minutes. A worker's requests continue elsewhere. "
-    "Without predictor, batcher or estimator, the scheduler uses less accurate fallbacks.",
-    """\
-1. Is the process running? Check `python -m services.runtime.healthcheck HOST:PORT`.
-2. It runs and serves: check metrics_port and metrics_host of its section, and the target in \
-prometheus.yml.
-3. It was removed intentionally: remove it from prometheus.yml.
+    "Its metrics could not be scraped for 2 minutes. The requests of a lost worker continue on "
+    "other workers. Without predictor, batcher or estimator, the scheduler uses fallbacks.",
+    CHECK_PROCESS
+    + """\
+3. If it was removed intentionally, remove it from prometheus.yml.
 """,
 )
 QUEUE_SATURATED = Alert(
     "ForetokenQueueSaturated",
-    (Part(REFUSED.name, ">", limits.REFUSED_SHARE),),
+    (Condition(REFUSED.name, ">", limits.REFUSED_SHARE),),
     "5m",
     PAGE,
     "{{ $value | humanizePercentage }} of requests are refused: queues are full",
-    "Gateways and scheduler refuse requests that exceed the queues or would miss their deadlines. "
-    "Accepted requests are served as before; refused ones receive a Retry-After.",
+    "Gateways and scheduler refuse requests that exceed a queue or would miss their deadline. "
+    "Accepted requests are served as before. Refusals carry a Retry-After header.",
     """\
-1. Dashboard Scheduling, refusals by limit: which limit is reached?
-2. Is the demand higher than usual, or the capacity lower (workers attached, step time, evictions)?
-3. Higher demand: add workers. From a single tenant: set scheduler.tenant_weights.
-4. Clients should honour Retry-After; early retries are refused at no cost.
+1. Check which limit is reached: dashboard Scheduling, refusals.
+2. Check whether demand is higher than usual, or capacity lower (workers, step time, evictions).
+3. If demand is higher, add workers. If one tenant causes it, set scheduler.tenant_weights.
+4. Check that clients honour Retry-After. Early retries are refused without parsing.
 """,
 )
 FORECAST_DRIFT = Alert(
     "ForetokenForecastDrift",
     (
-        Part(RULES.gauge(predictor.DRIFT, how="max"), ">", limits.FORECAST_DRIFT),
-        Part(RULES.gauge(predictor.SCORED, how="max"), ">=", limits.SCORED_MIN),
+        Condition(RULES.gauge(predictor.DRIFT, agg="max"), ">", limits.FORECAST_DRIFT),
+        Condition(RULES.gauge(predictor.SCORED, agg="max"), ">=", limits.SCORED_MIN),
     ),
     "15m",
     TICKET,
     "Forecast errors have changed",
-    "The forecast levels of the last 250 lengths differ by {{ $value | humanize }} "
-    "(Kolmogorov-Smirnov) from those before: the traffic or the model has changed.",
+    "The Kolmogorov-Smirnov distance between the quantile levels of the last 250 lengths in their "
+    "forecasts and those before is {{ $value | humanize }}: the traffic or the model has changed.",
     """\
-1. Dashboard Forecasts: coverage, tau and error by source. Has coverage fallen, too?
-2. Was a model, a system prompt or a client changed? The next fits learn it: check fits and model \
-age.
-3. Fits are rejected or missing (fits by result, state of the log): fix that first.
-4. While the model is worse than history, history's forecasts are used (set aside): serving \
-continues with a less informed order and placement.
+1. Check coverage, tau and error by source on dashboard Forecasts.
+2. Check whether a model, a system prompt or a client has changed. The next fits learn the change: \
+check fits by result and the age of the model.
+3. If fits fail or are missing, check the predictor's log and the state of the outcome log first.
+4. While the model is less accurate than history, history's forecasts are used (prompt model set \
+aside): serving continues with less accurate order and placement.
 """,
 )
 FORECAST_COVERAGE = Alert(
     "ForetokenForecastCoverage",
     (
-        Part(
-            RULES.gauge(predictor.COVERAGE, how="min", where={"interval": "90"}),
+        Condition(
+            RULES.gauge(predictor.COVERAGE, agg="min", where={"interval": "90"}),
             "<",
             limits.COVERAGE_90,
         ),
-        Part(RULES.gauge(predictor.SCORED, how="max"), ">=", limits.SCORED_MIN),
+        Condition(RULES.gauge(predictor.SCORED, agg="max"), ">=", limits.SCORED_MIN),
     ),
     "15m",
     TICKET,
     "Forecast intervals are too narrow",
-    "Only {{ $value | humanizePercentage }} of lengths lie within the 90 % interval: memory is "
-    "planned too tightly, and requests are evicted.",
+    "Only {{ $value | humanizePercentage }} of lengths are within the 90 % interval. Plans reserve "
+    "too little memory, and requests may be evicted.",
     """\
-1. Dashboard Memory: forecast peak against actual, evictions. Is there an effect yet?
-2. Dashboard Forecasts: which source is wrong (error by source)? Is the predictor used (fallbacks)?
-3. As for ForetokenForecastDrift: what changed, and are there fits?
+1. Check the effect: forecast peak, held tokens and evictions on dashboard Memory.
+2. Check which source is wrong, and whether the predictor is used: error by source and fallbacks \
+on dashboard Forecasts.
+3. Continue with steps 2 to 4 of ForetokenForecastDrift.
 """,
 )
 COST_MODEL_DRIFT = Alert(
     "ForetokenCostModelDrift",
     (
-        Part(
-            RULES.gauge(estimator.ERROR, "worker", how="max", where={"quantile": "0.5"}),
+        Condition(
+            RULES.gauge(estimator.ERROR, "worker", agg="max", where={"quantile": "0.5"}),
             ">",
             limits.COST_ERROR,
         ),
-        Part(RULES.gauge(estimator.ERROR_STEPS, "worker", how="max"), ">", 0),
+        Condition(RULES.gauge(estimator.ERROR_STEPS, "worker", agg="max"), ">", 0),
     ),
     "15m",
     TICKET,
     "Steps of worker {{ $labels.worker }} deviate from its cost model",
-    "Half of the steps differ by more than {{ $value | humanizePercentage }} from their estimates. "
-    "Expected TTFTs are wrong, and so are slices and admission.",
+    "Half of the steps differ by more than {{ $value | humanizePercentage }} from their estimated "
+    "times. Expected TTFTs, slices and admission are inaccurate.",
     """\
-1. Dashboard Workers: has step time changed without the batch? A throttled or shared device, \
-another process on its cores.
-2. Dashboard Forecasts, cost model: do timings arrive, are they used, and are there new fits?
-3. Each worker has its own cost model. One worker: check its device. All workers: check what \
-changed everywhere, such as the model or its settings.
+1. Check on dashboard Workers whether step time has changed while tokens per step have not: the \
+device may be throttled or shared, or another process may use its cores.
+2. Check timings and fits on dashboard Forecasts, cost model: timings must arrive and be used.
+3. If one worker is affected, check its device. If all are, check common changes, such as the \
+model or its settings.
 """,
 )
 KV_EVICTING = Alert(
     "ForetokenKvEvicting",
-    (Part(EVICTED.name, ">", limits.EVICTIONS_PER_ADMISSION),),
+    (Condition(EVICTED.name, ">", limits.EVICTIONS_PER_ADMISSION),),
     "5m",
     TICKET,
     "Worker {{ $labels.worker }} evicts requests",
-    "{{ $value | humanize }} requests are evicted for each admission: memory is too tight, "
-    "and work is repeated.",
+    "{{ $value | humanize }} requests are evicted per admission: memory is short, and work is "
+    "repeated.",
     """\
-1. Dashboard Memory: is the actual peak above the forecast? Then forecasts are too low (see \
-ForetokenForecastCoverage).
-2. Otherwise: does the preset plan for mean lengths only? Dashboard Scheduling, preset.
-3. Is host memory full (KV dropped)? Raise worker.host_gib, so that KV is moved instead of dropped.
-4. More KV: worker.kv_dtype=int8, worker.gpu_memory_utilization, or another worker.
+1. Check on dashboard Memory whether held tokens exceed the forecast peak. If they do, forecasts \
+are too low: see ForetokenForecastCoverage.
+2. Otherwise check on dashboard Scheduling whether the preset plans with mean lengths only.
+3. If KV is dropped because host memory is full, raise worker.host_gib, so that KV is offloaded.
+4. Increase the memory for KV: worker.kv_dtype=int8, worker.gpu_memory_utilization, or another \
+worker.
 """,
 )
 KV_SWAPPING = Alert(
     "ForetokenKvSwapping",
-    (Part(SWAPPING.name, ">", limits.SWAPPING_SHARE),),
+    (Condition(SWAPPING.name, ">", limits.SWAPPING_SHARE),),
     "5m",
     TICKET,
-    "Worker {{ $labels.worker }} spends most of its time moving KV",
-    "It copies KV between device and host for {{ $value | humanize }} of each second.",
+    "Worker {{ $labels.worker }} spends most of its time copying KV",
+    "It copies KV between device and host for {{ $value | humanizePercentage }} of the time.",
     """\
-1. Dashboard Scheduling, preemptions: paused by plans, or evicted by the worker? Evicted: see \
-ForetokenKvEvicting.
+1. Check preemptions by cause on dashboard Scheduling. Evicted: see ForetokenKvEvicting.
 2. Paused: the order changes too often. Use longer slices, or an order with fewer levels \
 (`--set preset.slice=…`).
-3. Dashboard Memory: seconds per token. If slower than the cost model: is host memory pinned, is \
-the bus shared?
-4. Recomputing may be cheaper than moving: `--set preset.residency=…`.
+3. Check the copy time per token on dashboard Memory. If it is above the estimate, check that host \
+memory is pinned and the bus is not shared.
+4. Recomputing may be cheaper than copying: `--set preset.residency=…`.
 """,
 )
 
@@ -291,7 +297,7 @@ ALERTS = (
     *(_burn(burn) for burn in BURNS),
     WORKER_LOST,
     NO_WORKER,
-    NEEDED_DOWN,
+    SERVING_DOWN,
     PROCESS_DOWN,
     QUEUE_SATURATED,
     FORECAST_DRIFT,

@@ -1,7 +1,7 @@
-"""The thresholds of all alerts.
+"""The thresholds of all alerts. `make dashboards` applies a change.
 
-After a change: `make dashboards`. A running Prometheus takes another objective from the first rule
-of rules.yml, on which all burn rates depend.
+The objective can also be changed in a running Prometheus: it is the first rule of rules.yml, and
+all burn rates are relative to it.
 """
 
 from dataclasses import dataclass
@@ -12,16 +12,17 @@ OBJECTIVE = 0.99
 
 @dataclass(frozen=True, slots=True)
 class Burn:
-    """Fires while misses consume the 30 days' budget `times` as fast as allowed, over a long window
-    and, so that it ends with the misses, over a short one (The Site Reliability Workbook, chapter
-    5)."""
+    """An alert on the burn rate: the speed at which misses consume the error budget of 30 days,
+    relative to the speed that consumes exactly all of it. Fires while the rate is above `times`
+    over the long window and over the short one, which ends the alert soon after the misses (The
+    Site Reliability Workbook, chapter 5, "Multiwindow, Multi-Burn-Rate Alerts")."""
 
     name: str
     short: str
     long: str
     times: float
     severity: str
-    spent: str  # of 30 days' budget, by the end of the long window
+    spent: str  # share of the budget that is consumed over the long window
 
 
 BURNS = (
@@ -31,20 +32,22 @@ BURNS = (
     Burn("ForetokenSlaBurnLeak", "6h", "3d", 1, "ticket", "10 %"),
 )
 WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
-# Fewer requests than this in the long window are not significant: one miss of five is not 20 %.
+# With fewer requests in the long window, a share of misses is not significant.
 REQUESTS_MIN = 20
 
-REFUSED_SHARE = 0.05  # of requests, refused because queues are full
-# for 250 against 250 outcomes; chance alone gives 0.17 once in a thousand checks
+REFUSED_SHARE = 0.05  # share of requests refused because queues are full
+# Kolmogorov-Smirnov distance of 250 outcomes to 250 others; chance alone reaches 0.17 once in a
+# thousand checks.
 FORECAST_DRIFT = 0.2
-COVERAGE_90 = 0.8  # of an expected 0.9; over 500 outcomes chance alone stays within 0.04
-SCORED_MIN = 500  # outcomes behind either
-COST_ERROR = 0.3  # median, of a step's time; rounds plan by it
-EVICTIONS_PER_ADMISSION = 0.3  # for lack of memory: placed requests did not fit
-SWAPPING_SHARE = 0.5  # of a worker's time
+COVERAGE_90 = 0.8  # expected: 0.9; chance alone deviates by at most 0.04 over 500 outcomes
+SCORED_MIN = 500  # outcomes that drift and coverage must be computed from
+COST_ERROR = 0.3  # median relative error of step times, which rounds plan with
+EVICTIONS_PER_ADMISSION = 0.3  # evictions for lack of memory
+SWAPPING_SHARE = 0.5  # share of a worker's time
 
-if OBJECTIVE + 1 / max(burn.times for burn in BURNS) <= 1:
+FASTEST = max(burn.times for burn in BURNS)
+if OBJECTIVE + 1 / FASTEST <= 1:
     raise ValueError(
-        f"with an objective of {OBJECTIVE:g} not even missing everything burns its budget "
-        f"{max(burn.times for burn in BURNS):g} times too fast: choose smaller factors"
+        f"OBJECTIVE {OBJECTIVE:g} is too low: even if all requests miss, the burn rate stays below "
+        f"{FASTEST:g}, the highest in BURNS; raise OBJECTIVE or lower Burn.times"
     )

@@ -1,8 +1,8 @@
 """PromQL queries, built from the catalogue's constants.
 
-A metric, label or kind that is not in the catalogue is a ValueError when dashboards and rules are
-built, instead of an empty panel. Sums aggregate over everything that is not named in `by`, always
-including processes and scrape targets.
+A metric, label or kind that is not in the catalogue raises ValueError when dashboards and rules are
+built, instead of making an empty panel. Aggregations keep only the labels in `by`; they always
+include all processes and scrape targets.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ _SERVICE = {metric: service for service, metrics in CATALOGUE.items() for metric
 
 @dataclass(frozen=True, slots=True)
 class NotEqual:
-    """Matches series whose label has any other value."""
+    """Matches all other values of a label."""
 
     value: str
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Matches series whose label has one of these values."""
+    """Matches any of these values of a label."""
 
     values: tuple[str, ...]
 
@@ -34,7 +34,7 @@ ANY: Where = {}
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A series of a recording rule: its name, its labels, and its expression."""
+    """A recording rule: the name, labels and expression of its series."""
 
     name: str
     labels: tuple[str, ...]
@@ -43,16 +43,16 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Builds queries over `window`. `filters` (label → regular expression) apply to every series
-    with such a label."""
+    """Builds queries over `window`. `filters` (label → regular expression) apply to all series that
+    have the label."""
 
     window: str
     filters: Mapping[str, str] = field(default_factory=dict)
 
-    def gauge(self, metric: Metric, *by: str, how: str = "sum", where: Where = ANY) -> str:
-        """A gauge aggregated by `how`: sum, max, min, avg, count."""
+    def gauge(self, metric: Metric, *by: str, agg: str = "sum", where: Where = ANY) -> str:
+        """A gauge aggregated by `agg`: sum, max, min, avg, count."""
         _require(metric, Kind.GAUGE)
-        return self._aggregate(how, by, metric, self._select(metric, "", where))
+        return self._aggregate(agg, by, metric, self._select(metric, "", where))
 
     def rate(self, metric: Metric, *by: str, where: Where = ANY, window: str = "") -> str:
         """A counter's increase per second."""
@@ -62,32 +62,29 @@ class Queries:
         """A counter's increase in the window."""
         return self._over("increase", metric, by, where, window)
 
-    def observed(self, metric: Metric, *by: str, where: Where = ANY) -> str:
-        """Observations of a histogram per second."""
-        return self._part(metric, "_count", by, where)
-
     def summed(self, metric: Metric, *by: str, where: Where = ANY) -> str:
-        """Sum of a histogram's observations per second."""
+        """The sum of a histogram's observations, per second."""
         return self._part(metric, "_sum", by, where)
 
     def mean(self, metric: Metric, *by: str, where: Where = ANY) -> str:
-        """Mean of a histogram's observations in the window; empty without any."""
-        return ratio(self.summed(metric, *by, where=where), self.observed(metric, *by, where=where))
+        """The mean of a histogram's observations in the window; empty without any."""
+        count = self._part(metric, "_count", by, where)
+        return ratio(self.summed(metric, *by, where=where), count)
 
     def quantile(self, share: float, metric: Metric, *by: str, where: Where = ANY) -> str:
-        """Quantile of a histogram's observations in the window, interpolated within its buckets."""
+        """A quantile of a histogram's observations in the window, interpolated within a bucket."""
         return f"histogram_quantile({share:g}, {self._part(metric, '_bucket', ('le', *by), where)})"
 
     def buckets(self, metric: Metric, where: Where = ANY) -> str:
         """A histogram's buckets in the window, for a heatmap."""
         return self._part(metric, "_bucket", ("le",), where)
 
-    def recorded(self, record: Record, *by: str, how: str = "max") -> str:
+    def recorded(self, record: Record, *by: str, agg: str = "max") -> str:
         """The series of a recording rule."""
-        return self._aggregate(how, by, record, record.name + self._matchers(record, ANY))
+        return self._aggregate(agg, by, record, record.name + self._matchers(record, ANY))
 
     def values_of(self, metric: Metric, label: str) -> str:
-        """Grafana's query for all values of a label, independent of other variables."""
+        """Grafana's query for all values of a label, not filtered by variables."""
         _require_labels(metric, (label,))
         suffix = "_count" if metric.kind is Kind.HISTOGRAM else ""
         return f"label_values({metric.family}{suffix}, {label})"
@@ -105,9 +102,9 @@ class Queries:
         grown = f"rate({self._select(metric, suffix, where)}[{self.window}])"
         return self._aggregate("sum", by, metric, grown)
 
-    def _aggregate(self, how: str, by: tuple[str, ...], series: Metric | Record, inner: str) -> str:
+    def _aggregate(self, agg: str, by: tuple[str, ...], series: Metric | Record, inner: str) -> str:
         _require_labels(series, tuple(label for label in by if label != "le"))
-        return f"{how} by ({', '.join(by)}) ({inner})" if by else f"{how}({inner})"
+        return f"{agg} by ({', '.join(by)}) ({inner})" if by else f"{agg}({inner})"
 
     def _select(self, metric: Metric, suffix: str, where: Where) -> str:
         return metric.family + suffix + self._matchers(metric, where)
@@ -131,22 +128,22 @@ def labels_of(series: Metric | Record) -> tuple[str, ...]:
 
 
 def ratio(part: str, whole: str) -> str:
-    """The ratio of two queries; empty where the denominator is 0."""
+    """The ratio of two queries; empty where `whole` is 0."""
     return f"{part} / ({whole} > 0)"
 
 
 def share(part: str, whole: str) -> str:
-    """A part of a whole, 0 while the part has no series. Both have the same labels."""
+    """The ratio of two queries with the same labels; 0 where `part` has no series."""
     return f"({part} or 0 * {whole}) / ({whole} > 0)"
 
 
-def rest(part: str, whole: str) -> str:
-    """The whole minus the part."""
+def complement(part: str, whole: str) -> str:
+    """One minus the share."""
     return f"1 - {share(part, whole)}"
 
 
-def added(*parts: str) -> str:
-    """The sum of existing series; a missing one counts as 0. Without labels."""
+def sum_of(*parts: str) -> str:
+    """The sum of queries without labels; a missing series counts as 0."""
     return f"({' + '.join(f'({part} or vector(0))' for part in parts)})"
 
 
@@ -161,7 +158,7 @@ def _matched(value: str | NotEqual | OneOf) -> str:
 
 def _require(metric: Metric, kind: Kind) -> None:
     if metric.kind is not kind:
-        raise ValueError(f"{PREFIX}{metric.name} is a {metric.kind}, and was asked as a {kind}")
+        raise ValueError(f"{PREFIX}{metric.name} is a {metric.kind}, but the query needs a {kind}")
 
 
 def _require_labels(series: Metric | Record, labels: tuple[str, ...]) -> None:

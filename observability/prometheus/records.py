@@ -1,6 +1,6 @@
-"""Recording rules: attainment over the windows that alerts and dashboards use.
+"""Recording rules: SLA misses and burn rates over the windows of alerts, and load.
 
-A request whose client disconnected (cause `client`) counts neither as met nor as missed.
+Requests of disconnected clients (cause `client`) are not counted.
 """
 
 from observability.metrics import gateway, scheduler, worker
@@ -11,19 +11,19 @@ from observability.prometheus.promql import (
     Queries,
     Record,
     Where,
-    added,
     ratio,
     share,
+    sum_of,
 )
 
 RULES = Queries("5m")
 CLASS = ("model_name", "class")
-STAYED: Where = {"cause": NotEqual("client")}
-MISSED: Where = {"outcome": "missed", **STAYED}
-# Reasons for refusals under load. The others are mistakes of the request.
-FULL = OneOf(("queue_full", "too_late"))
+CONNECTED: Where = {"cause": NotEqual("client")}
+MISSED: Where = {"outcome": "missed", **CONNECTED}
+# Reasons for refusals under load; the others are errors of the request.
+OVERLOAD = OneOf(("queue_full", "too_late"))
 
-AIM = Record("foretoken:sla_objective:ratio", (), f"vector({OBJECTIVE:g})")
+OBJECTIVE_RATIO = Record("foretoken:sla_objective:ratio", (), f"vector({OBJECTIVE:g})")
 
 MISSES = {
     window: Record(
@@ -31,7 +31,7 @@ MISSES = {
         CLASS,
         share(
             RULES.rate(gateway.SLA, *CLASS, where=MISSED, window=window),
-            RULES.rate(gateway.SLA, *CLASS, where=STAYED, window=window),
+            RULES.rate(gateway.SLA, *CLASS, where=CONNECTED, window=window),
         ),
     )
     for window in WINDOWS
@@ -40,7 +40,7 @@ BURN_RATES = {
     window: Record(
         f"foretoken:sla_burn:rate{window}",
         CLASS,
-        f"{miss.name} / on() group_left() (1 - {AIM.name})",
+        f"{miss.name} / on() group_left() (1 - {OBJECTIVE_RATIO.name})",
     )
     for window, miss in MISSES.items()
 }
@@ -48,7 +48,7 @@ ENDED = {
     burn.long: Record(
         f"foretoken:sla_requests:increase{burn.long}",
         CLASS,
-        RULES.increase(gateway.SLA, *CLASS, where=STAYED, window=burn.long),
+        RULES.increase(gateway.SLA, *CLASS, where=CONNECTED, window=burn.long),
     )
     for burn in BURNS
 }
@@ -61,11 +61,11 @@ REFUSED = Record(
     "foretoken:refused:ratio_rate5m",
     (),
     share(
-        added(
+        sum_of(
             RULES.rate(gateway.REFUSALS),
-            RULES.rate(scheduler.REFUSED, where={"reason": FULL}),
+            RULES.rate(scheduler.REFUSED, where={"reason": OVERLOAD}),
         ),
-        added(RULES.rate(gateway.REFUSALS), RULES.rate(gateway.SUCCESS)),
+        sum_of(RULES.rate(gateway.REFUSALS), RULES.rate(gateway.SUCCESS)),
     ),
 )
 EVICTED = Record(
@@ -78,6 +78,12 @@ SWAPPING = Record(
 )
 
 GROUPS = {
-    "foretoken-sla": (AIM, *MISSES.values(), *BURN_RATES.values(), *ENDED.values(), GOODPUT),
+    "foretoken-sla": (
+        OBJECTIVE_RATIO,
+        *MISSES.values(),
+        *BURN_RATES.values(),
+        *ENDED.values(),
+        GOODPUT,
+    ),
     "foretoken-load": (REFUSED, EVICTED, SWAPPING),
 }

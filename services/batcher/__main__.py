@@ -6,14 +6,14 @@ from observability.tracing import Tracing
 from protos.generated import batcher_pb2_grpc
 from services.batcher.config import BatcherConfig
 from services.batcher.service import BatcherService
-from services.runtime.main import Unit, nothing, run_service
+from services.runtime.main import Unit, no_work, run_service
 from services.runtime.server import Mount
 
 
 def build(config: BatcherConfig, registry: CollectorRegistry, _: Tracing) -> Unit:
     service = BatcherService(config, registry)
     mount = Mount("foretoken.v1.Batcher", batcher_pb2_grpc.add_BatcherServicer_to_server, service)
-    return Unit([mount], nothing, nothing)
+    return Unit([mount], no_work, no_work)
 
 
 if __name__ == "__main__":

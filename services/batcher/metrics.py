@@ -3,8 +3,7 @@
 from prometheus_client import CollectorRegistry
 
 from observability.metrics import batcher as catalogue
-from observability.metrics.instruments import Instruments
-from observability.metrics.names import BoundedLabels
+from observability.metrics.instruments import BoundedLabels, Instruments
 
 
 class BatcherMetrics:

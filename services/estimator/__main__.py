@@ -6,7 +6,7 @@ from observability.tracing import Tracing
 from protos.generated import estimator_pb2_grpc
 from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
-from services.runtime.main import Unit, nothing, run_service
+from services.runtime.main import Unit, no_work, run_service
 from services.runtime.server import Mount
 
 
@@ -15,7 +15,7 @@ def build(config: EstimatorConfig, registry: CollectorRegistry, _: Tracing) -> U
     mount = Mount(
         "foretoken.v1.Estimator", estimator_pb2_grpc.add_EstimatorServicer_to_server, service
     )
-    return Unit([mount], nothing, nothing)
+    return Unit([mount], no_work, no_work)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from protos.generated import predictor_pb2_grpc
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
 from services.runtime.config import load
-from services.runtime.main import Build, Sets, Unit, nothing, run_process
+from services.runtime.main import Build, Sets, Unit, no_work, run_process
 from services.runtime.outcomelog.config import LogConfig
 from services.runtime.server import Mount
 from services.runtime.startup import stage_reporter
@@ -36,7 +36,7 @@ def build(
     mount = Mount(
         "foretoken.v1.Predictor", predictor_pb2_grpc.add_PredictorServicer_to_server, service
     )
-    return Unit([mount], service.run, nothing)
+    return Unit([mount], service.run, no_work)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry
 
 from observability.metrics import predictor as catalogue
-from observability.metrics.instruments import Instruments
+from observability.metrics.instruments import Instruments, ReadValue
 from observability.metrics.metric import Metric
-from observability.metrics.reading import Look
 from services.predictor.learning.scorecard import JudgedForecast, ScorecardSummary
 from services.predictor.serving.forecaster import PLAIN, REMEMBERED, WORDS
 from services.runtime.outcomelog import Journal
@@ -41,10 +40,10 @@ class PredictorMetrics:
             metric.name.removeprefix("predictor_"): make.gauge(metric) for metric in _GAUGES
         }
 
-    def register_readings(self, kept: Mapping[Metric, Look]) -> None:
+    def register_readings(self, kept: Mapping[Metric, ReadValue]) -> None:
         """Registers values that other parts count; they are read at each scrape."""
-        for metric, look in kept.items():
-            self._instruments.reading(metric, look)
+        for metric, read in kept.items():
+            self._instruments.reading(metric, read)
 
     def set_gauges(self, **values: float) -> None:
         """Sets gauges by name, without the `predictor_` prefix."""

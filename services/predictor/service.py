@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from observability.logs import log_context
 from observability.metrics import predictor as catalogue
+from observability.metrics.instruments import ReadValue
 from observability.metrics.metric import Metric
-from observability.metrics.reading import Look
 from observability.tracing import NO_SPANS, Spans
 from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.forecast import MAX_FORECAST_TOKENS
@@ -236,7 +236,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         if parts.content:
             self._metrics.set_gauges(model_version=parts.content.refitter.version)
 
-    def _scrape_readings(self) -> Mapping[Metric, Look]:
+    def _scrape_readings(self) -> Mapping[Metric, ReadValue]:
         """Values that other parts count, read at each scrape."""
         parts = self._parts
         two_stage, learning, journal = parts.two_stage, parts.learning, parts.journal

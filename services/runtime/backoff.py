@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Delays between attempts: doubling from the first to the longest."""
+    """Delays between attempts, doubling from `first_s` to `longest_s`."""
 
     first_s: float
     longest_s: float

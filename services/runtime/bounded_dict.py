@@ -7,8 +7,8 @@ V = TypeVar("V")
 
 
 class BoundedDict(dict[K, V]):
-    """Holds at most `max_entries`, in order of insertion. Replacing an entry keeps its position;
-    popping it and inserting it again makes it the newest."""
+    """Holds at most `max_entries`, in order of insertion. Replacing a value keeps the position of
+    the entry; to make it the newest, pop and insert it."""
 
     def __init__(self, max_entries: int):
         super().__init__()

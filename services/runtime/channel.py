@@ -1,7 +1,7 @@
 """Channels to other services: over a socket, or to a servicer in the same process.
 
-Both offer the interface that generated stubs expect, so that callers do not distinguish them. In
-process, messages are passed by reference: neither side may change one after passing it on.
+Both have the interface that generated stubs expect. In process, messages are passed by reference:
+neither side may change a message after sending it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Two servers of one host must not share subchannels of an old address.
+    # A restarted server must not be reached through a subchannel of its old address.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
@@ -39,13 +39,13 @@ def connect(address: str) -> aio.Channel:
 
 
 class InProcessServer:
-    """Registers servicers like a gRPC server; `channel()` reaches them without a socket."""
+    """Registers servicers like a gRPC server; `channel()` connects to them without a socket."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, Any] = {}
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        """Part of the generated registration; the registered handlers below suffice."""
+        """Called by generated code; does nothing, because the registered handlers suffice."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
         self._handlers |= {f"/{service}/{name}": guard(h) for name, h in handlers.items()}
@@ -55,7 +55,7 @@ class InProcessServer:
 
 
 class _InProcessChannel:
-    """Looks up a method when it is called: stubs may be created before the servicers."""
+    """Looks up methods when they are called: stubs may be created before the servicers."""
 
     def __init__(self, handlers: dict[str, Any]):
         self._handlers = handlers
@@ -75,20 +75,20 @@ class _InProcessChannel:
         return lambda *a, **k: _Call(method, self._handlers[method].stream_stream, *a, **k)
 
     async def close(self, grace: float | None = None) -> None:
-        """Does nothing: there is no connection."""
+        """Does nothing."""
 
 
 class _Call:
-    """A response stream: iterate it, or cancel it from anywhere; it cancels itself when dropped.
+    """A response stream, cancelled when it is no longer referenced.
 
-    As behind a socket, the handler runs in a task of its own, here at most one response ahead of
-    the reader. Reading from a cancelled call raises CancelledError without cancelling the reader.
+    The handler runs in a separate task, at most one response ahead of the reader. Reading from a
+    cancelled call raises CancelledError without cancelling the reader.
     """
 
     def __init__(
         self, method: str, handler: Handler, request: Any, timeout: float | None = None, **_: Any
     ):
-        # bounded by `_room`, except for the end
+        # bounded by `_room`, except for _END
         self._responses: asyncio.Queue[Any] = asyncio.Queue()
         self._room = asyncio.Semaphore(1)
         self._handler = asyncio.ensure_future(
@@ -137,12 +137,12 @@ async def _run(
 def _end(outbox: asyncio.Queue[Any], handler: asyncio.Future[None]) -> None:
     outbox.put_nowait(_END)
     if not handler.cancelled():
-        handler.exception()  # retrieved, in case no reader reads to the end
+        handler.exception()  # retrieved, in case the reader stops before the end
 
 
 @contextmanager
 def _statuses(method: str, timeout: float | None) -> Iterator[None]:
-    """Raises the status that a caller behind a socket would see after an abort or a deadline."""
+    """Raises aborts and deadlines as the status that a caller over a socket would receive."""
     try:
         yield
     except _Aborted as aborted:
@@ -161,7 +161,7 @@ class _Aborted(aio.AbortError):
 
 
 class _Context:
-    """The part of ServicerContext that our servicers use, without a connection."""
+    """The part of ServicerContext that servicers use."""
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()

@@ -1,8 +1,7 @@
-"""Configuration: frozen, validated once; an unknown key is an error.
+"""Configuration: frozen settings, validated when they are loaded. An unknown key is an error.
 
-A setting comes, in order of precedence, from `--set section.key=value`, from the environment
-(`FORETOKEN_<SECTION>_<KEY>`, and a few short names), and from the default in the service's
-config.py.
+Sources in order of precedence: `--set section.key=value`, the environment
+(`FORETOKEN_<SECTION>_<KEY>`, and the short names below), and the defaults in each config.py.
 """
 
 import json
@@ -14,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 ENV_PREFIX = "FORETOKEN_"
-COMMON = ("tracing", "logging")  # sections that every process reads
+COMMON = ("tracing", "logging")  # sections of every process
 SECTIONS = ("gateway", "scheduler", "predictor", "batcher", "estimator", "worker", "log", *COMMON)
 
 # Short environment variables and the section and key that each sets; the later of two wins.
@@ -25,15 +24,15 @@ SHORT_NAMES = {
 
 
 class ConfigError(ValueError):
-    """One line that says which key is wrong and what would be right."""
+    """A mistake in the configuration: one line that names the key and a correct value."""
 
 
 class Settings(BaseModel):
-    """Base of every service's configuration. `section` is its name in `--set` and the environment;
-    the values of `secret` keys never appear in errors.
+    """Base of every section. `section` is its name in `--set` and the environment; the values of
+    `secret` keys never appear in errors.
 
-    Not pydantic-settings, which ignores variables with our prefix but no field: a typo must be
-    an error.
+    pydantic-settings is not used because it ignores variables with the prefix that match no field;
+    a typo must be an error.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -55,7 +54,7 @@ def load(kind: type[SettingsT], overrides: Mapping[str, str] | None = None) -> S
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        # without a location the error concerns all fields
+        # an error without a location concerns all fields, including secret ones
         hidden = not first["loc"] or first["loc"][0] in kind.secret
         got = "" if hidden else f" (got {first['input']!r})"
         message = first["msg"].removeprefix("Value error, ")
@@ -63,8 +62,8 @@ def load(kind: type[SettingsT], overrides: Mapping[str, str] | None = None) -> S
 
 
 def parse_sets(items: Iterable[str], sections: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Groups `section.key=value` strings by section; every named section is present, even if
-    empty."""
+    """Groups `section.key=value` strings by section, with an entry for each of `sections`. Raises
+    ConfigError."""
     parsed: dict[str, dict[str, str]] = {section: {} for section in sections}
     for item in items:
         name, equals, value = item.partition("=")
@@ -77,12 +76,12 @@ def parse_sets(items: Iterable[str], sections: Iterable[str]) -> dict[str, dict[
 
 
 def check_environment() -> None:
-    """Raises ConfigError for FORETOKEN_ variables of no section: a typo must be an error."""
+    """Raises ConfigError for a FORETOKEN_ variable that belongs to no section."""
     for name in os.environ:
         section = name.removeprefix(ENV_PREFIX).partition("_")[0].lower()
         if name.startswith(ENV_PREFIX) and section not in SECTIONS and name not in SHORT_NAMES:
             hint = _hint(section, SECTIONS)
-            raise ConfigError(f"environment variable {name} names no section{hint}")
+            raise ConfigError(f"environment variable {name} belongs to no config section{hint}")
 
 
 def _from_environment(kind: type[Settings]) -> dict[str, str]:
@@ -112,7 +111,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 
 def _decode(key: str, value: str) -> Any:
-    """Lists and tables are parsed as JSON; pydantic parses everything else from the string."""
+    """Parses lists and tables as JSON; pydantic parses everything else from the string."""
     try:
         return json.loads(value) if value[:1] in ("{", "[") else value
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""Errors: exceptions of servicers become a status with a sentence that a user can act on."""
+"""Errors: the status and message that exceptions of servicers become."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,34 +24,33 @@ class ServiceError(Exception):
 
 
 class InvalidArgument(ServiceError):
-    """A mistake of the caller; names the field."""
+    """An invalid field of a request."""
 
     def __init__(self, field: str, message: str):
         super().__init__(Code.INVALID_ARGUMENT, f"{field}: {message}" if field else message)
         self.field = field
 
 
-class GaveUp(Exception):
-    """The process cannot continue, without a mistake of its user: one sentence, and exit status
-    1."""
+class UnrecoverableError(Exception):
+    """Ends the process with a one-line message and exit status 1; not a mistake of the user."""
 
 
 class ErrorInterceptor(aio.ServerInterceptor):
-    """The only place where exceptions leave a server: known ones with their status, others as
-    INTERNAL."""
+    """Turns exceptions of all calls of a server into a status: ServiceErrors into theirs, others
+    into INTERNAL."""
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         return guard(await continuation(handler_call_details))
 
 
 def guard(handler: Any) -> Any:
-    """The method handler with exceptions turned into a status."""
-    return wrapped(handler, _guard_unary, _guard_stream)
+    """The method handler, with exceptions turned into a status."""
+    return wrap_handler(handler, _guard_unary, _guard_stream)
 
 
-def wrapped(handler: Any, unary: Callable[[Any], Any], stream: Callable[[Any], Any]) -> Any:
-    """The method handler with its behaviour replaced by the result of `unary`, or of `stream` if it
-    streams its responses; None stays None."""
+def wrap_handler(handler: Any, unary: Callable[[Any], Any], stream: Callable[[Any], Any]) -> Any:
+    """The method handler with its function replaced by `unary(function)`, or by `stream(function)`
+    if it streams responses. None for None."""
     if handler is None:
         return None
     kind = (handler.request_streaming, handler.response_streaming)
@@ -69,7 +68,7 @@ def _guard_unary(inner: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitabl
     async def call(request: Any, context: Any) -> Any:
         try:
             return await inner(request, context)
-        except aio.BaseError:  # an abort, or the server's end: the call is answered
+        except aio.BaseError:  # an abort, or the end of the server: the call has its status
             raise
         except Exception as error:
             return await _abort(context, error)
@@ -97,4 +96,4 @@ async def _abort(context: Any, error: Exception) -> None:
         trailer = ((RETRY_AFTER, f"{error.retry_after_s:g}"),) if error.retry_after_s else ()
         await context.abort(error.code, error.message, trailer)
     log.exception("request failed", exc_info=error)
-    await context.abort(Code.INTERNAL, "internal error; the server's log says more")
+    await context.abort(Code.INTERNAL, "internal error; see the server's log for details")

@@ -23,50 +23,50 @@ from services.runtime.config import (
     load,
     parse_sets,
 )
-from services.runtime.errors import GaveUp
-from services.runtime.open_files import allow_open_files
+from services.runtime.errors import UnrecoverableError
+from services.runtime.open_files import raise_open_file_limit
 from services.runtime.server import Lifecycle, Mount, listening
 from services.runtime.startup import UP, stage_reporter
-from services.runtime.tasks import background, cause
-from services.runtime.telemetry.logs import LoggingConfig, log_as
+from services.runtime.tasks import background, root_cause
+from services.runtime.telemetry.logs import LoggingConfig, configure_logging
 from services.runtime.telemetry.scrape import metrics_over_http
-from services.runtime.telemetry.tracing import TracingConfig, interceptors, tracing_of
+from services.runtime.telemetry.tracing import TracingConfig, interceptors, open_tracing
 
 log = logging.getLogger(__name__)
 
-PARENT_LOOK_S = 1.0
+PARENT_POLL_S = 1.0
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A service ready to serve: its mounts, its background work, and how it drains."""
+    """A service: its servicers, its background work, and its drain."""
 
     mounts: Sequence[Mount]
     run: Callable[[], Coroutine[Any, Any, None]]
     drain: Callable[[], Coroutine[Any, Any, None]]
 
 
-async def nothing() -> None:
-    """The background work, or the drain, of a service without one."""
+async def no_work() -> None:
+    """The background work or the drain of a service that has none."""
 
 
 class ServedSettings(Settings):
-    """Settings of a service that runs under `run_service`."""
+    """Settings of every service that `run_service` runs."""
 
     address: str
-    socket: str = ""  # a Unix socket where gRPC is also served; file permissions control access
-    metrics_port: int = 0  # 0: no HTTP /metrics
-    metrics_host: str = "127.0.0.1"  # of that port; metrics are for operators
+    socket: str = ""  # an additional Unix socket for gRPC; file permissions control access
+    metrics_port: int = 0  # of HTTP /metrics; 0: none
+    metrics_host: str = "127.0.0.1"  # of metrics_port; local by default, metrics are for operators
     log_level: str = "INFO"
-    # Process id of the supervisor, set by it: this process exits when the supervisor does, and
-    # reports the stages of its start as marked lines on stderr. 0: none.
+    # Process id of the supervisor, which sets it: this process exits when the supervisor does, and
+    # reports the stages of its start as marked lines on stderr. 0: no supervisor.
     started_by: int = 0
-    # time for running requests after the first SIGTERM; a second one exits at once
+    # time for running requests after the first SIGTERM; a second one ends the process immediately
     drain_s: float = 30.0
 
     @property
     def metric_labels(self) -> Mapping[str, str]:
-        """Labels of all the process's metrics, by the names in its catalogue."""
+        """Labels of all metrics of the process, by name."""
         return {}
 
 
@@ -78,58 +78,58 @@ Sets = Mapping[str, Mapping[str, str]]  # section → key → value
 def run_service(
     kind: type[ConfigT], build: Callable[[ConfigT, CollectorRegistry, Tracing], Unit]
 ) -> None:
-    """Runs a service process to its end. A configuration mistake ends it with one line and status
-    2."""
+    """Runs a service until the process ends. A mistake in the configuration ends it with a one-line
+    message and exit status 2."""
     run_process(kind, [], lambda config, _: partial(build, config))
 
 
 def run_process(
     kind: type[ConfigT], shared: Sequence[str], prepare: Callable[[ConfigT, Sets], Build]
 ) -> None:
-    """Like `run_service`, for a service that shares sections with others: `prepare` receives the
-    settings of each."""
+    """Like `run_service`, for a service that also reads the sections `shared`: `prepare` receives
+    the settings of all sections."""
     try:
         check_environment()
-        sets = parse_sets(_sets(sys.argv[1:]), [kind.section, *COMMON, *shared])
+        sets = parse_sets(_set_options(sys.argv[1:]), [kind.section, *COMMON, *shared])
         config = load(kind, sets[kind.section])
-        log_as(kind.section, config.log_level, sets[LoggingConfig.section])
-        allow_open_files()
-        with closing(tracing_of(sets[TracingConfig.section])) as tracing:
+        configure_logging(kind.section, config.log_level, sets[LoggingConfig.section])
+        raise_open_file_limit()
+        with closing(open_tracing(sets[TracingConfig.section])) as tracing:
             uvloop.run(serve(config, prepare(config, sets), tracing))
     except (ValueError, ExceptionGroup) as error:
-        leave(f"foretoken {kind.section}", error)
-    end_at_once()
+        exit_with_error(f"foretoken {kind.section}", error)
+    exit_immediately()
 
 
-def end_at_once(status: int = 0) -> NoReturn:
-    """Ends the process after its resources are closed, without freeing PyTorch's million objects,
-    which takes a second of a busy core and which the system frees anyway."""
+def exit_immediately(status: int = 0) -> NoReturn:
+    """Ends the process without freeing its objects, which takes a second with PyTorch. Resources
+    must be closed."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
-def leave(name: str, error: Exception) -> NoReturn:
-    """Ends the process: a user's mistake with one line and status 2, GaveUp with one line and
-    status 1, any other error as it is. Flushes the log first."""
+def exit_with_error(name: str, error: Exception) -> NoReturn:
+    """Flushes the log and ends the process: a ValueError with a one-line message and exit status 2,
+    an UnrecoverableError with exit status 1, any other error with a traceback."""
     logging.shutdown()
-    reason = cause(error)
-    if not isinstance(reason, (ValueError, GaveUp)):
+    reason = root_cause(error)
+    if not isinstance(reason, (ValueError, UnrecoverableError)):
         raise error
     print(f"{name}: {reason}", file=sys.stderr)
     sys.exit(2 if isinstance(reason, ValueError) else 1)
 
 
-def _sets(argv: Sequence[str]) -> list[str]:
-    """`--set section.key=value` pairs, the only option of a service."""
+def _set_options(argv: Sequence[str]) -> list[str]:
+    """The values of `--set`, the only option of a service."""
     if len(argv) % 2 or any(flag != "--set" for flag in argv[::2]):
         raise ConfigError("usage: [--set section.key=value]...")
     return list(argv[1::2])
 
 
 async def serve(config: ServedSettings, build: Build, tracing: Tracing) -> None:
-    """Serves until the first signal, then drains until done, the limit, or the second signal."""
+    """Serves until the first signal, then drains for at most `drain_s` or until the second one."""
     registry = CollectorRegistry()
     unit = build(registry, tracing)
     parts = [Part(registry, config.metric_labels)]
@@ -140,15 +140,15 @@ async def serve(config: ServedSettings, build: Build, tracing: Tracing) -> None:
         if config.metrics_port:
             http = metrics_over_http(config.metrics_host, config.metrics_port, parts)
             await stack.enter_async_context(http)
-        look = [_outlive_not(config.started_by)] if config.started_by else []
-        await stack.enter_async_context(background(unit.run(), *look))
+        watch = [_watch_supervisor(config.started_by)] if config.started_by else []
+        await stack.enter_async_context(background(unit.run(), *watch))
         server = await stack.enter_async_context(
             listening(
                 unit.mounts,
                 config.address,
                 parts=parts,
                 interceptors=calls,
-                beside=[f"unix:{config.socket}"] if config.socket else [],
+                more_addresses=[f"unix:{config.socket}"] if config.socket else [],
             )
         )
         log.info("listening on %s", config.address)
@@ -156,12 +156,12 @@ async def serve(config: ServedSettings, build: Build, tracing: Tracing) -> None:
         await lifecycle.draining.wait()
         await server.set_serving(False)
         if not await lifecycle.drain(unit.drain(), config.drain_s):
-            log.warning("stopping with requests unfinished")
+            log.warning("stopping with unfinished requests")
 
 
-async def _outlive_not(parent: int) -> None:
-    """Raises ValueError once the parent process is gone."""
+async def _watch_supervisor(supervisor: int) -> None:
+    """Raises ValueError when the supervisor, the parent process, has exited."""
     while True:
-        await asyncio.sleep(PARENT_LOOK_S)
-        if os.getppid() != parent:
-            raise ValueError("the supervising process is gone")
+        await asyncio.sleep(PARENT_POLL_S)
+        if os.getppid() != supervisor:
+            raise ValueError("the supervisor has exited")

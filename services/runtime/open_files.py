@@ -1,20 +1,21 @@
-"""The limit of open files; each connection needs one."""
+"""The limit of open files, of which each connection needs one."""
 
 import resource
 
-ENOUGH = 65_536  # a bound, because some programs iterate over all descriptors up to the limit
+MAX_OPEN_FILES = 65_536  # not more: some programs iterate over all descriptors up to the limit
 
 
-def allow_open_files() -> None:
-    """Raises the soft limit to the hard one, up to ENOUGH, for this process and its children: the
-    usual 1,024 are fewer than the requests that wait under overload."""
+def raise_open_file_limit() -> None:
+    """Raises the soft limit of this process and its children to the hard limit, up to
+    MAX_OPEN_FILES. The usual limit of 1,024 is below the number of requests that wait under
+    overload."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = ENOUGH if most == resource.RLIM_INFINITY else min(most, ENOUGH)
+    wanted = MAX_OPEN_FILES if most == resource.RLIM_INFINITY else min(most, MAX_OPEN_FILES)
     if allowed != resource.RLIM_INFINITY and allowed < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
-def open_files_allowed() -> int:
-    """The current soft limit of this process."""
+def open_file_limit() -> int:
+    """The soft limit of this process."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return ENOUGH if allowed == resource.RLIM_INFINITY else allowed
+    return MAX_OPEN_FILES if allowed == resource.RLIM_INFINITY else allowed

@@ -1,7 +1,7 @@
-"""Keys of full KV blocks: equal keys mean that two requests can share a block.
+"""Keys of full KV blocks: requests with equal keys can share a block.
 
-One function for the worker, which finds blocks by them, and for gateways, which describe a prompt's
-beginning by them. Pure.
+Workers find cached blocks by key. Gateways describe the first blocks of a prompt by hashes of the
+keys, and the scheduler places requests by them.
 """
 
 from array import array
@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from struct import pack, unpack
 
-KEY_BYTES = 16  # a collision would mix two answers: one is likely after 2^64 blocks
-MOST_TOLD = 16_384  # hashes that a worker reports at a time, and its scheduler keeps: 400 kB
-MOST_NEWS = 4_096  # in one report: 32 kB
-HASH_BYTES = 8  # of a key; a collision only costs a worse placement
+KEY_BYTES = 16  # a collision would mix the KV of two requests; one is likely after 2^64 blocks
+# Hashes of cached blocks that a worker has reported and the scheduler keeps: 400 kB per worker.
+MAX_REPORTED_PREFIXES = 16_384
+MAX_PREFIX_CHANGES = 4_096  # hashes in one report: 32 kB
+HASH_BYTES = 8  # a collision only makes a placement worse
 
 
 def extend_keys(
@@ -20,9 +21,8 @@ def extend_keys(
 ) -> None:
     """Appends keys until `keys` covers the first `blocks` full blocks of `tokens`.
 
-    A key covers the salt and all tokens up to the end of its block: requests with different salts
-    neither share blocks nor learn by timing whether another asked the same. O(tokens hashed), each
-    block once.
+    A key depends on the salt and on all tokens up to the end of its block. Requests with different
+    salts share no blocks, so timing does not reveal the prompts of others. O(tokens hashed).
     """
     parent = keys[-1] if keys else salt.encode()
     for index in range(len(keys), blocks):
@@ -33,13 +33,13 @@ def extend_keys(
 
 
 def hash_of(key: bytes) -> int:
-    """A key truncated to a signed 64-bit number, never 0, which stands for no block."""
+    """The key truncated to a signed 64-bit number; never 0, which means no block."""
     return int.from_bytes(key[:HASH_BYTES], "little", signed=True) or 1
 
 
 def prompt_hashes(tokens: Sequence[int], most: int, block_tokens: int, salt: str) -> list[int]:
-    """Hashes of the prompt's first `most` shareable blocks: its last token is always computed.
-    About 1 µs per block."""
+    """Hashes of the prompt's first `most` full blocks, without the block of its last token, which
+    is always computed. About 1 µs per block."""
     keys: list[bytes] = []
     extend_keys(keys, tokens, min(most, (len(tokens) - 1) // block_tokens), block_tokens, salt)
     return [hash_of(key) for key in keys]
@@ -51,7 +51,7 @@ def encode_hashes(hashes: Sequence[int]) -> bytes:
 
 
 def decode_hashes(data: bytes, most: int) -> tuple[int, ...]:
-    """At most the first `most`; none if the bytes cannot be hashes."""
+    """The first `most` hashes; none if the bytes are not valid hashes."""
     count = min(most, len(data) // HASH_BYTES)
     found = unpack(f"<{count}q", data[: count * HASH_BYTES])
     return () if len(data) % HASH_BYTES or 0 in found else found

@@ -1,4 +1,4 @@
-"""A gRPC server as all services run it: health, metrics, reflection, limits, a two-stage stop."""
+"""The gRPC server of all services: health, metrics, reflection, limits, and a two-stage stop."""
 
 import asyncio
 import logging
@@ -23,20 +23,19 @@ from services.runtime.telemetry.scrape import TELEMETRY, TelemetryService
 
 log = logging.getLogger(__name__)
 
-DRAIN_S = 30.0  # time for running requests after the first SIGTERM; a second one stops at once
 SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.so_reuseport", 0),  # a port in use must be an error
-    # Our clients send keep-alive pings every 20 s, even without calls; by default that counts as
-    # abuse.
+    # Clients send keep-alive pings every 20 s, even without calls (channel.OPTIONS). The default
+    # would disconnect them.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
 )
-MAX_CONCURRENT_RPCS = 8_192  # concurrent streams of a server; more get RESOURCE_EXHAUSTED
+MAX_CONCURRENT_RPCS = 8_192  # of a server; further calls get RESOURCE_EXHAUSTED
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A servicer, the generated function that registers it under its full name, and the
-    interceptors of every call of its server."""
+    """A servicer, its full name, the generated function that registers it, and interceptors that
+    apply to all calls of the server."""
 
     name: str
     add: Callable[[Any, Any], None]
@@ -46,7 +45,7 @@ class Mount:
 
 @dataclass
 class Lifecycle:
-    """First SIGTERM or SIGINT: drain. Second: stop now. Tests set the events directly."""
+    """The first SIGTERM or SIGINT sets `draining`, the second one `aborting`."""
 
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     aborting: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,7 +62,7 @@ class Lifecycle:
             loop.add_signal_handler(number, self.signal, number)
 
     async def drain(self, work: Awaitable[None], limit_s: float) -> bool:
-        """Waits for `work`, up to the limit or a second signal; returns whether it finished."""
+        """Runs `work` until it ends, `limit_s`, or the second signal; returns whether it ended."""
         task = asyncio.ensure_future(work)
         abort = asyncio.ensure_future(self.aborting.wait())
         try:
@@ -76,8 +75,7 @@ class Lifecycle:
 
 
 class Server:
-    """Serves mounts on its addresses. `set_serving` sets the health status; `parts` are the
-    process's metrics."""
+    """Serves mounts on one or several addresses. `parts` are the metrics of the process."""
 
     def __init__(
         self,
@@ -102,24 +100,26 @@ class Server:
         self.port = 0
 
     async def start(self, *addresses: str) -> None:
-        """Listens and reports healthy; `port` is that of the last address. Raises ConfigError if an
-        address is not available."""
+        """Listens, and sets the health status to SERVING. `port` is that of the last address.
+        Raises ConfigError if an address is not available."""
         for address in addresses:
             _require_free(address)
             try:
                 self.port = self._server.add_insecure_port(address)
             except RuntimeError:
-                raise ConfigError(f"cannot listen on {address}: it is in use or not ours") from None
+                raise ConfigError(
+                    f"cannot listen on {address}: it is in use or not an address of this host"
+                ) from None
+        # gRPC breaks if its start, which takes one turn of the loop, is cancelled.
         starting = asyncio.ensure_future(self._server.start())
         try:
             await asyncio.shield(starting)
-        # gRPC breaks if it is cancelled or stopped during its start, which takes one turn of the
-        # loop
         finally:
             await starting
         await self.set_serving(True)
 
     async def set_serving(self, serving: bool) -> None:
+        """Sets the health status."""
         status = health_pb2.HealthCheckResponse
         now = status.SERVING if serving else status.NOT_SERVING
         for name in ["", *self._names]:
@@ -135,13 +135,12 @@ async def listening(
     address: str,
     parts: Sequence[Part] = (),
     interceptors: Sequence[aio.ServerInterceptor] = (),
-    beside: Sequence[str] = (),
+    more_addresses: Sequence[str] = (),
 ) -> AsyncIterator[Server]:
-    """A running server, on additional addresses, too; stops at once at the end of the block, after
-    any drain by its owner."""
+    """A running server; stops at the end of the block without a drain."""
     server = Server(mounts, parts, interceptors)
     try:
-        await server.start(*beside, address)
+        await server.start(*more_addresses, address)
         yield server
     finally:
         await server.set_serving(False)
@@ -149,7 +148,7 @@ async def listening(
 
 
 def _require_free(address: str) -> None:
-    """Raises ConfigError for an address in use: gRPC itself reports it verbosely on stderr."""
+    """Raises ConfigError if the address is in use. gRPC would log several lines to stderr."""
     if address.startswith("unix:"):
         return _clear_stale_socket(Path(address.removeprefix("unix:")))
     host, _, port = address.rpartition(":")
@@ -163,11 +162,11 @@ def _require_free(address: str) -> None:
 
 
 def _clear_stale_socket(path: Path) -> None:
-    """Removes a socket file whose owner was killed, which would prevent binding; one that answers
-    is in use."""
+    """Removes the socket file of a killed process, which prevents binding. Raises ConfigError if a
+    process listens on it."""
     if not path.exists():
         return
     with socket.socket(socket.AF_UNIX) as probe:
         if probe.connect_ex(str(path)) == 0:
-            raise ConfigError(f"cannot listen on unix:{path}: another process does")
+            raise ConfigError(f"cannot listen on unix:{path}: another process listens on it")
     path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What only a process's start needs: importing large packages, and timing its parts."""
+"""Start of a process: import of large packages, stages for the supervisor, and durations."""
 
 import atexit
 import gc
@@ -10,18 +10,17 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-# Begins a line on stderr for the supervisor: a stage of the start, or UP.
-STAGE_MARK = "\x1e"
+STAGE_MARK = "\x1e"  # the first character of a line on stderr that names a stage of the start
 UP = "up"
-STARTTIME = 19  # field of /proc/self/stat after the name: start time in ticks since boot
+STARTTIME = 19  # index in /proc/self/stat, after the process name, of ticks from boot to start
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Disables garbage collection within: imports create no garbage, and their objects stay.
+    """Disables garbage collection in the block, and excludes its objects from later collections.
 
-    Scanning a million new objects repeatedly takes a sixth of the import of PyTorch and
-    transformers; scanned later, it would delay a step.
+    Collection takes a sixth of the time to import PyTorch and transformers. The million imported
+    objects are never garbage; scanning them later would delay a step.
     """
     _thaw_at_exit()
     was_on = gc.isenabled()
@@ -44,8 +43,7 @@ ReportStage = Callable[[str], None]
 
 
 def stage_reporter(started_by: int) -> ReportStage:
-    """A function that reports stages to the supervisor of this process; without one it does
-    nothing."""
+    """A function that reports stages to the supervisor; without one (0) it does nothing."""
     return _report_stage if started_by else lambda _: None
 
 
@@ -54,9 +52,9 @@ def _report_stage(stage: str) -> None:
 
 
 class Laps:
-    """Durations of a start's parts, each from the end of the previous one. `report_stage` gets the
-    activity that follows a finished part, looked up in `following` by the first word of its
-    name."""
+    """Durations of the parts of a start, each from the end of the previous one. When a part ends,
+    `report_stage` receives the next stage: the value in `following` for the first word of the
+    part's name."""
 
     def __init__(
         self,
@@ -82,7 +80,7 @@ class Laps:
 
 
 def process_age_s() -> float:
-    """Seconds since this process was started; 0 if the system does not report_stage."""
+    """Seconds since the start of this process; 0 on systems without /proc."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Bidirectional streams in servicers: one task reads, and a bounded outbox answers."""
+"""Bidirectional streams of servicers: a task that reads, and a bounded outbox."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class Outbox(Generic[T]):
-    """Messages waiting to be written to one peer. A peer that reads too slowly is disconnected."""
+    """Queued messages to one peer. A peer that reads too slowly is disconnected: `overflowed`."""
 
     def __init__(self, limit: int):
         self._queue: asyncio.Queue[T | None] = asyncio.Queue()
@@ -23,7 +23,7 @@ class Outbox(Generic[T]):
             self._queue.put_nowait(message)
 
     def close(self) -> None:
-        """Ends the stream once the queued messages are written."""
+        """Ends the stream after the queued messages."""
         self._queue.put_nowait(None)
 
     async def __aiter__(self) -> AsyncIterator[T]:
@@ -32,7 +32,8 @@ class Outbox(Generic[T]):
 
 
 async def duplex(read: Coroutine[Any, Any, None], outbox: Outbox[T]) -> AsyncIterator[T]:
-    """Yields the outbox while `read` runs; both end together. Raises what `read` raises."""
+    """Yields the outbox's messages while `read` runs; both end together. Raises the errors of
+    `read`."""
     reader = asyncio.create_task(read)
     reader.add_done_callback(lambda _: outbox.close())
     try:

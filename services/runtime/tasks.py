@@ -1,4 +1,4 @@
-"""Structured background work."""
+"""Structured background work, and cleanup."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -8,8 +8,8 @@ from typing import Any
 
 @asynccontextmanager
 async def background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs `work` during the block. Its failure ends the block with its error; leaving the block
-    cancels it and waits for it."""
+    """Runs `work` during the block. An error of `work` ends the block and is raised; the end of the
+    block cancels `work` and waits for it."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(each) for each in work]
         try:
@@ -19,9 +19,9 @@ async def background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
                 task.cancel()
 
 
-async def to_its_end(cleanup: Coroutine[Any, Any, None]) -> None:
-    """Runs a cleanup completely, however often the waiting task is cancelled; the cancellation is
-    raised afterwards. The cleanup must be bounded by itself."""
+async def run_to_completion(cleanup: Coroutine[Any, Any, None]) -> None:
+    """Runs a cleanup to its end even if the waiting task is cancelled, and raises the cancellation
+    afterwards. The cleanup must limit its own duration."""
     task, cancelled = asyncio.ensure_future(cleanup), False
     while not task.done():
         try:
@@ -33,8 +33,8 @@ async def to_its_end(cleanup: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
-def cause(error: BaseException) -> BaseException:
-    """The first plain error inside (groups of) groups."""
+def root_cause(error: BaseException) -> BaseException:
+    """The first error within nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""The version of foretoken: the only place that queries the installed package."""
+"""The version of foretoken."""
 
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 @cache
 def foretoken_version() -> str:
-    """As in `pyproject.toml` at installation; `unknown` without an installed package."""
+    """The version of the installed package; `unknown` if it is not installed."""
     try:
         return version("foretoken")
     except PackageNotFoundError:

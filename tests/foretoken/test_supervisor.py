@@ -14,10 +14,10 @@ from foretoken.running.children.processes import Child
 from foretoken.running.children.restart_policy import RestartCounter, RestartPolicy
 from foretoken.running.children.supervisor import ProcessFailed, Supervisor, supervise
 from services.runtime.backoff import Backoff
-from services.runtime.errors import GaveUp
+from services.runtime.errors import UnrecoverableError
 from services.runtime.server import Lifecycle
 from services.runtime.startup import UP
-from services.runtime.tasks import cause
+from services.runtime.tasks import root_cause
 from tests.reach import until
 from tests.system.children import children, is_alive
 
@@ -92,7 +92,7 @@ async def test_rejected_settings_end_the_start_with_their_message() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         async with supervised(child("worker-0", "stays"), child("predictor", "rejects-settings")):
             await asyncio.sleep(NEVER_S)
-    assert isinstance(reason := cause(caught.value), ProcessFailed)
+    assert isinstance(reason := root_cause(caught.value), ProcessFailed)
     assert str(reason) == "the settings are invalid"
     assert child_pids() == []
 
@@ -101,7 +101,7 @@ async def test_required_child_that_fails_at_start_ends_the_block() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         async with supervised(child("worker-0", "exits")):
             await asyncio.sleep(NEVER_S)
-    assert isinstance(reason := cause(caught.value), ProcessFailed)
+    assert isinstance(reason := root_cause(caught.value), ProcessFailed)
     assert str(reason) == "the worker-0 process ended with status 3"
 
 
@@ -132,7 +132,7 @@ async def test_last_worker_given_up_ends_the_block(tmp_path: Path) -> None:
             assert is_alive(second)
             os.kill(second, signal.SIGKILL)
             await asyncio.sleep(NEVER_S)
-    assert isinstance(reason := cause(caught.value), GaveUp)
+    assert isinstance(reason := root_cause(caught.value), UnrecoverableError)
     assert str(reason).endswith(
         " exited 3 times, each within 60 s of its start, and is not restarted; the last exit was"
         " the settings are invalid"

@@ -1,4 +1,4 @@
-"""What a logger says, as the lines that a process writes of it."""
+"""The JSON log lines of a logger."""
 
 import io
 import json
@@ -14,15 +14,15 @@ from observability.logs import JsonLines, LogHandler, RepeatFilter
 def lines_of(
     logger: str, level: int = logging.INFO
 ) -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """Ask it for what was said so far."""
-    stream, message = io.StringIO(), logging.getLogger(logger)
-    handler, before = LogHandler(stream, RepeatFilter()), message.level
+    """Yields a function that returns the lines logged so far."""
+    stream, source = io.StringIO(), logging.getLogger(logger)
+    handler, before = LogHandler(stream, RepeatFilter()), source.level
     handler.setFormatter(JsonLines("test"))
-    message.addHandler(handler)
-    message.setLevel(level)
+    source.addHandler(handler)
+    source.setLevel(level)
     try:
         yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
     finally:
-        message.removeHandler(handler)
-        message.setLevel(before)
+        source.removeHandler(handler)
+        source.setLevel(before)
         handler.close()

@@ -1,4 +1,4 @@
-"""Logs: lines for people and for programs, and warnings that repeat."""
+"""Logs: text and JSON lines, context, and repeated warnings."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from observability.logs import (
     LogHandler,
     RepeatFilter,
     TextLines,
-    about,
+    add_log_context,
     log_context,
     trace_id_of,
 )
@@ -29,13 +29,13 @@ EVERY_S = 10.0
 def record(
     at_s: float, message: str = "gone: %s", *args: object, level: int = logging.WARNING, name="a"
 ) -> logging.LogRecord:
-    """The same words whatever the argument, by which the tests know it."""
+    """A record whose text is the same for all arguments; `known_as` identifies it."""
     made = logging.LogRecord(name, level, __file__, 1, message, ("x",), None)
     made.created, made.__dict__["known_as"] = at_s, str(args[0]) if args else "x"
     return made
 
 
-def sentence(records: Iterable[logging.LogRecord]) -> list[tuple[str, int]]:
+def summarized(records: Iterable[logging.LogRecord]) -> list[tuple[str, int]]:
     return [
         (each.getMessage().replace("x", each.__dict__["known_as"]), getattr(each, "repeated", 0))
         for each in records
@@ -44,24 +44,24 @@ def sentence(records: Iterable[logging.LogRecord]) -> list[tuple[str, int]]:
 
 INFO, ERROR = logging.INFO, logging.ERROR
 
-# What comes, and at once what is said: a message, and how many more like it that line stands for.
+# A record, and the lines logged when it arrives: text, and the number of similar records.
 TABLE = [
-    (record(0, "gone: %s", 1), [("gone: 1", 0)]),  # the first is said
+    (record(0, "gone: %s", 1), [("gone: 1", 0)]),  # the first is logged
     (record(1, "gone: %s", 2), []),
     (record(2, "gone: %s", 3), []),
-    (record(3, "gone: %s", 4, name="b"), [("gone: 4", 0)]),  # another logger's is another
-    (record(4, "gone: %s", 5, level=ERROR), [("gone: 5", 0)]),  # and so is a worse one
+    (record(3, "gone: %s", 4, name="b"), [("gone: 4", 0)]),  # another logger
+    (record(4, "gone: %s", 5, level=ERROR), [("gone: 5", 0)]),  # another level
     (record(5, "late: %s", 6), [("late: 6", 0)]),
-    (record(6, "gone: %s", 7, level=INFO), [("gone: 7", 0)]),  # what is no warning is always said
+    (record(6, "gone: %s", 7, level=INFO), [("gone: 7", 0)]),  # below warning: always logged
     (record(6, "gone: %s", 8, level=INFO), [("gone: 8", 0)]),
     (record(9, "gone: %s", 9), []),
-    (record(10, "gone: %s", 10), [("gone: 10", 3)]),  # 2, 3 and 9 with it
+    (record(10, "gone: %s", 10), [("gone: 10", 3)]),  # with 2, 3 and 9
     (record(11, "gone: %s", 11), []),
     (record(12, "late: %s", 12), []),
     (record(13, "gone: %s", 13), []),
-    # 4 and 5 were said 10 s ago and stand for themselves; 12 waits since then
+    # 4 and 5 were logged over 10 s ago without repetitions; the summary of 12 is due
     (record(16, "here: %s", 14, level=INFO), [("late: 12", 0), ("here: 14", 0)]),
-    # 11 and 13 since 10 s
+    # the summary of 11 and 13 is due
     (record(20, "here: %s", 15, level=INFO), [("gone: 13", 1), ("here: 15", 0)]),
     (record(21, "gone: %s", 16), []),
     (record(50, "gone: %s", 17), [("gone: 17", 1)]),
@@ -72,9 +72,9 @@ TABLE = [
 def test_repeated_warning_is_logged_once_then_with_its_count():
     repeats = RepeatFilter(EVERY_S)
     for number, (each, expected) in enumerate(TABLE):
-        assert sentence(repeats.filter(each)) == expected, f"row {number}"
-    assert sentence(repeats.rest()) == [("gone: 18", 0)]
-    assert repeats.rest() == []
+        assert summarized(repeats.filter(each)) == expected, f"row {number}"
+    assert summarized(repeats.flush()) == [("gone: 18", 0)]
+    assert repeats.flush() == []
 
 
 def test_other_exception_is_a_different_warning():
@@ -86,9 +86,9 @@ def test_other_exception_is_a_different_warning():
     again = record(1, "request failed", level=ERROR)
     again.args, again.exc_info = (), (KeyError, KeyError("c"), None)
     assert repeats.filter(again) == []
-    [kept] = repeats.rest()
-    assert kept.exc_info is None  # no traceback's frames are held, nor what they hold
-    assert kept.exc_text == "KeyError: 'a'"  # but the first one's words
+    [kept] = repeats.flush()
+    assert kept.exc_info is None  # holds no frames
+    assert kept.exc_text == "KeyError: 'a'"  # the text of the first one
 
 
 @given(
@@ -99,15 +99,15 @@ def test_other_exception_is_a_different_warning():
     st.integers(1, 4),
 )
 def test_counts_are_complete_and_memory_is_bounded(
-    coming: list[tuple[float, int, int]], most: int
+    records: list[tuple[float, int, int]], most: int
 ) -> None:
     repeats, now_s, lines = RepeatFilter(EVERY_S, most), 0.0, []
-    for after_s, template, level in coming:
+    for after_s, template, level in records:
         now_s += after_s
         lines += repeats.filter(record(now_s, f"{template}: %s", level=level))
         assert len(repeats._logged) <= most
-    lines += repeats.rest()
-    assert sum(1 + more for _, more in sentence(lines)) == len(coming)
+    lines += repeats.flush()
+    assert sum(1 + more for _, more in summarized(lines)) == len(records)
 
 
 def logged(formatter: logging.Formatter) -> tuple[logging.Logger, LogHandler, io.StringIO]:
@@ -155,8 +155,8 @@ def test_text_line_has_its_context():
 
 async def test_log_lines_carry_the_task_s_context():
     logger, _, stream = logged(JsonLines("gateway"))
-    about(trace_id="cd" * 16)
-    about(request_id="call-7")
+    add_log_context(trace_id="cd" * 16)
+    add_log_context(request_id="call-7")
     logger.info("inside")
     logger.info("another's", extra={"request_id": "call-8"})
     inside, other = (json.loads(line) for line in stream.getvalue().splitlines())
@@ -202,7 +202,7 @@ def test_unknown_log_format_is_a_one_line_error(lines: str) -> None:
         ("%s", (("one",), ("two",)), True),
         ("gone: %s", (("one",), ("two",)), True),
         ("gone: %s", (("one",), ("one",)), False),
-        ("gone: %s", (("o" * 2_000,), ("o" * 2_000 + "!",)), False),  # so far they are compared
+        ("gone: %s", (("o" * 2_000,), ("o" * 2_000 + "!",)), False),  # equal in the first MAX_CHARS
     ],
 )
 def test_other_words_are_a_different_warning(
@@ -222,13 +222,13 @@ def test_distinguished_warnings_per_format_are_bounded() -> None:
         made = record(0, "gone: %s", number)
         made.args = (number,)
         lines += repeats.filter(made)
-    assert len(lines) == MAX_SIMILAR + 1  # the one beyond stands for those like it
-    assert [each.__dict__["repeated"] for each in repeats.rest()] == [3]
+    assert len(lines) == MAX_SIMILAR + 1  # the last one summarizes all others
+    assert [each.__dict__["repeated"] for each in repeats.flush()] == [3]
     assert not repeats._similar_counts
 
 
 def broken(at_s: float, name: str) -> logging.LogRecord:
-    """A request that failed in its own way; KeyErrors all."""
+    """A KeyError, raised in another line for each name."""
     made = record(at_s, "request %s failed", level=ERROR)
     made.args = (name,)
     try:
@@ -263,7 +263,7 @@ def test_count_is_logged_without_another_record() -> None:
     handler.setFormatter(TextLines("worker"))
     logger = logging.Logger("services.some")
     logger.addHandler(handler)
-    for _ in range(2):  # a timer each time there is something to say
+    for _ in range(2):  # a timer starts for each summary
         before = stream.getvalue().count("more like it)")
         for _ in range(4):
             logger.warning("late")

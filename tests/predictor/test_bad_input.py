@@ -172,7 +172,7 @@ async def test_corrupt_log_is_set_aside_with_warning(
     async with predicting(log=LogConfig(path=str(path))) as running:
         await foretold_and_learnt(running, "a", "hello")
     assert (tmp_path / "outcomes.sqlite.corrupt-1").exists()
-    assert "is unusable" in caplog.text and "a fresh one is begun" in caplog.text
+    assert "is unusable" in caplog.text and "started a new one" in caplog.text
     async with predicting(log=LogConfig(path=str(path))) as running:
         await until(lambda: running.value("outcomes_total", learnt="yes") == 1)
 

@@ -1,7 +1,7 @@
-"""Runs deploy/compose.yaml without a container engine: each service its exact command and
-environment, names resolved by a hosts file, in a network and mount namespace of its own.
+"""Runs the services of deploy/compose.yaml without a container engine: with their commands and
+environments, host names from a hosts file, in a separate network and mount namespace.
 
-Started by tests/project/test_compose.py under `unshare`; prints one JSON line of what came back.
+tests/project/test_compose.py starts it under `unshare`. Prints the results as one JSON line.
 """
 
 import fcntl
@@ -38,12 +38,12 @@ def name_hosts(names: list[str], folder: Path) -> None:
 
 
 def filled_in(value: object) -> str:
-    """`${NAME-default}` as compose reads it: the default where NAME is not set."""
+    """Replaces `${NAME-default}` like compose: by the default if NAME is not set."""
     return VARIABLE.sub(lambda found: os.environ.get(found[1], found[2]), str(value))
 
 
 def own_services(composed: dict[str, Any]) -> dict[str, Any]:
-    """Those that run foretoken and that no profile holds back."""
+    """The services of foretoken without a profile."""
     return {
         name: service
         for name, service in composed["services"].items()
@@ -52,14 +52,14 @@ def own_services(composed: dict[str, Any]) -> dict[str, Any]:
 
 
 def environment(service: dict[str, Any]) -> dict[str, str]:
-    """The service's own, and the PATH on which its `python` is found."""
+    """The environment of a service, and a PATH with its `python`."""
     own = {key: filled_in(value) for key, value in service["environment"].items()}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {"PATH": path, "HOME": os.environ.get("HOME", "/"), "OMP_NUM_THREADS": "1"} | own
 
 
 def wait_healthy(name: str, service: dict[str, Any], process: subprocess.Popen[bytes]) -> None:
-    """The service's own health check, until it passes."""
+    """Repeats the service's health check until it passes."""
     kind, *command = service["healthcheck"]["test"]
     assert kind == "CMD"
     until = time.monotonic() + STARTED_S
@@ -69,7 +69,7 @@ def wait_healthy(name: str, service: dict[str, Any], process: subprocess.Popen[b
 
 
 def answer() -> dict[str, Any]:
-    """One chat answer through the gateway, once a worker is there."""
+    """A chat completion from the gateway, after it is healthy."""
     until = time.monotonic() + STARTED_S
     while time.monotonic() < until:
         try:

@@ -1,4 +1,4 @@
-"""deploy/compose.yaml is valid, and what it says really runs."""
+"""deploy/compose.yaml is valid, and its services run."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def services() -> dict[str, Any]:
 
 
 def mounts() -> list[tuple[str, Path]]:
-    """Service and path of everything that is mounted from the repository."""
+    """Service and path of each mount from the repository."""
     found = []
     for name, service in services().items():
         for volume in service.get("volumes", ()):
@@ -98,7 +98,7 @@ def test_prometheus_scrapes_every_service():
     reported.add(f"collector:{port}")
     scraped = set()
     for job in yaml.safe_load(SCRAPES.read_text())["scrape_configs"]:
-        ours = job["job_name"].startswith("foretoken-")  # as ForetokenProcessDown looks for them
+        ours = job["job_name"].startswith("foretoken-")  # as in ForetokenProcessDown
         assert ours or job["job_name"] == "collector"
         for static in job.get("static_configs", ()):
             scraped |= set(static["targets"])

@@ -1,4 +1,4 @@
-"""The demo model as committed: its tokenizer, its chat template, its size, and that it is right."""
+"""The committed demo model: tokenizer, chat template, training data, size and answers."""
 
 import json
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Programs that no Python package brings: without them tests are skipped, and one line says why."""
+"""Tests whose programs are not installed are skipped with an install hint."""
 
 import os
 import subprocess

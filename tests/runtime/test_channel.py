@@ -1,4 +1,4 @@
-"""What a caller sees of a servicer: the same over a socket as in process."""
+"""Calls behave the same over a socket and in process."""
 
 import asyncio
 import logging
@@ -16,13 +16,13 @@ from tests.reach import WAYS, reaching, until
 NAME = "foretoken.v1.Estimator"
 ADD = estimator_pb2_grpc.add_EstimatorServicer_to_server
 ASK = estimator_pb2.GetCostModelRequest(worker_id="w")
-INTERNAL = "internal error; the server's log says more"
+INTERNAL = "internal error; see the server's log for details"
 
 both_ways = pytest.mark.parametrize("way", WAYS)
 
 
 class Scripted(estimator_pb2_grpc.EstimatorServicer):
-    """Runs the script it was given, and remembers whether a stream of its was cleaned up."""
+    """Runs a script in each call. `open` counts the streams that are not cleaned up."""
 
     def __init__(self, script: Callable[[Any], Awaitable[None]]):
         self._script = script
@@ -65,7 +65,7 @@ async def aborting(context: Any) -> None:
 
 
 async def downstream(_: Any) -> None:
-    """A call to another service fails and is not caught."""
+    """Raises the error of a call to another service."""
     raise aio.AioRpcError(
         grpc.StatusCode.NOT_FOUND, aio.Metadata(), aio.Metadata(), "a secret of another service"
     )
@@ -184,7 +184,7 @@ async def test_cancelled_reader_cancels_its_call(way: str) -> None:
 
 
 async def test_unreferenced_in_process_call_is_closed() -> None:
-    """Behind a socket it ends with its channel; here there is none."""
+    """Over a socket the call would end with its channel."""
     servicer = Scripted(endless)
     async with reaching("in-process", NAME, ADD, servicer) as channel:
         call = estimator_pb2_grpc.EstimatorStub(channel).WatchCostModel(ASK)

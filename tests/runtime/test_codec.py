@@ -1,4 +1,4 @@
-"""Nouns there and back: whatever a message carries arrives as it was sent, every field of it."""
+"""Round trips of core types through messages, with all fields."""
 
 from math import inf, nan
 from typing import Any
@@ -174,7 +174,7 @@ ALL_SET: dict[str, Plan | Report | CostModel | Outcome] = {
 
 
 def test_every_field_is_encoded() -> None:
-    """Each example sets every field; so a field added to a noun and not here fails."""
+    """Each example sets every field, so that a new field without an example fails."""
     for made in ALL_SET.values():
         assert all(getattr(made, name) for name in made.__dataclass_fields__), made
     plan, report, cost, outcome = ALL_SET.values()
@@ -313,7 +313,7 @@ def test_gateway_events_are_encoded(
 
 
 def test_forecast_is_truncated_unless_shared() -> None:
-    """A request of 1,024 tokens is past the last point of what was foretold of it."""
+    """A request of 1,024 tokens is beyond the last point of its forecast."""
     own = Forecast((10.0, 24.0), (0.5, 0.5), 1_024, "ridge", 3)
     back = codec.decode_forecast(codec.encode_forecast(own), 1_024)
     assert back == own

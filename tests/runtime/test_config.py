@@ -1,4 +1,4 @@
-"""Config: where values come from, and that every mistake is one usable line."""
+"""Configuration: precedence of sources, and one-line errors."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""How prompts begin, and where that is cached: one key from gateway to worker, bounded news."""
+"""Prefix keys from gateway to worker, reports of cached prefixes, and placement by prefix."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,8 +17,8 @@ from services.forecast import certain
 from services.policies.preset import choose
 from services.policies.snapshot import CHAIN
 from services.runtime.prefix import (
-    MOST_NEWS,
-    MOST_TOLD,
+    MAX_PREFIX_CHANGES,
+    MAX_REPORTED_PREFIXES,
     decode_hashes,
     encode_hashes,
     extend_keys,
@@ -50,7 +50,7 @@ def generation(tokens: Iterable[int], salt: str = "", user: str = "") -> Generat
 
 
 def sharing() -> Transcript:
-    """A worker whose reports the test takes."""
+    """A worker whose reports the test reads itself."""
     t = Transcript(prefix_sharing=True)
     t.listened = False
     return t
@@ -60,8 +60,8 @@ def sharing() -> Transcript:
 
 
 def test_gateway_hashes_equal_worker_keys() -> None:
-    """What a gateway says of a prompt is what a worker with the same blocks says it has cached,
-    but for the block of its last token, which is computed whatever is there."""
+    """The hashes of a prompt equal those of the worker's cached blocks, except for the block of the
+    last token, which is always computed."""
     t = sharing()
     t.prompt("a", 12, salt="mine")
     t.plan(admit=[Grant("a", 9)], prefix_blocks=CHAIN)
@@ -115,7 +115,7 @@ def test_invalid_hashes_decode_to_none() -> None:
     assert decode_hashes(b"1234567", 9) == decode_hashes(encode_hashes([5, 0]), 9) == ()
 
 
-# A worker's news
+# Reports of a worker
 
 
 @given(
@@ -130,8 +130,8 @@ def test_invalid_hashes_decode_to_none() -> None:
     )
 )
 def test_reported_prefixes_equal_the_cached_ones(steps: list[tuple[str, int]]) -> None:
-    """Key n is n deep. After each taking, what was told adds up to what is cached, as deep as was
-    requested; and no peer receives the same news twice."""
+    """Key n is at depth n. The reported changes add up to the cached keys within the requested
+    depth, and no change is reported twice."""
     cached, here, known, asked = CachedPrefixes(), set[int](), set[int](), 0
     for what, number in steps:
         key = KEYS[number]
@@ -154,17 +154,17 @@ def test_reported_prefixes_equal_the_cached_ones(steps: list[tuple[str, int]]) -
 
 def test_prefix_changes_are_reported_in_bounded_parts() -> None:
     cached = CachedPrefixes()
-    keys = [number.to_bytes(16, "little") for number in range(1, MOST_TOLD + 1_001)]
+    keys = [number.to_bytes(16, "little") for number in range(1, MAX_REPORTED_PREFIXES + 1_001)]
     for key in keys:
         cached.add(key, 0)
     cached.ask(1)
     reported = [cached.pop_changes() for _ in range(6)]
-    assert [len(added) for added, _ in reported] == [MOST_NEWS] * 4 + [0, 0]
+    assert [len(added) for added, _ in reported] == [MAX_PREFIX_CHANGES] * 4 + [0, 0]
     for key in keys[:5_000]:
         cached.remove(key)
     reported = [cached.pop_changes() for _ in range(3)]
     assert [(len(a), len(g)) for a, g in reported] == [(1_000, 4_096), (0, 904), (0, 0)]
-    assert reported[0][0] == tuple(hash_of(key) for key in keys[MOST_TOLD:])
+    assert reported[0][0] == tuple(hash_of(key) for key in keys[MAX_REPORTED_PREFIXES:])
 
 
 def test_worker_reports_prefixes_only_on_request() -> None:
@@ -216,8 +216,8 @@ def test_board_keeps_prefixes_sorted_and_bounded() -> None:
     known.update(Report(1, 0, prefixes_added=(5, -7, 3)))
     known.update(Report(2, 0, prefixes_added=(9,), prefixes_gone=(5, 1)))
     assert known.sorted.tolist() == [-7, 3, 9]
-    known.update(Report(3, 0, prefixes_added=tuple(range(100, 100 + 2 * MOST_TOLD))))
-    assert len(known.sorted) == MOST_TOLD
+    known.update(Report(3, 0, prefixes_added=tuple(range(100, 100 + 2 * MAX_REPORTED_PREFIXES))))
+    assert len(known.sorted) == MAX_REPORTED_PREFIXES
 
 
 def test_request_hashes_are_limited_to_a_chain() -> None:
@@ -251,13 +251,13 @@ def test_only_prefix_placements_request_hashes(place: str, asks: int) -> None:
 
 
 def test_request_is_placed_at_its_prefix() -> None:
-    """The second worker has the first 30 blocks of its prompt; the first comes first otherwise.
-    Once that worker has lost the first of them, no more than a lost beginning counts."""
+    """The second worker has the first 30 blocks of the prompt; without them, the first worker is
+    preferred. After it loses the first block, the others do not count."""
     s = served("prefix_aware")
     chain = tuple(range(1, 31))
     s.step(ev.Reported("w1#1", "w1", Report(1, 1, prefixes_added=chain, free_blocks=625)), 1.0)
 
-    def goes(name: str) -> str:
+    def place_request(name: str) -> str:
         asked = Request(name, "demo", 500, 10, 1.0, prefix_hashes=chain)
         s.step(ev.Submitted(G, asked), 1.0)
         actions = run_step(s, ev.Forecasted(((name, certain(10)),)), 1.0)
@@ -265,9 +265,9 @@ def test_request_is_placed_at_its_prefix() -> None:
         s.step(ev.Cancelled(G, name, FinishReason.CANCELLED, 0), 1.0)
         return str(place)
 
-    assert goes("a") == "w1"
+    assert place_request("a") == "w1"
     s.step(ev.Reported("w1#1", "w1", Report(2, 1, prefixes_gone=(1,), free_blocks=625)), 1.0)
-    assert goes("b") == "w0"
+    assert place_request("b") == "w0"
 
 
 def test_chains_leave_the_board_with_their_request() -> None:

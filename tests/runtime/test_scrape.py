@@ -1,4 +1,4 @@
-"""What a process counts, over its gRPC server and over a port of its own."""
+"""The metrics of a process over its gRPC server and over HTTP."""
 
 import asyncio
 import signal

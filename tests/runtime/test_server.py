@@ -1,4 +1,4 @@
-"""A server as all services run it: health, reflection, errors as statuses, bounds, its end."""
+"""The gRPC server of all services: health, reflection, errors, limits and shutdown."""
 
 import asyncio
 import signal
@@ -69,9 +69,9 @@ async def test_health_answers_for_the_server_and_each_service() -> None:
 
 
 async def test_server_cancelled_during_its_start_ends_quietly() -> None:
-    """Turn by turn of the loop, until it has started."""
-    complaints: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, about: complaints.append(about))
+    """Cancelled after 0, 1, 2, … turns of the event loop, until it has started."""
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: errors.append(about))
 
     async def serve(started: asyncio.Event) -> None:
         async with listening(mounts(), "127.0.0.1:0"):
@@ -90,12 +90,12 @@ async def test_server_cancelled_during_its_start_ends_quietly() -> None:
             await serving
         await asyncio.sleep(0.01)
     assert started.is_set()
-    assert not complaints
+    assert not errors
 
 
 @pytest.mark.slow
 async def test_idle_client_with_pings_stays_connected() -> None:
-    """By default a server takes three pings within five idle minutes for abuse."""
+    """By default a server disconnects a client after three pings within five idle minutes."""
     often = {**dict(OPTIONS), "grpc.keepalive_time_ms": 1_200}
     async with listening(mounts(), "127.0.0.1:0") as server:
         channel = aio.insecure_channel(f"127.0.0.1:{server.port}", options=list(often.items()))
@@ -132,7 +132,7 @@ async def test_used_unix_socket_is_refused_and_a_stale_one_replaced(tmp_path: Pa
         channel = connect(address)
         assert await health(channel) == SERVING
         await channel.close()
-        with pytest.raises(ConfigError, match="another process does"):
+        with pytest.raises(ConfigError, match="another process listens on it"):
             async with listening(mounts(), address):
                 pass
     with socket.socket(socket.AF_UNIX) as killed:
@@ -156,8 +156,8 @@ async def test_the_first_signal_drains_and_the_second_aborts() -> None:
     assert not await Lifecycle().drain(asyncio.sleep(60), limit_s=0.01)
 
 
-class _ReadsOn(batcher_pb2_grpc.BatcherServicer):
-    """Reads its next message only when the server it belongs to has stopped."""
+class _SlowReader(batcher_pb2_grpc.BatcherServicer):
+    """Reads its next message only after its server has stopped."""
 
     def __init__(self) -> None:
         self.began, self.stopped, self.ended = (asyncio.Event() for _ in range(3))
@@ -177,7 +177,7 @@ class _ReadsOn(batcher_pb2_grpc.BatcherServicer):
 async def test_call_that_outlasts_its_server_is_not_a_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    late = _ReadsOn()
+    late = _SlowReader()
     add = batcher_pb2_grpc.add_BatcherServicer_to_server
     async with listening([Mount("foretoken.v1.Batcher", add, late)], "127.0.0.1:0") as server:
         channel = connect(f"127.0.0.1:{server.port}")
@@ -211,7 +211,7 @@ async def test_service_process_exits_on_sigterm(service: str, tmp_path: Path) ->
 
 
 async def _served(channel: aio.Channel) -> None:
-    """Return once the server there is healthy."""
+    """Returns when the server is healthy."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     answer = await stub.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
     assert answer.status == SERVING

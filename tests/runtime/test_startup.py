@@ -1,4 +1,4 @@
-"""What a process does at its start: import undisturbed, and say what took how long."""
+"""Start of a process: imports without garbage collection, and durations of its parts."""
 
 import gc
 import subprocess

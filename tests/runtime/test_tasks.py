@@ -1,10 +1,10 @@
-"""Cleanups that complete however often their waiters are cancelled."""
+"""Cleanups that complete although the waiting task is cancelled."""
 
 import asyncio
 
 import pytest
 
-from services.runtime.tasks import to_its_end
+from services.runtime.tasks import run_to_completion
 
 
 async def test_cleanup_completes_despite_two_cancellations() -> None:
@@ -19,7 +19,7 @@ async def test_cleanup_completes_despite_two_cancellations() -> None:
         try:
             await asyncio.sleep(60)
         finally:
-            await to_its_end(cleanup())
+            await run_to_completion(cleanup())
 
     task = asyncio.create_task(work())
     await asyncio.sleep(0)
@@ -38,4 +38,4 @@ async def test_cleanup_error_is_raised() -> None:
         raise ValueError("it broke")
 
     with pytest.raises(ValueError, match="it broke"):
-        await to_its_end(breaks())
+        await run_to_completion(breaks())

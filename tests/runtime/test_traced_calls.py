@@ -1,4 +1,4 @@
-"""Unary calls that belong to a trace: their spans, what they call, and what they log."""
+"""Unary calls with a trace context: spans, outgoing metadata, and log lines."""
 
 import io
 import json
@@ -11,7 +11,7 @@ import pytest
 
 from observability.logs import JsonLines, LogHandler, RepeatFilter
 from observability.tracing import NO_SPANS
-from services.runtime.telemetry.tracing import TRACEPARENT, interceptors, outgoing
+from services.runtime.telemetry.tracing import TRACEPARENT, interceptors, trace_metadata
 from tests.observability.tracing.otlp import WrittenSpans
 
 METHOD = "/foretoken.v1.Scheduler/Why"
@@ -34,7 +34,7 @@ async def test_traced_call_propagates_its_context(traced: bool) -> None:
 
     async def serve(request: Any, context: Any) -> str:
         logger.info("asked")
-        called.extend(outgoing())
+        called.extend(trace_metadata())
         return "answer"
 
     async def find(_: Any) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from foretoken.running.options import Sections, as_arguments
 from services.runtime.server import Lifecycle
 from services.runtime.startup import STAGE_MARK
-from services.runtime.tasks import to_its_end
+from services.runtime.tasks import run_to_completion
 
 MAX_LINE_BYTES = 2**20  # of a child's stderr
 
@@ -115,7 +115,7 @@ async def start(child: Child, on_stage: OnStage) -> Running:
     try:
         return Running(child, await asyncio.shield(starting), on_stage)
     except asyncio.CancelledError:
-        await to_its_end(_kill_started(starting))
+        await run_to_completion(_kill_started(starting))
         raise
 
 

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from foretoken.running.children.processes import Child, Exit, OnStage, Running, start
 from foretoken.running.children.restart_policy import RestartCounter, RestartPolicy
 from services.runtime.config import ConfigError
-from services.runtime.errors import GaveUp
+from services.runtime.errors import UnrecoverableError
 from services.runtime.server import Lifecycle
 from services.runtime.startup import UP
-from services.runtime.tasks import to_its_end
+from services.runtime.tasks import run_to_completion
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Supervisor:
             return await running.wait()
         finally:
             grace_s = STOP_S if self._started else ABANDON_S
-            await to_its_end(running.stop(self._lifecycle, grace_s))
+            await run_to_completion(running.stop(self._lifecycle, grace_s))
 
     def _rejects_settings(self, child: Child, ended: Exit) -> bool:
         """Whether a restart would fail the same way: the child exited during the system's start,
@@ -112,7 +112,7 @@ class Supervisor:
             f"its start, and is not restarted; the last exit was {ended}"
         )
         if child.section in REQUIRED and not self.count(child.section):
-            raise GaveUp(message)
+            raise UnrecoverableError(message)
         log.warning("%s; %s", message, FALLBACKS[child.section])
 
     def _report_stage(self, name: str, stage: str) -> None:
@@ -131,8 +131,8 @@ async def supervise(
     """Keep these children running while the block runs, then stop them concurrently.
 
     The block fails with ProcessFailed if a child rejects its settings during the start, and with
-    GaveUp once all children of a required section are given up. `on_stage` receives the stages of
-    each start.
+    UnrecoverableError once all children of a required section are given up. `on_stage` receives the
+    stages of each start.
     """
     supervisor = Supervisor(children, lifecycle, on_stage, policy or RestartPolicy())
     async with asyncio.TaskGroup() as group:

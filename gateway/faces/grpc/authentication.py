@@ -9,7 +9,7 @@ from grpc import aio
 from gateway.admission.keyring import Keyring
 from gateway.faces.grpc.metadata import read_key, read_metadata, set_caller
 from gateway.types.api_keys import Unauthenticated
-from services.runtime.errors import guard, wrapped
+from services.runtime.errors import guard, wrap_handler
 from services.runtime.telemetry.scrape import TELEMETRY
 
 log = logging.getLogger(__name__)
@@ -66,4 +66,4 @@ def _refuse_calls(handler: Any, refusal: Unauthenticated, except_unix: bool) -> 
 
         return call
 
-    return guard(wrapped(handler, unary, stream))
+    return guard(wrap_handler(handler, unary, stream))

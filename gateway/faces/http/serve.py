@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from gateway.config import GatewayConfig
 from gateway.faces.http.entry.protocol import BoundedProtocol
 from services.runtime.config import ConfigError
-from services.runtime.open_files import open_files_allowed
+from services.runtime.open_files import open_file_limit
 from services.runtime.tasks import background
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ async def serve_http(
 
 
 def _check_open_files(connections: int) -> None:
-    allowed = open_files_allowed()
+    allowed = open_file_limit()
     if allowed < connections:
         log.warning(
             "the process may open %d files, fewer than gateway.max_connections=%d; raise the limit "

@@ -1,6 +1,6 @@
 """Messages between a scheduler and its batcher: candidates and arrangements.
 
-Messages are validated: columns are checked against each other before any is used.
+Decoding validates all columns, also against each other, before it returns.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from services.policies.snapshot import FLOATS, Candidates, RequestColumns, Worke
 from services.runtime.codecs.common import decode_cost_model, encode_cost_model
 from services.runtime.errors import InvalidArgument
 
-MOST_FORECASTS = 262_144  # rows of a mirrored table, 2.6 kB each: about 64 default queues
-MOST = 2**32 - 1  # the largest row, token or block number; sums of all stay exact
-MOST_KV_TOKENS = 2**40
-SUMS_TO = 2e-6  # tolerance for a sum of 1: that of Forecast, for another order of summation
-_LEAST = {"home": -1, "priority": -(2**31)}  # the least value of an integer column; 0 for others
+MAX_FORECASTS = 262_144  # rows of a mirrored table, 2.6 kB each: about 64 default queues
+MAX_INT = 2**32 - 1  # the largest row, token or block number; sums of all stay exact
+MAX_KV_TOKENS = 2**40
+WEIGHT_TOLERANCE = 2e-6  # of a sum of 1; twice that of Forecast, for another order of summation
+_MINIMA = {"home": -1, "priority": -(2**31)}  # of integer columns; 0 for others
 
 
 def encode_hello(preset: Preset) -> batcher_pb2.ArrangeMessage:
@@ -44,14 +44,15 @@ def decode_hello(message: batcher_pb2.ArrangeHello) -> Preset:
 
 
 class SentForecasts:
-    """Which rows of a forecast table one stream's peer has received: each row is sent once."""
+    """The rows of a forecast table that one stream's peer has received, so that each version of a
+    row is sent once."""
 
     def __init__(self, table: ForecastTable):
         self._table = table
         self._versions: dict[int, int] = {}
 
     def unsent(self, rows: Ints) -> list[batcher_pb2.ForecastRow]:
-        """Rows that the peer does not have in their current version."""
+        """Messages for the rows whose current version the peer does not have."""
         unsent = []
         for row in np.unique(rows).tolist():
             edition = self._table.edition(row)
@@ -89,24 +90,24 @@ def encode_candidates(candidates: Candidates, sent: SentForecasts) -> batcher_pb
 
 
 def decode_candidates(message: batcher_pb2.Candidates, table: ForecastTable) -> Candidates:
-    """Candidates, with their new forecasts written to the table. Raises InvalidArgument."""
+    """The candidates; writes their new forecasts to the table. Raises InvalidArgument."""
     if not isfinite(message.now):
         raise InvalidArgument("now", "must be finite")
-    for row_message in message.forecasts:
-        _put(table, row_message)
+    for forecast in message.forecasts:
+        _write_forecast(table, forecast)
     rows = _read_ints(message.rows, "rows")
     count = len(rows)
     if len(np.unique(rows)) < count:
-        raise InvalidArgument("rows", "must differ")
+        raise InvalidArgument("rows", "must be unique")
     unknown = message.columns.keys() - {each.name for each in fields(RequestColumns)}
     if unknown:
-        raise InvalidArgument("columns", f"{', '.join(sorted(unknown))} not known here")
+        raise InvalidArgument("columns", f"unknown: {', '.join(sorted(unknown))}")
     columns = {
         each.name: _read_column(message, each.name, count) for each in fields(RequestColumns)
     }
     known = np.unique(columns["forecast"]).tolist()
     if not all(row < table.rows and table.edition(row) for row in known):
-        raise InvalidArgument("columns['forecast']", "names a row that was never row_message")
+        raise InvalidArgument("columns['forecast']", "names a row without a forecast")
     workers = _decode_workers(message.workers)
     return Candidates(
         message.round,
@@ -129,17 +130,17 @@ def decode_candidates(message: batcher_pb2.Candidates, table: ForecastTable) -> 
 def _read_column(message: batcher_pb2.Candidates, column: str, count: int) -> np.ndarray:
     name = f"columns[{column!r}]"
     if column not in message.columns:
-        raise InvalidArgument("columns", f"{column} missing")
+        raise InvalidArgument("columns", f"{column} is missing")
     data = message.columns[column]
     if column in FLOATS:
         return _parallel(_read_floats(data, name), count, name)
-    return _parallel(_read_ints(data, name, _LEAST.get(column, 0)), count, name)
+    return _parallel(_read_ints(data, name, _MINIMA.get(column, 0)), count, name)
 
 
 def _read_cached(data: bytes, rows: int, workers: int) -> Ints:
     cached = _read_ints(data, "cached")
     if len(cached) not in (0, rows * workers):
-        raise InvalidArgument("cached", "must have a number for each row and worker, or none")
+        raise InvalidArgument("cached", "must have one number per row and worker, or none")
     return cached.reshape((rows, workers) if len(cached) else (0, 0))
 
 
@@ -171,21 +172,23 @@ def encode_decision(decision: Decision) -> batcher_pb2.Arrangement:
     )
 
 
-def _put(table: ForecastTable, row_message: batcher_pb2.ForecastRow) -> None:
-    points, weights = np.array(row_message.points), np.array(row_message.weights)
-    sound = (
+def _write_forecast(table: ForecastTable, message: batcher_pb2.ForecastRow) -> None:
+    points, weights = np.array(message.points), np.array(message.weights)
+    valid = (
         1 <= len(points) <= MAX_POINTS
         and len(points) == len(weights)
         and bool(np.all(np.diff(points) > 0))
         and points[0] > 0
         and points[-1] <= MAX_FORECAST_TOKENS
         and bool(np.all(weights > 0))
-        and abs(float(weights.sum()) - 1) < SUMS_TO
-        and row_message.row < MOST_FORECASTS
+        and abs(float(weights.sum()) - 1) < WEIGHT_TOLERANCE
+        and message.row < MAX_FORECASTS
     )
-    if not sound:
-        raise InvalidArgument("forecasts", f"row {row_message.row} can't be, or is no distribution")
-    table.put(row_message.row, points, weights)
+    if not valid:
+        raise InvalidArgument(
+            "forecasts", f"row {message.row} is not a distribution, or not below {MAX_FORECASTS}"
+        )
+    table.put(message.row, points, weights)
 
 
 def _encode_worker(worker: WorkerSnapshot) -> batcher_pb2.WorkerSnapshot:
@@ -203,15 +206,15 @@ def _encode_worker(worker: WorkerSnapshot) -> batcher_pb2.WorkerSnapshot:
 
 def _decode_workers(messages: Sequence[batcher_pb2.WorkerSnapshot]) -> tuple[WorkerSnapshot, ...]:
     if len({message.number for message in messages}) < len(messages):
-        raise InvalidArgument("workers", "two have one number")
+        raise InvalidArgument("workers", "numbers must be unique")
     return tuple(_decode_worker(message) for message in messages)
 
 
 def _decode_worker(message: batcher_pb2.WorkerSnapshot) -> WorkerSnapshot:
     if not message.block_tokens:
         raise InvalidArgument("workers", "block_tokens must be positive")
-    if message.kv_tokens > MOST_KV_TOKENS:
-        raise InvalidArgument("workers", f"kv_tokens must be at most {MOST_KV_TOKENS}")
+    if message.kv_tokens > MAX_KV_TOKENS:
+        raise InvalidArgument("workers", f"kv_tokens must be at most {MAX_KV_TOKENS}")
     cost = message.cost
     if not all(
         isfinite(value)
@@ -245,21 +248,21 @@ def _floats(values: Floats) -> bytes:
 def _read(data: bytes, kind: type[np.generic], name: str) -> np.ndarray:
     size = np.dtype(kind).itemsize
     if len(data) % size:
-        raise InvalidArgument(name, f"is no array of {size}-byte elements")
+        raise InvalidArgument(name, f"has {len(data)} bytes, not a multiple of {size}")
     return np.frombuffer(data, np.dtype(kind).newbyteorder("<")).astype(kind, copy=False)
 
 
 def _read_ints(data: bytes, name: str, least: int = 0) -> Ints:
     values: Ints = _read(data, np.int64, name)
-    if len(values) and not least <= values.min() <= values.max() <= MOST:
-        raise InvalidArgument(name, f"must lie in [{least}, {MOST}]")
+    if len(values) and not least <= values.min() <= values.max() <= MAX_INT:
+        raise InvalidArgument(name, f"must lie in [{least}, {MAX_INT}]")
     return values
 
 
 def _read_floats(data: bytes, name: str) -> Floats:
     values: Floats = _read(data, np.float64, name)
     if np.isnan(values).any():
-        raise InvalidArgument(name, "must be numbers")
+        raise InvalidArgument(name, "must not be NaN")
     return values
 
 

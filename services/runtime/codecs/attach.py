@@ -1,6 +1,10 @@
-"""Messages between the scheduler and its workers: hello, plans, reports. Decoding tolerates bad
-values: unknown enums become the safe case, and times that cannot be sorted become 0."""
+"""Messages between the scheduler and its workers: hello, plans, reports.
 
+Decoding accepts bad values: unknown enum values become a safe default, and negative or NaN times
+become 0.
+"""
+
+from dataclasses import asdict, fields
 from math import isfinite
 
 from protos.generated import scheduler_pb2
@@ -27,15 +31,13 @@ from services.runtime.codecs.common import (
     encode_swap,
     encode_timing,
 )
-from services.runtime.prefix import MOST_NEWS, decode_hashes, encode_hashes
+from services.runtime.prefix import MAX_PREFIX_CHANGES, decode_hashes, encode_hashes
 
-_RESIDENCY_TO_PROTO: dict[Residency, scheduler_pb2.Residency.ValueType] = {
-    Residency.KEEP: scheduler_pb2.RESIDENCY_KEEP,
-    Residency.OFFLOAD: scheduler_pb2.RESIDENCY_OFFLOAD,
-    Residency.DROP: scheduler_pb2.RESIDENCY_DROP,
+_RESIDENCY_TO_PROTO = {
+    value: scheduler_pb2.Residency.Value(f"RESIDENCY_{value.name}") for value in Residency
 }
 _RESIDENCY_FROM_PROTO = {value: key for key, value in _RESIDENCY_TO_PROTO.items()}
-START_CHARS = 300  # kept of a worker's description of itself
+START_CHARS = 300  # kept of `start` and of `placement`
 
 
 def decode_worker_hello(message: scheduler_pb2.WorkerHello) -> WorkerView:
@@ -55,38 +57,18 @@ def decode_worker_hello(message: scheduler_pb2.WorkerHello) -> WorkerView:
 
 
 def decode_held(message: scheduler_pb2.WorkerHello) -> tuple[HeldRequest, ...]:
-    """The requests that the worker holds from before its stream."""
-    return tuple(
-        HeldRequest(
-            held.request_id,
-            held.prompt_tokens,
-            held.max_tokens,
-            held.output_tokens,
-            held.held_tokens,
-            held.limit_tokens,
-            held.running,
-            held.blocks,
-        )
-        for held in message.held
-    )
+    """The requests that the worker already holds when its stream opens."""
+    names = [field.name for field in fields(HeldRequest)]
+    return tuple(HeldRequest(*(getattr(held, name) for name in names)) for held in message.held)
 
 
 def decode_drain_s(message: scheduler_pb2.WorkerDraining) -> float:
-    """How long a leaving worker continues."""
+    """For how long a draining worker continues; 0 if invalid."""
     return message.drain_s if isfinite(message.drain_s) and message.drain_s > 0 else 0.0
 
 
 def encode_held(held: HeldRequest) -> scheduler_pb2.HeldRequest:
-    return scheduler_pb2.HeldRequest(
-        request_id=held.request_id,
-        prompt_tokens=held.prompt_tokens,
-        max_tokens=held.max_tokens,
-        output_tokens=held.output_tokens,
-        held_tokens=held.held_tokens,
-        limit_tokens=held.limit_tokens,
-        running=held.running,
-        blocks=held.blocks,
-    )
+    return scheduler_pb2.HeldRequest(**asdict(held))
 
 
 def encode_plan(plan: Plan) -> scheduler_pb2.Plan:
@@ -154,7 +136,7 @@ def _decode_costs(message: scheduler_pb2.KVCosts) -> KVCosts:
 
 
 def _not_negative(seconds: float) -> float:
-    """0 for negative numbers and NaN: workers sort by these."""
+    """0 for negative numbers and NaN, which workers could not sort by."""
     return max(0.0, seconds)
 
 
@@ -195,8 +177,8 @@ def decode_report(message: scheduler_pb2.Report) -> Report:
         swaps=decode_swaps(message.swaps),
         free_blocks=message.free_blocks,
         shared_blocks=message.shared_blocks,
-        prefixes_added=decode_hashes(message.prefixes_added, MOST_NEWS),
-        prefixes_gone=decode_hashes(message.prefixes_gone, MOST_NEWS),
+        prefixes_added=decode_hashes(message.prefixes_added, MAX_PREFIX_CHANGES),
+        prefixes_gone=decode_hashes(message.prefixes_gone, MAX_PREFIX_CHANGES),
     )
 
 

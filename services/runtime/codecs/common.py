@@ -1,6 +1,7 @@
-"""Translates between core types and messages. Decoding raises ValueError for bad values."""
+"""Converts between core types and messages. Decoding raises ValueError for bad values."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from math import inf, isfinite
 
 from protos.generated import common_pb2, estimator_pb2, predictor_pb2
@@ -8,18 +9,13 @@ from services.core import FinishReason, Outcome, Sla
 from services.costs import BatchTiming, CostModel, Direction, Neighbours, StepTiming, SwapTiming
 from services.forecast import UNCAPPED, Forecast
 
-_REASON_TO_PROTO: dict[FinishReason, common_pb2.FinishReason.ValueType] = {
-    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
-    FinishReason.DEADLINE: common_pb2.FINISH_REASON_DEADLINE,
-    FinishReason.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
-    FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
+_REASON_TO_PROTO = {
+    reason: common_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason
 }
 _REASON_FROM_PROTO = {value: key for key, value in _REASON_TO_PROTO.items()}
 
-_DIRECTION_TO_PROTO: dict[Direction, common_pb2.Direction.ValueType] = {
-    Direction.OFFLOAD: common_pb2.DIRECTION_OFFLOAD,
-    Direction.UPLOAD: common_pb2.DIRECTION_UPLOAD,
+_DIRECTION_TO_PROTO = {
+    direction: common_pb2.Direction.Value(f"DIRECTION_{direction.name}") for direction in Direction
 }
 _DIRECTION_FROM_PROTO = {value: key for key, value in _DIRECTION_TO_PROTO.items()}
 
@@ -57,8 +53,8 @@ def encode_forecast(forecast: Forecast) -> common_pb2.Forecast:
 
 
 def decode_forecast(message: common_pb2.Forecast, max_tokens: int = UNCAPPED) -> Forecast:
-    """The forecast, truncated at its request's `max_tokens` if given. Raises ValueError if it is
-    not a distribution. A shared forecast belongs to many requests, and each reader truncates it."""
+    """The forecast, truncated at `max_tokens` unless it is shared by many requests. Raises
+    ValueError if it is not a distribution."""
     points = tuple(message.points)
     weights = tuple(message.weights) or (1 / max(1, len(points)),) * len(points)
     if not all(isfinite(p) for p in (*points, *weights)):
@@ -94,18 +90,16 @@ def encode_swap(swap: SwapTiming) -> common_pb2.SwapTiming:
 
 
 def decode_swaps(messages: Iterable[common_pb2.SwapTiming]) -> tuple[SwapTiming, ...]:
-    """In order, without those of unknown directions."""
-    known = ((_DIRECTION_FROM_PROTO.get(m.direction), m) for m in messages)
-    return tuple(SwapTiming(way, m.tokens, m.elapsed_s, m.quantize_s) for way, m in known if way)
+    """The timings in order, without those of unknown directions."""
+    return tuple(
+        SwapTiming(direction, m.tokens, m.elapsed_s, m.quantize_s)
+        for m in messages
+        if (direction := _DIRECTION_FROM_PROTO.get(m.direction))
+    )
 
 
 def encode_batch(batch: BatchTiming) -> estimator_pb2.BatchTiming:
-    return estimator_pb2.BatchTiming(
-        seqs=batch.seqs,
-        length_tokens=batch.length_tokens,
-        generated_tokens=batch.generated_tokens,
-        elapsed_s=batch.elapsed_s,
-    )
+    return estimator_pb2.BatchTiming(**asdict(batch))
 
 
 def decode_batch(message: estimator_pb2.BatchTiming) -> BatchTiming:
@@ -136,7 +130,7 @@ def encode_cost_model(worker_id: str, model: CostModel) -> estimator_pb2.CostMod
 
 
 def decode_cost_model(message: estimator_pb2.CostModel) -> CostModel:
-    """Raises ValueError for impossible neighbours; the user of its times validates those."""
+    """Raises ValueError for invalid neighbours. Does not validate the times."""
     return CostModel(
         base_s=message.base_s,
         prefill_token_s=message.prefill_token_s,

@@ -1,7 +1,6 @@
-"""The outcome log: finished requests in order, bounded, and followed by the services that learn
-from it.
+"""The outcome log: a bounded log of finished requests, for the services that learn from them.
 
-A service builds a `Journal` over `open_log(...)`, puts rows, and receives every row of the log.
+A service creates a `Journal` over `open_log(...)`, puts rows, and receives all rows of the log.
 """
 
 from services.runtime.outcomelog.interface import Entry, LogUnavailable, OutcomeLog, Row

@@ -8,7 +8,7 @@ from services.runtime.config import Settings
 from services.runtime.outcomelog.interface import OutcomeLog
 from services.runtime.outcomelog.opening import open_log
 
-# In memory a row is read once, right after it was written: a few pages suffice.
+# In memory a row is read once, soon after it is written: a few pages suffice.
 MEMORY_ROWS = 1_024
 
 
@@ -20,12 +20,12 @@ class LogConfig(Settings):
     # Empty: in memory, lost at a restart. A file: SQLite, shared by the processes of this host.
     # redis://[user:password@]host[:port][/database]: shared by the replicas of a cluster.
     path: str = ""
-    # More than any learner keeps, so that a restart loses nothing. A row with a prompt's features
-    # is about 5 kB: 250 MB in total.
+    # More than any learner keeps, so that a restart loses nothing. A row with the features of a
+    # prompt has about 5 kB: 250 MB in total.
     rows_max: int = Field(default=50_000, ge=1)
-    # Embeddings and lengths suffice to learn from. Prompts are private.
+    # Whether to store prompts, which are private. Learning needs only embeddings and lengths.
     keep_text: bool = False
 
     def open(self) -> OutcomeLog:
-        """Raises ValueError with a sentence for the user if the log cannot be opened."""
+        """Raises ValueError if the log cannot be opened."""
         return open_log(self.path, self.rows_max if self.path else MEMORY_ROWS)

@@ -1,4 +1,4 @@
-"""The interface of an outcome log, whatever stores it."""
+"""The interface of outcome logs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,16 +6,13 @@ from typing import Protocol
 
 
 class LogUnavailable(Exception):
-    """The log cannot be written or read at the moment; a sentence that names it and the cause."""
+    """The log cannot be written or read at the moment. The message names the log and the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One outcome as its service wrote it. The log does not interpret the payload.
-
-    `version` is the layout of the payload, numbered per kind: a reader knows which layouts it
-    understands.
-    """
+    """One outcome. `version` is the layout of the payload, per kind, which the log does not
+    interpret."""
 
     kind: str
     version: int
@@ -24,33 +21,33 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row and its position. Positions are opaque; as strings they order by append."""
+    """A row and its position: an opaque string that sorts in the order of appends."""
 
     position: str
     row: Row
 
 
 class OutcomeLog(Protocol):
-    """Append-only, and bounded in rows, all kinds together: the oldest are dropped.
+    """An append-only log that drops its oldest rows above a bound.
 
-    A frequent kind displaces the others and deserves a log of its own.
+    The bound applies to all kinds together: use a separate log for a frequent kind.
     """
 
     async def append(self, rows: Sequence[Row], again: bool = False) -> None:
-        """Appends the rows, adjacent and in this order, or none of them.
+        """Appends all rows, adjacent and in this order, or none of them.
 
-        After LogUnavailable or a cancellation the outcome is unknown. `again` repeats the rows of
-        the previous append: they are stored once, whatever happened to the first attempt. Only one
-        caller appends at a time. Raises LogUnavailable.
+        After LogUnavailable or a cancellation, the result is unknown. `again` repeats the previous
+        append; its rows are stored once, even if the first attempt succeeded. Only one caller
+        appends at a time. Raises LogUnavailable.
         """
 
     async def read(self, after: str, limit: int) -> list[Entry]:
-        """At most `limit` entries after the position `after`, oldest first; fewer mean the end of
-        the log.
+        """At most `limit` entries after the position `after`, oldest first; fewer at the end of the
+        log.
 
-        `""` reads from the oldest entry. A position stays valid when its row is dropped, and
-        when the log was lost and recreated. Raises LogUnavailable.
+        `""` reads from the oldest entry. A position stays valid after its row is dropped, and after
+        the log is lost and recreated. Raises LogUnavailable.
         """
 
     async def close(self) -> None:
-        """Releases file or connection. Never raises LogUnavailable; no call may follow."""
+        """Closes the file or connection. Never raises LogUnavailable; no call may follow."""

@@ -1,8 +1,8 @@
-"""The SQLite file of an outcome log: opened, checked, and moved aside if it is unusable.
+"""The SQLite file of an outcome log: opens and checks it, and moves an unusable file aside.
 
-Several processes share the file. A process that opens or replaces it holds `<name>.lock` meanwhile.
-Otherwise two that find it corrupt would both move it, and the second would move the first one's new
-file.
+Several processes share the file. A process holds `<name>.lock` while it opens or replaces the file.
+Otherwise two processes that find it corrupt would both move it, the second one the new file of the
+first.
 """
 
 import fcntl
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SCHEMA = 1  # `PRAGMA user_version` of the files that this code writes
-BUSY_S = 2.0  # another process's write takes milliseconds; longer means that a lock is held
-ASIDE_MAX = 8  # files kept aside, of either kind; the oldest is removed above
+SCHEMA = 1  # `PRAGMA user_version` of new files
+BUSY_S = 2.0  # wait for another process, whose write takes milliseconds
+ASIDE_MAX = 8  # files kept aside per label; the oldest is replaced
 _CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _SIDECARS = ("-wal", "-shm")
-# The checks keep rows that another program inserts from reaching a reader with wrong types.
+# The checks reject rows of other programs that have wrong types.
 _TABLE = """
     CREATE TABLE outcomes (
         position INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -37,11 +37,11 @@ _TABLE = """
 
 
 class NotALog(ValueError):
-    """The file belongs to another program and is left unchanged."""
+    """The file belongs to another program. It is left unchanged."""
 
 
 class _UnusableFile(Exception):
-    """The file must be moved aside: under which name, and why."""
+    """The file must be moved aside. `label` is part of the new name."""
 
     def __init__(self, label: str, reason: str):
         super().__init__(reason)
@@ -49,7 +49,7 @@ class _UnusableFile(Exception):
 
 
 class LogFile:
-    """A connection to a sound log at `path`. Used by one thread at a time."""
+    """A connection to a valid log at `path`. Used by one thread at a time."""
 
     def __init__(self, path: Path):
         self.path = path.expanduser().absolute()
@@ -57,7 +57,7 @@ class LogFile:
         self._identity: tuple[int, int] | None = None  # of the open file
 
     def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """The result of `work`, which is repeated on a fresh file if it meets corruption and must
+        """The result of `work`, which is repeated on a new file if the file is corrupt, and must
         therefore have no effect when it raises. Raises LogUnavailable."""
         try:
             try:
@@ -80,7 +80,7 @@ class LogFile:
     def _connected(self) -> sqlite3.Connection:
         """The connection; a new one if another process has replaced the file."""
         if self._connection is not None and _identity(self.path) != self._identity:
-            log.info("the outcome log %s was replaced, opening the new one", self.path)
+            log.info("another process replaced the outcome log %s; opening the new file", self.path)
             self.close()
         return self._connection or self._connect()
 
@@ -89,8 +89,8 @@ class LogFile:
         with _locked(self.path):
             try:
                 self._connection = _open(self.path)
-            except _UnusableFile as unfit:
-                _move_aside(self.path, unfit)
+            except _UnusableFile as error:
+                _move_aside(self.path, error)
                 self._connection = _open(self.path)
             self._identity = _identity(self.path)
         return self._connection
@@ -105,7 +105,7 @@ class LogFile:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """A connection to a checked file with the table. Raises _UnusableFile, NotALog, sqlite3.Error.
+    """A connection to a valid file with the table. Raises _UnusableFile, NotALog, sqlite3.Error.
 
     The check reads the whole file: about 0.1 s for 50,000 rows of 1.5 kB.
     """
@@ -129,7 +129,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA:
         raise _UnusableFile(
-            "future", f"its schema is version {version}, this foretoken knows {SCHEMA}"
+            "future", f"its schema has version {version}, this foretoken reads version {SCHEMA}"
         )
     if not version and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise NotALog(f"{path} is a database of another program; name another file")
@@ -144,8 +144,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _create(connection: sqlite3.Connection) -> None:
-    """Positions start at the time in microseconds, after those of any earlier file, so that
-    followers of the log miss no row."""
+    """Positions start at the time in microseconds, above those of any earlier file, so that readers
+    of the log miss no row."""
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(_TABLE)
@@ -154,23 +154,26 @@ def _create(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
 
 
-def _move_aside(path: Path, unfit: _UnusableFile) -> None:
-    """Renames the file with its -wal and -shm. Those go first: one left behind would be replayed
-    into the fresh file."""
-    names = [path.with_name(f"{path.name}.{unfit.label}-{n}") for n in range(1, ASIDE_MAX + 1)]
+def _move_aside(path: Path, unusable: _UnusableFile) -> None:
+    """Renames the file with its -wal and -shm. Those first: SQLite would replay a remaining -wal
+    into the new file."""
+    names = [path.with_name(f"{path.name}.{unusable.label}-{n}") for n in range(1, ASIDE_MAX + 1)]
     aside = min(names, key=lambda name: name.stat().st_ctime_ns if name.exists() else 0)
     for sidecar in (*_SIDECARS, ""):
         Path(f"{aside}{sidecar}").unlink(missing_ok=True)
         with suppress(FileNotFoundError):
             Path(f"{path}{sidecar}").rename(f"{aside}{sidecar}")
     log.warning(
-        "the outcome log %s is unusable (%s): moved to %s, a fresh one is begun", path, unfit, aside
+        "the outcome log %s is unusable (%s): moved it to %s and started a new one",
+        path,
+        unusable,
+        aside,
     )
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Excludes other processes that open or replace the file. Raises OSError."""
+    """Holds the lock file. Raises OSError."""
     with Path(f"{path}.lock").open("a") as file:
         until = time.monotonic() + BUSY_S
         while True:
@@ -179,13 +182,13 @@ def _locked(path: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise TimeoutError(f"another process has held {file.name} too long") from None
+                    raise TimeoutError(f"another process holds {file.name}") from None
                 time.sleep(0.01)
         yield
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """The identity of the file at the path. By stat alone: opening and closing it would drop
+    """Device and inode of the file at the path, by stat: opening and closing the file would release
     SQLite's locks."""
     try:
         found = path.stat()

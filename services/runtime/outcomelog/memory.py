@@ -6,7 +6,7 @@ from services.runtime.outcomelog.interface import Entry, Row
 
 
 class MemoryLog:
-    """Keeps the newest rows while the process lives."""
+    """Keeps the newest rows in memory."""
 
     def __init__(self, rows_max: int):
         self._rows: dict[int, Row] = {}  # by position, without gaps
@@ -14,7 +14,7 @@ class MemoryLog:
         self._rows_max = rows_max
 
     async def append(self, rows: Sequence[Row], again: bool = False) -> None:
-        if again:  # an append here cannot fail half-way: the first attempt stored them
+        if again:  # an append in memory always succeeds
             return
         for row in rows:
             self._rows[self._next] = row

@@ -1,4 +1,4 @@
-"""Opens the outcome log that a setting names."""
+"""Opens the outcome log at a path or URL."""
 
 from collections.abc import Callable
 
@@ -10,12 +10,10 @@ STREAM = "foretoken:outcomes"
 
 
 def open_log(where: str, rows_max: int, stream: str = STREAM) -> OutcomeLog:
-    """`redis://…` or `rediss://…`: `stream` on that Redis; empty: in memory; else an SQLite file.
-
-    Raises ValueError, with a sentence for the user, if no log can be opened there.
-    """
+    """Opens the log: empty in memory, `redis://…` or `rediss://…` as a Redis stream, else an SQLite
+    file. Raises ValueError."""
     if rows_max < 1:
-        raise ValueError(f"an outcome log keeps at least 1 row, not {rows_max}")
+        raise ValueError(f"log.rows_max must be at least 1, got {rows_max}")
     if not where:
         return MemoryLog(rows_max)
     scheme, separator, _ = where.partition("://")
@@ -23,12 +21,14 @@ def open_log(where: str, rows_max: int, stream: str = STREAM) -> OutcomeLog:
         return SqliteLog.open(where, rows_max)
     if scheme not in _SCHEMES:
         known = ", ".join(f"{name}://" for name in _SCHEMES)
-        raise ValueError(f"an outcome log is a file, or at {known}; {scheme}:// is not known")
+        raise ValueError(
+            f"log.path (the outcome log) must be a file or start with {known}, got {scheme}://"
+        )
     return _SCHEMES[scheme](where, stream, rows_max)
 
 
 def _redis(url: str, stream: str, rows_max: int) -> OutcomeLog:
-    from services.runtime.outcomelog.stream import RedisLog  # takes 0.15 s, only with Redis
+    from services.runtime.outcomelog.stream import RedisLog  # takes 0.15 s
 
     return RedisLog(url, stream, rows_max)
 

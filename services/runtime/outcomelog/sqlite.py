@@ -14,7 +14,7 @@ from services.runtime.outcomelog.logfile import LogFile, NotALog
 
 T = TypeVar("T")
 
-_SPARE = 16  # a sixteenth above the bound may be stored, so that only one append in many trims
+_SPARE = 16  # up to a sixteenth more rows than the bound are stored, so that few appends trim
 _MISTAKES = {  # errors that a retry does not fix
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
     errno.ENOENT, errno.ENAMETOOLONG,
@@ -31,26 +31,26 @@ _READ = """
 
 
 class SqliteLog:
-    """Every blocking call runs in one thread of its own, never on the event loop."""
+    """Runs every blocking call in one thread, never on the event loop."""
 
     def __init__(self, file: LogFile, rows_max: int):
         self._file = file
         self._rows_max = rows_max
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="outcome-log")
-        self._batch = 0  # number of the append; a repeated one keeps it
-        self._kept = -1  # the last committed batch; used by the thread
+        self._batch = 0  # number of the append, the same when it is repeated
+        self._committed = -1  # the last committed batch; only the thread uses it
 
     @classmethod
     def open(cls, path: Path | str, rows_max: int) -> Self:
-        """The log at `path`, created with its directory if missing; an unusable file is moved
-        aside.
+        """The log at `path`. Creates the file and its directory if missing, and moves an unusable
+        file aside.
 
         Blocks briefly. Raises ValueError if the path is not writable or the file belongs to
-        another program. A locked file or a full disk only shows at the first use.
+        another program. A locked file or a full disk is reported by the first use.
         """
         file = LogFile(Path(path))
         try:
-            file.run(_nothing)
+            file.run(lambda _: None)
         except LogUnavailable as error:
             if _is_mistake(error.__cause__):
                 raise ValueError(
@@ -74,9 +74,9 @@ class SqliteLog:
         return await loop.run_in_executor(self._thread, self._file.run, work)
 
     def _append(self, batch: int, rows: Sequence[Row], connection: sqlite3.Connection) -> None:
-        """One transaction. Positions have no gaps, so the first and last tell the number of
+        """One transaction. Positions have no gaps, so the first and the last give the number of
         rows."""
-        if batch == self._kept:
+        if batch == self._committed:
             return
         with connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -84,15 +84,11 @@ class SqliteLog:
             oldest, newest = connection.execute(_ENDS).fetchone()
             if newest - oldest >= self._rows_max + self._rows_max // _SPARE:
                 connection.execute(_TRIM, (newest - self._rows_max,))
-        self._kept = batch
+        self._committed = batch
 
     def _read(self, after: int, limit: int, connection: sqlite3.Connection) -> list[Entry]:
         found = connection.execute(_READ, (after, self._rows_max, limit)).fetchall()
         return [Entry(f"{position:020d}", Row(*row)) for position, *row in found]
-
-
-def _nothing(connection: sqlite3.Connection) -> None:
-    """Opens the file."""
 
 
 def _is_mistake(cause: BaseException | None) -> bool:

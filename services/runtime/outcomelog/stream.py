@@ -20,11 +20,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Fields = dict[bytes, bytes] | None
 
-CONNECT_S = 1.0  # Redis is in the same network; longer means that it is gone
-ANSWER_S = 4.0  # bounds a whole call: name lookup, connecting, a few MiB, and one repetition
-WRITER_S = 7 * 86_400  # how long a batch may be repeated without being stored twice
-# Atomic: the rows are stored together with the number of their batch, so that a repetition is
-# recognized.
+CONNECT_TIMEOUT_S = 1.0  # Redis is in the same network
+CALL_TIMEOUT_S = 4.0  # of a whole call: name lookup, connecting, a few MiB, and one retry
+WRITER_TTL_S = 7 * 86_400  # for how long a repeated batch is recognized
+# Stores the rows and the number of their batch atomically, so that a repeated batch is recognized.
 _APPEND = """
 if redis.call('GET', KEYS[2]) == ARGV[1] then return 0 end
 for i = 4, #ARGV, 3 do
@@ -39,9 +38,9 @@ return 1
 class RedisLog:
     """One stream, trimmed by Redis to approximately `rows_max` entries.
 
-    A Redis user needs EVAL, XADD, XRANGE, GET and SET on `<stream>` and `{<stream>}:writer:*`.
-    Connections are made on demand: a lost Redis is LogUnavailable within ANSWER_S, and a returned
-    one works at once. The password appears in no message.
+    The Redis user needs EVAL, XADD, XRANGE, GET and SET on `<stream>` and `{<stream>}:writer:*`.
+    Connects on demand: without Redis, calls raise LogUnavailable within CALL_TIMEOUT_S, and they
+    succeed as soon as Redis is back. No message contains the password.
     """
 
     def __init__(self, url: str, stream: str, rows_max: int):
@@ -50,20 +49,20 @@ class RedisLog:
         self._name = f"the outcome log {stream} on {address}"
         self._stream = stream
         self._rows_max = rows_max
-        # In a cluster both keys must be on one node: braces mark the hashed part.
+        # The braces mark the hashed part of a key: in a cluster both keys must be on one node.
         self._writer = f"{{{stream}}}:writer:{secrets.token_hex(8)}"
-        self._batch = 0  # number of the append; a repeated one keeps it
-        self._foreign_said = False
+        self._batch = 0  # number of the append, the same when it is repeated
+        self._foreign_logged = False
 
     async def append(self, rows: Sequence[Row], again: bool = False) -> None:
         self._batch += not again
         flat = [value for row in rows for value in (row.kind, row.version, row.payload)]
         keys = (self._stream, self._writer)
-        arguments = (self._batch, self._rows_max, WRITER_S, *flat)
+        arguments = (self._batch, self._rows_max, WRITER_TTL_S, *flat)
         await self._ask(self._redis.eval(_APPEND, len(keys), *keys, *cast(Any, arguments)))
 
     async def read(self, after: str, limit: int) -> list[Entry]:
-        """Foreign entries are skipped; it reads on until the page is full or the stream ends."""
+        """Skips entries of other programs, and reads until the page is full or the stream ends."""
         entries: list[Entry] = []
         while (wanted := limit - len(entries)) > 0:
             found = await self._range(after, wanted)
@@ -84,10 +83,12 @@ class RedisLog:
 
     async def _ask(self, command: Awaitable[T]) -> T:
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(CALL_TIMEOUT_S):
                 return await command
         except TimeoutError as error:
-            raise LogUnavailable(f"{self._name} gave no answer within {ANSWER_S:g} s") from error
+            raise LogUnavailable(
+                f"{self._name} did not answer within {CALL_TIMEOUT_S:g} s"
+            ) from error
         except (RedisError, OSError) as error:
             raise LogUnavailable(f"{self._name} cannot be used: {error}") from error
 
@@ -96,16 +97,16 @@ class RedisLog:
             assert fields is not None
             row = Row(fields[b"kind"].decode(), int(fields[b"version"]), fields[b"payload"])
         except (AssertionError, KeyError, ValueError):
-            self._say_foreign(stream_id)
+            self._log_foreign(stream_id)
             return None
         return Entry(_position(stream_id), row)
 
-    def _say_foreign(self, stream_id: bytes) -> None:
-        if not self._foreign_said:
-            self._foreign_said = True
+    def _log_foreign(self, stream_id: bytes) -> None:
+        if not self._foreign_logged:
+            self._foreign_logged = True
             log.warning(
-                "%s holds entries that are no outcomes, the first at %s: they are ignored; "
-                "does another program write to this stream?",
+                "%s contains entries that are not outcomes, the first at %s: they are ignored; "
+                "check whether another program writes to this stream",
                 self._name,
                 stream_id.decode(),
             )
@@ -116,14 +117,14 @@ def _client(url: str) -> tuple[Redis, str]:
     try:
         client = Redis.from_url(
             url,
-            socket_connect_timeout=CONNECT_S,
-            retry=Retry(NoBackoff(), 1),  # a connection that died while idle is not an outage
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 1),  # a connection lost while idle is not an outage
         )
         pool = client.connection_pool
-        # ANSWER_S bounds the calls. With its own timeout the client writes under asyncio.wait_for,
-        # which may lose a cancellation before Python 3.12.
+        # CALL_TIMEOUT_S bounds the calls. With socket_timeout the client would write under
+        # asyncio.wait_for, which may lose a cancellation before Python 3.12.
         pool.connection_kwargs["socket_timeout"] = None
-        # Never connected; created because it refuses unknown options.
+        # Not connected; creating it raises TypeError for unknown options.
         connection = cast(Connection, pool.connection_class(**pool.connection_kwargs))
         connection.host.encode("idna")
         return (
@@ -131,16 +132,15 @@ def _client(url: str) -> tuple[Redis, str]:
             f"{urlsplit(url).scheme}://{connection.host}:{connection.port}/{connection.db}",
         )
     except (ValueError, TypeError, AttributeError):
-        # The original error may quote the URL with the password.
+        # Without the cause, which may contain the URL with the password.
         raise ValueError(
-            "the outcome log's Redis URL is not of the form "
-            "redis[s]://[user:password@]host[:port][/database]; "
-            "characters like / # ? @ in a password are written %2F %23 %3F %40"
+            "log.path is not of the form redis[s]://[user:password@]host[:port][/database]; "
+            "encode / # ? @ in a password as %2F %23 %3F %40"
         ) from None
 
 
 def _position(stream_id: bytes) -> str:
-    """`milliseconds-sequence` with leading zeros, which orders as a string."""
+    """`milliseconds-sequence` with leading zeros, so that it sorts as a string."""
     milliseconds, _, sequence = stream_id.decode().partition("-")
     return f"{int(milliseconds):020d}-{int(sequence):020d}"
 

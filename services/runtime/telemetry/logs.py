@@ -15,11 +15,11 @@ class LoggingConfig(Settings):
     section: ClassVar[str] = "logging"
 
     format: LineFormat = "text"  # or json: one object per line
-    # A repeated warning is logged once per this time, with its count.
+    # The interval between summaries of a repeated warning.
     repeat_s: float = Field(default=REPEAT_S, gt=0)
 
 
-def log_as(service: str, level: str, overrides: Mapping[str, str] | None = None) -> None:
+def configure_logging(service: str, level: str, overrides: Mapping[str, str] | None = None) -> None:
     """Configures this process's logging. Raises ConfigError."""
     config = load(LoggingConfig, overrides)
     set_up_logging(service, level, config.format, config.repeat_s)

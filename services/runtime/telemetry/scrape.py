@@ -1,5 +1,4 @@
-"""Exposes a process's metrics: over gRPC on every server, and over HTTP on a port of its own if
-configured."""
+"""Exposes the metrics of a process: over gRPC on every server, and over HTTP if configured."""
 
 import asyncio
 import logging
@@ -14,11 +13,11 @@ from services.runtime.config import ConfigError
 log = logging.getLogger(__name__)
 
 TELEMETRY = "foretoken.v1.Telemetry"
-READ_S = 10.0  # to receive a request, and to send its answer
+REQUEST_TIMEOUT_S = 10.0  # to receive a request and send its response
 
 
 class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
-    """Serves the metrics of `parts`. Gauges are read on the event loop that serves."""
+    """Serves the metrics of `parts`, read on the event loop."""
 
     def __init__(self, parts: Sequence[Part]):
         self._parts = parts
@@ -31,13 +30,10 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
 
 @asynccontextmanager
 async def metrics_over_http(host: str, port: int, parts: Sequence[Part]) -> AsyncIterator[int]:
-    """Serves `GET /metrics` during the block, on this event loop; yields the port, which is chosen
-    for 0.
-
-    Raises ConfigError if it cannot listen.
-    """
+    """Serves `GET /metrics` during the block, on this event loop. Yields the port; `port` 0 chooses
+    a free one. Raises ConfigError if it cannot listen."""
     try:
-        server = await asyncio.start_server(_answering(lambda: expose(parts)), host, port)
+        server = await asyncio.start_server(_handler(lambda: expose(parts)), host, port)
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"cannot listen on {host}:{port} for metrics: {reason}") from None
@@ -47,15 +43,15 @@ async def metrics_over_http(host: str, port: int, parts: Sequence[Part]) -> Asyn
         server.close()
 
 
-Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
-def _answering(render: Callable[[], str]) -> Answer:
-    """One request per connection: scrapes are seconds apart."""
+def _handler(render: Callable[[], str]) -> Handler:
+    """Handles one request per connection: scrapes are seconds apart."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(READ_S):
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(_response(head, render))
                 await writer.drain()
@@ -64,15 +60,15 @@ def _answering(render: Callable[[], str]) -> Answer:
         finally:
             writer.close()
 
-    return answer
+    return handle
 
 
 def _response(head: bytes, render: Callable[[], str]) -> bytes:
     method, path, *_ = [*head.split(b"\r\n", 1)[0].split(b" "), b"", b""]
     if path.partition(b"?")[0] != b"/metrics":
-        return _encode("404 Not Found", "only /metrics is here\n")
+        return _encode("404 Not Found", "not found; use GET /metrics\n")
     if method != b"GET":
-        return _encode("405 Method Not Allowed", "only GET is answered\n", "Allow: GET\r\n")
+        return _encode("405 Method Not Allowed", "method not allowed; use GET\n", "Allow: GET\r\n")
     return _encode("200 OK", render())
 
 

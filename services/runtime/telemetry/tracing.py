@@ -13,14 +13,13 @@ import grpc
 from grpc import aio
 from pydantic import Field
 
-from observability.logs import about
-from observability.tracing import ExporterConfig, Spans, Tracing
-from observability.tracing_setup import open_tracing
+from observability.logs import add_log_context
+from observability.tracing import OFF, Spans, Tracing
 from services.runtime.config import Settings, load
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 
-_calling: ContextVar[str] = ContextVar("calling", default="")
+_traceparent: ContextVar[str] = ContextVar("traceparent", default="")  # of the call being served
 
 Call = Callable[[Any, Any], Awaitable[Any]]
 
@@ -32,51 +31,44 @@ class TracingConfig(Settings):
 
     # OTLP collector over gRPC: host:port, http://host:port or https://host:port. Empty: off.
     endpoint: str = ""
-    # Share of the requests without a sampling decision of their client; others keep theirs (W3C
-    # Trace Context).
+    # Sampled share of the requests that arrive without a sampling decision (W3C Trace Context).
     sample: float = Field(default=1.0, ge=0, le=1)
-    # False: the share applies to all requests, and a client's flag has no effect; its trace id
-    # stays.
+    # False: the share applies to all requests, and a client's sampling flag has no effect; its
+    # trace id is kept.
     trust_clients: bool = True
-    # Spans waiting to be sent, about 2 kB each; the oldest are dropped above. A request makes about
-    # ten.
+    # Queued spans, about 2 kB each, ten per request. A full queue drops the oldest.
     queue_spans: int = Field(default=4_096, ge=1)
-    delay_s: float = Field(default=2.0, gt=0)  # that a span waits for others to be sent together
-    timeout_s: float = Field(default=5.0, gt=0)  # for one export with retries; then it is dropped
-    metrics_interval_s: float = Field(default=15.0, gt=0)  # of gen_ai.server.* metrics
+    delay_s: float = Field(default=2.0, gt=0)  # the longest wait of a span for others in its batch
+    timeout_s: float = Field(default=5.0, gt=0)  # of one export with retries; then it is dropped
+    metrics_interval_s: float = Field(default=15.0, gt=0)  # between exports of gen_ai.server.*
 
     def open(self) -> Tracing:
-        return open_tracing(
-            ExporterConfig(
-                self.endpoint,
-                self.sample,
-                self.queue_spans,
-                self.delay_s,
-                self.timeout_s,
-                self.metrics_interval_s,
-                self.trust_clients,
-            )
-        )
+        """OFF without an endpoint. The collector need not be reachable yet."""
+        if not self.endpoint:
+            return OFF
+        from observability.otel import OtelTracing  # imports OpenTelemetry
+
+        return OtelTracing(**dict(self))
 
 
-def tracing_of(overrides: Mapping[str, str] | None = None) -> Tracing:
-    """The process's tracing. Raises ConfigError. The caller closes it."""
+def open_tracing(overrides: Mapping[str, str] | None = None) -> Tracing:
+    """Tracing as configured, which the caller closes. Raises ConfigError."""
     return load(TracingConfig, overrides).open()
 
 
-def outgoing() -> tuple[tuple[str, str], ...]:
-    """Metadata for calls to other services on behalf of the call that this task serves."""
-    calling = _calling.get()
-    return ((TRACEPARENT, calling),) if calling else ()
+def trace_metadata() -> tuple[tuple[str, str], ...]:
+    """Metadata that continues the trace of the call that this task serves in another service."""
+    traceparent = _traceparent.get()
+    return ((TRACEPARENT, traceparent),) if traceparent else ()
 
 
 def interceptors(spans: Spans) -> Sequence[aio.ServerInterceptor]:
-    """The server interceptors for tracing; none while it is off."""
+    """The server interceptors of tracing; none while it is off."""
     return (TracedCalls(spans),) if spans.on else ()
 
 
 class TracedCalls(aio.ServerInterceptor):
-    """A span for each unary call with a trace context. Calls without one, such as polls and health
+    """Records a span for each unary call with a trace context. Calls without one, such as health
     checks, cost one metadata lookup."""
 
     def __init__(self, spans: Spans):
@@ -98,10 +90,12 @@ class TracedCalls(aio.ServerInterceptor):
     def _traced(self, inner: Call, method: str, parent: str) -> Call:
         async def call(request: Any, context: Any) -> Any:
             attributes = {"rpc.system": "grpc", "rpc.method": method}
-            known = {TRACEPARENT: parent}  # possibly of a client: sampled like a client's
-            span = self._spans.take_in(method.strip("/"), known, time.monotonic(), attributes)
-            _calling.set(span.traceparent)
-            about(trace_id=span.trace_id)
+            carrier = {TRACEPARENT: parent}  # a client may have sent it
+            span = self._spans.begin_request(
+                method.strip("/"), carrier, time.monotonic(), attributes
+            )
+            _traceparent.set(span.traceparent)
+            add_log_context(trace_id=span.trace_id)
             try:
                 return await inner(request, context)
             except BaseException as error:

@@ -8,7 +8,7 @@ from services.core import Grant, HeldRequest, Pause, Report, Request, StaticBatc
 from services.costs import CostModel
 from services.forecast import Forecast, Ints
 from services.policies.decision import WorkerDecision
-from services.runtime.prefix import MOST_TOLD
+from services.runtime.prefix import MAX_REPORTED_PREFIXES
 
 
 @dataclass(slots=True, eq=False)
@@ -72,10 +72,10 @@ class PrefixIndex:
         self._sorted: Ints | None = np.zeros(0, np.int64)
 
     def update(self, report: Report) -> None:
-        """O(changes). Hashes beyond MOST_TOLD, which no worker sends, are ignored."""
+        """O(changes). Hashes beyond MAX_REPORTED_PREFIXES, which no worker sends, are ignored."""
         if report.prefixes_added or report.prefixes_gone:
             self._hashes.difference_update(report.prefixes_gone)
-            room = max(0, MOST_TOLD - len(self._hashes))
+            room = max(0, MAX_REPORTED_PREFIXES - len(self._hashes))
             self._hashes.update(report.prefixes_added[:room])
             self._sorted = None
 

@@ -8,8 +8,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from observability.metrics import scheduler as catalogue
-from observability.metrics.instruments import Instruments
-from observability.metrics.names import BoundedLabels
+from observability.metrics.instruments import BoundedLabels, Instruments
 from services.core import RejectReason
 from services.forecast import Ints
 from services.policies.decision import WaitReason

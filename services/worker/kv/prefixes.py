@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from services.runtime.prefix import MOST_NEWS, MOST_TOLD, hash_of
+from services.runtime.prefix import MAX_PREFIX_CHANGES, MAX_REPORTED_PREFIXES, hash_of
 
 
 class CachedPrefixes:
@@ -48,12 +48,14 @@ class CachedPrefixes:
             self._gone[name] = None
 
     def pop_changes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Returns the hashes added and removed since the last call, at most MOST_NEWS each.
+        """Returns hashes added and removed since the last call, at most MAX_PREFIX_CHANGES each.
 
-        At most MOST_TOLD published blocks are known to the scheduler at a time."""
-        gone = _pop_first(self._gone, MOST_NEWS)
+        At most MAX_REPORTED_PREFIXES published blocks are known to the scheduler at a time."""
+        gone = _pop_first(self._gone, MAX_PREFIX_CHANGES)
         self._reported -= len(gone)
-        added = _pop_first(self._added, min(MOST_NEWS, MOST_TOLD - self._reported))
+        added = _pop_first(
+            self._added, min(MAX_PREFIX_CHANGES, MAX_REPORTED_PREFIXES - self._reported)
+        )
         self._reported += len(added)
         return added, gone
 

@@ -18,7 +18,7 @@ from threading import Thread
 import numpy as np
 import transformers
 
-from services.runtime.telemetry.logs import log_as
+from services.runtime.telemetry.logs import configure_logging
 from services.worker.config import EngineConfig
 from services.worker.engine.ranks import SwapperInterface, rank_device
 from services.worker.engine.step import Engine
@@ -132,7 +132,7 @@ def exit_with(control: Connection) -> None:
 def main() -> None:
     control = Connection(int(sys.argv[1]))
     Thread(target=exit_with, args=(control,), daemon=True).start()
-    log_as("worker", "ERROR")  # rank 0 logs everything below
+    configure_logging("worker", "ERROR")  # rank 0 logs everything below
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:

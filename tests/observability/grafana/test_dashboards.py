@@ -1,4 +1,4 @@
-"""The committed dashboards: what the code makes, what Grafana takes, and made with care."""
+"""The committed dashboards: generated from code, valid for Grafana, and complete."""
 
 import json
 from typing import Any
@@ -9,14 +9,14 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from observability.grafana import build
-from observability.grafana.board import CHOICES
+from observability.grafana.board import VARIABLES
 from observability.metrics.catalogue import CATALOGUE
 from observability.prometheus.promql import labels_of
-from tests.observability.grafana.typed import flaws
-from tests.observability.prometheus.queries import VARIABLE, dashboards, of_panels, panels
+from tests.observability.grafana.typed import type_errors
+from tests.observability.prometheus.queries import VARIABLE, dashboards, panel_queries, panels
 
 NAMES = ["forecasts.json", "memory.json", "scheduling.json", "sla.json", "workers.json"]
-GRAFANAS_OWN = {"$__rate_interval", "$__range"}
+GRAFANA_VARIABLES = {"$__rate_interval", "$__range"}
 
 register_default_plugins()
 
@@ -33,31 +33,31 @@ def board(request: pytest.FixtureRequest) -> dict[str, Any]:
     return dashboards()[request.param]
 
 
-def back(board: dict[str, Any]) -> Any:
-    """Through the typed models and out again."""
+def round_trip(board: dict[str, Any]) -> Any:
+    """The board, decoded into Grafana's models and encoded again."""
     return json.loads(JSONEncoder().encode(Dashboard.from_json(board)))
 
 
-def kept(ours: object, theirs: object) -> bool:
-    """Is all of ours in theirs, at most with defaults beside it?"""
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        return all(key in theirs and kept(part, theirs[key]) for key, part in ours.items())
-    if isinstance(ours, list) and isinstance(theirs, list):
-        return len(ours) == len(theirs) and all(map(kept, ours, theirs))
-    return ours == theirs
+def is_contained(value: object, other: object) -> bool:
+    """Whether `other` equals `value`, apart from additional keys."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        return all(key in other and is_contained(part, other[key]) for key, part in value.items())
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(is_contained, value, other))
+    return value == other
 
 
 def test_dashboards_fit_grafana_s_models(board: dict[str, Any]):
-    assert kept(board, back(board))
-    assert list(flaws(Dashboard.from_json(board))) == []
+    assert is_contained(board, round_trip(board))
+    assert list(type_errors(Dashboard.from_json(board))) == []
 
 
 def test_model_check_detects_a_mistake(board: dict[str, Any]):
     panel = panels(board)[0]
     panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0]["value"] = "none"
-    assert any("steps[0].value" in flaw for flaw in flaws(Dashboard.from_json(board)))
+    assert any("steps[0].value" in error for error in type_errors(Dashboard.from_json(board)))
     panel["fieldConfig"]["defaults"]["treshold"] = {}
-    assert not kept(board, back(board))
+    assert not is_contained(board, round_trip(board))
 
 
 def test_every_panel_has_description_unit_and_thresholds(board: dict[str, Any]):
@@ -89,26 +89,26 @@ def test_panels_are_unique_and_do_not_overlap(board: dict[str, Any]):
 
 def test_dashboards_have_the_four_variables(board: dict[str, Any]):
     chosen = board["templating"]["list"]
-    assert [each["name"] for each in chosen] == ["source", *(name for name, _, _ in CHOICES)]
+    assert [each["name"] for each in chosen] == ["source", *(name for name, _, _ in VARIABLES)]
     assert {panel["datasource"]["uid"] for panel in panels(board)} == {"${source}"}
     assert chosen[0]["query"] == "prometheus"
 
 
 def test_queries_use_catalogued_names_and_known_variables():
-    known = GRAFANAS_OWN | {f"${name}" for name, _, _ in CHOICES}
-    for asked in of_panels():
-        assert asked.metrics(), asked.where  # KeyError for a metric that is not catalogued
-        assert set(VARIABLE.findall(asked.expr)) <= known, asked.where
+    known = GRAFANA_VARIABLES | {f"${name}" for name, _, _ in VARIABLES}
+    for query in panel_queries():
+        assert query.metrics(), query.where  # KeyError for a metric that is not catalogued
+        assert set(VARIABLE.findall(query.expr)) <= known, query.where
 
 
 def test_queries_filter_by_variables():
-    for asked in of_panels():
-        for metric in asked.metrics():
-            if metric.family in asked.expr and "class" in labels_of(metric):
-                assert '$class"' in asked.expr, asked.where
+    for query in panel_queries():
+        for metric in query.metrics():
+            if metric.family in query.expr and "class" in labels_of(metric):
+                assert '$class"' in query.expr, query.where
 
 
 def test_every_metric_has_a_panel():
-    shown = {metric for asked in of_panels() for metric in asked.metrics()}
+    shown = {metric for query in panel_queries() for metric in query.metrics()}
     hidden = {m.name for metrics in CATALOGUE.values() for m in metrics} - {m.name for m in shown}
     assert hidden == set()

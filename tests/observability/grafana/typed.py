@@ -1,8 +1,7 @@
-"""Is a value what its model's annotations say? Grafana's SDK decodes without looking.
+"""Checks decoded Grafana models against their type annotations, which Grafana's SDK does not do.
 
-Its models are generated from the schema that Grafana publishes, so this is that schema's check of
-names, required parts and types: whatever a model does not know is lost on the way back, and
-whatever it knows must have the annotated type.
+The models are generated from Grafana's schema, so this checks names, required parts and types:
+encoding a model drops unknown names, and known ones must have the annotated type.
 """
 
 import enum
@@ -13,8 +12,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 PACKAGE = "grafana_foundation_sdk.models"
 
 
-def flaws(value: object, where: str = "$") -> Iterator[str]:
-    """What is wrong in a decoded model and everything beneath it; nothing where all is right."""
+def type_errors(value: object, where: str = "$") -> Iterator[str]:
+    """The type errors of a decoded model and of all its parts."""
     for name, hint in get_type_hints(type(value)).items():
         part = getattr(value, name)
         here = f"{where}.{name}"
@@ -28,7 +27,7 @@ def _beneath(part: object, here: str) -> Iterator[str]:
         for number, item in enumerate(part):
             yield from _beneath(item, f"{here}[{number}]")
     elif type(part).__module__.startswith(PACKAGE) and not isinstance(part, enum.Enum):
-        yield from flaws(part, here)
+        yield from type_errors(part, here)
 
 
 def _fits(value: object, hint: Any) -> bool:

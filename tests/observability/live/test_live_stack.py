@@ -1,4 +1,4 @@
-"""A real Prometheus over a real, loaded system: what is counted is what is asked about."""
+"""A real Prometheus over a loaded system: metrics, labels and queries match what is exposed."""
 
 import asyncio
 import urllib.request
@@ -14,45 +14,48 @@ from tests.live import Live, serving
 from tests.observability.live.load import ARGUMENTS, load
 from tests.observability.prometheus.checks import (
     ALL,
-    choices_without_values,
-    complaints,
     every_query,
-    labelled,
+    failing_rules,
+    label_samples,
     mistyped,
-    quiet,
+    uncounted,
+    variables_without_values,
     without_data,
 )
 from tests.observability.prometheus.driver import Prometheus, scraping
 from tests.observability.prometheus.emitted import values
-from tests.observability.prometheus.queries import Asked
+from tests.observability.prometheus.queries import Query
 
 LOADED_S = 20.0
 pytestmark = pytest.mark.slow
 
-# What this load does not make happen, and why.
+# Metrics that this load does not change, by reason.
 STATIC_BATCHES: set[Metric] = {
     estimator.BATCHES, estimator.BATCH_ERROR, worker.PADDING, worker.PADDING_LEFT_OUT,
     worker.INVALID,
 }  # fmt: skip
 OVERLAP: set[Metric] = {worker.STRAY}  # a step ahead is computed on a GPU
-FAULTS: set[Metric] = {  # nothing is lost, nothing breaks
+FAULTS: set[Metric] = {  # no process is lost, and no queue overflows
     gateway.RESUBMISSIONS, gateway.ANNOUNCEMENTS, scheduler.WORKERS_LOST, scheduler.ADVICE_DROPPED,
     predictor.FALLBACKS, predictor.UNREAD_DROPPED, predictor.IMPROVED_DROPPED,
     predictor.PENDING_DROPPED, predictor.LOG_DROPPED, predictor.LOG_UNREADABLE,
     predictor.LOG_FROM_FUTURE,
 }  # fmt: skip
-NO_BATCHER: set[Metric] = {*batcher.ALL, scheduler.ARRANGED}  # all in one process has none
+NO_BATCHER: set[Metric] = {
+    *batcher.ALL,
+    scheduler.ARRANGED,
+}  # an embedded system has no separate batcher
 EXCUSED = STATIC_BATCHES | OVERLAP | FAULTS
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A system after its load, and the Prometheus that has watched."""
+    """A system after its load, and the Prometheus that scraped it."""
 
     live: Live
     prometheus: Prometheus
-    counted: set[Metric]  # that its processes have
-    excused: set[Metric]  # that need not have happened
+    exposed: set[Metric]  # by its processes
+    excused: set[Metric]  # that the load need not change
 
 
 @pytest.fixture(scope="module", params=["embedded", "separate"])
@@ -68,17 +71,17 @@ def loaded(
         scraping(prometheus_program, urlsplit(live.http).netloc, folder) as prometheus,
     ):
         excused = EXCUSED if separate else EXCUSED | NO_BATCHER
-        asked = answerable(excused)
+        queries = answerable(excused)
 
         def has_all() -> bool:
-            return quiet(exposition(live)) <= excused and not without_data(prometheus, asked)
+            return uncounted(exposition(live)) <= excused and not without_data(prometheus, queries)
 
         asyncio.run(load(live, LOADED_S, has_all))
         yield Loaded(live, prometheus, ALL if separate else ALL - set(batcher.ALL), excused)
 
 
-def answerable(excused: set[Metric]) -> list[Asked]:
-    """Every query but those about what is excused."""
+def answerable(excused: set[Metric]) -> list[Query]:
+    """All queries without excused metrics."""
     return [each for each in every_query() if not each.metrics() & excused]
 
 
@@ -88,11 +91,11 @@ def exposition(live: Live) -> str:
 
 
 def test_live_stack_exports_every_metric_with_its_type(loaded: Loaded):
-    assert mistyped(loaded.prometheus, loaded.counted) == {}
+    assert mistyped(loaded.prometheus, loaded.exposed) == {}
 
 
 def test_live_load_changes_every_metric_except_listed_ones(loaded: Loaded):
-    silent = quiet(exposition(loaded.live))
+    silent = uncounted(exposition(loaded.live))
     assert {metric.name for metric in silent - loaded.excused} == set()
 
 
@@ -104,15 +107,15 @@ def test_live_labels_have_known_values(loaded: Loaded):
     known = values()
     unknown = {
         (metric.name, label, value)
-        for metric, label, value in labelled(exposition(loaded.live))
+        for metric, label, value in label_samples(exposition(loaded.live))
         if value not in known[metric, label]
     }
     assert unknown == set()
 
 
 def test_live_rules_and_variables_have_values(loaded: Loaded):
-    assert complaints(loaded.prometheus) == []
-    assert choices_without_values(loaded.prometheus) == []
+    assert failing_rules(loaded.prometheus) == []
+    assert variables_without_values(loaded.prometheus) == []
 
 
 def test_live_families_are_unique_without_created_series(loaded: Loaded):

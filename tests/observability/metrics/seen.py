@@ -1,4 +1,4 @@
-"""What a scrape of a registry says, beside what the catalogue says it should."""
+"""Compares the families of a registry with the catalogue."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from observability.metrics.metric import Kind, Metric
 
 
 def unseen(registry: CollectorRegistry, metrics: Iterable[Metric]) -> list[str]:
-    """Families of which there is no type, another type, or no sample."""
+    """Catalogued families without a sample, or with a missing or different type."""
     lines = generate_latest(registry).decode().splitlines()
     types = {line for line in lines if line.startswith("# TYPE ")}
     sampled = {line.partition("{")[0].partition(" ")[0] for line in lines}
@@ -21,8 +21,8 @@ def unseen(registry: CollectorRegistry, metrics: Iterable[Metric]) -> list[str]:
 
 
 def uncatalogued(registry: CollectorRegistry, metrics: Iterable[Metric]) -> set[str]:
-    """Families that are not catalogued, without those that the library adds."""
+    """Exposed families that are not catalogued, without `_created` series."""
     lines = generate_latest(registry).decode().splitlines()
-    reported = {line.split()[2] for line in lines if line.startswith("# TYPE ")}
+    exposed = {line.split()[2] for line in lines if line.startswith("# TYPE ")}
     known = {metric.family for metric in metrics}
-    return {name for name in reported - known if not name.endswith("_created")}
+    return {name for name in exposed - known if not name.endswith("_created")}

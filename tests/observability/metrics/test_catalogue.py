@@ -1,4 +1,4 @@
-"""The catalogue: what holds for every metric, and the page that is made of it."""
+"""The catalogue: rules for all metrics, and the generated reference page."""
 
 import re
 from collections import Counter

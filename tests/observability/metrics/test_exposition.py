@@ -1,4 +1,4 @@
-"""What one process tells and several together, as Prometheus' own parser reads it."""
+"""The exposition of one process and of several, read by Prometheus' parser."""
 
 from collections.abc import Mapping
 from itertools import groupby
@@ -16,11 +16,11 @@ from observability.metrics.instruments import Instruments
 from observability.metrics.vllm import ALIASES
 
 Series = tuple[str, frozenset[tuple[str, str]]]
-NASTY = 'say "hi", \\ {and}=\n # HELP me\r'
+SPECIAL = 'say "hi", \\ {and}=\n # HELP me\r'
 
 
 def read(text: str) -> dict[Series, float]:
-    """Every sample, by its name and labels; none may be there twice."""
+    """All samples by name and labels. Asserts that each is there once."""
     found: dict[Series, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -31,7 +31,7 @@ def read(text: str) -> dict[Series, float]:
 
 
 def types(text: str) -> list[tuple[str, str]]:
-    """As they are told, one after the other."""
+    """Names and types in order of exposition."""
     lines = (line.split(" ") for line in text.split("\n") if line.startswith("# TYPE "))
     return [(name, kind) for _, _, name, kind in lines]
 
@@ -42,18 +42,18 @@ def named(name: str, **labels: str) -> Series:
 
 def test_exposition_has_values_and_process_labels() -> None:
     registry, other = CollectorRegistry(), CollectorRegistry()
-    Counter("a", "Counted \\ in\nlines.", ["kind"], registry=registry).labels(NASTY).inc(3)
+    Counter("a", "Counted \\ in\nlines.", ["kind"], registry=registry).labels(SPECIAL).inc(3)
     Gauge("b", "Beside.", registry=other).set(-0.5)
     Histogram("c", "Timed.", buckets=(0.1, 2), registry=registry).observe(0.5)
-    text = expose([Part(registry, {"model_name": NASTY}), Part(other)])
+    text = expose([Part(registry, {"model_name": SPECIAL}), Part(other)])
     assert read(text) == {
-        named("a_total", kind=NASTY, model_name=NASTY): 3,
+        named("a_total", kind=SPECIAL, model_name=SPECIAL): 3,
         named("b"): -0.5,
-        named("c_bucket", le="0.1", model_name=NASTY): 0,
-        named("c_bucket", le="2.0", model_name=NASTY): 1,
-        named("c_bucket", le="+Inf", model_name=NASTY): 1,
-        named("c_count", model_name=NASTY): 1,
-        named("c_sum", model_name=NASTY): 0.5,
+        named("c_bucket", le="0.1", model_name=SPECIAL): 0,
+        named("c_bucket", le="2.0", model_name=SPECIAL): 1,
+        named("c_bucket", le="+Inf", model_name=SPECIAL): 1,
+        named("c_count", model_name=SPECIAL): 1,
+        named("c_sum", model_name=SPECIAL): 0.5,
     }
     assert types(text) == [("a_total", "counter"), ("c", "histogram"), ("b", "gauge")]
     assert "# HELP a_total Counted \\\\ in\\nlines.\n" in text
@@ -69,13 +69,13 @@ def test_series_label_overrides_the_process_label() -> None:
 
 def test_equal_families_share_their_header() -> None:
     one, two = CollectorRegistry(), CollectorRegistry()
-    Counter("a", "As one says.", registry=one).inc(1)
+    Counter("a", "Of one process.", registry=one).inc(1)
     Gauge("z", "In between.", registry=one).set(1)
-    Counter("a", "As the other says.", registry=two).inc(2)
+    Counter("a", "Of the other process.", registry=two).inc(2)
     parts = Part(one, {"worker": "0"}), Part(two, {"worker": "1"})
     text = merge(expose([part]) for part in parts)
     assert text == (
-        "# HELP a_total As one says.\n# TYPE a_total counter\n"
+        "# HELP a_total Of one process.\n# TYPE a_total counter\n"
         'a_total{worker="0"} 1.0\na_total{worker="1"} 2.0\n'
         '# HELP z In between.\n# TYPE z gauge\nz{worker="0"} 1.0\n'
     )
@@ -131,12 +131,12 @@ def test_vllm_aliases_are_added() -> None:
     make.lean_histogram(catalogue.TTFT).labels("batch").observe(0.3)
     make.counter(catalogue.PROMPT_TOKENS).inc(7)
     make.gauge(workers.RESTING).set(2)
-    make.gauge(schedulers.WAITING).set(9)  # vLLM has no scheduler of its own
+    make.gauge(schedulers.WAITING).set(9)  # vLLM has no such metric
     plain = expose([Part(registry, {"model_name": "m"})])
     text = with_aliases(plain, ALIASES)
-    ours, all_told = read(plain), read(text)
-    added = {series: value for series, value in all_told.items() if series not in ours}
-    assert text.startswith(plain) and {**ours, **added} == all_told
+    ours, everything = read(plain), read(text)
+    added = {series: value for series, value in everything.items() if series not in ours}
+    assert text.startswith(plain) and {**ours, **added} == everything
     assert added == {
         (f"vllm:{vllm}", labels): value
         for (name, labels), value in ours.items()

@@ -1,4 +1,4 @@
-"""Instruments of catalogued metrics: counted, or read from existing numbers at a scrape."""
+"""Instruments of catalogued metrics: counters, and readings of existing numbers."""
 
 from collections.abc import Callable
 
@@ -6,10 +6,14 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from observability.exposition import Part, expose
-from observability.metrics.instruments import Instruments
+from observability.metrics.instruments import (
+    MAX_LABEL_CHARS,
+    OTHER,
+    BoundedLabels,
+    Instruments,
+    Reading,
+)
 from observability.metrics.metric import Metric, counter, gauge, histogram
-from observability.metrics.names import MOST_CHARS, OTHER, BoundedLabels
-from observability.metrics.reading import Reading
 
 APPLES = counter("apples", "Apples eaten.")
 BY_KIND = counter("pears", "Pears eaten, by kind.", "kind")
@@ -65,7 +69,9 @@ def test_failing_reading_is_omitted_alone(
     text = expose([Part(registry)])
     assert "foretoken_apples_total 1.0" in text and "room" not in text
     assert 'foretoken_pears_total{kind="red"} 2.0' in text
-    assert [record.message for record in caplog.records] == ["foretoken_room could not be read"]
+    assert [record.message for record in caplog.records] == [
+        "metric foretoken_room cannot be read and is omitted"
+    ]
 
 
 def test_known_label_values_start_at_zero() -> None:
@@ -106,10 +112,10 @@ def test_reading_is_registered_once(metric: Metric) -> None:
         Instruments(registry).reading(metric, lambda: {})
 
 
-def test_names_keeps_the_first_values() -> None:
+def test_bounded_labels_keep_the_first_values() -> None:
     names = BoundedLabels(2)
     assert [names.label(name) for name in ("a", "b", "c", "a", "d", "b")] == [
         "a", "b", OTHER, "a", OTHER, "b",
     ]  # fmt: skip
-    assert BoundedLabels().label("x" * MOST_CHARS) == "x" * MOST_CHARS
-    assert BoundedLabels().label("x" * (MOST_CHARS + 1)) == OTHER
+    assert BoundedLabels().label("x" * MAX_LABEL_CHARS) == "x" * MAX_LABEL_CHARS
+    assert BoundedLabels().label("x" * (MAX_LABEL_CHARS + 1)) == OTHER

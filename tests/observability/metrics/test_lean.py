@@ -1,4 +1,4 @@
-"""LeanHistogram counts as the library's own does."""
+"""LeanHistogram equals the library's histogram."""
 
 import pytest
 from hypothesis import given
@@ -31,7 +31,7 @@ def test_lean_histogram_equals_the_library_s(seen: list[tuple[str, float, int]])
 
 
 def lines(registry: CollectorRegistry) -> list[tuple[str, float]]:
-    """Series and values, comments as 0, by name: one tells the sum first, the other the count."""
+    """Series and values sorted by name, because sum and count differ in order; comments have 0."""
     parted = [line.rpartition(" ") for line in expose([Part(registry)]).splitlines()]
     return sorted(
         (f"{name} {value}", 0.0) if name.startswith("#") else (name, float(value))

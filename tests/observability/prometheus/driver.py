@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes one address often, with the committed rules evaluated as often."""
+"""A real Prometheus that scrapes one address and evaluates the committed rules twice a second."""
 
 import json
 import math
@@ -26,13 +26,13 @@ EVERY = "500ms"
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A running one, asked over its HTTP API."""
+    """A running Prometheus, queried over its HTTP API."""
 
     url: str
     started_s: float
 
     def get(self, path: str, **parameters: str) -> Any:
-        """The `data` of an answer. Raises AssertionError with Prometheus' own words."""
+        """The `data` of a response. Raises AssertionError with Prometheus' message."""
         query = urllib.parse.urlencode(parameters)
         try:
             with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=30) as got:
@@ -43,7 +43,7 @@ class Prometheus:
         return answer["data"]
 
     def samples(self, expr: str) -> list[float]:
-        """Every finite value of a query since the start, a step a second."""
+        """The finite values of a query since the start, one per second."""
         data = self.get(
             "query_range",
             query=expr,
@@ -55,19 +55,18 @@ class Prometheus:
         return [value for value in values if math.isfinite(value)]
 
     def types(self) -> dict[str, str]:
-        """What each family was said to be."""
-        reported = self.get("metadata")
-        return {name: entries[0]["type"] for name, entries in reported.items()}
+        """The type of each family."""
+        return {name: entries[0]["type"] for name, entries in self.get("metadata").items()}
 
     @property
     def is_scraping(self) -> bool:
-        targets = self.get("targets")["activeTargets"]  # none before they were looked for
+        targets = self.get("targets")["activeTargets"]  # empty before the first discovery
         return [target["health"] for target in targets] == ["up"] * 2
 
 
 @contextmanager
 def scraping(program: str, target: str, folder: Path) -> Iterator[Prometheus]:
-    """Prometheus over `target` (host:port), up and having read it once; stopped afterwards."""
+    """Prometheus over `target` (host:port), after its first scrape; stopped at the end."""
     for name in build.files():
         shutil.copy(build.FOLDER / name, folder)
     port = free_port()
@@ -98,13 +97,13 @@ def scraping(program: str, target: str, folder: Path) -> Iterator[Prometheus]:
 
 
 def _configuration(target: str, own: str, rule_files: list[str]) -> dict[str, Any]:
-    """`own`, its own address, stands for a process beside, which tells nothing of foretoken's."""
+    """`own`, the address of Prometheus, is a second target, without metrics of foretoken."""
     return {
         "global": {"scrape_interval": EVERY, "evaluation_interval": EVERY},
         "rule_files": rule_files,
         "scrape_configs": [
             {"job_name": "foretoken-gateway", "static_configs": [{"targets": [target]}]},
-            {"job_name": "foretoken-beside", "static_configs": [{"targets": [own]}]},
+            {"job_name": "foretoken-other", "static_configs": [{"targets": [own]}]},
         ],
     }
 

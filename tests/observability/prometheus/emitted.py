@@ -1,7 +1,7 @@
-"""Which values each label of the catalogue's metrics has, by the services that emit them.
+"""The values of each label of the catalogue's metrics, as services emit them.
 
-Most exist from a service's start: its metrics are created and read. The rest are constants of the
-components that count them.
+Most values exist from the start of a service: its metrics are created and read. The rest are
+constants of the components that count them.
 """
 
 from collections import defaultdict
@@ -36,16 +36,16 @@ from services.worker.requests.types.limits import Limits
 
 Values = Mapping[tuple[Metric, str], frozenset[str]]
 
-# Of the deployment, whatever is counted.
-EVERYWHERE = {
+# Labels of the deployment, for all metrics.
+DEPLOYMENT = {
     "model_name": ("demo",),
     "worker": ("worker-0", "worker-1"),
     "class": (*SLA_CLASSES, OTHER),
     "preset": tuple(load_presets()),
 }
 YES_NO = ("yes", "no")
-# What first appears when it happens.
-LATER: Mapping[tuple[Metric, str], tuple[str, ...]] = {
+# Values that first appear with the event.
+EVENTS: Mapping[tuple[Metric, str], tuple[str, ...]] = {
     (gateway.FORECAST_TOLD, "covered"): YES_NO,
     (gateway.PROMISED_TTFT, "kept"): YES_NO,
     (gateway.SLA_FORESEEN, "foreseen"): ("held", "broken"),
@@ -59,7 +59,7 @@ LATER: Mapping[tuple[Metric, str], tuple[str, ...]] = {
 
 @dataclass
 class Engine:
-    """What a worker's metrics read, of one that has done nothing yet."""
+    """An idle engine, for the metrics of a worker."""
 
     state: WorkerState
     phases: PhaseClock
@@ -68,25 +68,25 @@ class Engine:
 
 @cache
 def values() -> Values:
-    """Of every label of every metric."""
-    there = _from_the_start()
+    """The values of each label of each metric."""
+    initial = _initial_values()
     found: dict[tuple[Metric, str], frozenset[str]] = {}
     for metric in (metric for metrics in CATALOGUE.values() for metric in metrics):
         for label in labels_of(metric):
-            here = there[metric.family, label] | set(LATER.get((metric, label), ()))
-            found[metric, label] = frozenset(here or EVERYWHERE[label])
+            emitted = initial[metric.family, label] | set(EVENTS.get((metric, label), ()))
+            found[metric, label] = frozenset(emitted or DEPLOYMENT[label])
     return found
 
 
-def _from_the_start() -> Mapping[tuple[str, str], set[str]]:
-    """By family and label, as freshly made services expose it."""
+def _initial_values() -> Mapping[tuple[str, str], set[str]]:
+    """The values by family and label that new services expose."""
     registry = CollectorRegistry()
     Metrics(registry, {name: each.named(name) for name, each in SLA_CLASSES.items()})
     ForecastMetrics(registry)
     SchedulerMetrics(registry).watch(SchedulerState(choose(DEFAULT)))
     PredictorMetrics(registry).set_scorecard(ScorecardSummary(1, 0.5, 0.5, 0.9, 1.0, 0.1))
     estimator = EstimatorMetrics(registry)
-    for name in EVERYWHERE["worker"]:
+    for name in DEPLOYMENT["worker"]:
         estimator.show(name, CostModel(1.0, 1.0, 1.0, 1.0), (0.1, 0.2))
     limits = Limits(4, block_tokens=4, max_batch_tokens=8, report_every_steps=1)
     WorkerMetrics(registry, Engine(WorkerState(limits), PhaseClock()))

@@ -1,4 +1,4 @@
-"""What a whole system would expose if all that is catalogued happened all the time."""
+"""An exposition in which every catalogued metric changes all the time."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ ALL = [metric for metrics in CATALOGUE.values() for metric in metrics]
 
 @contextmanager
 def exposing() -> Iterator[str]:
-    """The address (host:port) that serves it, counting on."""
+    """The address (host:port) of a server whose metrics change until the end of the block."""
     registry = CollectorRegistry()
     counting = [_counting(metric, registry) for metric in ALL]
     server, serving = start_http_server(0, "127.0.0.1", registry)
@@ -46,7 +46,7 @@ Child = Counter | Gauge | Histogram
 
 
 def _counting(metric: Metric, registry: CollectorRegistry) -> Sequence[Child]:
-    """An instrument's children, one for each combination of its labels' values."""
+    """The children of a metric's instrument, one per combination of label values."""
     name, labels = PREFIX + metric.name, labels_of(metric)
     instrument: Child
     match metric.kind:

@@ -1,4 +1,4 @@
-"""Every query of the committed dashboards and rules, as Prometheus takes it."""
+"""All queries of the committed dashboards and rules."""
 
 import json
 import re
@@ -26,44 +26,44 @@ VARIABLE = re.compile(r"\$\w+|\$\{\w+\}")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A query, where it stands, and the catalogue's metrics that it is about."""
+class Query:
+    """A query and its place in a dashboard or rule file."""
 
     where: str
     expr: str
 
     def shown(self, rate_window: str, whole: str) -> str:
-        """With all chosen, over these windows."""
+        """The query with all values of all variables, over these windows."""
         chosen = {"$__rate_interval": rate_window, "$__range": whole}
         return VARIABLE.sub(lambda found: chosen.get(found[0], ".*"), self.expr)
 
     def metrics(self) -> set[Metric]:
-        """Those named, and those that recorded series are made of. Raises KeyError for a name that
-        neither the catalogue nor the rules have."""
+        """The metrics in the query and in the recorded series that it uses. Raises KeyError for a
+        name that neither the catalogue nor the rules have."""
         found: set[Metric] = set()
         for name in NAMED.findall(self.expr):
             if name in RECORDED:
-                found |= Asked(name, RECORDED[name]).metrics()
+                found |= Query(name, RECORDED[name]).metrics()
             else:
                 found.add(BY_SAMPLE[name])
         return found
 
     def filters(self) -> Iterator[tuple[Metric, str, str]]:
-        """Each value that a metric is chosen by: metric, label, value. Variables are not told."""
+        """Metric, label and value of each label filter, without variables."""
         for name, matchers in SELECTED.findall(self.expr):
-            for label, how, value in MATCHER.findall(matchers):
+            for label, operator, value in MATCHER.findall(matchers):
                 if name not in RECORDED and not VARIABLE.search(value):
-                    for each in value.split("|") if "~" in how else (value,):
+                    for each in value.split("|") if "~" in operator else (value,):
                         yield BY_SAMPLE[name], label, each
 
 
 def dashboards() -> dict[str, dict[str, Any]]:
-    """As committed, by file name."""
+    """The committed dashboards by file name."""
     return {path.name: json.loads(path.read_text()) for path in grafana.FOLDER.glob("*.json")}
 
 
 def groups(name: str) -> list[dict[str, Any]]:
-    """Of a committed rule file."""
+    """The groups of a committed rule file."""
     read: list[dict[str, Any]] = yaml.safe_load((prometheus.FOLDER / name).read_text())["groups"]
     return read
 
@@ -79,20 +79,20 @@ def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
     return [panel for panel in board["panels"] if panel["type"] != "row"]
 
 
-def of_panels() -> Iterator[Asked]:
+def panel_queries() -> Iterator[Query]:
     for name, board in sorted(dashboards().items()):
         for panel in panels(board):
             for target in panel["targets"]:
-                yield Asked(f"{name}: {panel['title']}: {target['refId']}", target["expr"])
+                yield Query(f"{name}: {panel['title']}: {target['refId']}", target["expr"])
 
 
-def of_records() -> Iterator[Asked]:
+def record_queries() -> Iterator[Query]:
     for rule in rules("rules.yml"):
-        yield Asked(f"rules.yml: {rule['record']}", rule["expr"])
+        yield Query(f"rules.yml: {rule['record']}", rule["expr"])
 
 
-def of_alerts() -> Iterator[Asked]:
-    """What alerts compare: their own expression gives nothing until it fires."""
+def alert_queries() -> Iterator[Query]:
+    """The values of alerts without their limits, which return data while the alert is silent."""
     for alert in ALERTS:
-        for part in alert.parts:
-            yield Asked(f"alerts.yml: {alert.name}", part.value)
+        for condition in alert.conditions:
+            yield Query(f"alerts.yml: {alert.name}", condition.value)

@@ -1,4 +1,4 @@
-"""Queries are written from the catalogue, or not at all."""
+"""PromQL queries from the catalogue."""
 
 import pytest
 
@@ -9,10 +9,10 @@ from observability.prometheus.promql import (
     OneOf,
     Queries,
     Record,
-    added,
+    complement,
     ratio,
-    rest,
     share,
+    sum_of,
 )
 
 Q = Queries("5m", {"class": "$class", "worker": "$worker"})
@@ -24,7 +24,7 @@ PLAIN = Queries("1m")
     [
         (PLAIN.gauge(scheduler.WAITING), "sum(foretoken_scheduler_requests_waiting)"),
         (
-            Q.gauge(worker.USAGE, "worker", how="max"),
+            Q.gauge(worker.USAGE, "worker", agg="max"),
             'max by (worker) (foretoken_kv_cache_usage_perc{worker=~"$worker"})',
         ),
         (
@@ -62,15 +62,15 @@ PLAIN = Queries("1m")
         ),
         (ratio("a", "b"), "a / (b > 0)"),
         (share("a", "b"), "(a or 0 * b) / (b > 0)"),
-        (rest("a", "b"), "1 - (a or 0 * b) / (b > 0)"),
-        (added("a", "b"), "((a or vector(0)) + (b or vector(0)))"),
+        (complement("a", "b"), "1 - (a or 0 * b) / (b > 0)"),
+        (sum_of("a", "b"), "((a or vector(0)) + (b or vector(0)))"),
     ],
 )
 def test_promql_expressions(written: str, message: str):
     assert written == message
 
 
-NOT_CATALOGUED = counter("made_up", "Nobody counts it.")
+NOT_CATALOGUED = counter("made_up", "Not in the catalogue.")
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ NOT_CATALOGUED = counter("made_up", "Nobody counts it.")
         (lambda: Q.rate(gateway.SLA, "tenant"), "has no label 'tenant'; it has: model_name, class"),
         (lambda: Q.rate(gateway.SLA, where={"klass": "x"}), "has no label 'klass'"),
         (lambda: Q.gauge(scheduler.WAITING, "model_name"), "no label 'model_name'; it has: none"),
-        (lambda: Q.rate(gateway.RUNNING), "is a gauge, and was asked as a counter"),
-        (lambda: Q.gauge(gateway.SLA), "is a counter, and was asked as a gauge"),
-        (lambda: Q.quantile(0.5, gateway.SLA), "is a counter, and was asked as a histogram"),
+        (lambda: Q.rate(gateway.RUNNING), "is a gauge, but the query needs a counter"),
+        (lambda: Q.gauge(gateway.SLA), "is a counter, but the query needs a gauge"),
+        (lambda: Q.quantile(0.5, gateway.SLA), "is a counter, but the query needs a histogram"),
         (lambda: Q.recorded(Record("a:b", ("class",), "1"), "worker"), "has no label 'worker'"),
     ],
 )

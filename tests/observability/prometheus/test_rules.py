@@ -1,5 +1,4 @@
-"""Recording rules and alerts: what the code makes, what Prometheus takes, and each alert made to
-fire and to stay silent."""
+"""Recording rules and alerts: generated from code, valid for Prometheus, and tested."""
 
 import re
 import shutil
@@ -15,10 +14,10 @@ from observability.prometheus.limits import BURNS, OBJECTIVE
 from tests.observability.prometheus.queries import (
     NAMED,
     RECORDED,
-    Asked,
-    of_alerts,
-    of_panels,
-    of_records,
+    Query,
+    alert_queries,
+    panel_queries,
+    record_queries,
     rules,
 )
 
@@ -36,10 +35,10 @@ def test_committed_rules_are_current():
 
 
 def test_rule_names_are_catalogued_or_recorded():
-    for asked in (*of_records(), *of_alerts()):
-        assert asked.metrics() or "vector(" in asked.expr or "up{" in asked.expr, asked.where
+    for query in (*record_queries(), *alert_queries()):
+        assert query.metrics() or "vector(" in query.expr or "up{" in query.expr, query.where
     for rule in rules("alerts.yml"):
-        Asked(rule["alert"], rule["expr"]).metrics()
+        Query(rule["alert"], rule["expr"]).metrics()
 
 
 def test_recorded_series_follow_their_inputs():
@@ -58,11 +57,11 @@ def test_every_alert_has_a_runbook():
 
 
 def test_burn_rate_budgets_table():
-    """times x long window / 30 days is what the description says is spent."""
+    """times * long window / 30 days is the share of the budget in the description."""
     hours = {"1h": 1, "6h": 6, "1d": 24, "3d": 72}
     for burn in BURNS:
         assert f"{burn.times * hours[burn.long] / 720:.0%}" == burn.spent.replace(" ", "")
-        assert burn.times * (1 - OBJECTIVE) < 1, "missing everything would not fire it"
+        assert burn.times * (1 - OBJECTIVE) < 1, "the alert cannot fire"
 
 
 def test_promtool_accepts_rules_and_configuration(promtool_program: str, tmp_path: Path):
@@ -77,16 +76,16 @@ def test_promtool_accepts_rules_and_configuration(promtool_program: str, tmp_pat
 
 
 def test_promtool_parses_every_query(promtool_program: str, tmp_path: Path):
-    asked = [*of_panels(), *of_alerts()]
+    queries = [*panel_queries(), *alert_queries()]
     made = [
         {"record": f"query:{number}", "expr": each.shown("1m", "1h")}
-        for number, each in enumerate(asked)
+        for number, each in enumerate(queries)
     ]
     path = tmp_path / "queries.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": made}]}))
     done = run(promtool_program, "check", "rules", path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(asked)} rules found" in done.stdout
+    assert f"{len(queries)} rules found" in done.stdout
 
 
 def test_promtool_unit_tests_pass(promtool_program: str):

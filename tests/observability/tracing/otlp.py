@@ -1,5 +1,4 @@
-"""A collector that takes OTLP over gRPC as a real one does, and keeps what comes; and spans that
-are only written down."""
+"""A collector that receives OTLP over gRPC and stores it, and spans that are stored in memory."""
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,34 +14,34 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as tra
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint
 
-from observability.tracing import NOTHING, Attributes, Measure, Span
+from observability.tracing import NO_ATTRIBUTES, Attributes, Measure, Span, Spans
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A span as it came."""
+    """A received span."""
 
     service: str
     name: str
     trace_id: str
     span_id: str
-    parent_id: str  # empty for the first of a trace
+    parent_id: str  # empty for the root of a trace
     start_ns: int
     end_ns: int
     attributes: Mapping[str, Any]
     events: tuple[str, ...]
-    failed: str  # why, where it did
+    failed: str  # the error; empty without one
 
 
 @dataclass
 class Collector:
-    """`address` is where it listens."""
+    """An OTLP collector that listens on `address`."""
 
     address: str = ""
     spans: list[Seen] = field(default_factory=list)
     points: dict[str, list[tuple[dict[str, Any], HistogramDataPoint]]] = field(
         default_factory=dict
-    )  # the last that came, by metric
+    )  # the last received, by metric
 
     def of(self, trace_id: str) -> list[Seen]:
         return [span for span in self.spans if span.trace_id == trace_id]
@@ -123,8 +122,8 @@ def _value(value: AnyValue) -> Any:
 
 
 @dataclass
-class Written:
-    """A span as a service made it."""
+class Written(Span):
+    """A span stored in memory."""
 
     name: str
     parent: str
@@ -141,16 +140,16 @@ class Written:
     def mark(self, name: str, at_s: float) -> None:
         self.marks.append((name, at_s))
 
-    def fail(self, why: str) -> None:
-        self.attributes["failed"] = why
+    def fail(self, reason: str) -> None:
+        self.attributes["failed"] = reason
 
     def end(self, at_s: float) -> None:
         assert self.end_s is None, f"{self.name} ended twice"
         self.end_s = at_s
 
 
-class WrittenSpans:
-    """`Spans` that are written down; the n-th is known under the traceparent `#n`."""
+class WrittenSpans(Spans):
+    """Spans stored in memory; the traceparent of the n-th is `#n`."""
 
     on = True
 
@@ -158,13 +157,13 @@ class WrittenSpans:
         self.all: list[Written] = []
         self.measured: list[tuple[str, float, dict[str, Any]]] = []
 
-    def take_in(
+    def begin_request(
         self, name: str, carrier: Mapping[str, str], start_s: float, attributes: Attributes
     ) -> Span:
         return self.begin(name, carrier.get("traceparent", "new"), start_s, attributes)
 
     def begin(
-        self, name: str, parent: str, start_s: float, attributes: Attributes = NOTHING
+        self, name: str, parent: str, start_s: float, attributes: Attributes = NO_ATTRIBUTES
     ) -> Span:
         number = len(self.all)
         span = Written(
@@ -172,11 +171,6 @@ class WrittenSpans:
         )
         self.all.append(span)
         return span
-
-    def record(
-        self, name: str, parent: str, start_s: float, end_s: float, attributes: Attributes = NOTHING
-    ) -> None:
-        self.begin(name, parent, start_s, attributes).end(end_s)
 
     def measure(self, measure: Measure, seconds: float, attributes: Attributes) -> None:
         self.measured.append((measure.name, seconds, dict(attributes)))

@@ -1,4 +1,4 @@
-"""Spans and metrics through OpenTelemetry's SDK to a collector, and without one."""
+"""Spans and metrics exported to a collector, and the loss of the collector."""
 
 import logging
 import subprocess
@@ -18,8 +18,7 @@ from foretoken.running.ports import free_port
 from observability.collector import EXPORTERS, QUEUES, Outage
 from observability.genai import REQUEST_DURATION
 from observability.otel import OtelTracing, unix_ns
-from observability.tracing import NO_SPAN, NO_SPANS, OFF, ExporterConfig
-from observability.tracing_setup import open_tracing
+from observability.tracing import NO_SPAN, NO_SPANS, OFF
 from services.runtime.config import check_environment, load
 from services.runtime.outcomelog.config import LogConfig
 from services.runtime.telemetry.logs import LoggingConfig
@@ -39,7 +38,8 @@ def collector() -> Iterator[Collector]:
 
 
 def tracing_to(address: str, **settings: float) -> OtelTracing:
-    made = open_tracing(ExporterConfig(address, **{"delay_s": 0.05, **settings}))  # type: ignore[arg-type]
+    config = TracingConfig.model_validate({"endpoint": address, "delay_s": 0.05, **settings})
+    made = config.open()
     assert isinstance(made, OtelTracing)
     return made
 
@@ -49,7 +49,9 @@ def test_client_trace_is_continued(collector: Collector) -> None:
     with closing(tracing_to(collector.address)) as tracing:
         gateway, worker = tracing.service("gateway"), tracing.service("worker")
         asked = {"traceparent": SAMPLED, "tracestate": "vendor=1"}
-        request = gateway.take_in("chat demo", asked, now_s - 2, {"n": 1, "names": ["a", "b"]})
+        request = gateway.begin_request(
+            "chat demo", asked, now_s - 2, {"n": 1, "names": ["a", "b"]}
+        )
         worker.record("slice", request.traceparent, now_s - 1, now_s, {"tokens": 3})
         request.put({"late": 0.5})
         request.mark("half", now_s - 1)
@@ -62,7 +64,7 @@ def test_client_trace_is_continued(collector: Collector) -> None:
     assert (chat.service, part.service) == ("foretoken-gateway", "foretoken-worker")
     assert chat.attributes == {"n": 1, "names": ["a", "b"], "late": 0.5}
     assert (chat.events, chat.failed) == (("half",), "it broke")
-    assert chat.end_ns - chat.start_ns == pytest.approx(2e9, abs=1e7)  # the clocks' own pace
+    assert chat.end_ns - chat.start_ns == pytest.approx(2e9, abs=1e7)  # the clocks differ in rate
     assert part.end_ns == pytest.approx(unix_ns(now_s), abs=1e9)
     assert request.traceparent.startswith(f"00-{TRACE}-{chat.span_id}-")
 
@@ -71,15 +73,17 @@ def test_client_sampling_decision_overrides_the_share(collector: Collector) -> N
     with closing(tracing_to(collector.address, sample=0.0)) as tracing:
         spans = tracing.service("gateway")
         for carrier in ({}, {"traceparent": UNSAMPLED}, {"traceparent": "nonsense"}):
-            left_out = spans.take_in("out", carrier, 0.0, {})
+            left_out = spans.begin_request("out", carrier, 0.0, {})
             assert left_out.traceparent == "" and len(left_out.trace_id) == 32
             assert spans.begin("below", left_out.traceparent, 0.0) is NO_SPAN
             left_out.end(1.0)
-        spans.take_in("in", {"traceparent": SAMPLED}, 0.0, {}).end(1.0)
+        spans.begin_request("in", {"traceparent": SAMPLED}, 0.0, {}).end(1.0)
     assert [span.name for span in collector.spans] == ["in"]
     collector.spans.clear()
     with closing(tracing_to(collector.address)) as tracing:
-        tracing.service("gateway").take_in("out", {"traceparent": UNSAMPLED}, 0.0, {}).end(1.0)
+        tracing.service("gateway").begin_request("out", {"traceparent": UNSAMPLED}, 0.0, {}).end(
+            1.0
+        )
     assert not collector.spans
 
 
@@ -90,9 +94,9 @@ def test_untrusted_client_keeps_its_trace_id_only(
     with closing(tracing_to(collector.address, sample=sample, trust_clients=False)) as tracing:
         spans, worker = tracing.service("gateway"), tracing.service("worker")
         for name, parent in (("in", SAMPLED), ("out", UNSAMPLED)):
-            request = spans.take_in(name, {"traceparent": parent}, 0.0, {})
+            request = spans.begin_request(name, {"traceparent": parent}, 0.0, {})
             assert request.trace_id == TRACE
-            worker.record("slice", request.traceparent, 0.0, 1.0)  # what is inside is believed
+            worker.record("slice", request.traceparent, 0.0, 1.0)  # internal spans are trusted
             request.end(1.0)
     assert [span.name for span in collector.spans if span.name != "slice"] == kept
     assert len(collector.of(TRACE)) == len(collector.spans) == 2 * len(kept)
@@ -102,7 +106,7 @@ def test_configured_share_is_sampled(collector: Collector) -> None:
     with closing(tracing_to(collector.address, sample=0.25)) as tracing:
         spans = tracing.service("gateway")
         for _ in range(1_000):
-            spans.take_in("r", {}, 0.0, {}).end(1.0)
+            spans.begin_request("r", {}, 0.0, {}).end(1.0)
     assert 150 < len(collector.spans) < 350  # 7 standard deviations either way
 
 
@@ -150,8 +154,8 @@ def test_several_tracings_coexist(collector: Collector) -> None:
         closing(tracing_to(collector.address)) as one,
         closing(tracing_to(other.address)) as two,
     ):
-        one.service("gateway").take_in("one", {}, 0.0, {}).end(1.0)
-        two.service("gateway").take_in("two", {}, 0.0, {}).end(1.0)
+        one.service("gateway").begin_request("one", {}, 0.0, {}).end(1.0)
+        two.service("gateway").begin_request("two", {}, 0.0, {}).end(1.0)
         wait_for(lambda: bool(collector.spans and other.spans))
     assert [span.name for span in collector.spans] == ["one"]
     assert [span.name for span in other.spans] == ["two"]
@@ -179,7 +183,7 @@ async def test_missing_collector_is_logged_once_and_requests_are_served(
             assert (await client.complete("Copy: abc\n", max_tokens=3)).text == "abc"
     tracing.close()
     [line] = warnings(caplog)
-    assert f"the collector at http://{address} takes no " in line
+    assert line.startswith("cannot export ") and f"to the collector at http://{address} (" in line
     assert "UNAVAILABLE" in line
 
 
@@ -190,13 +194,13 @@ def test_returned_collector_receives_new_spans(caplog: pytest.LogCaptureFixture)
         ("traces", True), ("traces", False), ("metrics", False), ("traces", False),
         ("traces", True), ("metrics", True), ("traces", True), ("traces", False),
     ):  # fmt: skip
-        outage.sent(signal, arrived)
+        outage.record_export(signal, arrived)
     outage.close()
     message = [each.getMessage().split(" (")[0] for each in caplog.records]
     assert message == [
-        "the collector at http://x takes no traces",
-        "the collector at http://x takes what is sent again",
-        "the collector at http://x takes no traces",
+        "cannot export traces to the collector at http://x",
+        "the collector at http://x accepts exports again",
+        "cannot export traces to the collector at http://x",
     ]
 
 
@@ -208,10 +212,10 @@ def test_dropped_spans_are_logged_after_recovery(
     queues.warning("Queue full, dropping %s.", "Span")
     assert not caplog.records
     for _ in range(2):
-        outage.sent("traces", True)
+        outage.record_export("traces", True)
     [line] = warnings(caplog)
-    assert line.startswith("spans come faster than the collector at http://x takes them")
-    queues.error("Exception while exporting %s.", "Span")  # a bug is said as it is
+    assert line.startswith("spans were dropped because the collector at http://x accepts them too")
+    queues.error("Exception while exporting %s.", "Span")  # a bug is logged unchanged
     outage.close()
     assert len(caplog.records) == 2
 
@@ -226,13 +230,13 @@ def test_two_tracings_log_their_own_collector(
     queues.warning("Queue full, dropping %s.", "Span")  # does not name the exporter
     assert not caplog.records
     for outage in (one, two):
-        outage.sent("traces", True)
-        outage.sent("traces", False)
+        outage.record_export("traces", True)
+        outage.record_export("traces", False)
     message = warnings(caplog)
-    assert ["faster" in line for line in message] == [True, False, True, False]
+    assert ["too slowly" in line for line in message] == [True, False, True, False]
     assert "to one:1" in message[1] and "to two:2" in message[3]
     one.close()
-    queues.warning("Queue full, dropping %s.", "Span")  # still heard by the other
+    queues.warning("Queue full, dropping %s.", "Span")  # the other outage still receives it
     assert len(caplog.records) == 4
     two.close()
     queues.warning("Queue full, dropping %s.", "Span")
@@ -240,10 +244,9 @@ def test_two_tracings_log_their_own_collector(
 
 
 def test_disabled_tracing_creates_nothing() -> None:
-    assert open_tracing(ExporterConfig("")) is OFF
     assert TracingConfig().open() is OFF
     assert OFF.service("gateway") is NO_SPANS and not NO_SPANS.on
-    assert NO_SPANS.take_in("r", {"traceparent": SAMPLED}, 0.0, {}) is NO_SPAN
+    assert NO_SPANS.begin_request("r", {"traceparent": SAMPLED}, 0.0, {}) is NO_SPAN
     assert NO_SPANS.begin("r", SAMPLED, 0.0) is NO_SPAN
 
 
@@ -251,8 +254,8 @@ OFF_IMPORTS = """
 import sys
 import gateway.__main__, services.scheduler.__main__, services.predictor.__main__
 import services.estimator.__main__, services.batcher.__main__, services.worker.__main__
-from services.runtime.telemetry.tracing import tracing_of
-tracing_of()
+from services.runtime.telemetry.tracing import open_tracing
+open_tracing()
 ours = ("opentelemetry.sdk", "opentelemetry.exporter")
 print([name for name in sys.modules if name.startswith(ours)])
 """

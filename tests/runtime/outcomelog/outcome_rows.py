@@ -1,4 +1,4 @@
-"""Rows that carry a number, and journals that look often, for tests of the outcome log."""
+"""Numbered rows, and journals that poll often, for tests of the outcome log."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ def numbers(found: Sequence[Entry | Row]) -> list[int]:
 async def journaling(
     log: OutcomeLog, got: list[Row], version_max: int = 1, **bounds: Any
 ) -> AsyncIterator[Journal]:
-    """A running journal that looks often; cancelled, and waited for, on leaving."""
+    """A running journal that polls often; cancelled at the end of the block."""
     journal = Journal(log, got.extend, {"done": version_max}, **{"poll_s": 0.01, **bounds})
     task = asyncio.create_task(journal.run())
     try:

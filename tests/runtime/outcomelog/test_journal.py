@@ -1,4 +1,4 @@
-"""The journal over the outcome log: a real SQLite file, and memory."""
+"""The journal over an SQLite file and over memory."""
 
 import asyncio
 import errno
@@ -69,7 +69,7 @@ async def test_stop_with_a_locked_file_reports_lost_rows(tmp_path, caplog):
         await asyncio.sleep(0.05)
     blocker.close()
     assert journal.dropped == 1
-    assert warnings(caplog) == ["stopping with 1 outcomes not written: out of time"]
+    assert warnings(caplog) == ["stopping with 1 outcomes not written: not done after 0.1 s"]
 
 
 async def test_newer_versions_are_counted_and_logged_once(caplog):
@@ -82,7 +82,9 @@ async def test_newer_versions_are_counted_and_logged_once(caplog):
         assert numbers(got) == [0, 2]
         assert (journal.delivered, journal.from_future) == (2, 2)
     (message,) = warnings(caplog)
-    assert "written by a newer foretoken (done version 3, known is 2)" in message
+    assert (
+        "written by a newer foretoken (done version 3; this one reads up to version 2)" in message
+    )
 
 
 async def test_full_queue_drops_the_oldest_row():
@@ -98,7 +100,7 @@ async def test_full_queue_drops_the_oldest_row():
     await asyncio.wait({task})
 
 
-UNFIT = [
+INVALID = [
     Row("done", 1, bytes(PAYLOAD_BYTES_MAX + 1)),
     Row("", 1, b""),
     Row("\ud800", 1, b""),
@@ -107,15 +109,15 @@ UNFIT = [
 ]
 
 
-async def test_unfit_row_is_dropped_alone(tmp_path, caplog):
+async def test_invalid_row_is_dropped_alone(tmp_path, caplog):
     got: list[Row] = []
     async with journaling(open_log(str(tmp_path / "log"), 100), got) as journal:
-        for unfit in UNFIT:
-            journal.put(unfit)
+        for invalid in INVALID:
+            journal.put(invalid)
         journal.put(row(1))
         await until(lambda: bool(got))
     assert numbers(got) == [1]
-    assert journal.dropped == len(UNFIT)
+    assert journal.dropped == len(INVALID)
     assert len(warnings(caplog)) == 1
 
 
@@ -124,7 +126,7 @@ async def test_failing_receiver_does_not_end_the_service(caplog):
 
     def receive(found: list[Row]) -> None:
         if b"0" in [each.payload for each in found]:
-            raise ValueError("not a payload of mine")
+            raise ValueError("unknown payload")
         got.extend(found)
 
     log = open_log("", 100)
@@ -141,7 +143,7 @@ async def test_failing_receiver_does_not_end_the_service(caplog):
 
 
 async def test_rows_wait_while_the_log_is_unavailable(tmp_path, caplog):
-    """The directory turns into a file, and back: no process can use the log meanwhile."""
+    """The log's directory is replaced by a file for a while, so that no process can use the log."""
     caplog.set_level(logging.INFO)
     home, path = tmp_path / "home", tmp_path / "home" / "log"
     got: list[Row] = []
@@ -162,7 +164,7 @@ async def test_rows_wait_while_the_log_is_unavailable(tmp_path, caplog):
     message = [r.getMessage() for r in caplog.records if r.name.endswith("journal")]
     assert len(message) == 2
     assert os.strerror(errno.ENOTDIR) in message[0] or os.strerror(errno.EEXIST) in message[0]
-    assert message[1] == "the outcome log is back; 3 outcomes were dropped meanwhile"
+    assert message[1] == "the outcome log is available again; 3 outcomes were dropped"
 
 
 bursts = st.lists(
@@ -174,7 +176,7 @@ bursts = st.lists(
 @settings(max_examples=20, deadline=None)
 @given(bursts=bursts)
 def test_every_journal_receives_every_row_once_in_one_order(where, bursts):
-    """The oracle: two lists of what was put. Each journal must have merged them the same way."""
+    """Both journals deliver all rows of both in the same order, and each one's in its own order."""
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(_two_journals(where and str(Path(directory, where)), bursts))
 

@@ -23,7 +23,7 @@ GARBAGE = b"this is no database, whatever its name says\n" * 400
 
 
 def elsewhere(script: str, *arguments: object) -> subprocess.Popen[str]:
-    """A Python process of its own, as another service would be."""
+    """A separate Python process, like another service."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     return subprocess.Popen(
         command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -31,8 +31,8 @@ def elsewhere(script: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def scribble(path: Path, at: int, length: int) -> None:
-    """Garbage over part of a file. From another process: closing a file that SQLite has open here
-    would drop SQLite's locks."""
+    """Writes garbage over part of a file, in another process: closing a file that SQLite has open
+    would release SQLite's locks."""
     script = (
         "import sys, os\n"
         "with open(sys.argv[1], 'r+b') as file:\n"
@@ -126,7 +126,7 @@ async def test_cancelled_append_can_be_repeated(tmp_path):
 
 
 async def make_log(path: Path, count: int = 2_000) -> None:
-    """A file of 6 MB, all written back from the WAL, and more than SQLite keeps in its cache."""
+    """A file of 6 MB without a WAL, larger than SQLite's cache."""
     async with opened(path, 10_000) as log:
         await log.append([Row("done", 1, str(n).zfill(3_000).encode()) for n in range(count)])
 
@@ -182,7 +182,7 @@ async def test_later_corruption_is_moved_aside_and_the_append_is_kept(tmp_path, 
     path = tmp_path / "log"
     await make_log(path)
     async with opened(path) as log:
-        assert len(await log.read("", 1_000)) == 1_000  # the last pages leave the cache
+        assert len(await log.read("", 1_000)) == 1_000  # evicts the last pages from the cache
         scribble(path, 0, path.stat().st_size)
         await log.append(rows(1, 2))
         assert numbers(await log.read("", 10)) == [1, 2]
@@ -196,8 +196,8 @@ async def test_follower_continues_after_the_file_is_recreated(tmp_path, caplog):
     async with opened(path) as log, opened(path) as other:
         position = (await log.read("", 10))[-1].position
         scribble(path, 4096, path.stat().st_size - 4096)
-        assert await log.read(position, 10_000) == []  # found corrupt, and moved
-        await other.append(rows(7))  # which still has the moved file open
+        assert await log.read(position, 10_000) == []  # finds the file corrupt and moves it
+        await other.append(rows(7))  # has the moved file open
         assert numbers(await log.read(position, 10)) == [7]
     assert len(warnings(caplog)) == 1
     aside = {"log.corrupt-1", "log.corrupt-1-wal", "log.corrupt-1-shm"}
@@ -304,7 +304,10 @@ def test_unwritable_path_is_an_error(tmp_path, place):
 
 @pytest.mark.parametrize(
     ("where", "rows_max", "message"),
-    [("postgres://host/db", 10, "redis://, rediss://; postgres:// is not"), ("", 0, "at least 1")],
+    [
+        ("postgres://host/db", 10, "start with redis://, rediss://, got postgres://"),
+        ("", 0, "at least 1"),
+    ],
 )
 def test_invalid_log_setting_is_an_error(where, rows_max, message):
     with pytest.raises(ValueError, match=message):
@@ -319,7 +322,7 @@ async def test_locked_file_is_unavailable_until_released(tmp_path):
         blocker.execute("BEGIN IMMEDIATE")
         with pytest.raises(LogUnavailable, match=rf"{path} .*locked"):
             await log.append(rows(2))
-        assert numbers(await log.read("", 10)) == [1]  # a writer does not stop the readers
+        assert numbers(await log.read("", 10)) == [1]  # a writer does not block readers
         blocker.execute("ROLLBACK")
         blocker.close()
         await log.append(rows(2), again=True)
@@ -334,7 +337,7 @@ async def main():
     log = open_log(sys.argv[1], 10_000)
     await log.append([Row("done", 1, b"small")])
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))  # no file may grow beyond
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))  # the largest size of a file
     big = [Row("done", 1, bytes(1000))] * 1000
     try:
         await log.append(big)

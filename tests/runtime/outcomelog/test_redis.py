@@ -1,5 +1,5 @@
-"""The outcome log as a stream on a real Redis: killed, back, silent, foreign, and never naming
-its password."""
+"""The outcome log as a stream of a real Redis: outages, timeouts, foreign entries, and hidden
+passwords."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ STREAM = "foretoken:outcomes"
 
 
 class Server:
-    """A redis-server of our own that writes every command to its file before it answers."""
+    """A redis-server that writes every command to its file before it answers."""
 
     def __init__(self, program: str, directory: Path):
         self.port = free_port()
@@ -70,7 +70,7 @@ def server(redis_program: str, tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def secret(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Whatever a test does, no log record of any level holds the password."""
+    """Asserts that no log record of a test contains the password."""
     caplog.set_level(logging.DEBUG)
     yield
     assert PASSWORD not in caplog.text
@@ -131,7 +131,7 @@ async def test_foreign_entries_are_skipped_and_logged_once(server, caplog):
         assert numbers(await log.read(first, 2)) == [1, 2]
         assert numbers(await log.read("", 10)) == [0, 1, 2]
     (message,) = warnings(caplog)
-    assert f"{STREAM} on redis://127.0.0.1:{server.port}/0 holds entries that are no" in message
+    assert f"{STREAM} on redis://127.0.0.1:{server.port}/0 contains entries that are not" in message
 
 
 async def test_key_of_another_type_is_unavailable(server):
@@ -162,7 +162,7 @@ async def test_cancelled_call_does_not_break_the_next(server):
                 await asyncio.sleep(0)
             task.cancel()
             done, _ = await asyncio.wait({task}, timeout=10)
-            assert done, f"cancelled after {steps} steps, it went on"
+            assert done, f"cancelled after {steps} steps, it continued"
             assert task.cancelled()
         assert numbers(await log.read("", 10)) == [0]
 
@@ -190,18 +190,18 @@ async def test_redis_is_unavailable_until_it_returns(server):
     ],
 )
 def test_invalid_url_is_an_error_without_quoting_it(wrong):
-    with pytest.raises(ValueError, match="Redis URL is not of the form") as refused:
+    with pytest.raises(ValueError, match=r"log\.path is not of the form") as refused:
         open_log(wrong, 10)
     assert PASSWORD not in str(refused.value)
     assert refused.value.__suppress_context__
 
 
-# --- a line between us and Redis that breaks at the worst moment
+# --- a connection that fails between an append and its answer
 
 
-class FragileLink:
-    """Carries bytes to Redis and back. `cuts`: how many answers to an append it swallows, hanging
-    up instead. `silent`: it carries nothing at all."""
+class FailingProxy:
+    """A proxy in front of Redis. Instead of the next `cuts` answers to an append, it closes the
+    connection. `silent`: it forwards nothing."""
 
     def __init__(self) -> None:
         self.cuts = 0
@@ -209,7 +209,7 @@ class FragileLink:
         self.port = 0
 
     @asynccontextmanager
-    async def to(self, port: int) -> AsyncIterator["FragileLink"]:
+    async def to(self, port: int) -> AsyncIterator["FailingProxy"]:
         async def carry(near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
             far, out = await asyncio.open_connection("127.0.0.1", port)
             try:
@@ -243,7 +243,7 @@ class FragileLink:
 
 @pytest.mark.parametrize("cuts", [1, 2, 3, 6])
 async def test_append_with_a_lost_answer_is_stored_once(server, cuts):
-    async with FragileLink().to(server.port) as line, opened(line.port) as log:
+    async with FailingProxy().to(server.port) as line, opened(line.port) as log:
         await log.append(rows(0))
         line.cuts = cuts
         await _persist(log, rows(1, 2))
@@ -258,11 +258,11 @@ async def _persist(log: OutcomeLog, batch: list[Row]) -> None:
         with suppress(LogUnavailable):
             return await log.append(batch, again)
         again = True
-    raise AssertionError("the log stayed away")
+    raise AssertionError("the log stayed unavailable")
 
 
 async def test_silent_redis_is_unavailable(server):
-    async with FragileLink().to(server.port) as line, opened(line.port) as log:
+    async with FailingProxy().to(server.port) as line, opened(line.port) as log:
         await log.append(rows(0))
         line.silent = True
         with pytest.raises(LogUnavailable, match=f"on redis://127.0.0.1:{line.port}/0"):
@@ -275,11 +275,11 @@ async def test_silent_redis_is_unavailable(server):
 async def test_journal_over_a_bad_connection_delivers_once(server):
     got: list[Row] = []
     async with (
-        FragileLink().to(server.port) as line,
+        FailingProxy().to(server.port) as line,
         journaling(open_log(url(line.port), 10_000), got) as journal,
     ):
         for first in range(0, 100, 25):
-            line.cuts = 2  # the client repeats once by itself
+            line.cuts = 2  # the client itself retries once
             for number in range(first, first + 25):
                 journal.put(row(number))
             await until(lambda: line.cuts == 0)
@@ -292,7 +292,7 @@ async def test_journal_over_a_bad_connection_delivers_once(server):
 
 
 async def test_restarted_redis_loses_no_rows(server, caplog):
-    """Rows before, during and after an outage: each delivered once, in order, to both replicas."""
+    """Rows before, during and after an outage are delivered once, in order, to both replicas."""
     got: list[Row] = []
     seen: list[Row] = []
     async with (
@@ -301,7 +301,7 @@ async def test_restarted_redis_loses_no_rows(server, caplog):
     ):
         for number in range(300):
             if number == 100:
-                server.kill()  # amid the writing
+                server.kill()  # while rows are written
             if number == 200:
                 await until(lambda: journal.unavailable and replica.unavailable)
                 server.start()

@@ -101,4 +101,4 @@ async def test_sigterm_of_a_child_loses_no_request(
 
         assert await check_answers_while(live, expected, kill_one) > 0
         assert live.stop() == 0
-    assert "stopping with requests unfinished" not in output.read_text()
+    assert "stopping with unfinished requests" not in output.read_text()

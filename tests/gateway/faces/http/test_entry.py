@@ -77,7 +77,7 @@ async def test_log_lines_and_span_carry_request_id_and_key_name(
         parse = house.gateway.intake._parser.parse
 
         def parsing(*given: Any) -> Any:
-            content.append(logs._about.get())
+            content.append(logs._context.get())
             return parse(*given)
 
         monkeypatch.setattr(house.gateway.intake._parser, "parse", parsing)
