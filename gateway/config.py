@@ -149,7 +149,7 @@ class GatewayConfig(ServedSettings):
     @classmethod
     def _check_key_file(cls, path: str) -> str:
         if path and not Path(path).is_file():
-            raise ValueError("there is no such file")
+            raise ValueError(f"{path} does not exist; create it with `foretoken key NAME`")
         return path
 
     @field_validator("cors_origins")

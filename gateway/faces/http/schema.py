@@ -19,13 +19,7 @@ from gateway.faces.http.dialect.fields import (
     Handling,
 )
 from gateway.requests.prompts import check_template_size
-from gateway.types.client_request import (
-    ClientRequest,
-    Conversation,
-    Prompt,
-    SamplingFields,
-    given_fields,
-)
+from gateway.types.client_request import ClientRequest, Conversation, GivenSampling, Prompt
 from services.runtime.errors import InvalidArgument
 
 Json = Mapping[str, object]
@@ -108,7 +102,7 @@ class Body(BaseModel):
         """Number of alternatives scored for each prompt token; None: prompt tokens get no score."""
         return self.prompt_logprobs
 
-    def _sampling(self, logprobs: int | None, max_tokens: int | None) -> SamplingFields:
+    def _sampling(self, logprobs: int | None, max_tokens: int | None) -> GivenSampling:
         """The given sampling parameters."""
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidArgument("allowed_token_ids", "must not be empty")
@@ -120,9 +114,9 @@ class Body(BaseModel):
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
             "logit_bias": _decode_bias(self.logit_bias) if self.logit_bias else None,
         }
-        return given_fields(given)
+        return {name: value for name, value in given.items() if value is not None}
 
-    def _client_request(self, prompt: Prompt, sampling: SamplingFields) -> ClientRequest:
+    def _client_request(self, prompt: Prompt, sampling: GivenSampling) -> ClientRequest:
         """What does not depend on the endpoint."""
         return ClientRequest(
             prompt,

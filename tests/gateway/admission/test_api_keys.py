@@ -194,7 +194,7 @@ def test_config_validates_keys_and_file(tmp_path: Path) -> None:
     for given, line in (
         ({"api_keys": '["", "secret"]'}, "gateway.api_keys: Value error, an API key is empty"),
         ({"api_keys": ""}, "gateway.api_keys: Value error, an API key is empty"),
-        ({"api_key_file": str(tmp_path / "none")}, "gateway.api_key_file: .* no such file"),
+        ({"api_key_file": str(tmp_path / "none")}, "gateway.api_key_file: .*none does not exist"),
     ):
         with pytest.raises(ConfigError, match=line) as caught:
             load(GatewayConfig, given)
