@@ -17,6 +17,7 @@ from gateway.admission.admission_control import AdmissionControl
 from gateway.admission.caller import current_caller
 from gateway.admission.tokenization_queue import TokenizationQueue
 from gateway.config import GatewayConfig
+from gateway.metrics import Metrics
 from gateway.request_tracing import NO_TRACE, RequestTrace
 from gateway.requests.defaults import sampling_defaults
 from gateway.requests.parser import Parser
@@ -24,7 +25,6 @@ from gateway.requests.reading_pool import LARGE_BYTES, ReadingPool
 from gateway.requests.size import PromptSizeLimit
 from gateway.requests.text import Text
 from gateway.sessions.sessions import Sessions
-from gateway.telemetry.metrics import Metrics
 from gateway.types.client_request import ClientRequest, count_prompt_bytes
 from gateway.types.errors import RequestRefused
 from gateway.types.generation import ContextLimit, GenerationRequest, RequestArrival

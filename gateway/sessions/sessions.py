@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from gateway.admission.retry_budget import RetryBudget
 from gateway.config import GatewayConfig
+from gateway.metrics import Metrics
 from gateway.requests.text import Text
 from gateway.sessions.call import ClientCall, LiveChoice
 from gateway.sessions.delivery import DeliveryHandler
@@ -27,7 +28,6 @@ from gateway.sessions.session import Session
 from gateway.sessions.submit import SendToScheduler, Submitter
 from gateway.sessions.table import PeerState, SessionTable
 from gateway.sessions.ttft_promises import TtftPromises
-from gateway.telemetry.metrics import Metrics
 from gateway.types.generation import GenerationRequest
 
 

@@ -142,10 +142,10 @@ QUALITY = Section(
 
 
 _CLIENTS_COVERED = share(
-    Q.rate(g.FORECAST_TOLD, where={"covered": "yes"}),
-    Q.rate(g.FORECAST_TOLD),
+    Q.rate(g.CLIENT_FORECASTS, where={"covered": "yes"}),
+    Q.rate(g.CLIENT_FORECASTS),
 )
-_CLIENTS_KEPT = share(Q.rate(g.PROMISED_TTFT, where={"kept": "yes"}), Q.rate(g.PROMISED_TTFT))
+_CLIENTS_KEPT = share(Q.rate(g.TTFT_PROMISES, where={"kept": "yes"}), Q.rate(g.TTFT_PROMISES))
 CLIENTS = Section(
     "Forecasts sent to clients",
     (
@@ -171,7 +171,7 @@ CLIENTS = Section(
             REQUESTS_S,
             Line(
                 "foreseen {{foreseen}}, {{outcome}}",
-                Q.rate(g.SLA_FORESEEN, "foreseen", "outcome"),
+                Q.rate(g.SLA_FORECASTS, "foreseen", "outcome"),
             ),
             stacked=True,
         ),

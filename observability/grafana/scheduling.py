@@ -250,7 +250,7 @@ REFUSALS = Section(
             "By limit: live choices, the queue, an unreachable deadline, or too many arrivals "
             "at once.",
             REQUESTS_S,
-            Line("{{bar}}", Q.rate(g.REFUSALS, "bar")),
+            Line("{{reason}}", Q.rate(g.REFUSALS, "reason")),
             limits=SELDOM,
             stacked=True,
         ),

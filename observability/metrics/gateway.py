@@ -53,22 +53,22 @@ SLA = counter(
 GOODPUT_TOKENS = counter("goodput_tokens", "Output tokens of requests that met their SLA.", "class")
 RESUBMISSIONS = counter("resubmissions", "Requests submitted again, by what was lost.", "cause")
 ANNOUNCEMENTS = counter("announcements", "Running requests announced to a new scheduler.")
-REFUSALS = counter("refusals", "Requests refused before they were read, by the limit.", "bar")
+REFUSALS = counter("refusals", "Requests refused before reading, by the exceeded limit.", "reason")
 PEERS_MISSING = gauge(
     "metrics_peers_missing", "Peers whose metrics are missing in the last scrape."
 )
-FORECAST_TOLD = counter(
+CLIENT_FORECASTS = counter(
     "client_forecasts",
     "Choices with forecasts sent to the client, by whether the first 90 % interval covers the "
     "final length (yes, no).",
     "covered",
 )  # fmt: skip
-PROMISED_TTFT = counter(
+TTFT_PROMISES = counter(
     "client_ttft_promises",
     "Promised first-token times sent before the first token, by whether they were kept (yes, no).",
     "kept",
 )  # fmt: skip
-SLA_FORESEEN = counter(
+SLA_FORECASTS = counter(
     "client_sla_forecasts",
     "SLA forecasts sent to clients (held, broken), by outcome (met, missed).",
     "foreseen", "outcome",
@@ -77,5 +77,5 @@ SLA_FORESEEN = counter(
 ALL = (
     TTFT, TPOT, MTPOT, GAP, E2E, QUEUE, PREFILL, DECODE, RUNNING, WAITING, PROMPT_TOKENS,
     GENERATION_TOKENS, SUCCESS, SLA, GOODPUT_TOKENS, RESUBMISSIONS, ANNOUNCEMENTS, REFUSALS,
-    PEERS_MISSING, FORECAST_TOLD, PROMISED_TTFT, SLA_FORESEEN,
+    PEERS_MISSING, CLIENT_FORECASTS, TTFT_PROMISES, SLA_FORECASTS,
 )  # fmt: skip

@@ -67,7 +67,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def refusals(house: House, bar: str) -> float | None:
     registry = house.gateway.metrics.registry
-    return registry.get_sample_value("foretoken_refusals_total", {"bar": bar})
+    return registry.get_sample_value("foretoken_refusals_total", {"reason": bar})
 
 
 def words(prompt: Prompt) -> list[int]:

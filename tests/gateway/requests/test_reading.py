@@ -87,7 +87,7 @@ async def test_one_thread_reads_in_order_and_a_full_queue_is_429(slow: Slow) -> 
         assert (refused.status, refused.json["error"]["code"]) == (429, "queue_full")
         assert int(refused.headers["retry-after"]) >= 1
         registry = house.gateway.metrics.registry
-        assert registry.get_sample_value("foretoken_refusals_total", {"bar": "reading"}) == 1
+        assert registry.get_sample_value("foretoken_refusals_total", {"reason": "reading"}) == 1
         slow.goes_on.set()
         assert ((await first).status, (await second).status) == (200, 200)
         assert slow.read == ["slow", "second"]

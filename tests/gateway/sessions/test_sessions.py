@@ -7,9 +7,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from gateway.config import GatewayConfig
+from gateway.metrics import Metrics
 from gateway.sessions.call import ClientCall
 from gateway.sessions.sessions import Sessions
-from gateway.telemetry.metrics import Metrics
 from gateway.types.client_request import ClientRequest
 from gateway.types.generation import GenerationRequest, Sampling
 from protos.generated import common_pb2 as common
