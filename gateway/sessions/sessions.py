@@ -87,16 +87,8 @@ class Sessions:
             tracker = ForecastTracker(
                 request.sla, sampling.max_tokens, request.arrival_s, self._promises
             )
-        return Session(
-            index,
-            sampling.max_tokens,
-            request.arrival_s,
-            self._text.detokenizer(sampling),
-            sampling.stop,
-            sampling.min_tokens,
-            tracker,
-            sampling.include_stop_str_in_output,
-        )
+        detokenizer = self._text.detokenizer(sampling)
+        return Session(index, sampling, request.arrival_s, detokenizer, tracker)
 
 
 def _unique_id(client_id: str) -> str:

@@ -44,7 +44,7 @@ class ClientRequest:
 
     @property
     def choices(self) -> int:
-        return max(1, self.sampling.get("n", 1))
+        return max(1, int(self.sampling.get("n", 1)))
 
     @property
     def scores_only(self) -> bool:

@@ -1,4 +1,4 @@
-"""The two endpoints that generate text: decode a request, open one call, encode its answer."""
+"""Text generation over HTTP: decode a request, open one call, encode its answer."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from gateway.faces.http.answers.chunks import ChunkWriter, encode_usage
-from gateway.faces.http.answers.formats import AnswerFormat, ChatFormat, CompletionFormat
+from gateway.faces.http.answers.formats import AnswerFormat
 from gateway.faces.http.answers.sse import EventStream, run_until_disconnect
 from gateway.faces.http.body import (
     SLA_HEADER,
@@ -26,11 +26,11 @@ from gateway.faces.http.errors import ClientDisconnected
 from gateway.faces.http.schema import Body, ChatBody, CompletionBody, read_body
 from gateway.gateway import Gateway
 from gateway.request_tracing import RequestTrace
+from gateway.requests.text import Text
 from gateway.sessions.call import ClientCall
 from gateway.sessions.session import ChoiceChunk
 from gateway.types.client_request import ClientRequest
 from gateway.types.generation import GenerationRequest, RequestArrival
-from observability import genai
 from services.runtime.errors import InvalidArgument
 
 IGNORED_HEADER = "x-foretoken-ignored-fields"
@@ -59,33 +59,19 @@ class WholeAnswer(JSONResponse):
             self._on_end()
 
 
-async def complete(gateway: Gateway, request: Request) -> Response:
-    """`POST /v1/completions`."""
-    trace = _begin_trace(gateway, request, genai.TEXT_COMPLETION)
-    with trace.ends_on_error():
-        decoded = await _decode(gateway, request, CompletionBody)
-
-        def select_format(call: ClientCall) -> AnswerFormat:
-            return CompletionFormat(gateway.text, call, decoded.body)
-
-        return await _answer(gateway, request, decoded, select_format, trace)
-
-
-async def chat(gateway: Gateway, request: Request) -> Response:
-    """`POST /v1/chat/completions`."""
-    trace = _begin_trace(gateway, request, genai.CHAT)
-    with trace.ends_on_error():
-        decoded = await _decode(gateway, request, ChatBody)
-
-        def select_format(call: ClientCall) -> AnswerFormat:
-            return ChatFormat(gateway.text, call, decoded.body)
-
-        return await _answer(gateway, request, decoded, select_format, trace)
-
-
-def _begin_trace(gateway: Gateway, request: Request, operation: str) -> RequestTrace:
+async def generate(
+    gateway: Gateway,
+    request: Request,
+    kind: type[BodyT],
+    make_format: Callable[[Text, ClientCall, BodyT], AnswerFormat],
+    operation: str,
+) -> Response:
+    """Answers a request with a body of `kind`. `operation` is its name in traces."""
     attributes = {"http.request.method": request.method, "url.path": request.scope["path"]}
-    return gateway.tracer.begin(operation, request.headers, attributes)
+    trace = gateway.tracer.begin(operation, request.headers, attributes)
+    with trace.ends_on_error():
+        decoded = await _decode(gateway, request, kind)
+        return await _answer(gateway, request, decoded, make_format, trace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +99,7 @@ async def _answer(
     gateway: Gateway,
     request: Request,
     decoded: _Decoded[BodyT],
-    select_format: Callable[[ClientCall], AnswerFormat],
+    make_format: Callable[[Text, ClientCall, BodyT], AnswerFormat],
     trace: RequestTrace,
 ) -> Response:
     body = decoded.body
@@ -132,7 +118,7 @@ async def _answer(
         trace.end()
 
     try:
-        form = select_format(call)
+        form = make_format(gateway.text, call, body)
         if body.stream:
             options = body.stream_options
             writer = ChunkWriter(form, call, gateway.config.model_name, options)

@@ -6,6 +6,7 @@ checked in `gateway.requests`, for HTTP and gRPC alike. A null field counts as a
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
@@ -20,6 +21,7 @@ from gateway.faces.http.dialect.fields import (
 )
 from gateway.requests.prompts import check_template_size
 from gateway.types.client_request import ClientRequest, Conversation, GivenSampling, Prompt
+from gateway.types.generation import Sampling
 from services.runtime.errors import InvalidArgument
 
 Json = Mapping[str, object]
@@ -29,13 +31,6 @@ TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 
 DEFAULT_MAX_TOKENS = 16  # of /v1/completions, as at OpenAI; a chat may use the remaining context
 MAX_TOKEN_DIGITS = 9  # of a token id in logit_bias
-# Body fields that are sampling parameters under the same name and with the same value.
-SAMPLING_FIELDS = (
-    "temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "ignore_eos",
-    "repetition_penalty", "presence_penalty", "frequency_penalty", "n", "stop_token_ids",
-    "allowed_token_ids", "bad_words", "include_stop_str_in_output", "skip_special_tokens",
-    "spaces_between_special_tokens",
-)  # fmt: skip
 
 
 class StreamOptions(BaseModel):
@@ -106,8 +101,9 @@ class Body(BaseModel):
         """The given sampling parameters."""
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidArgument("allowed_token_ids", "must not be empty")
-        given = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        given = {each.name: getattr(self, each.name, None) for each in fields(Sampling)}
         given |= {
+            "bad_words": self.bad_words,
             "max_tokens": max_tokens,
             "logprobs": logprobs,
             "prompt_logprobs": self.prompt_top_n,

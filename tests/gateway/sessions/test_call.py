@@ -35,7 +35,9 @@ class Desk:
             ClientRequest(None), (1, 2), Sampling(seed=1, max_tokens=100), Sla(), now_s()
         )
         for at in (0, 1):
-            session = Session(at, 100, generation.arrival_s, demo_text().detokenizer())
+            session = Session(
+                at, generation.sampling, generation.arrival_s, demo_text().detokenizer()
+            )
             self.call.choices.append(LiveChoice(session, generation, at, self.call))
 
     def message_interval_s(self) -> float:

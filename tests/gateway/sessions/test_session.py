@@ -18,7 +18,8 @@ from tests.gateway.gateway_fakes import demo_text, tokens_of
 
 
 def session(max_tokens: int = 100, stops: Sequence[str] = (), min_tokens: int = 0) -> Session:
-    return Session(0, max_tokens, 0.0, demo_text().detokenizer(), stops, min_tokens)
+    sampling = Sampling(1, max_tokens, stop=tuple(stops), min_tokens=min_tokens)
+    return Session(0, sampling, 0.0, demo_text().detokenizer())
 
 
 class Quiet:
@@ -64,7 +65,7 @@ def test_session_sends_its_end_once() -> None:
 async def test_choice_that_ends_while_another_is_sent_ends_alone() -> None:
     """Both have news; the second ends before its turn, and so is in the news once more."""
     call = ClientCall("c", 0, Quiet())
-    a, b = (Session(at, 100, 0.0, demo_text().detokenizer()) for at in (0, 1))
+    a, b = (Session(at, Sampling(1, 100), 0.0, demo_text().detokenizer()) for at in (0, 1))
     asked = GenerationRequest(
         ClientRequest(None), (1, 2), Sampling(seed=1, max_tokens=100), Sla(), 0.0
     )
@@ -193,10 +194,9 @@ def test_chunks_join_to_the_whole_text(
     all tokens at once, and one character after the other for a stop string."""
     sampling = Sampling(
         1, 1000, skip_special_tokens=skips, include_stop_str_in_output=includes,
-        stop_token_ids=frozenset((USER,)),
+        stop=stops, stop_token_ids=frozenset((USER,)),
     )  # fmt: skip
-    detokenizer = demo_text().detokenizer(sampling)
-    live = Session(0, 1000, 0.0, detokenizer, stops, include_stops=includes)
+    live = Session(0, sampling, 0.0, demo_text().detokenizer(sampling))
     got = ""
     for offset, count, take in [*deliveries, (0, len(ids), True)]:
         live.feed(offset, ids[offset : offset + count], (), None, 1.0)

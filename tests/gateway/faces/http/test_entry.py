@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.config import GatewayConfig
 from gateway.faces.grpc.service import mount
-from gateway.faces.http.entry.request_guard import RequestGuard
+from gateway.faces.http.middleware import RequestGuard
 from gateway.faces.http.serve import serving_http
 from protos.generated import (
     gateway_pb2,

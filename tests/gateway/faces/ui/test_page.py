@@ -11,8 +11,8 @@ import pytest
 
 from foretoken.running.options import ServeOptions, sections
 from gateway.config import GatewayConfig
+from gateway.faces.static import MEDIA_TYPES
 from gateway.faces.ui import board as board_module
-from gateway.faces.ui.files import MEDIA_TYPES
 from protos.generated import scheduler_pb2 as sched
 from services.policies.preset_table import load_presets
 from services.runtime.config import load
