@@ -62,23 +62,23 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     kv_tokens: int = REACH_TOKENS
     queued: int = 0
     drain_s: float = 0.0
-    foretells: sched.ForecastUpdate | None = None  # of each request that asks
+    forecast: sched.ForecastUpdate | None = None  # of each request that asks
     hellos: list[str] = field(default_factory=list)
     requests: list[sched.NewRequest] = field(default_factory=list)
     cancels: list[sched.CancelRequest] = field(default_factory=list)
     view: sched.FleetView | None = None  # what GetFleet tells, where it is given
-    fleet_asked: int = 0
+    fleet_queries: int = 0
     stories: dict[str, sched.Story] = field(default_factory=dict)
     answers: Callable[[sched.NewRequest], sched.RequestEvent | None] = lambda _: None
     streams: list[asyncio.Queue[sched.SchedulerEvent | None]] = field(default_factory=list)
 
-    def tell(self, request_id: str, **event: Any) -> None:
+    def send_event(self, request_id: str, **event: Any) -> None:
         event_message = sched.RequestEvent(request_id=request_id, **event)
         self.streams[-1].put_nowait(sched.SchedulerEvent(request=event_message))
 
-    def tell_placed(self, request_id: str, address: str | None = None) -> None:
+    def send_placed(self, request_id: str, address: str | None = None) -> None:
         placed = sched.Placed(worker_id="w", worker_address=address or self.worker_address)
-        self.tell(request_id, placed=placed)
+        self.send_event(request_id, placed=placed)
 
     def fleet(self, addresses: Sequence[str]) -> sched.SchedulerEvent:
         workers = [
@@ -119,7 +119,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         return sched.WhyResponse(stories=[story])
 
     async def GetFleet(self, request: sched.GetFleetRequest, context: Any) -> sched.FleetView:
-        self.fleet_asked += 1
+        self.fleet_queries += 1
         return self.view or self.fleet([self.worker_address]).fleet
 
     async def _read(
@@ -140,14 +140,14 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                     self.cancels.append(message.cancel)
 
     def _answer(self, request: sched.NewRequest) -> None:
-        if self.foretells and request.include_forecast:
-            self.tell(request.request_id, forecast_update=self.foretells)
+        if self.forecast and request.include_forecast:
+            self.send_event(request.request_id, forecast_update=self.forecast)
         answer = self.answers(request)
         if answer is not None:
             answer.request_id = request.request_id
             self.streams[-1].put_nowait(sched.SchedulerEvent(request=answer))
         elif self.place:
-            self.tell_placed(request.request_id)
+            self.send_placed(request.request_id)
 
 
 @dataclass
@@ -257,17 +257,17 @@ def _logprob(token_id: int, rivals: int, logprob: float = -0.25) -> common.Token
     )  # fmt: skip
 
 
-def serves(scheduler: FakeScheduler) -> Mount:
+def scheduler_mount(scheduler: FakeScheduler) -> Mount:
     add = scheduler_pb2_grpc.add_SchedulerServicer_to_server
     return Mount("foretoken.v1.Scheduler", add, scheduler)
 
 
-def works(worker: FakeWorker) -> Mount:
+def worker_mount(worker: FakeWorker) -> Mount:
     return Mount("foretoken.v1.Worker", worker_pb2_grpc.add_WorkerServicer_to_server, worker)
 
 
 @dataclass
-class House:
+class Harness:
     """A gateway on real sockets, its fakes, and what the test needs to reach them."""
 
     scheduler: FakeScheduler
@@ -328,7 +328,7 @@ def _exchange(
 
 
 @asynccontextmanager
-async def housing(
+async def run_harness(
     script: Callable[[worker_pb2.Prompt], Sequence[int]] | None = None,
     place: bool = True,
     with_worker: bool = True,
@@ -336,16 +336,18 @@ async def housing(
     queue: tuple[int, float] = (0, 0.0),
     spans: Spans = NO_SPANS,
     **config: Any,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[Harness]:
     """Everything up and connected; everything down at the end. `queue`: how many wait, and how
     long, as the scheduler tells."""
     queued, drain_s = queue
     scheduler = FakeScheduler(place=place, queued=queued, drain_s=drain_s)
     worker = FakeWorker(script)
     async with AsyncExitStack() as stack:
-        worker_server = await stack.enter_async_context(listening([works(worker)], "127.0.0.1:0"))
+        worker_server = await stack.enter_async_context(
+            listening([worker_mount(worker)], "127.0.0.1:0")
+        )
         scheduler_server = await stack.enter_async_context(
-            listening([serves(scheduler)], "127.0.0.1:0")
+            listening([scheduler_mount(scheduler)], "127.0.0.1:0")
         )
         if with_worker:
             scheduler.worker_address = f"127.0.0.1:{worker_server.port}"
@@ -356,7 +358,7 @@ async def housing(
         )
         channel = connect(settings.scheduler_address)
         if in_process:
-            serves(scheduler).add(scheduler, inner := InProcessServer())
+            scheduler_mount(scheduler).add(scheduler, inner := InProcessServer())
             channel = inner.channel()
         stack.push_async_callback(channel.close)
         gateway = Gateway(settings, channel, connect, CollectorRegistry(), spans=spans)
@@ -364,10 +366,10 @@ async def housing(
         web = serving_http(build_app(gateway), "127.0.0.1", 0, settings)
         http_port = await stack.enter_async_context(web)
         server = await stack.enter_async_context(listening([mount(gateway)], "127.0.0.1:0"))
-        house = House(
+        harness = Harness(
             scheduler, worker, gateway, scheduler_server, worker_server,
             f"127.0.0.1:{server.port}", f"http://127.0.0.1:{http_port}",
         )  # fmt: skip
-        await house.until(lambda: gateway.ready or not with_worker)
-        await house.until(lambda: bool(scheduler.hellos))
-        yield house
+        await harness.until(lambda: gateway.ready or not with_worker)
+        await harness.until(lambda: bool(scheduler.hellos))
+        yield harness

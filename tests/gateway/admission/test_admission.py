@@ -14,7 +14,7 @@ from gateway.peers.fleet import Fleet
 from gateway.requests.text import Text
 from gateway.types.errors import MIN_RETRY_S, RefusalReason, RequestRefused
 from protos.generated.worker_pb2 import Prompt
-from tests.gateway.gateway_fakes import House, housing
+from tests.gateway.gateway_fakes import Harness, run_harness
 from tests.gateway.gateway_fixtures import IDS, WORDS
 
 DOOR = AdmissionControl(max_sessions=10, max_queued=100)
@@ -65,8 +65,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return prompts
 
 
-def refusals(house: House, bar: str) -> float | None:
-    registry = house.gateway.metrics.registry
+def refusals(harness: Harness, bar: str) -> float | None:
+    registry = harness.gateway.metrics.registry
     return registry.get_sample_value("foretoken_refusals_total", {"reason": bar})
 
 
@@ -75,8 +75,8 @@ def words(prompt: Prompt) -> list[int]:
 
 
 async def test_request_that_would_miss_its_deadline_is_refused_unread(read: list[str]) -> None:
-    made = housing(words, queue=(70, 1000.0))
-    async with made as house, AsyncClient(house.grpc_address) as client:
+    made = run_harness(words, queue=(70, 1000.0))
+    async with made as harness, AsyncClient(harness.grpc_address) as client:
         with pytest.raises(Overloaded, match=r"^70 requests wait, about \d+\.\d s") as caught:
             await client.complete("late", timeout_s=30)
         assert 900 < caught.value.retry_after_s < 1000
@@ -87,45 +87,45 @@ async def test_request_that_would_miss_its_deadline_is_refused_unread(read: list
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "late"}]}),
             ("/v1/completions", b"no JSON, but that would have to be read"),
         ):
-            reply = await house.http("POST", path, body, headers)
+            reply = await harness.http("POST", path, body, headers)
             assert (reply.status, reply.json["error"]["code"]) == (429, "queue_full")
             assert 900 < int(reply.headers["retry-after"]) <= 1000
-        assert (read, house.scheduler.requests) == ([], [])
-        assert refusals(house, "deadline") == 5
+        assert (read, harness.scheduler.requests) == ([], [])
+        assert refusals(harness, "deadline") == 5
         assert (await client.complete("1,", timeout_s=3000)).text == WORDS
         assert (await client.complete("2,")).text == WORDS
     assert read == ["1,", "2,"]
 
 
 async def test_default_deadline_counts_for_admission(read: list[str]) -> None:
-    made = housing(words, queue=(70, 1000.0), default_deadline_s=10)
-    async with made as house, AsyncClient(house.grpc_address) as client:
+    made = run_harness(words, queue=(70, 1000.0), default_deadline_s=10)
+    async with made as harness, AsyncClient(harness.grpc_address) as client:
         with pytest.raises(Overloaded, match=r"this one may take (10\.0|\d\.\d) s; retry later"):
             await client.complete("late")
     assert read == []
 
 
 async def test_full_scheduler_queue_refuses_requests(read: list[str]) -> None:
-    made = housing(words, queue=(70, 1000.0), max_queued=70)
-    async with made as house, AsyncClient(house.grpc_address) as client:
+    made = run_harness(words, queue=(70, 1000.0), max_queued=70)
+    async with made as harness, AsyncClient(harness.grpc_address) as client:
         with pytest.raises(Overloaded, match="70 requests wait already; retry later"):
             await client.complete("1,")
-        assert refusals(house, "queue") == 1
+        assert refusals(harness, "queue") == 1
     assert read == []
 
 
 async def test_full_session_table_refuses_unread(read: list[str]) -> None:
-    async with housing(max_sessions=4) as house, AsyncClient(house.grpc_address) as client:
-        asking = asyncio.ensure_future(client.complete("1,", n=2))
-        await house.until(lambda: len(house.worker.prompts) == 2)
+    async with run_harness(max_sessions=4) as harness, AsyncClient(harness.grpc_address) as client:
+        pending = asyncio.ensure_future(client.complete("1,", n=2))
+        await harness.until(lambda: len(harness.worker.prompts) == 2)
         with pytest.raises(Overloaded):
             await client.complete("2,", n=3)
         body = {"prompt": ["3,"] * 3}
-        assert (await house.http("POST", "/v1/completions", body)).status == 429
-        reply = await house.http("POST", "/v1/completions", {"prompt": "4,", "n": 3})
+        assert (await harness.http("POST", "/v1/completions", body)).status == 429
+        reply = await harness.http("POST", "/v1/completions", {"prompt": "4,", "n": 3})
         assert reply.status == 429
-        assert (read, refusals(house, "sessions")) == (["1,"], 3)
-        asking.cancel()
+        assert (read, refusals(harness, "sessions")) == (["1,"], 3)
+        pending.cancel()
 
 
 def passes(entering: Coroutine[None, None, None]) -> bool:
@@ -225,8 +225,8 @@ async def test_tokenization_queue_skips_cancelled_request() -> None:
 
 
 async def test_waiting_requests_are_bounded(read: list[str]) -> None:
-    async with housing(words, max_arriving=1) as house:
-        gateway = house.gateway
+    async with run_harness(words, max_arriving=1) as harness:
+        gateway = harness.gateway
         await gateway.intake.wait_for_turn()
         waiting = asyncio.ensure_future(gateway.intake.wait_for_turn())
         await asyncio.sleep(0)
@@ -235,6 +235,6 @@ async def test_waiting_requests_are_bounded(read: list[str]) -> None:
         with pytest.raises(RequestRefused):
             await gateway.intake.wait_for_turn()
         await waiting
-        assert refusals(house, "arriving") == 2
-        assert (await house.http("POST", "/v1/completions", {"prompt": "1,"})).status == 200
+        assert refusals(harness, "arriving") == 2
+        assert (await harness.http("POST", "/v1/completions", {"prompt": "1,"})).status == 200
     assert read == ["1,"]

@@ -18,7 +18,7 @@ from observability.exposition import Part
 from protos.generated import telemetry_pb2, telemetry_pb2_grpc
 from services.runtime.channel import connect
 from services.runtime.server import listening
-from tests.gateway.gateway_fakes import housing
+from tests.gateway.gateway_fakes import run_harness
 from tests.reach import until
 
 NOT_IN_TIME_S = 30.0
@@ -104,11 +104,11 @@ async def test_scrape_of_a_hanging_peer_times_out() -> None:
 async def test_concurrent_scrapes_share_one_query_per_peer() -> None:
     slow = Slow()
     async with served(slow) as address, scraping([address]) as scrapes:
-        asking = [asyncio.create_task(scrapes.text()) for _ in range(50)]
+        pending = [asyncio.create_task(scrapes.text()) for _ in range(50)]
         await until(lambda: bool(slow.asked))
-        asking[0].cancel()
+        pending[0].cancel()
         slow.free.set()
-        reported = await asyncio.gather(*asking[1:])
+        reported = await asyncio.gather(*pending[1:])
         assert slow.asked == 1
         assert {tuple(samples(text)) for text in reported} == {("missing 0.0", "slow 1.0")}
 
@@ -132,8 +132,8 @@ async def test_metrics_page_has_peers_and_vllm_aliases_if_configured(
     address = f"unix:{tmp_path}/w.sock"
     async with listening([], address, [counted("foretoken_prefix_cache_hits", "0")]):
         for vllm in (False, True):
-            async with housing(metrics_peers=(address,), vllm_metrics=vllm) as house:
-                reply = await house.http("GET", "/metrics")
+            async with run_harness(metrics_peers=(address,), vllm_metrics=vllm) as harness:
+                reply = await harness.http("GET", "/metrics")
                 lines = reply.text.splitlines()
                 assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
                 assert 'foretoken_prefix_cache_hits_total{worker="0"} 1.0' in lines
