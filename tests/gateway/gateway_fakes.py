@@ -1,5 +1,5 @@
-"""A scheduler and a worker that speak real gRPC and record all they hear; their answers are
-scripted. And a gateway between them and real sockets for clients."""
+"""A fake scheduler and a fake worker with scripted answers, over real gRPC, and a gateway between
+them and real sockets for clients. The fakes record all messages."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ STEP_S = 0.001
 
 @cache
 def demo_folder() -> str:
-    """A model folder with the demo model's tokenizer and no weights: all a gateway reads."""
+    """A model folder with the demo model's tokenizer and no weights."""
     folder = Path(mkdtemp(prefix="foretoken-tokenizer-")) / "demo"
     make_tokenizer().save_pretrained(str(folder))
     return str(folder)
@@ -49,24 +49,25 @@ def demo_text() -> Text:
 
 
 def tokens_of(text: str) -> list[int]:
-    """Each character's own tokens, so that tests can count them."""
+    """The tokens of each character, encoded alone, so that tests can count them."""
     return [token for character in text for token in demo_text().encode(character)]
 
 
 @dataclass
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
-    """Places every request at `worker_address` unless `place` is off; `tell` sends the rest."""
+    """Places every request at `worker_address` unless `place` is off. `send_event` sends other
+    events."""
 
     worker_address: str = ""
     place: bool = True
     kv_tokens: int = REACH_TOKENS
     queued: int = 0
     drain_s: float = 0.0
-    forecast: sched.ForecastUpdate | None = None  # of each request that asks
+    forecast: sched.ForecastUpdate | None = None  # sent for each request that includes forecasts
     hellos: list[str] = field(default_factory=list)
     requests: list[sched.NewRequest] = field(default_factory=list)
     cancels: list[sched.CancelRequest] = field(default_factory=list)
-    view: sched.FleetView | None = None  # what GetFleet tells, where it is given
+    view: sched.FleetView | None = None  # the answer of GetFleet; None: the fleet of the stream
     fleet_queries: int = 0
     stories: dict[str, sched.Story] = field(default_factory=dict)
     answers: Callable[[sched.NewRequest], sched.RequestEvent | None] = lambda _: None
@@ -152,8 +153,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
 @dataclass
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
-    """Answers each prompt with `script(prompt)`, a token a step for all, `prefill_s` after it came;
-    silent without one."""
+    """Answers each prompt with the tokens `script(prompt)`, `per_step` in each step, beginning
+    `prefill_s` after its arrival. Without a script, it sends only what the test sends."""
 
     script: Callable[[worker_pb2.Prompt], Sequence[int]] | None = None
     step_s: float = STEP_S
@@ -161,7 +162,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     per_step: int = 1
     cached_tokens: int = 0  # of each prompt
     prompts: list[worker_pb2.Prompt] = field(default_factory=list)
-    opened: int = 0
+    opened: int = 0  # streams so far
     streams: list[asyncio.Queue[worker_pb2.TokenBatch | None]] = field(default_factory=list)
     _running: dict[str, tuple[worker_pb2.Prompt, int]] = field(default_factory=dict)
 
@@ -229,7 +230,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self._running[prompt.request_id] = (prompt, done + len(ids))
         tokens = worker_pb2.RequestTokens(request_id=prompt.request_id, offset=done, token_ids=ids)
         if len(prompt.token_ids) - prompt.prompt_tokens == done:
-            self._tell_prompt(prompt, tokens)
+            self._add_prompt_info(prompt, tokens)
         if prompt.sampling.HasField("logprobs"):
             tokens.logprobs.extend(_logprob(i, prompt.sampling.logprobs) for i in ids)
         if self.script and done + len(ids) >= len(answer):
@@ -240,17 +241,18 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             del self._running[prompt.request_id]
         return tokens
 
-    def _tell_prompt(self, prompt: worker_pb2.Prompt, tokens: worker_pb2.RequestTokens) -> None:
-        """What comes with the first tokens: a token's score is its place in the prompt."""
+    def _add_prompt_info(self, prompt: worker_pb2.Prompt, tokens: worker_pb2.RequestTokens) -> None:
+        """Adds what accompanies the first tokens. The score of a prompt token is its negative
+        position."""
         tokens.cached_tokens = self.cached_tokens
         if prompt.sampling.HasField("prompt_logprobs"):
-            rivals = prompt.sampling.prompt_logprobs
+            alternatives = prompt.sampling.prompt_logprobs
             for at, token in enumerate(prompt.token_ids[1 : prompt.prompt_tokens], 1):
-                tokens.prompt_logprobs.append(_logprob(token, rivals, -at))
+                tokens.prompt_logprobs.append(_logprob(token, alternatives, -at))
 
 
-def _logprob(token_id: int, rivals: int, logprob: float = -0.25) -> common.TokenLogprob:
-    ids = [token_id, *range(40, 40 + rivals)][:rivals]
+def _logprob(token_id: int, alternatives: int, logprob: float = -0.25) -> common.TokenLogprob:
+    ids = [token_id, *range(40, 40 + alternatives)][:alternatives]
     return common.TokenLogprob(
         token_id=token_id, logprob=logprob, top_ids=ids,
         top_logprobs=[logprob - at for at in range(len(ids))],
@@ -268,7 +270,7 @@ def worker_mount(worker: FakeWorker) -> Mount:
 
 @dataclass
 class Harness:
-    """A gateway on real sockets, its fakes, and what the test needs to reach them."""
+    """A gateway on real sockets, its fakes, and their addresses."""
 
     scheduler: FakeScheduler
     worker: FakeWorker
@@ -279,7 +281,7 @@ class Harness:
     http_url: str
 
     async def until(self, condition: Callable[[], bool], limit_s: float = 10.0) -> None:
-        """Wait for something that must come true; the limit is only there to fail by."""
+        """Waits for a condition that must become true; a failing test takes `limit_s`."""
         await until(condition, limit_s)
 
     async def http(
@@ -289,7 +291,7 @@ class Harness:
         body: object = None,
         headers: Mapping[str, str] | None = None,
     ) -> "Reply":
-        """One plain HTTP exchange; a body that is not bytes goes as JSON."""
+        """One HTTP exchange; a body that is not bytes is sent as JSON."""
         raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         return await asyncio.to_thread(_exchange, self.http_url, method, path, raw, headers or {})
 
@@ -308,7 +310,7 @@ class Reply:
 
     @property
     def events(self) -> list[Any]:
-        """The JSON events of a stream, without its last, which must be [DONE]."""
+        """The JSON events of a stream. The last event must be [DONE] and is omitted."""
         data = [line[6:] for line in self.text.splitlines() if line.startswith("data: ")]
         assert data[-1] == "[DONE]"
         return [json.loads(item) for item in data[:-1]]
@@ -337,8 +339,8 @@ async def run_harness(
     spans: Spans = NO_SPANS,
     **config: Any,
 ) -> AsyncIterator[Harness]:
-    """Everything up and connected; everything down at the end. `queue`: how many wait, and how
-    long, as the scheduler tells."""
+    """Starts and connects everything, and stops it at the end. `queue`: the number of waiting
+    requests and the drain time that the scheduler reports."""
     queued, drain_s = queue
     scheduler = FakeScheduler(place=place, queued=queued, drain_s=drain_s)
     worker = FakeWorker(script)

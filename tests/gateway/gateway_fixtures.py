@@ -1,4 +1,4 @@
-"""What tests of a gateway between fakes share: the harness, a client in it and an answer."""
+"""Fixtures of a gateway between fakes: the harness, a client and an answer."""
 
 from collections.abc import AsyncIterator
 
@@ -15,7 +15,7 @@ IDS = demo_text().encode(WORDS)
 
 @pytest.fixture
 async def harness() -> AsyncIterator[Harness]:
-    """A gateway whose worker says nothing of itself: the test sends the tokens."""
+    """A gateway whose worker has no script: the test sends the tokens."""
     async with run_harness() as made:
         yield made
 
@@ -27,6 +27,6 @@ async def client(harness: Harness) -> AsyncIterator[AsyncClient]:
 
 
 async def first_prompt(harness: Harness) -> str:
-    """The id of the first request, once its prompt is at the worker."""
+    """The id of the first request, once the worker has its prompt."""
     await harness.until(lambda: bool(harness.worker.prompts))
     return harness.worker.prompts[0].request_id

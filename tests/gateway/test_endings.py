@@ -1,4 +1,4 @@
-"""Requests that end otherwise than by their answer: cancelled, refused, too late, failed."""
+"""Requests that end without a complete answer: cancelled, refused, too late, failed."""
 
 import asyncio
 from typing import Any
@@ -87,7 +87,7 @@ async def test_stalled_client_is_disconnected() -> None:
 
         async def write() -> None:
             await anext(chunks)
-            await asyncio.Event().wait()  # a socket that takes nothing more
+            await asyncio.Event().wait()  # a socket whose client reads nothing more
 
         writer = asyncio.ensure_future(write())
         name = await first_prompt(harness)

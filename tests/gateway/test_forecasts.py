@@ -1,5 +1,4 @@
-"""What is foreseen of a choice, from the scheduler's word to the client's chunks, over real sockets
-and for each way of pending."""
+"""Forecasts from the scheduler's updates to the client's chunks, over gRPC and HTTP sockets."""
 
 import asyncio
 from typing import Any
@@ -14,7 +13,7 @@ from tests.gateway.gateway_fakes import Harness
 from tests.gateway.gateway_fixtures import IDS, STOP, WORDS, first_prompt
 from tests.gateway.gateway_fixtures import client as client
 from tests.gateway.gateway_fixtures import harness as harness
-from tests.gateway.sessions.test_sessions import HERE, Wires
+from tests.gateway.sessions.test_sessions import HERE, SessionTranscript
 
 ASKS = {"stream": True, "stream_options": {"include_forecast": True}}
 PATHS = {
@@ -23,11 +22,11 @@ PATHS = {
 }
 
 
-PROMISED_S = 0.52  # of 0.25 told, before any has come
+PROMISED_S = 0.52  # for an expectation of 0.25 s, uncalibrated
 
 
 def forecast_of(*points: float, ttft_s: float | None = 0.25) -> sched.ForecastUpdate:
-    """Each as likely as the others, 0.1 s a token."""
+    """Equally likely lengths, at 0.1 s per token."""
     return sched.ForecastUpdate(
         forecast=common.Forecast(points=points, source="test"), token_s=0.1, ttft_s=ttft_s
     )
@@ -47,7 +46,7 @@ async def test_grpc_forecasts_come_before_tokens_with_each_chunk_and_at_the_end(
     harness.scheduler.send_event(name, forecast_update=forecast_of(10, 30, 90))
     alone = await first
     assert (alone.text, list(alone.token_ids)) == ("", [])
-    assert lengths(alone.forecast) == (10, 30, 50)  # cut at what it may have
+    assert lengths(alone.forecast) == (10, 30, 50)  # truncated at max_tokens
     assert alone.forecast and alone.forecast.ttft_s == pytest.approx(PROMISED_S)
     assert alone.forecast.sla_expected is True
     harness.worker.send(name, 0, IDS[:3])
@@ -64,7 +63,7 @@ async def test_grpc_forecasts_come_before_tokens_with_each_chunk_and_at_the_end(
 
 
 async def test_unreachable_sla_is_reported_at_once(harness: Harness, client: AsyncClient) -> None:
-    """By what is promised, not by what is told."""
+    """The promise counts, not the scheduler's expectation."""
     chunks = aiter(client.generate("1,", sla={"ttft_s": 0.5}, include_forecast=True))
     first = asyncio.ensure_future(anext(chunks))
     harness.scheduler.send_event(await first_prompt(harness), forecast_update=forecast_of(10))
@@ -97,11 +96,11 @@ async def test_http_chunk_has_the_forecast_beside_the_choice(harness: Harness, p
 
 
 def openings(harness: Harness) -> list[Any]:
-    """What each live choice was told first."""
-    return [sight.opening for sight in sights(harness)]
+    """The first forecast sent for each live choice."""
+    return [tracker.opening for tracker in trackers(harness)]
 
 
-def sights(harness: Harness) -> list[Any]:
+def trackers(harness: Harness) -> list[Any]:
     return [live.session.forecast_tracker for live in harness.gateway.sessions.table]
 
 
@@ -126,7 +125,7 @@ async def test_usage_comes_after_forecasts(harness: Harness) -> None:
 
 async def test_each_choice_has_its_own_forecast(harness: Harness, client: AsyncClient) -> None:
     chunks = client.generate("1,", n=2, max_tokens=50, include_forecast=True)
-    reading = asyncio.ensure_future(collected(chunks))
+    reading = asyncio.ensure_future(collect(chunks))
     await harness.until(lambda: len(harness.worker.prompts) == 2)
     for prompt in harness.worker.prompts:
         at = int(prompt.request_id[-1])
@@ -141,15 +140,15 @@ async def test_each_choice_has_its_own_forecast(harness: Harness, client: AsyncC
     assert [lengths(of[-1].forecast) for of in chunks_of.values()] == [(len(IDS),) * 3] * 2
 
 
-async def collected(stream: Any) -> list[Chunk]:
+async def collect(stream: Any) -> list[Chunk]:
     return [chunk async for chunk in stream]
 
 
 async def test_request_without_forecasts_receives_none(
     harness: Harness, client: AsyncClient
 ) -> None:
-    """Not even by a scheduler that says it all the same."""
-    reading = asyncio.ensure_future(collected(client.generate("1,")))
+    """Even if the scheduler sends an update."""
+    reading = asyncio.ensure_future(collect(client.generate("1,")))
     name = await first_prompt(harness)
     assert not harness.scheduler.requests[0].include_forecast
     harness.scheduler.send_event(name, forecast_update=forecast_of(10))
@@ -168,7 +167,7 @@ async def test_chunk_without_a_known_forecast_has_no_field(harness: Harness) -> 
 
 
 async def test_impossible_forecast_is_ignored(harness: Harness, client: AsyncClient) -> None:
-    reading = asyncio.ensure_future(collected(client.generate("1,", include_forecast=True)))
+    reading = asyncio.ensure_future(collect(client.generate("1,", include_forecast=True)))
     name = await first_prompt(harness)
     for bad in (
         forecast_of(),
@@ -201,7 +200,7 @@ async def test_forecast_continues_from_delivered_tokens_after_a_loss(
     harness.scheduler.send_event(
         again.request_id, forecast_update=forecast_of(3, 9, 20, ttft_s=None)
     )
-    await harness.until(lambda: sights(harness)[0]._forecast.forecast.points == (3, 9, 20))
+    await harness.until(lambda: trackers(harness)[0]._forecast.forecast.points == (3, 9, 20))
     harness.worker.send(again.request_id, 3, IDS[3:4])
     resumed = (await anext(chunks)).forecast
     assert lengths(resumed) == (9, 14.5, 20)
@@ -215,21 +214,21 @@ async def test_forecast_outcome_is_counted_once(harness: Harness, client: AsyncC
     for points in ((1, 50), (40, 50)):
         harness.worker.prompts.clear()
         reading = asyncio.ensure_future(
-            collected(client.generate("1,", max_tokens=50, include_forecast=True))
+            collect(client.generate("1,", max_tokens=50, include_forecast=True))
         )
         name = await first_prompt(harness)
         harness.scheduler.send_event(name, forecast_update=forecast_of(*points, ttft_s=500.0))
         await harness.until(lambda: all(openings(harness)))
         harness.worker.send(name, 0, IDS, STOP)
         await reading
-    assert counted(harness, "forecasts", covered="yes") == 1
-    assert counted(harness, "forecasts", covered="no") == 1
-    assert counted(harness, "ttft_promises", kept="yes") == 2
-    assert counted(harness, "sla_forecasts", foreseen="broken", outcome="met") == 2
+    assert count_forecasts(harness, "forecasts", covered="yes") == 1
+    assert count_forecasts(harness, "forecasts", covered="no") == 1
+    assert count_forecasts(harness, "ttft_promises", kept="yes") == 2
+    assert count_forecasts(harness, "sla_forecasts", foreseen="broken", outcome="met") == 2
 
 
 async def test_outcomes_calibrate_promises(harness: Harness, client: AsyncClient) -> None:
-    """Told 500 s each, and answered at once."""
+    """The scheduler expects 500 s each time, and the answer arrives at once."""
     promised_s: list[float] = []
     for _ in range(MIN_ERRORS + 1):
         harness.worker.prompts.clear()
@@ -241,21 +240,23 @@ async def test_outcomes_calibrate_promises(harness: Harness, client: AsyncClient
         assert forecast and forecast.ttft_s is not None
         promised_s.append(forecast.ttft_s)
         harness.worker.send(name, 0, IDS, STOP)
-        await collected(chunks)
+        await collect(chunks)
     assert promised_s[:-1] == [pytest.approx(1000.02)] * MIN_ERRORS
     assert promised_s[-1] < 400
 
 
-def counted(harness: Harness, name: str, **labels: str) -> float | None:
+def count_forecasts(harness: Harness, name: str, **labels: str) -> float | None:
     registry = harness.gateway.metrics.registry
     return registry.get_sample_value(f"foretoken_client_{name}_total", labels)
 
 
 async def test_forecast_does_not_answer_an_announcement() -> None:
-    """A new one is told of what goes on; its word on the length is no word on the place."""
-    wires = Wires()
-    _, name = wires.ask(include_forecast=True)
-    wires.connect()
-    wires.say(name, forecast_update=forecast_of(10))
-    wires.say(name, placed=sched.Placed(worker_id="h", worker_address=HERE))
-    assert len(wires.prompts) == 1  # it stays: the placement was the answer to the announcement
+    """Only a placement answers the announcement to a new scheduler."""
+    transcript = SessionTranscript()
+    _, name = transcript.open_request(include_forecast=True)
+    transcript.reopen_scheduler()
+    transcript.send_event(name, forecast_update=forecast_of(10))
+    transcript.send_event(name, placed=sched.Placed(worker_id="h", worker_address=HERE))
+    assert (
+        len(transcript.prompts) == 1
+    )  # the placement answers the announcement, so the request stays

@@ -22,11 +22,11 @@ from tests.gateway.gateway_fixtures import IDS, STOP, first_prompt
 from tests.gateway.gateway_fixtures import harness as harness
 from tests.gateway.measuring import CLASSES, Pace, check_counts
 
-PAUSE_S = 0.3  # of what is to blame; the budget is a third of it, the rest takes milliseconds
+PAUSE_S = 0.3  # of the phase that causes the miss; the budget is a third of it
 TTFT, MTPOT = {"ttft_s": PAUSE_S / 3}, {"mtpot_s": PAUSE_S / 3}
 WAYS = ("grpc", "http", "whole")
-# A prefill, a step and the pause between two messages: each is long beside the way to a client, and
-# another than the others, so that what is counted when it comes is not what is counted when sent.
+# All differ and are long compared with delivery, so that metrics of generated tokens differ from
+# metrics of delivered tokens.
 PREFILL_S, STEP_S, MESSAGES_S = 0.08, 0.05, 0.12
 
 
@@ -48,7 +48,7 @@ async def test_metrics_agree_with_500_clients() -> None:
 
 
 def verdicts(harness: Harness) -> dict[Verdict, float]:
-    """(class, outcome, cause) of all that were booked."""
+    """The counted requests by (class, outcome, cause)."""
     return {
         (sample.labels["class"], sample.labels["outcome"], sample.labels["cause"]): sample.value
         for family in harness.gateway.metrics.registry.collect()
@@ -58,7 +58,7 @@ def verdicts(harness: Harness) -> dict[Verdict, float]:
 
 
 async def ask(harness: Harness, way: str, budgets: dict[str, float]) -> None:
-    """A request, and all of its answer, however it ends."""
+    """Sends a request and reads its answer to the end, an error included."""
     if way == "grpc":
         with suppress(ForetokenError):
             async with AsyncClient(harness.grpc_address) as client:
@@ -89,13 +89,13 @@ async def prefill(harness: Harness) -> None:
 
 
 async def decode(harness: Harness) -> None:
-    name = await begun(harness)
+    name = await send_two_tokens(harness)
     await asyncio.sleep(PAUSE_S)
     harness.worker.send(name, 2, IDS[2:], STOP)
 
 
 async def preempt(harness: Harness) -> None:
-    name = await begun(harness)
+    name = await send_two_tokens(harness)
     harness.scheduler.send_event(name, preempted=sched.Preempted(output_tokens=2))
     await asyncio.sleep(PAUSE_S)
     harness.scheduler.send_placed(name)
@@ -104,15 +104,15 @@ async def preempt(harness: Harness) -> None:
 
 
 async def swap_in(harness: Harness) -> None:
-    name = await begun(harness)
+    name = await send_two_tokens(harness)
     harness.scheduler.send_event(name, preempted=sched.Preempted(output_tokens=2))
     harness.scheduler.send_event(name, resumed=sched.Resumed(held_tokens=16))
     await asyncio.sleep(PAUSE_S)
     harness.worker.send(name, 2, IDS[2:], STOP)
 
 
-async def begun(harness: Harness) -> str:
-    """The request's id, once two of its tokens are here."""
+async def send_two_tokens(harness: Harness) -> str:
+    """The request's id, once two of its tokens have arrived."""
     name = await first_prompt(harness)
     harness.worker.send(name, 0, IDS[:2])
     await harness.until(lambda: harness.gateway.metrics.generation_tokens._value.get() == 2)
@@ -153,7 +153,7 @@ async def test_disconnected_client_is_a_miss_by_the_client(harness: Harness) -> 
     async with AsyncClient(harness.grpc_address) as client:
         stream = client.generate("1,")
         reading = asyncio.ensure_future(stream.complete())
-        await begun(harness)
+        await send_two_tokens(harness)
         stream.cancel()
         await reading
     await harness.until(lambda: bool(verdicts(harness)))
@@ -176,10 +176,10 @@ async def test_slow_client_counts_against_the_sla(
         async for chunk in call.chunks():
             if chunk.reason is None:
                 continue
-            await asyncio.sleep(PAUSE_S)  # a client that does not read, or we that do not write
+            await asyncio.sleep(PAUSE_S)  # the client does not read
 
     reading = asyncio.ensure_future(read())
-    name = await begun(harness)
+    name = await send_two_tokens(harness)
     await harness.until(lambda: call.choices[0].session.client_timeline.timeline.tokens > 0)
     harness.worker.send(name, 2, IDS[2:], STOP)
     await reading
@@ -192,7 +192,7 @@ async def test_slow_client_counts_against_the_sla(
 @pytest.mark.parametrize("way", WAYS[:1] + WAYS[2:])
 async def test_tokens_of_one_message_share_its_gap(harness: Harness, way: str) -> None:
     pending = asyncio.ensure_future(ask(harness, way, MTPOT))
-    name = await begun(harness)
+    name = await send_two_tokens(harness)
     await asyncio.sleep(PAUSE_S)
     harness.worker.send(name, 2, IDS[2:], STOP)
     await pending
@@ -248,12 +248,12 @@ async def test_client_text_does_not_become_a_label(harness: Harness) -> None:
     assert "evil" not in text
     classes = set(re.findall(r'class="(.*?)"', text))
     assert classes == {"interactive", "standard", "batch", "custom"}
-    booked: Counter[str] = Counter()
+    recorded: Counter[str] = Counter()
     for (name, *_), number in verdicts(harness).items():
-        booked[name] += int(number)
-    assert booked == {"custom": 1, "batch": 1, "standard": 2}
-    assert set(harness.gateway.sla_window.by_class(time.monotonic())) == set(booked)
-    assert {request.sla.name for request in harness.scheduler.requests} == set(booked)
+        recorded[name] += int(number)
+    assert recorded == {"custom": 1, "batch": 1, "standard": 2}
+    assert set(harness.gateway.sla_window.by_class(time.monotonic())) == set(recorded)
+    assert {request.sla.name for request in harness.scheduler.requests} == set(recorded)
 
 
 async def test_every_catalogued_metric_is_exported_with_its_type(harness: Harness) -> None:

@@ -1,4 +1,4 @@
-"""`python -m gateway` as a process: mistakes are one line, and it stops in two stages."""
+"""`python -m gateway` as a process: one-line errors and two-stage shutdown."""
 
 import asyncio
 import signal
@@ -82,7 +82,7 @@ async def test_port_in_use_is_a_one_line_error_with_status_2() -> None:
 
 @asynccontextmanager
 async def running(**settings: object) -> Any:
-    """A gateway process between fakes, with a request whose first token has come."""
+    """A gateway process between fakes, with a request whose first token has arrived."""
     async with AsyncExitStack() as stack:
         worker, scheduler, port = FakeWorker(), FakeScheduler(), free_port()
         work = await stack.enter_async_context(listening([worker_mount(worker)], "127.0.0.1:0"))
@@ -122,7 +122,7 @@ async def test_first_sigterm_drains() -> None:
         process.send_signal(signal.SIGTERM)
         with pytest.raises(Unavailable):
             while True:
-                with suppress(DeadlineExceeded):  # it was let in before the signal was heard
+                with suppress(DeadlineExceeded):  # admitted before the signal arrived
                     await client.complete("12", timeout_s=0.2)
         assert process.returncode is None
         name = worker.prompts[0].request_id

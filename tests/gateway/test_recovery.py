@@ -1,4 +1,4 @@
-"""Requests evicted or swapped, or whose tokens, worker or scheduler are lost, go on or say why."""
+"""Requests after an eviction, a swap, or the loss of tokens, the worker or the scheduler."""
 
 import asyncio
 
@@ -56,8 +56,8 @@ async def test_swapped_in_request_continues_and_its_gap_is_a_swap_in(
     assert registry.get_sample_value("foretoken_sla_requests_total", missed) == 1
 
 
-def gauge(harness: Harness, of: str) -> float | None:
-    return harness.gateway.metrics.registry.get_sample_value(f"foretoken_num_requests_{of}")
+def gauge(harness: Harness, name: str) -> float | None:
+    return harness.gateway.metrics.registry.get_sample_value(f"foretoken_num_requests_{name}")
 
 
 async def test_every_submission_has_the_cache_salt(harness: Harness, client: AsyncClient) -> None:
@@ -191,7 +191,7 @@ async def test_returning_scheduler_receives_announcements(
     (anew,) = reported.keys() - {first, second}
     assert (reported[anew].worker_id, anew != queued) == ("", True)
 
-    harness.worker.send(first, 2, IDS[2:3])  # comes before the scheduler has said anything
+    harness.worker.send(first, 2, IDS[2:3])  # before the scheduler answers
     harness.scheduler.send_placed(first)
     harness.scheduler.send_event(second, resumed=sched.Resumed(held_tokens=2))
     harness.scheduler.send_placed(anew)
@@ -240,8 +240,8 @@ async def test_worker_and_scheduler_lost_together_are_recovered(
     assert (await pending).text == WORDS
 
 
-async def prompts(harness: Harness, count: int) -> None:
-    """Until the worker has been sent that many."""
+async def wait_for_prompts(harness: Harness, count: int) -> None:
+    """Waits until the worker has that many prompts."""
     await harness.until(lambda: len(harness.worker.prompts) == count)
 
 
@@ -255,7 +255,7 @@ async def test_repeated_loss_without_progress_spends_the_retry_budget() -> None:
     async with made as harness, AsyncClient(harness.grpc_address) as client:
         pending = asyncio.ensure_future(client.complete("1,"))
         for attempt in range(4):
-            await prompts(harness, attempt + 1)
+            await wait_for_prompts(harness, attempt + 1)
             harness.worker.break_stream()
         with pytest.raises(Unavailable, match="the retry budget is exhausted") as caught:
             await pending
@@ -268,7 +268,7 @@ async def test_loss_after_progress_needs_no_retry_budget() -> None:
     async with made as harness, AsyncClient(harness.grpc_address) as client:
         pending = asyncio.ensure_future(client.complete("1,"))
         for done in range(4):
-            await prompts(harness, done + 1)
+            await wait_for_prompts(harness, done + 1)
             harness.worker.send(harness.worker.prompts[-1].request_id, done, IDS[done : done + 1])
             harness.worker.break_stream()
         await harness.until(lambda: len(harness.worker.prompts) == 5)

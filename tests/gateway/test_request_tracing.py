@@ -1,4 +1,4 @@
-"""What the gateway tells of a request: its own span, what hangs below, and gen_ai's metrics."""
+"""A request's span, its child spans, and the gen_ai metrics."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ def written() -> WrittenSpans:
 
 @pytest.fixture
 async def silent(written: WrittenSpans) -> AsyncIterator[Harness]:
-    """Its worker says nothing of itself."""
+    """A gateway whose worker has no script."""
     async with run_harness(spans=written) as harness:
         yield harness
 
@@ -146,12 +146,13 @@ async def test_span_of_a_disconnected_client_is_cancelled(
 
 
 @pytest.mark.parametrize(
-    ("taken", "ttft_s", "cause"), [(True, 0.1, "prefill"), (False, 60.0, "client")]
+    ("delivered", "ttft_s", "cause"), [(True, 0.1, "prefill"), (False, 60.0, "client")]
 )
 async def test_span_agrees_with_metrics_on_delivered_tokens(
-    taken: bool, ttft_s: float, cause: str, silent: Harness, written: WrittenSpans
+    delivered: bool, ttft_s: float, cause: str, silent: Harness, written: WrittenSpans
 ) -> None:
-    """The worker is quick. What its client takes late is late, and what it never takes it left."""
+    """The worker is fast. A late reader misses the SLA; a client that reads nothing counts as
+    disconnected."""
     gateway = silent.gateway
     trace = gateway.tracer.begin("chat", {}, {})
     request = gateway_pb2.GenerateRequest(prompt="1,", sla=common.Sla(ttft_s=ttft_s))
@@ -162,22 +163,24 @@ async def test_span_agrees_with_metrics_on_delivered_tokens(
     silent.worker.send(await first_prompt(silent), 0, IDS, common.FINISH_REASON_STOP)
     await silent.until(lambda: call.choices[0].session.over)
     await asyncio.sleep(0.1)
-    if taken:
+    if delivered:
         assert len([chunk async for chunk in call.chunks()]) == 1
     call.close()
     trace.end()
     reported = written.all[0].attributes
-    [booked] = [
+    [recorded] = [
         sample.labels
         for family in gateway.metrics.registry.collect()
         for sample in family.samples
         if sample.name == "foretoken_sla_requests_total" and sample.value
     ]
-    assert reported["foretoken.sla.outcome"] == booked["outcome"] == "missed"
-    assert reported["foretoken.sla.cause"] == booked["cause"] == cause
-    assert reported["gen_ai.usage.output_tokens"] == (len(IDS) if taken else 0)
-    assert reported["gen_ai.response.finish_reasons"] == ["stop" if taken else "cancelled"]
-    assert reported.get("error.type") == (None if taken else "cancelled")
+    assert reported["foretoken.sla.outcome"] == recorded["outcome"] == "missed"
+    assert reported["foretoken.sla.cause"] == recorded["cause"] == cause
+    assert reported["gen_ai.usage.output_tokens"] == (len(IDS) if delivered else 0)
+    assert reported["gen_ai.response.finish_reasons"] == ["stop" if delivered else "cancelled"]
+    assert reported.get("error.type") == (None if delivered else "cancelled")
     name, custom = "foretoken_time_to_first_token_seconds_sum", {"class": "custom"}
     first_s = [s for what, s, _ in written.measured if what == "gen_ai.server.time_to_first_token"]
-    assert first_s == ([gateway.metrics.registry.get_sample_value(name, custom)] if taken else [])
+    assert first_s == (
+        [gateway.metrics.registry.get_sample_value(name, custom)] if delivered else []
+    )

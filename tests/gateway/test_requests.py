@@ -1,4 +1,4 @@
-"""The request path over real sockets: what each is told, and how tokens become the answer."""
+"""The request path over real sockets: messages to scheduler and worker, and tokens as an answer."""
 
 import asyncio
 
