@@ -59,11 +59,6 @@ class RequestTracer:
     def __init__(self, spans: Spans, model: str):
         self._spans, self._model = spans, model
 
-    @property
-    def on(self) -> bool:
-        """Whether traces are recorded."""
-        return self._spans.on
-
     def begin(
         self, operation: str, carrier: Mapping[str, str], attributes: Attributes
     ) -> RequestTrace:

@@ -10,7 +10,6 @@ from grpc import aio
 
 from gateway.config import GatewayConfig
 from gateway.intake import RequestIntake
-from gateway.peers import messages
 from gateway.peers.link import Dial, Link
 from gateway.sessions.sessions import Sessions
 from protos.generated import scheduler_pb2, worker_pb2
@@ -86,6 +85,8 @@ class PeerStreams:
             task.cancel()
 
     def _make_scheduler_link(self, sessions: Sessions) -> SchedulerLink:
+        hello = scheduler_pb2.SubmitHello(gateway_id=self._gateway_id)
+
         def on_event(event: scheduler_pb2.SchedulerEvent) -> None:
             sessions.placement.on_event(event, time.monotonic())
             if event.HasField("fleet"):
@@ -94,7 +95,7 @@ class PeerStreams:
         return Link(
             "the scheduler",
             cast(SchedulerDial, SchedulerStub(self._scheduler_channel).Submit),
-            lambda: [messages.submit_hello(self._gateway_id)],
+            lambda: [scheduler_pb2.SubmitMessage(hello=hello)],
             on_event,
             sessions.placement.on_scheduler_lost,
             self._backoff,
@@ -105,10 +106,11 @@ class PeerStreams:
         self, address: str, sessions: Sessions, intake: RequestIntake
     ) -> WorkerLink:
         channel = self._connect(address)
+        hello = worker_pb2.StreamHello(gateway_id=self._gateway_id)
 
         def on_open() -> list[worker_pb2.WorkerInput]:
             prompts = sessions.placement.on_worker_stream(address, time.monotonic())
-            return [messages.worker_hello(self._gateway_id), *prompts]
+            return [worker_pb2.WorkerInput(hello=hello), *prompts]
 
         def on_tokens(batch: worker_pb2.TokenBatch) -> None:
             intake.on_tokens()

@@ -132,7 +132,7 @@ async def test_live_choices_are_bounded() -> None:
     async with made as harness, AsyncClient(harness.grpc_address) as client:
         pending = asyncio.ensure_future(client.complete("1,", n=2))
         await harness.until(lambda: len(harness.worker.prompts) == 2)
-        with pytest.raises(Overloaded, match="all 3 places are taken") as caught:
+        with pytest.raises(Overloaded, match="all 3 sessions are in use") as caught:
             await client.complete("1,", n=2)
         assert 900 < caught.value.retry_after_s <= 1000
         reply = await harness.http("POST", "/v1/completions", {"prompt": "1,", "n": 2})

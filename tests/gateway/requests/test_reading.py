@@ -25,7 +25,7 @@ def answer(prompt: Prompt) -> Sequence[int]:
 
 @dataclass
 class Slow:
-    """A text whose tokenization lasts until it is let go."""
+    """A text whose tokenization lasts until the test releases it."""
 
     begun: threading.Event = field(default_factory=threading.Event)
     goes_on: threading.Event = field(default_factory=threading.Event)
@@ -66,10 +66,10 @@ async def test_slow_text_does_not_delay_others(harness: Harness, slow: Slow) -> 
         await anext(chunks)
         reading = ask(harness, "slow")
         await harness.until(slow.begun.is_set)
-        for _ in range(3):  # tokens come on, as they are asked for
+        for _ in range(3):  # the stream continues
             await anext(chunks)
         assert (await harness.http("GET", "/ping")).status == 200
-        assert (await ask(harness, "other")).status == 200  # by the other thread
+        assert (await ask(harness, "other")).status == 200  # the other thread reads it
         assert not reading.done()
         slow.goes_on.set()
         assert (await reading).status == 200
@@ -94,7 +94,7 @@ async def test_one_thread_reads_in_order_and_a_full_queue_is_429(slow: Slow) -> 
 
 
 async def leave(harness: Harness, prompt: str) -> asyncio.StreamWriter:
-    """A request whose client can hang up."""
+    """A request whose client can disconnect."""
     host, port = harness.http_url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
     body = json.dumps({"prompt": prompt}).encode()
@@ -155,8 +155,8 @@ async def test_short_texts_can_be_read_on_the_event_loop(monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 async def test_streams_continue_while_long_texts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four prompts of 1 MiB and eight streams: each of these gets tokens while each of those is
-    tokenized. On the event loop none would: tokenizing one is one call."""
+    """Four prompts of 1 MiB and eight streams: every stream receives tokens during each tokenization.
+    Tokenization on the event loop would block them all."""
     events: list[tuple[str, int]] = []
     encode = Text.encode
 
@@ -179,7 +179,7 @@ async def test_streams_continue_while_long_texts_are_read(monkeypatch: pytest.Mo
 
             async def stream(number: int) -> None:
                 async for _ in client.generate("1,", max_tokens=400):
-                    events.append(("token", number))  # noqa: PERF401 - as they come
+                    events.append(("token", number))  # noqa: PERF401 - in order of arrival
 
             streams = [asyncio.ensure_future(stream(number)) for number in range(8)]
             await harness.until(lambda: {n for kind, n in events if kind == "token"} == {*range(8)})

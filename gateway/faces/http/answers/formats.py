@@ -39,11 +39,11 @@ class AnswerFormat:
         raise NotImplementedError
 
     def whole_extras(self, choices: Sequence[Sequence[ChoiceChunk]]) -> Entry:
-        """Fields beside `choices` of a complete answer."""
+        """Further fields of a complete answer, next to `choices`."""
         return NO_EXTRAS
 
     def chunk_extras(self, chunk: ChoiceChunk) -> Entry:
-        """Fields beside `choices` of an event. Call `chunk_choice` first."""
+        """Further fields of an event, next to `choices`. Call `chunk_choice` first."""
         return NO_EXTRAS
 
     def _prompt_ids(self, index: int) -> Sequence[int]:
