@@ -16,8 +16,8 @@ class AdmissionControl:
     def find_refusal(
         self, live: int, wanted: int, timeout_s: float, fleet: Fleet, now_s: float
     ) -> RequestRefused | None:
-        """The refusal of `wanted` choices that are due within `timeout_s`, while `live` choices run;
-        None if they are admitted."""
+        """The refusal of `wanted` choices beyond `live` ones, due within `timeout_s`; None if they
+        are admitted."""
         drain_s, timeout_s = fleet.drain_left_s(now_s), max(0.0, timeout_s)
         if live + wanted > self.max_sessions:
             message = f"all {self.max_sessions} sessions are in use"

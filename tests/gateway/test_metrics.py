@@ -84,7 +84,9 @@ async def queue(harness: Harness) -> None:
 
 async def prefill(harness: Harness) -> None:
     name = await first_prompt(harness)
-    await asyncio.sleep(PAUSE_S)
+    (live,) = harness.gateway.sessions.table
+    # Longer than the wait for placement, which takes a while on a busy machine.
+    await asyncio.sleep(PAUSE_S + live.session.timeline.queued_s)
     harness.worker.send(name, 0, IDS, STOP)
 
 

@@ -25,17 +25,17 @@ NOT_IN_TIME_S = 30.0
 
 
 @dataclass
-class Slow(telemetry_pb2_grpc.TelemetryServicer):
-    """A peer that answers once `free` is set."""
+class SlowPeer(telemetry_pb2_grpc.TelemetryServicer):
+    """A peer that answers once `released` is set."""
 
-    free: asyncio.Event = field(default_factory=asyncio.Event)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
     scrapes_received: int = 0
 
     async def Scrape(
         self, request: telemetry_pb2.ScrapeRequest, context: object
     ) -> telemetry_pb2.ScrapeResponse:
         self.scrapes_received += 1
-        await self.free.wait()
+        await self.released.wait()
         return telemetry_pb2.ScrapeResponse(text="slow 1.0\n")
 
 
@@ -92,32 +92,32 @@ async def test_metrics_of_all_peers_are_merged_and_a_missing_one_is_logged_once(
 
 
 async def test_scrape_of_a_hanging_peer_times_out() -> None:
-    slow = Slow()
-    async with served(slow) as address, scraping([address], 0.2) as scrapes:
+    peer = SlowPeer()
+    async with served(peer) as address, scraping([address], 0.2) as scrapes:
         began_s = time.monotonic()
         assert samples(await scrapes.text()) == ["missing 1.0"]
         assert time.monotonic() - began_s >= 0.2
-        slow.free.set()
+        peer.released.set()
         await wait_for_samples(scrapes, ["missing 0.0", "slow 1.0"])
 
 
 async def test_concurrent_scrapes_share_one_query_per_peer() -> None:
-    slow = Slow()
-    async with served(slow) as address, scraping([address]) as scrapes:
+    peer = SlowPeer()
+    async with served(peer) as address, scraping([address]) as scrapes:
         pending = [asyncio.create_task(scrapes.text()) for _ in range(50)]
-        await until(lambda: bool(slow.scrapes_received))
+        await until(lambda: bool(peer.scrapes_received))
         pending[0].cancel()
-        slow.free.set()
+        peer.released.set()
         reported = await asyncio.gather(*pending[1:])
-        assert slow.scrapes_received == 1
+        assert peer.scrapes_received == 1
         assert {tuple(samples(text)) for text in reported} == {("missing 0.0", "slow 1.0")}
 
 
 @asynccontextmanager
-async def served(slow: Slow) -> AsyncIterator[str]:
+async def served(peer: SlowPeer) -> AsyncIterator[str]:
     """On a plain server, because the project's servers have the service already."""
     server = aio.server()
-    telemetry_pb2_grpc.add_TelemetryServicer_to_server(slow, server)
+    telemetry_pb2_grpc.add_TelemetryServicer_to_server(peer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

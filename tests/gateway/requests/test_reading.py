@@ -24,28 +24,28 @@ def answer(prompt: Prompt) -> Sequence[int]:
 
 
 @dataclass
-class Slow:
+class SlowText:
     """A text whose tokenization lasts until the test releases it."""
 
-    begun: threading.Event = field(default_factory=threading.Event)
-    goes_on: threading.Event = field(default_factory=threading.Event)
+    started: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
     read: list[str] = field(default_factory=list)
 
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Any:
-    made, encode = Slow(), Text.encode
+    made, encode = SlowText(), Text.encode
 
     def encoding(self: Text, text: str, special: bool = True) -> list[int]:
         made.read.append(text[:8])
         if "slow" in text:
-            made.begun.set()
-            assert made.goes_on.wait(30)
+            made.started.set()
+            assert made.released.wait(30)
         return encode(self, text, special)
 
     monkeypatch.setattr(Text, "encode", encoding)
     yield made
-    made.goes_on.set()
+    made.released.set()
 
 
 def ask(harness: Harness, prompt: str, tokens: int = 3) -> "asyncio.Task[Any]":
@@ -59,27 +59,27 @@ async def harness() -> AsyncIterator[Harness]:
         yield made
 
 
-async def test_slow_text_does_not_delay_others(harness: Harness, slow: Slow) -> None:
+async def test_slow_text_does_not_delay_others(harness: Harness, slow: SlowText) -> None:
     async with AsyncClient(harness.grpc_address) as client:
         stream = client.generate("stream", max_tokens=300)
         chunks = aiter(stream)
         await anext(chunks)
         reading = ask(harness, "slow")
-        await harness.until(slow.begun.is_set)
+        await harness.until(slow.started.is_set)
         for _ in range(3):  # the stream continues
             await anext(chunks)
         assert (await harness.http("GET", "/ping")).status == 200
         assert (await ask(harness, "other")).status == 200  # the other thread reads it
         assert not reading.done()
-        slow.goes_on.set()
+        slow.released.set()
         assert (await reading).status == 200
         stream.cancel()
 
 
-async def test_one_thread_reads_in_order_and_a_full_queue_is_429(slow: Slow) -> None:
+async def test_one_thread_reads_in_order_and_a_full_queue_is_429(slow: SlowText) -> None:
     async with run_harness(answer, reading_threads=1, max_reading=1) as harness:
         first = ask(harness, "slow")
-        await harness.until(slow.begun.is_set)
+        await harness.until(slow.started.is_set)
         second = ask(harness, "second")
         pool = harness.gateway.intake._reading
         await harness.until(lambda: pool.waiting == 1)
@@ -88,12 +88,12 @@ async def test_one_thread_reads_in_order_and_a_full_queue_is_429(slow: Slow) -> 
         assert int(refused.headers["retry-after"]) >= 1
         registry = harness.gateway.metrics.registry
         assert registry.get_sample_value("foretoken_refusals_total", {"reason": "reading"}) == 1
-        slow.goes_on.set()
+        slow.released.set()
         assert ((await first).status, (await second).status) == (200, 200)
         assert slow.read == ["slow", "second"]
 
 
-async def leave(harness: Harness, prompt: str) -> asyncio.StreamWriter:
+async def send_request(harness: Harness, prompt: str) -> asyncio.StreamWriter:
     """A request whose client can disconnect."""
     host, port = harness.http_url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
@@ -103,12 +103,12 @@ async def leave(harness: Harness, prompt: str) -> asyncio.StreamWriter:
     return writer
 
 
-async def test_disconnect_while_waiting_frees_the_place(slow: Slow) -> None:
+async def test_disconnect_while_waiting_frees_the_place(slow: SlowText) -> None:
     async with run_harness(answer, reading_threads=1) as harness:
         pool = harness.gateway.intake._reading
         first = ask(harness, "slow")
-        await harness.until(slow.begun.is_set)
-        writer = await leave(harness, "gone")
+        await harness.until(slow.started.is_set)
+        writer = await send_request(harness, "gone")
         await harness.until(lambda: pool.waiting == 1)
         writer.close()
         await harness.until(lambda: pool.waiting == 0)
@@ -119,12 +119,12 @@ async def test_disconnect_while_waiting_frees_the_place(slow: Slow) -> None:
             stream.cancel()
             await harness.until(lambda: pool.waiting == 0)
             await asyncio.gather(reading, return_exceptions=True)
-        slow.goes_on.set()
+        slow.released.set()
         assert (await first).status == 200
         assert slow.read == ["slow"]
 
 
-async def test_prompt_too_long_by_bytes_is_not_tokenized(harness: Harness, slow: Slow) -> None:
+async def test_prompt_too_long_by_bytes_is_not_tokenized(harness: Harness, slow: SlowText) -> None:
     long = "1," * LARGE_BYTES
     for path, body, field_name in (
         ("/v1/completions", {"prompt": long}, "prompt"),
@@ -155,7 +155,7 @@ async def test_short_texts_can_be_read_on_the_event_loop(monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 async def test_streams_continue_while_long_texts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four prompts of 1 MiB and eight streams: every stream receives tokens during each tokenization.
+    """Four prompts of 1 MiB and eight streams: each stream has tokens during each tokenization.
     Tokenization on the event loop would block them all."""
     events: list[tuple[str, int]] = []
     encode = Text.encode
@@ -189,10 +189,10 @@ async def test_streams_continue_while_long_texts_are_read(monkeypatch: pytest.Mo
                 each.cancel()
             await asyncio.gather(*streams, return_exceptions=True)
     assert [reply.status for reply in replies] == [200] * 4
-    begun = [at for at, (kind, _) in enumerate(events) if kind == "begin"]
+    started = [at for at, (kind, _) in enumerate(events) if kind == "begin"]
     ended = [at for at, (kind, _) in enumerate(events) if kind == "end"]
-    assert len(begun) == len(ended) == 4
-    for begin, end in zip(begun, ended, strict=True):
+    assert len(started) == len(ended) == 4
+    for begin, end in zip(started, ended, strict=True):
         seen = {number for kind, number in events[begin:end] if kind == "token"}
         assert seen == {*range(8)}
-    assert all(first < second for first, second in pairwise(begun))
+    assert all(first < second for first, second in pairwise(started))
