@@ -1,7 +1,7 @@
 """Generates the Python code of the contracts: `python -m protos.generate`.
 
-protoc writes imports relative to the folder of the `.proto` files; the generated code is a
-sub-package of its own, so the imports are rewritten to name it.
+protoc writes imports relative to the folder of the `.proto` files. The generated code is in a
+sub-package, so its imports are rewritten.
 """
 
 import re
