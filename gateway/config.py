@@ -41,8 +41,10 @@ class SlaClass(BaseModel):
 
 
 SLA_CLASSES = {
-    "interactive": SlaClass(ttft_s=1.0, tpot_s=0.05, mtpot_s=0.5),  # a person reads along
-    "standard": SlaClass(ttft_s=5.0, tpot_s=0.1, mtpot_s=1.5),  # a person waits
+    "interactive": SlaClass(
+        ttft_s=1.0, tpot_s=0.05, mtpot_s=0.5
+    ),  # a user reads while the answer grows
+    "standard": SlaClass(ttft_s=5.0, tpot_s=0.1, mtpot_s=1.5),  # a user waits for the answer
     "batch": SlaClass(),  # throughput only
 }
 
@@ -80,7 +82,7 @@ class GatewayConfig(ServedSettings):
     )  # plain keys, each named key- and 8 digits of its hash
     api_key_file: str = ""  # lines name:sha256hex, `#` begins a comment; reread when it changes
     metrics_open: bool = True  # /metrics and /load need no key
-    cors_origins: Listed = ()  # sites whose pages may call, as https://a.org; `*`: all
+    cors_origins: Listed = ()  # sites whose pages may call, such as https://a.org; `*`: all
 
     max_sessions: Count = 4096  # live choices; more are refused with 429
     max_queued: Count = 4096  # waiting at the scheduler, like its max_queue; more: 429
@@ -107,7 +109,7 @@ class GatewayConfig(ServedSettings):
     keep_alive_s: Count = (
         75  # idle time between requests; above the 60 s of common proxies, which then close first
     )
-    # Two per session: an idle one beside each with an answer. More: 503.
+    # Two per session: one with an answer and an idle one. More: 503.
     max_connections: Count = 8192
     max_stop_chars: Count = 512  # of one stop string; an answer may hold back as many
     max_text_bytes: Count = 8192  # of each part of a prompt sent to the predictor

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from grpc import aio
 from prometheus_client import CollectorRegistry
@@ -10,21 +10,21 @@ from prometheus_client import CollectorRegistry
 from gateway.admission.keyring import Keyring
 from gateway.config import GatewayConfig
 from gateway.intake import RequestIntake
+from gateway.metrics import Metrics
 from gateway.peers.metrics_aggregator import MetricsAggregator
 from gateway.peers.scheduler_queries import SchedulerQueries
-from gateway.peers.streams import PeerStreams
 from gateway.request_tracing import NO_TRACE, RequestTrace, RequestTracer
 from gateway.requests.text import Text
 from gateway.requests.unknown import UnknownFields
 from gateway.sessions.call import ClientCall
 from gateway.sessions.sessions import Sessions
 from gateway.sessions.sla_window import SlaWindow
-from gateway.telemetry.metrics import Metrics
+from gateway.streams import PeerStreams
 from gateway.types.generation import GenerationRequest
 from observability.exposition import Part
 from observability.logs import add_log_context
 from observability.tracing import NO_SPANS, Spans
-from protos.generated import scheduler_pb2, worker_pb2
+from protos.generated import scheduler_pb2
 
 SWEEP_INTERVAL_S = 0.1
 
@@ -56,7 +56,7 @@ class Gateway:
         self.aggregator = MetricsAggregator(config, self.parts, connect, self.metrics.peers_missing)
         self.unknown_fields = UnknownFields(config.unknown_fields == "refuse")
         self._queries = SchedulerQueries(scheduler)
-        self._streams = PeerStreams(config, scheduler, connect, self)
+        self._streams = PeerStreams(config, scheduler, connect)
         self.sessions = Sessions(
             config,
             self.text,
@@ -72,7 +72,7 @@ class Gateway:
         """Keeps the streams to the scheduler and the workers open, until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._streams.run())
+                group.create_task(self._streams.run(self.sessions, self.intake))
                 group.create_task(self._sweep())
         finally:
             self.intake.close()
@@ -142,27 +142,6 @@ class Gateway:
     async def get_fleet(self) -> scheduler_pb2.FleetView:
         """Workers and queue as of now. Raises ServiceError."""
         return await self._queries.get_fleet()
-
-    # StreamHandler: the clock is read here, once per message
-
-    def on_scheduler_event(self, event: scheduler_pb2.SchedulerEvent) -> None:
-        self.sessions.placement.on_event(event, time.monotonic())
-
-    def on_scheduler_lost(self) -> None:
-        self.sessions.placement.on_scheduler_lost()
-
-    def on_worker_stream(self, address: str) -> Collection[worker_pb2.WorkerInput]:
-        return self.sessions.placement.on_worker_stream(address, time.monotonic())
-
-    def on_worker_lost(self, address: str) -> None:
-        self.sessions.placement.on_worker_lost(address)
-
-    def on_tokens(self, address: str, batch: worker_pb2.TokenBatch) -> None:
-        self.intake.on_tokens()
-        self.sessions.delivery.on_tokens(address, batch, time.monotonic())
-
-    def worker_addresses(self) -> Collection[str]:
-        return self.sessions.worker_addresses
 
     async def _sweep(self) -> None:
         while True:

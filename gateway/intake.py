@@ -17,14 +17,15 @@ from gateway.admission.admission_control import AdmissionControl
 from gateway.admission.caller import current_caller
 from gateway.admission.tokenization_queue import TokenizationQueue
 from gateway.config import GatewayConfig
+from gateway.metrics import Metrics
 from gateway.request_tracing import NO_TRACE, RequestTrace
 from gateway.requests.defaults import sampling_defaults
 from gateway.requests.parser import Parser
+from gateway.requests.prompts import tokenize_prompt
 from gateway.requests.reading_pool import LARGE_BYTES, ReadingPool
 from gateway.requests.size import PromptSizeLimit
 from gateway.requests.text import Text
 from gateway.sessions.sessions import Sessions
-from gateway.telemetry.metrics import Metrics
 from gateway.types.client_request import ClientRequest, count_prompt_bytes
 from gateway.types.errors import RequestRefused
 from gateway.types.generation import ContextLimit, GenerationRequest, RequestArrival
@@ -101,8 +102,7 @@ class RequestIntake:
             raise ServiceError(Code.UNAVAILABLE, "shutting down; retry elsewhere", 1.0)
 
     async def wait_for_turn(self, sla_class: str = "") -> None:
-        """Returns once tokens that wait to be received leave time for a new request. Raises
-        ServiceError."""
+        """Waits until the tokenization queue admits the request. Raises ServiceError."""
         with self._counting_refusals(sla_class):
             await self._queue.wait_for_turn()
 
@@ -129,7 +129,7 @@ class RequestIntake:
     async def tokenize(self, request: ClientRequest) -> Sequence[int]:
         """The tokens of a prompt or conversation of any length. Raises ServiceError."""
         size_bytes = count_prompt_bytes(request.prompt)
-        return await self.read(partial(self._parser.tokenize, request), size_bytes)
+        return await self.read(partial(tokenize_prompt, self._text, request), size_bytes)
 
     def check_model(self, name: str) -> None:
         """Raises UnknownModel unless `name` is empty or the served model."""

@@ -15,7 +15,7 @@ from gateway.types.generation import GenerationRequest
 from gateway.types.outcome import ChoiceOutcome
 from observability import genai
 from observability.logs import add_log_context
-from observability.tracing import Attributes, Measure, Span, Spans, Value
+from observability.tracing import Attributes, Span, Spans, Value
 from services.core import FinishReason
 from services.runtime.errors import ServiceError
 from services.runtime.telemetry.tracing import TRACEPARENT, TRACESTATE
@@ -58,11 +58,6 @@ class RequestTracer:
 
     def __init__(self, spans: Spans, model: str):
         self._spans, self._model = spans, model
-
-    @property
-    def on(self) -> bool:
-        """Whether traces are recorded."""
-        return self._spans.on
 
     def begin(
         self, operation: str, carrier: Mapping[str, str], attributes: Attributes
@@ -110,7 +105,8 @@ class RecordedTrace(RequestTrace):
     def on_tokenized(self, since_s: float, prompt_tokens: int) -> None:
         # Not the conventional usage attribute, which belongs to the request's span alone.
         attributes = {"foretoken.prompt_tokens": prompt_tokens}
-        self._record("tokenize", since_s, time.monotonic(), attributes)
+        now_s = time.monotonic()
+        self._spans.record("tokenize", self.traceparent, since_s, now_s, attributes)
 
     def on_opened(self, call: ClientCall, requests: Sequence[GenerationRequest]) -> None:
         self._call = call
@@ -149,7 +145,7 @@ class RecordedTrace(RequestTrace):
         failed = {genai.ERROR_TYPE: kind} if kind else {}
         if self._chunks:
             attributes = {"foretoken.stream.chunks": self._chunks}
-            self._record("stream", self._first_s, self._last_s, attributes)
+            self._spans.record("stream", self.traceparent, self._first_s, self._last_s, attributes)
         if outcomes:
             self._span.put(_outcome_attributes(outcomes, self._common))
         self._span.put(failed)
@@ -160,21 +156,15 @@ class RecordedTrace(RequestTrace):
 
     def _measure(self, now_s: float, outcomes: Sequence[ChoiceOutcome], failed: Attributes) -> None:
         common = {**self._common, genai.RESPONSE_MODEL: self._common[genai.REQUEST_MODEL]}
-        self._observe(genai.REQUEST_DURATION, now_s - self._arrival_s, {**common, **failed})
+        self._spans.measure(genai.REQUEST_DURATION, now_s - self._arrival_s, {**common, **failed})
         if failed:
             return
         for outcome in outcomes:
             timeline = outcome.timeline
             if timeline.tokens:
-                self._observe(genai.TIME_TO_FIRST_TOKEN, timeline.ttft_s, common)
+                self._spans.measure(genai.TIME_TO_FIRST_TOKEN, timeline.ttft_s, common)
             if timeline.tokens > 1:
-                self._observe(genai.TIME_PER_OUTPUT_TOKEN, timeline.tpot_s, common)
-
-    def _observe(self, measure: Measure, seconds: float, attributes: Attributes) -> None:
-        self._spans.measure(measure, seconds, attributes)
-
-    def _record(self, name: str, since_s: float, until_s: float, attributes: Attributes) -> None:
-        self._spans.record(name, self.traceparent, since_s, until_s, attributes)
+                self._spans.measure(genai.TIME_PER_OUTPUT_TOKEN, timeline.tpot_s, common)
 
 
 def _outcome_attributes(outcomes: Sequence[ChoiceOutcome], common: Attributes) -> dict[str, Value]:

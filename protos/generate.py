@@ -1,7 +1,7 @@
-"""Generate the Python code of the contracts: `python -m protos.generate`.
+"""Generates the Python code of the contracts: `python -m protos.generate`.
 
-protoc writes imports relative to the folder of the `.proto` files; the generated code is a
-sub-package of its own, so the imports are rewritten to name it.
+protoc writes imports relative to the folder of the `.proto` files. The generated code is in a
+sub-package, so its imports are rewritten.
 """
 
 import re
@@ -14,7 +14,7 @@ GENERATED = SOURCES / "generated"
 
 
 def generate() -> None:
-    """Replace every file of `protos/generated`; exits with protoc's status when it fails."""
+    """Replaces every file of `protos/generated`; exits with protoc's status when it fails."""
     from grpc_tools import protoc  # a development dependency
 
     with TemporaryDirectory() as folder:

@@ -16,11 +16,11 @@ class AdmissionControl:
     def find_refusal(
         self, live: int, wanted: int, timeout_s: float, fleet: Fleet, now_s: float
     ) -> RequestRefused | None:
-        """Why `wanted` more choices beside `live` ones, due within `timeout_s`, are not admitted;
-        None if they are."""
+        """The refusal of `wanted` choices beyond `live` ones, due within `timeout_s`; None if they
+        are admitted."""
         drain_s, timeout_s = fleet.drain_left_s(now_s), max(0.0, timeout_s)
         if live + wanted > self.max_sessions:
-            message = f"all {self.max_sessions} places are taken"
+            message = f"all {self.max_sessions} sessions are in use"
             return RequestRefused(RefusalReason.SESSIONS, message, drain_s)
         if drain_s > 0 and fleet.queued >= self.max_queued:
             message = f"{fleet.queued} requests wait already"

@@ -41,7 +41,10 @@ class Keyring:
         self._configured = _or_config_error("api_keys", lambda: name_keys(keys))
         self._from_file = _or_config_error("api_key_file", self._read_file)
         if self._path and not self._from_file:
-            log.warning("%s has no key yet; every request is refused", path)
+            log.warning(
+                "%s contains no key: every request is refused; add a line of `foretoken key NAME`",
+                path,
+            )
 
     @property
     def required(self) -> bool:

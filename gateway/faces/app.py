@@ -1,25 +1,23 @@
 """The OpenAI API of a gateway, as an ASGI application."""
 
 import logging
-from collections.abc import Collection
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from gateway.faces.docs.page import DOCS_PATHS, add_docs
+from gateway.faces.http.answers.formats import ChatFormat, CompletionFormat
 from gateway.faces.http.endpoints import add_endpoints, describe_body, list_endpoints
-from gateway.faces.http.entry.authentication import KeyAuthentication
-from gateway.faces.http.entry.cors import Cors
-from gateway.faces.http.entry.head_method import HeadMethod
-from gateway.faces.http.entry.request_guard import RequestGuard
 from gateway.faces.http.errors import ClientDisconnected, error_body, error_response, internal_error
-from gateway.faces.http.generate import chat, complete
+from gateway.faces.http.generate import generate
+from gateway.faces.http.middleware import Cors, HeadMethod, KeyAuthentication, RequestGuard
 from gateway.faces.http.schema import ChatBody, CompletionBody
 from gateway.faces.http.unserved import MAX_PATH_CHARS, suggest_endpoint
-from gateway.faces.ui.routes import PAGE_PATHS, add_page
+from gateway.faces.static import add_files, list_paths, read_files
+from gateway.faces.ui.routes import add_data
 from gateway.gateway import Gateway
+from observability import genai
 from services.runtime.errors import InvalidArgument, ServiceError
 from services.runtime.version import foretoken_version
 
@@ -29,6 +27,8 @@ CLIENT_CLOSED_REQUEST = 499  # the client does not receive it
 NOT_FOUND, METHOD_NOT_ALLOWED = 404, 405
 OPEN_PATHS = frozenset(("/", "/health", "/ping", "/version", "/openapi.json"))  # need no API key
 METRIC_PATHS = frozenset(("/metrics", "/load"))
+DOCS = read_files("gateway.faces.docs", "static")
+PAGE = read_files("gateway.faces.ui", "page")
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
 COMPLETION_EXAMPLE = {"prompt": "Hello", "max_tokens": 16}
 
@@ -43,7 +43,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
         openapi_extra=describe_body(ChatBody.model_json_schema(), CHAT_EXAMPLE, ChatBody.fields),
     )
     async def chat_completions(request: Request) -> Response:
-        return await chat(gateway, request)
+        return await generate(gateway, request, ChatBody, ChatFormat, genai.CHAT)
 
     @app.post(
         "/v1/completions",
@@ -53,12 +53,19 @@ def build_app(gateway: Gateway) -> ASGIApp:
         ),
     )
     async def completions(request: Request) -> Response:
-        return await complete(gateway, request)
+        operation = genai.TEXT_COMPLETION
+        return await generate(gateway, request, CompletionBody, CompletionFormat, operation)
 
     add_endpoints(app, gateway)
-    add_docs(app)
+    add_files(app, "/docs", DOCS)
     if gateway.config.ui:
-        add_page(app, gateway)
+        add_data(app, gateway)
+        add_files(app, "/ui/", PAGE)  # after the data: its route matches any name
+
+        @app.get("/ui", include_in_schema=False)
+        async def folder() -> Response:
+            return RedirectResponse("ui/")
+
     _add_error_handlers(app)
     return _add_middleware(app, gateway)
 
@@ -66,9 +73,8 @@ def build_app(gateway: Gateway) -> ASGIApp:
 def _add_middleware(app: ASGIApp, gateway: Gateway) -> ASGIApp:
     """Wraps the app; the last layer sees a request first."""
     config = gateway.config
-    open_paths: Collection[str] = OPEN_PATHS | DOCS_PATHS | PAGE_PATHS
-    if config.metrics_open:
-        open_paths = {*open_paths, *METRIC_PATHS}
+    pages = (*list_paths("/docs", DOCS), *list_paths("/ui/", PAGE))
+    open_paths = {*OPEN_PATHS, *pages, *(METRIC_PATHS if config.metrics_open else ())}
     entry: ASGIApp = KeyAuthentication(HeadMethod(app), gateway.keyring, open_paths)
     if config.cors_origins:
         entry = Cors(entry, config.cors_origins)

@@ -11,14 +11,6 @@ from services.runtime.errors import Code, ServiceError
 OVERLOADED = (scheduler_pb2.REJECT_REASON_QUEUE_FULL, scheduler_pb2.REJECT_REASON_TOO_LATE)
 
 
-def submit_hello(gateway_id: str) -> scheduler_pb2.SubmitMessage:
-    return scheduler_pb2.SubmitMessage(hello=scheduler_pb2.SubmitHello(gateway_id=gateway_id))
-
-
-def worker_hello(gateway_id: str) -> worker_pb2.WorkerInput:
-    return worker_pb2.WorkerInput(hello=worker_pb2.StreamHello(gateway_id=gateway_id))
-
-
 def new_request(
     wire_id: str,
     request: GenerationRequest,

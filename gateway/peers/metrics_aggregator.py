@@ -1,4 +1,4 @@
-"""The gateway's `/metrics`: of its own process and of its peers."""
+"""The gateway's `/metrics`: the metrics of this process and of its peers."""
 
 import asyncio
 import logging

@@ -1,9 +1,9 @@
 """Sampling defaults from a model's generation_config.json."""
 
-import json
 from pathlib import Path
 
 from gateway.requests.sampling import find_range_fault
+from gateway.requests.text import read_json
 from services.runtime.config import ConfigError
 
 # The fields that vLLM reads. As in vLLM, `do_sample: false` alone has no effect.
@@ -16,14 +16,7 @@ def sampling_defaults(model: str) -> dict[str, float]:
     Raises ConfigError naming the file and the field for an invalid value.
     """
     path = Path(model) / "generation_config.json"
-    if not path.exists():
-        return {}
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"gateway.model: {path} cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"gateway.model: {path} is not a JSON object")
+    content = read_json(path)
     given = {field: content[field] for field in FIELDS if content.get(field) is not None}
     for field, value in given.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)

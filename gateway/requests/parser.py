@@ -1,6 +1,6 @@
 """Checks a ClientRequest and resolves it to a GenerationRequest, or names the faulty field."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -62,7 +62,7 @@ class Parser:
         _check_names(request)
         sla = self._resolve_sla(request)
         self._check_sampling(request)
-        prompt_ids = self.tokenize(request)
+        prompt_ids = tokenize_prompt(self._text, request)
         wanted = 1 if request.scores_only else request.sampling.get("max_tokens")
         if request.truncate_prompt_tokens is not None:
             room = limit.tokens - (wanted or 1)
@@ -80,10 +80,6 @@ class Parser:
             user_input,
             _estimate_answer_tokens(request, len(prompt_ids)),
         )
-
-    def tokenize(self, request: ClientRequest) -> Sequence[int]:
-        """Token ids of the prompt, however many. Raises InvalidArgument naming the field."""
-        return tokenize_prompt(self._text, request)
 
     def check_model(self, name: str) -> None:
         """Raises UnknownModel unless `name` is empty or the served model."""

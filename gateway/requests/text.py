@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -38,7 +38,7 @@ class Text:
             self._tokenizer.chat_template = _read_template(Path(chat_template))
         self.backend = cast(Tokenizer, self._tokenizer.backend_tokenizer)
         self.backend.no_truncation()
-        config = _read_json(Path(model) / "config.json")
+        config = read_json(Path(model) / "config.json")
         size = config.get("vocab_size")
         self.vocabulary_tokens = size if isinstance(size, int) else len(self._tokenizer)
         self.context_tokens = next(
@@ -125,7 +125,7 @@ class Text:
     def _read_eos_ids(self, config: Mapping[str, Any]) -> frozenset[int]:
         """The tokens that end an answer, read as the worker reads them."""
         try:
-            generation = _read_json(Path(self._model) / "generation_config.json")
+            generation = read_json(Path(self._model) / "generation_config.json")
         except ConfigError:  # reported when the sampling defaults are read
             generation = {}
         given = generation.get("eos_token_id", config.get("eos_token_id"))
@@ -140,18 +140,31 @@ class Text:
 
 
 def _load_tokenizer(model: str) -> Any:
-    if (os.sep in model or model.startswith(".")) and not Path(model).exists():
-        folders = model.count(os.sep) > 1 or model.startswith((".", os.sep, "models"))
-        if folders:
-            raise ConfigError(f"gateway.model: there is no folder {model}")
+    is_path = model.startswith((".", os.sep)) or model.count(os.sep) > 1
+    is_path |= os.sep in model and model.startswith("models")
+    if is_path and not Path(model).exists():
+        raise ConfigError(f"gateway.model: there is no folder {model}")
+    kind = read_json(Path(model) / "tokenizer_config.json").get("tokenizer_class")
     try:
-        tokenizer = _loader(Path(model))(model)
+        tokenizer = _tokenizer_class(kind).from_pretrained(model)
     except Exception as error:  # of many types; the first line names what is missing
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"gateway.model: no usable tokenizer in {model}: {reason}") from None
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ConfigError(f"gateway.model: {model} has no tokenizer.json that tokenizers can run")
     return tokenizer
+
+
+def _tokenizer_class(kind: object) -> Any:
+    """Only a tokenizer with a class of its own needs AutoTokenizer, whose import of torch takes
+    seconds and hundreds of megabytes."""
+    if kind in PLAIN_CLASSES:
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def _read_template(path: Path) -> str:
@@ -161,21 +174,7 @@ def _read_template(path: Path) -> str:
         raise ConfigError(f"gateway.chat_template: {path} cannot be read: {error}") from None
 
 
-def _loader(folder: Path) -> Callable[[str], Any]:
-    """The function that loads a tokenizer. Only a tokenizer with a class of its own needs
-    AutoTokenizer, whose import of torch takes seconds and hundreds of megabytes."""
-    stated = folder / "tokenizer_config.json"
-    kind = json.loads(stated.read_text()).get("tokenizer_class") if stated.exists() else None
-    if kind in PLAIN_CLASSES:
-        from transformers import PreTrainedTokenizerFast
-
-        return cast(Callable[[str], Any], PreTrainedTokenizerFast.from_pretrained)
-    from transformers import AutoTokenizer
-
-    return cast(Callable[[str], Any], AutoTokenizer.from_pretrained)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """A JSON file of the model; empty if it does not exist."""
     try:
         content = json.loads(path.read_text()) if path.exists() else {}

@@ -47,8 +47,8 @@ class ClientTimeline:
 def find_undelivered_reason(
     reason: FinishReason | None, broken: FinishReason | None
 ) -> FinishReason:
-    """Why a choice ended whose end was not delivered. `broken` is what ended its call; None if the
-    client disconnected."""
+    """The finish reason of a choice with an undelivered end. `broken` is the reason that ended its
+    call; None if the client disconnected."""
     if reason in (FinishReason.ERROR, FinishReason.DEADLINE):
         return reason
     return broken or FinishReason.CANCELLED

@@ -1,14 +1,13 @@
 """Tokens from workers to clients, and the outcome of each delivered choice."""
 
 from gateway.config import GatewayConfig
+from gateway.metrics import Metrics
 from gateway.sessions.call import ClientCall, LiveChoice
 from gateway.sessions.outcome_history import OutcomeHistory
 from gateway.sessions.recovery import Recovery
 from gateway.sessions.session import FeedResult
 from gateway.sessions.submit import Submitter
 from gateway.sessions.table import PeerState, SessionTable
-from gateway.telemetry.forecast_metrics import ForecastMetrics
-from gateway.telemetry.metrics import Metrics
 from gateway.types.outcome import ChoiceOutcome, ResubmitCause
 from protos.generated import worker_pb2
 from services.core import FinishReason
@@ -31,7 +30,6 @@ class DeliveryHandler:
         self.history = OutcomeHistory(config.verdicts_kept)
         self._config, self._table, self._peers = config, table, peers
         self._submitter, self._recovery, self._metrics = submitter, recovery, metrics
-        self._forecast_metrics = ForecastMetrics(metrics.registry)
 
     # From workers
 
@@ -98,5 +96,5 @@ class DeliveryHandler:
         if tracker := live.session.forecast_tracker:
             if tracker.opening is not None:
                 kept = tracker.is_promise_kept(outcome.timeline)
-                self._forecast_metrics.on_delivered(tracker.opening, kept, outcome)
+                self._metrics.on_forecast_outcome(tracker.opening, kept, outcome)
             tracker.record_answer(outcome.timeline)

@@ -1,4 +1,4 @@
-"""What the client learns of its choice while it is generated: its length and its end. Pure.
+"""Forecasts of one choice for its client: its length and its end. Pure.
 
 The scheduler sends a length distribution and a pace once, and again when they are replaced. This
 module derives the forecast for each chunk from them and from what was sent since. The scheduler's

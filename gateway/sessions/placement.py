@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from gateway.metrics import Metrics
 from gateway.peers import messages
 from gateway.peers.fleet import read_fleet
 from gateway.sessions.call import LiveChoice
@@ -9,7 +10,6 @@ from gateway.sessions.recovery import Recovery
 from gateway.sessions.submission import PendingEnd
 from gateway.sessions.submit import Submitter
 from gateway.sessions.table import PeerState, SessionTable
-from gateway.telemetry.metrics import Metrics
 from gateway.types.outcome import ResubmitCause
 from protos.generated import scheduler_pb2, worker_pb2
 from services.core import FinishReason

@@ -5,11 +5,11 @@ from math import inf
 
 from gateway.admission.retry_budget import RetryBudget
 from gateway.config import GatewayConfig
+from gateway.metrics import Metrics
 from gateway.sessions.call import ClientCall, LiveChoice
 from gateway.sessions.submission import PendingEnd
 from gateway.sessions.submit import Submitter
 from gateway.sessions.table import PeerState, SessionTable
-from gateway.telemetry.metrics import Metrics
 from gateway.types.errors import MIN_RETRY_S
 from gateway.types.outcome import ResubmitCause
 from services.core import FinishReason

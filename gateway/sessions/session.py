@@ -9,6 +9,7 @@ from gateway.requests.incremental import Detokenizer, StopMatcher
 from gateway.sessions.client_timeline import ClientTimeline
 from gateway.sessions.forecast_tracker import ForecastTracker
 from gateway.types.forecasts import ClientForecast
+from gateway.types.generation import Sampling
 from services.core import FinishReason
 from services.sla import RequestTimeline
 
@@ -67,16 +68,12 @@ class Session:
     def __init__(
         self,
         index: int,
-        max_tokens: int,
+        sampling: Sampling,
         arrival_s: float,
         detokenizer: Detokenizer,
-        stops: Sequence[str] = (),
-        min_tokens: int = 0,
         forecast_tracker: ForecastTracker | None = None,
-        include_stops: bool = False,
     ):
-        """`forecast_tracker`: given if the client requests forecasts. `include_stops`: the text
-        includes the stop string that ends it."""
+        """`forecast_tracker`: given if the client requests forecasts."""
         self.index = index
         self.output: list[int] = []
         self.timeline = RequestTimeline(arrival_s)  # of tokens as they arrive from the worker
@@ -87,10 +84,11 @@ class Session:
         self.stopped_by_text = False
         self.cached_tokens = 0  # prompt tokens whose KV was in the prefix cache
         self.prompt_logprobs: Sequence[Logprob] = ()
-        self._max_tokens = max_tokens
-        self._min_tokens = min_tokens
+        self._max_tokens, self._min_tokens = sampling.max_tokens, sampling.min_tokens
         self._detokenizer = detokenizer
-        self._matcher = StopMatcher(stops, include_stops) if stops else None
+        self._matcher: StopMatcher | None = None
+        if sampling.stop:
+            self._matcher = StopMatcher(sampling.stop, sampling.include_stop_str_in_output)
         self._text: list[str] = []
         self._logprobs: list[Logprob] = []
         self._sent_tokens = 0  # in chunks so far

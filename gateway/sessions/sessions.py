@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from gateway.admission.retry_budget import RetryBudget
 from gateway.config import GatewayConfig
+from gateway.metrics import Metrics
 from gateway.requests.text import Text
 from gateway.sessions.call import ClientCall, LiveChoice
 from gateway.sessions.delivery import DeliveryHandler
@@ -27,7 +28,6 @@ from gateway.sessions.session import Session
 from gateway.sessions.submit import SendToScheduler, Submitter
 from gateway.sessions.table import PeerState, SessionTable
 from gateway.sessions.ttft_promises import TtftPromises
-from gateway.telemetry.metrics import Metrics
 from gateway.types.generation import GenerationRequest
 
 
@@ -87,16 +87,8 @@ class Sessions:
             tracker = ForecastTracker(
                 request.sla, sampling.max_tokens, request.arrival_s, self._promises
             )
-        return Session(
-            index,
-            sampling.max_tokens,
-            request.arrival_s,
-            self._text.detokenizer(sampling),
-            sampling.stop,
-            sampling.min_tokens,
-            tracker,
-            sampling.include_stop_str_in_output,
-        )
+        detokenizer = self._text.detokenizer(sampling)
+        return Session(index, sampling, request.arrival_s, detokenizer, tracker)
 
 
 def _unique_id(client_id: str) -> str:

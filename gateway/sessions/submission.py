@@ -29,7 +29,7 @@ class PendingEnd:
 
 @dataclass(slots=True)
 class Submission:
-    """One submission of a choice. Each has an id of its own, so that late messages about an earlier
+    """One submission of a choice. Each has a different id, so that late messages about an earlier
     one are recognized and dropped."""
 
     wire_id: str = ""  # empty: not submitted

@@ -45,7 +45,7 @@ class TtftPromises:
     def learn(self, expected_s: float, promised_s: float, actual_s: float) -> None:
         """A first token was sent `actual_s` after arrival, or a choice ended without one then,
         later than promised."""
-        if len(self._sorted) >= MIN_ERRORS:  # an uncalibrated promise says nothing of the level
+        if len(self._sorted) >= MIN_ERRORS:  # an uncalibrated promise does not test the level
             level = self._level + GAIN * (SHARE - (actual_s <= promised_s))
             self._level = min(max(level, LEVELS[0]), LEVELS[1])
         error = (actual_s + FLOOR_S) / (expected_s + FLOOR_S)

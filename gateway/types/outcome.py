@@ -10,8 +10,8 @@ from services.sla import RequestTimeline, SlaMissCause, judge_sla
 
 @dataclass(frozen=True, slots=True)
 class ChoiceOutcome:
-    """A choice whose delivery is complete. It is judged once, so that metrics, traces and stories
-    agree."""
+    """The outcome of a choice after its complete delivery. The SLA is judged once, so that metrics,
+    traces and stories agree."""
 
     sla: Sla
     timeline: RequestTimeline

@@ -110,8 +110,8 @@ CLIENTS = Section(
             Line(
                 "within",
                 share(
-                    Q.rate(g.FORECAST_TOLD, where={"covered": "yes"}),
-                    Q.rate(g.FORECAST_TOLD),
+                    Q.rate(g.CLIENT_FORECASTS, where={"covered": "yes"}),
+                    Q.rate(g.CLIENT_FORECASTS),
                 ),
             ),
             description="Share of requests with a forecast sent to the client whose final length "
@@ -124,7 +124,7 @@ CLIENTS = Section(
             SHARE,
             Line(
                 "kept",
-                share(Q.rate(g.PROMISED_TTFT, where={"kept": "yes"}), Q.rate(g.PROMISED_TTFT)),
+                share(Q.rate(g.TTFT_PROMISES, where={"kept": "yes"}), Q.rate(g.TTFT_PROMISES)),
             ),
             description="Share of promised times to first token that were kept.",
             limits=at_least(0.5, 0.4),
@@ -134,7 +134,7 @@ CLIENTS = Section(
             "SLA forecasts and outcomes",
             REQUESTS_S,
             Line(
-                "forecast {{foreseen}}, {{outcome}}", Q.rate(g.SLA_FORESEEN, "foreseen", "outcome")
+                "forecast {{foreseen}}, {{outcome}}", Q.rate(g.SLA_FORECASTS, "foreseen", "outcome")
             ),
             stacked=True,
         ),

@@ -190,7 +190,7 @@ REFUSALS = Section(
         plot(
             "Refused by gateways before parsing",
             REQUESTS_S,
-            Line("{{bar}}", Q.rate(g.REFUSALS, "bar")),
+            Line("{{reason}}", Q.rate(g.REFUSALS, "reason")),
             description=f"{g.REFUSALS.help} Limits: running requests, queue length, unreachable "
             "deadline, or arrival rate.",
             limits=SELDOM,

@@ -55,23 +55,23 @@ RESUBMISSIONS = counter(
 )
 ANNOUNCEMENTS = counter("announcements", "Running requests announced to a new scheduler.")
 REFUSALS = counter(
-    "refusals", "Requests refused before they were parsed, by the limit reached.", "bar"
+    "refusals", "Requests refused before they were parsed, by the limit reached.", "reason"
 )
 PEERS_MISSING = gauge(
     "metrics_peers_missing", "Configured peers without metrics in the last scrape."
 )
-FORECAST_TOLD = counter(
+CLIENT_FORECASTS = counter(
     "client_forecasts",
     "Requests with a length forecast sent to the client, by whether the first 90 % interval covers "
     "the final length (yes, no).",
     "covered",
 )  # fmt: skip
-PROMISED_TTFT = counter(
+TTFT_PROMISES = counter(
     "client_ttft_promises",
     "Times to first token that clients were promised, by whether they were kept (yes, no).",
     "kept",
 )  # fmt: skip
-SLA_FORESEEN = counter(
+SLA_FORECASTS = counter(
     "client_sla_forecasts",
     "Requests with an SLA forecast sent to the client (held, broken), by outcome (met, missed).",
     "foreseen", "outcome",

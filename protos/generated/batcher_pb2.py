@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.generated import estimator_pb2 as protos_dot_estimator__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/batcher.proto\x12\x0c\x66oretoken.v1\x1a\x16protos/estimator.proto\"u\n\x0e\x41rrangeMessage\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.foretoken.v1.ArrangeHelloH\x00\x12.\n\ncandidates\x18\x02 \x01(\x0b\x32\x18.foretoken.v1.CandidatesH\x00\x42\x06\n\x04kind\"\xef\x01\n\x0c\x41rrangeHello\x12\x0e\n\x06preset\x18\x01 \x01(\t\x12\x38\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\'.foretoken.v1.ArrangeHello.ChoicesEntry\x12\x36\n\x06params\x18\x03 \x03(\x0b\x32&.foretoken.v1.ArrangeHello.ParamsEntry\x1a.\n\x0c\x43hoicesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bParamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xfe\x03\n\nCandidates\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0b\n\x03now\x18\x02 \x01(\x01\x12\x0c\n\x04rows\x18\x03 \x01(\x0c\x12\x0c\n\x04runs\x18\x04 \x01(\x0c\x12\x0b\n\x03key\x18\x05 \x01(\x0c\x12\x0c\n\x04line\x18\x06 \x01(\x0c\x12\x36\n\x07\x63olumns\x18\x07 \x03(\x0b\x32%.foretoken.v1.Candidates.ColumnsEntry\x12-\n\x07workers\x18\x08 \x03(\x0b\x32\x1c.foretoken.v1.WorkerSnapshot\x12,\n\tforecasts\x18\t \x03(\x0b\x32\x19.foretoken.v1.ForecastRow\x12\x0e\n\x06\x63\x61\x63hed\x18\n \x01(\x0c\x12\x36\n\x07numbers\x18\x0b \x03(\x0b\x32%.foretoken.v1.Candidates.NumbersEntry\x12\x32\n\x05notes\x18\x0c \x03(\x0b\x32#.foretoken.v1.Candidates.NotesEntry\x1a.\n\x0c\x43olumnsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a,\n\nNotesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\";\n\x0b\x46orecastRow\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0e\n\x06points\x18\x02 \x03(\x01\x12\x0f\n\x07weights\x18\x03 \x03(\x01\"\xc1\x01\n\x0eWorkerSnapshot\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\r\x12\x11\n\tkv_tokens\x18\x03 \x01(\x04\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\x13\n\x0bmax_running\x18\x05 \x01(\r\x12\x14\n\x0creach_tokens\x18\x06 \x01(\r\x12\x15\n\rshared_blocks\x18\x07 \x01(\r\x12%\n\x04\x63ost\x18\x08 \x01(\x0b\x32\x17.foretoken.v1.CostModel\"\xf3\x02\n\x0b\x41rrangement\x12\r\n\x05round\x18\x01 \x01(\x04\x12-\n\x07workers\x18\x02 \x03(\x0b\x32\x1c.foretoken.v1.WorkerDecision\x12\x0e\n\x06next_s\x18\x03 \x01(\x01\x12\x14\n\x0cnot_before_s\x18\x04 \x01(\x01\x12\x34\n\x0c\x65xplanations\x18\x05 \x01(\x0b\x32\x1e.foretoken.v1.WaitExplanations\x12\x37\n\x07numbers\x18\x06 \x03(\x0b\x32&.foretoken.v1.Arrangement.NumbersEntry\x12\x33\n\x05notes\x18\x07 \x03(\x0b\x32$.foretoken.v1.Arrangement.NotesEntry\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a,\n\nNotesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"^\n\x10WaitExplanations\x12\x0c\n\x04rows\x18\x01 \x03(\r\x12\x0f\n\x07reasons\x18\x02 \x03(\r\x12\x14\n\x0c\x66irst_values\x18\x03 \x03(\x01\x12\x15\n\rsecond_values\x18\x04 \x03(\x01\"\x84\x01\n\x0eWorkerDecision\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0b\n\x03run\x18\x02 \x03(\r\x12\x0e\n\x06limits\x18\x03 \x03(\x04\x12\r\n\x05pause\x18\x04 \x03(\r\x12\x0f\n\x07victims\x18\x05 \x03(\r\x12\x13\n\x0bpeak_tokens\x18\x06 \x01(\x01\x12\x10\n\x08lockstep\x18\x07 \x01(\x08\x32Q\n\x07\x42\x61tcher\x12\x46\n\x07\x41rrange\x12\x1c.foretoken.v1.ArrangeMessage\x1a\x19.foretoken.v1.Arrangement(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/batcher.proto\x12\x0c\x66oretoken.v1\x1a\x16protos/estimator.proto\"u\n\x0e\x41rrangeMessage\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.foretoken.v1.ArrangeHelloH\x00\x12.\n\ncandidates\x18\x02 \x01(\x0b\x32\x18.foretoken.v1.CandidatesH\x00\x42\x06\n\x04kind\"\xef\x01\n\x0c\x41rrangeHello\x12\x0e\n\x06preset\x18\x01 \x01(\t\x12\x38\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\'.foretoken.v1.ArrangeHello.ChoicesEntry\x12\x36\n\x06params\x18\x03 \x03(\x0b\x32&.foretoken.v1.ArrangeHello.ParamsEntry\x1a.\n\x0c\x43hoicesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bParamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x89\x04\n\nCandidates\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0b\n\x03now\x18\x02 \x01(\x01\x12\x0c\n\x04rows\x18\x03 \x01(\x0c\x12\x12\n\nis_running\x18\x04 \x01(\x0c\x12\x0b\n\x03key\x18\x05 \x01(\x0c\x12\x11\n\tqueue_key\x18\x06 \x01(\x0c\x12\x36\n\x07\x63olumns\x18\x07 \x03(\x0b\x32%.foretoken.v1.Candidates.ColumnsEntry\x12-\n\x07workers\x18\x08 \x03(\x0b\x32\x1c.foretoken.v1.WorkerSnapshot\x12,\n\tforecasts\x18\t \x03(\x0b\x32\x19.foretoken.v1.ForecastRow\x12\x0e\n\x06\x63\x61\x63hed\x18\n \x01(\x0c\x12\x36\n\x07numbers\x18\x0b \x03(\x0b\x32%.foretoken.v1.Candidates.NumbersEntry\x12\x32\n\x05notes\x18\x0c \x03(\x0b\x32#.foretoken.v1.Candidates.NotesEntry\x1a.\n\x0c\x43olumnsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a,\n\nNotesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\";\n\x0b\x46orecastRow\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0e\n\x06points\x18\x02 \x03(\x01\x12\x0f\n\x07weights\x18\x03 \x03(\x01\"\xc1\x01\n\x0eWorkerSnapshot\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\r\x12\x11\n\tkv_tokens\x18\x03 \x01(\x04\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\x13\n\x0bmax_running\x18\x05 \x01(\r\x12\x14\n\x0creach_tokens\x18\x06 \x01(\r\x12\x15\n\rshared_blocks\x18\x07 \x01(\r\x12%\n\x04\x63ost\x18\x08 \x01(\x0b\x32\x17.foretoken.v1.CostModel\"\xf3\x02\n\x0b\x41rrangement\x12\r\n\x05round\x18\x01 \x01(\x04\x12-\n\x07workers\x18\x02 \x03(\x0b\x32\x1c.foretoken.v1.WorkerDecision\x12\x0e\n\x06next_s\x18\x03 \x01(\x01\x12\x14\n\x0cnot_before_s\x18\x04 \x01(\x01\x12\x34\n\x0c\x65xplanations\x18\x05 \x01(\x0b\x32\x1e.foretoken.v1.WaitExplanations\x12\x37\n\x07numbers\x18\x06 \x03(\x0b\x32&.foretoken.v1.Arrangement.NumbersEntry\x12\x33\n\x05notes\x18\x07 \x03(\x0b\x32$.foretoken.v1.Arrangement.NotesEntry\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a,\n\nNotesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"^\n\x10WaitExplanations\x12\x0c\n\x04rows\x18\x01 \x03(\r\x12\x0f\n\x07reasons\x18\x02 \x03(\r\x12\x14\n\x0c\x66irst_values\x18\x03 \x03(\x01\x12\x15\n\rsecond_values\x18\x04 \x03(\x01\"\x84\x01\n\x0eWorkerDecision\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0b\n\x03run\x18\x02 \x03(\r\x12\x0e\n\x06limits\x18\x03 \x03(\x04\x12\r\n\x05pause\x18\x04 \x03(\r\x12\x0f\n\x07victims\x18\x05 \x03(\r\x12\x13\n\x0bpeak_tokens\x18\x06 \x01(\x01\x12\x10\n\x08lockstep\x18\x07 \x01(\x08\x32Q\n\x07\x42\x61tcher\x12\x46\n\x07\x41rrange\x12\x1c.foretoken.v1.ArrangeMessage\x1a\x19.foretoken.v1.Arrangement(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -55,27 +55,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ARRANGEHELLO_PARAMSENTRY']._serialized_start=376
   _globals['_ARRANGEHELLO_PARAMSENTRY']._serialized_end=421
   _globals['_CANDIDATES']._serialized_start=424
-  _globals['_CANDIDATES']._serialized_end=934
-  _globals['_CANDIDATES_COLUMNSENTRY']._serialized_start=794
-  _globals['_CANDIDATES_COLUMNSENTRY']._serialized_end=840
-  _globals['_CANDIDATES_NUMBERSENTRY']._serialized_start=842
-  _globals['_CANDIDATES_NUMBERSENTRY']._serialized_end=888
-  _globals['_CANDIDATES_NOTESENTRY']._serialized_start=890
-  _globals['_CANDIDATES_NOTESENTRY']._serialized_end=934
-  _globals['_FORECASTROW']._serialized_start=936
-  _globals['_FORECASTROW']._serialized_end=995
-  _globals['_WORKERSNAPSHOT']._serialized_start=998
-  _globals['_WORKERSNAPSHOT']._serialized_end=1191
-  _globals['_ARRANGEMENT']._serialized_start=1194
-  _globals['_ARRANGEMENT']._serialized_end=1565
-  _globals['_ARRANGEMENT_NUMBERSENTRY']._serialized_start=842
-  _globals['_ARRANGEMENT_NUMBERSENTRY']._serialized_end=888
-  _globals['_ARRANGEMENT_NOTESENTRY']._serialized_start=890
-  _globals['_ARRANGEMENT_NOTESENTRY']._serialized_end=934
-  _globals['_WAITEXPLANATIONS']._serialized_start=1567
-  _globals['_WAITEXPLANATIONS']._serialized_end=1661
-  _globals['_WORKERDECISION']._serialized_start=1664
-  _globals['_WORKERDECISION']._serialized_end=1796
-  _globals['_BATCHER']._serialized_start=1798
-  _globals['_BATCHER']._serialized_end=1879
+  _globals['_CANDIDATES']._serialized_end=945
+  _globals['_CANDIDATES_COLUMNSENTRY']._serialized_start=805
+  _globals['_CANDIDATES_COLUMNSENTRY']._serialized_end=851
+  _globals['_CANDIDATES_NUMBERSENTRY']._serialized_start=853
+  _globals['_CANDIDATES_NUMBERSENTRY']._serialized_end=899
+  _globals['_CANDIDATES_NOTESENTRY']._serialized_start=901
+  _globals['_CANDIDATES_NOTESENTRY']._serialized_end=945
+  _globals['_FORECASTROW']._serialized_start=947
+  _globals['_FORECASTROW']._serialized_end=1006
+  _globals['_WORKERSNAPSHOT']._serialized_start=1009
+  _globals['_WORKERSNAPSHOT']._serialized_end=1202
+  _globals['_ARRANGEMENT']._serialized_start=1205
+  _globals['_ARRANGEMENT']._serialized_end=1576
+  _globals['_ARRANGEMENT_NUMBERSENTRY']._serialized_start=853
+  _globals['_ARRANGEMENT_NUMBERSENTRY']._serialized_end=899
+  _globals['_ARRANGEMENT_NOTESENTRY']._serialized_start=901
+  _globals['_ARRANGEMENT_NOTESENTRY']._serialized_end=945
+  _globals['_WAITEXPLANATIONS']._serialized_start=1578
+  _globals['_WAITEXPLANATIONS']._serialized_end=1672
+  _globals['_WORKERDECISION']._serialized_start=1675
+  _globals['_WORKERDECISION']._serialized_end=1807
+  _globals['_BATCHER']._serialized_start=1809
+  _globals['_BATCHER']._serialized_end=1890
 # @@protoc_insertion_point(module_scope)

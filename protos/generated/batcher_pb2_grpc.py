@@ -45,8 +45,8 @@ class BatcherServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Arrange(self, request_iterator, context):
-        """One stream per scheduler: a hello first, then the candidates of each round; an arrangement for
-        each, in order. INVALID_ARGUMENT: the preset or the candidates are invalid.
+        """One stream per scheduler: up, a hello and then the candidates of each round; down, an arrangement
+        for each, in order. INVALID_ARGUMENT: the preset or the candidates are invalid.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -61,7 +61,7 @@ class EstimatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchCostModel(self, request, context):
-        """The present model at once, then each newer version. NOT_FOUND never: waits for the first.
+        """The current model, then each newer version. Waits for the first model of an unknown worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -56,7 +56,7 @@ class GatewayServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Streams the answer to one prompt. Cancelling the call cancels the request down to the worker.
+        """Streams the answer to one prompt. Cancelling the call cancels the request on its worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,7 +69,7 @@ class GatewayServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Why(self, request, context):
-        """As Scheduler.Why, with the SLA judged by what the client was sent.
+        """As Scheduler.Why, with the SLA verdict of what the client received.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -55,21 +55,21 @@ class PredictorServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Forecast(self, request, context):
-        """What is known at once: remembered, or told by words alone.
+        """The forecasts that are available immediately: cached ones, and those made from words alone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Improve(self, request, context):
-        """Better forecasts of requests asked for before, in batches, as they are read.
+        """Improved forecasts of earlier inputs of Forecast, in batches, as their prompts are read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Observe(self, request, context):
-        """Finished requests to learn from. `version` tells whether shared forecasts changed.
+        """Learns from finished requests. A new `version` means that shared forecasts changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

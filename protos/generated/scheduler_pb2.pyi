@@ -305,7 +305,7 @@ Global___RequestEvent: _TypeAlias = RequestEvent  # noqa: Y015
 
 @_typing.final
 class Placed(_message.Message):
-    """Send the prompt, with the tokens delivered so far, to this worker."""
+    """The gateway sends the prompt, with the tokens delivered so far, to this worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -586,8 +586,8 @@ Global___Story: _TypeAlias = Story  # noqa: Y015
 
 @_typing.final
 class Chapter(_message.Message):
-    """Something that happened; a condition that repeated is one chapter, from at_s to until_s, `times`
-    over. Seconds count from the request's arrival at its gateway.
+    """An event of a request. A repeated event is one chapter, with its first and last time and its count.
+    Seconds count from the request's arrival at its gateway.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -599,12 +599,12 @@ class Chapter(_message.Message):
     UNTIL_S_FIELD_NUMBER: _builtins.int
     at_s: _builtins.float
     kind: _builtins.str
-    """one word, as `placed` or `paused`"""
+    """one word, such as `placed` or `paused`"""
     text: _builtins.str
     """a sentence"""
     times: _builtins.int
     until_s: _builtins.float
-    """where times > 1"""
+    """if times > 1"""
     def __init__(
         self,
         *,
@@ -702,7 +702,7 @@ Global___WorkerMessage: _TypeAlias = WorkerMessage  # noqa: Y015
 
 @_typing.final
 class WorkerDraining(_message.Message):
-    """The worker is leaving: it receives no more requests, and its requests move to other workers. A
+    """The worker shuts down: it receives no more requests, and its requests move to other workers. A
     request that no other worker can run continues there.
     """
 
@@ -710,7 +710,7 @@ class WorkerDraining(_message.Message):
 
     DRAIN_S_FIELD_NUMBER: _builtins.int
     drain_s: _builtins.float
-    """then it ends the stream with whatever is left"""
+    """then the worker ends the stream and the remaining requests"""
     def __init__(
         self,
         *,
@@ -888,7 +888,7 @@ class Pause(_message.Message):
 Global___Pause: _TypeAlias = Pause  # noqa: Y015
 
 @_typing.final
-class Standing(_message.Message):
+class QueuePosition(_message.Message):
     """The position of a request in the queue order."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -910,7 +910,7 @@ class Standing(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Standing: _TypeAlias = Standing  # noqa: Y015
+Global___QueuePosition: _TypeAlias = QueuePosition  # noqa: Y015
 
 @_typing.final
 class KVCosts(_message.Message):
@@ -1010,7 +1010,7 @@ class Plan(_message.Message):
         """eviction order when memory runs out"""
 
     @_builtins.property
-    def order(self) -> _containers.RepeatedCompositeFieldContainer[Global___Standing]:
+    def order(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueuePosition]:
         """requests that run or have KV there, most urgent first"""
 
     @_builtins.property
@@ -1027,7 +1027,7 @@ class Plan(_message.Message):
         prefetch: _abc.Iterable[_builtins.str] | None = ...,
         cancel: _abc.Iterable[_builtins.str] | None = ...,
         victims: _abc.Iterable[_builtins.str] | None = ...,
-        order: _abc.Iterable[Global___Standing] | None = ...,
+        order: _abc.Iterable[Global___QueuePosition] | None = ...,
         residency: _builtins.str = ...,
         costs: Global___KVCosts | None = ...,
         batches: _abc.Iterable[Global___StaticBatch] | None = ...,
@@ -1119,7 +1119,7 @@ class Report(_message.Message):
     """sum over blocks of holders beyond the first"""
     prefixes_added: _builtins.bytes
     """Blocks that became sharable, and blocks that are no longer sharable, since the last report; only
-    if a plan of this stream asked. Hashes as in NewRequest, at most 4,096 each; the rest follows in
+    if a plan of this stream requests them. Hashes as in NewRequest, at most 4,096 each; the rest follows in
     the next report. At most 16,384 are reported as sharable at a time.
     """
     prefixes_gone: _builtins.bytes

@@ -45,7 +45,7 @@ class TelemetryServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Scrape(self, request, context):
-        """Of this process alone; a gateway's own `/metrics` tells of its peers too. Safe to repeat.
+        """The metrics of this process only; a gateway's `/metrics` includes those of its peers. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

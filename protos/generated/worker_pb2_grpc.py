@@ -45,8 +45,8 @@ class WorkerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Stream(self, request_iterator, context):
-        """One multiplexed stream a gateway: prompts up; one message an engine step down, with the
-        tokens of all requests of that gateway.
+        """One multiplexed stream per gateway: prompts up; down, one message per engine step with the tokens
+        of all requests of that gateway.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

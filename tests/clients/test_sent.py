@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 from tests.clients.recorder import Requests, Sent, load
-from tests.gateway.gateway_fakes import House, housing, tokens_of
+from tests.gateway.gateway_fakes import Harness, run_harness, tokens_of
 
 FILES = sorted((Path(__file__).parent / "sent").glob("*.json"))
 ANSWER = tokens_of("fine")
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    async with housing(lambda _: ANSWER) as made:
+async def house() -> AsyncIterator[Harness]:
+    async with run_harness(lambda _: ANSWER) as made:
         yield made
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-async def test_recorded_client_requests_are_accepted(house: House, file: Path) -> None:
+async def test_recorded_client_requests_are_accepted(house: Harness, file: Path) -> None:
     posted = [each for each in load(file) if each.method == "POST"]
     assert posted
     for sent in posted:

@@ -27,7 +27,7 @@ from protos.generated import scheduler_pb2 as sched
 from protos.generated.worker_pb2 import Prompt
 from services.core import FinishReason
 from services.runtime.server import Mount, listening
-from tests.gateway.gateway_fakes import House, housing, tokens_of
+from tests.gateway.gateway_fakes import Harness, run_harness, tokens_of
 
 
 def answer(prompt: Prompt) -> Sequence[int]:
@@ -35,12 +35,12 @@ def answer(prompt: Prompt) -> Sequence[int]:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    async with housing(answer) as made:
+async def house() -> AsyncIterator[Harness]:
+    async with run_harness(answer) as made:
         yield made
 
 
-async def test_client_streams_and_completes(house: House) -> None:
+async def test_client_streams_and_completes(house: Harness) -> None:
     def work() -> None:
         with Client(house.grpc_address) as client:
             stream = client.generate("1,", max_tokens=50)
@@ -57,9 +57,9 @@ async def test_client_streams_and_completes(house: House) -> None:
     await asyncio.to_thread(work)
 
 
-async def test_client_receives_forecasts(house: House) -> None:
+async def test_client_receives_forecasts(house: Harness) -> None:
     forecast = common.Forecast(points=[4, 60])
-    house.scheduler.foretells = sched.ForecastUpdate(forecast=forecast, token_s=0.1, ttft_s=0.3)
+    house.scheduler.forecast = sched.ForecastUpdate(forecast=forecast, token_s=0.1, ttft_s=0.3)
 
     def work() -> None:
         with Client(house.grpc_address) as client:
@@ -75,7 +75,7 @@ async def test_client_receives_forecasts(house: House) -> None:
     await asyncio.to_thread(work)
 
 
-async def test_async_client_accepts_all_inputs_and_options(house: House) -> None:
+async def test_async_client_accepts_all_inputs_and_options(house: Harness) -> None:
     async with AsyncClient(house.grpc_address) as client:
         turns = [{"role": "user", "content": "1,"}]
         whole = await client.complete(
@@ -95,7 +95,7 @@ async def test_async_client_accepts_all_inputs_and_options(house: House) -> None
             client.generate("1,", sla={"ttft": 1.0})
 
 
-async def test_leaving_a_stream_cancels_the_request(house: House) -> None:
+async def test_leaving_a_stream_cancels_the_request(house: Harness) -> None:
     house.worker.script = lambda _: tokens_of("1" * 400)
     async with AsyncClient(house.grpc_address) as client:
         stream = client.generate("1,")
@@ -113,7 +113,7 @@ async def test_leaving_a_stream_cancels_the_request(house: House) -> None:
     await house.until(lambda: len(house.scheduler.cancels) == 2)
 
 
-async def test_client_errors_are_actionable(house: House) -> None:
+async def test_client_errors_are_actionable(house: Harness) -> None:
     full = sched.Rejected(
         reason=sched.REJECT_REASON_QUEUE_FULL, message="queue is full", retry_after_s=4
     )
@@ -197,7 +197,7 @@ def test_failed_answer_removes_its_question() -> None:
 
 
 @pytest.mark.parametrize("leave", ["/exit\n", ""])
-async def test_chat_command_ends_at_exit_or_end_of_input(house: House, leave: str) -> None:
+async def test_chat_command_ends_at_exit_or_end_of_input(house: Harness, leave: str) -> None:
     app = Typer()
     app.command()(chat)
     lines = f"12\n\nand more\n{leave}"
@@ -291,7 +291,7 @@ async def test_client_sends_api_key_as_metadata() -> None:
     assert recorder.keys == ["Bearer sk-1", "Bearer sk-1", "none", "Bearer sk-2", "Bearer sk-2"]
 
 
-async def test_client_is_safe_across_threads(house: House) -> None:
+async def test_client_is_safe_across_threads(house: Harness) -> None:
     texts: list[str] = []
 
     def work() -> None:
@@ -309,7 +309,7 @@ async def test_client_is_safe_across_threads(house: House) -> None:
     assert texts == ["answer to 2 tokens 😀"] * 8
 
 
-async def test_async_client_accepts_vllm_option_names(house: House) -> None:
+async def test_async_client_accepts_vllm_option_names(house: Harness) -> None:
     house.worker.cached_tokens = 1
     turns = [{"role": "user", "content": "1,"}, {"role": "assistant", "content": "so"}]
     async with AsyncClient(house.grpc_address) as client:

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from foretoken.running.console.progress import Progress
 from foretoken.running.console.throughput import ThroughputReport, Totals, parse_totals
-from gateway.telemetry.metrics import Metrics
+from gateway.metrics import Metrics
 from gateway.types.errors import RefusalReason
 from observability.exposition import Part, expose
 from protos.generated import scheduler_pb2

@@ -1,5 +1,5 @@
-"""A scheduler and a worker that speak real gRPC and record all they hear; their answers are
-scripted. And a gateway between them and real sockets for clients."""
+"""A fake scheduler and a fake worker with scripted answers, over real gRPC, and a gateway between
+them and real sockets for clients. The fakes record all messages."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ STEP_S = 0.001
 
 @cache
 def demo_folder() -> str:
-    """A model folder with the demo model's tokenizer and no weights: all a gateway reads."""
+    """A model folder with the demo model's tokenizer and no weights."""
     folder = Path(mkdtemp(prefix="foretoken-tokenizer-")) / "demo"
     make_tokenizer().save_pretrained(str(folder))
     return str(folder)
@@ -49,36 +49,37 @@ def demo_text() -> Text:
 
 
 def tokens_of(text: str) -> list[int]:
-    """Each character's own tokens, so that tests can count them."""
+    """The tokens of each character, encoded alone, so that tests can count them."""
     return [token for character in text for token in demo_text().encode(character)]
 
 
 @dataclass
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
-    """Places every request at `worker_address` unless `place` is off; `tell` sends the rest."""
+    """Places every request at `worker_address` unless `place` is off. `send_event` sends other
+    events."""
 
     worker_address: str = ""
     place: bool = True
     kv_tokens: int = REACH_TOKENS
     queued: int = 0
     drain_s: float = 0.0
-    foretells: sched.ForecastUpdate | None = None  # of each request that asks
+    forecast: sched.ForecastUpdate | None = None  # sent for each request that includes forecasts
     hellos: list[str] = field(default_factory=list)
     requests: list[sched.NewRequest] = field(default_factory=list)
     cancels: list[sched.CancelRequest] = field(default_factory=list)
-    view: sched.FleetView | None = None  # what GetFleet tells, where it is given
-    fleet_asked: int = 0
+    view: sched.FleetView | None = None  # the answer of GetFleet; None: the fleet of the stream
+    fleet_queries: int = 0
     stories: dict[str, sched.Story] = field(default_factory=dict)
     answers: Callable[[sched.NewRequest], sched.RequestEvent | None] = lambda _: None
     streams: list[asyncio.Queue[sched.SchedulerEvent | None]] = field(default_factory=list)
 
-    def tell(self, request_id: str, **event: Any) -> None:
+    def send_event(self, request_id: str, **event: Any) -> None:
         event_message = sched.RequestEvent(request_id=request_id, **event)
         self.streams[-1].put_nowait(sched.SchedulerEvent(request=event_message))
 
-    def tell_placed(self, request_id: str, address: str | None = None) -> None:
+    def send_placed(self, request_id: str, address: str | None = None) -> None:
         placed = sched.Placed(worker_id="w", worker_address=address or self.worker_address)
-        self.tell(request_id, placed=placed)
+        self.send_event(request_id, placed=placed)
 
     def fleet(self, addresses: Sequence[str]) -> sched.SchedulerEvent:
         workers = [
@@ -119,7 +120,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         return sched.WhyResponse(stories=[story])
 
     async def GetFleet(self, request: sched.GetFleetRequest, context: Any) -> sched.FleetView:
-        self.fleet_asked += 1
+        self.fleet_queries += 1
         return self.view or self.fleet([self.worker_address]).fleet
 
     async def _read(
@@ -140,20 +141,20 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                     self.cancels.append(message.cancel)
 
     def _answer(self, request: sched.NewRequest) -> None:
-        if self.foretells and request.include_forecast:
-            self.tell(request.request_id, forecast_update=self.foretells)
+        if self.forecast and request.include_forecast:
+            self.send_event(request.request_id, forecast_update=self.forecast)
         answer = self.answers(request)
         if answer is not None:
             answer.request_id = request.request_id
             self.streams[-1].put_nowait(sched.SchedulerEvent(request=answer))
         elif self.place:
-            self.tell_placed(request.request_id)
+            self.send_placed(request.request_id)
 
 
 @dataclass
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
-    """Answers each prompt with `script(prompt)`, a token a step for all, `prefill_s` after it came;
-    silent without one."""
+    """Answers each prompt with the tokens `script(prompt)`, `per_step` in each step, beginning
+    `prefill_s` after its arrival. Without a script, it sends only what the test sends."""
 
     script: Callable[[worker_pb2.Prompt], Sequence[int]] | None = None
     step_s: float = STEP_S
@@ -161,7 +162,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     per_step: int = 1
     cached_tokens: int = 0  # of each prompt
     prompts: list[worker_pb2.Prompt] = field(default_factory=list)
-    opened: int = 0
+    opened: int = 0  # streams so far
     streams: list[asyncio.Queue[worker_pb2.TokenBatch | None]] = field(default_factory=list)
     _running: dict[str, tuple[worker_pb2.Prompt, int]] = field(default_factory=dict)
 
@@ -229,7 +230,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self._running[prompt.request_id] = (prompt, done + len(ids))
         tokens = worker_pb2.RequestTokens(request_id=prompt.request_id, offset=done, token_ids=ids)
         if len(prompt.token_ids) - prompt.prompt_tokens == done:
-            self._tell_prompt(prompt, tokens)
+            self._add_prompt_info(prompt, tokens)
         if prompt.sampling.HasField("logprobs"):
             tokens.logprobs.extend(_logprob(i, prompt.sampling.logprobs) for i in ids)
         if self.script and done + len(ids) >= len(answer):
@@ -240,35 +241,36 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             del self._running[prompt.request_id]
         return tokens
 
-    def _tell_prompt(self, prompt: worker_pb2.Prompt, tokens: worker_pb2.RequestTokens) -> None:
-        """What comes with the first tokens: a token's score is its place in the prompt."""
+    def _add_prompt_info(self, prompt: worker_pb2.Prompt, tokens: worker_pb2.RequestTokens) -> None:
+        """Adds what accompanies the first tokens. The score of a prompt token is its negative
+        position."""
         tokens.cached_tokens = self.cached_tokens
         if prompt.sampling.HasField("prompt_logprobs"):
-            rivals = prompt.sampling.prompt_logprobs
+            alternatives = prompt.sampling.prompt_logprobs
             for at, token in enumerate(prompt.token_ids[1 : prompt.prompt_tokens], 1):
-                tokens.prompt_logprobs.append(_logprob(token, rivals, -at))
+                tokens.prompt_logprobs.append(_logprob(token, alternatives, -at))
 
 
-def _logprob(token_id: int, rivals: int, logprob: float = -0.25) -> common.TokenLogprob:
-    ids = [token_id, *range(40, 40 + rivals)][:rivals]
+def _logprob(token_id: int, alternatives: int, logprob: float = -0.25) -> common.TokenLogprob:
+    ids = [token_id, *range(40, 40 + alternatives)][:alternatives]
     return common.TokenLogprob(
         token_id=token_id, logprob=logprob, top_ids=ids,
         top_logprobs=[logprob - at for at in range(len(ids))],
     )  # fmt: skip
 
 
-def serves(scheduler: FakeScheduler) -> Mount:
+def scheduler_mount(scheduler: FakeScheduler) -> Mount:
     add = scheduler_pb2_grpc.add_SchedulerServicer_to_server
     return Mount("foretoken.v1.Scheduler", add, scheduler)
 
 
-def works(worker: FakeWorker) -> Mount:
+def worker_mount(worker: FakeWorker) -> Mount:
     return Mount("foretoken.v1.Worker", worker_pb2_grpc.add_WorkerServicer_to_server, worker)
 
 
 @dataclass
-class House:
-    """A gateway on real sockets, its fakes, and what the test needs to reach them."""
+class Harness:
+    """A gateway on real sockets, its fakes, and their addresses."""
 
     scheduler: FakeScheduler
     worker: FakeWorker
@@ -279,7 +281,7 @@ class House:
     http_url: str
 
     async def until(self, condition: Callable[[], bool], limit_s: float = 10.0) -> None:
-        """Wait for something that must come true; the limit is only there to fail by."""
+        """Waits for a condition that must become true; a failing test takes `limit_s`."""
         await until(condition, limit_s)
 
     async def http(
@@ -289,7 +291,7 @@ class House:
         body: object = None,
         headers: Mapping[str, str] | None = None,
     ) -> "Reply":
-        """One plain HTTP exchange; a body that is not bytes goes as JSON."""
+        """One HTTP exchange; a body that is not bytes is sent as JSON."""
         raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         return await asyncio.to_thread(_exchange, self.http_url, method, path, raw, headers or {})
 
@@ -308,7 +310,7 @@ class Reply:
 
     @property
     def events(self) -> list[Any]:
-        """The JSON events of a stream, without its last, which must be [DONE]."""
+        """The JSON events of a stream. The last event must be [DONE] and is omitted."""
         data = [line[6:] for line in self.text.splitlines() if line.startswith("data: ")]
         assert data[-1] == "[DONE]"
         return [json.loads(item) for item in data[:-1]]
@@ -328,7 +330,7 @@ def _exchange(
 
 
 @asynccontextmanager
-async def housing(
+async def run_harness(
     script: Callable[[worker_pb2.Prompt], Sequence[int]] | None = None,
     place: bool = True,
     with_worker: bool = True,
@@ -336,16 +338,18 @@ async def housing(
     queue: tuple[int, float] = (0, 0.0),
     spans: Spans = NO_SPANS,
     **config: Any,
-) -> AsyncIterator[House]:
-    """Everything up and connected; everything down at the end. `queue`: how many wait, and how
-    long, as the scheduler tells."""
+) -> AsyncIterator[Harness]:
+    """Starts and connects everything, and stops it at the end. `queue`: the number of waiting
+    requests and the drain time that the scheduler reports."""
     queued, drain_s = queue
     scheduler = FakeScheduler(place=place, queued=queued, drain_s=drain_s)
     worker = FakeWorker(script)
     async with AsyncExitStack() as stack:
-        worker_server = await stack.enter_async_context(listening([works(worker)], "127.0.0.1:0"))
+        worker_server = await stack.enter_async_context(
+            listening([worker_mount(worker)], "127.0.0.1:0")
+        )
         scheduler_server = await stack.enter_async_context(
-            listening([serves(scheduler)], "127.0.0.1:0")
+            listening([scheduler_mount(scheduler)], "127.0.0.1:0")
         )
         if with_worker:
             scheduler.worker_address = f"127.0.0.1:{worker_server.port}"
@@ -356,7 +360,7 @@ async def housing(
         )
         channel = connect(settings.scheduler_address)
         if in_process:
-            serves(scheduler).add(scheduler, inner := InProcessServer())
+            scheduler_mount(scheduler).add(scheduler, inner := InProcessServer())
             channel = inner.channel()
         stack.push_async_callback(channel.close)
         gateway = Gateway(settings, channel, connect, CollectorRegistry(), spans=spans)
@@ -364,10 +368,10 @@ async def housing(
         web = serving_http(build_app(gateway), "127.0.0.1", 0, settings)
         http_port = await stack.enter_async_context(web)
         server = await stack.enter_async_context(listening([mount(gateway)], "127.0.0.1:0"))
-        house = House(
+        harness = Harness(
             scheduler, worker, gateway, scheduler_server, worker_server,
             f"127.0.0.1:{server.port}", f"http://127.0.0.1:{http_port}",
         )  # fmt: skip
-        await house.until(lambda: gateway.ready or not with_worker)
-        await house.until(lambda: bool(scheduler.hellos))
-        yield house
+        await harness.until(lambda: gateway.ready or not with_worker)
+        await harness.until(lambda: bool(scheduler.hellos))
+        yield harness

@@ -59,8 +59,8 @@ class Seen:
 async def ask_all(
     grpc: str, http: str, numbers: Collection[int], left_tokens: int, at_once: int
 ) -> list[Seen]:
-    """Send the requests of these numbers over gRPC and HTTP, `at_once` at a time; those of class
-    `left` ask for `left_tokens`."""
+    """Sends the requests of these numbers over gRPC and HTTP, `at_once` at a time; requests of
+    class `left` have `max_tokens` of `left_tokens`."""
     turns = asyncio.Semaphore(at_once)
     channel = connect(grpc)
     host, port = http.removeprefix("http://").split(":")
@@ -158,7 +158,7 @@ def _read_usage(answer: dict[str, dict[str, int]], seen: Seen) -> None:
 
 @dataclass(frozen=True)
 class Pace:
-    """How long the worker takes at least for a prefill and for each step."""
+    """The least time of the worker for a prefill and for each step."""
 
     prefill_s: float = 0.0
     step_s: float = 0.0
@@ -173,7 +173,7 @@ class Counts:
             sample for family in text_string_to_metric_families(text) for sample in family.samples
         ]
 
-    def of(self, name: str, **labels: str) -> float:
+    def total(self, name: str, **labels: str) -> float:
         """The gateway's own value, summed over the labels that are not given."""
         return sum(
             sample.value
@@ -187,7 +187,7 @@ class Counts:
 async def check_counts(
     grpc: str, http: str, count: int, left_tokens: int, at_once: int, pace: Pace
 ) -> None:
-    """Send `count` requests to a fresh gateway with CLASSES and check its metrics: counts and
+    """Sends `count` requests to a fresh gateway with CLASSES and checks its metrics: counts and
     tokens equal the clients', spans lie within the bounds."""
     seen: list[Seen] = []
     for kinds in (STREAMED, ("whole",), ("left",)):
@@ -198,34 +198,35 @@ async def check_counts(
     by_kind = {kind: [each for each in seen if each.kind == kind] for kind in CLASSES}
     _check_outcomes(counts, by_kind)
     finished = count - len(by_kind["left"])
-    assert counts.of("request_success_total", finished_reason="length") == finished
-    assert counts.of("request_success_total", finished_reason="cancelled") == count - finished
-    assert counts.of("request_success_total") == count
-    assert counts.of("prompt_tokens_total") == count * seen[0].prompt_tokens
+    assert counts.total("request_success_total", finished_reason="length") == finished
+    assert counts.total("request_success_total", finished_reason="cancelled") == count - finished
+    assert counts.total("request_success_total") == count
+    assert counts.total("prompt_tokens_total") == count * seen[0].prompt_tokens
     for kind in STREAMED:
         _check_streamed_spans(counts, kind, by_kind[kind], pace)
     _check_e2e(counts, "whole", by_kind["whole"], pace)
 
 
 def _check_tokens(counts: Counts, seen: Sequence[Seen]) -> None:
-    """Every answer has ended. A client that left does not know what came after."""
+    """Checks token counts after all answers. A client that disconnected does not know the later
+    tokens."""
     finished = [each for each in seen if each.kind != "left"]
     left = [each for each in seen if each.kind == "left"]
     assert {each.tokens for each in finished} == {TOKENS}
-    made = counts.of("generation_tokens_total") - len(finished) * TOKENS
+    made = counts.total("generation_tokens_total") - len(finished) * TOKENS
     if left:
         assert 2 * len(left) <= made <= sum(each.max_tokens for each in left)
     else:
         assert made == 0
     streamed = [each for each in finished if each.kind in STREAMED]
-    gaps = counts.of(f"{GAP}_count") - sum(TOKENS - each.first_tokens for each in streamed)
+    gaps = counts.total(f"{GAP}_count") - sum(TOKENS - each.first_tokens for each in streamed)
     if len(seen) == len(streamed):
         assert gaps == 0
-        # A gap's tokens share it: together they are the time between first and last.
-        told_s = counts.of(f"{GAP}_sum")
-        assert told_s == pytest.approx(counts.of("request_decode_time_seconds_sum"), rel=0.05)
+        # Tokens of one message share its gap: the sum is the time from the first to the last token.
+        metric_s = counts.total(f"{GAP}_sum")
+        assert metric_s == pytest.approx(counts.total("request_decode_time_seconds_sum"), rel=0.05)
     else:
-        # An answer that is sent whole does not show how its tokens came.
+        # A client of a whole answer cannot see the gaps between its tokens.
         assert 0 < gaps <= (TOKENS - 1) * (len(finished) - len(streamed)) + max(0.0, made)
 
 
@@ -249,7 +250,7 @@ async def _settled(http: str, count: int) -> Counts:
     async with asyncio.timeout(30):
         while True:
             counts = await asyncio.to_thread(Counts, http)
-            if counts.of("request_success_total") >= count:
+            if counts.total("request_success_total") >= count:
                 return counts
             await asyncio.sleep(0.05)
 
@@ -258,16 +259,16 @@ def _check_outcomes(counts: Counts, by_kind: dict[str, list[Seen]]) -> None:
     for kind, causes in EXPECTED.items():
         of_class = {"class": kind}
         missed = [each for each in by_kind[kind] if causes and _is_missed(each)]
-        booked = {
+        recorded = {
             cause: number
             for cause in ("", *BECAUSE)
-            if (number := counts.of("sla_requests_total", cause=cause, **of_class))
+            if (number := counts.total("sla_requests_total", cause=cause, **of_class))
         }
-        assert booked.keys() <= {"", *causes}, booked
-        assert counts.of("sla_requests_total", outcome="missed", **of_class) == len(missed)
-        assert counts.of("sla_requests_total", **of_class) == len(by_kind[kind])
+        assert recorded.keys() <= {"", *causes}, recorded
+        assert counts.total("sla_requests_total", outcome="missed", **of_class) == len(missed)
+        assert counts.total("sla_requests_total", **of_class) == len(by_kind[kind])
         good = sum(each.tokens for each in by_kind[kind]) - sum(each.tokens for each in missed)
-        assert counts.of("goodput_tokens_total", **of_class) == good
+        assert counts.total("goodput_tokens_total", **of_class) == good
 
 
 def _is_missed(seen: Seen) -> bool:
@@ -284,13 +285,13 @@ def _check_streamed_spans(counts: Counts, kind: str, seen: Sequence[Seen], pace:
 
 
 def _check_e2e(counts: Counts, kind: str, seen: Sequence[Seen], pace: Pace) -> float:
-    told_s = _mean(counts, E2E, kind, seen)
+    metric_s = _mean(counts, E2E, kind, seen)
     least_s = pace.prefill_s + (TOKENS - 1) * pace.step_s
-    assert least_s <= told_s + CLOCK_S <= fmean(each.e2e_s for each in seen) + 2 * CLOCK_S
-    return told_s
+    assert least_s <= metric_s + CLOCK_S <= fmean(each.e2e_s for each in seen) + 2 * CLOCK_S
+    return metric_s
 
 
 def _mean(counts: Counts, name: str, kind: str, seen: Sequence[Seen]) -> float:
-    """Of one observation for each answer."""
-    assert counts.of(f"{name}_count", **{"class": kind}) == len(seen)
-    return counts.of(f"{name}_sum", **{"class": kind}) / len(seen)
+    """The mean over one observation for each answer."""
+    assert counts.total(f"{name}_count", **{"class": kind}) == len(seen)
+    return counts.total(f"{name}_sum", **{"class": kind}) / len(seen)

@@ -1,4 +1,4 @@
-"""Requests that end otherwise than by their answer: cancelled, refused, too late, failed."""
+"""Requests that end without a complete answer: cancelled, refused, too late, failed."""
 
 import asyncio
 from typing import Any
@@ -22,62 +22,64 @@ from protos.generated import gateway_pb2, gateway_pb2_grpc
 from protos.generated import scheduler_pb2 as sched
 from services.core import FinishReason
 from services.runtime.channel import connect
-from tests.gateway.gateway_fakes import House, housing
+from tests.gateway.gateway_fakes import Harness, run_harness
 from tests.gateway.gateway_fixtures import IDS, STOP, WORDS, first_prompt
 from tests.gateway.gateway_fixtures import client as client
-from tests.gateway.gateway_fixtures import house as house
+from tests.gateway.gateway_fixtures import harness as harness
 
 REQUEST = gateway_pb2.GenerateRequest(prompt="1,")
 
 
-async def test_client_cancellation_reaches_the_scheduler(house: House, client: AsyncClient) -> None:
+async def test_client_cancellation_reaches_the_scheduler(
+    harness: Harness, client: AsyncClient
+) -> None:
     stream = client.generate("1,")
     reading = asyncio.ensure_future(stream.complete())
-    name = await first_prompt(house)
-    house.worker.send(name, 0, IDS[:2])
-    await house.until(lambda: house.gateway.metrics.generation_tokens._value.get() == 2)
+    name = await first_prompt(harness)
+    harness.worker.send(name, 0, IDS[:2])
+    await harness.until(lambda: harness.gateway.metrics.generation_tokens._value.get() == 2)
     stream.cancel()
-    await house.until(lambda: bool(house.scheduler.cancels))
+    await harness.until(lambda: bool(harness.scheduler.cancels))
     await reading
     expected = sched.CancelRequest(
         request_id=name, reason=common.FINISH_REASON_CANCELLED, output_tokens=2
     )
-    assert list(house.scheduler.cancels) == [expected]
-    assert house.gateway.live == 0
+    assert list(harness.scheduler.cancels) == [expected]
+    assert harness.gateway.live == 0
 
 
-async def test_disconnect_while_queued_cancels(house: House) -> None:
-    house.scheduler.place = False
-    async with AsyncClient(house.grpc_address) as client:
+async def test_disconnect_while_queued_cancels(harness: Harness) -> None:
+    harness.scheduler.place = False
+    async with AsyncClient(harness.grpc_address) as client:
         reading = asyncio.ensure_future(client.complete("1,", n=3))
-        await house.until(lambda: len(house.scheduler.requests) == 3)
+        await harness.until(lambda: len(harness.scheduler.requests) == 3)
         reading.cancel()
-        await house.until(lambda: len(house.scheduler.cancels) == 3)
-    assert house.gateway.live == 0
+        await harness.until(lambda: len(harness.scheduler.cancels) == 3)
+    assert harness.gateway.live == 0
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_http_disconnect_cancels(house: House, stream: bool) -> None:
-    host, port = house.http_url.removeprefix("http://").split(":")
+async def test_http_disconnect_cancels(harness: Harness, stream: bool) -> None:
+    host, port = harness.http_url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
     body = b'{"prompt": "1,", "stream": %s}' % (b"true" if stream else b"false")
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     writer.write(head + body)
-    name = await first_prompt(house)
-    house.worker.send(name, 0, IDS[:2])
-    await house.until(lambda: house.gateway.metrics.generation_tokens._value.get() == 2)
+    name = await first_prompt(harness)
+    harness.worker.send(name, 0, IDS[:2])
+    await harness.until(lambda: harness.gateway.metrics.generation_tokens._value.get() == 2)
     writer.close()
-    await house.until(lambda: bool(house.scheduler.cancels))
-    assert house.scheduler.cancels[0].request_id == name
-    assert house.gateway.live == 0
+    await harness.until(lambda: bool(harness.scheduler.cancels))
+    assert harness.scheduler.cancels[0].request_id == name
+    assert harness.gateway.live == 0
 
 
 async def test_stalled_client_is_disconnected() -> None:
-    async with housing(client_stall_s=0.2) as house:
-        call = house.gateway.open(
+    async with run_harness(client_stall_s=0.2) as harness:
+        call = harness.gateway.open(
             [
-                await house.gateway.intake.parse(
-                    decode_request(REQUEST), house.gateway.intake.admit()
+                await harness.gateway.intake.parse(
+                    decode_request(REQUEST), harness.gateway.intake.admit()
                 )
             ]
         )
@@ -85,17 +87,17 @@ async def test_stalled_client_is_disconnected() -> None:
 
         async def write() -> None:
             await anext(chunks)
-            await asyncio.Event().wait()  # a socket that takes nothing more
+            await asyncio.Event().wait()  # a socket whose client reads nothing more
 
         writer = asyncio.ensure_future(write())
-        name = await first_prompt(house)
-        house.worker.send(name, 0, IDS[:2])
-        await house.until(lambda: call.writer is not None and call.taken_s > 0)
-        house.worker.send(name, 2, IDS[2:4])
-        await house.until(lambda: bool(house.scheduler.cancels))
+        name = await first_prompt(harness)
+        harness.worker.send(name, 0, IDS[:2])
+        await harness.until(lambda: call.writer is not None and call.taken_s > 0)
+        harness.worker.send(name, 2, IDS[2:4])
+        await harness.until(lambda: bool(harness.scheduler.cancels))
         with pytest.raises(asyncio.CancelledError):
             await writer
-        assert house.gateway.live == 0
+        assert harness.gateway.live == 0
 
 
 @pytest.mark.parametrize(
@@ -114,11 +116,11 @@ async def test_stalled_client_is_disconnected() -> None:
     ],
 )
 async def test_scheduler_rejection_becomes_a_status(
-    house: House, client: AsyncClient, refusal: sched.RejectReason.ValueType,
+    harness: Harness, client: AsyncClient, refusal: sched.RejectReason.ValueType,
     kind: type[Exception], complaint: str, retry_after_s: float,
 ) -> None:  # fmt: skip
     rejected = sched.Rejected(reason=refusal, message="1000 wait", retry_after_s=7.5)
-    house.scheduler.answers = lambda _: sched.RequestEvent(rejected=rejected)
+    harness.scheduler.answers = lambda _: sched.RequestEvent(rejected=rejected)
     with pytest.raises(kind, match=complaint) as caught:
         await client.complete("1,")
     assert isinstance(caught.value, ForetokenError)
@@ -126,93 +128,95 @@ async def test_scheduler_rejection_becomes_a_status(
 
 
 async def test_live_choices_are_bounded() -> None:
-    made = housing(max_sessions=3, queue=(1, 1000.0))
-    async with made as house, AsyncClient(house.grpc_address) as client:
-        asking = asyncio.ensure_future(client.complete("1,", n=2))
-        await house.until(lambda: len(house.worker.prompts) == 2)
-        with pytest.raises(Overloaded, match="all 3 places are taken") as caught:
+    made = run_harness(max_sessions=3, queue=(1, 1000.0))
+    async with made as harness, AsyncClient(harness.grpc_address) as client:
+        pending = asyncio.ensure_future(client.complete("1,", n=2))
+        await harness.until(lambda: len(harness.worker.prompts) == 2)
+        with pytest.raises(Overloaded, match="all 3 sessions are in use") as caught:
             await client.complete("1,", n=2)
         assert 900 < caught.value.retry_after_s <= 1000
-        reply = await house.http("POST", "/v1/completions", {"prompt": "1,", "n": 2})
+        reply = await harness.http("POST", "/v1/completions", {"prompt": "1,", "n": 2})
         assert (reply.status, int(reply.headers["retry-after"]) > 900) == (429, True)
-        for prompt in list(house.worker.prompts):
-            house.worker.send(prompt.request_id, 0, IDS, STOP)
-        assert [choice.text for choice in (await asking).choices] == [WORDS, WORDS]
+        for prompt in list(harness.worker.prompts):
+            harness.worker.send(prompt.request_id, 0, IDS, STOP)
+        assert [choice.text for choice in (await pending).choices] == [WORDS, WORDS]
 
 
 async def test_draining_refuses_new_requests_and_waits_for_old_ones(
-    house: House, client: AsyncClient
+    harness: Harness, client: AsyncClient
 ) -> None:
-    asking = asyncio.ensure_future(client.complete("1,"))
-    name = await first_prompt(house)
-    draining = asyncio.ensure_future(house.gateway.drain())
-    await house.until(lambda: house.gateway.draining)
+    pending = asyncio.ensure_future(client.complete("1,"))
+    name = await first_prompt(harness)
+    draining = asyncio.ensure_future(harness.gateway.drain())
+    await harness.until(lambda: harness.gateway.draining)
     with pytest.raises(Unavailable, match="shutting down"):
         await client.complete("1,")
-    reply = await house.http("POST", "/v1/completions", {"prompt": "1,"})
+    reply = await harness.http("POST", "/v1/completions", {"prompt": "1,"})
     assert reply.status == 503
-    assert (await house.http("GET", "/health")).status == 503
+    assert (await harness.http("GET", "/health")).status == 503
     assert not draining.done()
-    house.worker.send(name, 0, IDS, STOP)
-    assert (await asking).text == WORDS
+    harness.worker.send(name, 0, IDS, STOP)
+    assert (await pending).text == WORDS
     await draining
 
 
-async def test_unparsable_message_is_invalid_argument(house: House) -> None:
-    async with connect(house.grpc_address) as channel:
+async def test_unparsable_message_is_invalid_argument(harness: Harness) -> None:
+    async with connect(harness.grpc_address) as channel:
         call: Any = channel.unary_stream("/foretoken.v1.Gateway/Generate")
         for raw in (b"\x12\x02\xff\xfe", b"\xff"):
             with pytest.raises(aio.AioRpcError) as caught:
                 async for _ in call(raw):
                     pass
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert not house.scheduler.requests
+    assert not harness.scheduler.requests
 
 
 async def test_deadline_before_the_first_token_is_an_error(
-    house: House, client: AsyncClient
+    harness: Harness, client: AsyncClient
 ) -> None:
     finished = sched.Finished(reason=common.FINISH_REASON_DEADLINE)
-    house.scheduler.answers = lambda _: sched.RequestEvent(finished=finished)
+    harness.scheduler.answers = lambda _: sched.RequestEvent(finished=finished)
     with pytest.raises(DeadlineExceeded, match="before the first token"):
         await client.complete("1,", timeout_s=30)
 
 
 async def test_deadline_within_an_answer_keeps_its_tokens(
-    house: House, client: AsyncClient
+    harness: Harness, client: AsyncClient
 ) -> None:
-    asking = asyncio.ensure_future(client.complete("1,", timeout_s=30))
-    name = await first_prompt(house)
-    house.worker.send(name, 0, IDS[:1])
-    await house.until(lambda: house.gateway.metrics.generation_tokens._value.get() == 1)
-    house.scheduler.tell(name, finished=sched.Finished(reason=common.FINISH_REASON_DEADLINE))
-    answer = await asking
+    pending = asyncio.ensure_future(client.complete("1,", timeout_s=30))
+    name = await first_prompt(harness)
+    harness.worker.send(name, 0, IDS[:1])
+    await harness.until(lambda: harness.gateway.metrics.generation_tokens._value.get() == 1)
+    harness.scheduler.send_event(
+        name, finished=sched.Finished(reason=common.FINISH_REASON_DEADLINE)
+    )
+    answer = await pending
     assert (answer.text, answer.finish_reason) == ("on", FinishReason.DEADLINE)
 
 
 async def test_gateway_enforces_a_deadline_without_the_scheduler(
-    house: House, client: AsyncClient
+    harness: Harness, client: AsyncClient
 ) -> None:
-    house.scheduler.place = False
+    harness.scheduler.place = False
     with pytest.raises(DeadlineExceeded):
         await client.complete("1,", timeout_s=1)
-    await house.until(lambda: bool(house.scheduler.cancels))
+    await harness.until(lambda: bool(harness.scheduler.cancels))
 
 
-async def test_grpc_deadline_reaches_the_scheduler(house: House) -> None:
-    house.scheduler.place = False
-    async with connect(house.grpc_address) as channel:
+async def test_grpc_deadline_reaches_the_scheduler(harness: Harness) -> None:
+    harness.scheduler.place = False
+    async with connect(harness.grpc_address) as channel:
         stub = gateway_pb2_grpc.GatewayStub(channel)
         call = stub.Generate(gateway_pb2.GenerateRequest(prompt="1,"), timeout=20)
-        await house.until(lambda: bool(house.scheduler.requests))
+        await harness.until(lambda: bool(harness.scheduler.requests))
         call.cancel()
     # gRPC rounds a timeout up on the wire, by about a hundredth at most.
-    assert 10 < house.scheduler.requests[0].deadline_in_s < 20 * 1.02
+    assert 10 < harness.scheduler.requests[0].deadline_in_s < 20 * 1.02
 
 
-async def test_worker_failure_reaches_the_client(house: House, client: AsyncClient) -> None:
-    asking = asyncio.ensure_future(client.complete("1,"))
-    name = await first_prompt(house)
-    house.worker.send(name, 0, (), common.FINISH_REASON_ERROR, "out of luck")
+async def test_worker_failure_reaches_the_client(harness: Harness, client: AsyncClient) -> None:
+    pending = asyncio.ensure_future(client.complete("1,"))
+    name = await first_prompt(harness)
+    harness.worker.send(name, 0, (), common.FINISH_REASON_ERROR, "out of luck")
     with pytest.raises(ServerError, match="out of luck"):
-        await asking
+        await pending

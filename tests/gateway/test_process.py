@@ -1,4 +1,4 @@
-"""`python -m gateway` as a process: mistakes are one line, and it stops in two stages."""
+"""`python -m gateway` as a process: one-line errors and two-stage shutdown."""
 
 import asyncio
 import signal
@@ -22,9 +22,9 @@ from tests.gateway.gateway_fakes import (
     FakeScheduler,
     FakeWorker,
     demo_folder,
-    serves,
+    scheduler_mount,
     tokens_of,
-    works,
+    worker_mount,
 )
 
 
@@ -82,18 +82,20 @@ async def test_port_in_use_is_a_one_line_error_with_status_2() -> None:
 
 @asynccontextmanager
 async def running(**settings: object) -> Any:
-    """A gateway process between fakes, with a request whose first token has come."""
+    """A gateway process between fakes, with a request whose first token has arrived."""
     async with AsyncExitStack() as stack:
         worker, scheduler, port = FakeWorker(), FakeScheduler(), free_port()
-        work = await stack.enter_async_context(listening([works(worker)], "127.0.0.1:0"))
-        schedule = await stack.enter_async_context(listening([serves(scheduler)], "127.0.0.1:0"))
+        work = await stack.enter_async_context(listening([worker_mount(worker)], "127.0.0.1:0"))
+        schedule = await stack.enter_async_context(
+            listening([scheduler_mount(scheduler)], "127.0.0.1:0")
+        )
         scheduler.worker_address = f"127.0.0.1:{work.port}"
         address = f"127.0.0.1:{schedule.port}"
         process = await start(scheduler_address=address, grpc_port=port, **settings)
         client = await stack.enter_async_context(AsyncClient(f"127.0.0.1:{port}"))
         try:
-            asking = await first_token(client, worker)
-            yield process, client, worker, asking
+            pending = await first_token(client, worker)
+            yield process, client, worker, pending
         finally:
             if process.returncode is None:
                 process.kill()
@@ -108,33 +110,33 @@ async def first_token(client: AsyncClient, worker: FakeWorker) -> "asyncio.Task[
                 break
             except Unavailable:
                 await asyncio.sleep(0.1)
-        asking = asyncio.create_task(client.complete("12"))
+        pending = asyncio.create_task(client.complete("12"))
         while not worker.prompts:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     worker.send(worker.prompts[0].request_id, 0, tokens_of("1"))
-    return asking
+    return pending
 
 
 async def test_first_sigterm_drains() -> None:
-    async with running() as (process, client, worker, asking):
+    async with running() as (process, client, worker, pending):
         process.send_signal(signal.SIGTERM)
         with pytest.raises(Unavailable):
             while True:
-                with suppress(DeadlineExceeded):  # it was let in before the signal was heard
+                with suppress(DeadlineExceeded):  # admitted before the signal arrived
                     await client.complete("12", timeout_s=0.2)
         assert process.returncode is None
         name = worker.prompts[0].request_id
         worker.send(name, 1, tokens_of("2"), common.FINISH_REASON_STOP)
-        assert (await asking).text == "12"
+        assert (await pending).text == "12"
         assert await process.wait() == 0
 
 
 async def test_second_sigterm_stops_at_once() -> None:
-    async with running() as (process, _, _, asking):
+    async with running() as (process, _, _, pending):
         process.send_signal(signal.SIGTERM)
         await asyncio.sleep(0.3)
         assert process.returncode is None
         process.send_signal(signal.SIGTERM)
         with pytest.raises(ForetokenError):
-            await asking
+            await pending
         assert await asyncio.wait_for(process.wait(), 20) == 0

@@ -1,4 +1,4 @@
-"""What the gateway tells of a request: its own span, what hangs below, and gen_ai's metrics."""
+"""A request's span, its child spans, and the gen_ai metrics."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from gateway.faces.grpc.decode import decode_request
 from protos.generated import common_pb2 as common
 from protos.generated import gateway_pb2
 from protos.generated import scheduler_pb2 as sched
-from tests.gateway.gateway_fakes import House, demo_text, housing, tokens_of
+from tests.gateway.gateway_fakes import Harness, demo_text, run_harness, tokens_of
 from tests.gateway.gateway_fixtures import IDS, first_prompt
 from tests.observability.tracing.otlp import Written, WrittenSpans
 
@@ -26,25 +26,25 @@ def written() -> WrittenSpans:
 
 
 @pytest.fixture
-async def silent(written: WrittenSpans) -> AsyncIterator[House]:
-    """Its worker says nothing of itself."""
-    async with housing(spans=written) as house:
-        yield house
+async def silent(written: WrittenSpans) -> AsyncIterator[Harness]:
+    """A gateway whose worker has no script."""
+    async with run_harness(spans=written) as harness:
+        yield harness
 
 
-async def over(house: House, written: WrittenSpans) -> Written:
+async def over(harness: Harness, written: WrittenSpans) -> Written:
     """The request's span, once it has ended."""
-    await house.until(lambda: bool(written.all) and written.all[0].end_s is not None)
+    await harness.until(lambda: bool(written.all) and written.all[0].end_s is not None)
     return written.all[0]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_span_and_metrics_of_an_answer(stream: bool, written: WrittenSpans) -> None:
-    async with housing(lambda _: tokens_of("abc"), spans=written) as house:
+    async with run_harness(lambda _: tokens_of("abc"), spans=written) as harness:
         headers = {"traceparent": CLIENT}
-        reply = await house.http("POST", "/v1/completions", {**BODY, "stream": stream}, headers)
-        request = await over(house, written)
-        reported = house.scheduler.requests[0].traceparent, house.worker.prompts[0].traceparent
+        reply = await harness.http("POST", "/v1/completions", {**BODY, "stream": stream}, headers)
+        request = await over(harness, written)
+        reported = harness.scheduler.requests[0].traceparent, harness.worker.prompts[0].traceparent
     assert reply.status == 200
     assert (request.name, request.parent) == ("text_completion demo", CLIENT)
     assert [span.name for span in written.all] == ["text_completion demo", "tokenize", "stream"]
@@ -73,7 +73,7 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, str], str]] = [
 @pytest.mark.parametrize(("body", "headers", "kind"), REFUSALS)
 async def test_refused_request_s_span_has_the_reason_and_no_client_text(
     body: dict[str, Any], headers: dict[str, str], kind: str,
-    silent: House, written: WrittenSpans,
+    silent: Harness, written: WrittenSpans,
 ) -> None:  # fmt: skip
     reply = await silent.http("POST", "/v1/completions", body, headers)
     assert reply.status in (400, 404)
@@ -91,7 +91,7 @@ async def test_refused_request_s_span_has_the_reason_and_no_client_text(
 
 
 async def test_scheduler_rejection_is_the_span_s_error(
-    silent: House, written: WrittenSpans
+    silent: Harness, written: WrittenSpans
 ) -> None:
     refused = sched.Rejected(reason=sched.REJECT_REASON_QUEUE_FULL, message="full")
     silent.scheduler.answers = lambda _: sched.RequestEvent(rejected=refused)
@@ -103,23 +103,25 @@ async def test_scheduler_rejection_is_the_span_s_error(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_span_of_a_missed_deadline_has_an_error(stream: bool, written: WrittenSpans) -> None:
-    async with housing(place=False, spans=written) as house:
+    async with run_harness(place=False, spans=written) as harness:
         headers = {"x-request-timeout-s": "1"}
-        reply = await house.http("POST", "/v1/completions", {**BODY, "stream": stream}, headers)
-        request = await over(house, written)
+        reply = await harness.http("POST", "/v1/completions", {**BODY, "stream": stream}, headers)
+        request = await over(harness, written)
     assert reply.status == 504
     assert request.attributes["error.type"] == "DEADLINE_EXCEEDED"
 
 
 async def test_span_of_a_broken_stream_has_the_failure(
-    silent: House, written: WrittenSpans
+    silent: Harness, written: WrittenSpans
 ) -> None:
-    asking = asyncio.ensure_future(silent.http("POST", "/v1/completions", {**BODY, "stream": True}))
+    pending = asyncio.ensure_future(
+        silent.http("POST", "/v1/completions", {**BODY, "stream": True})
+    )
     name = await first_prompt(silent)
     silent.worker.send(name, 0, IDS[:1])
     await silent.until(lambda: silent.gateway.metrics.generation_tokens._value.get() == 1)
     silent.worker.send(name, 1, [], common.FINISH_REASON_ERROR, "the device is gone")
-    reply = await asking
+    reply = await pending
     assert reply.status == 200 and "the device is gone" in reply.text
     request = await over(silent, written)
     assert request.attributes["error.type"] == "INTERNAL"
@@ -127,7 +129,7 @@ async def test_span_of_a_broken_stream_has_the_failure(
 
 
 async def test_span_of_a_disconnected_client_is_cancelled(
-    silent: House, written: WrittenSpans
+    silent: Harness, written: WrittenSpans
 ) -> None:
     async with AsyncClient(silent.grpc_address) as client:
         stream = client.generate("1,", max_tokens=9)
@@ -144,12 +146,13 @@ async def test_span_of_a_disconnected_client_is_cancelled(
 
 
 @pytest.mark.parametrize(
-    ("taken", "ttft_s", "cause"), [(True, 0.1, "prefill"), (False, 60.0, "client")]
+    ("delivered", "ttft_s", "cause"), [(True, 0.1, "prefill"), (False, 60.0, "client")]
 )
 async def test_span_agrees_with_metrics_on_delivered_tokens(
-    taken: bool, ttft_s: float, cause: str, silent: House, written: WrittenSpans
+    delivered: bool, ttft_s: float, cause: str, silent: Harness, written: WrittenSpans
 ) -> None:
-    """The worker is quick. What its client takes late is late, and what it never takes it left."""
+    """The worker is fast. A late reader misses the SLA; a client that reads nothing counts as
+    disconnected."""
     gateway = silent.gateway
     trace = gateway.tracer.begin("chat", {}, {})
     request = gateway_pb2.GenerateRequest(prompt="1,", sla=common.Sla(ttft_s=ttft_s))
@@ -160,22 +163,24 @@ async def test_span_agrees_with_metrics_on_delivered_tokens(
     silent.worker.send(await first_prompt(silent), 0, IDS, common.FINISH_REASON_STOP)
     await silent.until(lambda: call.choices[0].session.over)
     await asyncio.sleep(0.1)
-    if taken:
+    if delivered:
         assert len([chunk async for chunk in call.chunks()]) == 1
     call.close()
     trace.end()
     reported = written.all[0].attributes
-    [booked] = [
+    [recorded] = [
         sample.labels
         for family in gateway.metrics.registry.collect()
         for sample in family.samples
         if sample.name == "foretoken_sla_requests_total" and sample.value
     ]
-    assert reported["foretoken.sla.outcome"] == booked["outcome"] == "missed"
-    assert reported["foretoken.sla.cause"] == booked["cause"] == cause
-    assert reported["gen_ai.usage.output_tokens"] == (len(IDS) if taken else 0)
-    assert reported["gen_ai.response.finish_reasons"] == ["stop" if taken else "cancelled"]
-    assert reported.get("error.type") == (None if taken else "cancelled")
+    assert reported["foretoken.sla.outcome"] == recorded["outcome"] == "missed"
+    assert reported["foretoken.sla.cause"] == recorded["cause"] == cause
+    assert reported["gen_ai.usage.output_tokens"] == (len(IDS) if delivered else 0)
+    assert reported["gen_ai.response.finish_reasons"] == ["stop" if delivered else "cancelled"]
+    assert reported.get("error.type") == (None if delivered else "cancelled")
     name, custom = "foretoken_time_to_first_token_seconds_sum", {"class": "custom"}
     first_s = [s for what, s, _ in written.measured if what == "gen_ai.server.time_to_first_token"]
-    assert first_s == ([gateway.metrics.registry.get_sample_value(name, custom)] if taken else [])
+    assert first_s == (
+        [gateway.metrics.registry.get_sample_value(name, custom)] if delivered else []
+    )

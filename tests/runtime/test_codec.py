@@ -263,7 +263,7 @@ def test_swaps_of_unknown_direction_are_dropped() -> None:
 @pytest.mark.parametrize("bad", [nan, -1.0, -inf])
 def test_unsortable_waits_and_costs_become_zero(bad: float) -> None:
     message = scheduler_pb2.Plan(
-        order=[scheduler_pb2.Standing(request_id="a", wait_s=bad)],
+        order=[scheduler_pb2.QueuePosition(request_id="a", wait_s=bad)],
         costs=scheduler_pb2.KVCosts(recompute_token_s=bad, offload_token_s=bad, upload_token_s=bad),
     )
     plan = attach_codec.decode_plan(message)

@@ -10,9 +10,8 @@ from gateway.requests.sampling import RANGES, SWITCHES
 from gateway.types.client_request import (
     ClientRequest,
     Conversation,
+    GivenSampling,
     Prompt,
-    SamplingFields,
-    given_fields,
 )
 from gateway.types.sla_classes import BUDGETS, OTHER
 from protos.generated import common_pb2, gateway_pb2
@@ -62,14 +61,14 @@ def _decode_prompt(message: gateway_pb2.GenerateRequest) -> Prompt:
             return None
 
 
-def _decode_sampling(message: common_pb2.Sampling) -> SamplingFields:
+def _decode_sampling(message: common_pb2.Sampling) -> GivenSampling:
     given = _select_set(message, OPTIONAL_FIELDS)
     for name in REPEATED_FIELDS:
         if values := getattr(message, name):
             given[name] = list(values)
     if message.logit_bias:
         given["logit_bias"] = dict(message.logit_bias)
-    return given_fields(given)
+    return given
 
 
 def _select_set(message: Message, fields: Iterable[str]) -> dict[str, Any]:

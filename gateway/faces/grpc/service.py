@@ -4,10 +4,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, cast
 
+from google.protobuf.message import DecodeError
+from grpc import aio
+
 from gateway.faces.grpc.authentication import KeyInterceptor
 from gateway.faces.grpc.decode import decode_request, read_sla_class
 from gateway.faces.grpc.metadata import read_key, read_metadata, read_timeout, set_caller
-from gateway.faces.grpc.registration import add_to_server
 from gateway.gateway import Gateway
 from gateway.request_tracing import RequestTrace
 from gateway.sessions.call import ClientCall
@@ -20,7 +22,8 @@ from services.runtime.errors import InvalidArgument
 from services.runtime.server import Mount
 
 SERVICE_NAME = "foretoken.v1.Gateway"
-RPC = {"rpc.system": "grpc", "rpc.method": f"{SERVICE_NAME}/Generate"}
+GENERATE = f"/{SERVICE_NAME}/Generate"
+RPC = {"rpc.system": "grpc", "rpc.method": GENERATE[1:]}
 
 
 class GatewayService(gateway_pb2_grpc.GatewayServicer):
@@ -90,8 +93,27 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
 
 def mount(gateway: Gateway) -> Mount:
     """The service for `services.runtime.server`."""
-    keys = KeyInterceptor(gateway.keyring)
-    return Mount(SERVICE_NAME, add_to_server, GatewayService(gateway), [keys])
+    add = gateway_pb2_grpc.add_GatewayServicer_to_server
+    interceptors = [KeyInterceptor(gateway.keyring), LenientParsing()]
+    return Mount(SERVICE_NAME, add, GatewayService(gateway), interceptors)
+
+
+class LenientParsing(aio.ServerInterceptor):
+    """Passes None to `Generate` for a request that does not parse: the servicer reports it as
+    INVALID_ARGUMENT, grpc alone as an internal error."""
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler_call_details.method != GENERATE:
+            return handler
+        return handler._replace(request_deserializer=_parse_or_none)
+
+
+def _parse_or_none(data: bytes) -> gateway_pb2.GenerateRequest | None:
+    try:
+        return gateway_pb2.GenerateRequest.FromString(data)
+    except DecodeError:
+        return None
 
 
 def _close(call: ClientCall, trace: RequestTrace) -> None:

@@ -89,9 +89,5 @@ def read_sla(request: Request) -> tuple[str, dict[str, float]]:
         raise InvalidArgument(SLA_HEADER, str(error)) from None
 
 
-def read_application(request: Request) -> str:
-    return request.headers.get(APPLICATION_HEADER, "")
-
-
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number in JSON")

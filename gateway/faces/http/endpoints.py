@@ -1,4 +1,4 @@
-"""The endpoints beside the two that generate text: models, tokens, health, metrics."""
+"""The endpoints that generate no text: models, tokens, health, metrics."""
 
 import time
 from collections.abc import Mapping

@@ -1,24 +1,24 @@
-"""The two endpoints that generate text: decode a request, open one call, encode its answer."""
+"""Text generation over HTTP: decode a request, open one call, encode its answer."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from gateway.faces.http.answers.chunks import ChunkWriter, encode_usage
-from gateway.faces.http.answers.formats import AnswerFormat, ChatFormat, CompletionFormat
+from gateway.faces.http.answers.formats import AnswerFormat
 from gateway.faces.http.answers.sse import EventStream, run_until_disconnect
 from gateway.faces.http.body import (
+    APPLICATION_HEADER,
     SLA_HEADER,
     parse_json,
     read_and_decode,
-    read_application,
     read_sla,
     read_timeout,
 )
@@ -26,11 +26,11 @@ from gateway.faces.http.errors import ClientDisconnected
 from gateway.faces.http.schema import Body, ChatBody, CompletionBody, read_body
 from gateway.gateway import Gateway
 from gateway.request_tracing import RequestTrace
+from gateway.requests.text import Text
 from gateway.sessions.call import ClientCall
 from gateway.sessions.session import ChoiceChunk
 from gateway.types.client_request import ClientRequest
 from gateway.types.generation import GenerationRequest, RequestArrival
-from observability import genai
 from services.runtime.errors import InvalidArgument
 
 IGNORED_HEADER = "x-foretoken-ignored-fields"
@@ -59,80 +59,52 @@ class WholeAnswer(JSONResponse):
             self._on_end()
 
 
-async def complete(gateway: Gateway, request: Request) -> Response:
-    """`POST /v1/completions`."""
-    trace = _begin_trace(gateway, request, genai.TEXT_COMPLETION)
-    with trace.ends_on_error():
-        decoded = await _decode(gateway, request, CompletionBody)
-
-        def select_format(call: ClientCall) -> AnswerFormat:
-            return CompletionFormat(gateway.text, call, decoded.body)
-
-        return await _answer(gateway, request, decoded, select_format, trace)
-
-
-async def chat(gateway: Gateway, request: Request) -> Response:
-    """`POST /v1/chat/completions`."""
-    trace = _begin_trace(gateway, request, genai.CHAT)
-    with trace.ends_on_error():
-        decoded = await _decode(gateway, request, ChatBody)
-
-        def select_format(call: ClientCall) -> AnswerFormat:
-            return ChatFormat(gateway.text, call, decoded.body)
-
-        return await _answer(gateway, request, decoded, select_format, trace)
-
-
-def _begin_trace(gateway: Gateway, request: Request, operation: str) -> RequestTrace:
+async def generate(
+    gateway: Gateway,
+    request: Request,
+    kind: type[BodyT],
+    make_format: Callable[[Text, ClientCall, BodyT], AnswerFormat],
+    operation: str,
+) -> Response:
+    """Answers a request with a body of `kind`. `operation` is its name in traces."""
     attributes = {"http.request.method": request.method, "url.path": request.scope["path"]}
-    return gateway.tracer.begin(operation, request.headers, attributes)
+    trace = gateway.tracer.begin(operation, request.headers, attributes)
+    with trace.ends_on_error():
+        sla_class = request.headers.get(SLA_HEADER, "").strip()
+        arrival = gateway.intake.admit(read_timeout(request), sla_class=sla_class)
 
+        def decode(raw: bytes) -> tuple[BodyT, Sequence[ClientRequest], int]:
+            body = read_body(kind, parse_json(raw))
+            return body, body.client_requests(), len(raw)
 
-@dataclass(frozen=True, slots=True)
-class _Decoded(Generic[BodyT]):
-    """A decoded body with its arrival, one request per prompt, and its size."""
-
-    arrival: RequestArrival
-    body: BodyT
-    requests: Sequence[ClientRequest]
-    size_bytes: int  # an upper bound for the prompts' bytes
-
-
-async def _decode(gateway: Gateway, request: Request, kind: type[BodyT]) -> _Decoded[BodyT]:
-    sla_class = request.headers.get(SLA_HEADER, "").strip()
-    arrival = gateway.intake.admit(read_timeout(request), sla_class=sla_class)
-
-    def decode(raw: bytes) -> _Decoded[BodyT]:
-        body = read_body(kind, parse_json(raw))
-        return _Decoded(arrival, body, body.client_requests(), len(raw))
-
-    return await read_and_decode(gateway, request, decode, sla_class)
+        body, requests, size_bytes = await read_and_decode(gateway, request, decode, sla_class)
+        gateway.intake.check_model(body.model)
+        ignored = gateway.unknown_fields.handle(body.unknown, body.fields.keys())
+        parsing = _parse_all(gateway, request, arrival, requests, trace)
+        if gateway.intake.reads_quickly(size_bytes):  # the prompts are at most as long
+            generation_requests = await parsing
+        else:
+            generation_requests = await run_until_disconnect(request.receive, parsing)
+        call = gateway.open(generation_requests, whole=not body.stream, trace=trace)
+        headers = {IGNORED_HEADER: ignored} if ignored else {}
+        return await _answer(gateway, request, call, body, make_format, headers, trace)
 
 
 async def _answer(
     gateway: Gateway,
     request: Request,
-    decoded: _Decoded[BodyT],
-    select_format: Callable[[ClientCall], AnswerFormat],
+    call: ClientCall,
+    body: BodyT,
+    make_format: Callable[[Text, ClientCall, BodyT], AnswerFormat],
+    headers: Mapping[str, str],
     trace: RequestTrace,
 ) -> Response:
-    body = decoded.body
-    gateway.intake.check_model(body.model)
-    ignored = gateway.unknown_fields.handle(body.unknown, body.fields.keys())
-    headers = {IGNORED_HEADER: ignored} if ignored else {}
-    parsing = _parse_all(gateway, request, decoded.arrival, decoded.requests, trace)
-    if gateway.intake.reads_quickly(decoded.size_bytes):
-        generation_requests = await parsing
-    else:
-        generation_requests = await run_until_disconnect(request.receive, parsing)
-    call = gateway.open(generation_requests, whole=not body.stream, trace=trace)
-
     def on_end() -> None:
         call.close()
         trace.end()
 
     try:
-        form = select_format(call)
+        form = make_format(gateway.text, call, body)
         if body.stream:
             options = body.stream_options
             writer = ChunkWriter(form, call, gateway.config.model_name, options)
@@ -170,7 +142,8 @@ async def _parse_all(
     requests: Sequence[ClientRequest],
     trace: RequestTrace,
 ) -> list[GenerationRequest]:
-    (sla_class, budgets), application = read_sla(request), read_application(request)
+    sla_class, budgets = read_sla(request)
+    application = request.headers.get(APPLICATION_HEADER, "")
     max_choices = gateway.config.max_choices
     choices = sum(each.choices for each in requests)
     if choices > max_choices:

@@ -6,6 +6,7 @@ checked in `gateway.requests`, for HTTP and gRPC alike. A null field counts as a
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
@@ -19,13 +20,8 @@ from gateway.faces.http.dialect.fields import (
     Handling,
 )
 from gateway.requests.prompts import check_template_size
-from gateway.types.client_request import (
-    ClientRequest,
-    Conversation,
-    Prompt,
-    SamplingFields,
-    given_fields,
-)
+from gateway.types.client_request import ClientRequest, Conversation, GivenSampling, Prompt
+from gateway.types.generation import Sampling
 from services.runtime.errors import InvalidArgument
 
 Json = Mapping[str, object]
@@ -35,13 +31,6 @@ TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 
 DEFAULT_MAX_TOKENS = 16  # of /v1/completions, as at OpenAI; a chat may use the remaining context
 MAX_TOKEN_DIGITS = 9  # of a token id in logit_bias
-# Body fields that are sampling parameters under the same name and with the same value.
-SAMPLING_FIELDS = (
-    "temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "ignore_eos",
-    "repetition_penalty", "presence_penalty", "frequency_penalty", "n", "stop_token_ids",
-    "allowed_token_ids", "bad_words", "include_stop_str_in_output", "skip_special_tokens",
-    "spaces_between_special_tokens",
-)  # fmt: skip
 
 
 class StreamOptions(BaseModel):
@@ -108,21 +97,22 @@ class Body(BaseModel):
         """Number of alternatives scored for each prompt token; None: prompt tokens get no score."""
         return self.prompt_logprobs
 
-    def _sampling(self, logprobs: int | None, max_tokens: int | None) -> SamplingFields:
+    def _sampling(self, logprobs: int | None, max_tokens: int | None) -> GivenSampling:
         """The given sampling parameters."""
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidArgument("allowed_token_ids", "must not be empty")
-        given = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        given = {each.name: getattr(self, each.name, None) for each in fields(Sampling)}
         given |= {
+            "bad_words": self.bad_words,
             "max_tokens": max_tokens,
             "logprobs": logprobs,
             "prompt_logprobs": self.prompt_top_n,
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
             "logit_bias": _decode_bias(self.logit_bias) if self.logit_bias else None,
         }
-        return given_fields(given)
+        return {name: value for name, value in given.items() if value is not None}
 
-    def _client_request(self, prompt: Prompt, sampling: SamplingFields) -> ClientRequest:
+    def _client_request(self, prompt: Prompt, sampling: GivenSampling) -> ClientRequest:
         """What does not depend on the endpoint."""
         return ClientRequest(
             prompt,

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.config import GatewayConfig
-from gateway.faces.http.entry.protocol import BoundedProtocol
+from gateway.faces.http.protocol import BoundedProtocol
 from services.runtime.config import ConfigError
 from services.runtime.open_files import open_file_limit
 from services.runtime.tasks import background

@@ -16,6 +16,7 @@ from services.runtime.errors import ServiceError
 
 REFRESH_S = 0.5  # viewers poll each second; a younger snapshot is sent again
 MAX_WORKERS = 256  # listed; beyond, only their number is shown
+WORKER_FIELDS = ("model", "running", "kv_tokens", "held_tokens", "block_tokens")
 
 Json = Mapping[str, object]
 
@@ -94,14 +95,7 @@ def shipped_presets() -> Sequence[Json]:
 
 
 def _encode_worker(worker: scheduler_pb2.WorkerInfo) -> Json:
-    return {
-        "id": worker.worker_id,
-        "model": worker.model,
-        "running": worker.running,
-        "kv_tokens": worker.kv_tokens,
-        "held_tokens": worker.held_tokens,
-        "block_tokens": worker.block_tokens,
-    }
+    return {"id": worker.worker_id, **{name: getattr(worker, name) for name in WORKER_FIELDS}}
 
 
 def _finite_or_none(value: float) -> float | None:

@@ -73,9 +73,9 @@ def encode_candidates(candidates: Candidates, sent: SentForecasts) -> batcher_pb
         round=candidates.round,
         now=candidates.now,
         rows=_ints(candidates.rows),
-        runs=candidates.is_running.astype(np.uint8).tobytes(),
+        is_running=candidates.is_running.astype(np.uint8).tobytes(),
         key=_floats(candidates.key),
-        line=_floats(candidates.queue_key),
+        queue_key=_floats(candidates.queue_key),
         columns={
             each.name: (_floats if each.name in FLOATS else _ints)(getattr(jobs, each.name))
             for each in fields(RequestColumns)
@@ -113,9 +113,9 @@ def decode_candidates(message: batcher_pb2.Candidates, table: ForecastTable) -> 
         message.round,
         message.now,
         rows,
-        _parallel(_read(message.runs, np.uint8, "runs"), count, "runs") > 0,
+        _parallel(_read(message.is_running, np.uint8, "is_running"), count, "is_running") > 0,
         _parallel(_read_floats(message.key, "key"), count, "key"),
-        _parallel(_read_floats(message.line, "line"), count, "line"),
+        _parallel(_read_floats(message.queue_key, "queue_key"), count, "queue_key"),
         RequestColumns(**columns),
         workers,
         _read_cached(message.cached, count, len(workers)),

@@ -84,7 +84,8 @@ def encode_plan(plan: Plan) -> scheduler_pb2.Plan:
         cancel=plan.cancel,
         victims=plan.victims,
         order=[
-            scheduler_pb2.Standing(request_id=s.request_id, wait_s=s.wait_s) for s in plan.order
+            scheduler_pb2.QueuePosition(request_id=s.request_id, wait_s=s.wait_s)
+            for s in plan.order
         ],
         residency=plan.residency,
         costs=_encode_costs(plan.costs),

@@ -11,7 +11,7 @@ from foretoken.bench.samples import STOPPED, TIMED_OUT, Sample
 from foretoken.bench.served import ServedModel, find_model
 from protos.generated import scheduler_pb2 as sched
 from protos.generated.worker_pb2 import Prompt as WorkerPrompt
-from tests.gateway.gateway_fakes import House, housing, tokens_of
+from tests.gateway.gateway_fakes import Harness, run_harness, tokens_of
 
 WRITER = Writer("demo", over_grpc=True)
 TURNS = [{"role": "user", "content": "1,"}]
@@ -22,13 +22,13 @@ def answer(_: WorkerPrompt) -> Sequence[int]:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    async with housing(answer) as made:
+async def house() -> AsyncIterator[Harness]:
+    async with run_harness(answer) as made:
         yield made
 
 
 @pytest.fixture
-async def server(house: House) -> AsyncIterator[GrpcServer]:
+async def server(house: Harness) -> AsyncIterator[GrpcServer]:
     server = GrpcServer(f"grpc://{house.grpc_address}")
     yield server
     await server.close()
@@ -44,7 +44,7 @@ async def measure(
 
 @pytest.mark.parametrize("prompt", [Prompt("1,", (), 9), Prompt(None, TURNS, 9)])
 async def test_grpc_client_records_an_answer(
-    house: House, server: GrpcServer, prompt: Prompt
+    house: Harness, server: GrpcServer, prompt: Prompt
 ) -> None:
     sample = await measure(server, prompt, "interactive")
     assert (sample.problem, sample.finish_reason, sample.has_usage) == ("", "stop", True)
@@ -54,7 +54,7 @@ async def test_grpc_client_records_an_answer(
     assert house.scheduler.requests[-1].max_tokens == 9
 
 
-async def test_grpc_client_records_each_failure(house: House, server: GrpcServer) -> None:
+async def test_grpc_client_records_each_failure(house: Harness, server: GrpcServer) -> None:
     full = sched.Rejected(reason=sched.REJECT_REASON_QUEUE_FULL, message="queue is full")
     house.scheduler.answers = lambda _: sched.RequestEvent(rejected=full)
     assert "queue is full" in (await measure(server, Prompt("1,"))).problem

@@ -1,4 +1,4 @@
-"""Keys as they are kept, by hand; and the keyring, whose file changes under it."""
+"""Stored keys, key files, and a keyring whose file changes."""
 
 import logging
 import os
@@ -91,7 +91,7 @@ def test_invalid_configured_key_is_an_error_without_the_key(key: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-class RequestArrival:
+class FakeClock:
     now_s = 0.0
 
     def __call__(self) -> float:
@@ -120,7 +120,7 @@ def write(path: Path, text: str, at_s: int) -> None:
 
 
 def test_changed_key_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path, clock = tmp_path / "keys", RequestArrival()
+    path, clock = tmp_path / "keys", FakeClock()
     write(path, f"alice:{HASH}", 1)
     ring = Keyring(["own-key"], str(path), clock)
     own = f"key-{hash_key('own-key')[:8]}"
@@ -143,7 +143,7 @@ def test_changed_key_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptur
 def test_broken_key_file_keeps_the_keys_and_warns_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, clock = tmp_path / "keys", RequestArrival()
+    path, clock = tmp_path / "keys", FakeClock()
     write(path, f"alice:{HASH}", 1)
     ring = Keyring([], str(path), clock)
     write(path, "nonsense", 2)

@@ -1,4 +1,4 @@
-"""One `/metrics` for all: peers that answer, that are away, that hang, and that come back."""
+"""The aggregated `/metrics`: peers that answer, are missing, hang, and return."""
 
 import asyncio
 import logging
@@ -18,28 +18,28 @@ from observability.exposition import Part
 from protos.generated import telemetry_pb2, telemetry_pb2_grpc
 from services.runtime.channel import connect
 from services.runtime.server import listening
-from tests.gateway.gateway_fakes import housing
+from tests.gateway.gateway_fakes import run_harness
 from tests.reach import until
 
 NOT_IN_TIME_S = 30.0
 
 
 @dataclass
-class Slow(telemetry_pb2_grpc.TelemetryServicer):
-    """A peer that answers once it is let to."""
+class SlowPeer(telemetry_pb2_grpc.TelemetryServicer):
+    """A peer that answers once `released` is set."""
 
-    free: asyncio.Event = field(default_factory=asyncio.Event)
-    asked: int = 0
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    scrapes_received: int = 0
 
     async def Scrape(
         self, request: telemetry_pb2.ScrapeRequest, context: object
     ) -> telemetry_pb2.ScrapeResponse:
-        self.asked += 1
-        await self.free.wait()
+        self.scrapes_received += 1
+        await self.released.wait()
         return telemetry_pb2.ScrapeResponse(text="slow 1.0\n")
 
 
-def counted(name: str, worker: str) -> Part:
+def counter_part(name: str, worker: str) -> Part:
     registry = CollectorRegistry()
     Counter(name, "Counted.", registry=registry).inc()
     return Part(registry, {"worker": worker})
@@ -59,8 +59,8 @@ async def scraping(
         await scrapes.close()
 
 
-async def told_of(scrapes: MetricsAggregator, expected: list[str]) -> None:
-    """Return once it tells that; a peer that has come back is not found at once."""
+async def wait_for_samples(scrapes: MetricsAggregator, expected: list[str]) -> None:
+    """Waits for these samples; a returning peer is not found at once."""
     async with asyncio.timeout(NOT_IN_TIME_S):
         while samples(await scrapes.text()) != expected:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -76,48 +76,48 @@ async def test_metrics_of_all_peers_are_merged_and_a_missing_one_is_logged_once(
     caplog.set_level(logging.INFO, "gateway.peers.metrics_aggregator")
     first, second = (f"unix:{tmp_path}/{name}.sock" for name in "ab")
     async with (
-        listening([], first, [counted("x", "0")]),
+        listening([], first, [counter_part("x", "0")]),
         scraping([first, second]) as scrapes,
     ):
         alone = ["missing 1.0", 'x_total{worker="0"} 1.0']
         assert samples(await scrapes.text()) == alone
         assert samples(await scrapes.text()) == alone
         assert [f"/metrics omits {second}" in line for line in caplog.messages] == [True]
-        async with listening([], second, [counted("x", "1"), counted("y", "1")]):
+        async with listening([], second, [counter_part("x", "1"), counter_part("y", "1")]):
             both = ["missing 0.0", *alone[1:], 'x_total{worker="1"} 1.0', 'y_total{worker="1"} 1.0']
-            await told_of(scrapes, both)
+            await wait_for_samples(scrapes, both)
         [back] = caplog.records[1:]
         assert back.getMessage() == f"/metrics includes {second} again"
         assert back.levelname == "INFO"
 
 
 async def test_scrape_of_a_hanging_peer_times_out() -> None:
-    slow = Slow()
-    async with served(slow) as address, scraping([address], 0.2) as scrapes:
+    peer = SlowPeer()
+    async with served(peer) as address, scraping([address], 0.2) as scrapes:
         began_s = time.monotonic()
         assert samples(await scrapes.text()) == ["missing 1.0"]
         assert time.monotonic() - began_s >= 0.2
-        slow.free.set()
-        await told_of(scrapes, ["missing 0.0", "slow 1.0"])
+        peer.released.set()
+        await wait_for_samples(scrapes, ["missing 0.0", "slow 1.0"])
 
 
 async def test_concurrent_scrapes_share_one_query_per_peer() -> None:
-    slow = Slow()
-    async with served(slow) as address, scraping([address]) as scrapes:
-        asking = [asyncio.create_task(scrapes.text()) for _ in range(50)]
-        await until(lambda: bool(slow.asked))
-        asking[0].cancel()
-        slow.free.set()
-        reported = await asyncio.gather(*asking[1:])
-        assert slow.asked == 1
+    peer = SlowPeer()
+    async with served(peer) as address, scraping([address]) as scrapes:
+        pending = [asyncio.create_task(scrapes.text()) for _ in range(50)]
+        await until(lambda: bool(peer.scrapes_received))
+        pending[0].cancel()
+        peer.released.set()
+        reported = await asyncio.gather(*pending[1:])
+        assert peer.scrapes_received == 1
         assert {tuple(samples(text)) for text in reported} == {("missing 0.0", "slow 1.0")}
 
 
 @asynccontextmanager
-async def served(slow: Slow) -> AsyncIterator[str]:
-    """On a plain server: ours has the service already."""
+async def served(peer: SlowPeer) -> AsyncIterator[str]:
+    """On a plain server, because the project's servers have the service already."""
     server = aio.server()
-    telemetry_pb2_grpc.add_TelemetryServicer_to_server(slow, server)
+    telemetry_pb2_grpc.add_TelemetryServicer_to_server(peer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -130,10 +130,10 @@ async def test_metrics_page_has_peers_and_vllm_aliases_if_configured(
     tmp_path: Path,
 ) -> None:
     address = f"unix:{tmp_path}/w.sock"
-    async with listening([], address, [counted("foretoken_prefix_cache_hits", "0")]):
+    async with listening([], address, [counter_part("foretoken_prefix_cache_hits", "0")]):
         for vllm in (False, True):
-            async with housing(metrics_peers=(address,), vllm_metrics=vllm) as house:
-                reply = await house.http("GET", "/metrics")
+            async with run_harness(metrics_peers=(address,), vllm_metrics=vllm) as harness:
+                reply = await harness.http("GET", "/metrics")
                 lines = reply.text.splitlines()
                 assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
                 assert 'foretoken_prefix_cache_hits_total{worker="0"} 1.0' in lines

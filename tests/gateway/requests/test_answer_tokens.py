@@ -1,4 +1,4 @@
-"""How long a conversation's earlier answers were, as the gateway tells the predictor."""
+"""Lengths of a conversation's earlier answers, estimated for the predictor."""
 
 from gateway.config import GatewayConfig
 from gateway.faces.grpc.decode import decode_request

@@ -12,7 +12,7 @@ from protos.generated import common_pb2 as common
 from protos.generated import gateway_pb2 as pb
 from protos.generated import gateway_pb2_grpc
 from services.runtime.channel import connect
-from tests.gateway.gateway_fakes import House, housing, tokens_of
+from tests.gateway.gateway_fakes import Harness, run_harness, tokens_of
 
 NAN, INF = float("nan"), float("inf")
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "1,"}]}
@@ -21,8 +21,8 @@ MANY_BIASES = {str(token): 1 for token in range(301)}
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    async with housing(lambda _: ANSWER) as running:
+async def harness() -> AsyncIterator[Harness]:
+    async with run_harness(lambda _: ANSWER) as running:
         yield running
 
 
@@ -221,9 +221,9 @@ CHATS: list[tuple[object, str | None, str]] = [
 
 
 async def check_refusal(
-    house: House, path: str, body: object, field: str | None, part: str
+    harness: Harness, path: str, body: object, field: str | None, part: str
 ) -> None:
-    reply = await house.http("POST", path, body)
+    reply = await harness.http("POST", path, body)
     error = reply.json["error"]
     assert (reply.status, error["param"]) == (400, field), error
     assert part in error["message"]
@@ -231,21 +231,23 @@ async def check_refusal(
     assert "Traceback" not in reply.text and "/gateway" not in reply.text
 
 
-async def test_bad_completions_are_400_naming_the_field(house: House) -> None:
+async def test_bad_completions_are_400_naming_the_field(harness: Harness) -> None:
     for body, field, part in COMPLETIONS:
-        await check_refusal(house, "/v1/completions", body, field, part)
-    assert not house.scheduler.requests
-    assert house.gateway.live == 0
+        await check_refusal(harness, "/v1/completions", body, field, part)
+    assert not harness.scheduler.requests
+    assert harness.gateway.live == 0
 
 
-async def test_bad_chats_are_400_naming_the_field(house: House) -> None:
+async def test_bad_chats_are_400_naming_the_field(harness: Harness) -> None:
     for body, field, part in CHATS:
-        await check_refusal(house, "/v1/chat/completions", body, field, part)
-    assert not house.scheduler.requests
+        await check_refusal(harness, "/v1/chat/completions", body, field, part)
+    assert not harness.scheduler.requests
 
 
-async def test_bad_stream_request_has_an_error_status(house: House) -> None:
-    await check_refusal(house, "/v1/completions", {"prompt": "", "stream": True}, "prompt", "empty")
+async def test_bad_stream_request_has_an_error_status(harness: Harness) -> None:
+    await check_refusal(
+        harness, "/v1/completions", {"prompt": "", "stream": True}, "prompt", "empty"
+    )
 
 
 @pytest.mark.parametrize(
@@ -264,38 +266,38 @@ async def test_bad_stream_request_has_an_error_status(house: House) -> None:
         ("x-foretoken-application", "a" * 300, "at most 256"),
     ],
 )
-async def test_bad_headers_are_400(house: House, header: str, value: str, part: str) -> None:
-    reply = await house.http("POST", "/v1/completions", {"prompt": "1,"}, {header: value})
+async def test_bad_headers_are_400(harness: Harness, header: str, value: str, part: str) -> None:
+    reply = await harness.http("POST", "/v1/completions", {"prompt": "1,"}, {header: value})
     assert reply.status == 400
     assert part in reply.json["error"]["message"]
 
 
-async def test_unknown_model_is_404(house: House) -> None:
+async def test_unknown_model_is_404(harness: Harness) -> None:
     for reply in (
-        await house.http("POST", "/v1/completions", {"prompt": "1,", "model": "gpt-9"}),
-        await house.http("POST", "/v1/chat/completions", chat(model="gpt-9")),
-        await house.http("GET", "/v1/models/gpt-9"),
+        await harness.http("POST", "/v1/completions", {"prompt": "1,", "model": "gpt-9"}),
+        await harness.http("POST", "/v1/chat/completions", chat(model="gpt-9")),
+        await harness.http("GET", "/v1/models/gpt-9"),
     ):
         error = reply.json["error"]
         assert (reply.status, error["code"]) == (404, "model_not_found")
         assert error["message"] == "model: 'gpt-9' is not served here; known: demo"
 
 
-async def test_unknown_path_or_method_is_named(house: House) -> None:
+async def test_unknown_path_or_method_is_named(harness: Harness) -> None:
     for method, path, status in (("GET", "/v1/embeddings", 404), ("GET", "/v1/completions", 405)):
-        reply = await house.http(method, path)
+        reply = await harness.http(method, path)
         assert reply.status == status
         assert path in reply.json["error"]["message"]
 
 
 async def test_too_large_body_is_413() -> None:
-    async with housing(lambda _: ANSWER, max_body_bytes=1000) as house:
-        reply = await house.http("POST", "/v1/completions", {"prompt": "x" * 1000})
+    async with run_harness(lambda _: ANSWER, max_body_bytes=1000) as harness:
+        reply = await harness.http("POST", "/v1/completions", {"prompt": "x" * 1000})
         assert (reply.status, reply.json["error"]["code"]) == (413, "body_too_large")
-        assert (await house.http("POST", "/v1/completions", {"prompt": "x"})).status == 200
+        assert (await harness.http("POST", "/v1/completions", {"prompt": "x"})).status == 200
 
 
-async def test_fields_without_effect_are_accepted(house: House) -> None:
+async def test_fields_without_effect_are_accepted(harness: Harness) -> None:
     extra = {
         "metadata": {"a": "b"}, "store": True, "service_tier": "auto",
         "parallel_tool_calls": False, "safety_identifier": "x", "prompt_cache_key": "y",
@@ -310,12 +312,12 @@ async def test_fields_without_effect_are_accepted(house: House) -> None:
         {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "audio": None},
         {"role": "user", "content": "2"},
     ]
-    reply = await house.http("POST", "/v1/chat/completions", {"messages": turns, **extra})
+    reply = await harness.http("POST", "/v1/chat/completions", {"messages": turns, **extra})
     assert reply.status == 200, reply.text
-    result = house.scheduler.requests[0].text
+    result = harness.scheduler.requests[0].text
     assert (result.instruction, result.user_input) == ("be kind", "2")
     body = {"prompt": "1,", "echo": False, "suffix": "", "best_of": 2, "n": 2, "logit_bias": {}}
-    assert (await house.http("POST", "/v1/completions", body)).status == 200
+    assert (await harness.http("POST", "/v1/completions", body)).status == 200
 
 
 def with_sampling(**fields: Any) -> pb.GenerateRequest:
@@ -377,8 +379,8 @@ GRPC: list[tuple[pb.GenerateRequest, str]] = [
 ]
 
 
-async def test_bad_grpc_requests_are_invalid_argument(house: House) -> None:
-    async with connect(house.grpc_address) as channel:
+async def test_bad_grpc_requests_are_invalid_argument(harness: Harness) -> None:
+    async with connect(harness.grpc_address) as channel:
         stub = gateway_pb2_grpc.GatewayStub(channel)
         for request, part in GRPC:
             with pytest.raises(aio.AioRpcError) as caught:
@@ -395,17 +397,17 @@ async def test_bad_grpc_requests_are_invalid_argument(house: House) -> None:
             async for _ in stub.Generate(pb.GenerateRequest(prompt="1,"), metadata=metadata):
                 pass
         assert "x-request-timeout-s: must be a positive" in (caught.value.details() or "")
-    assert not house.scheduler.requests
+    assert not harness.scheduler.requests
 
 
 async def test_internal_error_reveals_no_details(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(house.gateway.intake, "parse", broken)
-    reply = await house.http("POST", "/v1/completions", {"prompt": "1,"})
+    monkeypatch.setattr(harness.gateway.intake, "parse", broken)
+    reply = await harness.http("POST", "/v1/completions", {"prompt": "1,"})
     assert reply.status == 500
     assert json.loads(reply.text)["error"]["type"] == "server_error"
     assert "secret" not in reply.text

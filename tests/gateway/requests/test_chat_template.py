@@ -1,4 +1,4 @@
-"""A chat template of one's own stands for the model's."""
+"""A configured chat template replaces the model's."""
 
 from pathlib import Path
 

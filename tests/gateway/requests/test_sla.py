@@ -1,4 +1,4 @@
-"""SLA classes of requests, and SLA results of hand-timeline timelines."""
+"""SLA classes of requests, and SLA results of given timelines."""
 
 from math import inf, nan
 

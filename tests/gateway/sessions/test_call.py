@@ -1,4 +1,4 @@
-"""A call's chunks count as delivered when its writer requests the next; observers and ends."""
+"""A call's chunks count as delivered when its writer requests the next one; its owner's events."""
 
 import asyncio
 import time
@@ -21,13 +21,13 @@ PAUSE_S = 0.05
 
 
 @dataclass
-class Desk:
-    """A call of two choices, and what its owner is told of it."""
+class RecordingOwner:
+    """A call of two choices, and the events that its owner receives."""
 
     whole: bool = False
     call: ClientCall = field(init=False)
     gaps: list[tuple[float, int]] = field(default_factory=list)
-    settled: list[tuple[int, RequestTimeline, FinishReason]] = field(default_factory=list)
+    completed: list[tuple[int, RequestTimeline, FinishReason]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.call = ClientCall("c", 0, self, self.whole)
@@ -35,7 +35,9 @@ class Desk:
             ClientRequest(None), (1, 2), Sampling(seed=1, max_tokens=100), Sla(), now_s()
         )
         for at in (0, 1):
-            session = Session(at, 100, generation.arrival_s, demo_text().detokenizer())
+            session = Session(
+                at, generation.sampling, generation.arrival_s, demo_text().detokenizer()
+            )
             self.call.choices.append(LiveChoice(session, generation, at, self.call))
 
     def message_interval_s(self) -> float:
@@ -50,7 +52,7 @@ class Desk:
 
     def on_delivered(self, live: LiveChoice, outcome: ChoiceOutcome) -> None:
         assert live.outcome is outcome
-        self.settled.append((live.session.index, outcome.timeline, outcome.reason))
+        self.completed.append((live.session.index, outcome.timeline, outcome.reason))
 
     def feed(self, choice: int, text: str, reason: FinishReason | None = None) -> None:
         session = self.call.choices[choice].session
@@ -59,8 +61,8 @@ class Desk:
 
     @property
     def ends(self) -> list[tuple[int, int, FinishReason]]:
-        """(choice, tokens delivered, why it is over) of each that is settled."""
-        return [(choice, line.tokens, reason) for choice, line, reason in self.settled]
+        """(choice, delivered tokens, finish reason) of each completed choice."""
+        return [(choice, timeline.tokens, reason) for choice, timeline, reason in self.completed]
 
 
 def now_s() -> float:
@@ -68,47 +70,47 @@ def now_s() -> float:
 
 
 async def test_tokens_count_as_delivered_when_the_writer_returns() -> None:
-    desk = Desk()
-    chunks = desk.call.chunks()
-    desk.feed(0, "1")
+    owner = RecordingOwner()
+    chunks = owner.call.chunks()
+    owner.feed(0, "1")
     await anext(chunks)
-    line = desk.call.choices[0].session.client_timeline.timeline
-    assert line.tokens == 0  # it is being written
-    desk.feed(0, "2")
-    desk.feed(0, "3", STOP)
+    timeline = owner.call.choices[0].session.client_timeline.timeline
+    assert timeline.tokens == 0  # the chunk is being written
+    owner.feed(0, "2")
+    owner.feed(0, "3", STOP)
     await asyncio.sleep(PAUSE_S)
     chunk = await anext(chunks)
-    assert (chunk.text, line.tokens, line.ttft_s >= PAUSE_S) == ("23", 1, True)
-    desk.feed(1, "4", STOP)
+    assert (chunk.text, timeline.tokens, timeline.ttft_s >= PAUSE_S) == ("23", 1, True)
+    owner.feed(1, "4", STOP)
     await asyncio.sleep(PAUSE_S)
     await anext(chunks)
-    assert desk.ends == [(0, 3, STOP)]
-    [(gap_s, tokens)] = desk.gaps
+    assert owner.ends == [(0, 3, STOP)]
+    [(gap_s, tokens)] = owner.gaps
     assert gap_s >= PAUSE_S and tokens == 2
-    assert line.ended_s == line.last_token_s
+    assert timeline.ended_s == timeline.last_token_s
     with pytest.raises(StopAsyncIteration):
         await anext(chunks)
-    assert desk.ends == [(0, 3, STOP), (1, 1, STOP)]
+    assert owner.ends == [(0, 3, STOP), (1, 1, STOP)]
 
 
 async def test_disconnected_client_has_only_the_delivered_tokens() -> None:
-    desk = Desk()
-    chunks = desk.call.chunks()
+    owner = RecordingOwner()
+    chunks = owner.call.chunks()
     for text in "12":
-        desk.feed(0, text)
+        owner.feed(0, text)
         await anext(chunks)
-    desk.feed(0, "3", STOP)
-    desk.feed(1, "4")
+    owner.feed(0, "3", STOP)
+    owner.feed(1, "4")
     await chunks.aclose()
-    desk.call.close()
-    assert desk.ends == [(0, 1, CANCELLED), (1, 0, CANCELLED)]
+    owner.call.close()
+    assert owner.ends == [(0, 1, CANCELLED), (1, 0, CANCELLED)]
 
 
 async def test_unread_call_is_completed_by_its_end() -> None:
-    desk = Desk()
-    desk.feed(0, "1", STOP)
-    desk.call.close()
-    assert desk.ends == [(0, 0, CANCELLED), (1, 0, CANCELLED)]
+    owner = RecordingOwner()
+    owner.feed(0, "1", STOP)
+    owner.call.close()
+    assert owner.ends == [(0, 0, CANCELLED), (1, 0, CANCELLED)]
 
 
 @pytest.mark.parametrize(
@@ -118,34 +120,37 @@ async def test_unread_call_is_completed_by_its_end() -> None:
 async def test_broken_call_breaks_all_its_choices(
     rejected: bool, reason: FinishReason, expected: str
 ) -> None:
-    desk = Desk()
-    first = desk.call.choices[0].session
+    owner = RecordingOwner()
+    first = owner.call.choices[0].session
     first.timeline.rejected = rejected
     failure = ServiceError(Code.UNAVAILABLE, "gone") if reason is ERROR else None
     first.end(reason, now_s(), failure)
-    desk.call.notify(first, now_s())
+    owner.call.notify(first, now_s())
     with pytest.raises(ServiceError):
-        await anext(desk.call.chunks())
-    assert desk.ends == [(0, 0, expected), (1, 0, expected)]
-    assert [line.rejected for _, line, _ in desk.settled] == [rejected] * 2
+        await anext(owner.call.chunks())
+    assert owner.ends == [(0, 0, expected), (1, 0, expected)]
+    assert [timeline.rejected for _, timeline, _ in owner.completed] == [rejected] * 2
 
 
 async def test_whole_answer_counts_tokens_on_arrival_and_its_end_when_sent() -> None:
-    desk = Desk(whole=True)
+    owner = RecordingOwner(whole=True)
     for choice in (0, 1):
-        desk.feed(choice, "1")
+        owner.feed(choice, "1")
     await asyncio.sleep(PAUSE_S)
     for choice in (0, 1):
-        desk.feed(choice, "23", STOP)
-    assert len([chunk async for chunk in desk.call.chunks()]) == 2
-    assert (desk.settled, desk.gaps) == ([], [])
+        owner.feed(choice, "23", STOP)
+    assert len([chunk async for chunk in owner.call.chunks()]) == 2
+    assert (owner.completed, owner.gaps) == ([], [])
     await asyncio.sleep(PAUSE_S)
-    desk.call.on_whole_sent()
-    desk.call.close()
-    assert desk.ends == [(0, 3, STOP), (1, 3, STOP)]
-    for _, line, _ in desk.settled:
-        assert line.longest_gap_s >= PAUSE_S and line.ended_s - line.last_token_s >= PAUSE_S
-    late = Desk(whole=True)
+    owner.call.on_whole_sent()
+    owner.call.close()
+    assert owner.ends == [(0, 3, STOP), (1, 3, STOP)]
+    for _, timeline, _ in owner.completed:
+        assert (
+            timeline.longest_gap_s >= PAUSE_S
+            and timeline.ended_s - timeline.last_token_s >= PAUSE_S
+        )
+    late = RecordingOwner(whole=True)
     late.feed(0, "1", STOP)
     late.feed(1, "1", STOP)
     assert len([chunk async for chunk in late.call.chunks()]) == 2

@@ -1,4 +1,4 @@
-"""What a gateway adds to a story: the verdict by what the client was sent."""
+"""The SLA verdict that the gateway adds to a story."""
 
 from gateway.sessions.outcome_history import OutcomeHistory
 from gateway.types.outcome import ChoiceOutcome
@@ -9,7 +9,7 @@ from services.sla import RequestTimeline, explain_sla
 SLA = Sla("interactive", ttft_s=1.0, tpot_s=0.05, mtpot_s=0.5)
 
 
-def line(first_s: float, *more_s: float) -> RequestTimeline:
+def timeline(first_s: float, *more_s: float) -> RequestTimeline:
     made = RequestTimeline(10.0, placed_s=10.1)
     for at_s in (first_s, *more_s):
         made.on_tokens(1, at_s)
@@ -23,12 +23,12 @@ def story(name: str) -> scheduler_pb2.Story:
 
 
 def test_sla_explanation_sentences() -> None:
-    kept = explain_sla(SLA, line(10.5, 10.54, 10.58), FinishReason.STOP)
+    kept = explain_sla(SLA, timeline(10.5, 10.54, 10.58), FinishReason.STOP)
     assert kept == (
         "SLA interactive met; first token after 0.500 s of 1 s, mean gap 0.040 s of 0.05 s, "
         "longest gap 0.040 s of 0.5 s"
     )
-    late = explain_sla(SLA, line(12.0), FinishReason.STOP)
+    late = explain_sla(SLA, timeline(12.0), FinishReason.STOP)
     assert late == (
         "SLA interactive missed (prefill): its prefill took too long; "
         "first token after 2.000 s of 1 s"
@@ -41,7 +41,7 @@ def test_sla_explanation_sentences() -> None:
 
 def test_verdict_is_the_last_chapter_of_a_local_story() -> None:
     history = OutcomeHistory(10)
-    history.add("a-0", ChoiceOutcome.judged(SLA, line(10.5), FinishReason.STOP))
+    history.add("a-0", ChoiceOutcome.judged(SLA, timeline(10.5), FinishReason.STOP))
     mine, other = story("a-0"), story("b-0")
     history.add_verdict(mine)
     history.add_verdict(other)
@@ -54,7 +54,7 @@ def test_verdict_is_the_last_chapter_of_a_local_story() -> None:
 def test_oldest_outcome_is_dropped() -> None:
     history = OutcomeHistory(2)
     for name in ("a-0", "b-0", "c-0"):
-        history.add(name, ChoiceOutcome.judged(SLA, line(10.5), FinishReason.STOP))
+        history.add(name, ChoiceOutcome.judged(SLA, timeline(10.5), FinishReason.STOP))
     reported = [story(name) for name in ("a-0", "b-0", "c-0")]
     for each in reported:
         history.add_verdict(each)

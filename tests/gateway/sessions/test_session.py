@@ -1,4 +1,4 @@
-"""A session's transcript: what is fed, what it means, what the client gets."""
+"""Sessions: fed tokens, their result, and the chunks for the client."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,11 +18,12 @@ from tests.gateway.gateway_fakes import demo_text, tokens_of
 
 
 def session(max_tokens: int = 100, stops: Sequence[str] = (), min_tokens: int = 0) -> Session:
-    return Session(0, max_tokens, 0.0, demo_text().detokenizer(), stops, min_tokens)
+    sampling = Sampling(1, max_tokens, stop=tuple(stops), min_tokens=min_tokens)
+    return Session(0, sampling, 0.0, demo_text().detokenizer())
 
 
-class Quiet:
-    """An owner that keeps no pace and writes nothing down."""
+class IgnoringOwner:
+    """An owner without a message interval that ignores all events."""
 
     def message_interval_s(self) -> float:
         return 0.0
@@ -54,7 +55,7 @@ def test_session_ignores_repeats_and_reports_gaps() -> None:
 
 
 def test_session_sends_its_end_once() -> None:
-    """News of a choice that ended may come to its writer after it has taken the end."""
+    """A notification may arrive after the writer has sent the end."""
     live = session()
     live.feed(0, tokens_of("12"), (), FinishReason.STOP, 1.0)
     assert live.pop_chunk() is not None
@@ -62,13 +63,13 @@ def test_session_sends_its_end_once() -> None:
 
 
 async def test_choice_that_ends_while_another_is_sent_ends_alone() -> None:
-    """Both have news; the second ends before its turn, and so is in the news once more."""
-    call = ClientCall("c", 0, Quiet())
-    a, b = (Session(at, 100, 0.0, demo_text().detokenizer()) for at in (0, 1))
-    asked = GenerationRequest(
+    """Both choices have news; the second one ends before its chunk is sent and has news twice."""
+    call = ClientCall("c", 0, IgnoringOwner())
+    a, b = (Session(at, Sampling(1, 100), 0.0, demo_text().detokenizer()) for at in (0, 1))
+    generation = GenerationRequest(
         ClientRequest(None), (1, 2), Sampling(seed=1, max_tokens=100), Sla(), 0.0
     )
-    call.choices += [LiveChoice(each, asked, at, call) for at, each in enumerate((a, b))]
+    call.choices += [LiveChoice(each, generation, at, call) for at, each in enumerate((a, b))]
 
     def feed(live: Session, offset: int, text: str, reason: FinishReason | None = None) -> None:
         live.feed(offset, tokens_of(text), (), reason, 1.0)
@@ -144,7 +145,7 @@ def test_withheld_text_is_sent_at_the_end() -> None:
 def test_overlapping_deliveries_make_one_answer(
     text: str, deliveries: list[tuple[int, int, bool]], stops: tuple[str, ...]
 ) -> None:
-    """Tokens in any pieces, repeated or out of place; at the end all of them once more."""
+    """Tokens in any pieces, repeated or at a wrong offset; at the end all of them again."""
     ids = tokens_of(text)
     live, got = session(1000, stops), ""
     sent: list[int] = []
@@ -189,14 +190,13 @@ def test_chunks_join_to_the_whole_text(
     ids: list[int], deliveries: list[tuple[int, int, bool]], stops: tuple[str, ...],
     skips: bool, includes: bool, reason: FinishReason,
 ) -> None:  # fmt: skip
-    """Special tokens skipped or not, what has ended the answer part of it or not. The oracle reads
-    all tokens at once, and one character after the other for a stop string."""
+    """With and without skipped special tokens and included stops. The reference decodes all tokens
+    at once and searches stop strings character by character."""
     sampling = Sampling(
         1, 1000, skip_special_tokens=skips, include_stop_str_in_output=includes,
-        stop_token_ids=frozenset((USER,)),
+        stop=stops, stop_token_ids=frozenset((USER,)),
     )  # fmt: skip
-    detokenizer = demo_text().detokenizer(sampling)
-    live = Session(0, 1000, 0.0, detokenizer, stops, include_stops=includes)
+    live = Session(0, sampling, 0.0, demo_text().detokenizer(sampling))
     got = ""
     for offset, count, take in [*deliveries, (0, len(ids), True)]:
         live.feed(offset, ids[offset : offset + count], (), None, 1.0)

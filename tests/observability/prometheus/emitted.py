@@ -12,8 +12,7 @@ from functools import cache
 from prometheus_client import CollectorRegistry
 
 from gateway.config import SLA_CLASSES
-from gateway.telemetry.forecast_metrics import ForecastMetrics
-from gateway.telemetry.metrics import MET, MISSED, Metrics
+from gateway.metrics import MET, MISSED, Metrics
 from gateway.types.sla_classes import OTHER
 from observability.metrics import gateway, predictor, scheduler
 from observability.metrics.catalogue import CATALOGUE
@@ -46,10 +45,10 @@ DEPLOYMENT = {
 YES_NO = ("yes", "no")
 # Values that first appear with the event.
 EVENTS: Mapping[tuple[Metric, str], tuple[str, ...]] = {
-    (gateway.FORECAST_TOLD, "covered"): YES_NO,
-    (gateway.PROMISED_TTFT, "kept"): YES_NO,
-    (gateway.SLA_FORESEEN, "foreseen"): ("held", "broken"),
-    (gateway.SLA_FORESEEN, "outcome"): (MET, MISSED),
+    (gateway.CLIENT_FORECASTS, "covered"): YES_NO,
+    (gateway.TTFT_PROMISES, "kept"): YES_NO,
+    (gateway.SLA_FORECASTS, "foreseen"): ("held", "broken"),
+    (gateway.SLA_FORECASTS, "outcome"): (MET, MISSED),
     (scheduler.BREAKER, "phase"): tuple(BreakerPhase),
     (scheduler.ADVICE_DROPPED, "kind"): ("timings", "outcome"),
     (predictor.FORECASTS, "source"): tuple(PREDICTORS),
@@ -82,7 +81,6 @@ def _initial_values() -> Mapping[tuple[str, str], set[str]]:
     """The values by family and label that new services expose."""
     registry = CollectorRegistry()
     Metrics(registry, {name: each.named(name) for name, each in SLA_CLASSES.items()})
-    ForecastMetrics(registry)
     SchedulerMetrics(registry).watch(SchedulerState(choose(DEFAULT)))
     PredictorMetrics(registry).set_scorecard(ScorecardSummary(1, 0.5, 0.5, 0.9, 1.0, 0.1))
     estimator = EstimatorMetrics(registry)

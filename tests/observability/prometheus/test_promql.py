@@ -33,8 +33,8 @@ PLAIN = Queries("1m")
             '{class=~"$class", outcome="missed", cause!="client"}[5m]))',
         ),
         (
-            PLAIN.increase(gateway.REFUSALS, where={"bar": OneOf(("queue", "sessions"))}),
-            'sum(increase(foretoken_refusals_total{bar=~"queue|sessions"}[1m]))',
+            PLAIN.increase(gateway.REFUSALS, where={"reason": OneOf(("queue", "sessions"))}),
+            'sum(increase(foretoken_refusals_total{reason=~"queue|sessions"}[1m]))',
         ),
         (
             PLAIN.rate(gateway.PROMPT_TOKENS, "model_name", window="1h"),

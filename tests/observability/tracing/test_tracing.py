@@ -23,7 +23,7 @@ from services.runtime.config import check_environment, load
 from services.runtime.outcomelog.config import LogConfig
 from services.runtime.telemetry.logs import LoggingConfig
 from services.runtime.telemetry.tracing import TracingConfig
-from tests.gateway.gateway_fakes import housing, tokens_of
+from tests.gateway.gateway_fakes import run_harness, tokens_of
 from tests.live import wait_for
 from tests.observability.tracing.otlp import Collector, collecting
 
@@ -171,7 +171,7 @@ async def test_missing_collector_is_logged_once_and_requests_are_served(
     address = f"127.0.0.1:{free_port()}"
     tracing = tracing_to(address, queue_spans=8, timeout_s=0.2, metrics_interval_s=0.1)
     async with (
-        housing(lambda _: tokens_of("abc"), spans=tracing.service("gateway")) as house,
+        run_harness(lambda _: tokens_of("abc"), spans=tracing.service("gateway")) as house,
         AsyncClient(house.grpc_address) as client,
     ):
         for _ in range(20):

@@ -15,7 +15,7 @@ from services.scheduler.core import events as ev
 from services.scheduler.core.state import SchedulerState
 from services.scheduler.core.tenants import Tenants
 from services.scheduler.service import limits_of
-from tests.gateway.gateway_fakes import housing
+from tests.gateway.gateway_fakes import run_harness
 from tests.scheduler.state_driver import G
 
 
@@ -31,7 +31,7 @@ from tests.scheduler.state_driver import G
     ],
 )
 async def test_tenant_is_cache_salt_else_user(message: dict[str, str], tenant: str) -> None:
-    async with housing(lambda _: [5]) as house:
+    async with run_harness(lambda _: [5]) as house:
         chat = {"messages": [{"role": "user", "content": "1,"}], **message}
         both = ("/v1/completions", {"prompt": "1,", **message}), ("/v1/chat/completions", chat)
         for path, body in both:

@@ -21,7 +21,7 @@ GREEDY = """{
   window.fetch = (path, { body, ...rest } = {}) =>
     unchanged(path, body ? { ...rest, body: greedy(body) } : rest);
 }"""
-REQUESTS = "Number(document.querySelector('#attained tr:last-child .number').innerText)"
+REQUESTS = "Number(document.querySelector('#sla-rows tr:last-child .number').innerText)"
 
 
 def reported(http: str, path: str) -> Any:
@@ -146,7 +146,7 @@ async def check_board(tab: Tab, http: str) -> None:
         await tab.until(f"{REQUESTS} > 8")
         assert "worker-1" in await tab.text("#workers")
         await tab.shot("board")
-    assert "foretoken: " in await tab.text("#preset-on")
+    assert "foretoken: " in await tab.text("#preset-current")
 
 
 async def check_screen(tab: Tab, width: int, height: int, scheme: str) -> None:
@@ -154,7 +154,7 @@ async def check_screen(tab: Tab, width: int, height: int, scheme: str) -> None:
     for view in ("chat", "board", "why"):
         await show(tab, view)
         if view == "chat":
-            await tab.click("#fresh")
+            await tab.click("#new-chat")
             await ask(tab, "Count from 1 to 100.")
             await tab.until("Number(document.querySelector('#number-sent').innerText) > 40")
         assert await tab.value("document.documentElement.scrollWidth") == width

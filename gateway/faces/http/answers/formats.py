@@ -1,9 +1,9 @@
 """The answer formats of the two endpoints, complete and streamed."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from gateway.faces.http.answers.logprobs import (
+    Columns,
     Entry,
     LogprobColumns,
     encode_chat_logprobs,
@@ -19,39 +19,46 @@ from services.core import FinishReason
 NO_EXTRAS: Entry = {}
 
 
-class AnswerFormat(Protocol):
+class AnswerFormat:
     """How an endpoint encodes ids, objects and choices."""
 
     id_prefix: str
     whole_object: str
     chunk_object: str
 
+    def __init__(self, text: Text, call: ClientCall):
+        self._text, self._call = text, call
+        self._started: set[int] = set()  # choices whose first event is encoded
+
     def whole_choice(self, chunks: Sequence[ChoiceChunk]) -> Entry:
         """A finished choice, from all its chunks."""
-        ...
+        raise NotImplementedError
 
     def chunk_choice(self, chunk: ChoiceChunk) -> Entry:
         """The choice of one event of a stream."""
-        ...
+        raise NotImplementedError
 
     def whole_extras(self, choices: Sequence[Sequence[ChoiceChunk]]) -> Entry:
-        """Fields beside `choices` of a complete answer."""
-        ...
+        """Further fields of a complete answer, next to `choices`."""
+        return NO_EXTRAS
 
     def chunk_extras(self, chunk: ChoiceChunk) -> Entry:
-        """Fields beside `choices` of an event. Call `chunk_choice` first."""
-        ...
+        """Further fields of an event, next to `choices`. Call `chunk_choice` first."""
+        return NO_EXTRAS
+
+    def _prompt_ids(self, index: int) -> Sequence[int]:
+        return self._call.choices[index].request.prompt_ids
 
 
-class ChatFormat:
+class ChatFormat(AnswerFormat):
     """`/v1/chat/completions`."""
 
     id_prefix, whole_object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, text: Text, call: ClientCall, body: ChatBody):
-        self._text, self._call, self._body = text, call, body
+        super().__init__(text, call)
+        self._body = body
         self._echo = body.last_assistant_content() if body.echo else ""
-        self._started: set[int] = set()  # choices whose first event is encoded
         self._prompt_ids_sent = not body.return_token_ids
 
     def whole_choice(self, chunks: Sequence[ChoiceChunk]) -> Entry:
@@ -83,7 +90,7 @@ class ChatFormat:
 
     def whole_extras(self, choices: Sequence[Sequence[ChoiceChunk]]) -> Entry:
         extras: Entry = {}
-        ids = self._call.choices[0].request.prompt_ids
+        ids = self._prompt_ids(0)
         if self._body.return_token_ids:
             extras["prompt_token_ids"] = list(ids)
         if self._body.prompt_logprobs is not None:
@@ -95,22 +102,22 @@ class ChatFormat:
         if self._prompt_ids_sent:
             return NO_EXTRAS
         self._prompt_ids_sent = True
-        return {"prompt_token_ids": list(self._call.choices[0].request.prompt_ids)}
+        return {"prompt_token_ids": list(self._prompt_ids(0))}
 
     def _encode_logprobs(self, logprobs: Sequence[Logprob]) -> Entry | None:
         return encode_chat_logprobs(self._text, logprobs) if self._body.logprobs else None
 
 
-class CompletionFormat:
+class CompletionFormat(AnswerFormat):
     """`/v1/completions`."""
 
     id_prefix, whole_object, chunk_object = "cmpl-", "text_completion", "text_completion"
 
     def __init__(self, text: Text, call: ClientCall, body: CompletionBody):
-        self._text, self._call, self._body = text, call, body
+        super().__init__(text, call)
+        self._body = body
         self._prompt_texts = body.prompt_texts() if body.echo else ()
         self._columns: dict[int, LogprobColumns] = {}
-        self._started: set[int] = set()  # choices whose first event is encoded
 
     def whole_choice(self, chunks: Sequence[ChoiceChunk]) -> Entry:
         index = chunks[0].index
@@ -146,13 +153,7 @@ class CompletionFormat:
                 choice["prompt_token_ids"] = list(self._prompt_ids(index))
         return choice
 
-    def whole_extras(self, choices: Sequence[Sequence[ChoiceChunk]]) -> Entry:
-        return NO_EXTRAS
-
-    def chunk_extras(self, chunk: ChoiceChunk) -> Entry:
-        return NO_EXTRAS
-
-    def _encode_logprobs(self, chunk: ChoiceChunk, echo: bool, prompt_text: str) -> Entry | None:
+    def _encode_logprobs(self, chunk: ChoiceChunk, echo: bool, prompt_text: str) -> Columns | None:
         if self._body.logprobs is None:
             return None
         columns = self._columns.get(chunk.index)
@@ -165,9 +166,6 @@ class CompletionFormat:
         ids = self._prompt_ids(chunk.index)
         prompt = columns.encode_prompt(ids, chunk.prompt_logprobs, prompt_text)
         return join_columns(prompt, columns.encode_answer(chunk.logprobs))
-
-    def _prompt_ids(self, index: int) -> Sequence[int]:
-        return self._call.choices[index].request.prompt_ids
 
     def _prompt_text(self, index: int) -> str:
         """The prompt as the client sent it; a prompt of token ids is decoded."""

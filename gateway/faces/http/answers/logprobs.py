@@ -1,6 +1,7 @@
 """Log-probabilities in OpenAI's formats, and those of a prompt in vLLM's."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from gateway.requests.text import Text
 from gateway.sessions.session import Logprob
@@ -8,6 +9,7 @@ from gateway.types.generation import Sampling
 from services.runtime.errors import Code, ServiceError
 
 Entry = dict[str, object]
+Columns = dict[str, list[Any]]
 
 MIN_LOGPROB = -9999.0  # for impossible tokens: JSON has no infinity
 VERBATIM = Sampling(seed=0, max_tokens=1, skip_special_tokens=False)
@@ -30,7 +32,7 @@ class LogprobColumns:
         self._detokenizer = text.detokenizer(sampling)
         self._offset = 0
 
-    def encode_prompt(self, ids: Sequence[int], scores: Sequence[Logprob], literal: str) -> Entry:
+    def encode_prompt(self, ids: Sequence[int], scores: Sequence[Logprob], literal: str) -> Columns:
         """The rows of an echoed prompt. Its first token has no score. A token that is not in
         `literal`, the client's text, such as BOS, has no width."""
         detokenizer, offsets = self._text.detokenizer(VERBATIM), []
@@ -42,7 +44,7 @@ class LogprobColumns:
         self._offset = len(literal)
         return self._encode_rows([*ids], [None, *check_scores(ids, scores)], offsets)
 
-    def encode_answer(self, logprobs: Sequence[Logprob]) -> Entry:
+    def encode_answer(self, logprobs: Sequence[Logprob]) -> Columns:
         """The rows of the next tokens of the answer."""
         ids, offsets = [item.token_id for item in logprobs], []
         for token_id in ids:
@@ -51,8 +53,8 @@ class LogprobColumns:
         return self._encode_rows(ids, logprobs, offsets)
 
     def _encode_rows(
-        self, ids: Sequence[int], items: Sequence[Logprob | None], offsets: Sequence[int]
-    ) -> Entry:
+        self, ids: Sequence[int], items: Sequence[Logprob | None], offsets: list[int]
+    ) -> Columns:
         return {
             "tokens": [self._text.token_text(token_id) for token_id in ids],
             "token_logprobs": [_clamp_or_none(item) for item in items],
@@ -72,9 +74,9 @@ class LogprobColumns:
         return top
 
 
-def join_columns(first: Entry, second: Entry) -> Entry:
+def join_columns(first: Columns, second: Columns) -> Columns:
     """The rows of two pieces."""
-    return {name: [*_rows(first, name), *_rows(second, name)] for name in first}
+    return {name: [*first[name], *second[name]] for name in first}
 
 
 def encode_prompt_logprobs(
@@ -113,12 +115,6 @@ def _clamp_or_none(item: Logprob | None) -> float | None:
 
 def _select_top(item: Logprob, top_n: int) -> Iterator[tuple[int, float]]:
     return zip(item.top_ids[:top_n], item.top_logprobs[:top_n], strict=False)
-
-
-def _rows(entry: Entry, name: str) -> Sequence[object]:
-    rows = entry[name]
-    assert isinstance(rows, list)
-    return rows
 
 
 def _encode_chat_entry(text: Text, item: Logprob) -> Entry:

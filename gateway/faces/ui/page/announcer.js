@@ -2,7 +2,7 @@
 
 const INTERVAL_MS = 2500;
 const MAX_CHARS = 400; // without a sentence end
-const MAX_LINES = 20; // kept in the page
+const MAX_LINES = 20; // in the page; older ones are removed
 const SENTENCE_END = /[.!?\n]["')\]]?\s/g;
 
 export class Announcer {

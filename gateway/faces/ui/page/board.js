@@ -101,7 +101,7 @@ export class BoardView {
 
   drawAttainment({ classes, window_s: window }) {
     const names = [...new Set([...Object.keys(this.budgets), ...Object.keys(classes)])];
-    byId("attained").replaceChildren(...names.map((name) => attainmentRow(name, classes[name], window)));
+    byId("sla-rows").replaceChildren(...names.map((name) => attainmentRow(name, classes[name], window)));
   }
 
   drawPreset(name) {
@@ -111,8 +111,8 @@ export class BoardView {
     chip.replaceChildren(element("span", { className: "word", textContent: "preset " }), name);
     const preset = this.presets.find((each) => each.name === name);
     const about = preset ? `: ${preset.about}` : " (a custom preset)";
-    byId("preset-on").replaceChildren(element("strong", { textContent: name || "–" }), name ? `${about}.` : "");
-    setText(byId("preset-others"), `All ${plural(this.presets.length, "preset")}`);
+    byId("preset-current").replaceChildren(element("strong", { textContent: name || "–" }), name ? `${about}.` : "");
+    setText(byId("preset-list-title"), `All ${plural(this.presets.length, "preset")}`);
     const list = byId("presets");
     if (list.dataset.on === name && list.childElementCount === this.presets.length) return;
     list.dataset.on = name;
@@ -173,7 +173,7 @@ function attainmentRow(name, counts, window) {
   const causes = Object.entries(counts.missed).sort((a, b) => b[1] - a[1]);
   const meter = element("div", { className: "meter", "aria-hidden": "true" }, element("div", { className: "fill" }));
   meter.style.setProperty("--used", `${fraction(counts.met, total) * 100}%`);
-  const ratio = cell("", "kept");
+  const ratio = cell("", "met");
   ratio.append(element("span", { textContent: percent(fraction(counts.met, total)) }), meter);
   return row(
     ratio,

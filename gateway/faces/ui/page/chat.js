@@ -30,7 +30,7 @@ export class ChatView {
     this.settings = new ChatSettings();
     this.forecast = new ForecastPanel();
     this.clocks = new SlaClocks();
-    this.announcer = new Announcer(byId("spoken"));
+    this.announcer = new Announcer(byId("announcements"));
     this.listen();
   }
 
@@ -56,7 +56,7 @@ export class ChatView {
       if (event.key === "Escape" && !byId("key-dialog").open && !byId("view-chat").hidden) this.stop();
     });
     byId("stop").addEventListener("click", () => this.stop());
-    byId("fresh").addEventListener("click", () => this.clear());
+    byId("new-chat").addEventListener("click", () => this.clear());
     byId("sla").addEventListener("change", () => this.selectClass());
     for (const text of SAMPLES) {
       const button = element("button", { type: "button", textContent: text });

@@ -6,7 +6,7 @@ const MAX_POINTS = 256; // of the chart; beyond, every second point is dropped
 const MARGIN = 1.04; // right of the bar's interval
 const MAX_OVERSHOOT = 4; // first forecasts above 4 × the present one run along the chart's top
 const ANNOUNCE_EVERY_MS = 2000; // of the bar's text, for screen readers
-const MAX_TICKS = 4; // of a chart axis, beside 0
+const MAX_TICKS = 4; // of a chart axis, in addition to 0
 const STEPS = [1, 2, 2.5, 5, 10];
 
 export class ForecastPanel {

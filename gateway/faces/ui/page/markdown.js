@@ -129,7 +129,7 @@ function renderList(lines, depth) {
 
 const dedent = (line, width) => line.slice(Math.min(width, line.length - line.trimStart().length));
 
-/** A list item. Its first paragraph has no element of its own. */
+/** A list item. The text of its first paragraph has no <p>. */
 function renderItem(lines, depth) {
   const [first, ...rest] = renderNested(lines, depth);
   return element("li", {}, ...(first?.tagName === "P" ? first.childNodes : first ? [first] : []), ...rest);

@@ -10,7 +10,7 @@ export class WhyView {
   constructor() {
     this.recent = [];
     this.requests = 0;
-    byId("ask-why").addEventListener("submit", (event) => {
+    byId("why-form").addEventListener("submit", (event) => {
       event.preventDefault();
       const id = byId("request-id").value.trim();
       if (location.hash === `#why/${id}`) this.load(id);

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.config import GatewayConfig
 from gateway.faces.grpc.service import mount
-from gateway.faces.http.entry.request_guard import RequestGuard
+from gateway.faces.http.middleware import RequestGuard
 from gateway.faces.http.serve import serving_http
 from protos.generated import (
     gateway_pb2,
@@ -26,7 +26,7 @@ from protos.generated import (
 from services.runtime.channel import connect
 from services.runtime.config import ConfigError, load
 from services.runtime.server import listening
-from tests.gateway.gateway_fakes import House, housing, tokens_of
+from tests.gateway.gateway_fakes import Harness, run_harness, tokens_of
 from tests.observability.tracing.otlp import WrittenSpans
 
 KEY, OTHER = "sk-correct-horse-battery", "sk-staple"
@@ -36,18 +36,18 @@ MADE = re.compile(r"[0-9a-f]{32}")
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    async with housing(lambda _: tokens_of("123")) as running:
+async def harness() -> AsyncIterator[Harness]:
+    async with run_harness(lambda _: tokens_of("123")) as running:
         yield running
 
 
 @pytest.fixture
-async def locked() -> AsyncIterator[House]:
-    async with housing(lambda _: tokens_of("123"), api_keys=(KEY, OTHER)) as running:
+async def locked() -> AsyncIterator[Harness]:
+    async with run_harness(lambda _: tokens_of("123"), api_keys=(KEY, OTHER)) as running:
         yield running
 
 
-async def test_request_id_is_echoed_if_valid_else_generated(house: House) -> None:
+async def test_request_id_is_echoed_if_valid_else_generated(harness: Harness) -> None:
     for path, body, status in (
         ("/v1/completions", BODY, 200), ("/v1/completions", {**BODY, "stream": True}, 200),
         ("/v1/completions", {}, 400), ("/v1/none", None, 404), ("/v1/completions", None, 405),
@@ -58,11 +58,11 @@ async def test_request_id_is_echoed_if_valid_else_generated(house: House) -> Non
             ("my-id/1", True), ("x" * 128, True), ("x" * 129, False), ("two words", False),
             ("é", False), ("", False),
         ):  # fmt: skip
-            reply = await house.http(method, path, body, {"x-request-id": given})
+            reply = await harness.http(method, path, body, {"x-request-id": given})
             content = reply.headers["x-request-id"]
             assert reply.status == status
             assert content == given if echoed else MADE.fullmatch(content)
-    ids = {(await house.http("GET", "/health")).headers["x-request-id"] for _ in range(3)}
+    ids = {(await harness.http("GET", "/health")).headers["x-request-id"] for _ in range(3)}
     assert len(ids) == 3
 
 
@@ -73,17 +73,17 @@ async def test_log_lines_and_span_carry_request_id_and_key_name(
 
     content: list[tuple[str, ...]] = []
     spans = WrittenSpans()
-    async with housing(lambda _: tokens_of("1"), spans=spans, api_keys=(KEY,)) as house:
-        parse = house.gateway.intake._parser.parse
+    async with run_harness(lambda _: tokens_of("1"), spans=spans, api_keys=(KEY,)) as harness:
+        parse = harness.gateway.intake._parser.parse
 
         def parsing(*given: Any) -> Any:
             content.append(logs._context.get())
             return parse(*given)
 
-        monkeypatch.setattr(house.gateway.intake._parser, "parse", parsing)
+        monkeypatch.setattr(harness.gateway.intake._parser, "parse", parsing)
         headers = {**WITH_KEY, "x-request-id": "mine"}
-        assert (await house.http("POST", "/v1/completions", BODY, headers)).status == 200
-        request = house.scheduler.requests[0]
+        assert (await harness.http("POST", "/v1/completions", BODY, headers)).status == 200
+        request = harness.scheduler.requests[0]
     ((_, _, known, name),) = content
     assert (known, name) == ("mine", request.tenant)
     assert name.startswith("key-")
@@ -96,7 +96,7 @@ async def test_log_lines_and_span_carry_request_id_and_key_name(
     [({}, "key-"), ({"user": "ann"}, "ann"), ({"cache_salt": "salt"}, "salt")],
 )
 async def test_key_name_is_the_tenant_of_requests_without_user(
-    locked: House, fields: dict[str, str], tenant: str
+    locked: Harness, fields: dict[str, str], tenant: str
 ) -> None:
     reply = await locked.http("POST", "/v1/completions", {**BODY, **fields}, WITH_KEY)
     assert reply.status == 200
@@ -104,7 +104,7 @@ async def test_key_name_is_the_tenant_of_requests_without_user(
     assert locked.worker.prompts[0].cache_salt == fields.get("cache_salt", "")
 
 
-async def test_missing_key_is_401_before_the_body_is_read(locked: House) -> None:
+async def test_missing_key_is_401_before_the_body_is_read(locked: Harness) -> None:
     for method, path in (
         ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/v1/models"),
         ("GET", "/v1/models/demo"), ("POST", "/tokenize"), ("POST", "/detokenize"),
@@ -122,7 +122,7 @@ async def test_missing_key_is_401_before_the_body_is_read(locked: House) -> None
 
 
 async def test_wrong_key_has_openai_s_error(
-    locked: House, caplog: pytest.LogCaptureFixture
+    locked: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     for header in (f"Bearer {KEY}x", "bearer sk-0123456789-none", f"Bearer {KEY[:-1]}"):
         reply = await locked.http("GET", "/v1/models", headers={"authorization": header})
@@ -137,7 +137,7 @@ async def test_wrong_key_has_openai_s_error(
     assert [each.getMessage() for each in warned] == ["127.0.0.1 sent a wrong API key"] * 3
 
 
-async def test_every_configured_key_is_accepted(locked: House) -> None:
+async def test_every_configured_key_is_accepted(locked: Harness) -> None:
     for key in (KEY, OTHER):
         headers = {"authorization": f"Bearer {key}"}
         for path in ("/v1/models", "/ui/board", "/ui/about"):
@@ -148,15 +148,17 @@ async def test_every_configured_key_is_accepted(locked: House) -> None:
 OPEN = ("/health", "/ping", "/version", "/", "/docs", "/openapi.json", "/ui/", "/ui/page.js")
 
 
-async def test_open_paths_need_no_key(locked: House) -> None:
+async def test_open_paths_need_no_key(locked: Harness) -> None:
     for path in (*OPEN, "/docs/docs.js", "/metrics", "/load"):
         assert (await locked.http("GET", path)).status == 200, path
-    async with housing(lambda _: tokens_of("1"), api_keys=(KEY,), metrics_open=False) as house:
+    async with run_harness(
+        lambda _: tokens_of("1"), api_keys=(KEY,), metrics_open=False
+    ) as harness:
         for path in ("/metrics", "/load"):
-            assert (await house.http("GET", path)).status == 401
-            assert (await house.http("GET", path, headers=WITH_KEY)).status == 200
+            assert (await harness.http("GET", path)).status == 401
+            assert (await harness.http("GET", path, headers=WITH_KEY)).status == 200
         for path in OPEN:
-            assert (await house.http("GET", path)).status == 200, path
+            assert (await harness.http("GET", path)).status == 200, path
 
 
 async def test_key_file_is_reloaded(tmp_path: Path) -> None:
@@ -164,19 +166,19 @@ async def test_key_file_is_reloaded(tmp_path: Path) -> None:
 
     path = tmp_path / "keys"
     path.write_text(f"ann:{hash_key(KEY)}\n")
-    async with housing(lambda _: tokens_of("1"), api_key_file=str(path)) as house:
-        assert (await house.http("POST", "/v1/completions", BODY, WITH_KEY)).status == 200
-        assert house.scheduler.requests[0].tenant == "ann"
+    async with run_harness(lambda _: tokens_of("1"), api_key_file=str(path)) as harness:
+        assert (await harness.http("POST", "/v1/completions", BODY, WITH_KEY)).status == 200
+        assert harness.scheduler.requests[0].tenant == "ann"
         path.write_text(f"bob:{hash_key(OTHER)} # the only key\n")
-        house.gateway.keyring._checked_s -= 2
-        assert (await house.http("POST", "/v1/completions", BODY, WITH_KEY)).status == 401
+        harness.gateway.keyring._checked_s -= 2
+        assert (await harness.http("POST", "/v1/completions", BODY, WITH_KEY)).status == 401
 
 
 def metadata(*key: str) -> tuple[tuple[str, str], ...]:
     return tuple(("authorization", f"Bearer {each}") for each in key)
 
 
-async def test_grpc_requires_the_key_in_metadata(locked: House) -> None:
+async def test_grpc_requires_the_key_in_metadata(locked: Harness) -> None:
     channel = connect(locked.grpc_address)
     gateway, request = gateway_pb2_grpc.GatewayStub(channel), gateway_pb2.GenerateRequest()
     request.prompt = "1,"
@@ -209,7 +211,7 @@ async def test_grpc_requires_the_key_in_metadata(locked: House) -> None:
     await channel.close()
 
 
-async def test_metrics_over_a_unix_socket_need_no_key(locked: House, tmp_path: Path) -> None:
+async def test_metrics_over_a_unix_socket_need_no_key(locked: Harness, tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 'g.sock'}"
     async with listening([mount(locked.gateway)], address, parts=locked.gateway.parts):
         channel = connect(address)
@@ -220,8 +222,8 @@ async def test_metrics_over_a_unix_socket_need_no_key(locked: House, tmp_path: P
         await channel.close()
 
 
-async def test_grpc_sends_the_request_id_as_initial_metadata(house: House) -> None:
-    channel = connect(house.grpc_address)
+async def test_grpc_sends_the_request_id_as_initial_metadata(harness: Harness) -> None:
+    channel = connect(harness.grpc_address)
     stub = gateway_pb2_grpc.GatewayStub(channel)
     for prompt in ("1,", ""):  # the second one is an error
         request = gateway_pb2.GenerateRequest(prompt=prompt)
@@ -236,15 +238,15 @@ async def test_grpc_sends_the_request_id_as_initial_metadata(house: House) -> No
     await channel.close()
 
 
-async def test_head_equals_get_without_a_body(house: House) -> None:
+async def test_head_equals_get_without_a_body(harness: Harness) -> None:
     for path in ("/health", "/ping", "/version", "/v1/models", "/load", "/", "/docs", "/ui/",
                  "/openapi.json", "/nowhere", "/v1/models/none"):  # fmt: skip
-        get, head = await house.http("GET", path), await house.http("HEAD", path)
+        get, head = await harness.http("GET", path), await harness.http("HEAD", path)
         assert (head.status, head.text) == (get.status, ""), path
         assert head.headers["content-type"] == get.headers["content-type"]
         assert head.headers["content-length"] == get.headers["content-length"] != "0"
-    assert (await house.http("HEAD", "/metrics")).status == 200
-    assert (await house.http("HEAD", "/v1/completions")).status == 405
+    assert (await harness.http("HEAD", "/metrics")).status == 200
+    assert (await harness.http("HEAD", "/v1/completions")).status == 405
 
 
 ORIGIN = {"origin": "https://page.example"}
@@ -255,38 +257,40 @@ PREFLIGHT = {
 }
 
 
-async def test_cors_is_disabled_by_default(house: House) -> None:
-    reply = await house.http("GET", "/health", headers=ORIGIN)
+async def test_cors_is_disabled_by_default(harness: Harness) -> None:
+    reply = await harness.http("GET", "/health", headers=ORIGIN)
     assert not [name for name in reply.headers if name.startswith("access-control")]
-    reply = await house.http("OPTIONS", "/v1/completions", headers=PREFLIGHT)
+    reply = await harness.http("OPTIONS", "/v1/completions", headers=PREFLIGHT)
     assert (reply.status, reply.json["error"]["type"]) == (405, "invalid_request_error")
 
 
 async def test_cors_allows_named_origins_with_credentials() -> None:
     origins = ("https://page.example", "http://127.0.0.1:3000")
-    async with housing(lambda _: tokens_of("1"), cors_origins=origins, api_keys=(KEY,)) as house:
-        allowed = await house.http("OPTIONS", "/v1/completions", headers=PREFLIGHT)
+    async with run_harness(
+        lambda _: tokens_of("1"), cors_origins=origins, api_keys=(KEY,)
+    ) as harness:
+        allowed = await harness.http("OPTIONS", "/v1/completions", headers=PREFLIGHT)
         assert allowed.status == 200
         headers = allowed.headers
         assert headers["access-control-allow-origin"] == "https://page.example"
         assert headers["access-control-allow-credentials"] == "true"
         assert "x-foretoken-sla" in headers["access-control-allow-headers"]
         assert "POST" in headers["access-control-allow-methods"]
-        refused = await house.http(
+        refused = await harness.http(
             "GET", "/v1/models", headers=ORIGIN
         )  # the page can read the error
         assert refused.status == 401
         assert refused.headers["access-control-allow-origin"] == "https://page.example"
         assert "x-request-id" in refused.headers["access-control-expose-headers"]
         other = {**PREFLIGHT, "origin": "https://other.example"}
-        reply = await house.http("OPTIONS", "/v1/completions", headers=other)
+        reply = await harness.http("OPTIONS", "/v1/completions", headers=other)
         assert (reply.status, reply.json["error"]["param"]) == (400, None)
         assert "access-control-allow-origin" not in reply.headers
 
 
 async def test_cors_wildcard_has_no_credentials() -> None:
-    async with housing(lambda _: tokens_of("1"), cors_origins="*") as house:
-        reply = await house.http("POST", "/v1/completions", BODY, ORIGIN)
+    async with run_harness(lambda _: tokens_of("1"), cors_origins="*") as harness:
+        reply = await harness.http("POST", "/v1/completions", BODY, ORIGIN)
         assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, "*")
         assert "access-control-allow-credentials" not in reply.headers
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.gateway_fakes import House, housing, tokens_of
+from tests.gateway.gateway_fakes import Harness, run_harness, tokens_of
 
 PING = b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
@@ -21,8 +21,8 @@ class RawConnection:
         self.reader, self.writer = reader, writer
 
     @classmethod
-    async def to(cls, house: House) -> "RawConnection":
-        host, port = house.http_url.removeprefix("http://").split(":")
+    async def to(cls, harness: Harness) -> "RawConnection":
+        host, port = harness.http_url.removeprefix("http://").split(":")
         return cls(*await asyncio.open_connection(host, int(port)))
 
     async def ask(self, raw: bytes) -> tuple[int, dict[str, str], Any]:
@@ -57,8 +57,8 @@ def check_error(answer: tuple[int, dict[str, str], Any]) -> tuple[int, str]:
 @pytest.mark.parametrize("begun", [b"GET /ping HTTP/1.1\r\nhost: x", b"P"])
 @pytest.mark.parametrize("before", [b"", PING])
 async def test_incomplete_headers_time_out(before: bytes, begun: bytes) -> None:
-    async with housing(header_wait_s=0.2) as house:
-        line = await RawConnection.to(house)
+    async with run_harness(header_wait_s=0.2) as harness:
+        line = await RawConnection.to(harness)
         if before:
             assert (await line.ask(before))[0] == 200
         assert check_error(await line.ask(begun)) == (
@@ -70,8 +70,8 @@ async def test_incomplete_headers_time_out(before: bytes, begun: bytes) -> None:
 
 @pytest.mark.parametrize("begin", [b"GET /ping HTTP/1.1\r\nx: ", POST], ids=["headers", "body"])
 async def test_dripping_request_times_out(begin: bytes) -> None:
-    async with housing(header_wait_s=0.3, max_body_s=0.3) as house:
-        line = await RawConnection.to(house)
+    async with run_harness(header_wait_s=0.3, max_body_s=0.3) as harness:
+        line = await RawConnection.to(harness)
 
         async def drip() -> None:
             line.writer.write(begin)
@@ -85,8 +85,8 @@ async def test_dripping_request_times_out(begin: bytes) -> None:
 
 
 async def test_silent_connection_is_closed_and_idle_one_stays() -> None:
-    async with housing(header_wait_s=0.2) as house:
-        silent, idle = await RawConnection.to(house), await RawConnection.to(house)
+    async with run_harness(header_wait_s=0.2) as harness:
+        silent, idle = await RawConnection.to(harness), await RawConnection.to(harness)
         assert (await idle.ask(PING))[0] == 200
         assert await silent.end() == b""
         assert (await idle.ask(PING))[0] == 200  # idle longer than the header timeout
@@ -94,15 +94,15 @@ async def test_silent_connection_is_closed_and_idle_one_stays() -> None:
 
 
 async def test_idle_connection_is_closed_after_keep_alive() -> None:
-    async with housing(keep_alive_s=1) as house:
-        line = await RawConnection.to(house)
+    async with run_harness(keep_alive_s=1) as harness:
+        line = await RawConnection.to(harness)
         assert (await line.ask(PING))[0] == 200
         assert await line.end() == b""
 
 
 async def test_stalled_body_times_out() -> None:
-    async with housing(body_wait_s=0.2) as house:
-        line = await RawConnection.to(house)
+    async with run_harness(body_wait_s=0.2) as harness:
+        line = await RawConnection.to(harness)
         status, headers, body = await line.ask(POST + b'{"prompt"')
         assert (status, body["error"]["code"]) == (408, "body_too_slow")
         assert headers["connection"] == "close" and headers["x-request-id"]
@@ -111,16 +111,16 @@ async def test_stalled_body_times_out() -> None:
 
 
 async def test_body_behind_an_error_answer_is_not_awaited() -> None:
-    async with housing(header_wait_s=0.2) as house:
-        line = await RawConnection.to(house)
+    async with run_harness(header_wait_s=0.2) as harness:
+        line = await RawConnection.to(harness)
         body = b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\nsome of it"
         assert (await line.ask(body))[0] == 404
         assert await line.end() == b""
 
 
 async def test_too_large_headers_are_431() -> None:
-    async with housing(max_header_bytes=4096) as house:
-        line = await RawConnection.to(house)
+    async with run_harness(max_header_bytes=4096) as harness:
+        line = await RawConnection.to(harness)
         fits = PING[:-2] + b"x: " + b"a" * 3000 + b"\r\n\r\n"
         assert (await line.ask(fits))[0] == 200
         status, message = check_error(await line.ask(PING[:-2] + b"x: " + b"a" * 5000))
@@ -129,19 +129,19 @@ async def test_too_large_headers_are_431() -> None:
 
 
 async def test_invalid_http_is_400() -> None:
-    async with housing() as house:
+    async with run_harness() as harness:
         for raw in (b"hello\r\n\r\n", b"GET /ping HTTP/1.1\r\nho st: x\r\n\r\n"):
-            line = await RawConnection.to(house)
+            line = await RawConnection.to(harness)
             assert check_error(await line.ask(raw))[0] == 400
             assert await line.end() == b""
 
 
 async def test_connection_above_the_limit_is_503() -> None:
-    async with housing(max_connections=2) as house:
-        held = [await RawConnection.to(house), await RawConnection.to(house)]
+    async with run_harness(max_connections=2) as harness:
+        held = [await RawConnection.to(harness), await RawConnection.to(harness)]
         for line in held:
             assert (await line.ask(PING))[0] == 200
-        over = await RawConnection.to(house)
+        over = await RawConnection.to(harness)
         status, headers, body = await over.ask(PING)
         assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
         assert "too many connections" in body["error"]["message"] and headers["x-request-id"]
@@ -150,7 +150,7 @@ async def test_connection_above_the_limit_is_503() -> None:
         held[0].close()
 
         async def comes_in() -> bool:
-            line = await RawConnection.to(house)
+            line = await RawConnection.to(harness)
             answer = await line.ask(PING)
             line.close()
             return answer[0] == 200
@@ -168,8 +168,8 @@ async def test_low_open_file_limit_is_logged(
     resource.setrlimit(resource.RLIMIT_NOFILE, (900, before[1]))
     try:
         for connections in (900, 901):
-            async with housing(max_connections=connections) as house:
-                assert (await house.http("GET", "/ping")).status == 200
+            async with run_harness(max_connections=connections) as harness:
+                assert (await harness.http("GET", "/ping")).status == 200
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     [message] = [r.getMessage() for r in caplog.records if "may open" in r.getMessage()]
@@ -180,13 +180,13 @@ async def test_low_open_file_limit_is_logged(
 async def test_disconnect_within_a_body_is_not_logged_as_a_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with housing(lambda _: tokens_of("1")) as house:
-        line = await RawConnection.to(house)
+    async with run_harness(lambda _: tokens_of("1")) as harness:
+        line = await RawConnection.to(harness)
         line.writer.write(POST + b"{")
         await line.writer.drain()
         line.close()
         await line.writer.wait_closed()
-        reply = await house.http("POST", "/v1/completions", {"prompt": "1,"})
+        reply = await harness.http("POST", "/v1/completions", {"prompt": "1,"})
         assert reply.status == 200
         await asyncio.sleep(0.1)
     assert not [each for each in caplog.records if each.exc_info]

@@ -10,7 +10,7 @@ from protos.generated import common_pb2 as common
 from protos.generated import scheduler_pb2 as sched
 from protos.generated.worker_pb2 import Prompt
 from tests.gateway.faces.http.openai_checks import CHECKS, Check, ask, complete, connected
-from tests.gateway.gateway_fakes import House, housing, tokens_of
+from tests.gateway.gateway_fakes import Harness, run_harness, tokens_of
 
 
 def answer(prompt: Prompt) -> Sequence[int]:
@@ -21,18 +21,18 @@ def answer(prompt: Prompt) -> Sequence[int]:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    async with housing(answer) as made:
+async def harness() -> AsyncIterator[Harness]:
+    async with run_harness(answer) as made:
         forecast = common.Forecast(points=[5, 10, 400])
-        made.scheduler.foretells = sched.ForecastUpdate(
+        made.scheduler.forecast = sched.ForecastUpdate(
             forecast=forecast, token_s=0.001, ttft_s=0.01
         )
         yield made
 
 
 @pytest.fixture
-def openai_base_url(house: House) -> str:
-    return house.http_url
+def openai_base_url(harness: Harness) -> str:
+    return harness.http_url
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -40,9 +40,9 @@ async def test_openai_client(check: Check, openai_base_url: str) -> None:
     await check(openai_base_url)
 
 
-async def test_cache_salt_reaches_the_worker(house: House) -> None:
+async def test_cache_salt_reaches_the_worker(harness: Harness) -> None:
     longest = "s" * 256
-    async with connected(house.http_url) as client:
+    async with connected(harness.http_url) as client:
         await ask(client, extra_body={"cache_salt": longest})
         await ask(client, extra_body={"cache_salt": None})
         await complete(client, prompt=["1,", "2,"], extra_body={"cache_salt": "sel 盐"})
@@ -50,31 +50,31 @@ async def test_cache_salt_reaches_the_worker(house: House) -> None:
             with pytest.raises(openai.BadRequestError) as caught:
                 await endpoint(client, extra_body={"cache_salt": longest + "s"})
             assert caught.value.param == "cache_salt"
-    assert [p.cache_salt for p in house.worker.prompts] == [longest, "", "sel 盐", "sel 盐"]
+    assert [p.cache_salt for p in harness.worker.prompts] == [longest, "", "sel 盐", "sel 盐"]
 
 
 async def test_health_follows_the_fleet() -> None:
-    async with housing(answer, with_worker=False) as house:
-        reply = await house.http("GET", "/health")
+    async with run_harness(answer, with_worker=False) as harness:
+        reply = await harness.http("GET", "/health")
         assert (reply.status, reply.json) == (503, {"status": "no worker is attached"})
-        worker = f"127.0.0.1:{house.worker_server.port}"
-        house.scheduler.streams[-1].put_nowait(house.scheduler.fleet([worker]))
-        await house.until(lambda: house.gateway.ready)
-        assert (await house.http("GET", "/health")).status == 200
-        house.scheduler.streams[-1].put_nowait(house.scheduler.fleet([]))
-        await house.until(lambda: not house.gateway.ready)
-        assert (await house.http("GET", "/health")).status == 503
+        worker = f"127.0.0.1:{harness.worker_server.port}"
+        harness.scheduler.streams[-1].put_nowait(harness.scheduler.fleet([worker]))
+        await harness.until(lambda: harness.gateway.ready)
+        assert (await harness.http("GET", "/health")).status == 200
+        harness.scheduler.streams[-1].put_nowait(harness.scheduler.fleet([]))
+        await harness.until(lambda: not harness.gateway.ready)
+        assert (await harness.http("GET", "/health")).status == 503
 
 
-async def test_metrics_count_served_requests(house: House) -> None:
+async def test_metrics_count_served_requests(harness: Harness) -> None:
     headers = {"x-foretoken-sla": "batch"}
     body = {"prompt": "1,", "max_tokens": 5}
-    reply = await house.http("POST", "/v1/completions", body, headers)
+    reply = await harness.http("POST", "/v1/completions", body, headers)
     assert reply.json["usage"] == {
         "prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7,
         "prompt_tokens_details": {"cached_tokens": 0},
     }  # fmt: skip
-    text = (await house.http("GET", "/metrics")).text
+    text = (await harness.http("GET", "/metrics")).text
     of_class = '{model_name="demo",class="batch"}'
     for line in (
         'foretoken_request_success_total{model_name="demo",finished_reason="length"} 1.0',
@@ -94,19 +94,19 @@ async def test_metrics_count_served_requests(house: House) -> None:
         assert line in text.splitlines(), line
 
 
-async def test_full_queue_is_429_with_retry_after(house: House) -> None:
+async def test_full_queue_is_429_with_retry_after(harness: Harness) -> None:
     rejected = sched.Rejected(
         reason=sched.REJECT_REASON_QUEUE_FULL, message="1000 requests wait", retry_after_s=2.2
     )
-    house.scheduler.answers = lambda _: sched.RequestEvent(rejected=rejected)
+    harness.scheduler.answers = lambda _: sched.RequestEvent(rejected=rejected)
     for stream in (False, True):
-        reply = await house.http("POST", "/v1/completions", {"prompt": "1,", "stream": stream})
+        reply = await harness.http("POST", "/v1/completions", {"prompt": "1,", "stream": stream})
         assert (reply.status, reply.headers["retry-after"]) == (429, "3")
         assert reply.json["error"] == {
             "message": "1000 requests wait", "type": "rate_limit_error",
             "param": None, "code": "queue_full",
         }  # fmt: skip
-    text = (await house.http("GET", "/metrics")).text
+    text = (await harness.http("GET", "/metrics")).text
     missed = 'model_name="demo",class="standard",outcome="missed",cause="rejected"'
     assert f"foretoken_sla_requests_total{{{missed}}} 2.0" in text
 
@@ -119,60 +119,60 @@ async def test_full_queue_is_429_with_retry_after(house: House) -> None:
     ],
 )
 async def test_scheduler_rejection_becomes_an_http_status(
-    house: House, reason: sched.RejectReason.ValueType, status: int, code: str,
+    harness: Harness, reason: sched.RejectReason.ValueType, status: int, code: str,
     param: str | None, retry_after: str | None,
 ) -> None:  # fmt: skip
     rejected = sched.Rejected(reason=reason, message="the reason", retry_after_s=2.2)
-    house.scheduler.answers = lambda _: sched.RequestEvent(rejected=rejected)
-    reply = await house.http("POST", "/v1/completions", {"prompt": "1,"})
+    harness.scheduler.answers = lambda _: sched.RequestEvent(rejected=rejected)
+    reply = await harness.http("POST", "/v1/completions", {"prompt": "1,"})
     error = reply.json["error"]
     assert (reply.status, error["code"], error["param"]) == (status, code, param)
     assert (error["message"], reply.headers.get("retry-after")) == ("the reason", retry_after)
 
 
-async def test_unreachable_deadline_is_504_before_it_passes(house: House) -> None:
+async def test_unreachable_deadline_is_504_before_it_passes(harness: Harness) -> None:
     finished = sched.Finished(reason=common.FINISH_REASON_DEADLINE)
-    house.scheduler.answers = lambda _: sched.RequestEvent(finished=finished)
+    harness.scheduler.answers = lambda _: sched.RequestEvent(finished=finished)
     headers = {"x-request-timeout-s": "3000"}
     for stream in (False, True):
         body = {"prompt": "1,", "stream": stream}
-        reply = await house.http("POST", "/v1/completions", body, headers)
+        reply = await harness.http("POST", "/v1/completions", body, headers)
         assert (reply.status, reply.json["error"]["code"]) == (504, "deadline_exceeded")
 
 
 async def test_deadline_in_the_queue_is_504() -> None:
-    async with housing(answer, place=False) as house:
+    async with run_harness(answer, place=False) as harness:
         headers = {"x-request-timeout-s": "1"}
         for stream in (False, True):
             body = {"prompt": "1,", "stream": stream}
-            reply = await house.http("POST", "/v1/completions", body, headers)
+            reply = await harness.http("POST", "/v1/completions", body, headers)
             assert (reply.status, reply.json["error"]["type"]) == (504, "timeout_error")
-        assert 0 < house.scheduler.requests[0].deadline_in_s <= 1
+        assert 0 < harness.scheduler.requests[0].deadline_in_s <= 1
 
 
 async def test_deadline_within_an_answer_is_its_finish_reason() -> None:
-    async with housing() as house:
+    async with run_harness() as harness:
         headers = {"x-request-timeout-s": "2"}
         body = {"prompt": "1,", "stream": True, "max_tokens": 400}
-        asking = asyncio.ensure_future(house.http("POST", "/v1/completions", body, headers))
-        await house.until(lambda: bool(house.worker.prompts))
-        house.worker.send(house.worker.prompts[0].request_id, 0, tokens_of("12"))
-        events = (await asking).events
+        pending = asyncio.ensure_future(harness.http("POST", "/v1/completions", body, headers))
+        await harness.until(lambda: bool(harness.worker.prompts))
+        harness.worker.send(harness.worker.prompts[0].request_id, 0, tokens_of("12"))
+        events = (await pending).events
         assert events[-1]["choices"][0]["finish_reason"] == "deadline"
         assert "".join(event["choices"][0]["text"] for event in events) == "12"
 
 
 async def test_failure_within_a_stream_is_an_error_event() -> None:
-    async with housing() as house:
-        asking = asyncio.ensure_future(
-            house.http("POST", "/v1/completions", {"prompt": "1,", "stream": True})
+    async with run_harness() as harness:
+        pending = asyncio.ensure_future(
+            harness.http("POST", "/v1/completions", {"prompt": "1,", "stream": True})
         )
-        await house.until(lambda: bool(house.worker.prompts))
-        name = house.worker.prompts[0].request_id
-        house.worker.send(name, 0, tokens_of("12"))
+        await harness.until(lambda: bool(harness.worker.prompts))
+        name = harness.worker.prompts[0].request_id
+        harness.worker.send(name, 0, tokens_of("12"))
         await asyncio.sleep(0.2)
-        house.worker.send(name, 2, (), common.FINISH_REASON_ERROR, "out of luck")
-        reply = await asking
+        harness.worker.send(name, 2, (), common.FINISH_REASON_ERROR, "out of luck")
+        reply = await pending
         assert reply.status == 200
         last = [line for line in reply.text.splitlines() if line][-1]
         assert last.startswith('data: {"error": {"message": "out of luck", "type": "server_error"')

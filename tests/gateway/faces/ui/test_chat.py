@@ -195,11 +195,11 @@ async def test_screen_reader_announces_sentences_not_tokens(tab: Tab) -> None:
         await opened(tab, server)
         await tab.value(
             "window.changes = 0; new MutationObserver((all) => changes += all.length)"
-            ".observe(document.querySelector('#spoken'), {childList: true})"
+            ".observe(document.querySelector('#announcements'), {childList: true})"
         )
         await ask(tab)
         await ended(tab)
-        spoken = await tab.text("#spoken")
+        spoken = await tab.text("#announcements")
         assert spoken.endswith("Answer complete, 40 tokens.")
         assert "word1 word2" in spoken
         assert await tab.value("changes") < 10
@@ -414,7 +414,7 @@ async def test_sla_table_fits_a_phone(tab: Tab, width: int) -> None:
     async with serving_forecasts() as server:
         await tab.look(width, 800)
         await tab.open(f"{server.url}/ui/#board")
-        await tab.until("document.querySelectorAll('#attained tr').length === 4")
+        await tab.until("document.querySelectorAll('#sla-rows tr').length === 4")
         cells = "[...document.querySelectorAll('.attainment :is(td, th)')]"
         right = f"Math.max(...{cells}.map((cell) => cell.getBoundingClientRect().right))"
         assert await tab.value(right) <= width
@@ -423,6 +423,6 @@ async def test_sla_table_fits_a_phone(tab: Tab, width: int) -> None:
         assert "Missed because of: preempted 90" in await tab.value(
             "document.querySelector('.attainment').innerText"
             " + getComputedStyle(document.querySelector('tbody .causes'), '::before').content"
-        ) or "preempted 90" in await tab.text("#attained")
+        ) or "preempted 90" in await tab.text("#sla-rows")
         await tab.value("document.querySelector('.attainment').scrollIntoView()")
         await tab.shot(f"attainment-{width}")

@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gateway.admission.caller import REQUEST_ID
-from gateway.faces.http.entry.request_guard import RequestGuard
 from gateway.faces.http.errors import error_body, error_response
+from gateway.faces.http.middleware import RequestGuard
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 
 MAX_REFUSED = 64  # connections above the limit that get a 503; further ones are closed

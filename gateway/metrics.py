@@ -6,6 +6,7 @@ from math import inf
 from prometheus_client import CollectorRegistry
 
 from gateway.types.errors import RefusalReason
+from gateway.types.forecasts import ClientForecast
 from gateway.types.outcome import ChoiceOutcome, ResubmitCause
 from gateway.types.sla_classes import OTHER
 from observability.metrics import gateway as catalogue
@@ -15,6 +16,7 @@ from services.sla import SlaMissCause
 
 REJECTED = "rejected"
 MET, MISSED = "met", "missed"
+COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)  # the final length of others is unknown
 
 
 class Metrics:
@@ -45,6 +47,9 @@ class Metrics:
         self._success = make.counter(catalogue.SUCCESS)
         self._sla = make.counter(catalogue.SLA)
         self._goodput_tokens = make.counter(catalogue.GOODPUT_TOKENS)
+        self._forecasts = make.counter(catalogue.CLIENT_FORECASTS)
+        self._ttft_promises = make.counter(catalogue.TTFT_PROMISES)
+        self._sla_forecasts = make.counter(catalogue.SLA_FORECASTS)
         self._create_series()
 
     def _create_series(self) -> None:
@@ -96,3 +101,21 @@ class Metrics:
         if timeline.tokens > 1:
             self._tpot.labels(name).observe(timeline.tpot_s)
             self._mtpot.labels(name).observe(timeline.longest_gap_s)
+
+    def on_forecast_outcome(
+        self, opening: ClientForecast, promise_kept: bool | None, outcome: ChoiceOutcome
+    ) -> None:
+        """The delivery of a choice is complete; `opening` is the first forecast sent before its
+        end. `promise_kept` is None if no promise counts."""
+        if outcome.reason in COMPLETE:
+            covered = opening.low_tokens <= outcome.timeline.tokens <= opening.high_tokens
+            self._forecasts.labels(_yes_no(covered)).inc()
+        if promise_kept is not None:
+            self._ttft_promises.labels(_yes_no(promise_kept)).inc()
+        if opening.sla_expected is not None and outcome.cause is not SlaMissCause.CLIENT:
+            expected = "held" if opening.sla_expected else "broken"
+            self._sla_forecasts.labels(expected, MISSED if outcome.cause else MET).inc()
+
+
+def _yes_no(value: bool) -> str:
+    return "yes" if value else "no"

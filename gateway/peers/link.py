@@ -1,4 +1,4 @@
-"""The gateway's streams to its peers: open, greet, reconnect with backoff; every queue bounded."""
+"""A stream to a peer that is reopened with backoff. Its queue is bounded."""
 
 import asyncio
 import logging
@@ -122,37 +122,3 @@ class Link(Generic[Up, Down]):
             log.info("%s closed the stream", self.name)
         except aio.AioRpcError as error:
             log.info("%s is not reachable: %s", self.name, error.details())
-
-
-class WorkerLinks(Generic[Up, Down]):
-    """One link per worker address, opened on first use and closed when the fleet drops it."""
-
-    def __init__(self, make: Callable[[str], Link[Up, Down]]):
-        self._make = make
-        self._links: dict[str, Link[Up, Down]] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._group: asyncio.TaskGroup | None = None
-
-    def use_group(self, group: asyncio.TaskGroup | None) -> None:
-        """Sets the task group that owns all links; None drops them."""
-        self._group = group
-        if group is None:
-            self._links.clear()
-            self._tasks.clear()
-
-    def send(self, address: str, message: Up) -> bool:
-        """Queues a message to `address`; False if the stream is not open yet. It then begins with
-        the messages of `on_open`."""
-        link = self._links.get(address)
-        if link is not None:
-            return link.send(message)
-        if self._group is not None:
-            link = self._links[address] = self._make(address)
-            self._tasks[address] = self._group.create_task(link.run())
-        return False
-
-    def keep_only(self, addresses: Iterable[str]) -> None:
-        """Closes the links to all other addresses."""
-        for address in self._links.keys() - set(addresses):
-            del self._links[address]
-            self._tasks.pop(address).cancel()

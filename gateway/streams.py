@@ -1,0 +1,128 @@
+"""The gateway's streams, one to the scheduler and one to each worker, bound to its sessions."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import cast
+from uuid import uuid4
+
+from grpc import aio
+
+from gateway.config import GatewayConfig
+from gateway.intake import RequestIntake
+from gateway.peers.link import Dial, Link
+from gateway.sessions.sessions import Sessions
+from protos.generated import scheduler_pb2, worker_pb2
+from protos.generated.scheduler_pb2_grpc import SchedulerStub
+from protos.generated.worker_pb2_grpc import WorkerStub
+from services.runtime.backoff import Backoff
+
+SchedulerLink = Link[scheduler_pb2.SubmitMessage, scheduler_pb2.SchedulerEvent]
+WorkerLink = Link[worker_pb2.WorkerInput, worker_pb2.TokenBatch]
+SchedulerDial = Dial[scheduler_pb2.SubmitMessage, scheduler_pb2.SchedulerEvent]
+WorkerDial = Dial[worker_pb2.WorkerInput, worker_pb2.TokenBatch]
+
+
+class PeerStreams:
+    """Keeps the streams open while `run` runs, and reads the clock once per received message.
+
+    A worker's stream opens on first use. It closes when the worker has left the fleet and holds no
+    choice.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        scheduler: aio.Channel,
+        connect: Callable[[str], aio.Channel],
+    ):
+        self._gateway_id = config.gateway_id or uuid4().hex
+        self._scheduler_channel, self._connect = scheduler, connect
+        self._backoff = Backoff(config.connect_backoff_s, config.max_connect_backoff_s)
+        self._queue_limit = 4 * config.max_sessions + 1  # a submission and a cancellation, twice
+        self._workers: dict[str, tuple[WorkerLink, asyncio.Task[None]]] = {}
+        self._scheduler: SchedulerLink | None = None  # both only while `run` runs
+        self._open_worker: Callable[[str], None] | None = None
+
+    async def run(self, sessions: Sessions, intake: RequestIntake) -> None:
+        """Runs until cancelled."""
+        self._scheduler = self._make_scheduler_link(sessions)
+        try:
+            async with asyncio.TaskGroup() as group:
+
+                def open_worker(address: str) -> None:
+                    link = self._make_worker_link(address, sessions, intake)
+                    self._workers[address] = link, group.create_task(link.run())
+
+                self._open_worker = open_worker
+                group.create_task(self._scheduler.run())
+        finally:
+            self._scheduler = self._open_worker = None
+            self._workers.clear()
+
+    def send_to_scheduler(self, message: scheduler_pb2.SubmitMessage) -> bool:
+        """Queues a message; False without an open stream."""
+        return self._scheduler is not None and self._scheduler.send(message)
+
+    def send_to_worker(self, address: str, message: worker_pb2.WorkerInput) -> bool:
+        """Queues a message; False if the stream is not open yet. It then begins with the prompts
+        that `on_worker_stream` returns."""
+        if address in self._workers:
+            link, _ = self._workers[address]
+            return link.send(message)
+        if self._open_worker is not None:
+            self._open_worker(address)
+        return False
+
+    def scheduler_lost_s(self) -> float:
+        """Seconds since the scheduler's stream broke; 0 while connected."""
+        return 0.0 if self._scheduler is None else self._scheduler.lost_s(time.monotonic())
+
+    def _close_unused(self, addresses: set[str]) -> None:
+        """Closes the links to workers that are not in `addresses`."""
+        for address in self._workers.keys() - addresses:
+            _, task = self._workers.pop(address)
+            task.cancel()
+
+    def _make_scheduler_link(self, sessions: Sessions) -> SchedulerLink:
+        hello = scheduler_pb2.SubmitHello(gateway_id=self._gateway_id)
+
+        def on_event(event: scheduler_pb2.SchedulerEvent) -> None:
+            sessions.placement.on_event(event, time.monotonic())
+            if event.HasField("fleet"):
+                self._close_unused(sessions.worker_addresses)
+
+        return Link(
+            "the scheduler",
+            cast(SchedulerDial, SchedulerStub(self._scheduler_channel).Submit),
+            lambda: [scheduler_pb2.SubmitMessage(hello=hello)],
+            on_event,
+            sessions.placement.on_scheduler_lost,
+            self._backoff,
+            self._queue_limit,
+        )
+
+    def _make_worker_link(
+        self, address: str, sessions: Sessions, intake: RequestIntake
+    ) -> WorkerLink:
+        channel = self._connect(address)
+        hello = worker_pb2.StreamHello(gateway_id=self._gateway_id)
+
+        def on_open() -> list[worker_pb2.WorkerInput]:
+            prompts = sessions.placement.on_worker_stream(address, time.monotonic())
+            return [worker_pb2.WorkerInput(hello=hello), *prompts]
+
+        def on_tokens(batch: worker_pb2.TokenBatch) -> None:
+            intake.on_tokens()
+            sessions.delivery.on_tokens(address, batch, time.monotonic())
+
+        return Link(
+            f"worker {address}",
+            cast(WorkerDial, WorkerStub(channel).Stream),
+            on_open,
+            on_tokens,
+            lambda: sessions.placement.on_worker_lost(address),
+            self._backoff,
+            self._queue_limit,
+            cast(Callable[[], Awaitable[None]], channel.close),
+        )
