@@ -21,8 +21,7 @@ from observability.metrics.metric import Metric
 from observability.prometheus.promql import labels_of
 from services.costs import CostModel
 from services.estimator.metrics import EstimatorMetrics
-from services.policies.preset import DEFAULT, choose
-from services.policies.preset_table import load_presets
+from services.policies.preset import DEFAULT, choose, presets
 from services.predictor.learning.scorecard import ScorecardSummary
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.predictors import PREDICTORS
@@ -41,7 +40,7 @@ EVERYWHERE = {
     "model_name": ("demo",),
     "worker": ("worker-0", "worker-1"),
     "class": (*SLA_CLASSES, OTHER),
-    "preset": tuple(load_presets()),
+    "preset": tuple(presets()),
 }
 YES_NO = ("yes", "no")
 # What first appears when it happens.
