@@ -97,10 +97,9 @@ def test_a_table_means_what_each_forecast_means(fs: list[Forecast], data: st.Dat
     means = table.mean(np.array(rows)[which], generated, caps)
     drawn = table.sample(np.random.default_rng(1), np.array(rows)[which], generated, caps, 3)
     shares, ahead = np.array([0.0, 0.3, 0.9, 1.0]), np.array([0, 1, 7, 60, 400])
-    ends = table.quantiles(
-        np.repeat(shares[:, None], len(asked), 1), np.array(rows)[which], generated, caps
-    )
-    alive = table.survival(np.array(rows)[which], generated, caps, ahead)
+    after = table.after(np.array(rows)[which], generated, caps)
+    ends = after.quantiles(np.repeat(shares[:, None], len(asked), 1))
+    alive = after.survival(ahead)
     assert drawn.shape == (3, len(asked))
     assert (drawn <= caps).all()
     for at, ((i, g, cap), mean, draws) in enumerate(zip(asked, means, drawn.T, strict=True)):

@@ -164,7 +164,7 @@ def test_coverage_keeps_prefill_during_long_decode() -> None:
         state.observe("w", timed(hour, rng, 0.02))
     model = state.model("w")
     assert model is not None
-    assert model.prefill_s(512) == pytest.approx(TRUE.prefill_s(512), rel=0.1)
+    assert model.step_s(512, 0, 512) == pytest.approx(TRUE.step_s(512, 0, 512), rel=0.1)
     assert model.step_s(0, 60, 40_000) == pytest.approx(TRUE.step_s(0, 60, 40_000), rel=0.1)
     assert model.step_s(0, 1, 64) == pytest.approx(TRUE.step_s(0, 1, 64), rel=0.1)
 

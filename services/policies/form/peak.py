@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from services.forecast import Floats, Ints
+from services.forecast import Floats
 
 Statistic = Callable[[Floats], float]  # over the peaks of several scenarios
 
@@ -17,24 +17,13 @@ def largest(peaks: Floats) -> float:
     return float(peaks.max())
 
 
-def peak_tokens(held: Ints | Floats, remaining: Ints | Floats) -> float:
-    """M* of Past-Future, Eq. 2–4: the most tokens held while all requests run to their end.
-
-    Sorted by remaining tokens, descending, the batch holds Σ_{j≤i} held_j + i·remaining_i when the
-    i-th ends, after all later ones have ended; the peak is the largest of these. 0 without
-    requests. O(n log n).
-    """
-    if len(held) == 0:
-        return 0.0
-    order = np.argsort(-remaining)
-    count = np.arange(1, len(held) + 1)
-    return float(np.max(np.cumsum(held[order]) + count * remaining[order]))
-
-
 class PrefixPeaks:
     """M* of running requests plus the first k queued ones, as a statistic over scenarios; it must
     rise with each scenario's peak.
 
+    M* (Past-Future, Eq. 2–4) is the most tokens held while all requests run to their end. Sorted by
+    remaining tokens, descending, the batch holds Σ_{j≤i} held_j + i·remaining_i when the i-th ends,
+    after all later ones have ended; the peak is the largest of these. 0 without requests.
     `held` is (n,) and `remaining` (scenarios, n), the running first. Sorted once; each prefix is
     then one masked pass, O(scenarios · n), and cached.
     """

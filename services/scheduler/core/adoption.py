@@ -89,8 +89,9 @@ def drop_other_orphans(ledger: Ledger, request: Request) -> None:
 
 
 def start_over(ledger: Ledger, job: Job) -> None:
-    """Queue a request that its worker does not have. The gateway sends the prompt again."""
-    ledger.start_over(job)
+    """Queue a request whose worker did not attach again, or attached without it. The gateway sends
+    the prompt again."""
+    ledger.enqueue(job, TransitionCause.NOT_HELD)
     _refuse_if_unservable(ledger, job)
 
 

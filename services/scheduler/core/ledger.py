@@ -157,19 +157,12 @@ class Ledger:
         """Keep it out of the queue: the worker that its gateway names may attach again."""
         self._move(job, RequestPhase.AWAITING_WORKER, TransitionCause.AWAITED)
 
-    def enqueue(self, job: Job) -> None:
-        self._queue_since_arrival(job)
-        self._move(job, RequestPhase.QUEUED, TransitionCause.ENQUEUED)
-
-    def start_over(self, job: Job) -> None:
-        """Queue a request whose worker did not attach again, or attached without it."""
-        self._queue_since_arrival(job)
-        self._move(job, RequestPhase.QUEUED, TransitionCause.NOT_HELD)
-
-    def _queue_since_arrival(self, job: Job) -> None:
+    def enqueue(self, job: Job, cause: TransitionCause = TransitionCause.ENQUEUED) -> None:
+        """Queue a request for the first time here: it has waited since its arrival."""
         since_s = self.board.jobs.since_s
         if since_s[job.row] == inf:
             since_s[job.row] = job.request.arrival_s
+        self._move(job, RequestPhase.QUEUED, cause)
 
     def note(self, job: Job, cause: TransitionCause) -> None:
         """Record, and tell its gateway, a cause that leaves the phase as it is."""
@@ -318,18 +311,9 @@ class Ledger:
             case TransitionCause.PLACED:
                 address = self.workers[t.worker_id].view.address
                 return Place(link, t.request_id, t.worker_id, address, t.queued_s)
-            case TransitionCause.RESUMED:
+            case _ if t.resumes:
                 return Resume(link, t.request_id, t.held_tokens)
-            case TransitionCause.ADOPTED | TransitionCause.REJOINED if t.after is RUNNING:
-                return Resume(link, t.request_id, t.held_tokens)
-            case (
-                TransitionCause.ADOPTED
-                | TransitionCause.REJOINED
-                | TransitionCause.NOT_HELD
-                | TransitionCause.STOPPED
-                | TransitionCause.EVICTED
-                | TransitionCause.LOST
-            ):
+            case _ if t.interrupts:
                 return Preempt(link, t.request_id, t.output_tokens)
             case TransitionCause.FINISHED:
                 return Finish(

@@ -13,11 +13,11 @@ from services.forecast import Forecast, Ints, certain, from_lengths
 from services.policies.form.curve import LARGEST_Z, TIMES, Curve, Z, feedback
 from services.policies.form.demand import WorkerQueue
 from services.policies.form.fill import fill
-from services.policies.form.peak import peak_tokens
 from services.policies.form.registry import FORMS
 from services.policies.memory import PolicyMemory
 from services.policies.parameters import resolve
 from services.policies.snapshot import RequestColumns, Snapshot
+from tests.policies.form.peak_oracle import peak_tokens
 from tests.policies.made_snapshots import demanded, jobs, seat, table
 
 FIXED_Z = {"eviction_share": 0.0}

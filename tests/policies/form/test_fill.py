@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from services.policies.decision import WaitReason
 from services.policies.form.fill import Filled, fill, fill_slots
 from services.policies.form.past_future import Peaks
-from services.policies.form.peak import peak_tokens
 from services.policies.form.sums import Sums
 from tests.examples import examples
+from tests.policies.form.peak_oracle import peak_tokens
 
 W, R = False, True  # waits, runs
 

@@ -10,10 +10,10 @@ from services.policies.decision import WaitReason
 from services.policies.form.demand import Demand
 from services.policies.form.fill import fill
 from services.policies.form.past_future import Peaks
-from services.policies.form.peak import peak_tokens
 from services.policies.form.registry import FORMS
 from services.policies.parameters import resolve
 from services.policies.preset import choose
+from tests.policies.form.peak_oracle import peak_tokens
 from tests.policies.made_snapshots import Row, demanded, formed, jobs, seat, table
 
 # Past-Future, Fig. 6: capacity 21, two requests run, one waits. Admitted at t,

@@ -12,9 +12,10 @@ from services.forecast import Forecast, Ints, certain
 from services.policies.decision import WaitReason
 from services.policies.form.fill import fill
 from services.policies.form.past_future import Peaks
-from services.policies.form.peak import PrefixPeaks, Statistic, largest, mean, peak_tokens
+from services.policies.form.peak import PrefixPeaks, Statistic, largest, mean
 from services.policies.form.sums import Sums
 from tests.examples import examples
+from tests.policies.form.peak_oracle import peak_tokens
 from tests.policies.made_snapshots import Row, demanded, formed, jobs, seat, table
 
 held_and_left = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
