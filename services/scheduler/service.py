@@ -73,7 +73,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.metrics = SchedulerMetrics(registry)
         self.metrics.watch(self.state)
         self._spans = SchedulerSpans(spans)
-        self._peers = PeerServices(config, channels, self, self._spans.forecast_parent)
+        self._peers = PeerServices(
+            config,
+            channels,
+            self.metrics,
+            self.dispatch,
+            self.state.shared_representatives,
+            self._spans.forecast_parent,
+        )
         self._batcher = batcher and BatcherLink(
             batcher,
             preset,

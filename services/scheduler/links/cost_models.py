@@ -14,7 +14,8 @@ from protos.generated import common_pb2, estimator_pb2, estimator_pb2_grpc
 from services.costs import BatchTiming, CostModel
 from services.runtime.codecs.common import decode_cost_model, encode_batch
 from services.scheduler.core import events as ev
-from services.scheduler.links.delivery import MAX_PER_CALL, Backlog, LinkOwner, deliver, follow
+from services.scheduler.links.delivery import MAX_PER_CALL, Backlog, Dispatch, deliver, follow
+from services.scheduler.observe.metrics import SchedulerMetrics
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +35,11 @@ class CostModels:
     """Keeps each worker's start-up profile and sends it again to an estimator that does not know
     the worker: only the profile has steps of every kind."""
 
-    def __init__(self, estimator: aio.Channel, owner: LinkOwner):
+    def __init__(self, estimator: aio.Channel, metrics: SchedulerMetrics, dispatch: Dispatch):
         self._estimator = estimator_pb2_grpc.EstimatorStub(estimator)
-        self._owner = owner
+        self._dispatch = dispatch
         self._workers: dict[str, FollowedWorker] = {}  # the attached ones
-        dropped = owner.metrics.advice_dropped.labels("timings")
+        dropped = metrics.advice_dropped.labels("timings")
         self._backlog: Backlog[estimator_pb2.ObserveTimingsRequest] = Backlog(MAX_WAITING, dropped)
 
     def observe(
@@ -119,7 +120,7 @@ class CostModels:
             log.warning("the cost model of %s is invalid and ignored: %s", worker_id, error)
             return
         if _is_plausible(model):
-            self._owner.dispatch(ev.Costed(worker_id, model))
+            self._dispatch(ev.Costed(worker_id, model))
         else:
             log.warning("the cost model of %s is implausible and ignored: %s", worker_id, model)
 

@@ -7,13 +7,8 @@ from functools import partial
 from protos.generated import predictor_pb2, predictor_pb2_grpc
 from services.core import Outcome
 from services.runtime.codecs.common import encode_outcome
-from services.scheduler.links.delivery import (
-    MAX_KEPT,
-    MAX_PER_CALL,
-    Backlog,
-    LinkOwner,
-    deliver,
-)
+from services.scheduler.links.delivery import MAX_KEPT, MAX_PER_CALL, Backlog, deliver
+from services.scheduler.observe.metrics import SchedulerMetrics
 
 OBSERVE_S = 5.0  # long, because an outcome sent twice counts twice; no request waits for it
 NO_VERSION = -1
@@ -30,12 +25,12 @@ class Outcomes:
         interval_s: float,
         predictor: "predictor_pb2_grpc.PredictorAsyncStub",
         refresh: Callable[[], Awaitable[bool]],
-        owner: LinkOwner,
+        metrics: SchedulerMetrics,
     ):
         self._interval_s = interval_s
         self._predictor = predictor
         self._refresh = refresh
-        dropped = owner.metrics.advice_dropped.labels("outcome")
+        dropped = metrics.advice_dropped.labels("outcome")
         self._backlog: Backlog[Outcome] = Backlog(MAX_KEPT, dropped)
         self._version = NO_VERSION
         self._delivered = asyncio.Event()

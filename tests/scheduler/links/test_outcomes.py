@@ -69,7 +69,7 @@ async def test_shared_forecasts_are_refreshed_after_learning(
 ) -> None:
     """Not cut at what the one request may have whose turn it was to ask."""
     owner, predictor = Owner(), FakePredictor(tokens=40, shared_key="demo")
-    owner.state.shared = [request("short", max_tokens=16)]
+    owner.shared = [request("short", max_tokens=16)]
     settings = PATIENT | {"refresh_interval_s": 0.01}
     async with (
         predictor_at(socket_in(tmp_path), predictor),
@@ -94,7 +94,7 @@ async def test_shared_forecasts_are_refreshed_after_learning(
 
 async def test_links_work_with_real_predictor(tmp_path: Path) -> None:
     owner = Owner()
-    owner.state.shared = [request("a")]
+    owner.shared = [request("a")]
     predictor = PredictorService(PredictorConfig(), CollectorRegistry())
     async with (
         background(predictor.run()),
