@@ -144,6 +144,11 @@ class Snapshot:
     evictions: int = 0
     endings: int = 0
 
+    @property
+    def live(self) -> Ints:
+        """Rows of the queued requests, then of the running ones."""
+        return np.concatenate([self.queued, self.running])
+
 
 @dataclass(frozen=True, slots=True)
 class Candidates:

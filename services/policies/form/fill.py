@@ -27,9 +27,13 @@ class Filled:
 
     run: Bools
     reasons: Ints
-    a: Floats
-    b: Floats
+    first_values: Floats
+    second_values: Floats
     peak: float
+
+    def select(self, kept: Bools) -> "Filled":
+        columns = (self.run, self.reasons, self.first_values, self.second_values)
+        return Filled(*(column[kept] for column in columns), self.peak)
 
 
 _NOT_EXPLAINED = (WaitReason.BLOCKED, 0.0, 0.0)  # no request to explain
@@ -116,8 +120,8 @@ def _explain_filled(
     stopped: tuple[WaitReason, float, float],
 ) -> Filled:
     reasons = np.full(len(run), WaitReason.BLOCKED, np.int64)
-    a, b = np.arange(len(run), dtype=float), np.zeros(len(run))
-    reasons[entering], a[entering], b[entering] = WaitReason.ADMITTED, peak, limit
+    first, second = np.arange(len(run), dtype=float), np.zeros(len(run))
+    reasons[entering], first[entering], second[entering] = WaitReason.ADMITTED, peak, limit
     if len(waits):
-        reasons[waits[0]], a[waits[0]], b[waits[0]] = stopped
-    return Filled(run, reasons, a, b, peak)
+        reasons[waits[0]], first[waits[0]], second[waits[0]] = stopped
+    return Filled(run, reasons, first, second, peak)

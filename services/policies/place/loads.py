@@ -18,7 +18,7 @@ class Loads:
     scores: Floats
 
 
-def by_tokens(candidates: Candidates) -> Loads:
+def loads_in_tokens(candidates: Candidates) -> Loads:
     """In tokens held and still to make, over the worker's speed with full memory: a small or slow
     worker gets its share beside a large or fast one."""
     jobs = candidates.jobs
@@ -29,21 +29,21 @@ def by_tokens(candidates: Candidates) -> Loads:
     return Loads(there / speeds, adds, np.zeros_like(adds))
 
 
-def by_seconds(candidates: Candidates, at: Ints) -> Loads:
+def loads_in_seconds(candidates: Candidates, at: Ints) -> Loads:
     """In seconds of the worker's device, by its cost model; `at` names the requests there."""
-    adds = works_s(candidates)
+    adds = work_by_worker_s(candidates)
     return Loads(_sums(candidates, at, adds), adds, np.zeros_like(adds))
 
 
-def by_seconds_saved(candidates: Candidates, at: Ints, weight: float) -> Loads:
+def loads_less_cached(candidates: Candidates, at: Ints, weight: float) -> Loads:
     """The same, without prefill of cached tokens. Beside the load counts what a request adds, minus
     the saved prefill times `weight`: at 1 it goes where it would finish first, above that
     increasingly to its prefix."""
-    whole, adds = works_s(candidates), works_s(candidates, candidates.cached)
+    whole, adds = work_by_worker_s(candidates), work_by_worker_s(candidates, candidates.cached)
     return Loads(_sums(candidates, at, adds), adds, whole - weight * (whole - adds))
 
 
-def works_s(candidates: Candidates, cached: Ints | None = None) -> Floats:
+def work_by_worker_s(candidates: Candidates, cached: Ints | None = None) -> Floats:
     """Seconds that each request still needs at each worker, (rows, workers), with that much of it
     cached."""
     works = np.empty((len(candidates.rows), len(candidates.workers)))

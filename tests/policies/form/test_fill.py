@@ -74,22 +74,27 @@ def test_fill_gives_each_waiting_request_a_reason() -> None:
         WaitReason.BLOCKED,
         WaitReason.BLOCKED,
     ]
-    assert (reported.a[0], reported.b[0], reported.a[2], reported.a[3]) == (50, 100, 2, 3)
+    assert (
+        reported.first_values[0],
+        reported.second_values[0],
+        reported.first_values[2],
+        reported.first_values[3],
+    ) == (50, 100, 2, 3)
     reported = filled([(W, 50), (W, 60), (W, 10), (R, 20)], 100)
     assert reported.reasons[:3].tolist() == [
         WaitReason.ADMITTED,
         WaitReason.MEMORY,
         WaitReason.BLOCKED,
     ]
-    assert (reported.a[1], reported.b[1]) == (110, 100)
-    assert (reported.a[0], reported.peak) == (70, 70)
+    assert (reported.first_values[1], reported.second_values[1]) == (110, 100)
+    assert (reported.first_values[0], reported.peak) == (70, 70)
     reported = filled([(R, 1), (W, 1), (W, 1), (W, 1)], 100, slots=2)
     assert reported.reasons[1:].tolist() == [
         WaitReason.ADMITTED,
         WaitReason.SLOTS,
         WaitReason.BLOCKED,
     ]
-    assert (reported.a[2], reported.b[2]) == (2, 2)
+    assert (reported.first_values[2], reported.second_values[2]) == (2, 2)
 
 
 # Reference implementations
@@ -162,7 +167,11 @@ def test_fill_matches_reference_implementation(
     waiting = [i for i in range(len(line)) if not runs[i]]
     left_out = [i for i in waiting if i not in expected.run]
     for i in waiting:
-        why = (WaitReason(int(reported.reasons[i])), reported.a[i], reported.b[i])
+        why = (
+            WaitReason(int(reported.reasons[i])),
+            reported.first_values[i],
+            reported.second_values[i],
+        )
         if i in expected.run:
             assert why == (WaitReason.ADMITTED, need(expected.run), limit)
         elif expected.by_places and i == left_out[0]:
@@ -237,7 +246,7 @@ def test_fill_slots_matches_reference_implementation(
     if waits and reported.reasons[waits[0]] == WaitReason.MEMORY:
         fresh = [i for i in range(waits[0] + 1) if not holds[i]]
         need = float(held[holds].sum() + held[fresh].sum())
-        assert (reported.a[waits[0]], reported.b[waits[0]]) == (need, limit)
+        assert (reported.first_values[waits[0]], reported.second_values[waits[0]]) == (need, limit)
         assert need > limit
     elif waits:
         assert reported.reasons[waits[0]] == WaitReason.SLOTS
@@ -250,4 +259,4 @@ def test_fill_slots_blames_slots_while_paused_kv_stays_on_device() -> None:
     reported = fill_slots(runs, holds, Sums(np.array([40.0, 40.0, 40.0]), 100), 1, alone=False)
     assert reported.run.tolist() == [True, False, False]
     assert reported.reasons[1:].tolist() == [WaitReason.SLOTS, WaitReason.BLOCKED]
-    assert (reported.a[1], reported.b[1]) == (1, 1)
+    assert (reported.first_values[1], reported.second_values[1]) == (1, 1)

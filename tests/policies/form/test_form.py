@@ -49,7 +49,11 @@ def test_peaks_match_past_future_figure_6() -> None:
     assert formed("past_future", CAPACITY, *AT_T1, {"reserved": 0})[1].peak == 21
     admit, filled = formed("past_future", CAPACITY, *AT_T, {"reserved": 0})
     assert (admit, filled.peak) == (0, 16)
-    assert (filled.reasons[2], filled.a[2], filled.b[2]) == (WaitReason.MEMORY, 22, 21)
+    assert (filled.reasons[2], filled.first_values[2], filled.second_values[2]) == (
+        WaitReason.MEMORY,
+        22,
+        21,
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,7 +107,11 @@ def test_form_stops_at_first_request_that_does_not_fit(form: str) -> None:
 def test_form_respects_slots(form: str) -> None:
     admit, filled = formed(form, 1_000, [(1, 0, 1)] * 3, [(1, 0, 1)] * 5, most=5)
     assert admit == 2
-    assert (filled.reasons[5], filled.a[5], filled.b[5]) == (WaitReason.SLOTS, 5, 5)
+    assert (filled.reasons[5], filled.first_values[5], filled.second_values[5]) == (
+        WaitReason.SLOTS,
+        5,
+        5,
+    )
     assert formed(form, 1_000, [(1, 0, 1)] * 3, [(1, 0, 1)], most=2)[0] == 0
 
 
@@ -142,7 +150,7 @@ def test_memory_reason_counts_request_admitted_alone(form: str, needed: float) -
     """Each request holds 60 tokens and generates 10; the reason counts both, not only the admitted
     one."""
     _, filled = formed(form, 100, [], [(60, 0, 10), (60, 0, 10)], TIGHT[form])
-    assert (filled.reasons[1], filled.a[1]) == (WaitReason.MEMORY, needed)
+    assert (filled.reasons[1], filled.first_values[1]) == (WaitReason.MEMORY, needed)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -262,7 +270,11 @@ def test_fixed_form_respects_batch_size() -> None:
     three."""
     came, reported = formed("fixed", 1_000, [(5, 0, 5)], [(5, 0, 5)] * 4, {"batch_size": 3})
     assert came == 2
-    assert (reported.reasons[3], reported.a[3], reported.b[3]) == (WaitReason.SLOTS, 3, 3)
+    assert (reported.reasons[3], reported.first_values[3], reported.second_values[3]) == (
+        WaitReason.SLOTS,
+        3,
+        3,
+    )
     assert formed("fixed", 1_000, [(5, 0, 5)] * 4, [(5, 0, 5)], {"batch_size": 3})[0] == 0
     assert formed("fixed", 25, [(5, 0, 5)], [(5, 0, 5)] * 4, {"batch_size": 3})[0] == 1
 
@@ -283,15 +295,23 @@ def test_token_budget_limits_tokens_per_step() -> None:
     demand = demanded("token_budget", made, worker, forecasts, {"budget_tokens": 50}, 0, runs)
     reported = fill(runs, demand, 99, alone=True)
     assert reported.run.tolist() == [True, True, True, True, False]
-    assert (reported.reasons[4], reported.a[4], reported.b[4]) == (WaitReason.STEP_BUDGET, 97, 50)
+    assert (reported.reasons[4], reported.first_values[4], reported.second_values[4]) == (
+        WaitReason.STEP_BUDGET,
+        97,
+        50,
+    )
     full = demanded("token_budget", made, worker, forecasts, {"budget_tokens": 32}, 0, runs)
     reported = fill(runs, full, 99, alone=True)
     assert reported.run.tolist() == [True, True, True, False, False]
-    assert (reported.reasons[3], reported.a[3], reported.b[3]) == (WaitReason.STEP_BUDGET, 92, 32)
+    assert (reported.reasons[3], reported.first_values[3], reported.second_values[3]) == (
+        WaitReason.STEP_BUDGET,
+        92,
+        32,
+    )
     small = demanded("token_budget", made, seat(kv_tokens=150), forecasts, {}, 0, runs)
     reported = fill(runs, small, 99, alone=True)
     held = 23 + 21 + 40 + 60
-    assert (reported.reasons[3], reported.a[3], reported.b[3]) == (
+    assert (reported.reasons[3], reported.first_values[3], reported.second_values[3]) == (
         WaitReason.MEMORY,
         held,
         0.95 * 150,

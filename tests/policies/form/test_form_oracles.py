@@ -156,4 +156,4 @@ def test_past_future_search_matches_linear_scan_with_drawn_lengths(
     assert np.count_nonzero(filled.run) - running == scanned
     if scanned < queued:
         assert filled.reasons[running + scanned] == WaitReason.MEMORY
-        assert filled.a[running + scanned] == pytest.approx(need(scanned + 1))
+        assert filled.first_values[running + scanned] == pytest.approx(need(scanned + 1))

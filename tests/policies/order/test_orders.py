@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.policies.memory import PolicyMemory
 from services.policies.order.alise import LEVEL, alise
-from services.policies.order.pace import SEQS, keep_pace
+from services.policies.order.pace import SEQS, measure_pace
 from services.policies.order.waiting import MAX_AGE_S, arrival
 from services.policies.snapshot import Snapshot
 from tests.policies.made_snapshots import COST, jobs, seat, snapshots, table
@@ -223,7 +223,7 @@ def test_pace_follows_running_count_by_doublings() -> None:
     seen = []
     for running in (8, 12, 16, 17, 9, 8, 1):
         snapshot = waiting(0.0, [0.0] * running, running=running)
-        pace, memory = keep_pace(snapshot, memory)
+        pace, memory = measure_pace(snapshot, memory)
         assert pace.token_s == pytest.approx(COST.base_s / pace.seqs + COST.decode_seq_s)
         seen.append(pace.seqs)
     assert seen == [8, 8, 8, 17, 17, 8, 1]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from services.costs import CostModel
 from services.forecast import Floats, Ints, certain
 from services.policies.memory import PolicyMemory
-from services.policies.order.fairness import over_share
+from services.policies.order.fairness import is_over_share
 from services.policies.order.promise import PARAMS, promise
 from services.policies.order.ranking import CLASS, Ranking
 from services.policies.parameters import resolve
@@ -162,7 +162,7 @@ def over(tokens: Mapping[int, Sequence[tuple[int, int]]], room: int, **weights: 
     made = jobs(len(rows), tenant=tenant, prompt=prompt, total=total.astype(float), weight=weight)
     every = np.arange(len(rows))
     snapshot = Snapshot(0.0, made, every, np.arange(0), (seat(1, room),), table(certain(9)))
-    return np.flatnonzero(over_share(snapshot, every, len(rows), every.astype(float))).tolist()
+    return np.flatnonzero(is_over_share(snapshot, every, len(rows), every.astype(float))).tolist()
 
 
 def test_tenant_share_is_proportional_to_weight() -> None:
@@ -195,7 +195,7 @@ def test_over_share_matches_reference_implementation(snapshot: Snapshot, seed: i
     rows = np.concatenate([board_.queued, board_.running])
     split = len(board_.queued)
     key = rng.random(len(rows))
-    found = over_share(board_, rows, split, key)
+    found = is_over_share(board_, rows, split, key)
     assert not found[split:].any()
     present = set(tenant[rows].tolist())
     room = sum(worker.room_tokens for worker in board_.workers)

@@ -12,10 +12,10 @@ from services.costs import CostModel
 from services.forecast import Forecast, certain
 from services.forecasttable import ForecastTable
 from services.policies.memory import PolicyMemory
-from services.policies.order.pace import keep_pace
+from services.policies.order.pace import measure_pace
 from services.policies.order.ranking import Ranking
 from services.policies.order.registry import ORDERS
-from services.policies.order.shortest import mean_of_longest, seconds_an_end
+from services.policies.order.shortest import mean_of_longest, seconds_per_completion
 from services.policies.snapshot import Snapshot
 from tests.policies.made_snapshots import jobs, seat, snapshots, table
 from tests.policies.order.order_world import World, stream
@@ -135,7 +135,7 @@ def brute_tail(points: list[tuple[float, float]], weight: float, share: float) -
 def remaining(snapshot: Snapshot, row: int) -> list[tuple[float, float]]:
     """Return the seconds to each possible length of the request, with probabilities."""
     made = snapshot.jobs
-    pace, _ = keep_pace(snapshot, PolicyMemory())
+    pace, _ = measure_pace(snapshot, PolicyMemory())
     points, weights = snapshot.forecasts.points_of(int(made.forecast[row]))
     output, cap = int(made.output[row]), int(made.cap[row])
     ahead = [(p, w) for p, w in zip(points.tolist(), weights.tolist(), strict=True) if p > output]
@@ -206,7 +206,7 @@ def test_index_functions_ignore_padding(points: list[tuple[float, float]]) -> No
     seconds = np.array([[0.05, *(s for s, _ in ordered), ordered[-1][0]]])
     masses = np.array([[0.0, *(w / mass for _, w in ordered), 0.0]])
     plain = [(s, w / mass) for s, w in ordered]
-    assert seconds_an_end(seconds, masses)[0] == pytest.approx(brute_gittins(plain))
+    assert seconds_per_completion(seconds, masses)[0] == pytest.approx(brute_gittins(plain))
     assert mean_of_longest(seconds, masses, 0.25)[0] == pytest.approx(brute_tail(plain, 1.0, 0.25))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from services.costs import CostModel
 from services.policies.decide import arrange
-from services.policies.place.migration import moved
+from services.policies.place.migration import plan_moves
 from services.policies.preset import choose
 from tests.policies.made_snapshots import candidates, jobs, seat
 from tests.policies.made_snapshots import table as forecasts
@@ -23,7 +23,7 @@ def paused_request_moves_to(home_s: float, gain: float, **rest: float) -> int:
     asked = candidates(
         made, [True, False], seat(1, 1_000, places=1, cost=cost), seat(2, 1_000, cost=cost)
     )
-    return int(moved(asked, gain)[1])
+    return int(plan_moves(asked, gain)[1])
 
 
 def test_paused_request_moves_if_saved_wait_exceeds_recompute() -> None:
@@ -43,7 +43,7 @@ def test_paused_request_stays_if_it_fits_at_home() -> None:
 
     def goes(kv_tokens: int) -> int:
         home = seat(1, kv_tokens, cost=cost)
-        return int(moved(candidates(made, runs, home, seat(2, 1_000, cost=cost)), 1.0)[1])
+        return int(plan_moves(candidates(made, runs, home, seat(2, 1_000, cost=cost)), 1.0)[1])
 
     assert [goes(700), goes(699)] == [1, 2]  # 90 + 500 and 90 + 20
 
@@ -60,7 +60,7 @@ def test_paused_request_stays_if_other_worker_cannot_take_it() -> None:
     def goes(kv_tokens: int = 1_000, places: int = 9, model: int = 0, reach: int = 1_000) -> int:
         home = seat(1, 1_000, places=1, cost=cost)
         there = seat(2, kv_tokens, places, model=model, reach_tokens=reach, cost=cost)
-        return int(moved(candidates(made, [True, False, True], home, there), 1.0)[1])
+        return int(plan_moves(candidates(made, [True, False, True], home, there), 1.0)[1])
 
     assert goes() == 2
     assert [goes(kv_tokens=161), goes(places=1), goes(model=1), goes(reach=189)] == [1] * 4
@@ -76,7 +76,7 @@ def test_move_counts_earlier_moves_of_round() -> None:
     home = seat(1, 1_000, places=1, cost=cost)
     for places, expected in ((1, [1, 2, 1]), (2, [1, 2, 2])):
         asked = candidates(made, [True, False, False], home, seat(2, 1_000, places, cost=cost))
-        assert moved(asked, 1.0).tolist() == expected
+        assert plan_moves(asked, 1.0).tolist() == expected
 
 
 def test_cached_prefix_makes_move_cheaper() -> None:
@@ -89,8 +89,8 @@ def test_cached_prefix_makes_move_cheaper() -> None:
     )  # fmt: skip
     two = seat(1, 1_000, places=1, cost=cost), seat(2, 1_000, cost=cost)
     asked = candidates(made, [True, False], *two)
-    assert moved(asked, 1.0).tolist() == [1, 1]
-    assert moved(with_cached(asked, [[0, 0], [0, 80]]), 1.0).tolist() == [1, 2]
+    assert plan_moves(asked, 1.0).tolist() == [1, 1]
+    assert plan_moves(with_cached(asked, [[0, 0], [0, 80]]), 1.0).tolist() == [1, 2]
 
 
 def test_moved_request_needs_blocks_for_its_tokens_only() -> None:

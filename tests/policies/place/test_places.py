@@ -13,8 +13,13 @@ from services.costs import CostModel
 from services.forecasttable import ForecastTable
 from services.policies.decide import arrange
 from services.policies.place.cached import cached_tokens
-from services.policies.place.eligibility import free_slots, seated, settled, takes
-from services.policies.place.loads import by_seconds, work_s
+from services.policies.place.eligibility import (
+    can_serve,
+    current_workers,
+    free_slots,
+    select_placeable,
+)
+from services.policies.place.loads import loads_in_seconds, work_s
 from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import choose
 from services.policies.snapshot import CHAIN, NOWHERE, Snapshot
@@ -149,7 +154,7 @@ def test_seated_matches_search_over_all_assignments(data: st.DataObject) -> None
     count = len(lengths)
     made = jobs(count, prompt=[5] * count, cap=[n - 5 for n in lengths], model=wanted)
     asked = candidates(made, [False] * count, *workers)
-    can = [set(np.flatnonzero(takes(asked, w, np.arange(count))).tolist()) for w in workers]
+    can = [set(np.flatnonzero(can_serve(asked, w, np.arange(count))).tolist()) for w in workers]
 
     def sits(rows: list[int]) -> bool:
         return any(
@@ -162,7 +167,7 @@ def test_seated_matches_search_over_all_assignments(data: st.DataObject) -> None
     for row in range(count):
         if sits([*expected, row]):
             expected.append(row)
-    rows, _ = seated(asked, workers, free, np.arange(count))
+    rows, _ = select_placeable(asked, workers, free, np.arange(count))
     assert rows.tolist() == expected
     if len(workers) > 1:
         at = placed("max_min", asked)
@@ -184,7 +189,9 @@ def test_prefix_credit_matches_worked_example() -> None:
             total=[10, 9 + 100 * more_s], cap=[100, 100],
         )  # fmt: skip
         asked = candidates(made, [False, True], seat(1, cost=cost), seat(2, cost=cost))
-        assert by_seconds(asked, settled(asked)).there.tolist() == pytest.approx([0, more_s])
+        assert loads_in_seconds(asked, current_workers(asked)).there.tolist() == pytest.approx(
+            [0, more_s]
+        )
         cached = with_cached(asked, [[0, 80], [0, 0]])
         return placed("prefix_aware", cached, prefix_weight=weight)[0]
 
@@ -257,7 +264,7 @@ def test_placement_respects_worker_limits_and_free_slots(
         fresh = ~asked.is_running & ~rests
         for number, worker in workers.items():
             dealt = np.flatnonzero(~asked.is_running & ~stays & (at == number))
-            assert takes(asked, worker, dealt).all()
+            assert can_serve(asked, worker, dealt).all()
             if fresh.any():
                 assert np.count_nonzero(fresh & (at == number)) <= free_slots(asked, worker)
         assert set(at.tolist()) <= {*workers, NOWHERE}
@@ -277,7 +284,7 @@ def test_placement_leaves_no_usable_slot_free(snapshot: Snapshot, seed: int) -> 
             dealt = np.count_nonzero(fresh & (at == worker.number))
             if dealt < free_slots(asked, worker):
                 left = np.flatnonzero(at == NOWHERE)
-                assert not takes(asked, worker, left).any()
+                assert not can_serve(asked, worker, left).any()
 
 
 @settings(max_examples=60)
