@@ -27,7 +27,7 @@ from services.policies.memory import PolicyMemory
 from services.policies.order.priority import rank_by_priority
 from services.policies.order.ranking import Ranking
 from services.policies.order.registry import ORDERS
-from services.policies.place.cached import cached_tokens
+from services.policies.place.loads import cached_tokens
 from services.policies.preset import PLACEMENTS_BY_ARRANGEMENT, Preset
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Candidates, Snapshot, WorkerSnapshot

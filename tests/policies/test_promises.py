@@ -44,7 +44,7 @@ class Ask:
 
 
 @dataclass
-class Dumb:
+class GrowingWorker:
     """One worker; a paused request loses its KV. `most` is the peak of held tokens."""
 
     worker: WorkerSnapshot
@@ -121,7 +121,7 @@ def test_firm_forms_never_exceed_memory(
     """A round runs every `stride` tokens. Each request alone fits 112 tokens."""
     preset = choose("fcfs", FIRM[name])
     asks = [Ask(prompt, length, length + spare) for prompt, length, spare in rows]
-    dumb, memory = Dumb(seat(1, kv_tokens, 8, block_tokens=block), asks), PolicyMemory()
+    dumb, memory = GrowingWorker(seat(1, kv_tokens, 8, block_tokens=block), asks), PolicyMemory()
     for _ in range(2_000):
         memory = dumb.carry_out(preset, memory)
         for _ in range(stride):
@@ -134,7 +134,7 @@ def test_firm_forms_never_exceed_memory(
 
 def test_growing_worker_detects_overcommitted_memory() -> None:
     """Only the prompts fit, so the worker exceeds its memory."""
-    dumb = Dumb(seat(1, 112, 8), [Ask(10, 40, 40) for _ in range(8)])
+    dumb = GrowingWorker(seat(1, 112, 8), [Ask(10, 40, 40) for _ in range(8)])
     dumb.carry_out(choose("fcfs"), PolicyMemory())
     for _ in range(40):
         dumb.step()

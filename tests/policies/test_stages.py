@@ -24,11 +24,11 @@ from tests.policies.made_snapshots import COST, candidates, jobs, ranking, seat,
 
 FCFS = choose("fcfs")
 
-# Candidates: the head of each line
+# Candidates: the head of each queue
 
 
 def literal_narrow(snapshot: Snapshot, key: dict[int, float]) -> set[int]:
-    """Return the rows of all running requests, and the most urgent of each line. A line holds the
+    """Return the rows of all running requests, and the most urgent of each queue. A queue holds the
     requests paused at one worker, or those of one model and length that only some of its workers
     can hold."""
     jobs = snapshot.jobs

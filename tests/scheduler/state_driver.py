@@ -66,5 +66,5 @@ def report(s: Any, seq: int, now: float, on: str = "w0", **what: Any) -> Any:
 
 
 def why(s: Any, name: str) -> Any:
-    """Its wait explanation from the last round."""
+    """The wait explanation of a request from the last round."""
     return s.rounds.decision.explanations.for_row(s.jobs[name].row)

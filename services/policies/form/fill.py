@@ -32,8 +32,13 @@ class Filled:
     peak: float
 
     def select(self, kept: Bools) -> "Filled":
-        columns = (self.run, self.reasons, self.first_values, self.second_values)
-        return Filled(*(column[kept] for column in columns), self.peak)
+        return Filled(
+            self.run[kept],
+            self.reasons[kept],
+            self.first_values[kept],
+            self.second_values[kept],
+            self.peak,
+        )
 
 
 _NOT_EXPLAINED = (WaitReason.BLOCKED, 0.0, 0.0)  # no request to explain

@@ -78,9 +78,8 @@ def rank(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     crowded = bool(promoted[:split].any())  # waiting does not lift a request over promoted ones
     lift_s = np.full(len(rows), inf) if crowded else due_s
     columns = (score, forecast + 1.0, idle, quantum, promoted_s)
-    memory = memory.with_columns(
-        rows, serials, **dict(zip(COLUMNS, columns, strict=True)), **done.columns
-    )
+    kept = {name: np.asarray(column, float) for name, column in zip(COLUMNS, columns, strict=True)}
+    memory = memory.with_columns(rows, serials, **kept, **done.columns)
     remaining_s = pace.expected_s(jobs, rows)
     return Ranking(rows, split, key, queue_key, remaining_s, lift_s, next_s, memory)
 

@@ -1,11 +1,11 @@
-"""The load of each worker, and the load that each request would add."""
+"""The load of each worker, the load that each request would add, and its cached prefix there."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.snapshot import Candidates, WorkerSnapshot
+from services.policies.snapshot import Bools, Candidates, RequestColumns, Snapshot, WorkerSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +74,33 @@ def work_s(candidates: Candidates, worker: WorkerSnapshot, cached: Ints | int = 
     prefill_s = missing * cost.prefill_token_s
     work: Floats = prefill_s + left * token_s + cost.context_token_s * reads
     return work
+
+
+def cached_tokens(snapshot: Snapshot, rows: Ints, jobs: RequestColumns) -> Ints:
+    """Cached prompt tokens, (rows, workers): as many of a prompt's first blocks as are cached
+    without a gap.
+
+    Each distinct hash is looked up once, in order, which is several times as fast: O(rows ·
+    CHAIN · (log (rows · CHAIN) + workers) + hashes · log blocks · workers).
+    """
+    found = np.zeros((len(rows), len(snapshot.workers)), np.int64)
+    if not len(snapshot.chains):
+        return found
+    chains = snapshot.chains[rows]
+    if not chains.any():
+        return found
+    names, which = np.unique(chains, return_inverse=True)
+    for column, worker in enumerate(snapshot.workers):
+        if len(worker.prefixes):
+            near = np.searchsorted(worker.prefixes, names)
+            there = worker.prefixes[np.minimum(near, len(worker.prefixes) - 1)] == names
+            there &= names != 0
+            blocks = _leading(there[which].reshape(chains.shape))
+            found[:, column] = np.minimum(blocks * worker.block_tokens, jobs.prompt)
+    return found
+
+
+def _leading(there: Bools) -> Ints:
+    """The number of leading true values of each row."""
+    leading: Ints = np.where(there.all(axis=1), there.shape[1], np.argmin(there, axis=1))
+    return leading

@@ -104,21 +104,21 @@ class Ledger:
         return self.workers.get(self._worker_ids.get(number, ""))
 
     def worker_snapshots(self) -> tuple[WorkerSnapshot, ...]:
-        """The workers that a round may use: those that are leaving are left out."""
+        """The workers that a round may use: not those that are draining."""
         return tuple(
             WorkerSnapshot(
                 worker.number,
                 self.board.model_number(worker.view.model),
                 worker.room_tokens,
                 worker.view.block_tokens,
-                worker.places,
+                worker.slots,
                 worker.view.reach_tokens,
                 worker.cost,
                 worker.shared_blocks,
                 worker.prefixes.sorted,
             )
             for worker in self.workers.values()
-            if not worker.leaving
+            if not worker.draining
         )
 
     def jobs_with_home(self, worker: WorkerJobs) -> list[Job]:
@@ -165,7 +165,7 @@ class Ledger:
         self._move(job, RequestPhase.QUEUED, cause)
 
     def note(self, job: Job, cause: TransitionCause) -> None:
-        """Record, and tell its gateway, a cause that leaves the phase as it is."""
+        """Record a cause that leaves the phase as it is, and send its message to the gateway."""
         self._move(job, self.phase(job), cause)
 
     def is_stopping_elsewhere(self, job: Job, worker: WorkerJobs) -> bool:
@@ -246,13 +246,13 @@ class Ledger:
 
     def drop(self, job: Job, cause: TransitionCause, reason: str = "", message: str = "",
              output_tokens: int | None = None) -> None:  # fmt: skip
-        """End a request wherever it is, and tell its worker to cancel it."""
+        """End a request wherever it is, and direct its worker to cancel it."""
         self._cancel_at_home(job)
         self.end(job, cause, reason, message, output_tokens)
 
     def end(self, job: Job, cause: TransitionCause, reason: str = "", message: str = "",
             output_tokens: int | None = None) -> None:  # fmt: skip
-        """End a request wherever it is; its worker does not have it any more, or is told."""
+        """End a request wherever it is. Its worker has removed it, or has a cancel in its draft."""
         if home := self.workers.get(self.home(job)):
             home.pausing.pop(job.request_id, None)
             home.running.pop(job.request_id, None)

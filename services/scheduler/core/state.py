@@ -285,7 +285,7 @@ class SchedulerState:
 
     def _worker_draining(self, event: ev.WorkerDraining) -> None:
         if worker := self._on_stream(event.worker_id, event.link):
-            worker.leaving = True
+            worker.draining = True
             self._dirty = True
 
     def _on_stream(self, worker_id: str, link: str) -> WorkerJobs | None:

@@ -1,4 +1,4 @@
-"""Filling a worker from its line: worked examples and reference implementations."""
+"""Filling a worker from its queue: worked examples and reference implementations."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -53,7 +53,7 @@ def test_fill_admits_no_request_behind_one_that_does_not_fit() -> None:
     assert rows_run([(W, 60), (R, 50), (W, 10)], 100) == [0]
 
 
-def test_fill_assigns_slots_in_line_order() -> None:
+def test_fill_assigns_slots_in_queue_order() -> None:
     line = [(W, 1), (R, 1), (W, 1), (R, 1), (R, 1)]
     assert rows_run(line, 99, slots=3) == [0, 1, 2]
     assert rows_run(line, 99, slots=4) == [0, 1, 2, 3]
@@ -123,7 +123,7 @@ def literal(
     # running requests ahead of all waiting ones stay, whatever the memory limit
     run = list(range(ahead))
     stop, by_places = None, False
-    for i in range(ahead, count):  # the line is taken in order until one does not fit
+    for i in range(ahead, count):  # the queue is taken in order until one does not fit
         exempt = i == 0 and (alone or runs[0]) and not any(stays) and slots > 0
         by_places = len(run) >= slots
         if by_places or (need([*run, i]) > limit and not exempt):
@@ -208,8 +208,8 @@ def test_fill_matches_reference_implementation_with_exhausted_slices(
 def literal_places(
     line: list[tuple[bool, bool, int]], limit: float, slots: int, alone: bool
 ) -> list[int]:
-    """The docstring of fill_slots: every request with KV keeps it; the others get memory in line
-    order; slots are assigned in line order."""
+    """The docstring of fill_slots: every request with KV keeps it; the others get memory in queue
+    order; slots are assigned in queue order."""
     total = sum(held for runs, rests, held in line if runs or rests)
     able, fresh, full = [], 0, False
     for i, (runs, rests, held) in enumerate(line):

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from services.forecast import Forecast, Ints, certain
 from services.policies.decision import WaitReason
 from services.policies.form.fill import fill
-from services.policies.form.past_future import Peaks
-from services.policies.form.peak import PrefixPeaks, Statistic, largest, mean
+from services.policies.form.past_future import Peaks, PrefixPeaks, Statistic, largest, mean
 from services.policies.form.sums import Sums
 from tests.examples import examples
 from tests.policies.form.peak_oracle import peak_tokens

@@ -48,7 +48,7 @@ class World:
         self.ended: dict[str, float] = {}
         self._serial = 0
 
-    def come(self, name: str, length: int, forecast: Forecast | None = None) -> Job:
+    def submit(self, name: str, length: int, forecast: Forecast | None = None) -> Job:
         """Submit a request now; the forecast defaults to the actual length."""
         self._serial += 1
         job = Job(name, length, forecast or certain(length), self.now, self._serial)
@@ -127,7 +127,7 @@ def stream(world: World, every: int, length: int) -> Callable[[int], None]:
 
     def before(step: int) -> None:
         if step % every == 0:
-            world.come(f"s{step}", length)
+            world.submit(f"s{step}", length)
 
     return before
 

@@ -50,7 +50,7 @@ class Literal:
         self.known: dict[int, Known] = {}
 
     def rank(self, snapshot: Snapshot, by_rank: bool) -> dict[int, tuple[float, float]]:
-        """Return the key and the line key of each row."""
+        """Return the key and the queue key of each row."""
         made, now = snapshot.jobs, snapshot.now
         running = snapshot.running.tolist()
         rows = [*snapshot.queued.tolist(), *running]
@@ -161,7 +161,7 @@ def test_rank_promoted_request_runs_for_its_quantum() -> None:
     """Requests of 2 s arrive every 2 s. y waits for 6 s and runs for 3 iterations. Its prefill
     counts as one, so it runs for 2 s before it waits again."""
     world = World("ltr", threshold=6, quantum=3)
-    world.come("y", 50)
+    world.submit("y", 50)
     world.go(30, stream(world, 2, 2))
     turns = ["y" if "y" in ran else "s" for ran in world.ran]
     runs = [len(run) for run in "".join(turns).replace("s", " ").split()]
@@ -175,8 +175,8 @@ def starved_in(promoted: str) -> set[str]:
     is due a quantum of 4 iterations every 10, which exceeds one slot."""
     world = World("ltr", threshold=10, quantum=4, promoted=promoted)
     for name in "abcdefghi":
-        world.come(name, 100)
-    world.come("z", 101)
+        world.submit(name, 100)
+    world.submit("z", 101)
     world.go(120)
     return set("abcdefghiz") - set().union(*world.ran)
 
@@ -189,8 +189,8 @@ def test_rank_oldest_first_promotion_prevents_starvation() -> None:
 
 def test_rank_keeps_running_request_on_equal_score() -> None:
     world = World("ltr", places=1)
-    world.come("b", 9)
+    world.submit("b", 9)
     world.go(3)
-    world.come("a", 9)
+    world.submit("a", 9)
     world.go(15)
     assert world.turns() == " ".join("b" * 9 + "a" * 9)

@@ -218,7 +218,7 @@ def long_requests_end_within_bound(name: str, ageing_s: float) -> list[bool]:
     and one token of a running request."""
     world = World(name, ageing_s=ageing_s)
     for each in "xyz":
-        world.come(each, 5)
+        world.submit(each, 5)
     world.go(60, stream(world, 1, 2))
     return [world.ended.get(each, np.inf) <= 30 + 5 * n + 1 for n, each in enumerate("xyz", 1)]
 
@@ -235,11 +235,11 @@ def test_starved_request_precedes_shortest_first(name: str) -> None:
     starved request is not preempted."""
     plain = World(name, hysteresis=0.0)
     for job, length in (("a", 9), ("b", 6), ("c", 3)):
-        plain.come(job, length)
+        plain.submit(job, length)
     plain.go(18)
     assert plain.turns() == " ".join("c" * 3 + "b" * 6 + "a" * 9)
     aged = World(name, hysteresis=0.0, ageing_s=8.0)
     for job, length in (("a", 9), ("b", 6), ("c", 3)):
-        aged.come(job, length)
+        aged.submit(job, length)
     aged.go(18)
     assert aged.turns() == " ".join("c" * 3 + "b" * 5 + "a" * 9 + "b")

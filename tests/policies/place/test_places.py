@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from services.costs import CostModel
 from services.forecasttable import ForecastTable
 from services.policies.decide import arrange
-from services.policies.place.cached import cached_tokens
 from services.policies.place.eligibility import (
     can_serve,
     current_workers,
     free_slots,
     select_placeable,
 )
-from services.policies.place.loads import loads_in_seconds, work_s
+from services.policies.place.loads import cached_tokens, loads_in_seconds, work_s
 from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import choose
 from services.policies.snapshot import CHAIN, NOWHERE, Snapshot
@@ -142,8 +141,8 @@ def test_large_worker_is_left_to_request_that_fits_nowhere_else() -> None:
 
 @settings(max_examples=200)
 @given(st.data())
-def test_seated_matches_search_over_all_assignments(data: st.DataObject) -> None:
-    """Compare with all assignments: a request is seated if it fits beside those seated before
+def test_select_placeable_matches_search_over_all_assignments(data: st.DataObject) -> None:
+    """Compare with all assignments: a request is placeable if it fits beside those placed before
     it."""
     reaches = data.draw(st.lists(st.sampled_from([20, 50, 90]), min_size=1, max_size=3))
     free = [data.draw(st.integers(0, 2)) for _ in reaches]

@@ -21,8 +21,8 @@ from services.scheduler.core import events as ev
 from services.scheduler.links.peers import PeerChannels, PeerServices
 from services.scheduler.observe.metrics import SchedulerMetrics
 
-NOBODY = "unix:/no/such/socket"
-# What a test passes on as settings; a test machine may be busy.
+NO_SERVER = "unix:/no/such/socket"
+# Settings with long timeouts, because a test machine may be busy.
 PATIENT: dict[str, Any] = {"forecast_timeout_s": 5.0, "forecast_late_s": 10.0}
 
 
@@ -90,7 +90,7 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
             yield await follower.get()
 
     def names(self) -> list[list[str]]:
-        """Of the requests of each call."""
+        """The ids of the requests in each call."""
         return [[i.request_id for i in call] for call in self.calls]
 
 
@@ -99,10 +99,10 @@ def refusal(code: grpc.StatusCode) -> ServiceError:
 
 
 @asynccontextmanager
-async def advising(
+async def running_peers(
     owner: Owner,
-    predictor: str = NOBODY,
-    estimator: str = NOBODY,
+    predictor: str = NO_SERVER,
+    estimator: str = NO_SERVER,
     traceparent: Callable[[str], str] = lambda _: "",
     **settings: Any,
 ) -> AsyncIterator[PeerServices]:

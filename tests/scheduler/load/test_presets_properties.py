@@ -1,4 +1,4 @@
-"""What every row of presets.toml promises through many rounds, on workers with little memory."""
+"""Properties of every row of presets.toml over many rounds, on workers with little memory."""
 
 from collections.abc import Callable
 from functools import cache
@@ -21,7 +21,7 @@ from tests.scheduler.load.scheduler_load import Ask, Load
 from tests.scheduler.load.watched_fleet import REQUESTS, Fleet, Seen, due_within
 
 ALL = list(presets())
-SMALL = {"slice_tokens": 8, "interval_s": 0.1}  # for answers of some 20 tokens
+SMALL = {"slice_tokens": 8, "interval_s": 0.1}  # for outputs of about 20 tokens
 
 # Reasons to wait for a worker or for the batch interval.
 BY_RULE = {
@@ -53,7 +53,11 @@ def holds(preset: Preset) -> bool:
 @pytest.mark.parametrize("name", ALL)
 @settings(
     max_examples=examples(3),
-    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # a smaller seed is no simpler load
+    phases=(
+        Phase.explicit,
+        Phase.reuse,
+        Phase.generate,
+    ),  # a smaller seed does not give a simpler load
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(seed=st.integers(0, 2**32))
@@ -158,7 +162,7 @@ def check_reasons(seen: Seen) -> None:
 # Starvation bounds
 
 AGEING_S = 1.0
-SHORT_S = 27.0  # for so long more short ones come than can be served
+SHORT_S = 27.0  # short requests arrive faster than they can be served for this long
 SERVED_S = 2.0  # until the requests ahead are served and the waiting one has its turn
 Bound = Callable[[Params], float]
 
