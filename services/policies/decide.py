@@ -123,7 +123,7 @@ def _heads(snapshot: Snapshot, ranking: Ranking) -> list[Ints]:
     """Positions among the queued: a queue head for each kind of worker."""
     jobs, queued = snapshot.jobs, ranking.queued
     home, held = jobs.home[queued], jobs.held[queued]
-    model, reach = jobs.model[queued], jobs.prompt[queued] + jobs.cap[queued]
+    model, reach = jobs.model[queued], jobs.longest[queued]
     resting = (home != NOWHERE) & (held > 0)
     heads = []
     for worker in snapshot.workers:
@@ -151,7 +151,7 @@ def _head(
     order = np.lexsort((snapshot.jobs.serial[rows], ranking.key[at]))
     room = sum(worker.room_tokens for worker in workers)
     jobs = snapshot.jobs
-    totals = np.cumsum(jobs.prompt[rows[order]] + jobs.output[rows[order]])
+    totals = np.cumsum(jobs.context_at(rows[order]))
     return at[order[: int(np.searchsorted(totals, room, side="right")) + 1]]
 
 

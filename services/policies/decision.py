@@ -160,15 +160,6 @@ class WaitExplanations:
     def select(self, mask: NDArray[np.bool_]) -> "WaitExplanations":
         return WaitExplanations(*(getattr(self, each.name)[mask] for each in fields(self)))
 
-    def for_row(self, row: int) -> WaitExplanation | None:
-        """None for a row that the round did not consider."""
-        at = np.flatnonzero(self.rows == row)
-        if not len(at):
-            return None
-        i = at[-1]
-        values = float(self.first_values[i]), float(self.second_values[i])
-        return explain(int(self.reasons[i]), *values)
-
     @staticmethod
     def concatenate(parts: Sequence["WaitExplanations"]) -> "WaitExplanations":
         if not parts:

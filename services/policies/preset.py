@@ -97,7 +97,7 @@ class Preset:
         require_known("preset.arrangement", self.arrangement, FORMS_BY_ARRANGEMENT)
         for key, known in self.stages().items():
             require_known(f"preset.{key}", getattr(self, key), known)
-        object.__setattr__(self, "params", resolve("preset", self.takes(), self.params))
+        object.__setattr__(self, "params", resolve("preset", self.known_params(), self.params))
         for breaks, sentence in RULES:
             if breaks(self):
                 raise ValueError(sentence.format(preset=self, **_ALTERNATIVES))
@@ -106,7 +106,7 @@ class Preset:
         """The possible choices of each stage for this arrangement, and the parameters of each."""
         return _stages(self.arrangement)
 
-    def takes(self) -> dict[str, Param]:
+    def known_params(self) -> dict[str, Param]:
         """The parameters of the chosen choices."""
         chosen = (known[getattr(self, stage)] for stage, known in self.stages().items())
         return {name: param for params in chosen for name, param in params.items()}
@@ -187,13 +187,13 @@ def choose(
     given = dict(overrides or {})
     chosen = {key: str(given.pop(key)) for key in CHOICES if key in given}
     bare = Preset(name, **{key: getattr(row, key) for key in CHOICES} | chosen)
-    takes = bare.takes()
-    kept = {key: value for key, value in row.params.items() if key in takes}
+    accepted = bare.known_params()
+    kept = {key: value for key, value in row.params.items() if key in accepted}
     for key in given:
-        if key not in takes and (takers := _find_takers(key)):
+        if key not in accepted and (takers := _find_takers(key)):
             raise ValueError(f"preset.{key} is a number of preset.{takers}; set that too")
-        require_known("preset key", key, [*CHOICES, *takes])
-    numbers = {key: _parse_number(key, value, takes[key]) for key, value in given.items()}
+        require_known("preset key", key, [*CHOICES, *accepted])
+    numbers = {key: _parse_number(key, value, accepted[key]) for key, value in given.items()}
     return replace(bare, params=kept | numbers, about=row.about, source=row.source)
 
 
@@ -210,8 +210,8 @@ def _find_takers(number: str) -> str:
 def _read_row(name: str, cells: Mapping[str, Any]) -> PresetRow:
     """Parses a complete table. Raises ValueError for anything unknown in it."""
     bare = Preset(name, **{key: value for key, value in cells.items() if key != "params"})
-    takes, given = bare.takes(), cells.get("params", {})
-    numbers = {key: _parse_number(key, value, takes.get(key)) for key, value in given.items()}
+    accepted, given = bare.known_params(), cells.get("params", {})
+    numbers = {key: _parse_number(key, value, accepted.get(key)) for key, value in given.items()}
     return PresetRow(replace(bare, params=numbers), frozenset(given))
 
 

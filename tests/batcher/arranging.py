@@ -24,7 +24,7 @@ from services.scheduler.core.state import SchedulerState
 from services.scheduler.links.batcher import BatcherLink
 from services.scheduler.observe.metrics import SchedulerMetrics
 from tests.batcher.recorded_load import RecordedStep
-from tests.policies.made_snapshots import candidates, jobs, seat, table
+from tests.policies.made_snapshots import candidates, jobs, node, table
 from tests.reach import reaching, until
 
 NAME = "foretoken.v1.Batcher"
@@ -93,7 +93,7 @@ async def apart(
 
 def two_wait() -> Candidates:
     made = jobs(2, forecast=[0, 1])
-    return candidates(made, [False, False], seat(), number=3)
+    return candidates(made, [False, False], node(), number=3)
 
 
 FORECASTS = table(Forecast((5.0, 80.0), (0.5, 0.5), 100), Forecast((1.0, 9.0), (0.9, 0.1), 100))

@@ -32,7 +32,7 @@ from services.runtime.codecs.arrange import (
 )
 from services.scheduler.codec import decode_arrangement
 from services.scheduler.core import events as ev
-from services.scheduler.core.rounds import decision_of
+from services.scheduler.core.rounds import build_decision
 from services.scheduler.links.arrangement_check import find_flaw
 from tests.batcher.arranging import (
     ADD,
@@ -208,6 +208,6 @@ def test_any_board_round_trips_and_its_answer_is_valid(
     assert answers[0] == answers[1]
     arranged = decode_arrangement(answers[1])
     assert find_flaw(home, arranged) == ""
-    taken, made = decision_of(home, arranged).explanations, decisions[0].explanations
+    taken, made = build_decision(home, arranged).explanations, decisions[0].explanations
     for name in ("rows", "reasons", "first_values", "second_values"):
         assert getattr(taken, name).tolist() == getattr(made, name).tolist()

@@ -127,7 +127,7 @@ def _fill(
     queue = WorkerQueue(jobs, runs, limits, worker, forecasts, candidates.numbers)
     demand = FORMS[preset.form].demand(queue, preset.params, rng)
     first = int(np.argmin(runs))
-    alone = bool(jobs.prompt[first] + jobs.cap[first] <= worker.kv_tokens)
+    alone = bool(jobs.longest[first] <= worker.kv_tokens)
     if RESIDENCIES[preset.residency].held_fast:
         holds = runs | (candidates.is_paused_with_kv()[at] & here)
         return fill_slots(runs, holds, demand, worker.max_running, alone)

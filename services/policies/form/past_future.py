@@ -7,7 +7,7 @@ from math import ceil
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.form.demand import Demand, Need, WorkerQueue, needed
+from services.policies.form.demand import Demand, Need, WorkerQueue, needed_tokens
 from services.policies.parameters import Param, Params, named
 
 ENOUGH_DRAWS = 200  # sampled lengths of running requests above which another scenario adds little
@@ -112,7 +112,7 @@ def past_future(queue: WorkerQueue, params: Params, rng: np.random.Generator) ->
     remaining = np.maximum(lengths - jobs.output, 0.0)
     limit = (1 - params["reserved"]) * queue.worker.room_tokens
     statistic = list(STATISTICS.values())[int(params["statistic"])]
-    return Peaks(needed(queue), limit, remaining, statistic)
+    return Peaks(needed_tokens(queue), limit, remaining, statistic)
 
 
 PARAMS = {

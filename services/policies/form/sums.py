@@ -7,7 +7,7 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.decision import WaitReason
-from services.policies.form.demand import Demand, Need, WorkerQueue, needed
+from services.policies.form.demand import Demand, Need, WorkerQueue, needed_tokens
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Bools
 
@@ -54,7 +54,7 @@ class Steps(Demand):
 def aggressive(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
     """The memory held now fits under `watermark` · capacity; outputs are not forecast (vLLM's way;
     Past-Future, §2, which evaluates 0.90 to 0.99)."""
-    return Sums(needed(queue), params["watermark"] * queue.worker.room_tokens)
+    return Sums(needed_tokens(queue), params["watermark"] * queue.worker.room_tokens)
 
 
 def conservative(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
@@ -82,7 +82,9 @@ def sliced(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Dema
     jobs, worker = queue.jobs, queue.worker
     reach = worker.whole_blocks(jobs.prompt + np.maximum(queue.limits, jobs.output)).astype(float)
     due = queue.runs & (queue.limits > jobs.limit)
-    return Sums(np.maximum(reach, needed(queue)), params["zeta"] * worker.room_tokens, due=due)
+    return Sums(
+        np.maximum(reach, needed_tokens(queue)), params["zeta"] * worker.room_tokens, due=due
+    )
 
 
 def token_budget(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
@@ -93,12 +95,15 @@ def token_budget(queue: WorkerQueue, params: Params, rng: np.random.Generator) -
     jobs, worker = queue.jobs, queue.worker
     cost = np.maximum(jobs.context - jobs.held, 1).astype(float)
     return Steps(
-        needed(queue), params["watermark"] * worker.room_tokens, cost, params["budget_tokens"]
+        needed_tokens(queue),
+        params["watermark"] * worker.room_tokens,
+        cost,
+        params["budget_tokens"],
     )
 
 
 def _worst(queue: WorkerQueue) -> Floats:
-    return queue.worker.whole_blocks(queue.jobs.prompt + queue.jobs.cap).astype(float)
+    return queue.worker.whole_blocks(queue.jobs.longest).astype(float)
 
 
 BATCH_SIZE = {"batch_size": Param(7, 1, 4_096)}

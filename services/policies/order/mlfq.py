@@ -45,7 +45,7 @@ def mlfq(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     done, memory = progress(snapshot, memory, rows, split)
     queue, used_s, entered_s = memory.recall(COLUMNS, rows, serials)
 
-    first_s = step_s + (jobs.prompt[rows] + jobs.output[rows]) * pace.prefill_token_s
+    first_s = step_s + jobs.context_at(rows) * pace.prefill_token_s
     queue = np.where(done.seen, queue, _joins(np.asarray(first_s, float), params))
     entered_s = np.where(done.seen, entered_s, jobs.arrival_s[rows])
     used_s = used_s + served_s(done, pace, step_s)

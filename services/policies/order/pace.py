@@ -28,7 +28,7 @@ class Pace:
     def remaining_s(self, jobs: RequestColumns, rows: Ints, tokens: Floats) -> Floats:
         """Worker seconds for `tokens` more tokens (at least one), including the prefill of missing
         KV."""
-        context = jobs.prompt[rows] + jobs.output[rows]
+        context = jobs.context_at(rows)
         tokens = np.maximum(tokens, 1.0)
         decode_s = tokens * (self.token_s + self.context_token_s * (context + tokens / 2))
         remaining_s: Floats = decode_s + self._missing_s(jobs, rows)
@@ -46,7 +46,7 @@ class Pace:
         points, masses = forecasts.conditioned(
             jobs.forecast[rows], jobs.output[rows], jobs.cap[rows]
         )
-        context = jobs.prompt[rows] + jobs.output[rows]
+        context = jobs.context_at(rows)
         points -= jobs.output[rows][:, None]
         tokens = np.maximum(points, 1.0, out=points)
         seconds = tokens * (self.context_token_s / 2)
@@ -57,16 +57,14 @@ class Pace:
 
     def _missing_s(self, jobs: RequestColumns, rows: Ints) -> Floats:
         """Worker seconds to prefill the missing KV."""
-        context = jobs.prompt[rows] + jobs.output[rows]
-        missing_s: Floats = np.maximum(context - jobs.held[rows], 0) * self.prefill_token_s
-        return missing_s
+        return jobs.missing_at(rows).astype(float) * self.prefill_token_s
 
     def step_s(self, snapshot: Snapshot) -> float:
         """Clock seconds of one step of `seqs` decodes, with the mean context of the running
         requests, or of the queued ones if none runs."""
         rows = snapshot.running if len(snapshot.running) else snapshot.queued
         jobs = snapshot.jobs
-        context = float(np.mean(jobs.prompt[rows] + jobs.output[rows])) if len(rows) else 0.0
+        context = float(np.mean(jobs.context_at(rows))) if len(rows) else 0.0
         return max(1e-6, self.seqs * (self.token_s + self.context_token_s * context))
 
     def on_clock_s(self, jobs: RequestColumns, rows: Ints, tokens: Floats, step_s: float) -> Floats:

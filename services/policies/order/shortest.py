@@ -77,21 +77,6 @@ def tail_s(
 SIZES: dict[str, Size] = {"gittins": gittins_s, "srtf": mean_s, "tail": tail_s}
 
 
-def srtf(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
-    """By the mean remaining time."""
-    return _ranking(snapshot, params, memory, mean_s)
-
-
-def gittins(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
-    """By Gittins' index."""
-    return _ranking(snapshot, params, memory, gittins_s)
-
-
-def tail(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
-    """By the mean, inflated by the tail."""
-    return _ranking(snapshot, params, memory, tail_s)
-
-
 def _sized(
     snapshot: Snapshot,
     memory: PolicyMemory,
@@ -145,7 +130,7 @@ def mean_of_longest(seconds: Floats, masses: Floats, share: float) -> Floats:
     return mean
 
 
-def _ranking(snapshot: Snapshot, params: Params, memory: PolicyMemory, size: Size) -> Ranking:
+def rank_by_size(size: Size, snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By size, except for starved requests. A queued request passes a running one if it is smaller
     by the share `hysteresis`."""
     rows = snapshot.live

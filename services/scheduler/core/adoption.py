@@ -13,7 +13,7 @@ queued from its tokens.
 """
 
 from services.core import HeldRequest, Request
-from services.scheduler.core.admission import unservable
+from services.scheduler.core.admission import check_servable
 from services.scheduler.core.events import Displace, WorkerAttached
 from services.scheduler.core.jobs import Job, WorkerJobs
 from services.scheduler.core.ledger import Ledger
@@ -96,5 +96,5 @@ def start_over(ledger: Ledger, job: Job) -> None:
 
 
 def _refuse_if_unservable(ledger: Ledger, job: Job) -> None:
-    if reject := unservable(ledger, job.request):
+    if reject := check_servable(ledger, job.request):
         ledger.refuse(job, reject)

@@ -77,9 +77,6 @@ class Ledger:
     def output(self, job: Job) -> int:
         return int(self.board.jobs.output[job.row])
 
-    def held(self, job: Job) -> int:
-        return int(self.board.jobs.held[job.row])
-
     def preemptions(self, job: Job) -> int:
         return int(self.board.jobs.preemptions[job.row])
 
@@ -287,7 +284,7 @@ class Ledger:
             self.now,
             self.home(job),
             self.output(job) if output_tokens is None else output_tokens,
-            self.held(job),
+            int(self.board.jobs.held[job.row]),
             reason,
             message,
             job.queued_s if after is RUNNING else self.queued_s(job),

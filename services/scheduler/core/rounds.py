@@ -223,7 +223,7 @@ class Rounds:
         return at, self._ledger.names(self.ranking.rows[at].tolist())
 
 
-def decision_of(candidates: Candidates, arranged: Arranged) -> Decision:
+def build_decision(candidates: Candidates, arranged: Arranged) -> Decision:
     """The decision that a batcher's answer describes."""
     return Decision(
         candidates.round,

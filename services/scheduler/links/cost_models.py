@@ -78,15 +78,11 @@ class CostModels:
             while True:
                 [message] = await self._backlog.pop(1)
                 what = f"timings of {message.worker_id} to the estimator"
-                await deliver(partial(self._observe, message), what)
+                send = partial(self._estimator.Observe, message, timeout=OBSERVE_S)
+                await deliver(send, what)
                 worker = self._workers.get(message.worker_id)
                 if worker and not worker.task:
                     worker.task = tasks.create_task(self._follow(message.worker_id, worker.profile))
-
-    async def _observe(
-        self, message: estimator_pb2.ObserveTimingsRequest
-    ) -> estimator_pb2.ObserveTimingsResponse:
-        return await self._estimator.Observe(message, timeout=OBSERVE_S)
 
     async def _follow(self, worker_id: str, profile: estimator_pb2.ObserveTimingsRequest) -> None:
         """Apply each newer model; while the estimator is away the last one stays in use."""
@@ -110,7 +106,7 @@ class CostModels:
         except aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
                 raise
-            await self._observe(profile)
+            await self._estimator.Observe(profile, timeout=OBSERVE_S)
 
     def _apply(self, worker_id: str, message: estimator_pb2.CostModel) -> None:
         """Versions are ignored: a restarted estimator counts from 1 again."""

@@ -50,14 +50,10 @@ class Outcomes:
             message = predictor_pb2.ObserveOutcomesRequest(
                 outcomes=[encode_outcome(o) for o in outcomes]
             )
-            answer = await deliver(partial(self._observe, message), "outcomes to the predictor")
+            send = partial(self._predictor.Observe, message, timeout=OBSERVE_S)
+            answer = await deliver(send, "outcomes to the predictor")
             if not self._backlog:
                 self._delivered.set()
             if answer and answer.version != self._version and await self._refresh():
                 self._version = answer.version
             await asyncio.sleep(self._interval_s)
-
-    async def _observe(
-        self, message: predictor_pb2.ObserveOutcomesRequest
-    ) -> predictor_pb2.ObserveOutcomesResponse:
-        return await self._predictor.Observe(message, timeout=OBSERVE_S)

@@ -14,7 +14,7 @@ from services.policies.form.registry import FORMS
 from services.policies.parameters import resolve
 from services.policies.preset import choose
 from tests.policies.form.peak_oracle import peak_tokens
-from tests.policies.made_snapshots import Row, demanded, formed, jobs, seat, table
+from tests.policies.made_snapshots import Row, demanded, formed, jobs, node, table
 
 # Past-Future, Fig. 6: capacity 21, two requests run, one waits. Admitted at t,
 # memory would reach 22 at t+2; at t+1 it fits; at t+2 the first request has ended and even the
@@ -170,7 +170,7 @@ def test_resumed_requests_count_generated_tokens() -> None:
 def held(form: str, **columns: Sequence[int]) -> list[float]:
     """Return the tokens each request holds, in blocks of 16."""
     count = len(next(iter(columns.values())))
-    made, worker = jobs(count, **columns), seat(block_tokens=16)
+    made, worker = jobs(count, **columns), node(block_tokens=16)
     return list(demanded(form, made, worker, table(certain(99)), {}).held)
 
 
@@ -199,7 +199,7 @@ def test_forms_count_whole_blocks_and_reported_blocks() -> None:
     ],
 )
 def test_shared_blocks_raise_limit(form: str, limit: float) -> None:
-    worker = seat(kv_tokens=1_000, block_tokens=10, shared_blocks=20)
+    worker = node(kv_tokens=1_000, block_tokens=10, shared_blocks=20)
     demand = demanded(form, jobs(1), worker, table(certain(9)), {})
     assert demand.limit == pytest.approx(limit * 1_200)
 
@@ -210,7 +210,7 @@ def planned(
     """Return the demand of Past-Future for `count` equal requests."""
     plain = {"prompt": [prompt] * count, "output": [output] * count, "cap": [cap] * count}
     made = jobs(count, **plain)
-    return demanded("past_future", made, seat(), table(forecast), {"reserved": 0.05}, seed)
+    return demanded("past_future", made, node(), table(forecast), {"reserved": 0.05}, seed)
 
 
 def peak(demand: Demand) -> float:
@@ -252,7 +252,7 @@ def test_past_future_averages_several_draws_for_small_batches() -> None:
 def test_past_future_applies_draws_and_statistic() -> None:
     """One request has length 10 or 500, each with probability ½. Of 64 draws at least one is long,
     except with probability 2⁻⁶⁴: the largest needs 510, the mean is unchanged."""
-    made, worker = jobs(1, prompt=[10], cap=[500]), seat()
+    made, worker = jobs(1, prompt=[10], cap=[500]), node()
     forecasts = table(Forecast((10.0, 500.0), (0.5, 0.5), 500))
     often = {"draws": 64}
     drawn = demanded("past_future", made, worker, forecasts, often)
@@ -291,7 +291,7 @@ def test_token_budget_limits_tokens_per_step() -> None:
         cap=[50] * 5,
     )
     runs = np.arange(5) < 3
-    worker, forecasts = seat(), table(certain(50))
+    worker, forecasts = node(), table(certain(50))
     demand = demanded("token_budget", made, worker, forecasts, {"budget_tokens": 50}, 0, runs)
     reported = fill(runs, demand, 99, alone=True)
     assert reported.run.tolist() == [True, True, True, True, False]
@@ -308,7 +308,7 @@ def test_token_budget_limits_tokens_per_step() -> None:
         92,
         32,
     )
-    small = demanded("token_budget", made, seat(kv_tokens=150), forecasts, {}, 0, runs)
+    small = demanded("token_budget", made, node(kv_tokens=150), forecasts, {}, 0, runs)
     reported = fill(runs, small, 99, alone=True)
     held = 23 + 21 + 40 + 60
     assert (reported.reasons[3], reported.first_values[3], reported.second_values[3]) == (

@@ -19,7 +19,7 @@ from services.policies.preset import choose, presets
 from services.policies.snapshot import Snapshot
 from services.scheduler.core.board import Board
 from tests.examples import examples
-from tests.policies.made_snapshots import jobs, seat, snapshots, table
+from tests.policies.made_snapshots import jobs, node, snapshots, table
 
 ALL = sorted(presets())
 INF = np.inf
@@ -133,7 +133,7 @@ def test_admission_follows_priority(
         since_s=100.0 - waited_s,
         admitted=np.arange(count),
     )
-    workers = (seat(1, 100_000, places),)
+    workers = (node(1, 100_000, places),)
     queued, running = np.flatnonzero(~runs), np.flatnonzero(runs)
     snapshot = Snapshot(100.0, board, queued, running, workers, forecasts)
     run = set(decided(snapshot, preset, seed).workers[0].run.tolist())

@@ -16,7 +16,7 @@ from services.policies.order.ranking import CLASS
 from services.policies.order.registry import ORDERS
 from services.policies.snapshot import Snapshot
 from tests.examples import examples
-from tests.policies.made_snapshots import jobs, seat, snapshots, table
+from tests.policies.made_snapshots import jobs, node, snapshots, table
 from tests.policies.order.order_world import World, a_turn_later, stream
 
 MLFQ, HRRN = ORDERS["mlfq"].rank, ORDERS["hrrn"].rank
@@ -102,7 +102,7 @@ def test_mlfq_prompt_joins_first_queue_that_covers_its_prefill() -> None:
     """Quanta are 1, 2, 4, 8 and 16 s. Prefill and first step take 0.5 s for 2 tokens, 1 s for 6,
     more than 1 s for 7, 8 s for 62, and more than any quantum for 999."""
     of = jobs(5, prompt=[2, 6, 7, 62, 999])
-    worker = replace(seat(), cost=STEP)
+    worker = replace(node(), cost=STEP)
     snapshot = Snapshot(0.0, of, np.arange(5), np.arange(0), (worker,), table(certain(50)))
     assert np.floor(MLFQ(snapshot, PARAMS, PolicyMemory()).key / CLASS).tolist() == [0, 0, 1, 3, 4]
 

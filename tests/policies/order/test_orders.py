@@ -13,7 +13,7 @@ from services.policies.order.alise import LEVEL, alise
 from services.policies.order.pace import SEQS, measure_pace
 from services.policies.order.waiting import MAX_AGE_S, arrival
 from services.policies.snapshot import Snapshot
-from tests.policies.made_snapshots import COST, jobs, seat, snapshots, table
+from tests.policies.made_snapshots import COST, jobs, node, snapshots, table
 
 PARAMS = {"levels": 4.0, "base_s": 0.05, "ageing_s": 10.0, "hysteresis": 0.25}
 
@@ -194,8 +194,8 @@ def waiting(now: float, since_s: list[float], running: int = 0, workers: int = 1
     count = len(since_s)
     made = jobs(count, since_s=since_s, arrival_s=since_s)
     split = count - running
-    seats = tuple(seat(number) for number in range(1, workers + 1))
-    return Snapshot(now, made, np.arange(split), np.arange(split, count), seats, table())
+    nodes = tuple(node(number) for number in range(1, workers + 1))
+    return Snapshot(now, made, np.arange(split), np.arange(split, count), nodes, table())
 
 
 def levels(snapshot: Snapshot, memory: PolicyMemory) -> tuple[list[float], PolicyMemory, float]:

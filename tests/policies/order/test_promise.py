@@ -15,7 +15,7 @@ from services.policies.order.promise import PARAMS, promise
 from services.policies.order.ranking import CLASS, Ranking
 from services.policies.parameters import resolve
 from services.policies.snapshot import Snapshot
-from tests.policies.made_snapshots import jobs, seat, snapshots, table
+from tests.policies.made_snapshots import jobs, node, snapshots, table
 
 # A step takes 10 ms for any number of requests; prefill takes almost no time.
 COST = CostModel(0.01, 1e-9, 0.0, 0.0)
@@ -39,7 +39,7 @@ def board(
     }
     made = jobs(count, **(plain | columns))
     forecasts = table(*(certain(length) for length in lengths))
-    worker = seat(1, 10_000, cost=COST)
+    worker = node(1, 10_000, cost=COST)
     return Snapshot(NOW, made, np.arange(split), np.arange(split, count), (worker,), forecasts)
 
 
@@ -161,7 +161,7 @@ def over(tokens: Mapping[int, Sequence[tuple[int, int]]], room: int, **weights: 
     weight = [weights.get(f"t{name}", 1.0) for name in tenant]
     made = jobs(len(rows), tenant=tenant, prompt=prompt, total=total.astype(float), weight=weight)
     every = np.arange(len(rows))
-    snapshot = Snapshot(0.0, made, every, np.arange(0), (seat(1, room),), table(certain(9)))
+    snapshot = Snapshot(0.0, made, every, np.arange(0), (node(1, room),), table(certain(9)))
     return np.flatnonzero(is_over_share(snapshot, every, len(rows), every.astype(float))).tolist()
 
 

@@ -14,7 +14,7 @@ from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import CLASS
 from services.policies.order.registry import ORDERS
 from services.policies.snapshot import Snapshot
-from tests.policies.made_snapshots import jobs, seat, snapshots, table
+from tests.policies.made_snapshots import jobs, node, snapshots, table
 from tests.policies.order.order_world import World, a_turn_later, stream
 
 RANK = ORDERS["rank"].rank
@@ -123,7 +123,7 @@ def test_rank_score_ignores_output_until_better_forecast() -> None:
     halves = Forecast((10.0, 90.0), (0.5, 0.5), 100)
     interned = table(halves, Forecast((30.0,), (1.0,), 100))
     of = jobs(3, output=[0, 20, 0], held=[0, 30, 0], cap=[100, 100, 70], forecast=[0, 0, 0])
-    first = Snapshot(0.0, of, np.array([0, 2]), np.array([1]), (seat(),), interned)
+    first = Snapshot(0.0, of, np.array([0, 2]), np.array([1]), (node(),), interned)
     found = RANK(first, PARAMS, PolicyMemory())
     assert found.key.tolist() == [50, 40, 50]
     reported = replace(first, jobs=replace(of, forecast=np.array([0, 1, 0]), output=of.output + 9))
@@ -133,7 +133,7 @@ def test_rank_score_ignores_output_until_better_forecast() -> None:
 def test_rank_promotes_at_announced_time() -> None:
     """The request is promoted 20 iterations of 0.5 s after it was queued at 3 s."""
     of = jobs(1, since_s=[3.0], arrival_s=[3.0])
-    worker = replace(seat(), cost=STEP)
+    worker = replace(node(), cost=STEP)
     first = Snapshot(
         5.0, of, np.array([0]), np.arange(0), (worker,), table(Forecast((9.0,), (1.0,), 100))
     )
@@ -147,7 +147,7 @@ def test_rank_promotes_at_announced_time() -> None:
 
 def test_rank_gives_no_lift_time_behind_promoted_request() -> None:
     of = jobs(2, since_s=[0.0, 8.0], arrival_s=[0.0, 8.0])
-    worker = replace(seat(), cost=STEP)
+    worker = replace(node(), cost=STEP)
     interned = table(Forecast((9.0,), (1.0,), 100))
     snapshot = Snapshot(9.0, of, np.array([0, 1]), np.arange(0), (worker,), interned)
     assert RANK(snapshot, PARAMS, PolicyMemory()).lift_s.tolist() == [1, 9]

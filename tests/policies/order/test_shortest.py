@@ -17,7 +17,7 @@ from services.policies.order.ranking import Ranking
 from services.policies.order.registry import ORDERS
 from services.policies.order.shortest import mean_of_longest, seconds_per_completion
 from services.policies.snapshot import Snapshot
-from tests.policies.made_snapshots import jobs, seat, snapshots, table
+from tests.policies.made_snapshots import jobs, node, snapshots, table
 from tests.policies.order.order_world import World, stream
 
 PLAIN = {"ageing_s": np.inf, "hysteresis": 0.25, "tail_weight": 0.5, "tail_share": 0.2}
@@ -48,7 +48,7 @@ def ranked(
         total=interned.mean(which, made, cap),
     )
     split = len(forecasts) - running
-    worker = replace(seat(), cost=A_SECOND_A_TOKEN)
+    worker = replace(node(), cost=A_SECOND_A_TOKEN)
     snapshot = Snapshot(
         0.0, of, np.arange(split), np.arange(split, len(forecasts)), (worker,), interned
     )

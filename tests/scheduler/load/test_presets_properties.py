@@ -17,6 +17,7 @@ from services.policies.preset import Preset, choose, presets
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, RequestColumns, WorkerSnapshot
 from tests.examples import examples
+from tests.policies.explanations import explanation
 from tests.scheduler.load.scheduler_load import Ask, Load
 from tests.scheduler.load.watched_fleet import REQUESTS, Fleet, Seen, due_within
 
@@ -42,7 +43,7 @@ HOLDS: dict[str, Callable[[Params], bool]] = {
 
 
 def small(name: str) -> Preset:
-    takes = presets()[name].takes()
+    takes = presets()[name].known_params()
     return choose(name, {key: value for key, value in SMALL.items() if key in takes})
 
 
@@ -129,7 +130,7 @@ def check_idle(preset: Preset, seen: Seen, worker: WorkerSnapshot, runs: set[int
     ]
     if not able or preset.place in BY_TURN:
         return
-    outcome = {row: seen.decision.explanations.for_row(row) for row in able}
+    outcome = {row: explanation(seen.decision.explanations, row) for row in able}
     assert preset.arrangement == "batch" and all(
         why and why.reason in BY_RULE for why in outcome.values()
     )
@@ -202,7 +203,7 @@ def test_long_request_does_not_starve(name: str) -> None:
     bound = BOUNDS[preset.order]
     if bound is None or preset.arrangement != "continuous":
         pytest.skip(f"{preset.order} in {preset.arrangement} promises nothing")
-    ageing = {"ageing_s": AGEING_S} if "ageing_s" in preset.takes() else {}
+    ageing = {"ageing_s": AGEING_S} if "ageing_s" in preset.known_params() else {}
     load = Load(name, list(crowd()), 600, places=8, **ageing)
     outcome = load.run()
     assert outcome.longest_away_s["long"] < bound(load.state.preset.params) + SERVED_S

@@ -39,7 +39,7 @@ from services.runtime.codecs.arrange import (
 )
 from services.scheduler.codec import decode_arrangement
 from services.scheduler.core import events as ev
-from services.scheduler.core.rounds import Rounds, decision_of
+from services.scheduler.core.rounds import Rounds, build_decision
 from services.scheduler.core.state import SchedulerState
 from services.scheduler.links.arrangement_check import find_flaw
 
@@ -84,7 +84,7 @@ class Batcher:
         back = batcher_pb2.Arrangement.FromString(answer.SerializeToString())
         arranged = decode_arrangement(back)
         assert find_flaw(candidates, arranged) == ""
-        return decision_of(candidates, arranged)
+        return build_decision(candidates, arranged)
 
 
 @dataclass(frozen=True)

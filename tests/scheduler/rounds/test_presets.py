@@ -18,7 +18,7 @@ def test_every_preset_builds(name: str) -> None:
     preset = choose(name)
     for stage, known in preset.stages().items():
         assert getattr(preset, stage) in known
-    assert set(preset.params) == set(preset.takes())
+    assert set(preset.params) == set(preset.known_params())
     assert SchedulerState(preset).next_deadline() == float("inf")
 
 
