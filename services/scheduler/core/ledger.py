@@ -77,6 +77,9 @@ class Ledger:
     def output(self, job: Job) -> int:
         return int(self.board.jobs.output[job.row])
 
+    def held(self, job: Job) -> int:
+        return int(self.board.jobs.held[job.row])
+
     def preemptions(self, job: Job) -> int:
         return int(self.board.jobs.preemptions[job.row])
 
@@ -284,7 +287,7 @@ class Ledger:
             self.now,
             self.home(job),
             self.output(job) if output_tokens is None else output_tokens,
-            int(self.board.jobs.held[job.row]),
+            self.held(job),
             reason,
             message,
             job.queued_s if after is RUNNING else self.queued_s(job),
