@@ -54,7 +54,7 @@ async def test_simultaneous_requests_make_few_rounds() -> None:
         await settled(live)
         rounds = live.service.state.rounds.number
         for number in range(100):
-            live.service._submit("nobody#1", submitted(f"r{number}").request)
+            live.service._submit("unknown#1", submitted(f"r{number}").request)
         await until(lambda: live.service.state.ledger.running == 100)
         assert live.service.state.rounds.number - rounds <= 3
 

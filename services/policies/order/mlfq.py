@@ -1,5 +1,4 @@
-"""Skip-join multi-level feedback queues: a request that has run for long makes way, whatever its
-forecast.
+"""Skip-join multi-level feedback queues: a long-running request is demoted, whatever its forecast.
 
 FastServe's order, a baseline in ALISE's and in the learning-to-rank paper (Fu et al., NeurIPS 2024,
 §5.1 and appendix A). Queue i serves a request for at most base·growth^i seconds and then moves it

@@ -1,8 +1,8 @@
 """Judges the SLAs of a replayed run by its workers' reports.
 
-A serving gateway knows better: it has the tokens. An event log has only the reports, so tokens
-count as arrived when they are reported, several in one report at equal gaps. Delivery to the client
-is not included.
+A gateway judges by the tokens it receives. An event log has only the reports: tokens count as
+arrived when they are reported, several in one report at equal gaps. Delivery to the client is not
+included.
 """
 
 from services.core import FinishReason, Request

@@ -95,9 +95,7 @@ async def test_reattached_worker_sends_new_profile(tmp_path: Path) -> None:
         await until(lambda: len(costs(owner)) == 1)
         peers.cost_models.forget_worker("w")
         peers.cost_models.forget_worker("never seen")
-        peers.cost_models.observe(
-            "w", []
-        )  # without a profile of its own, its earlier model arrives
+        peers.cost_models.observe("w", [])  # no profile; the earlier model arrives
         await until(lambda: len(costs(owner)) == 2)
     assert [c.version for c in costs(owner)] == [1, 1]
 
