@@ -3,31 +3,7 @@
 Units are seconds, tokens and bytes; the unit ends the name. Times are readings of the owner's
 monotonic clock and are never compared across processes.
 
-GLOSSARY, one word per thing:
-
-  request    what a client asks for; the scheduler's record of it is a *job*, the worker's a
-             *sequence*, the gateway's a *session*
-  prompt, output, context   input tokens, generated tokens, and their sum
-  held       tokens in KV, on the device or in host memory; `blocks` counts device blocks only
-  cap        the most output tokens a request may have (its max_tokens); `limit` is the output at
-             which it stops for now, the end of its *slice*
-  board      the scheduler's columns, one row per job; a *snapshot* is the board frozen for a round
-  round      one decision: which requests run next, where, for how many tokens, and why others wait
-  order      ranks all requests; a *key* ascends by urgency, a *queue key* also says which running
-             requests a waiting one may preempt
-  candidates requests that run or could run, in order; a *worker decision* is one worker's part of
-             the decision about them
-  preempt    to stop a running request: *paused* by a plan or *evicted* by its worker; it is later
-             *resumed*
-  adopt      to take over a request that a worker already holds
-  home       the worker that holds a request's tokens; a paused request may be *moved* to another
-  replica    one copy of a model, served by one worker; its *ranks* are the processes it spans, and
-             rank 0 is the worker itself
-  tenant     owner of a request: its cache salt, or else its user
-  prefix     the first full blocks of a text, each named by a *hash* of everything up to its end
-  forecast   a distribution over a request's output tokens, conditioned on those generated
-  observability   metrics, logs, and a request's *trace*, made of *spans*
-  TTFT, TPOT, MTPOT   time to the first token, mean time per token after it, longest gap
+CONTRIBUTING.md defines the terms.
 """
 
 from dataclasses import dataclass

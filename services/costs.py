@@ -92,10 +92,13 @@ class Neighbours:
     def __post_init__(self) -> None:
         if len(self.rows) % 4 or len(self) > self.MOST or not 1 <= self.k <= self.MOST:
             raise ValueError(
-                f"1 to {self.MOST} of at most {self.MOST} batches are asked, 4 numbers each"
+                f"neighbours must be 4 numbers for each of at most {self.MOST} batches, and k 1 to "
+                f"{self.MOST}, got {len(self.rows)} numbers and k = {self.k}"
             )
         if self.rows and not (np.isfinite(self.columns).all() and self.columns.min() >= 0):
-            raise ValueError("a batch served has no size, length or time below zero or without end")
+            raise ValueError(
+                "sizes, lengths and times of served batches must be finite and not negative"
+            )
 
     @classmethod
     def fit(cls, batches: Iterable[BatchTiming], k: int = 5) -> "Neighbours":
@@ -149,10 +152,6 @@ class CostModel:
             + self.decode_seq_s * decode_seqs
             + self.context_token_s * context_tokens
         )
-
-    def prefill_s(self, prompt_tokens: int) -> float:
-        """Seconds of one prompt alone in a step."""
-        return self.step_s(prompt_tokens, 0, prompt_tokens)
 
     def serve_s(self, seqs: Number, length_tokens: Number, steps: Number) -> Number:
         """Seconds of `seqs` prompts padded to this length, prefilled together, then this many steps

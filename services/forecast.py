@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,6 @@ UNCAPPED = MAX_FORECAST_TOKENS  # max_tokens of a shared forecast
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-_Float = TypeVar("_Float", np.float32, np.float64)
 
 
 @dataclass(frozen=True)

@@ -123,11 +123,7 @@ class ForecastTable:
         self, rng: np.random.Generator, which: Ints, generated: Ints, caps: Ints, times: int = 1
     ) -> Floats:
         """Draws of min(L, cap) | L > generated, (times, rows); the cap if nothing is longer."""
-        return self.quantiles(1.0 - rng.random((times, len(which))), which, generated, caps)
-
-    def quantiles(self, shares: Floats, which: Ints, generated: Ints, caps: Ints) -> Floats:
-        """The smallest l with P(min(L, cap) ≤ l | L > generated) ≥ share, (shares, rows); the cap
-        if nothing is longer."""
+        shares = 1.0 - rng.random((times, len(which)))
         return self.after(which, generated, caps).quantiles(shares)
 
     def after(self, which: Ints, generated: Ints, caps: Ints) -> "After":
@@ -146,11 +142,6 @@ class ForecastTable:
         masses *= (first[:, None] <= _COLUMNS) * share[:, None]
         masses[left <= _NOTHING, -1] = 1.0
         return points, masses
-
-    def survival(self, which: Ints, generated: Ints, caps: Ints, tokens: Ints) -> Floats:
-        """P(min(L, cap) > generated + tokens | L > generated), (tokens, rows): that this many more
-        tokens are generated and at least one more follows; 0 from the cap on. O(tokens · rows)."""
-        return self.after(which, generated, caps).survival(tokens)
 
     def _count_upto(self, which: Ints, tokens: Ints) -> Ints:
         """How many points of each row are <= tokens."""
@@ -182,7 +173,8 @@ class After:
         self._known = self._left > _NOTHING
 
     def quantiles(self, shares: Floats) -> Floats:
-        """As in the table, (shares, rows)."""
+        """The smallest l with P(min(L, cap) ≤ l | L > generated) ≥ share, (shares, rows); the cap
+        if nothing is longer."""
         table, which = self._table, self._which
         target = 1.0 - self._left * (1.0 - shares)
         column = np.maximum(_search(table._cdf, which, target - 1e-12), self._first)
@@ -195,7 +187,8 @@ class After:
         return np.minimum(np.where(self._known, last, self._caps), self._caps)
 
     def survival(self, tokens: Ints) -> Floats:
-        """As in the table, (tokens, rows). O(tokens · rows)."""
+        """P(min(L, cap) > generated + tokens | L > generated), (tokens, rows): that this many more
+        tokens are generated and at least one more follows; 0 from the cap on. O(tokens · rows)."""
         table, which = self._table, self._which
         ahead = tokens[:, None].astype(np.float32)
         column = _search(table._reached, which, (self._generated + 1).astype(np.float32) + ahead)

@@ -107,27 +107,17 @@ def judge_sla(sla: Sla, timeline: RequestTimeline, reason: FinishReason) -> SlaM
     if timeline.rejected:
         return SlaMissCause.REJECTED
     if timeline.ttft_s > sla.ttft_s:
-        return (
-            SlaMissCause.QUEUED
-            if timeline.queued_s * 2 >= timeline.ttft_s
-            else SlaMissCause.PREFILL
-        )
+        queued = timeline.queued_s * 2 >= timeline.ttft_s
+        return SlaMissCause.QUEUED if queued else SlaMissCause.PREFILL
     if timeline.longest_gap_s > sla.mtpot_s:
-        preempted = timeline.preempted_gap_s > sla.mtpot_s
-        return (
-            _preemption_cause(timeline.swap_in_gap_s, timeline.preempted_gap_s)
-            if preempted
-            else SlaMissCause.DECODE
-        )
+        if timeline.preempted_gap_s > sla.mtpot_s:
+            return _preemption_cause(timeline.swap_in_gap_s, timeline.preempted_gap_s)
+        return SlaMissCause.DECODE
     if timeline.tpot_s > sla.tpot_s:
-        steps = max(1, timeline.tokens - 1)
-        unbroken_s = (timeline.decode_s - timeline.preempted_s) / steps
-        unbroken = unbroken_s <= sla.tpot_s
-        return (
-            _preemption_cause(timeline.swap_in_s, timeline.preempted_s)
-            if unbroken
-            else SlaMissCause.DECODE
-        )
+        unbroken_s = (timeline.decode_s - timeline.preempted_s) / max(1, timeline.tokens - 1)
+        if unbroken_s <= sla.tpot_s:
+            return _preemption_cause(timeline.swap_in_s, timeline.preempted_s)
+        return SlaMissCause.DECODE
     return _ending_cause(timeline, reason)
 
 

@@ -7,8 +7,7 @@ import typer
 
 if TYPE_CHECKING:
     from services.policies.parameters import Param
-    from services.policies.preset import Preset
-    from services.policies.preset_table import PresetRow
+    from services.policies.preset import Preset, PresetRow
 
 INDENT = "  "
 
@@ -22,8 +21,7 @@ def presets(
     ] = "",
 ) -> None:
     """List the presets, or print the choices, numbers and source of one."""
-    from services.policies.preset import require_known
-    from services.policies.preset_table import load_preset_rows
+    from services.policies.preset import load_preset_rows, require_known
 
     known = load_preset_rows(file)
     if name:
@@ -52,12 +50,12 @@ def describe(row: "PresetRow", file: str = "") -> Iterator[str]:
     yield f"{preset.name}: {preset.about}"
     yield f"from {preset.source}"
     yield ""
-    stages, numbers = preset.stages(), preset.numbers()
     yield from _choice("predictor", preset.predictor, ())
     yield from _choice("arrangement", preset.arrangement, FORMS_BY_ARRANGEMENT)
-    for stage, known in stages.items():
-        yield from _choice(stage, getattr(preset, stage), known)
-        for number, param in numbers.get(stage, {}).items():
+    for stage, known in preset.stages().items():
+        chosen = getattr(preset, stage)
+        yield from _choice(stage, chosen, known)
+        for number, param in known[chosen].items():
             yield _number(preset, number, param, number in row.given)
     yield ""
     more = f" --presets {file}" if file else ""

@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 
 from services.costs import BatchTiming, CostModel, Neighbours
-from services.estimator.errors import Errors
+from services.estimator.windows import ErrorWindow
 from services.forecast import Floats
 from services.policies.estimate import knn
 
@@ -18,9 +18,9 @@ MAX_TOKENS = 2**31  # tokens or sequences of a plausible batch
 
 @dataclass(frozen=True, slots=True)
 class BatchLearning:
-    """When to learn from a batch: at a refresh, if the estimate was off by more than `off_s`
-    seconds and more than `off_share` of its time. `k` neighbours are used of the latest
-    `neighbours`."""
+    """When to learn from a batch: at a refresh, if the error of its estimate exceeds `off_s`
+    seconds and `off_share` of its time. An estimate uses `k` of the latest `neighbours` learned
+    batches."""
 
     refresh_s: float = 120.0
     off_s: float = 2.0
@@ -37,9 +37,9 @@ class BatchMemory:
     def __init__(self, learning: BatchLearning):
         self._learning = learning
         self._waiting: deque[BatchTiming] = deque(maxlen=self.WAITING)
-        self._learnt: deque[BatchTiming] = deque(maxlen=learning.neighbours)
+        self._learned: deque[BatchTiming] = deque(maxlen=learning.neighbours)
         self._due_s = inf
-        self.errors = Errors()
+        self.errors = ErrorWindow()
         self.neighbours = Neighbours(k=learning.k)
 
     def add(self, batch: BatchTiming, now: float) -> bool:
@@ -64,17 +64,17 @@ class BatchMemory:
         self._waiting.clear()
         self._due_s = inf
         expected_s = _expected_s(cost, waiting)
-        off = []
+        inaccurate = []
         for batch, seconds in zip(waiting, expected_s.tolist(), strict=True):
             self.errors.add(seconds, batch.elapsed_s)
-            if self._is_off(seconds, batch.elapsed_s):
-                off.append(batch)
-        if off:
-            self._learnt.extend(off)
-            self.neighbours = Neighbours.fit(self._learnt, self._learning.k)
-        return bool(off)
+            if self._is_inaccurate(seconds, batch.elapsed_s):
+                inaccurate.append(batch)
+        if inaccurate:
+            self._learned.extend(inaccurate)
+            self.neighbours = Neighbours.fit(self._learned, self._learning.k)
+        return bool(inaccurate)
 
-    def _is_off(self, expected_s: float, measured_s: float) -> bool:
+    def _is_inaccurate(self, expected_s: float, measured_s: float) -> bool:
         off_s = abs(expected_s - measured_s)
         return off_s > self._learning.off_s and off_s > self._learning.off_share * measured_s
 

@@ -26,7 +26,7 @@ class EstimatorConfig(ServedSettings):
     batch_off_s: float = Field(default=2.0, ge=0)
     batch_off_share: float = Field(default=0.2, ge=0)
     neighbours: int = Field(default=256, ge=1, le=256)  # per worker; each cost model includes them
-    neighbours_asked: int = Field(default=5, ge=1, le=256)  # k of the nearest-neighbour estimate
+    neighbours_k: int = Field(default=5, ge=1, le=256)  # k of the nearest-neighbour estimate
     watchers_max: int = Field(default=1_024, ge=1)  # open WatchCostModel streams
 
     @property
@@ -35,6 +35,6 @@ class EstimatorConfig(ServedSettings):
             self.batch_refresh_s,
             self.batch_off_s,
             self.batch_off_share,
-            self.neighbours_asked,
+            self.neighbours_k,
             self.neighbours,
         )

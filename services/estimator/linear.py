@@ -20,7 +20,7 @@ TOLERANCE = 1e-8
 MIN_SHARE = 1e-3  # of the start; smaller means 0, as `curve_fit` never reaches its bounds
 
 
-def fit(samples: Iterable[StepTiming], version: int) -> CostModel | None:
+def fit(samples: Iterable[StepTiming]) -> CostModel | None:
     """Fits non-negative coefficients with the least relative error over positive timings; None
     while the samples do not determine all coefficients.
 
@@ -57,7 +57,6 @@ def fit(samples: Iterable[StepTiming], version: int) -> CostModel | None:
         prefill_token_s,
         decode_seq_s,
         context_token_s,
-        version=version,
         source=SOURCE,
         error_p50=float(np.quantile(error, 0.5)),
         error_p90=float(np.quantile(error, 0.9)),

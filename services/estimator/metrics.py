@@ -1,7 +1,5 @@
 """Metrics of the estimator."""
 
-from collections import OrderedDict
-
 from prometheus_client import CollectorRegistry
 
 from observability.metrics import estimator as catalogue
@@ -30,7 +28,7 @@ class EstimatorMetrics:
         self._batch_error = make.gauge(catalogue.BATCH_ERROR)
         self._swap_token_s = make.gauge(catalogue.SWAP_TOKEN)
         self._quantize_token_s = make.gauge(catalogue.QUANTIZE_TOKEN)
-        self._shown: OrderedDict[str, None] = OrderedDict()  # workers by time of update
+        self._shown: dict[str, None] = {}  # workers, the least recently updated first
 
     def observed(self, timings: int, swaps: int, batches: int, seen: Observed) -> None:
         """Counts the timings received and how many were usable."""
@@ -43,8 +41,8 @@ class EstimatorMetrics:
 
     def show(self, worker_id: str, model: CostModel, batch_error: Errors | None) -> None:
         """Exports a worker's newest model and the error of its batch estimates, if known."""
+        self._shown.pop(worker_id, None)
         self._shown[worker_id] = None
-        self._shown.move_to_end(worker_id)
         if len(self._shown) > MAX_WORKERS_SHOWN:
             self.hide(next(iter(self._shown)))
         for quantile, error in zip(QUANTILES, (model.error_p50, model.error_p90), strict=True):

@@ -77,7 +77,7 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         with self._metrics.observe_seconds.time():
             seen = self._state.observe(worker_id, timings, swaps, batches, monotonic())
         self._metrics.observed(len(request.timings), len(request.swaps), len(batches), seen)
-        if seen.renewed:
+        if seen.changed:
             self._metrics.refits.inc(seen.refitted)
             self._announce(worker_id)
         return estimator_pb2.ObserveTimingsResponse(version=seen.version)

@@ -5,10 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from services.costs import BatchTiming, CostModel, Direction, StepTiming, SwapTiming
 from services.estimator.batches import BatchLearning, BatchMemory
-from services.estimator.coverage import Coverage
-from services.estimator.errors import Errors
 from services.estimator.linear import fit
-from services.estimator.swaps import SwapRates
+from services.estimator.windows import ErrorWindow, StepWindow, SwapRates
 from services.runtime.bounded_dict import BoundedDict
 
 MIN_PRICE_CHANGE = 0.1  # relative change of a swap price that makes a new version
@@ -16,27 +14,43 @@ MIN_PRICE_CHANGE = 0.1  # relative change of a swap price that makes a new versi
 
 @dataclass
 class _Worker:
-    coverage: Coverage
+    steps: StepWindow
     batches: BatchMemory
     swaps: SwapRates = field(default_factory=SwapRates)
-    errors: Errors = field(default_factory=Errors)
+    errors: ErrorWindow = field(default_factory=ErrorWindow)
     model: CostModel | None = None
-    unfitted: int = 0
+    unfitted: int = 0  # steps since the last fit
 
-    def add_step(self, timing: StepTiming) -> bool:
+    def add_step(self, step: StepTiming) -> bool:
         """Scores the current model on a step and stores the step; returns False for an unusable
         one."""
-        if not self.coverage.add(timing):
+        if not self.steps.add(step):
             return False
         if self.model:
             expected_s = self.model.step_s(
-                timing.prefill_tokens, timing.decode_seqs, timing.context_tokens
+                step.prefill_tokens, step.decode_seqs, step.context_tokens
             )
-            self.errors.add(expected_s, timing.elapsed_s)
+            self.errors.add(expected_s, step.elapsed_s)
         return True
 
-    def serve(self, model: CostModel, version: int) -> None:
-        """Publishes the coefficients with the current errors, swap prices and neighbours."""
+    def refit(self, refit_samples: int) -> CostModel | None:
+        """Returns a new fit; None when it is not due or not determined."""
+        if self.unfitted < (refit_samples if self.model else 1):
+            return None
+        self.unfitted = 0
+        return fit(self.steps)
+
+    def has_new_prices(self) -> bool:
+        if self.model is None:
+            return False
+        offload_s, upload_s = self.model.offload_token_s, self.model.upload_token_s
+        return any(
+            abs(self.swaps.token_s(direction) - known_s) > MIN_PRICE_CHANGE * known_s
+            for direction, known_s in ((Direction.OFFLOAD, offload_s), (Direction.UPLOAD, upload_s))
+        )
+
+    def publish(self, model: CostModel, version: int) -> None:
+        """Makes the coefficients current, with the current errors, swap prices and neighbours."""
         measured = self.errors.quantiles()
         median, p90 = measured or (model.error_p50, model.error_p90)
         self.model = replace(
@@ -56,21 +70,21 @@ class _Worker:
 class Observed:
     """Result of observing timings: the worker's current version (0 before the first model).
 
-    The version is new when the model was `refitted` to steps, `taught` by inaccurate batch
-    estimates, or `repriced` for swaps.
+    The version is new when the model was `refitted` to steps, `learned` from inaccurate batch
+    estimates, or was `repriced` for swaps.
     """
 
     version: int
     dropped: int
     refitted: bool
-    swaps_kept: int = 0
-    repriced: bool = False
-    batches_kept: int = 0
-    taught: bool = False
+    swaps_kept: int
+    repriced: bool
+    batches_kept: int
+    learned: bool
 
     @property
-    def renewed(self) -> bool:
-        return self.refitted or self.repriced or self.taught
+    def changed(self) -> bool:
+        return self.refitted or self.repriced or self.learned
 
 
 class EstimatorState:
@@ -112,47 +126,22 @@ class EstimatorState:
         now: float = 0.0,
     ) -> Observed:
         """Adds timings and updates the model. `now` only decides when batches are learned from."""
-        worker = self._worker(worker_id)
+        worker = self._workers.pop(worker_id, None)
+        worker = worker or _Worker(StepWindow(self._window), BatchMemory(self._learning))
+        self._workers[worker_id] = worker
         kept = sum(worker.add_step(timing) for timing in timings)
         swaps_kept = sum(worker.swaps.add(swap) for swap in swaps)
         batches_kept = sum(worker.batches.add(batch, now) for batch in batches)
         worker.unfitted += kept
         known = worker.model
-        taught = known is not None and worker.batches.refresh(known, now)
-        fitted = self._refit(worker)
-        repriced = not fitted and swaps_kept > 0 and _has_new_prices(worker)
+        learned = known is not None and worker.batches.refresh(known, now)
+        fitted = worker.refit(self._refit_samples)
+        repriced = not fitted and swaps_kept > 0 and worker.has_new_prices()
         newest = fitted or known
         version = known.version if known else 0
-        if newest and (fitted or repriced or taught):
+        if newest and (fitted or repriced or learned):
             version += 1
-            worker.serve(newest, version)
-        return Observed(
-            version, len(timings) - kept, fitted is not None, swaps_kept, repriced,
-            batches_kept, taught,
-        )  # fmt: skip
-
-    def _refit(self, worker: _Worker) -> CostModel | None:
-        """Returns a new fit; None when it is not due or not determined."""
-        due = self._refit_samples if worker.model else 1
-        if worker.unfitted < due:
-            return None
-        worker.unfitted = 0
-        return fit(worker.coverage, version=0)
-
-    def _worker(self, worker_id: str) -> _Worker:
-        worker = self._workers.pop(worker_id, None)
-        worker = worker or _Worker(Coverage(self._window), BatchMemory(self._learning))
-        self._workers[worker_id] = worker
-        return worker
-
-
-def _has_new_prices(worker: _Worker) -> bool:
-    known = worker.model
-    return known is not None and (
-        _changed_noticeably(worker.swaps.token_s(Direction.OFFLOAD), known.offload_token_s)
-        or _changed_noticeably(worker.swaps.token_s(Direction.UPLOAD), known.upload_token_s)
-    )
-
-
-def _changed_noticeably(token_s: float, known_s: float) -> bool:
-    return abs(token_s - known_s) > MIN_PRICE_CHANGE * known_s
+            worker.publish(newest, version)
+        dropped = len(timings) - kept
+        refitted = fitted is not None
+        return Observed(version, dropped, refitted, swaps_kept, repriced, batches_kept, learned)

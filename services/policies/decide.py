@@ -27,7 +27,7 @@ from services.policies.memory import PolicyMemory
 from services.policies.order.priority import rank_by_priority
 from services.policies.order.ranking import Ranking
 from services.policies.order.registry import ORDERS
-from services.policies.place.cached import cached_tokens
+from services.policies.place.loads import cached_tokens
 from services.policies.preset import PLACEMENTS_BY_ARRANGEMENT, Preset
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Candidates, Snapshot, WorkerSnapshot
@@ -123,7 +123,7 @@ def _heads(snapshot: Snapshot, ranking: Ranking) -> list[Ints]:
     """Positions among the queued: a queue head for each kind of worker."""
     jobs, queued = snapshot.jobs, ranking.queued
     home, held = jobs.home[queued], jobs.held[queued]
-    model, reach = jobs.model[queued], jobs.prompt[queued] + jobs.cap[queued]
+    model, reach = jobs.model[queued], jobs.longest[queued]
     resting = (home != NOWHERE) & (held > 0)
     heads = []
     for worker in snapshot.workers:
@@ -151,7 +151,7 @@ def _head(
     order = np.lexsort((snapshot.jobs.serial[rows], ranking.key[at]))
     room = sum(worker.room_tokens for worker in workers)
     jobs = snapshot.jobs
-    totals = np.cumsum(jobs.prompt[rows[order]] + jobs.output[rows[order]])
+    totals = np.cumsum(jobs.context_at(rows[order]))
     return at[order[: int(np.searchsorted(totals, room, side="right")) + 1]]
 
 

@@ -28,7 +28,7 @@ class WaitReason(IntEnum):
     CUT_ON_IDLE = 9
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WaitExplanation:
     """The reason for one waiting request. Subclasses add up to two numbers as fields and the
     sentence that shows them."""
@@ -40,7 +40,7 @@ class WaitExplanation:
         return self.sentence.format(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Admitted(WaitExplanation):
     """`forecast_tokens` is the worker's forecast peak of KV tokens with this request."""
 
@@ -52,7 +52,7 @@ class Admitted(WaitExplanation):
     plannable_tokens: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MemoryShort(WaitExplanation):
     reason = WaitReason.MEMORY
     sentence = "needs {0.needed_tokens:.0f} KV tokens in all, limit {0.plannable_tokens:.0f}"
@@ -60,7 +60,7 @@ class MemoryShort(WaitExplanation):
     plannable_tokens: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SlotsFull(WaitExplanation):
     reason = WaitReason.SLOTS
     sentence = "{0.running:.0f} requests run, the worker runs at most {0.max_running:.0f}"
@@ -68,7 +68,7 @@ class SlotsFull(WaitExplanation):
     max_running: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BlockedInQueue(WaitExplanation):
     """A request ahead of it does not fit (head-of-line blocking)."""
 
@@ -77,7 +77,7 @@ class BlockedInQueue(WaitExplanation):
     position: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NoWorker(WaitExplanation):
     """No worker with its model, its KV or enough context has a free slot."""
 
@@ -85,7 +85,7 @@ class NoWorker(WaitExplanation):
     sentence = "no worker that can run it has a free slot"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InBatch(WaitExplanation):
     """Its batch may go to any worker."""
 
@@ -95,7 +95,7 @@ class InBatch(WaitExplanation):
     batch_size: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepBudgetFull(WaitExplanation):
     """`needed_tokens` are the tokens that the next steps compute with this request."""
 
@@ -105,7 +105,7 @@ class StepBudgetFull(WaitExplanation):
     budget_tokens: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AssignedBatch(WaitExplanation):
     """Its batch waits for one worker."""
 
@@ -115,7 +115,7 @@ class AssignedBatch(WaitExplanation):
     worker: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CutScheduled(WaitExplanation):
     """The batch interval has not ended."""
 
@@ -124,7 +124,7 @@ class CutScheduled(WaitExplanation):
     wait_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CutOnIdle(WaitExplanation):
     """The pool is cut when a worker finishes its batch."""
 
@@ -133,21 +133,7 @@ class CutOnIdle(WaitExplanation):
     position: float
 
 
-EXPLANATIONS: dict[WaitReason, type[WaitExplanation]] = {
-    kind.reason: kind
-    for kind in (
-        Admitted,
-        MemoryShort,
-        SlotsFull,
-        BlockedInQueue,
-        NoWorker,
-        InBatch,
-        StepBudgetFull,
-        AssignedBatch,
-        CutScheduled,
-        CutOnIdle,
-    )
-}
+EXPLANATIONS = {kind.reason: kind for kind in WaitExplanation.__subclasses__()}
 
 
 def explain(reason: int, first_value: float, second_value: float) -> WaitExplanation:
@@ -173,15 +159,6 @@ class WaitExplanations:
 
     def select(self, mask: NDArray[np.bool_]) -> "WaitExplanations":
         return WaitExplanations(*(getattr(self, each.name)[mask] for each in fields(self)))
-
-    def for_row(self, row: int) -> WaitExplanation | None:
-        """None for a row that the round did not consider."""
-        at = np.flatnonzero(self.rows == row)
-        if not len(at):
-            return None
-        i = at[-1]
-        values = float(self.first_values[i]), float(self.second_values[i])
-        return explain(int(self.reasons[i]), *values)
 
     @staticmethod
     def concatenate(parts: Sequence["WaitExplanations"]) -> "WaitExplanations":

@@ -45,7 +45,7 @@ def events(loads_s: Floats, params: Params) -> float:
 
 
 def load(loads_s: Floats, params: Params) -> float:
-    """SCLS: max(λ · seconds of the least loaded worker, Γ) (Eq. 12), and at most `LONGEST_S`."""
+    """SCLS: max(λ · seconds of the least loaded worker, Γ) (Eq. 12), and at most MAX_INTERVAL_S."""
     least_s = float(loads_s.min()) if len(loads_s) else 0.0
     wait_s = max(params["interval_share"] * least_s, params["interval_s"])
     return min(wait_s, MAX_INTERVAL_S)

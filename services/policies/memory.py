@@ -13,7 +13,7 @@ class MemoryColumns:
     """Columns with one value per board row.
 
     Rows are reused: `serials` names the request whose values a row holds; any other request reads
-    0. Immutable: `exactly` and `merged` return copies.
+    0. Immutable: `merged` returns a copy.
     """
 
     values: Mapping[str, Floats] = field(default_factory=dict)
@@ -32,15 +32,6 @@ class MemoryColumns:
             else np.zeros(len(rows))
             for name in names
         ]
-
-    @staticmethod
-    def exactly(rows: Ints, serials: Ints, values: Mapping[str, Floats]) -> "MemoryColumns":
-        """Values for exactly these requests; all others are dropped. O(board rows)."""
-        size = int(rows.max()) + 1 if len(rows) else 0
-        owners = np.full(size, -1, np.int64)
-        owners[rows] = serials
-        kept = {name: _spread(size, rows, column) for name, column in values.items()}
-        return MemoryColumns(kept, owners)
 
     def merged(self, rows: Ints, serials: Ints, values: Mapping[str, Floats]) -> "MemoryColumns":
         """Values for these requests, in addition to those of others. O(board rows)."""
@@ -78,17 +69,11 @@ class PolicyMemory:
         return replace(self, numbers={**self.numbers, **numbers})
 
     def with_columns(self, rows: Ints, serials: Ints, **columns: Floats) -> "PolicyMemory":
-        """A copy with these as the order's columns."""
-        return replace(self, ranks=MemoryColumns.exactly(rows, serials, columns))
+        """A copy with these as the order's columns; other requests are forgotten."""
+        return replace(self, ranks=MemoryColumns().merged(rows, serials, columns))
 
     def with_notes(self, rows: Ints, serials: Ints, notes: Mapping[str, Floats]) -> "PolicyMemory":
         return replace(self, notes=self.notes.merged(rows, serials, notes))
-
-
-def _spread(size: int, rows: Ints, values: Floats) -> Floats:
-    spread = np.zeros(size)
-    spread[rows] = values
-    return spread
 
 
 def _grown(values: Floats, size: int) -> Floats:

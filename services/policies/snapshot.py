@@ -70,6 +70,20 @@ class RequestColumns:
         return self.prompt + self.output
 
     @property
+    def longest(self) -> Ints:
+        """The most tokens that the request can have: the length that its worker must hold."""
+        return self.prompt + self.cap
+
+    def context_at(self, rows: Ints) -> Ints:
+        """`context` of these rows."""
+        return self.prompt[rows] + self.output[rows]
+
+    def missing_at(self, rows: Ints) -> Ints:
+        """Tokens of these rows' contexts that are not in KV."""
+        missing: Ints = np.maximum(self.context_at(rows) - self.held[rows], 0)
+        return missing
+
+    @property
     def expected_remaining(self) -> Floats:
         """Output tokens still expected."""
         return np.maximum(self.total - self.output, 0.0)
@@ -143,6 +157,11 @@ class Snapshot:
     chains: Ints = field(default_factory=lambda: np.zeros((0, CHAIN), np.int64))
     evictions: int = 0
     endings: int = 0
+
+    @property
+    def live(self) -> Ints:
+        """Rows of the queued requests, then of the running ones."""
+        return np.concatenate([self.queued, self.running])
 
 
 @dataclass(frozen=True, slots=True)

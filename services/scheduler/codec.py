@@ -86,47 +86,44 @@ def decode_arrangement(message: batcher_pb2.Arrangement) -> ev.Arranged:
 
 
 def encode_request_event(action: ev.GatewayMessage) -> scheduler_pb2.SchedulerEvent:
-    event = scheduler_pb2.RequestEvent(request_id=action.request_id)
+    name = action.request_id
     match action:
         case ev.Place():
-            event.placed.CopyFrom(
-                scheduler_pb2.Placed(
-                    worker_id=action.worker_id,
-                    worker_address=action.address,
-                    queued_s=action.queued_s,
-                )
+            placed = scheduler_pb2.Placed(
+                worker_id=action.worker_id,
+                worker_address=action.address,
+                queued_s=action.queued_s,
             )
+            event = scheduler_pb2.RequestEvent(request_id=name, placed=placed)
         case ev.Preempt():
             preempted = scheduler_pb2.Preempted(output_tokens=action.output_tokens)
-            event.preempted.CopyFrom(preempted)
+            event = scheduler_pb2.RequestEvent(request_id=name, preempted=preempted)
         case ev.Resume():
-            event.resumed.CopyFrom(scheduler_pb2.Resumed(held_tokens=action.held_tokens))
+            resumed = scheduler_pb2.Resumed(held_tokens=action.held_tokens)
+            event = scheduler_pb2.RequestEvent(request_id=name, resumed=resumed)
         case ev.SendForecast():
-            event.forecast_update.CopyFrom(
-                scheduler_pb2.ForecastUpdate(
-                    forecast=encode_forecast(action.forecast),
-                    token_s=action.token_s,
-                    ttft_s=action.ttft_s,
-                )
+            update = scheduler_pb2.ForecastUpdate(
+                forecast=encode_forecast(action.forecast),
+                token_s=action.token_s,
+                ttft_s=action.ttft_s,
             )
+            event = scheduler_pb2.RequestEvent(request_id=name, forecast_update=update)
         case ev.Finish():
-            event.finished.CopyFrom(
-                scheduler_pb2.Finished(
-                    reason=encode_reason(action.reason),
-                    output_tokens=action.output_tokens,
-                    preemptions=action.preemptions,
-                    queued_s=action.queued_s,
-                    message=action.message,
-                )
+            finished = scheduler_pb2.Finished(
+                reason=encode_reason(action.reason),
+                output_tokens=action.output_tokens,
+                preemptions=action.preemptions,
+                queued_s=action.queued_s,
+                message=action.message,
             )
+            event = scheduler_pb2.RequestEvent(request_id=name, finished=finished)
         case ev.Refuse():
-            event.rejected.CopyFrom(
-                scheduler_pb2.Rejected(
-                    reason=_REJECT_TO_PROTO[action.reject.reason],
-                    message=action.reject.message,
-                    retry_after_s=action.reject.retry_after_s,
-                )
+            rejected = scheduler_pb2.Rejected(
+                reason=_REJECT_TO_PROTO[action.reject.reason],
+                message=action.reject.message,
+                retry_after_s=action.reject.retry_after_s,
             )
+            event = scheduler_pb2.RequestEvent(request_id=name, rejected=rejected)
     return scheduler_pb2.SchedulerEvent(request=event)
 
 

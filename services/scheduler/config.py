@@ -4,8 +4,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from services.policies.preset import DEFAULT, Preset, choose
-from services.policies.preset_table import load_presets
+from services.policies.preset import DEFAULT, Preset, choose, presets
 from services.runtime.main import ServedSettings
 
 
@@ -60,4 +59,4 @@ class SchedulerConfig(ServedSettings):
 
     def chosen(self) -> Preset:
         """The preset to serve by. Raises ValueError for unknown or incompatible choices."""
-        return choose(self.policy, self.preset, load_presets(self.presets_file))
+        return choose(self.policy, self.preset, presets(self.presets_file))

@@ -68,12 +68,19 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """`batcher` is the channel to a batcher process, if there is one."""
         preset = config.chosen()
         self.config = config
-        self.state = SchedulerState(preset, limits_of(config), apart=batcher is not None)
+        self.state = SchedulerState(preset, scheduler_limits(config), apart=batcher is not None)
         self.recorder: StoryRecorder | None = StoryRecorder(config.story_requests)
         self.metrics = SchedulerMetrics(registry)
         self.metrics.watch(self.state)
         self._spans = SchedulerSpans(spans)
-        self._peers = PeerServices(config, channels, self, self._spans.forecast_parent)
+        self._peers = PeerServices(
+            config,
+            channels,
+            self.metrics,
+            self.dispatch,
+            self.state.shared_representatives,
+            self._spans.forecast_parent,
+        )
         self._batcher = batcher and BatcherLink(
             batcher,
             preset,
@@ -342,7 +349,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 log.info("worker %s drains within %g s", worker_id, drain_s)
 
 
-def limits_of(config: SchedulerConfig) -> Limits:
+def scheduler_limits(config: SchedulerConfig) -> Limits:
     return Limits(
         config.max_queue, config.adopt_s, config.forecast_patience_s, config.tenant_weights
     )

@@ -1,4 +1,4 @@
-"""A separate batcher on a real socket, and a state whose rounds it arranges."""
+"""A batcher on a real socket, and a scheduler state whose rounds it arranges."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -24,7 +24,7 @@ from services.scheduler.core.state import SchedulerState
 from services.scheduler.links.batcher import BatcherLink
 from services.scheduler.observe.metrics import SchedulerMetrics
 from tests.batcher.recorded_load import RecordedStep
-from tests.policies.made_snapshots import candidates, jobs, seat, table
+from tests.policies.made_snapshots import candidates, jobs, node, table
 from tests.reach import reaching, until
 
 NAME = "foretoken.v1.Batcher"
@@ -38,7 +38,7 @@ def served(config: Mapping[str, Any], registry: CollectorRegistry | None = None)
 
 
 class Apart:
-    """A state whose rounds a BatcherLink arranges, for replaying a recorded load."""
+    """A scheduler state whose rounds a BatcherLink arranges; it replays a recorded load."""
 
     def __init__(self, channel: aio.Channel, preset: Preset, timeout_s: float = PATIENT_S):
         self.state = SchedulerState(preset, apart=True)
@@ -88,12 +88,12 @@ async def apart(
             yield made
 
 
-# Two waiting requests, and the service's answer about them
+# Two waiting requests, and the service's answer
 
 
 def two_wait() -> Candidates:
     made = jobs(2, forecast=[0, 1])
-    return candidates(made, [False, False], seat(), number=3)
+    return candidates(made, [False, False], node(), number=3)
 
 
 FORECASTS = table(Forecast((5.0, 80.0), (0.5, 0.5), 100), Forecast((1.0, 9.0), (0.9, 0.1), 100))

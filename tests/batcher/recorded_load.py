@@ -41,8 +41,8 @@ class Worker:
 
 
 class Recorder:
-    """Requests of two models with known forecasts; a third share one population, whose forecast
-    is refreshed from time to time."""
+    """Requests of two models with known forecasts; a third of them share one population, whose
+    forecast is refreshed from time to time."""
 
     def __init__(self, preset: Preset, requests: int = 80, seed: int = 0):
         self.state = SchedulerState(preset)
@@ -94,7 +94,7 @@ class Recorder:
         request = Request(name, model, int(self.rng.integers(5, 80)), most, self.now)
         self.requests[name] = request, length
         self.step(ev.Submitted("g#1", request))
-        # No two are alike, so that each is known by its points.
+        # All forecasts differ, so that the points identify each one.
         expected = Forecast((length + 0.25 + number / 1_000, 190.0), (0.8, 0.2), most, "retrieval")
         forecast = self._shared(0) if number % 3 == 0 else expected
         self.step(ev.Forecasted(((name, forecast),)))

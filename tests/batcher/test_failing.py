@@ -1,4 +1,4 @@
-"""Failing batchers: the load is served in every case."""
+"""Failing batchers: the scheduler serves the load in every case."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from tests.reach import reaching, until
 
 
 class Silent(batcher_pb2_grpc.BatcherServicer):
-    """Takes what it is recorded, and sleeps."""
+    """A batcher that records messages and never answers."""
 
     def __init__(self) -> None:
         self.streams = 0
@@ -35,7 +35,7 @@ class Silent(batcher_pb2_grpc.BatcherServicer):
 
 
 class Wrong(BatcherService):
-    """Answers what it should, spoilt."""
+    """A batcher whose answers are altered by the given function."""
 
     def __init__(self, spoil: Callable[[batcher_pb2.Arrangement], None]) -> None:
         super().__init__(BatcherConfig(), CollectorRegistry())
@@ -54,7 +54,7 @@ class Refusing(batcher_pb2_grpc.BatcherServicer):
 
 
 def first_run(answer: batcher_pb2.Arrangement) -> batcher_pb2.WorkerDecision:
-    """A decision that runs a request; without one it runs a row that is free."""
+    """The first decision that runs a request; if none does, the first one runs a free row."""
     found = next((each for each in answer.workers if each.run), None)
     if found is None:
         no_such_row(answer)
@@ -76,17 +76,17 @@ def too_few_limits(answer: batcher_pb2.Arrangement) -> None:
     decision.limits.append(9)
 
 
-def limits_without_bound(answer: batcher_pb2.Arrangement) -> None:
+def limits_above_cap(answer: batcher_pb2.Arrangement) -> None:
     decision = first_run(answer)
     decision.limits[0] = 2**64 - 1
 
 
-def limits_of_nothing(answer: batcher_pb2.Arrangement) -> None:
+def limits_of_zero(answer: batcher_pb2.Arrangement) -> None:
     decision = first_run(answer)
     decision.limits[0] = 0
 
 
-def twice(answer: batcher_pb2.Arrangement) -> None:
+def runs_row_twice(answer: batcher_pb2.Arrangement) -> None:
     decision = first_run(answer)
     decision.run.append(decision.run[0])
     decision.limits.append(decision.limits[0])
@@ -97,34 +97,35 @@ def pauses_all(answer: batcher_pb2.Arrangement) -> None:
         decision.pause.extend(decision.run or [255])
 
 
-def strange_victims(answer: batcher_pb2.Arrangement) -> None:
+def victims_that_do_not_run(answer: batcher_pb2.Arrangement) -> None:
     answer.workers[0].victims.append(4_000_000)
 
 
-def elsewhere(answer: batcher_pb2.Arrangement) -> None:
+def runs_at_another_worker(answer: batcher_pb2.Arrangement) -> None:
     for decision in answer.workers:
         decision.worker += 1
 
 
-def no_portions(answer: batcher_pb2.Arrangement) -> None:
+def no_decisions(answer: batcher_pb2.Arrangement) -> None:
     del answer.workers[:]
 
 
-def never_again(answer: batcher_pb2.Arrangement) -> None:
+def infinite_wait(answer: batcher_pb2.Arrangement) -> None:
     answer.not_before_s = float("inf")
 
 
-def no_time(answer: batcher_pb2.Arrangement) -> None:
+def nan_time(answer: batcher_pb2.Arrangement) -> None:
     answer.next_s = float("nan")
 
 
-def time_gone_by(answer: batcher_pb2.Arrangement) -> None:
+def round_due_in_past(answer: batcher_pb2.Arrangement) -> None:
     answer.next_s = -1.0
 
 
 SPOILS = (
-    no_such_row, free_row, too_few_limits, limits_without_bound, limits_of_nothing, twice,
-    pauses_all, strange_victims, elsewhere, no_portions, never_again, no_time, time_gone_by,
+    no_such_row, free_row, too_few_limits, limits_above_cap, limits_of_zero, runs_row_twice,
+    pauses_all, victims_that_do_not_run, runs_at_another_worker, no_decisions, infinite_wait,
+    nan_time, round_due_in_past,
 )  # fmt: skip
 
 
@@ -198,7 +199,7 @@ async def test_absent_batcher_is_not_waited_for() -> None:
 
 
 async def test_pending_round_is_arranged_by_scheduler_when_stream_ends() -> None:
-    """The batcher dies with the question in hand."""
+    """The batcher ends its stream while a round is pending."""
 
     class Dying(batcher_pb2_grpc.BatcherServicer):
         async def Arrange(self, requests: Any, context: Any) -> Answers:

@@ -39,7 +39,7 @@ def with_column(name: str, value: bytes | None) -> batcher_pb2.ArrangeMessage:
     return message
 
 
-def with_seat(**fields: Any) -> batcher_pb2.ArrangeMessage:
+def with_worker(**fields: Any) -> batcher_pb2.ArrangeMessage:
     message = waiting_request()
     for name, value in fields.items():
         setattr(message.candidates.workers[0], name, value)
@@ -52,7 +52,7 @@ def with_base_s(value: float) -> batcher_pb2.ArrangeMessage:
     return message
 
 
-def with_second_seat() -> batcher_pb2.ArrangeMessage:
+def with_second_worker() -> batcher_pb2.ArrangeMessage:
     message = waiting_request()
     message.candidates.workers.append(message.candidates.workers[0])
     return message
@@ -101,9 +101,9 @@ NAN = float("nan")
             with_column("forecast", ints(0, 99)),
             "columns['forecast']: names a row without a forecast",
         ),
-        (with_seat(block_tokens=0), "workers: block_tokens must be positive"),
-        (with_seat(kv_tokens=2**60), "workers: kv_tokens must be at most"),
-        (with_second_seat(), "workers: numbers must be unique"),
+        (with_worker(block_tokens=0), "workers: block_tokens must be positive"),
+        (with_worker(kv_tokens=2**60), "workers: kv_tokens must be at most"),
+        (with_second_worker(), "workers: numbers must be unique"),
         (with_base_s(float("inf")), "workers: cost must be finite"),
         (with_forecast(2, [], []), "forecasts: row 2 is not a distribution"),
         (with_forecast(2, [2, 1], [0.5, 0.5]), "forecasts: row 2 is not a distribution"),
@@ -162,7 +162,7 @@ async def test_invalid_hello_is_refused(message: batcher_pb2.ArrangeMessage, sen
 async def test_too_many_workers_or_forecasts_are_refused() -> None:
     start = encode_hello(choose("fcfs"))
     for message, sentence, config in (
-        (with_second_seat(), "workers: at most 1 per round, got 2", {"workers_max": 1}),
+        (with_second_worker(), "workers: at most 1 per round, got 2", {"workers_max": 1}),
         (waiting_request(), "rows: at most 1 per round, got 2", {"rows_max": 1}),
         (with_forecast(2, [1], [1]), "forecasts: at most 2 per round, got 3", {"rows_max": 2}),
     ):

@@ -32,7 +32,7 @@ from services.runtime.codecs.arrange import (
 )
 from services.scheduler.codec import decode_arrangement
 from services.scheduler.core import events as ev
-from services.scheduler.core.rounds import decision_of
+from services.scheduler.core.rounds import build_decision
 from services.scheduler.links.arrangement_check import find_flaw
 from tests.batcher.arranging import (
     ADD,
@@ -55,7 +55,8 @@ PRESETS = ("fcfs", "past-future", "alise", "vs", "so", "scls", "magnus")
 
 
 class Recording(BatcherService):
-    """Keeps the messages of each stream; ends it after `most` answers if given."""
+    """A batcher that keeps the messages of each stream, and ends it after `most` answers if
+    given."""
 
     def __init__(self, most: int = 10**9) -> None:
         super().__init__(BatcherConfig(), CollectorRegistry())
@@ -86,7 +87,7 @@ class Recording(BatcherService):
 async def test_recorded_load_gives_same_decisions_in_batcher_and_in_process(preset: str) -> None:
     recorded = Recorder(choose(preset)).recorded
     preempted = any(isinstance(each, ev.Preempt) for _, _, actions in recorded for each in actions)
-    assert preempted == (preset not in ("vs", "magnus"))  # memory ran out, or a turn was over
+    assert preempted == (preset not in ("vs", "magnus"))  # evicted, or at the end of a slice
     servicer = Recording()
     async with apart(servicer, preset) as there:
         rounds = await there.same_as(recorded)
@@ -176,7 +177,7 @@ def test_mirrored_forecast_row_is_bit_identical() -> None:
 
 
 def plain(asked: Candidates) -> list[Any]:
-    """All of it, to be compared; a column's kind belongs to it."""
+    """All values of the candidates, for comparison; a column's kind belongs to it."""
     columns = [asked.rows, asked.is_running, asked.key, asked.queue_key]
     columns += [getattr(asked.jobs, each.name) for each in fields(RequestColumns)]
     numbers = [(str(column.dtype), column.tolist()) for column in columns]
@@ -207,6 +208,6 @@ def test_any_board_round_trips_and_its_answer_is_valid(
     assert answers[0] == answers[1]
     arranged = decode_arrangement(answers[1])
     assert find_flaw(home, arranged) == ""
-    taken, made = decision_of(home, arranged).explanations, decisions[0].explanations
+    taken, made = build_decision(home, arranged).explanations, decisions[0].explanations
     for name in ("rows", "reasons", "first_values", "second_values"):
         assert getattr(taken, name).tolist() == getattr(made, name).tolist()

@@ -1,4 +1,4 @@
-"""Forecasts as hypothesis draws them."""
+"""Hypothesis strategies for forecasts."""
 
 from hypothesis import strategies as st
 

@@ -26,7 +26,7 @@ def test_hand_worked_distribution() -> None:
     assert HAND.mean_remaining(generated=12) == 18
 
 
-def test_nothing_longer_in_the_forecast_means_max_tokens() -> None:
+def test_output_beyond_forecast_expects_max_tokens() -> None:
     assert HAND.quantile(0.1, generated=40) == 64
     assert HAND.mean(generated=50) == 64
     assert HAND.sample(np.random.default_rng(0), generated=40) == 64
@@ -34,14 +34,14 @@ def test_nothing_longer_in_the_forecast_means_max_tokens() -> None:
     assert HAND.survival(64, generated=45) == 0
 
 
-def test_past_its_cap_nothing_remains_and_never_less() -> None:
+def test_forecast_past_cap_has_nothing_remaining() -> None:
     rng = np.random.default_rng(0)
     for g in (64, 65, 1_064):
         assert (HAND.mean(g), HAND.quantile(0.5, g), HAND.sample(rng, g)) == (g, g, g)
         assert HAND.mean_remaining(g) == 0
 
 
-def test_a_mean_below_a_cap_by_hand() -> None:
+def test_capped_mean_matches_worked_example() -> None:
     assert HAND.mean(most=30) == 0.5 * 10 + 0.25 * 20 + 0.25 * 30
     assert HAND.mean(generated=10, most=30) == 25
     assert HAND.mean(generated=20, most=30) == 30
@@ -53,7 +53,7 @@ def test_a_mean_below_a_cap_by_hand() -> None:
 
 
 @given(forecasts(), st.data())
-def test_a_mean_below_a_cap_is_that_of_the_cut_forecast(f: Forecast, data: st.DataObject) -> None:
+def test_capped_mean_equals_mean_of_truncated_forecast(f: Forecast, data: st.DataObject) -> None:
     cap = data.draw(st.integers(1, f.max_tokens + 5))
     g = data.draw(st.integers(0, f.max_tokens + 5))
     expected = f.truncated(min(cap, f.max_tokens)).mean(g)
@@ -61,7 +61,7 @@ def test_a_mean_below_a_cap_is_that_of_the_cut_forecast(f: Forecast, data: st.Da
     assert f.mean_remaining(g, cap) >= 0
 
 
-def test_truncation_moves_mass_to_the_cap() -> None:
+def test_truncation_moves_mass_to_cap() -> None:
     assert HAND.truncated(30) == Forecast((10.0, 20.0, 30.0), (0.5, 0.25, 0.25), 30)
     assert HAND.truncated(20) == Forecast((10.0, 20.0), (0.5, 0.5), 20)
     assert HAND.truncated(5) == Forecast((5.0,), (1.0,), 5)
@@ -84,7 +84,7 @@ def test_truncation_moves_mass_to_the_cap() -> None:
         ((1.0, 2.0), (0.5, 0.4), 9, "sum to 1"),
     ],
 )
-def test_what_is_no_distribution_is_refused(
+def test_invalid_distribution_is_rejected(
     points: tuple[float, ...], weights: tuple[float, ...], max_tokens: int, sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
@@ -97,7 +97,7 @@ def test_lengths_up_to_64_values_are_kept_exactly() -> None:
     )
 
 
-def test_merged_lengths_keep_mean_mass_and_a_fine_tail() -> None:
+def test_merged_lengths_keep_mean_mass_and_fine_tail() -> None:
     lengths = np.random.default_rng(1).integers(1, 4_000, 1_000)
     forecast = from_lengths(list(lengths), 4_096, "history", 7, "history/demo")
     assert len(forecast.points) == MAX_POINTS
@@ -116,14 +116,14 @@ def test_survival_falls_with_tokens(f: Forecast, g: int, a: int, b: int) -> None
     assert f.survival(f.max_tokens, g) == 0
 
 
-def test_a_mean_that_rounds_up_is_still_no_longer_than_the_longest() -> None:
+def test_rounded_mean_does_not_exceed_longest_point() -> None:
     f = Forecast((1.0, 399.0), (0.8, 0.2), 399)
     assert 399 * 0.2 / 0.2 > 399
     assert f.mean_remaining(1) == 398
 
 
 @given(forecasts(), st.data())
-def test_something_always_remains_and_nothing_passes_max_tokens(
+def test_remaining_tokens_are_positive_and_within_max_tokens(
     f: Forecast, data: st.DataObject
 ) -> None:
     g = data.draw(st.integers(0, f.max_tokens - 1))
@@ -170,7 +170,7 @@ def test_sampling_is_reproducible_and_table_equals_scalar(
 
 
 @pytest.mark.parametrize("generated", [0, 40, 150, 290])
-def test_draws_follow_the_empirical_distribution_given_progress(generated: int) -> None:
+def test_draws_follow_conditional_empirical_distribution(generated: int) -> None:
     rng = np.random.default_rng(generated)
     lengths = rng.choice([5, 20, 41, 80, 151, 160, 291, 300], 3_000, p=_P)
     forecast = from_lengths(list(lengths), 512, "history")
@@ -190,7 +190,7 @@ def test_draws_follow_the_empirical_distribution_given_progress(generated: int) 
 _P = (0.05, 0.2, 0.2, 0.2, 0.15, 0.1, 0.06, 0.04)
 
 
-def test_draws_of_merged_lengths_stay_close_to_the_lengths() -> None:
+def test_draws_of_merged_lengths_stay_close_to_lengths() -> None:
     """Merging moves a draw by less than half a group: KS below the coarsest group's mass."""
     rng = np.random.default_rng(3)
     lengths = rng.lognormal(5, 1, 1_000).round().clip(1, 4_096)
@@ -203,12 +203,12 @@ def test_draws_of_merged_lengths_stay_close_to_the_lengths() -> None:
         assert ks_2samp(drawn, longer).statistic < 1.5 * max(kept) / sum(kept) + 0.02
 
 
-def test_fractional_lengths_a_thousandth_apart_are_one_point() -> None:
+def test_lengths_within_a_thousandth_are_one_point() -> None:
     near = [100 + i / 10_000 for i in range(200)]
     f = from_lengths([*near, 5.0], 200, "x")
     assert f.mean() == pytest.approx(np.mean([*near, 5.0]), rel=1e-4)
 
 
-def test_a_forecast_longer_than_any_context_is_refused() -> None:
+def test_forecast_longer_than_any_context_is_rejected() -> None:
     with pytest.raises(ValueError, match="at most 16777215 tokens"):
         Forecast((2.0**24,), (1.0,), 2**24)

@@ -1,4 +1,4 @@
-"""The table of forecasts that a board keeps: each row means what its forecast means."""
+"""ForecastTable: every row gives the same results as its forecast."""
 
 from dataclasses import replace
 
@@ -15,10 +15,8 @@ from tests.policies.made_snapshots import table as interned
 
 
 @given(st.lists(forecasts(), min_size=1, max_size=5), st.data())
-def test_conditioned_rows_are_what_each_forecast_says(
-    fs: list[Forecast], data: st.DataObject
-) -> None:
-    """Written twice, as rows are reused: nothing of a longer forecast shows through."""
+def test_conditioned_rows_match_forecasts(fs: list[Forecast], data: st.DataObject) -> None:
+    """Each row is written twice: no part of an earlier, longer forecast remains."""
     table = interned(*fs)
     for row, f in enumerate(fs):
         table.put(row, f.points, f.weights)
@@ -45,7 +43,7 @@ def test_conditioned_rows_are_what_each_forecast_says(
         assert (np.diff(points[row]) >= 0).all()
 
 
-def test_a_table_takes_lengths_past_its_points_and_no_forecasts_at_all() -> None:
+def test_table_handles_long_outputs_and_empty_queries() -> None:
     rng = np.random.default_rng(0)
     table = interned(certain(5), certain(7))
     rows, huge = np.array([0, 1]), np.array([2**31, 2**31])
@@ -57,7 +55,7 @@ def test_a_table_takes_lengths_past_its_points_and_no_forecasts_at_all() -> None
 
 @settings(max_examples=examples(25))
 @given(st.lists(forecasts(), min_size=1, max_size=5), st.integers(0, 2**32))
-def test_a_batch_draws_each_row_from_its_own_forecast(fs: list[Forecast], seed: int) -> None:
+def test_batch_draws_each_row_from_its_forecast(fs: list[Forecast], seed: int) -> None:
     rng = np.random.default_rng(seed)
     which = rng.integers(0, len(fs), 200)
     caps = np.array([fs[i].max_tokens for i in which])
@@ -70,7 +68,7 @@ def test_a_batch_draws_each_row_from_its_own_forecast(fs: list[Forecast], seed: 
 
 @st.composite
 def shared(draw: st.DrawFn, key: str = "history/demo") -> Forecast:
-    """A population's: cut nowhere, and perhaps with mass on whatever cap its reader has."""
+    """Shared forecasts: UNCAPPED, with or without mass on UNCAPPED."""
     lengths = draw(st.lists(st.integers(1, 400), min_size=1, max_size=40))
     longest = draw(st.booleans())
     plain = from_lengths(lengths, UNCAPPED, "history", 1, key)
@@ -82,7 +80,7 @@ def shared(draw: st.DrawFn, key: str = "history/demo") -> Forecast:
 
 @settings(max_examples=examples(300))
 @given(st.lists(st.one_of(forecasts(), shared()), min_size=1, max_size=4), st.data())
-def test_a_table_means_what_each_forecast_means(fs: list[Forecast], data: st.DataObject) -> None:
+def test_table_matches_scalar_forecasts(fs: list[Forecast], data: st.DataObject) -> None:
     """Caps below the first point, mass on UNCAPPED, and more output than any forecast point."""
     table = ForecastTable(1)
     rows = [table.intern(f) for f in fs]
@@ -92,19 +90,20 @@ def test_a_table_means_what_each_forecast_means(fs: list[Forecast], data: st.Dat
             min_size=1, max_size=20,
         )
     )  # fmt: skip
-    latest = {f.shared_key: f for f in reversed(fs) if f.shared_key}  # the first one interned
+    latest = {
+        f.shared_key: f for f in reversed(fs) if f.shared_key
+    }  # a shared row keeps the first forecast interned
     which, generated, caps = (np.array(column, np.int64) for column in zip(*asked, strict=True))
     means = table.mean(np.array(rows)[which], generated, caps)
     drawn = table.sample(np.random.default_rng(1), np.array(rows)[which], generated, caps, 3)
     shares, ahead = np.array([0.0, 0.3, 0.9, 1.0]), np.array([0, 1, 7, 60, 400])
-    ends = table.quantiles(
-        np.repeat(shares[:, None], len(asked), 1), np.array(rows)[which], generated, caps
-    )
-    alive = table.survival(np.array(rows)[which], generated, caps, ahead)
+    after = table.after(np.array(rows)[which], generated, caps)
+    ends = after.quantiles(np.repeat(shares[:, None], len(asked), 1))
+    alive = after.survival(ahead)
     assert drawn.shape == (3, len(asked))
     assert (drawn <= caps).all()
     for at, ((i, g, cap), mean, draws) in enumerate(zip(asked, means, drawn.T, strict=True)):
-        # What its request may make is not in its row, but told with each question.
+        # The cap is not in the row: it is an argument of each query.
         f = replace(latest.get(fs[i].shared_key, fs[i]), max_tokens=UNCAPPED)
         assert mean == pytest.approx(min(f.mean(g, cap), cap))
         points = {min(p, float(cap)) for p in f.points if p > g} or {float(cap)}
@@ -116,7 +115,7 @@ def test_a_table_means_what_each_forecast_means(fs: list[Forecast], data: st.Dat
 
 @settings(max_examples=examples(100))
 @given(shared(), st.integers(0, 450), st.integers(1, 500), st.integers(0, 2**32))
-def test_a_draw_of_a_shared_forecast_is_that_of_the_cut_one(
+def test_draw_of_shared_forecast_equals_draw_of_truncated_one(
     f: Forecast, g: int, cap: int, seed: int
 ) -> None:
     one: Ints = np.zeros(1, np.int64)
@@ -132,7 +131,7 @@ def means(table: ForecastTable, *rows: int) -> list[float]:
     return found
 
 
-def test_rows_are_reused_and_none_is_lost() -> None:
+def test_rows_are_reused_and_none_leaks() -> None:
     table = ForecastTable(2)
     rows = [table.intern(certain(length)) for length in (1, 2, 3, 4, 5)]
     assert len(set(rows)) == 5
@@ -146,7 +145,7 @@ def test_rows_are_reused_and_none_is_lost() -> None:
     assert means(table, rows[0], rows[4], *again) == [1, 5, 10, 11, 12, 13, 14, 15]
 
 
-def test_a_population_has_one_row_for_as_long_as_anybody_uses_it() -> None:
+def test_population_has_one_row_while_in_use() -> None:
     table = ForecastTable(2)
     first, newer = (
         Forecast((float(length),), (1.0,), UNCAPPED, "history", version, "history/demo")
@@ -168,7 +167,7 @@ def test_a_population_has_one_row_for_as_long_as_anybody_uses_it() -> None:
 
 
 @given(forecasts(), forecasts(), st.integers(0, 40))
-def test_a_mirror_says_the_same_whatever_stood_in_its_row(
+def test_mirror_row_matches_whatever_it_held_before(
     before: Forecast, f: Forecast, row: int
 ) -> None:
     table, mirror = interned(f), ForecastTable(2)
@@ -198,7 +197,7 @@ def test_a_mirror_says_the_same_whatever_stood_in_its_row(
         max_size=30,
     )
 )
-def test_whoever_comes_and_goes_every_user_reads_its_own(news: list[Forecast | int]) -> None:
+def test_references_match_model_under_random_interning(news: list[Forecast | int]) -> None:
     """A number releases one of the users; a population's forecast renews it first."""
     table, used = ForecastTable(1), list[tuple[int, Forecast]]()
     for new in news:

@@ -1,4 +1,4 @@
-"""What ended answers tell, by hand: the safe start, and answers that were cut."""
+"""LengthWindow: the start, and answers cut at max_tokens, by worked examples."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ CAP = 64
 
 
 def reported(*answers: int | str, window: int = 1_000, prior: float = 1.0) -> LengthWindow:
-    """Answers that ended by themselves; "9+" was cut at its max_tokens of 9."""
+    """A window of ended answers; "9+" was cut at its max_tokens of 9."""
     lengths = LengthWindow(window, prior)
     for answer in answers:
         cut = str(answer).endswith("+")
@@ -38,13 +38,13 @@ def table(lengths: LengthWindow) -> dict[float, float]:
         # 3 is one of five. The one cut at 5 is shared by the three that are longer, each of which
         # then weighs 4/5 of a third.
         ((3, "5+", 8, 9), {3: 1 / 5, 8: 4 / 15, 9: 4 / 15, UNCAPPED: 4 / 15}),
-        # Cut where another ended: it was longer.
+        # Cut at a length where another ended: it was longer.
         ((4, "4+"), {4: 1 / 3, UNCAPPED: 2 / 3}),
-        # Nothing is known but that they are longer.
+        # All are only known to be longer.
         (("6+", "6+"), {UNCAPPED: 1.0}),
     ],
 )
-def test_a_window_with_room_by_hand(
+def test_partly_filled_window_matches_worked_examples(
     answers: tuple[int | str, ...], expected: dict[float, float]
 ) -> None:
     assert table(reported(*answers)) == pytest.approx(expected)
@@ -58,19 +58,19 @@ def test_a_window_with_room_by_hand(
         ((9, 1, 2, "3+"), {1: 1 / 3, 2: 1 / 3, UNCAPPED: 1 / 3}),
     ],
 )
-def test_a_full_window_is_the_paper_s(
+def test_full_window_equals_past_future(
     answers: tuple[int | str, ...], expected: dict[float, float]
 ) -> None:
     assert table(reported(*answers, window=3)) == pytest.approx(expected)
 
 
-def test_what_ended_for_its_length_below_its_cap_has_ended() -> None:
+def test_length_end_below_cap_counts_as_ended() -> None:
     lengths = LengthWindow()
     lengths.add(9, FinishReason.LENGTH, 100)  # the context was full
     assert table(lengths) == pytest.approx({9: 0.5, UNCAPPED: 0.5})
 
 
-def test_what_is_cut_does_not_make_the_forecast_short() -> None:
+def test_cut_answers_do_not_shorten_forecast() -> None:
     """Half of the answers are 200 tokens, and half of the clients cut theirs at 50."""
     lengths = reported(*(10, "10+", 200, "50+") * 100)
     cut = lengths.forecast("x").truncated(1_000)
@@ -80,9 +80,7 @@ def test_what_is_cut_does_not_make_the_forecast_short() -> None:
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=400), st.integers(1, 400))
-def test_many_lengths_are_merged_and_the_share_of_the_caps_is_not(
-    lengths: list[int], window: int
-) -> None:
+def test_many_lengths_are_merged_but_cap_mass_is_not(lengths: list[int], window: int) -> None:
     made = reported(*lengths, window=window).forecast("x")
     kept = lengths[-window:]
     room = len(kept) < window
@@ -96,7 +94,7 @@ def test_many_lengths_are_merged_and_the_share_of_the_caps_is_not(
     assert made.truncated(300).mean() == pytest.approx(expected, abs=0.01)
 
 
-def test_a_forecast_is_made_once_until_the_next_answer() -> None:
+def test_forecast_is_cached_until_next_answer() -> None:
     lengths = reported(5)
     first = lengths.forecast("x")
     assert lengths.forecast("x") is first
@@ -104,7 +102,7 @@ def test_a_forecast_is_made_once_until_the_next_answer() -> None:
     assert lengths.forecast("x").points == (5, 6, UNCAPPED)
 
 
-def test_the_scheduler_s_stand_in_starts_as_safely() -> None:
+def test_fallback_history_starts_with_max_tokens() -> None:
     def ended(tokens: int, reason: FinishReason, most: int = 99) -> Outcome:
         return Outcome("r", "demo", "", 12, tokens, most, reason, 1.0, 0)
 

@@ -7,8 +7,8 @@ import pytest
 
 from services.costs import BatchTiming, CostModel, Direction, Neighbours, StepTiming, SwapTiming
 from services.estimator.batches import BatchLearning, BatchMemory
-from services.estimator.errors import Errors
 from services.estimator.state import EstimatorState
+from services.estimator.windows import ErrorWindow
 from services.policies.estimate import ESTIMATES
 
 COST = CostModel(0.1, 0.001, 0.01, 0.0)
@@ -71,7 +71,7 @@ def test_batch_memory_is_bounded() -> None:
     for seconds in range(BatchMemory.WAITING + 5):
         batches.add(batch(100.0 + seconds), 200.0)
     assert is_updated(batches, 400.0)
-    assert len(batches.errors) == Errors.WINDOW
+    assert len(batches.errors) == ErrorWindow.WINDOW
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_batches_change_only_knn_estimate() -> None:
     before = state.model("w")
     assert before is not None
     seen = state.observe("w", [], batches=[batch(20.0)] * 5 + [batch(nan)], now=10.0)
-    assert (seen.version, seen.batches_kept, seen.taught, seen.renewed) == (1, 5, False, False)
+    assert (seen.version, seen.batches_kept, seen.learned, seen.changed) == (1, 5, False, False)
     seen = state.observe("w", [], now=130.0)
-    assert (seen.version, seen.taught, seen.refitted, seen.renewed) == (2, True, False, True)
+    assert (seen.version, seen.learned, seen.refitted, seen.changed) == (2, True, False, True)
     after = state.model("w")
     assert after is not None
     asked = [np.array([float(n)]) for n in (4, 100, 50)]
@@ -124,11 +124,11 @@ def test_neighbours_survive_refits_and_prices() -> None:
 def test_batches_wait_for_first_model() -> None:
     state = EstimatorState()
     seen = state.observe("w", [], batches=[batch(20.0)], now=0.0)
-    assert not state.observe("w", [], now=500.0).renewed
+    assert not state.observe("w", [], now=500.0).changed
     seen = state.observe("w", STEPS, now=501.0)
-    assert (seen.version, seen.taught) == (1, False)
+    assert (seen.version, seen.learned) == (1, False)
     seen = state.observe("w", [], now=502.0)
-    assert (seen.version, seen.taught) == (2, True)
+    assert (seen.version, seen.learned) == (2, True)
 
 
 def test_batch_error_precedes_learning() -> None:
@@ -166,8 +166,8 @@ def test_step_error_precedes_learning() -> None:
 
 
 def test_errors_match_worked_example() -> None:
-    errors = Errors()
-    for number in range(Errors.MIN_SAMPLES - 1):
+    errors = ErrorWindow()
+    for number in range(ErrorWindow.MIN_SAMPLES - 1):
         errors.add(1.0 + number / 100, 1.0)
     assert errors.quantiles() is None
     errors.add(0.5, 1.0)
@@ -175,7 +175,7 @@ def test_errors_match_worked_example() -> None:
     values = sorted([number / 100 for number in range(31)] + [0.5])
     assert median == pytest.approx((values[15] + values[16]) / 2)
     assert p90 == pytest.approx(values[27] + 0.9 * (values[28] - values[27]))  # (32 − 1)·0.9 = 27.9
-    for _ in range(2 * Errors.WINDOW):
+    for _ in range(2 * ErrorWindow.WINDOW):
         errors.add(3.0, 2.0)
     assert errors.quantiles() == pytest.approx((0.5, 0.5))
-    assert len(errors) == Errors.WINDOW
+    assert len(errors) == ErrorWindow.WINDOW

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from services.costs import CostModel, StepTiming
-from services.estimator.coverage import Coverage
 from services.estimator.linear import fit
 from services.estimator.state import EstimatorState
+from services.estimator.windows import StepWindow
 
 TRUE = CostModel(0.004, 0.00012, 0.0006, 0.0000002)
 
@@ -38,17 +38,17 @@ def coefficients(model: CostModel | None) -> tuple[float, float, float, float]:
 
 def test_exact_timings_give_exact_model() -> None:
     rng = np.random.default_rng(0)
-    model = fit(timed(mixed(rng, 64), rng), version=3)
+    model = fit(timed(mixed(rng, 64), rng))
     assert coefficients(model) == pytest.approx(coefficients(TRUE), rel=1e-4)
     assert model is not None
-    assert (model.version, model.source, model.samples) == (3, "linear", 64)
+    assert (model.version, model.source, model.samples) == (0, "linear", 64)
     assert model.error_p90 < 1e-5
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.2])
 def test_noisy_timings_give_unbiased_model(noise: float) -> None:
     rng = np.random.default_rng(1)
-    model = fit(timed(mixed(rng, 2_000), rng, noise), version=1)
+    model = fit(timed(mixed(rng, 2_000), rng, noise))
     assert coefficients(model)[1:] == pytest.approx(coefficients(TRUE)[1:], rel=0.5 * noise)
     assert model is not None
     assert model.step_s(256, 32, 20_000) == pytest.approx(TRUE.step_s(256, 32, 20_000), rel=0.02)
@@ -63,7 +63,7 @@ def test_fit_ignores_pauses_and_broken_clocks() -> None:
         s = samples[i]
         junk = 5.0 if i % 100 else 1e-9
         samples[i] = StepTiming(s.prefill_tokens, s.decode_seqs, s.context_tokens, junk)
-    model = fit(samples, version=1)
+    model = fit(samples)
     assert model is not None
     for step in ((512, 0, 512), (0, 64, 60_000), (100, 10, 5_000)):
         assert model.step_s(*step) == pytest.approx(TRUE.step_s(*step), rel=0.05)
@@ -77,7 +77,7 @@ def test_fit_ignores_warm_up_and_busy_host() -> None:
         s = samples[i]
         paused_s = s.elapsed_s * float(rng.uniform(3, 30))
         samples[i] = StepTiming(s.prefill_tokens, s.decode_seqs, s.context_tokens, paused_s)
-    model = fit(samples, version=1)
+    model = fit(samples)
     assert model is not None
     for step in ((512, 0, 512), (0, 64, 60_000), (0, 1, 100), (100, 10, 5_000)):
         assert model.step_s(*step) == pytest.approx(TRUE.step_s(*step), rel=0.03)
@@ -100,27 +100,27 @@ DECODED = [(0, n, n * length) for n in (1, 4, 16) for length in (20, 300)]
 )
 def test_underdetermined_samples_give_no_model(why: str, steps: list[tuple[int, int, int]]) -> None:
     rng = np.random.default_rng(3)
-    assert fit(timed(steps * 10, rng), version=1) is None
-    assert fit(timed(steps * 10, rng, 0.05), version=1) is None
+    assert fit(timed(steps * 10, rng)) is None
+    assert fit(timed(steps * 10, rng, 0.05)) is None
 
 
 def test_few_varied_steps_determine_model() -> None:
     """Single sequences suffice if prompts and contexts differ."""
     steps = [*READ, (0, 1, 20), (0, 1, 150), (0, 1, 300)] * 2
-    model = fit(timed(steps, np.random.default_rng(3)), version=1)
+    model = fit(timed(steps, np.random.default_rng(3)))
     assert coefficients(model) == pytest.approx(coefficients(TRUE), rel=0.02)
 
 
 def test_zero_prefill_cost_gives_no_model() -> None:
     steps = [StepTiming(p, d, c, 0.01 / (1 + p)) for p, d, c in (READ + DECODED) * 3]
-    assert fit(steps, version=1) is None
+    assert fit(steps) is None
 
 
 def test_coefficients_are_never_negative() -> None:
     """Steps that get faster with more decodes have a negative slope in plain least squares."""
     rows = [StepTiming(0, n, 50 * n + n * n, 0.1 / n) for n in range(1, 40)]
     rows += [StepTiming(16 * n, 0, 16 * n, 0.1 + 0.001 * n) for n in range(1, 20)]
-    assert min(coefficients(fit(rows, version=1))) >= 0
+    assert min(coefficients(fit(rows))) >= 0
 
 
 def test_model_stays_until_new_fit_is_determined() -> None:
@@ -136,8 +136,8 @@ def test_model_stays_until_new_fit_is_determined() -> None:
 
 def test_too_few_samples_give_no_model() -> None:
     rng = np.random.default_rng(4)
-    assert fit(timed(mixed(rng, 7), rng), version=1) is None
-    assert fit([], version=1) is None
+    assert fit(timed(mixed(rng, 7), rng)) is None
+    assert fit([]) is None
 
 
 def test_invalid_timings_are_dropped_and_counted() -> None:
@@ -164,13 +164,13 @@ def test_coverage_keeps_prefill_during_long_decode() -> None:
         state.observe("w", timed(hour, rng, 0.02))
     model = state.model("w")
     assert model is not None
-    assert model.prefill_s(512) == pytest.approx(TRUE.prefill_s(512), rel=0.1)
+    assert model.step_s(512, 0, 512) == pytest.approx(TRUE.step_s(512, 0, 512), rel=0.1)
     assert model.step_s(0, 60, 40_000) == pytest.approx(TRUE.step_s(0, 60, 40_000), rel=0.1)
     assert model.step_s(0, 1, 64) == pytest.approx(TRUE.step_s(0, 1, 64), rel=0.1)
 
 
 def test_coverage_keeps_latest_of_each_kind() -> None:
-    coverage = Coverage(window=240)
+    coverage = StepWindow(window=240)
     for i in range(500):
         assert coverage.add(StepTiming(0, 4, 100, 1.0 + i))
     assert [t.elapsed_s for t in coverage] == [1.0 + i for i in range(492, 500)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from services.costs import Direction, KVCosts, StepTiming, SwapTiming
 from services.estimator.state import EstimatorState
-from services.estimator.swaps import SwapRates
+from services.estimator.windows import SwapRates
 
 OFFLOAD, UPLOAD = Direction.OFFLOAD, Direction.UPLOAD
 STEPS = [
@@ -93,7 +93,7 @@ def test_rate_matches_reference_implementation(seen: list[tuple[float, int]]) ->
 def test_first_model_includes_earlier_swaps() -> None:
     state = EstimatorState()
     seen = state.observe("w", [], swaps(OFFLOAD, 1e-6, 64, 64, 64))
-    assert (seen.version, seen.renewed) == (0, False)
+    assert (seen.version, seen.changed) == (0, False)
     seen = state.observe("w", STEPS)
     assert (seen.version, seen.refitted, seen.repriced) == (1, True, False)
     model = state.model("w")

@@ -29,7 +29,7 @@ COST = CostModel(0.01, 0.0001, 0.001, 0.0)
 Row = tuple[int, int, int]  # prompt, generated, true length (= max_tokens)
 
 
-def seat(
+def node(
     number: int = 1,
     kv_tokens: int = 1_000,
     places: int = 99,
@@ -144,7 +144,7 @@ def formed(
         limit=granted,
         forecast=np.arange(len(rows)),
     )
-    worker = seat(kv_tokens=kv_tokens, places=most)
+    worker = node(kv_tokens=kv_tokens, places=most)
     demand = demanded(form, made, worker, forecasts, params or {}, seed, runs)
     alone = bool(queued) and queued[0][0] + queued[0][2] <= kv_tokens
     filled = fill(runs, demand, most, alone)
@@ -161,7 +161,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         st.sampled_from([1, 16]), st.booleans(),
     )  # fmt: skip
     workers = tuple(
-        seat(number, kv, places, model=model, block_tokens=block, reach_tokens=kv // (1 + narrow))
+        node(number, kv, places, model=model, block_tokens=block, reach_tokens=kv // (1 + narrow))
         for number, (kv, places, model, block, narrow) in enumerate(
             draw(st.lists(kinds, min_size=1, max_size=3)), 1
         )

@@ -20,7 +20,8 @@ from services.policies.preset import Preset, choose, presets
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Snapshot
 from tests.examples import examples
-from tests.policies.made_snapshots import jobs, seat, snapshots, table
+from tests.policies.explanations import explanation
+from tests.policies.made_snapshots import jobs, node, snapshots, table
 
 ALL = sorted(presets())
 
@@ -142,7 +143,7 @@ def one_each(*lengths: int) -> Snapshot:
     """A small and a large worker, both idle; requests of these lengths wait."""
     count = len(lengths)
     made = jobs(count, prompt=[10] * count, cap=[length - 10 for length in lengths])
-    workers = (seat(1, 100, 4), seat(2, 5_000, 4))
+    workers = (node(1, 100, 4), node(2, 5_000, 4))
     return Snapshot(0.0, made, np.arange(count), np.arange(0), workers, table())
 
 
@@ -164,19 +165,19 @@ SLOW = CostModel(0.4, 0.0, 0.04, 0.0)
 def test_slow_idle_worker_takes_request_that_full_fast_worker_cannot(preset: str) -> None:
     """Each of three requests would end sooner on the fast worker, which holds only one of them."""
     made = jobs(3, prompt=[60] * 3, cap=[30] * 3, total=[30.0] * 3)
-    workers = (seat(1, 100, 4, cost=QUICK), seat(2, 100, 4, cost=SLOW))
+    workers = (node(1, 100, 4, cost=QUICK), node(2, 100, 4, cost=SLOW))
     snapshot = Snapshot(0.0, made, np.arange(3), np.arange(0), workers, table())
     decision = decided(snapshot, preset, PolicyMemory(), 0)
     assert sorted(len(share.run) for share in decision.workers) == [1, 1]
     [left] = {0, 1, 2} - {row for share in decision.workers for row in share.run.tolist()}
-    reported = decision.explanations.for_row(left)
+    reported = explanation(decision.explanations, left)
     assert reported is not None and reported.reason is not WaitReason.ADMITTED
 
 
 def test_batch_respects_context_length_of_its_worker() -> None:
     """Worker 2 has more memory but too short a context length for the first request."""
     made = jobs(2, prompt=[10, 10], cap=[890, 90])
-    workers = (seat(1, 1_000, 4), seat(2, 2_000, 4, reach_tokens=500))
+    workers = (node(1, 1_000, 4), node(2, 2_000, 4, reach_tokens=500))
     snapshot = Snapshot(0.0, made, np.arange(2), np.arange(0), workers, table())
     shares = decided(snapshot, "vs", PolicyMemory(), 0).workers
     assert all(0 not in share.run for share in shares if share.worker == 2)
@@ -187,9 +188,9 @@ def test_wait_reasons_have_explanations() -> None:
     assert EXPLANATIONS.keys() == set(WaitReason)
     rows, reasons = np.array([4, 2]), np.array([WaitReason.MEMORY, WaitReason.BLOCKED])
     whys = WaitExplanations(rows, reasons, np.array([120.0, 3.0]), np.array([100.0, 0.0]))
-    assert str(whys.for_row(4)) == "needs 120 KV tokens in all, limit 100"
-    assert str(whys.for_row(2)) == "queue position 3, behind a request that does not fit"
-    assert whys.for_row(3) is None
+    assert str(explanation(whys, 4)) == "needs 120 KV tokens in all, limit 100"
+    assert str(explanation(whys, 2)) == "queue position 3, behind a request that does not fit"
+    assert explanation(whys, 3) is None
     joined = WaitExplanations.concatenate([whys, WaitExplanations()])
     assert [getattr(joined, each.name).tolist() for each in fields(WaitExplanations)] == [
         [4, 2], [WaitReason.MEMORY, WaitReason.BLOCKED], [120, 3], [100, 0],

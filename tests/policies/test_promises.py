@@ -15,7 +15,7 @@ from services.policies.memory import PolicyMemory
 from services.policies.preset import Preset, choose
 from services.policies.snapshot import NOWHERE, Snapshot, WorkerSnapshot
 from tests.examples import examples
-from tests.policies.made_snapshots import demanded, jobs, seat, table
+from tests.policies.made_snapshots import demanded, jobs, node, table
 from tests.policies.test_decide import check
 from tests.scheduler.load.scheduler_load import Load
 from tests.scheduler.load.test_load import bimodal
@@ -44,7 +44,7 @@ class Ask:
 
 
 @dataclass
-class Dumb:
+class GrowingWorker:
     """One worker; a paused request loses its KV. `most` is the peak of held tokens."""
 
     worker: WorkerSnapshot
@@ -121,7 +121,10 @@ def test_firm_forms_never_exceed_memory(
     """A round runs every `stride` tokens. Each request alone fits 112 tokens."""
     preset = choose("fcfs", FIRM[name])
     asks = [Ask(prompt, length, length + spare) for prompt, length, spare in rows]
-    dumb, memory = Dumb(seat(1, kv_tokens, 8, block_tokens=block), asks), PolicyMemory()
+    dumb, memory = (
+        GrowingWorker(node(1, kv_tokens, 8, block_tokens=block), asks),
+        PolicyMemory(),
+    )
     for _ in range(2_000):
         memory = dumb.carry_out(preset, memory)
         for _ in range(stride):
@@ -134,7 +137,7 @@ def test_firm_forms_never_exceed_memory(
 
 def test_growing_worker_detects_overcommitted_memory() -> None:
     """Only the prompts fit, so the worker exceeds its memory."""
-    dumb = Dumb(seat(1, 112, 8), [Ask(10, 40, 40) for _ in range(8)])
+    dumb = GrowingWorker(node(1, 112, 8), [Ask(10, 40, 40) for _ in range(8)])
     dumb.carry_out(choose("fcfs"), PolicyMemory())
     for _ in range(40):
         dumb.step()
@@ -170,7 +173,7 @@ def test_sliced_form_requires_room_for_next_slice() -> None:
         cap=[50, 50, 50, 50],
     )
     runs, limits = np.array([True, True, True, False]), np.array([12, 16, 18, 8])
-    worker = seat(kv_tokens=100)
+    worker = node(kv_tokens=100)
     demand = demanded("sliced", made, worker, table(), {}, runs=runs, limits=limits)
     assert (demand.held.tolist(), demand.limit) == ([22, 36, 38, 9], 90)
     assert demand.due is not None

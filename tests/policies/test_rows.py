@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.policies.preset import CHOICES, choose, presets
-from services.policies.preset_table import load_preset_rows, load_presets
+from services.policies.preset import CHOICES, choose, load_preset_rows, presets
 
 WHOLE = "\n".join(
     f'{key} = "{value}"' for key in CHOICES for value in [getattr(choose("fcfs"), key)]
@@ -42,11 +41,11 @@ def test_user_preset_inherits_from_like(tmp_path: Path) -> None:
     assert (plain.order, plain.residency, plain.about) == ("arrival", "cost", "Without queues")
     assert plain.params == {"watermark": 0.95, "slice_tokens": 32}
     assert plain.source == "me" and known["plain"].given == {"watermark", "slice_tokens"}
-    assert choose("plain", {"watermark": 0.5}, load_presets(file)).params["watermark"] == 0.5
+    assert choose("plain", {"watermark": 0.5}, presets(file)).params["watermark"] == 0.5
 
 
 def test_user_preset_may_be_complete(tmp_path: Path) -> None:
-    preset = load_presets(read(tmp_path, f"[mine]\n{WHOLE}\n"))["mine"]
+    preset = presets(read(tmp_path, f"[mine]\n{WHOLE}\n"))["mine"]
     assert preset.params == {"watermark": 0.95} and preset.order == "arrival"
     assert not load_preset_rows(read(tmp_path, f"[mine]\n{WHOLE}\n"))["mine"].given
 
@@ -54,22 +53,22 @@ def test_user_preset_may_be_complete(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('[fcfs]\nlike = "alise"', r'\[fcfs\]: is there already; .* like = "fcfs" in it'),
+        ('[fcfs]\nlike = "alise"', r'\[fcfs\]: the name exists; .* like = "fcfs" in it'),
         ('[x]\nlike = "alice"', r"\[x\]: unknown row 'alice', did you mean alise\?"),
         ('[x]\nlike = "y"\n[y]\nlike = "fcfs"', r"\[x\]: unknown row 'y'"),
         ('[x]\nlike = "fcfs"\nplaice = "y"', "unknown cell 'plaice', did you mean place"),
         ('[x]\nlike = "fcfs"\nname = "y"', "unknown cell 'name'"),
-        ('[x]\nlike = "fcfs"\nform = 3', "form takes a text, got 3"),
-        ('[x]\nlike = "fcfs"\nparams = 3', "params takes a table, got 3"),
+        ('[x]\nlike = "fcfs"\nform = 3', "form must be a string, got 3"),
+        ('[x]\nlike = "fcfs"\nparams = 3', "params must be a table, got 3"),
         ('[x]\nlike = "fcfs"\nparams = { watermark = 2 }', "watermark must lie in"),
         ('[x]\nlike = "fcfs"\nparams = { levels = 2 }', "levels is a number of preset.order=alise"),
         (
             '[x]\nlike = "fcfs"\nbatch_mode = "static"',
             "batch_mode=static needs preset.arrangement=batch",
         ),
-        ('[x]\norder = "arrival"', 'has no predictor, .*; give all, or like = "ROW"'),
-        ("x = 3", r"\[x\]: is no row; a row is a table"),
-        ("[x", "is no TOML: "),
+        ('[x]\norder = "arrival"', 'predictor, .* missing; give all choices, or like = "ROW"'),
+        ("x = 3", r"\[x\]: must be a table"),
+        ("[x", "is not valid TOML: "),
     ],
 )
 def test_invalid_user_preset_is_rejected_with_row_name(

@@ -20,15 +20,23 @@ from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Candidates, RequestColumns, Snapshot, WorkerSnapshot
 from services.policies.victim import VICTIMS
 from tests.examples import examples
-from tests.policies.made_snapshots import COST, candidates, jobs, ranking, seat, snapshots, table
+from tests.policies.made_snapshots import (
+    COST,
+    candidates,
+    jobs,
+    node,
+    ranking,
+    snapshots,
+    table,
+)
 
 FCFS = choose("fcfs")
 
-# Candidates: the head of each line
+# Candidates: the head of each queue
 
 
 def literal_narrow(snapshot: Snapshot, key: dict[int, float]) -> set[int]:
-    """Return the rows of all running requests, and the most urgent of each line. A line holds the
+    """Return the rows of all running requests, and the most urgent of each queue. A queue holds the
     requests paused at one worker, or those of one model and length that only some of its workers
     can hold."""
     jobs = snapshot.jobs
@@ -88,7 +96,12 @@ def test_candidates_match_reference_implementation(snapshot: Snapshot, seed: int
 def test_candidates_are_oldest_on_equal_keys() -> None:
     serial = np.random.default_rng(0).permutation(1_000)
     snapshot = Snapshot(
-        0.0, jobs(1_000, serial=serial), np.arange(1_000), np.arange(0), (seat(places=9),), table()
+        0.0,
+        jobs(1_000, serial=serial),
+        np.arange(1_000),
+        np.arange(0),
+        (node(places=9),),
+        table(),
     )
     found = select_candidates(snapshot, ranking(snapshot, np.zeros(1_000)), FCFS, 1)
     assert found.jobs.serial.tolist() == list(range(10))
@@ -149,7 +162,7 @@ def dealt(place: str, count: int, *workers: WorkerSnapshot, number: int = 0) -> 
 
 
 def test_least_load_gives_small_worker_proportional_share() -> None:
-    small, large = seat(1, 5_120, 256), seat(2, 102_400, 256)
+    small, large = node(1, 5_120, 256), node(2, 102_400, 256)
     shares = dealt("least_load", 105, small, large)
     assert shares[1] + shares[2] == 105
     assert shares[1] / 105 == pytest.approx(
@@ -158,20 +171,20 @@ def test_least_load_gives_small_worker_proportional_share() -> None:
 
 
 def test_least_load_gives_slow_worker_proportional_share() -> None:
-    slow = replace(seat(1), cost=CostModel(0.04, 0.0, 0.004, 0.0))
-    shares = dealt("least_load", 100, slow, replace(seat(2), cost=COST))
+    slow = replace(node(1), cost=CostModel(0.04, 0.0, 0.004, 0.0))
+    shares = dealt("least_load", 100, slow, replace(node(2), cost=COST))
     assert shares == {1: 20, 2: 80}
 
 
 def test_least_load_respects_slots() -> None:
-    assert dealt("least_load", 10, seat(1, places=2), seat(2, places=3)) == {
+    assert dealt("least_load", 10, node(1, places=2), node(2, places=3)) == {
         1: 2, 2: 3, NOWHERE: 5,
     }  # fmt: skip
-    assert dealt("least_load", 10, seat(1, places=2)) == {1: 2, NOWHERE: 8}
+    assert dealt("least_load", 10, node(1, places=2)) == {1: 2, NOWHERE: 8}
 
 
 def test_round_robin_continues_across_rounds() -> None:
-    three = [seat(number) for number in (1, 2, 3)]
+    three = [node(number) for number in (1, 2, 3)]
     assert dealt("round_robin", 9, *three) == {1: 3, 2: 3, 3: 3}
     alone = [dealt("round_robin", 1, *three, number=number) for number in range(6)]
     assert [next(iter(each)) for each in alone] == [1, 2, 3, 1, 2, 3]
@@ -181,9 +194,9 @@ def test_round_robin_continues_across_rounds() -> None:
 
 
 def granted(name: str, made: RequestColumns, runs: Sequence[bool], size: int) -> list[int]:
-    asked = candidates(made, runs, seat())
+    asked = candidates(made, runs, node())
     at = np.arange(len(made))
-    limits = SLICES[name].limits(asked, seat(), at, {"slice_tokens": size})
+    limits = SLICES[name].limits(asked, node(), at, {"slice_tokens": size})
     return [int(limit) for limit in limits]
 
 
@@ -243,9 +256,9 @@ def test_relief_victims_match_worked_example() -> None:
 
 def test_intervals_match_worked_example() -> None:
     """The running requests have 40 tokens left at worker 1 and 400 at worker 2."""
-    first = seat(1)
+    first = node(1)
     made = jobs(3, home=[1, 2, NOWHERE], total=[40.0, 400.0, 50.0])
-    asked = candidates(made, [True, True, False], first, seat(2), now=7.0)
+    asked = candidates(made, [True, True, False], first, node(2), now=7.0)
     assert INTERVALS["events"].ends(asked, {}) == 7
     load_s = 40 / first.full_speed
     given_params = {"interval_share": 0.5, "interval_s": 0.01}
@@ -256,7 +269,7 @@ def test_intervals_match_worked_example() -> None:
 
 def test_load_interval_is_at_most_ten_minutes() -> None:
     made = jobs(1, home=[1], total=[1e7])
-    asked = candidates(made, [True], seat(1))
+    asked = candidates(made, [True], node(1))
     assert INTERVALS["load"].ends(asked, {"interval_share": 1.0, "interval_s": 3.0}) == 600
 
 

@@ -1,4 +1,4 @@
-"""A scheduler served in process, with gateways, workers and advisers that are streams in a test."""
+"""A scheduler served in process, with gateways, workers and peers driven by the test."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -41,7 +41,8 @@ PROFILE = [
 
 
 class Texts(predictor_pb2_grpc.PredictorServicer):
-    """Foresees ten tokens of each once it may, and keeps the texts it was sent."""
+    """A predictor that forecasts ten tokens once it is released, and keeps the texts it
+    receives."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -70,7 +71,7 @@ class Texts(predictor_pb2_grpc.PredictorServicer):
 
 
 class Stream:
-    """One side of a two-way stream: says what it is given, keeps what it hears and how it ends."""
+    """The client side of a stream: sends given messages, keeps received ones and its end."""
 
     def __init__(self, method: Any):
         self._said: asyncio.Queue[Any] = asyncio.Queue()
@@ -100,7 +101,7 @@ async def iter_queue(queue: asyncio.Queue[Any]) -> AsyncIterator[Any]:
 
 @dataclass
 class Live:
-    """A scheduler that runs, and the streams that a test opened into it."""
+    """A running scheduler, and the streams that a test opened to it."""
 
     service: SchedulerService
     registry: CollectorRegistry
@@ -136,7 +137,7 @@ async def running(batcher: aio.Channel | None = None, **config: Any) -> AsyncIte
     estimator = EstimatorService(EstimatorConfig(), CollectorRegistry())
     estimator_pb2_grpc.add_EstimatorServicer_to_server(estimator, advisers)
     channel = advisers.channel()
-    # Later than any test takes: what a forecast waits for is what the test says.
+    # Longer than any test: the test decides when a forecast arrives.
     given = (
         dict.fromkeys(("forecast_patience_s", "forecast_timeout_s", "forecast_late_s"), 60.0)
         | config
@@ -168,7 +169,7 @@ def cancelled(name: str) -> scheduler_pb2.SubmitMessage:
 
 
 def run_step(stream: Stream, kind: str) -> list[str]:
-    """Requests of which it heard this, in order."""
+    """Ids of the requests with this event, in order."""
     events = [each.request for each in stream.heard if each.HasField("request")]
     return [event.request_id for event in events if event.HasField(kind)]
 

@@ -14,6 +14,7 @@ from services.scheduler.core import events as ev
 from services.scheduler.core.admission import Limits
 from services.scheduler.core.phases import RequestPhase
 from services.scheduler.core.state import SchedulerState
+from tests.policies.explanations import explanation
 
 G = "gateway#1"
 
@@ -66,5 +67,5 @@ def report(s: Any, seq: int, now: float, on: str = "w0", **what: Any) -> Any:
 
 
 def why(s: Any, name: str) -> Any:
-    """Its wait explanation from the last round."""
-    return s.rounds.decision.explanations.for_row(s.jobs[name].row)
+    """The wait explanation of a request from the last round."""
+    return explanation(s.rounds.decision.explanations, s.jobs[name].row)

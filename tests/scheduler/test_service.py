@@ -1,4 +1,4 @@
-"""The scheduler's servicer over a real socket, its advisers gone or as a test needs them."""
+"""The scheduler's servicer over a real socket, with peers absent or simulated."""
 
 import asyncio
 import time
@@ -46,7 +46,7 @@ async def test_reattached_worker_gets_its_cost_model() -> None:
 
 
 async def test_simultaneous_requests_make_few_rounds() -> None:
-    """They are forecast in one call, and one round places them all."""
+    """One call forecasts all requests, and one round places them."""
     async with running() as live:
         live.texts.may.set()
         live.worker()
@@ -54,13 +54,13 @@ async def test_simultaneous_requests_make_few_rounds() -> None:
         await settled(live)
         rounds = live.service.state.rounds.number
         for number in range(100):
-            live.service._submit("nobody#1", submitted(f"r{number}").request)
+            live.service._submit("unknown#1", submitted(f"r{number}").request)
         await until(lambda: live.service.state.ledger.running == 100)
         assert live.service.state.rounds.number - rounds <= 3
 
 
 async def settled(live: Live) -> None:
-    """Nothing is left to be decided."""
+    """Whether no round is due."""
     await until(lambda: live.service.state.round_due_s == float("inf"))
 
 
@@ -74,13 +74,13 @@ async def test_fleet_updates_are_periodic_and_only_on_change() -> None:
             gateway.say(submitted(f"r{number}"))
             await asyncio.sleep(0.005)
         await until(lambda: live.service.state.ledger.waiting == 50)
-        await until(lambda: fleets(gateway)[-1].queued >= 45)  # a tenth is no news
+        await until(lambda: fleets(gateway)[-1].queued >= 45)  # a change by a tenth is not sent
         most = (time.monotonic() - started_s) / interval_s + 1
         assert 1 < len(fleets(gateway)) <= 1 + most
         heard = len(fleets(gateway))
         await asyncio.sleep(3 * interval_s)
         assert len(fleets(gateway)) == heard
-        gateway.say(cancelled("r0"))  # one of fifty is no news
+        gateway.say(cancelled("r0"))  # a change by one of fifty is not sent
         await until(lambda: live.service.state.ledger.waiting == 49)
         await asyncio.sleep(3 * interval_s)
         assert len(fleets(gateway)) == heard
@@ -146,7 +146,7 @@ async def test_every_metric_is_exported() -> None:
 
 
 def kept(live: Live) -> set[str]:
-    """Requests of which something is kept to ask for a forecast with."""
+    """Ids for which the service keeps data for forecasts."""
     forecasts = live.service._peers.forecasts
     return {*forecasts._texts, *forecasts._questions, *forecasts._max_tokens}
 
@@ -175,7 +175,7 @@ async def test_ended_requests_leave_no_state_in_service() -> None:
 
 
 async def test_duplicate_id_leaves_forecast_of_live_request() -> None:
-    """The first call is under way; what is asked meanwhile waits for the next."""
+    """The first call is pending; later questions wait for the next."""
     async with running() as live:
         live.worker()
         gateway = live.gateway()
@@ -190,7 +190,7 @@ async def test_duplicate_id_leaves_forecast_of_live_request() -> None:
         assert live.texts.heard == ["first", "twin"]
 
 
-# A batcher of its own
+# A batcher process
 
 
 class Refusing(batcher_pb2_grpc.BatcherServicer):
@@ -241,7 +241,8 @@ async def served_by(channel: aio.Channel, whys: Sequence[str]) -> None:
 
 
 async def test_hand_over_refuses_and_cancels_nothing() -> None:
-    """Streams end, and a worker hears of no cancel: gateways announce theirs to the next one."""
+    """Streams end and workers get no cancel: gateways submit their requests to the next
+    scheduler."""
     async with running() as live:
         live.texts.may.set()
         worker, gateway = live.worker(), live.gateway()
@@ -282,6 +283,6 @@ async def test_draining_worker_receives_no_requests() -> None:
     async with running() as live:
         worker = live.worker()
         await until(lambda: "w" in live.service.state.workers)
-        leaving = scheduler_pb2.WorkerDraining(drain_s=30.0)
-        worker.say(scheduler_pb2.WorkerMessage(draining=leaving))
-        await until(lambda: live.service.state.workers["w"].leaving)
+        message = scheduler_pb2.WorkerDraining(drain_s=30.0)
+        worker.say(scheduler_pb2.WorkerMessage(draining=message))
+        await until(lambda: live.service.state.workers["w"].draining)

@@ -11,7 +11,7 @@ from math import isfinite
 from gateway.gateway import Gateway
 from gateway.sessions.sla_window import WINDOW_S
 from protos.generated import scheduler_pb2
-from services.policies.preset_table import load_presets
+from services.policies.preset import presets
 from services.runtime.errors import ServiceError
 
 REFRESH_S = 0.5  # viewers poll each second; a younger snapshot is sent again
@@ -91,7 +91,7 @@ def describe_server(gateway: Gateway, presets: Sequence[Json]) -> Json:
 @cache
 def shipped_presets() -> Sequence[Json]:
     """Name and description of each preset."""
-    return [{"name": name, "about": preset.about} for name, preset in load_presets().items()]
+    return [{"name": name, "about": preset.about} for name, preset in presets().items()]
 
 
 def _encode_worker(worker: scheduler_pb2.WorkerInfo) -> Json:

@@ -51,7 +51,7 @@ from services.policies.snapshot import Candidates
 __all__ = ["NOTES", "arrange_batches"]
 
 UNTIL = "batch_until_s"  # before this no batch forms ahead, unless every worker is idle
-POSTPONED = "batch_put_off"  # whether the last round postponed cutting
+POSTPONED = "batch_postponed"  # whether the last round postponed cutting
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ def by_urgency(batch_round: BatchRound, batches: Batches, worker: WorkerSnapshot
 
 def _able(candidates: Candidates, worker: WorkerSnapshot) -> Bools:
     jobs = candidates.jobs
-    return worker.can_run(jobs.model, jobs.prompt + jobs.cap) & (worker.max_running > 0)
+    return worker.can_run(jobs.model, jobs.longest) & (worker.max_running > 0)
 
 
 def _sizes(candidates: Candidates, preset: Preset, uses_forecast: bool) -> Sizes:

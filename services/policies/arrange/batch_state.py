@@ -12,9 +12,9 @@ import numpy as np
 from services.forecast import Floats, Ints
 from services.policies.snapshot import Bools, Candidates
 
-LAST_ID = "batch_next"  # the last batch id given out
-LAST_WORKER = "batch_turn"  # the number of the worker that took the last batch in turn
-NOTES = ("batch", "seat", "closed", "sent", "serve_s", "evictions")
+LAST_ID = "batch_last_id"  # the last batch id given out
+LAST_WORKER = "batch_last_worker"  # the number of the worker that took the last batch in turn
+NOTES = ("batch", "worker", "closed", "sent", "serve_s", "evictions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def recall_state(candidates: Candidates, returns: bool, splits: bool) -> BatchSt
     """The state at the start of a round.
 
     With `returns`, a request that has used up its slice goes back to the pool. So does a request
-    that was sent and waits again, because its worker is gone or had no free slot. With `splits`, a
+    that was sent and waits again, because its worker was lost or had no free slot. With `splits`, a
     batch that ran out of memory is split into two closed halves, which wait again together with
     the members that still run (Magnus, §III-C).
     """
@@ -71,7 +71,7 @@ def recall_state(candidates: Candidates, returns: bool, splits: bool) -> BatchSt
     exhausted = jobs.slice_exhausted if returns else np.zeros(len(waits), bool)
     state = BatchState(
         candidates.noted("batch").astype(np.int64),
-        candidates.noted("seat").astype(np.int64),
+        candidates.noted("worker").astype(np.int64),
         candidates.noted("closed") > 0,
         sent,
         candidates.noted("serve_s"),

@@ -14,7 +14,7 @@ from services.policies.form.demand import WorkerQueue
 from services.policies.form.fill import Filled, fill, fill_slots
 from services.policies.form.registry import FORMS
 from services.policies.interval import INTERVALS
-from services.policies.place.eligibility import takes
+from services.policies.place.eligibility import can_serve
 from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import RESIDENCIES, Preset
 from services.policies.slice import SLICES
@@ -22,56 +22,55 @@ from services.policies.snapshot import NOWHERE, Bools, Candidates, WorkerSnapsho
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """A worker's queue, in order, and the result of filling it, parallel to it."""
+class _FilledQueue:
+    """A worker's queue: candidate positions in order, and the result of filling it, parallel to
+    them."""
 
     worker: WorkerSnapshot
     at: Ints
     filled: Filled
 
-    def only(self, kept: Bools) -> "_Line":
-        of = self.filled
-        rest = Filled(of.run[kept], of.reasons[kept], of.a[kept], of.b[kept], of.peak)
-        return _Line(self.worker, self.at[kept], rest)
+    def select(self, kept: Bools) -> "_FilledQueue":
+        return _FilledQueue(self.worker, self.at[kept], self.filled.select(kept))
 
 
 def arrange_continuous(
     candidates: Candidates, forecasts: ForecastTable, preset: Preset, rng: np.random.Generator
 ) -> Decision:
-    """Every worker's share of the candidates."""
+    """One decision for each worker."""
 
-    def line_of(worker: WorkerSnapshot, at: Ints) -> _Line:
+    def fill_queue(worker: WorkerSnapshot, at: Ints) -> _FilledQueue:
         at = at[np.lexsort((~candidates.is_running[at], candidates.queue_key[at]))]
         runs = candidates.is_running[at]
         if not runs.all() or (len(at) and FORMS[preset.form].renews):
-            return _Line(worker, at, _filled(candidates, worker, at, forecasts, preset, rng))
+            return _FilledQueue(worker, at, _fill(candidates, worker, at, forecasts, preset, rng))
         nothing = np.zeros(len(at))
-        return _Line(worker, at, Filled(runs, np.zeros(len(at), np.int64), nothing, nothing, 0.0))
+        filled = Filled(runs, np.zeros(len(at), np.int64), nothing, nothing, 0.0)
+        return _FilledQueue(worker, at, filled)
 
     place = PLACEMENTS[preset.place]
     assigned = place.assign(candidates, preset.params)
-    lines = [
-        line_of(worker, np.flatnonzero(assigned == worker.number)) for worker in candidates.workers
+    queues = [
+        fill_queue(worker, np.flatnonzero(assigned == worker.number))
+        for worker in candidates.workers
     ]
     if not place.by_turn:
-        assigned = _dealt_to_idle(candidates, assigned, lines, line_of)
-    shares, explanations = (
-        [],
-        [explain_all(candidates, np.flatnonzero(assigned == NOWHERE), WaitReason.NO_WORKER)],
-    )
-    for line in lines:
-        filled, waits = line.filled, ~candidates.is_running[line.at]
-        rows = candidates.rows[line.at[waits]]
+        assigned = _assign_to_idle(candidates, assigned, queues, fill_queue)
+    unassigned = np.flatnonzero(assigned == NOWHERE)
+    explanations = [explain_all(candidates, unassigned, WaitReason.NO_WORKER)]
+    for queue in queues:
+        waiting = queue.select(~candidates.is_running[queue.at])
+        filled, rows = waiting.filled, candidates.rows[waiting.at]
         explanations.append(
-            WaitExplanations(rows, filled.reasons[waits], filled.a[waits], filled.b[waits])
-        )
-        shares.append(
-            worker_decision(candidates, line.worker, preset, line.at, filled.run, filled.peak)
+            WaitExplanations(rows, filled.reasons, filled.first_values, filled.second_values)
         )
     not_before_s = INTERVALS[preset.interval].ends(candidates, preset.params)
     return Decision(
         candidates.round,
-        tuple(shares),
+        tuple(
+            worker_decision(candidates, q.worker, preset, q.at, q.filled.run, q.filled.peak)
+            for q in queues
+        ),
         WaitExplanations.concatenate(explanations),
         candidates.rows,
         candidates.jobs.serial,
@@ -80,41 +79,40 @@ def arrange_continuous(
     )
 
 
-def _dealt_to_idle(
+def _assign_to_idle(
     candidates: Candidates,
     assigned: Ints,
-    lines: list[_Line],
-    line_of: Callable[[WorkerSnapshot, Ints], _Line],
+    queues: list[_FilledQueue],
+    fill_queue: Callable[[WorkerSnapshot, Ints], _FilledQueue],
 ) -> Ints:
     """Gives idle workers the requests that are not admitted where they were assigned: an immediate
-    start on a slow worker beats a later one on a fast one. Changes `lines`; returns the new
-    dealing. O(waiting), if a request waits beside an idle worker."""
+    start on a slow worker beats a later one on a fast one. Changes `queues`; returns the new
+    assignment. O(waiting), if a request waits beside an idle worker."""
     assigned, free = assigned.copy(), ~candidates.is_running & ~candidates.is_paused_with_kv()
-    for line in lines:
-        free[line.at[line.filled.run]] = False
-    for i, idle in enumerate(lines):
+    for queue in queues:
+        free[queue.at[queue.filled.run]] = False
+    for i, idle in enumerate(queues):
         if idle.filled.run.any() or not free.any():
             continue
         spare = np.flatnonzero(free & (assigned != idle.worker.number))
-        spare = spare[takes(candidates, idle.worker, spare)]
-        spare = spare[np.argsort(candidates.queue_key[spare], kind="stable")][
-            : idle.worker.max_running
-        ]
+        spare = spare[can_serve(candidates, idle.worker, spare)]
+        spare = spare[np.argsort(candidates.queue_key[spare], kind="stable")]
+        spare = spare[: idle.worker.max_running]
         if not len(spare):
             continue
-        tried = line_of(idle.worker, np.concatenate([idle.at, spare]))
+        tried = fill_queue(idle.worker, np.concatenate([idle.at, spare]))
         runs = tried.filled.run
         free[tried.at[runs]] = False
         assigned[tried.at[runs]] = idle.worker.number
-        lines[i] = tried.only(assigned[tried.at] == idle.worker.number)
-        for j, other in enumerate(lines):
+        queues[i] = tried.select(assigned[tried.at] == idle.worker.number)
+        for j, other in enumerate(queues):
             stays = assigned[other.at] == other.worker.number
             if not stays.all():
-                lines[j] = other.only(stays)
+                queues[j] = other.select(stays)
     return assigned
 
 
-def _filled(
+def _fill(
     candidates: Candidates,
     worker: WorkerSnapshot,
     at: Ints,
@@ -129,7 +127,7 @@ def _filled(
     queue = WorkerQueue(jobs, runs, limits, worker, forecasts, candidates.numbers)
     demand = FORMS[preset.form].demand(queue, preset.params, rng)
     first = int(np.argmin(runs))
-    alone = bool(jobs.prompt[first] + jobs.cap[first] <= worker.kv_tokens)
+    alone = bool(jobs.longest[first] <= worker.kv_tokens)
     if RESIDENCIES[preset.residency].held_fast:
         holds = runs | (candidates.is_paused_with_kv()[at] & here)
         return fill_slots(runs, holds, demand, worker.max_running, alone)

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from services.forecast import Ints
-from services.policies.form import dp, fixed, wma
+from services.policies.form import dp, wma
 from services.policies.form.pool import Batches, Room, Sizes
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import WorkerSnapshot
@@ -34,8 +36,25 @@ class BatchCut:
         return Room.for_worker(worker, params.get("zeta", 1.0), int(params["batch_size"]))
 
 
+def fixed(sizes: Sizes, at: Ints, known: Batches, room: Room, params: Params) -> Ints:
+    """Batches of `batch_size`, first come, first served (SLS in SCLS, §2.4; VS in Magnus, §II-E).
+    The size must be one whose worst case fits (Magnus, Eq. 1); otherwise a batch ends early.
+    O(rows)."""
+    labels = np.zeros(len(at), np.int64)
+    start = label = 0
+    while start < len(at):
+        window = at[start : start + max(1, room.slots)]
+        length = np.maximum.accumulate(sizes.length[window])
+        makes = np.maximum.accumulate(sizes.makes[window])
+        fits = room.holds(np.arange(1, len(window) + 1), length, makes)
+        count = max(1, len(window) if fits.all() else int(np.argmin(fits)))
+        labels[start : start + count] = label
+        start, label = start + count, label + 1
+    return labels
+
+
 CUTS: dict[str, BatchCut] = {
-    "fixed": BatchCut(fixed.fixed, {"batch_size": Param(7, 1, MAX_BATCH_SIZE)}, in_order=True),
+    "fixed": BatchCut(fixed, {"batch_size": Param(7, 1, MAX_BATCH_SIZE)}, in_order=True),
     "dp": BatchCut(
         dp.dp,
         {"batch_size": Param(MAX_BATCH_SIZE, 1, MAX_BATCH_SIZE), "zeta": Param(0.9, 0.01, 1.0)},

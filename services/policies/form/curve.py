@@ -12,7 +12,7 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.forecasttable import After
-from services.policies.form.demand import Demand, Need, WorkerQueue, needed
+from services.policies.form.demand import Demand, Need, WorkerQueue, needed_tokens
 from services.policies.memory import PolicyMemory
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Bools, Snapshot
@@ -75,7 +75,7 @@ def curve(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Deman
     jobs).
     """
     jobs, worker = queue.jobs, queue.worker
-    held = needed(queue)
+    held = needed_tokens(queue)
     after = queue.forecasts.after(jobs.forecast, jobs.output, jobs.cap)
     times = _times(jobs.output, after)
     holds = np.empty((1 + len(times), len(jobs)))

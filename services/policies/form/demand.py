@@ -74,7 +74,7 @@ class Form:
     renews: bool = False
 
 
-def needed(queue: WorkerQueue) -> Floats:
+def needed_tokens(queue: WorkerQueue) -> Floats:
     """Tokens that each job holds, or must hold to continue, in whole blocks."""
     jobs, worker = queue.jobs, queue.worker
     held = np.maximum(worker.whole_blocks(jobs.context), jobs.blocks * worker.block_tokens)

@@ -27,9 +27,18 @@ class Filled:
 
     run: Bools
     reasons: Ints
-    a: Floats
-    b: Floats
+    first_values: Floats
+    second_values: Floats
     peak: float
+
+    def select(self, kept: Bools) -> "Filled":
+        return Filled(
+            self.run[kept],
+            self.reasons[kept],
+            self.first_values[kept],
+            self.second_values[kept],
+            self.peak,
+        )
 
 
 _NOT_EXPLAINED = (WaitReason.BLOCKED, 0.0, 0.0)  # no request to explain
@@ -116,8 +125,8 @@ def _explain_filled(
     stopped: tuple[WaitReason, float, float],
 ) -> Filled:
     reasons = np.full(len(run), WaitReason.BLOCKED, np.int64)
-    a, b = np.arange(len(run), dtype=float), np.zeros(len(run))
-    reasons[entering], a[entering], b[entering] = WaitReason.ADMITTED, peak, limit
+    first, second = np.arange(len(run), dtype=float), np.zeros(len(run))
+    reasons[entering], first[entering], second[entering] = WaitReason.ADMITTED, peak, limit
     if len(waits):
-        reasons[waits[0]], a[waits[0]], b[waits[0]] = stopped
-    return Filled(run, reasons, a, b, peak)
+        reasons[waits[0]], first[waits[0]], second[waits[0]] = stopped
+    return Filled(run, reasons, first, second, peak)

@@ -1,18 +1,81 @@
 """Past-Future's rule (Gong et al., ASPLOS 2025): the future memory peak, over sampled lengths."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.form.demand import Demand, Need, WorkerQueue, needed
-from services.policies.form.peak import PrefixPeaks, Statistic, largest, mean
+from services.policies.form.demand import Demand, Need, WorkerQueue, needed_tokens
 from services.policies.parameters import Param, Params, named
 
 ENOUGH_DRAWS = 200  # sampled lengths of running requests above which another scenario adds little
 MAX_SCENARIOS = 5
+Statistic = Callable[[Floats], float]  # over the peaks of several scenarios
+
+
+def mean(peaks: Floats) -> float:
+    return float(peaks.mean())
+
+
+def largest(peaks: Floats) -> float:
+    return float(peaks.max())
+
+
 STATISTICS: dict[str, Statistic] = {"mean": mean, "largest": largest}
+
+
+class PrefixPeaks:
+    """M* of running requests plus the first k queued ones, as a statistic over scenarios; it must
+    rise with each scenario's peak.
+
+    M* (Past-Future, Eq. 2–4) is the most tokens held while all requests run to their end. Sorted by
+    remaining tokens, descending, the batch holds Σ_{j≤i} held_j + i·remaining_i when the i-th ends,
+    after all later ones have ended; the peak is the largest of these. 0 without requests.
+    `held` is (n,) and `remaining` (scenarios, n), the running first. Sorted once; each prefix is
+    then one masked pass, O(scenarios · n), and cached.
+    """
+
+    def __init__(self, running: int, held: Floats, remaining: Floats, statistic: Statistic = mean):
+        self._running = running
+        self._statistic = statistic
+        self._order = np.argsort(-remaining, axis=1)
+        self._held = held[self._order]
+        self._remaining = np.take_along_axis(remaining, self._order, axis=1)
+        self._known: dict[int, float] = {}
+
+    def __call__(self, queued: int) -> float:
+        """The peak with the first `queued` admitted; monotonic in it."""
+        if queued not in self._known:
+            self._known[queued] = self._peak(queued)
+        return self._known[queued]
+
+    def longest(self, most: int, limit: float) -> int:
+        """The largest k ≤ `most` whose peak is within the limit; 0 without one.
+
+        Peaks are close to linear in k. Interpolation finds the neighbourhood; halving at every
+        other step keeps the worst case logarithmic: about five passes over the rows.
+        """
+        if most == 0 or self(most) <= limit:
+            return most
+        if self(0) > limit:
+            return 0
+        low, high = 0, most  # peak(low) ≤ limit < peak(high)
+        halve = False
+        while high - low > 1:
+            share = 0.5 if halve else (limit - self(low)) / (self(high) - self(low))
+            middle = low + min(max(1, round(share * (high - low))), high - low - 1)
+            low, high = (middle, high) if self(middle) <= limit else (low, middle)
+            halve = not halve
+        return low
+
+    def _peak(self, queued: int) -> float:
+        among = self._order < self._running + queued
+        total = np.cumsum(self._held * among, axis=1) + np.cumsum(among, axis=1) * self._remaining
+        # A row outside the prefix may keep its total: it is at most that of the last member before
+        # it, which holds as much and runs at least as long, or 0 without one.
+        return self._statistic(total.max(axis=1, initial=0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +112,7 @@ def past_future(queue: WorkerQueue, params: Params, rng: np.random.Generator) ->
     remaining = np.maximum(lengths - jobs.output, 0.0)
     limit = (1 - params["reserved"]) * queue.worker.room_tokens
     statistic = list(STATISTICS.values())[int(params["statistic"])]
-    return Peaks(needed(queue), limit, remaining, statistic)
+    return Peaks(needed_tokens(queue), limit, remaining, statistic)
 
 
 PARAMS = {

@@ -49,7 +49,7 @@ class Room:
         fits: Bools = ((size == 1) | enough) & (size <= self.slots)
         return fits
 
-    def takes(self, size: int, length: int, makes: int) -> bool:
+    def fits_one(self, size: int, length: int, makes: int) -> bool:
         """Whether one batch fits."""
         each = -(-(length + makes) // self.block_tokens) * self.block_tokens
         return size <= self.slots and (size == 1 or size * each <= self.tokens)

@@ -7,13 +7,13 @@ from services.policies.form.past_future import PARAMS as PAST_FUTURE_PARAMS
 from services.policies.form.past_future import past_future
 from services.policies.form.sums import (
     BATCH_SIZE,
+    TOKEN_BUDGET,
     aggressive,
     conservative,
     fixed,
     sliced,
+    token_budget,
 )
-from services.policies.form.token_budget import PARAMS as TOKEN_BUDGET_PARAMS
-from services.policies.form.token_budget import token_budget
 from services.policies.parameters import Param
 
 FORMS: dict[str, Form] = {
@@ -21,7 +21,7 @@ FORMS: dict[str, Form] = {
     "conservative": Form(conservative, {"overcommit": Param(1.0, 0.0, 10.0)}),
     "fixed": Form(fixed, BATCH_SIZE),
     "sliced": Form(sliced, {"zeta": Param(0.9, 0.0, 1.0)}, renews=True),
-    "token_budget": Form(token_budget, TOKEN_BUDGET_PARAMS),
+    "token_budget": Form(token_budget, TOKEN_BUDGET),
     "past_future": Form(past_future, PAST_FUTURE_PARAMS),
     "curve": Form(curve, CURVE_PARAMS, feedback),
 }

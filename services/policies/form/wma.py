@@ -7,24 +7,24 @@ from services.policies.form.pool import Batches, Room, Sizes
 from services.policies.parameters import Params
 
 
-def own(length: Ints, makes: Ints) -> Floats:
-    """The part of a batch's wasted memory access that belongs to one member and decreases with its
-    length: G·L + G·(G − 1)/2."""
+def saved_access(length: Ints, makes: Ints) -> Floats:
+    """How much one member's own tokens lower the wasted memory access of a batch: G·L +
+    G·(G − 1)/2."""
     made = makes.astype(float)
     saved: Floats = made * length + made * (made - 1) / 2
     return saved
 
 
-def wma(length: Floats | Ints, makes: Floats | Ints, least_own: Floats) -> Floats:
+def wma(length: Floats | Ints, makes: Floats | Ints, least_saved: Floats) -> Floats:
     """Wasted memory access: how often KV is read in vain for the worst-off member of each batch
     (Magnus, Eq. 2–4):
 
         max_p  G(p)·(L(B) − L(p)) + Σ_{g=G(p)}^{G(B)} (g + L(B))
 
     Expanded, the terms of p are −G(p)·L(p) − G(p)·(G(p) − 1)/2, so that the worst-off member has
-    the least `own`; the rest is (L(B) + G(B)/2)·(G(B) + 1). O(batches).
+    the least `saved_access`; the rest is (L(B) + G(B)/2)·(G(B) + 1). O(batches).
     """
-    wasted: Floats = (length + makes / 2) * (makes + 1.0) - least_own
+    wasted: Floats = (length + makes / 2) * (makes + 1.0) - least_saved
     return wasted
 
 
@@ -34,7 +34,7 @@ def insert(sizes: Sizes, at: Ints, known: Batches, room: Room, params: Params) -
     index among the `known` ones, and beyond them among the new ones. O(rows · batches), vectorised
     over the batches."""
     open_ = _Open(len(known) + len(at), room)
-    owns = own(sizes.length, sizes.makes)
+    owns = saved_access(sizes.length, sizes.makes)
     sized = known.size.tolist(), known.length.tolist(), known.makes.tolist()
     for size, length, makes, mine in zip(*sized, known.min_values(owns).tolist(), strict=True):
         open_.begin(size, length, makes, mine)
@@ -95,4 +95,4 @@ class _Open:
     def _fits(self, into: int, length: int, makes: int) -> bool:
         longest = max(int(self._length[into]), length)
         most = max(int(self._makes[into]), makes)
-        return self._room.takes(self._size[into] + 1, longest, most)
+        return self._room.fits_one(self._size[into] + 1, longest, most)

@@ -17,9 +17,9 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.memory import PolicyMemory
-from services.policies.order.pace import keep_pace
-from services.policies.order.ranking import CLASS, HYSTERESIS, Ranking, fresh, next_of, steady
-from services.policies.order.starvation import at_front, starving
+from services.policies.order.pace import measure_pace
+from services.policies.order.ranking import CLASS, HYSTERESIS, Ranking, earliest_s, limit_preemption
+from services.policies.order.starvation import find_starving, put_first
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Snapshot
 
@@ -42,36 +42,34 @@ def alise(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     infinite hysteresis none passes. A running request without KV has just been admitted and is not
     passed either.
     """
-    rows = np.concatenate([snapshot.queued, snapshot.running])
+    rows = snapshot.live
     jobs, split = snapshot.jobs, len(snapshot.queued)
     serials, output, cap = jobs.serial[rows], jobs.output[rows], jobs.cap[rows]
-    pace, memory = keep_pace(snapshot, memory)
+    pace, memory = measure_pace(snapshot, memory)
     promised, forecast_row, demoted, lifted = memory.recall(COLUMNS, rows, serials)
 
-    forecast_changed = (
-        forecast_row != jobs.forecast[rows] + 1
-    )  # a better forecast replaces the promise
+    forecast_changed = forecast_row != jobs.forecast[rows] + 1  # a better one replaces the promise
     promised = np.where(forecast_changed, np.minimum(cap, jobs.total[rows]), promised)
     promised, demoted, lifted = _outlived(output, cap, promised, demoted, lifted)
     waited_s = snapshot.now - jobs.since_s[rows]
     waited_s[split:] = -inf
     lifted = np.maximum(lifted, waited_s >= params["ageing_s"])
-    starved = starving(snapshot, rows, split, memory, params["levels"] * params["ageing_s"])
+    starved = find_starving(snapshot, rows, split, memory, params["levels"] * params["ageing_s"])
 
     remaining_s = pace.remaining_s(jobs, rows, promised - output)
     moved = demoted - lifted
     levels = _levels(remaining_s, moved, params)
     key = levels * LEVEL + np.minimum(remaining_s, LEVEL / 2)
-    key = at_front(key, starved.front, snapshot.now - jobs.arrival_s[rows])
-    stays = starved.front[split:] | fresh(snapshot)
-    line = steady(key, _passed(levels, remaining_s, moved, split, params), stays)
+    key = put_first(key, starved.front, snapshot.now - jobs.arrival_s[rows])
+    passed = _passed(levels, remaining_s, moved, split, params)
+    queue_key = limit_preemption(snapshot, key, passed, starved.front[split:])
     columns = (promised, jobs.forecast[rows] + 1.0, demoted, lifted)
     kept = {name: values.astype(float) for name, values in zip(COLUMNS, columns, strict=True)}
     memory = memory.with_columns(rows, serials, **kept, **starved.columns)
     lifts = (lifted[:split] == 0) & ~starved.front[:split]
     lift_due_s = (params["ageing_s"] - waited_s[:split])[lifts]
-    next_s = min(starved.next_s, next_of(snapshot.now, lift_due_s))
-    return Ranking(rows, split, key, line, remaining_s, starved.lift_s, next_s, memory)
+    next_s = min(starved.next_s, earliest_s(snapshot.now, lift_due_s))
+    return Ranking(rows, split, key, queue_key, remaining_s, starved.lift_s, next_s, memory)
 
 
 def _outlived(

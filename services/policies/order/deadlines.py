@@ -15,8 +15,8 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.memory import PolicyMemory
-from services.policies.order.pace import Pace, keep_pace
-from services.policies.order.ranking import CLASS, Ranking, fresh, next_of, steady
+from services.policies.order.pace import Pace, measure_pace
+from services.policies.order.ranking import CLASS, Ranking, earliest_s, limit_preemption
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Bools, RequestColumns, Snapshot
 
@@ -28,8 +28,8 @@ PARAMS = {"hysteresis_s": Param(0.5, 0.0, inf)}
 def edf(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By the next deadline, including missed ones: of the first token, then of each next one.
     O(jobs)."""
-    rows = np.concatenate([snapshot.queued, snapshot.running])
-    pace, memory = keep_pace(snapshot, memory)
+    rows = snapshot.live
+    pace, memory = measure_pace(snapshot, memory)
     due_s = next_deadline_s(snapshot.jobs, rows) - snapshot.now
     return _ranking(snapshot, params, memory, pace, rows, due_s, np.isfinite(due_s), inf)
 
@@ -37,12 +37,12 @@ def edf(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
 def slack(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By the least slack: the time to the deadline minus the time still needed. Requests whose SLA
     is already missed follow, with those without an SLA, by arrival. O(jobs)."""
-    rows = np.concatenate([snapshot.queued, snapshot.running])
-    pace, memory = keep_pace(snapshot, memory)
+    rows = snapshot.live
+    pace, memory = measure_pace(snapshot, memory)
     spare_s = slack_s(snapshot, rows, pace)
     first = np.isfinite(spare_s) & (spare_s > 0)
     waits = np.arange(len(rows)) < len(snapshot.queued)
-    next_s = next_of(snapshot.now, spare_s[first & waits])  # at zero slack the SLA is missed
+    next_s = earliest_s(snapshot.now, spare_s[first & waits])  # at zero slack the SLA is missed
     return _ranking(snapshot, params, memory, pace, rows, spare_s, first, next_s)
 
 
@@ -100,7 +100,8 @@ def _ranking(
     near_s = np.clip(due_s, -CLASS / 2, CLASS / 2)
     key = np.where(first, near_s, 2 * CLASS - age_s)
     passed = np.where(first, near_s - params["hysteresis_s"], CLASS)
-    line = steady(key, passed[split:], fresh(snapshot) | np.isinf(params["hysteresis_s"]))
-    remaining_s = pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows])
+    stays = bool(np.isinf(params["hysteresis_s"]))
+    queue_key = limit_preemption(snapshot, key, passed[split:], stays)
+    remaining_s = pace.expected_s(jobs, rows)
     lift_s = np.full(len(rows), inf)
-    return Ranking(rows, split, key, line, remaining_s, lift_s, next_s, memory)
+    return Ranking(rows, split, key, queue_key, remaining_s, lift_s, next_s, memory)

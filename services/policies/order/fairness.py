@@ -6,9 +6,8 @@ from services.forecast import Floats, Ints
 from services.policies.snapshot import Bools, Snapshot
 
 
-def over_share(snapshot: Snapshot, rows: Ints, split: int, key: Floats) -> Bools:
-    """Which of the queued `rows` (those before `split`) belong to a tenant that already has its
-    share.
+def is_over_share(snapshot: Snapshot, rows: Ints, split: int, key: Floats) -> Bools:
+    """Marks the queued `rows` (those before `split`) of tenants that already have their share.
 
     While more than one tenant has requests, each tenant's share of the fleet's KV memory is
     proportional to its weight. A request counts with its prompt and expected output. Running
@@ -23,7 +22,7 @@ def over_share(snapshot: Snapshot, rows: Ints, split: int, key: Floats) -> Bools
     names, which = np.unique(tenant, return_inverse=True)
     weights = np.zeros(len(names))
     weights[which] = jobs.weight[rows]
-    due = weights / weights.sum() * sum(worker.room_tokens for worker in snapshot.workers)
+    share = weights / weights.sum() * sum(worker.room_tokens for worker in snapshot.workers)
     tokens = jobs.prompt[rows] + jobs.total[rows]
     used = np.bincount(which[split:], tokens[split:], len(names))
     at = np.lexsort((key[:split], which[:split]))
@@ -31,7 +30,7 @@ def over_share(snapshot: Snapshot, rows: Ints, split: int, key: Floats) -> Bools
     upto = np.cumsum(takes)
     starts = np.searchsorted(of, np.arange(len(names)))
     before = np.concatenate([[0.0], upto])[starts]
-    beyond = used[of] + upto - before[of] > due[of]
+    beyond = used[of] + upto - before[of] > share[of]
     waiting = np.bincount(of, minlength=len(names)) > 0
     within = np.bincount(of, ~beyond, len(names)) > 0
     # A request is only over its share if another tenant waits within its own.

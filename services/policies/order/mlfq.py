@@ -1,5 +1,4 @@
-"""Skip-join multi-level feedback queues: a request that has run for long makes way, whatever its
-forecast.
+"""Skip-join multi-level feedback queues: a long-running request is demoted, whatever its forecast.
 
 FastServe's order, a baseline in ALISE's and in the learning-to-rank paper (Fu et al., NeurIPS 2024,
 §5.1 and appendix A). Queue i serves a request for at most base·growth^i seconds and then moves it
@@ -20,8 +19,8 @@ import numpy as np
 from services.forecast import Floats
 from services.policies.memory import PolicyMemory
 from services.policies.order.iterations import progress, served_s
-from services.policies.order.pace import keep_pace
-from services.policies.order.ranking import CLASS, TICK_S, Ranking, fresh, next_of, steady
+from services.policies.order.pace import measure_pace
+from services.policies.order.ranking import CLASS, TICK_S, Ranking, earliest_s, limit_preemption
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Snapshot
 
@@ -37,16 +36,16 @@ PARAMS = {
 
 def mlfq(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By queue, then by the time of joining it. O(jobs · queues) at most, O(jobs) usually."""
-    rows = np.concatenate([snapshot.queued, snapshot.running])
+    rows = snapshot.live
     jobs, split, now = snapshot.jobs, len(snapshot.queued), snapshot.now
     serials = jobs.serial[rows]
-    pace, memory = keep_pace(snapshot, memory)
+    pace, memory = measure_pace(snapshot, memory)
     step_s = pace.step_s(snapshot)
     done, memory = progress(snapshot, memory, rows, split)
     queue, used_s, entered_s = memory.recall(COLUMNS, rows, serials)
 
-    first_s = step_s + (jobs.prompt[rows] + jobs.output[rows]) * pace.prefill_token_s
-    queue = np.where(done.seen, queue, _joins(first_s, params))
+    first_s = step_s + jobs.context_at(rows) * pace.prefill_token_s
+    queue = np.where(done.seen, queue, _joins(np.asarray(first_s, float), params))
     entered_s = np.where(done.seen, entered_s, jobs.arrival_s[rows])
     used_s = used_s + served_s(done, pace, step_s)
     queue, used_s, entered_s = _demoted(queue, used_s, entered_s, now, params)
@@ -57,13 +56,13 @@ def mlfq(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     entered_s = np.where(lifted, now, entered_s)
 
     key = queue * CLASS + CLASS / 2 - np.minimum(now - entered_s, CLASS / 4)
-    line = steady(key, queue[split:] * CLASS, fresh(snapshot))
+    queue_key = limit_preemption(snapshot, key, queue[split:] * CLASS)
     lift_s = np.full(len(rows), inf)  # the end of a queue is not the front
     columns = dict(zip(COLUMNS, (queue, used_s, entered_s), strict=True))
     memory = memory.with_columns(rows, serials, **columns, **done.columns)
-    remaining_s = pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows])
-    next_s = next_of(now, (params["ageing_s"] - waited_s)[:split][queue[:split] > 0])
-    return Ranking(rows, split, key, line, remaining_s, lift_s, next_s, memory)
+    remaining_s = pace.expected_s(jobs, rows)
+    next_s = earliest_s(now, (params["ageing_s"] - waited_s)[:split][queue[:split] > 0])
+    return Ranking(rows, split, key, queue_key, remaining_s, lift_s, next_s, memory)
 
 
 def _joins(first_s: Floats, params: Params) -> Floats:

@@ -1,11 +1,9 @@
 """Time per token: a request's share of the fleet's time, by the workers' cost models."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from services.costs import CostModel
 from services.forecast import Floats, Ints
 from services.forecasttable import ForecastTable
 from services.policies.memory import PolicyMemory
@@ -30,11 +28,15 @@ class Pace:
     def remaining_s(self, jobs: RequestColumns, rows: Ints, tokens: Floats) -> Floats:
         """Worker seconds for `tokens` more tokens (at least one), including the prefill of missing
         KV."""
-        context = jobs.prompt[rows] + jobs.output[rows]
+        context = jobs.context_at(rows)
         tokens = np.maximum(tokens, 1.0)
         decode_s = tokens * (self.token_s + self.context_token_s * (context + tokens / 2))
         remaining_s: Floats = decode_s + self._missing_s(jobs, rows)
         return remaining_s
+
+    def expected_s(self, jobs: RequestColumns, rows: Ints) -> Floats:
+        """Worker seconds for the tokens that each request is still expected to make."""
+        return self.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows])
 
     def spread_s(
         self, jobs: RequestColumns, rows: Ints, forecasts: ForecastTable
@@ -44,7 +46,7 @@ class Pace:
         points, masses = forecasts.conditioned(
             jobs.forecast[rows], jobs.output[rows], jobs.cap[rows]
         )
-        context = jobs.prompt[rows] + jobs.output[rows]
+        context = jobs.context_at(rows)
         points -= jobs.output[rows][:, None]
         tokens = np.maximum(points, 1.0, out=points)
         seconds = tokens * (self.context_token_s / 2)
@@ -55,16 +57,14 @@ class Pace:
 
     def _missing_s(self, jobs: RequestColumns, rows: Ints) -> Floats:
         """Worker seconds to prefill the missing KV."""
-        context = jobs.prompt[rows] + jobs.output[rows]
-        missing_s: Floats = np.maximum(context - jobs.held[rows], 0) * self.prefill_token_s
-        return missing_s
+        return jobs.missing_at(rows).astype(float) * self.prefill_token_s
 
     def step_s(self, snapshot: Snapshot) -> float:
         """Clock seconds of one step of `seqs` decodes, with the mean context of the running
         requests, or of the queued ones if none runs."""
         rows = snapshot.running if len(snapshot.running) else snapshot.queued
         jobs = snapshot.jobs
-        context = float(np.mean(jobs.prompt[rows] + jobs.output[rows])) if len(rows) else 0.0
+        context = float(np.mean(jobs.context_at(rows))) if len(rows) else 0.0
         return max(1e-6, self.seqs * (self.token_s + self.context_token_s * context))
 
     def on_clock_s(self, jobs: RequestColumns, rows: Ints, tokens: Floats, step_s: float) -> Floats:
@@ -74,22 +74,19 @@ class Pace:
         return on_clock_s
 
 
-def pace_of(costs: Sequence[CostModel], seqs: float) -> Pace:
-    """The mean over the workers' models, each running `seqs` requests at once."""
-    count, seqs = max(1, len(costs)), max(1.0, seqs)
-    return Pace(
+def measure_pace(snapshot: Snapshot, memory: PolicyMemory) -> tuple[Pace, PolicyMemory]:
+    """The fleet's current pace: the mean over the workers' models, each running the same number of
+    requests. That number is tracked in powers of two, so that ranks stay stable while a batch
+    fluctuates."""
+    costs = [worker.cost for worker in snapshot.workers]
+    count = max(1, len(costs))
+    seqs, known = max(1.0, len(snapshot.running) / count), memory.number(SEQS)
+    if seqs / 2 <= known <= 2 * seqs:
+        seqs = max(1.0, known)
+    pace = Pace(
         seqs,
         sum(cost.prefill_token_s for cost in costs) / count,
         sum(cost.base_s / seqs + cost.decode_seq_s for cost in costs) / count,
         sum(cost.context_token_s for cost in costs) / count,
     )
-
-
-def keep_pace(snapshot: Snapshot, memory: PolicyMemory) -> tuple[Pace, PolicyMemory]:
-    """The fleet's current pace. The number of concurrent requests is tracked in powers of two, so
-    that ranks stay stable while a batch fluctuates."""
-    seqs = max(1.0, len(snapshot.running) / max(1, len(snapshot.workers)))
-    known = memory.number(SEQS)
-    if not seqs / 2 <= known <= 2 * seqs:
-        known = seqs
-    return pace_of([w.cost for w in snapshot.workers], known), memory.with_numbers(**{SEQS: known})
+    return pace, memory.with_numbers(**{SEQS: seqs})

@@ -25,11 +25,11 @@ def rank_by_priority(ranking: Ranking, priority: Ints) -> Ranking:
     # keys and queue keys are compared with each other
     place = np.unique(both, return_inverse=True)[1].astype(float)
     key = place[: len(level)] + nth * float(len(both))
-    line = place[len(level) :] + nth * float(len(both))
+    queue_key = place[len(level) :] + nth * float(len(both))
     return replace(
         ranking,
         key=key,
-        queue_key=np.where(np.isneginf(ranking.queue_key), -np.inf, line),
+        queue_key=np.where(np.isneginf(ranking.queue_key), -np.inf, queue_key),
         lift_s=np.where(nth > 0, np.inf, ranking.lift_s),
     )
 

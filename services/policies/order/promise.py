@@ -1,4 +1,4 @@
-"""foretoken's own order: requests whose SLA is at risk first, then the shortest first.
+"""foretoken's order: requests whose SLA is at risk first, then the shortest first.
 
 Four classes, each by size (`by`: Gittins' index, the mean, or the mean and its tail):
 
@@ -9,11 +9,11 @@ Four classes, each by size (`by`: Gittins' index, the mean, or the mean and its 
   lost      the SLA is already missed: behind all others, never dropped
   over      requests of a tenant above its share while others wait (fairness.py)
 
-A running request lends its slot to one that is smaller by the share `hysteresis` if its SLA allows
-a pause of more than `lend_s`. It returns, pressed, before its gap or end is late. No other request
-whose SLA can be met is preempted, because a pause would break it. A request that has waited
-`ageing_s` moves to the front, one per worker at a time (starvation.py). That bounds every wait,
-including those of lost and of long requests.
+A running request can be preempted by one that is smaller by the share `hysteresis` if its SLA
+allows a pause of more than `lend_s`. It becomes pressed, and returns, before its gap or end is
+late. No other request whose SLA can be met is preempted, because a pause would break it. A request
+that has waited `ageing_s` moves to the front, one per worker at a time (starvation.py). That bounds
+every wait, including those of lost and of long requests.
 """
 
 from math import inf
@@ -23,11 +23,18 @@ import numpy as np
 from services.forecast import Floats, Ints
 from services.policies.memory import PolicyMemory
 from services.policies.order.deadlines import slack_s
-from services.policies.order.fairness import over_share
-from services.policies.order.pace import Pace, keep_pace
-from services.policies.order.ranking import CLASS, HYSTERESIS, Ranking, fresh, next_of, steady
+from services.policies.order.fairness import is_over_share
+from services.policies.order.pace import Pace, measure_pace
+from services.policies.order.ranking import (
+    CLASS,
+    HYSTERESIS,
+    Ranking,
+    earliest_s,
+    is_just_admitted,
+    limit_preemption,
+)
 from services.policies.order.shortest import SIZES, TAIL_PARAMS
-from services.policies.order.starvation import at_front, starving
+from services.policies.order.starvation import find_starving, put_first
 from services.policies.parameters import Param, Params, named
 from services.policies.snapshot import Bools, Snapshot
 
@@ -54,39 +61,40 @@ PARAMS = {
 def promise(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """The promise order. O(jobs log jobs), vectorised, and O(64) for each request whose size
     changed."""
-    rows = np.concatenate([snapshot.queued, snapshot.running])
+    rows = snapshot.live
     split, jobs = len(snapshot.queued), snapshot.jobs
-    pace, memory = keep_pace(snapshot, memory)
-    remaining_s = pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows])
+    pace, memory = measure_pace(snapshot, memory)
+    remaining_s = pace.expected_s(jobs, rows)
     spare_s = np.minimum(slack_s(snapshot, rows, pace), _gap_s(snapshot, rows, split))
-    starved = starving(snapshot, rows, split, memory, params["ageing_s"])
+    starved = find_starving(snapshot, rows, split, memory, params["ageing_s"])
     patience_s = np.minimum(spare_s[split:], jobs.mtpot_s[rows[split:]])
     promised = (spare_s[split:] > 0) & (patience_s <= params["lend_s"]) & np.isfinite(patience_s)
-    stays = starved.front[split:] | fresh(snapshot) | promised | np.isinf(params["hysteresis"])
+    stays = starved.front[split:] | is_just_admitted(snapshot) | promised
+    stays |= np.isinf(params["hysteresis"])
     size_s, kept = _sizes(snapshot, params, memory, pace, rows, stays, remaining_s)
     in_time = spare_s[:split] > 0
     classes = np.where(spare_s > 0, KEPT, LOST)
     turns_s = spare_s[:split][in_time]  # the SLA is missed at that time, without any other event
-    next_s = next_of(snapshot.now, turns_s)
+    next_s = earliest_s(snapshot.now, turns_s)
     lent = (jobs.output[rows[:split]] > 0) & in_time
     back_s = spare_s[:split] - params["return_s"]
     classes[:split][lent & (back_s <= 0)] = PRESSED
-    next_s = min(next_s, next_of(snapshot.now, back_s[lent]))
+    next_s = min(next_s, earliest_s(snapshot.now, back_s[lent]))
     if params["pressed_share"]:
         takes_s = remaining_s[:split] / max(1, len(snapshot.workers))
         ahead_s = _ahead_s(size_s[:split], takes_s, in_time)
         classes[:split][_pressed(ahead_s, takes_s, spare_s[:split], params)] = PRESSED
-        next_s = min(next_s, next_of(snapshot.now, turns_s - params["pressed_s"]))
+        next_s = min(next_s, earliest_s(snapshot.now, turns_s - params["pressed_s"]))
     near_s = np.minimum(size_s, CLASS / 2)
-    classes[over_share(snapshot, rows, split, classes * CLASS + near_s)] = OVER
+    classes[is_over_share(snapshot, rows, split, classes * CLASS + near_s)] = OVER
 
     age_s = snapshot.now - jobs.arrival_s[rows]
-    key = at_front(classes * CLASS + near_s, starved.front, age_s)
+    key = put_first(classes * CLASS + near_s, starved.front, age_s)
     passed = classes * CLASS + near_s / (1.0 + params["hysteresis"])
-    line = steady(key, passed[split:], stays)
+    queue_key = limit_preemption(snapshot, key, passed[split:], stays)
     memory = memory.with_columns(rows, jobs.serial[rows], **starved.columns, **kept)
     next_s = min(next_s, starved.next_s)
-    return Ranking(rows, split, key, line, remaining_s, starved.lift_s, next_s, memory)
+    return Ranking(rows, split, key, queue_key, remaining_s, starved.lift_s, next_s, memory)
 
 
 def _sizes(

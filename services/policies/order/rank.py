@@ -25,15 +25,8 @@ import numpy as np
 from services.forecast import Floats
 from services.policies.memory import PolicyMemory
 from services.policies.order.iterations import progress
-from services.policies.order.pace import keep_pace
-from services.policies.order.ranking import (
-    CLASS,
-    HYSTERESIS,
-    Ranking,
-    fresh,
-    next_of,
-    steady,
-)
+from services.policies.order.pace import measure_pace
+from services.policies.order.ranking import CLASS, HYSTERESIS, Ranking, earliest_s, limit_preemption
 from services.policies.parameters import Param, Params, named
 from services.policies.snapshot import Bools, Snapshot
 
@@ -53,10 +46,10 @@ PARAMS = {
 def rank(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """Promoted requests, then all others by score. A queued request passes a running one if its
     score is less by the share `hysteresis`, or if it is promoted and the other is not. O(jobs)."""
-    rows = np.concatenate([snapshot.queued, snapshot.running])
+    rows = snapshot.live
     jobs, split, now = snapshot.jobs, len(snapshot.queued), snapshot.now
     serials = jobs.serial[rows]
-    pace, memory = keep_pace(snapshot, memory)
+    pace, memory = measure_pace(snapshot, memory)
     step_s = pace.step_s(snapshot)
     done, memory = progress(snapshot, memory, rows, split)
     score, forecast_row, idle, quantum, promoted_s = memory.recall(COLUMNS, rows, serials)
@@ -77,17 +70,18 @@ def rank(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
 
     promoted = quantum > 0
     key, passed = _keys(score, promoted, now - promoted_s, params)
-    line = steady(key, passed[split:], fresh(snapshot) | np.isinf(params["hysteresis"]))
+    queue_key = limit_preemption(
+        snapshot, key, passed[split:], bool(np.isinf(params["hysteresis"]))
+    )
     due_s = (params["threshold"] - idle) * step_s
-    next_s = next_of(now, due_s[:split])
+    next_s = earliest_s(now, due_s[:split])
     crowded = bool(promoted[:split].any())  # waiting does not lift a request over promoted ones
     lift_s = np.full(len(rows), inf) if crowded else due_s
     columns = (score, forecast + 1.0, idle, quantum, promoted_s)
-    memory = memory.with_columns(
-        rows, serials, **dict(zip(COLUMNS, columns, strict=True)), **done.columns
-    )
-    remaining_s = pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows])
-    return Ranking(rows, split, key, line, remaining_s, lift_s, next_s, memory)
+    kept = {name: np.asarray(column, float) for name, column in zip(COLUMNS, columns, strict=True)}
+    memory = memory.with_columns(rows, serials, **kept, **done.columns)
+    remaining_s = pace.expected_s(jobs, rows)
+    return Ranking(rows, split, key, queue_key, remaining_s, lift_s, next_s, memory)
 
 
 def _keys(score: Floats, promoted: Bools, age_s: Floats, params: Params) -> tuple[Floats, Floats]:

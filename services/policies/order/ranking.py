@@ -22,11 +22,11 @@ HYSTERESIS = {"hysteresis": Param(0.25, 0.0, inf)}
 class Ranking:
     """Parallel to `rows`: the snapshot's queued requests, then its running ones (from `split` on).
 
-    `key` ascends by urgency. `queue_key` is the position in the line for a worker: the key, except
-    that running requests stand ahead of those that may not preempt them. Preemption follows from
-    it: a request is preempted if one ahead of it in the line does not fit otherwise. `remaining_s`
-    is the fleet time a request still needs. `lift_s` is the time until waiting alone brings it to
-    the front, and `next_s` the time of the next change by waiting alone.
+    `key` ascends by urgency. `queue_key` orders a worker's queue: it is the key, except that a
+    running request precedes the requests that may not preempt it. Preemption follows from it: a
+    request is preempted if one before it in the queue does not fit otherwise. `remaining_s` is the
+    fleet time a request still needs. `lift_s` is the time until waiting alone brings it to the
+    front, and `next_s` the time of the next change by waiting alone.
     """
 
     rows: Ints
@@ -43,32 +43,34 @@ class Ranking:
         return self.rows[: self.split]
 
 
-def sticky(key: Floats, split: int) -> Floats:
+def forbid_preemption(key: Floats, split: int) -> Floats:
     """Queue keys with which no running request is preempted."""
-    line = key.copy()
-    line[split:] = -np.inf
-    return line
+    queue_key = key.copy()
+    queue_key[split:] = -np.inf
+    return queue_key
 
 
-def steady(key: Floats, passed: Floats, stays: Bools) -> Floats:
+def limit_preemption(
+    snapshot: Snapshot, key: Floats, passed: Floats, stays: Bools | bool = False
+) -> Floats:
     """Queue keys with which near-equal requests do not trade places, since each trade costs a swap.
 
-    Only requests with a key below `passed` (parallel to the running ones) stand ahead of a running
-    request. Requests of `stays` are not preempted.
+    Only requests with a key below `passed` (parallel to the running ones) precede a running
+    request. Requests of `stays` and those just admitted are not preempted.
     """
-    line = key.copy()
-    split = len(key) - len(passed)
-    line[split:] = np.where(stays, -inf, np.minimum(passed, key[split:]))
-    return line
+    queue_key, split = key.copy(), len(snapshot.queued)
+    stays = stays | is_just_admitted(snapshot)
+    queue_key[split:] = np.where(stays, -inf, np.minimum(passed, key[split:]))
+    return queue_key
 
 
-def fresh(snapshot: Snapshot) -> Bools:
-    """Running requests without KV, which were just admitted and are not preempted."""
+def is_just_admitted(snapshot: Snapshot) -> Bools:
+    """Marks running requests without KV."""
     none: Bools = snapshot.jobs.held[snapshot.running] == 0
     return none
 
 
-def next_of(now: float, due_s: Floats) -> float:
+def earliest_s(now: float, due_s: Floats) -> float:
     """The earliest future time of these; infinite without one."""
     later = now + due_s
     later = later[later > now]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from services.forecast import Floats
 from services.policies.memory import PolicyMemory
@@ -15,6 +16,7 @@ from services.policies.order import (
     waiting,
 )
 from services.policies.order.ranking import Ranking
+from services.policies.order.shortest import gittins_s, mean_s, rank_by_size, tail_s
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Snapshot
 
@@ -35,9 +37,9 @@ ORDERS = {
     "arrival": Order(waiting.arrival, waiting.PARAMS, preempts=False),
     "fifo": Order(waiting.fifo, waiting.PARAMS, preempts=False),
     "alise": Order(alise.alise, alise.PARAMS, preempts=True),
-    "srtf": Order(shortest.srtf, shortest.PARAMS, preempts=True),
-    "gittins": Order(shortest.gittins, shortest.PARAMS, preempts=True),
-    "tail": Order(shortest.tail, shortest.TAIL_PARAMS, preempts=True),
+    "srtf": Order(partial(rank_by_size, mean_s), shortest.PARAMS, preempts=True),
+    "gittins": Order(partial(rank_by_size, gittins_s), shortest.PARAMS, preempts=True),
+    "tail": Order(partial(rank_by_size, tail_s), shortest.TAIL_PARAMS, preempts=True),
     "rank": Order(rank.rank, rank.PARAMS, preempts=True),
     "mlfq": Order(mlfq.mlfq, mlfq.PARAMS, preempts=True),
     "hrrn": Order(waiting.hrrn, waiting.PARAMS, preempts=False, batch_key=waiting.by_ratio),

@@ -2,9 +2,9 @@
 or its mean and tail (`tail`). All preempt; keys are seconds.
 
 With uncertain lengths, the shortest mean is not the best order. A request that is probably short
-but may be very long should get its chance first and lose its slot once it has outlived it:
-Gittins' index. Conversely, an expectation inflated by its tail avoids requests that may block
-the line for long (arXiv 2604.00499).
+but may be very long should run first, and lose its slot once it is unlikely to end soon: Gittins'
+index. Conversely, a mean inflated by its tail puts requests that may occupy a slot for long behind
+others (arXiv 2604.00499).
 
 None of the three prevents the starvation of long requests, so all use the same ageing:
 starvation.py.
@@ -16,14 +16,15 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.memory import PolicyMemory
-from services.policies.order.pace import Pace, keep_pace
-from services.policies.order.ranking import HYSTERESIS, Ranking, fresh, steady
-from services.policies.order.starvation import AGEING, at_front, starving
+from services.policies.order.pace import Pace, measure_pace
+from services.policies.order.ranking import HYSTERESIS, Ranking, limit_preemption
+from services.policies.order.starvation import AGEING, find_starving, put_first
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Snapshot
 
 SIZE = "size_s"
-MADE_OF = ("edition", "forecast", "output", "held", "token_s", "context_token_s", "missing_token_s")
+# Inputs of a size, to compute it again only when one has changed.
+SIZE_INPUTS = ("edition", "forecast", "output", "held", "token_s", "context_s", "missing_s")
 BLOCK = 256  # rows at once, so that the intermediate arrays fit in a core's cache
 _NO_CHANCE = 1e-300  # probabilities below count as zero
 
@@ -37,7 +38,7 @@ TAIL_PARAMS = {
 
 
 Size = Callable[[Snapshot, Params, PolicyMemory, Pace, Ints], tuple[Floats, dict[str, Floats]]]
-"""How large each row is, in seconds, and what is to be remembered of how that was found."""
+"""→ the size of each row in seconds, and the columns to remember."""
 
 
 def mean_s(
@@ -45,7 +46,7 @@ def mean_s(
 ) -> tuple[Floats, dict[str, Floats]]:
     """The mean remaining time, given the current output. O(jobs)."""
     jobs = snapshot.jobs
-    return pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows]), {}
+    return pace.expected_s(jobs, rows), {}
 
 
 def gittins_s(
@@ -53,7 +54,7 @@ def gittins_s(
 ) -> tuple[Floats, dict[str, Floats]]:
     """The reciprocal of Gittins' index: the least expected seconds per completion. O(jobs), and
     O(64) for each request that changed."""
-    sized = _sized(snapshot, memory, pace, rows, seconds_an_end)
+    sized = _sized(snapshot, memory, pace, rows, seconds_per_completion)
     return sized[SIZE], sized
 
 
@@ -76,21 +77,6 @@ def tail_s(
 SIZES: dict[str, Size] = {"gittins": gittins_s, "srtf": mean_s, "tail": tail_s}
 
 
-def srtf(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
-    """By the mean remaining time."""
-    return _ranking(snapshot, params, memory, mean_s)
-
-
-def gittins(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
-    """By Gittins' index."""
-    return _ranking(snapshot, params, memory, gittins_s)
-
-
-def tail(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
-    """By the mean, inflated by the tail."""
-    return _ranking(snapshot, params, memory, tail_s)
-
-
 def _sized(
     snapshot: Snapshot,
     memory: PolicyMemory,
@@ -101,7 +87,7 @@ def _sized(
     """`size` of each row's remaining times and masses, cached with its inputs: computed again only
     if an input has changed."""
     jobs = snapshot.jobs
-    made_of = (
+    inputs = (
         snapshot.forecasts.editions(jobs.forecast[rows]) + 1,  # 0 stands for an unseen request
         jobs.forecast[rows],
         jobs.output[rows],
@@ -110,18 +96,18 @@ def _sized(
         np.full(len(rows), pace.context_token_s),
         np.full(len(rows), pace.prefill_token_s),
     )
-    sized, *before = memory.recall((SIZE, *MADE_OF), rows, jobs.serial[rows])
-    same = np.all([was == now for was, now in zip(before, made_of, strict=True)], axis=0)
-    anew = np.flatnonzero(~same)
-    for at in np.split(anew, range(BLOCK, len(anew), BLOCK)):
+    sized, *before = memory.recall((SIZE, *SIZE_INPUTS), rows, jobs.serial[rows])
+    same = np.all([was == now for was, now in zip(before, inputs, strict=True)], axis=0)
+    changed = np.flatnonzero(~same)
+    for at in np.split(changed, range(BLOCK, len(changed), BLOCK)):
         seconds, masses = pace.spread_s(jobs, rows[at], snapshot.forecasts)
         sized[at] = size(seconds, masses)
     return {SIZE: sized} | {
-        name: values.astype(float) for name, values in zip(MADE_OF, made_of, strict=True)
+        name: values.astype(float) for name, values in zip(SIZE_INPUTS, inputs, strict=True)
     }
 
 
-def seconds_an_end(seconds: Floats, masses: Floats) -> Floats:
+def seconds_per_completion(seconds: Floats, masses: Floats) -> Floats:
     """min over d of E[min(S, d)] / P(S ≤ d), the reciprocal of the Gittins index.
 
     d ranges over each row's positive, ascending seconds: between two of them P does not change, so
@@ -144,17 +130,18 @@ def mean_of_longest(seconds: Floats, masses: Floats, share: float) -> Floats:
     return mean
 
 
-def _ranking(snapshot: Snapshot, params: Params, memory: PolicyMemory, size: Size) -> Ranking:
+def rank_by_size(size: Size, snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By size, except for starved requests. A queued request passes a running one if it is smaller
     by the share `hysteresis`."""
-    rows = np.concatenate([snapshot.queued, snapshot.running])
-    pace, memory = keep_pace(snapshot, memory)
+    rows = snapshot.live
+    pace, memory = measure_pace(snapshot, memory)
     size_s, kept = size(snapshot, params, memory, pace, rows)
     jobs, split = snapshot.jobs, len(snapshot.queued)
-    remaining_s = pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows])
-    starved = starving(snapshot, rows, split, memory, params["ageing_s"])
-    key = at_front(size_s, starved.front, snapshot.now - jobs.arrival_s[rows])
-    stays = starved.front[split:] | fresh(snapshot) | np.isinf(params["hysteresis"])
-    line = steady(key, size_s[split:] / (1.0 + params["hysteresis"]), stays)
+    remaining_s = pace.expected_s(jobs, rows)
+    starved = find_starving(snapshot, rows, split, memory, params["ageing_s"])
+    key = put_first(size_s, starved.front, snapshot.now - jobs.arrival_s[rows])
+    stays = starved.front[split:] | np.isinf(params["hysteresis"])
+    passed = size_s[split:] / (1.0 + params["hysteresis"])
+    queue_key = limit_preemption(snapshot, key, passed, stays)
     memory = memory.with_columns(rows, jobs.serial[rows], **starved.columns, **kept)
-    return Ranking(rows, split, key, line, remaining_s, starved.lift_s, starved.next_s, memory)
+    return Ranking(rows, split, key, queue_key, remaining_s, starved.lift_s, starved.next_s, memory)

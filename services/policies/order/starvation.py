@@ -16,7 +16,7 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.memory import PolicyMemory
-from services.policies.order.ranking import CLASS, TICK_S, next_of
+from services.policies.order.ranking import CLASS, TICK_S, earliest_s
 from services.policies.parameters import Param
 from services.policies.snapshot import Bools, RequestColumns, Snapshot, WorkerSnapshot
 
@@ -43,7 +43,7 @@ class Starving:
         return {STARVED: self.starved.astype(float), FRONT: self.front.astype(float)}
 
 
-def starving(
+def find_starving(
     snapshot: Snapshot, rows: Ints, split: int, memory: PolicyMemory, starved_s: float
 ) -> Starving:
     """State of `rows`, queued before `split`, where a wait of `starved_s` makes a request starved.
@@ -59,11 +59,11 @@ def starving(
     crowded = bool((starved & ~front)[:split].any())  # waiting alone brings no request to the front
     lift_s = np.where(front, 0.0, inf if crowded else np.maximum(0.0, starved_s - waited_s))
     waits = ~front[:split]
-    next_s = next_of(snapshot.now, starved_s - waited_s[:split][waits])
+    next_s = earliest_s(snapshot.now, starved_s - waited_s[:split][waits])
     return Starving(starved, front, lift_s, next_s)
 
 
-def at_front(key: Floats, front: Bools, age_s: Floats) -> Floats:
+def put_first(key: Floats, front: Bools, age_s: Floats) -> Floats:
     """Keys that put requests at the front before all others, the oldest first."""
     return np.where(front, -CLASS / 2 - np.minimum(age_s, CLASS / 4), key)
 
@@ -75,12 +75,12 @@ def _to_front(
     split: int,
     workers: Sequence[WorkerSnapshot],
 ) -> Bools:
-    """Fills each worker's seat at the front. A request that runs there, or rests there, keeps its
-    seat.
+    """Moves one starved request per worker to the front. A request that runs there, or waits with
+    KV there, stays at the front.
 
-    Free seats go to the oldest starved requests, each to one whose KV is on that worker. A request
-    without KV can be placed anywhere, so that it enters only when all seats of its model are empty;
-    younger ones do not pass it meanwhile. O(jobs · workers).
+    A worker without one gets the oldest starved request whose KV it has. A request without KV can
+    be placed anywhere, so that it moves to the front only while no worker of its model has one;
+    younger requests do not pass it meanwhile. O(jobs · workers).
     """
     placed = jobs.held > 0
     placed[split:] = True
@@ -91,18 +91,18 @@ def _to_front(
         return front
     for model in {worker.model for worker in workers}:
         among = waiting & (jobs.model == model)
-        roaming = _oldest(among & ~placed, jobs)
+        without_kv = _oldest(among & ~placed, jobs)
         taken = set(jobs.home[front].tolist())
         here = [worker.number for worker in workers if worker.model == model]
         for number in here:
             oldest = (
                 None if number in taken else _oldest(among & placed & (jobs.home == number), jobs)
             )
-            if oldest is not None and (roaming is None or _older(jobs, oldest, roaming)):
+            if oldest is not None and (without_kv is None or _older(jobs, oldest, without_kv)):
                 front[oldest] = True
                 taken.add(number)
-        if roaming is not None and taken.isdisjoint(here):
-            front[roaming] = True
+        if without_kv is not None and taken.isdisjoint(here):
+            front[without_kv] = True
     return front
 
 

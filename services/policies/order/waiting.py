@@ -16,8 +16,8 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.memory import PolicyMemory
-from services.policies.order.pace import Pace, keep_pace
-from services.policies.order.ranking import Ranking, sticky
+from services.policies.order.pace import Pace, measure_pace
+from services.policies.order.ranking import Ranking, forbid_preemption
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Snapshot
 
@@ -27,24 +27,24 @@ MAX_AGE_S = 1e9  # longer than the age of any request
 
 def arrival(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By arrival. O(jobs)."""
-    rows, jobs = _rows(snapshot), snapshot.jobs
+    rows, jobs = snapshot.live, snapshot.jobs
     key = jobs.arrival_s[rows] - snapshot.now
     key[jobs.preemptions[rows] > 0] -= MAX_AGE_S
-    return _ranking(snapshot, rows, key, *keep_pace(snapshot, memory))
+    return _ranking(snapshot, rows, key, *measure_pace(snapshot, memory))
 
 
 def fifo(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By the time of last entering the queue. O(jobs)."""
-    rows = _rows(snapshot)
+    rows = snapshot.live
     key = np.minimum(snapshot.jobs.since_s[rows], snapshot.now) - snapshot.now
-    return _ranking(snapshot, rows, key, *keep_pace(snapshot, memory))
+    return _ranking(snapshot, rows, key, *measure_pace(snapshot, memory))
 
 
 def hrrn(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By response ratio since arrival. Ratios change with time but have no effect before a slot is
     free, so that no extra round is requested. O(jobs)."""
-    rows, jobs = _rows(snapshot), snapshot.jobs
-    pace, memory = keep_pace(snapshot, memory)
+    rows, jobs = snapshot.live, snapshot.jobs
+    pace, memory = measure_pace(snapshot, memory)
     left = jobs.total[rows] - jobs.output[rows]
     serve_s = pace.on_clock_s(jobs, rows, left, pace.step_s(snapshot))
     key = by_ratio(snapshot.now - jobs.arrival_s[rows], serve_s)
@@ -57,14 +57,11 @@ def by_ratio(wait_s: Floats, serve_s: Floats) -> Floats:
     return -(wait_s + serve_s) / serve_s
 
 
-def _rows(snapshot: Snapshot) -> Ints:
-    return np.concatenate([snapshot.queued, snapshot.running])
-
-
 def _ranking(
     snapshot: Snapshot, rows: Ints, key: Floats, pace: Pace, memory: PolicyMemory
 ) -> Ranking:
     jobs, split = snapshot.jobs, len(snapshot.queued)
-    remaining_s = pace.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows])
+    remaining_s = pace.expected_s(jobs, rows)
     lift_s = np.full(len(rows), inf)
-    return Ranking(rows, split, key, sticky(key, split), remaining_s, lift_s, inf, memory)
+    queue_key = forbid_preemption(key, split)
+    return Ranking(rows, split, key, queue_key, remaining_s, lift_s, inf, memory)

@@ -1,11 +1,11 @@
-"""Deals queued requests to workers: filter by eligibility, score by load, pick."""
+"""Assigns queued requests to workers: filter by eligibility, score by load, pick."""
 
 from collections.abc import Callable
 
 import numpy as np
 
 from services.forecast import Ints
-from services.policies.place.eligibility import free_slots, seated, takes
+from services.policies.place.eligibility import can_serve, free_slots, select_placeable
 from services.policies.place.loads import Loads
 from services.policies.snapshot import NOWHERE, Candidates
 
@@ -39,15 +39,15 @@ def assign(
         return at
     free = [free_slots(candidates, worker) for worker in workers]
     if len(workers) == 1:
-        able = fresh[takes(candidates, workers[0], fresh)][: free[0]]
+        able = fresh[can_serve(candidates, workers[0], fresh)][: free[0]]
         at[able] = workers[0].number
         return at
     if longest_first:
-        fresh, grades = seated(candidates, workers, free, fresh)
+        fresh, grades = select_placeable(candidates, workers, free, fresh)
         longest = loads.adds[fresh].min(axis=1)
         fresh = fresh[np.lexsort((-longest, -grades))]
     there, adds, scores = loads.there.tolist(), loads.adds[fresh].tolist(), loads.scores[fresh]
-    able_rows = [takes(candidates, worker, fresh).tolist() for worker in workers]
+    able_rows = [can_serve(candidates, worker, fresh).tolist() for worker in workers]
     total = sum(free)
     for nth, (row, beside) in enumerate(zip(fresh.tolist(), scores.tolist(), strict=True)):
         if total == 0:

@@ -8,16 +8,16 @@ from services.forecast import Ints
 from services.policies.snapshot import NOWHERE, Bools, Candidates, WorkerSnapshot
 
 
-def settled(candidates: Candidates) -> Ints:
+def current_workers(candidates: Candidates) -> Ints:
     """The worker of each request that runs or waits with KV there; else NOWHERE."""
     fixed = candidates.is_running | candidates.is_paused_with_kv()
     return np.where(fixed, candidates.jobs.home, NOWHERE)
 
 
-def takes(candidates: Candidates, worker: WorkerSnapshot, rows: Ints) -> Bools:
+def can_serve(candidates: Candidates, worker: WorkerSnapshot, rows: Ints) -> Bools:
     """Whether a worker has the request's model and can hold its longest answer."""
     jobs = candidates.jobs
-    return worker.can_run(jobs.model[rows], jobs.prompt[rows] + jobs.cap[rows])
+    return worker.can_run(jobs.model[rows], jobs.longest[rows])
 
 
 def free_slots(candidates: Candidates, worker: WorkerSnapshot) -> int:
@@ -28,16 +28,16 @@ def free_slots(candidates: Candidates, worker: WorkerSnapshot) -> int:
     return max(0, worker.max_running - stay)
 
 
-def seated(
+def select_placeable(
     candidates: Candidates, workers: Sequence[WorkerSnapshot], free: Sequence[int], fresh: Ints
 ) -> tuple[Ints, Ints]:
     """The most urgent of `fresh` for which slots exist, in their order, and how constrained each
-    is: a request that fits fewer workers has the greater number. Dealt by falling number, each
+    is: a request that fits fewer workers has the greater number. Assigned by falling number, each
     to any eligible worker with a slot, all of them find one.
 
-    A worker that takes a length takes all shorter ones, so that the sets of workers by length
-    are nested. All requests can be seated if, for each of these sets, no more need it than it
-    has slots (Hall's theorem). O(fresh · lengths that workers differ by).
+    A worker that can serve a length can serve all shorter ones, so that the sets of workers by
+    length are nested. All requests can be placed if, for each of these sets, no more need it than
+    it has slots (Hall's theorem). O(fresh · lengths that workers differ by).
     """
     jobs = candidates.jobs
     grades = np.zeros(len(fresh), np.int64)
@@ -47,7 +47,7 @@ def seated(
         reaches = sorted({workers[i].reach_tokens for i in ours})
         room = [sum(free[i] for i in ours if workers[i].reach_tokens >= r) for r in reaches]
         mine = np.flatnonzero(jobs.model[fresh] == model)
-        needs = (jobs.prompt + jobs.cap)[fresh[mine]]
+        needs = jobs.longest[fresh[mine]]
         grade = np.searchsorted(reaches, needs)
         able = grade < len(reaches)
         mine, grade = mine[able], grade[able]
@@ -58,7 +58,7 @@ def seated(
 
 
 def _fitting(grades: list[int], room: list[int]) -> list[int]:
-    """Positions that can be seated, the first first; `room[g]` is for grades of at least g."""
+    """Positions that can be placed, the first first; `room[g]` is for grades of at least g."""
     room, fitting = list(room), []
     for at, grade in enumerate(grades):
         if min(room[: grade + 1]) > 0:

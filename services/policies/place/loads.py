@@ -1,11 +1,11 @@
-"""The load of each worker, and the load that each request would add."""
+"""The load of each worker, the load that each request would add, and its cached prefix there."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.snapshot import Candidates, WorkerSnapshot
+from services.policies.snapshot import Bools, Candidates, RequestColumns, Snapshot, WorkerSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Loads:
     scores: Floats
 
 
-def by_tokens(candidates: Candidates) -> Loads:
+def loads_in_tokens(candidates: Candidates) -> Loads:
     """In tokens held and still to make, over the worker's speed with full memory: a small or slow
     worker gets its share beside a large or fast one."""
     jobs = candidates.jobs
@@ -29,21 +29,21 @@ def by_tokens(candidates: Candidates) -> Loads:
     return Loads(there / speeds, adds, np.zeros_like(adds))
 
 
-def by_seconds(candidates: Candidates, at: Ints) -> Loads:
+def loads_in_seconds(candidates: Candidates, at: Ints) -> Loads:
     """In seconds of the worker's device, by its cost model; `at` names the requests there."""
-    adds = works_s(candidates)
+    adds = work_by_worker_s(candidates)
     return Loads(_sums(candidates, at, adds), adds, np.zeros_like(adds))
 
 
-def by_seconds_saved(candidates: Candidates, at: Ints, weight: float) -> Loads:
+def loads_less_cached(candidates: Candidates, at: Ints, weight: float) -> Loads:
     """The same, without prefill of cached tokens. Beside the load counts what a request adds, minus
     the saved prefill times `weight`: at 1 it goes where it would finish first, above that
     increasingly to its prefix."""
-    whole, adds = works_s(candidates), works_s(candidates, candidates.cached)
+    whole, adds = work_by_worker_s(candidates), work_by_worker_s(candidates, candidates.cached)
     return Loads(_sums(candidates, at, adds), adds, whole - weight * (whole - adds))
 
 
-def works_s(candidates: Candidates, cached: Ints | None = None) -> Floats:
+def work_by_worker_s(candidates: Candidates, cached: Ints | None = None) -> Floats:
     """Seconds that each request still needs at each worker, (rows, workers), with that much of it
     cached."""
     works = np.empty((len(candidates.rows), len(candidates.workers)))
@@ -74,3 +74,33 @@ def work_s(candidates: Candidates, worker: WorkerSnapshot, cached: Ints | int = 
     prefill_s = missing * cost.prefill_token_s
     work: Floats = prefill_s + left * token_s + cost.context_token_s * reads
     return work
+
+
+def cached_tokens(snapshot: Snapshot, rows: Ints, jobs: RequestColumns) -> Ints:
+    """Cached prompt tokens, (rows, workers): as many of a prompt's first blocks as are cached
+    without a gap.
+
+    Each distinct hash is looked up once, in order, which is several times as fast: O(rows ·
+    CHAIN · (log (rows · CHAIN) + workers) + hashes · log blocks · workers).
+    """
+    found = np.zeros((len(rows), len(snapshot.workers)), np.int64)
+    if not len(snapshot.chains):
+        return found
+    chains = snapshot.chains[rows]
+    if not chains.any():
+        return found
+    names, which = np.unique(chains, return_inverse=True)
+    for column, worker in enumerate(snapshot.workers):
+        if len(worker.prefixes):
+            near = np.searchsorted(worker.prefixes, names)
+            there = worker.prefixes[np.minimum(near, len(worker.prefixes) - 1)] == names
+            there &= names != 0
+            blocks = _leading(there[which].reshape(chains.shape))
+            found[:, column] = np.minimum(blocks * worker.block_tokens, jobs.prompt)
+    return found
+
+
+def _leading(there: Bools) -> Ints:
+    """The number of leading true values of each row."""
+    leading: Ints = np.where(there.all(axis=1), there.shape[1], np.argmin(there, axis=1))
+    return leading

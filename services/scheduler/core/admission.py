@@ -27,7 +27,7 @@ class Limits:
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
 
 
-def refusal(
+def find_refusal(
     ledger: Ledger, limits: Limits, request: Request, drain_s: float, now: float
 ) -> Reject | None:
     """The reason to refuse this request, if there is one. `drain_s` is the drain time of its
@@ -35,9 +35,9 @@ def refusal(
     that names a worker skips the check against attached workers: its worker may attach later."""
     if request.request_id in ledger.jobs:
         return Reject(RejectReason.DUPLICATE, f"request id {request.request_id} is in use")
-    if reject := invalid_lengths(request):
+    if reject := check_lengths(request):
         return reject
-    if not request.worker_id and (reject := unservable(ledger, request)):
+    if not request.worker_id and (reject := check_servable(ledger, request)):
         return reject
     wait_s = max(UNKNOWN_S, drain_s)
     if _is_full(ledger, limits, request.model):
@@ -67,7 +67,7 @@ def _is_full(ledger: Ledger, limits: Limits, model: str) -> bool:
     return model not in served or ledger.waiting_for(model) >= limits.max_queue / len(served)
 
 
-def invalid_lengths(request: Request) -> Reject | None:
+def check_lengths(request: Request) -> Reject | None:
     """Refuses lengths that no request may have."""
     prompt, most = request.prompt_tokens, request.max_tokens
     if min(prompt, most) < 1 or request.delivered_tokens < 0:
@@ -84,7 +84,7 @@ def invalid_lengths(request: Request) -> Reject | None:
     return None
 
 
-def unservable(ledger: Ledger, request: Request) -> Reject | None:
+def check_servable(ledger: Ledger, request: Request) -> Reject | None:
     """Refuses a request that no attached worker could ever run. Without any worker it is accepted:
     one may attach that can."""
     workers = ledger.workers.values()
@@ -124,7 +124,7 @@ def _rate(snapshot: Snapshot, worker: WorkerSnapshot) -> float:
     jobs = snapshot.jobs
     here = snapshot.running[jobs.home[snapshot.running] == worker.number]
     seqs = max(1, len(here))
-    context = float(np.sum(jobs.prompt[here] + jobs.output[here])) / seqs
+    context = float(np.sum(jobs.context_at(here))) / seqs
     return worker.cost.decode_tokens_per_s(seqs, context)
 
 
@@ -135,14 +135,13 @@ def fastest_prefill_s(workers: tuple[WorkerSnapshot, ...], tokens: Ints) -> Floa
     return np.asarray(base_s + token_s * tokens, float)
 
 
-def past_saving(snapshot: Snapshot) -> list[int]:
+def find_unreachable_deadlines(snapshot: Snapshot) -> list[int]:
     """Queued rows that could not produce one more token by their deadline if they ran at once on
     the fastest worker: they end now instead of at the deadline."""
     jobs, queued = snapshot.jobs, snapshot.queued
     dated = queued[jobs.deadline_s[queued] < inf]
     if not len(dated) or not snapshot.workers:
         return []
-    missing = np.maximum(jobs.prompt[dated] + jobs.output[dated] - jobs.held[dated], 0)
-    ready_s = snapshot.now + fastest_prefill_s(snapshot.workers, missing)
+    ready_s = snapshot.now + fastest_prefill_s(snapshot.workers, jobs.missing_at(dated))
     late: list[int] = dated[ready_s > jobs.deadline_s[dated]].tolist()
     return late

@@ -13,7 +13,7 @@ queued from its tokens.
 """
 
 from services.core import HeldRequest, Request
-from services.scheduler.core.admission import unservable
+from services.scheduler.core.admission import check_servable
 from services.scheduler.core.events import Displace, WorkerAttached
 from services.scheduler.core.jobs import Job, WorkerJobs
 from services.scheduler.core.ledger import Ledger
@@ -89,11 +89,12 @@ def drop_other_orphans(ledger: Ledger, request: Request) -> None:
 
 
 def start_over(ledger: Ledger, job: Job) -> None:
-    """Queue a request that its worker does not have. The gateway sends the prompt again."""
-    ledger.start_over(job)
+    """Queue a request whose worker did not attach again, or attached without it. The gateway sends
+    the prompt again."""
+    ledger.enqueue(job, TransitionCause.NOT_HELD)
     _refuse_if_unservable(ledger, job)
 
 
 def _refuse_if_unservable(ledger: Ledger, job: Job) -> None:
-    if reject := unservable(ledger, job.request):
+    if reject := check_servable(ledger, job.request):
         ledger.refuse(job, reject)

@@ -1,4 +1,4 @@
-"""Moves requests away from workers that are leaving.
+"""Moves requests away from workers that are draining.
 
 A running request is paused as a round pauses it: the worker confirms that it stopped before the
 request starts elsewhere. A request that no other worker could run continues to its end there.
@@ -11,17 +11,17 @@ from services.scheduler.core.phases import RequestPhase
 
 
 def evacuate_all(ledger: Ledger) -> bool:
-    """Run at the start of each round; returns whether a worker is leaving. O(workers), and O(rows)
-    for each that is leaving."""
-    leaving = [worker for worker in ledger.workers.values() if worker.leaving]
-    for worker in leaving:
+    """Run at the start of each round; returns whether a worker is draining. O(workers), and O(rows)
+    for each that is draining."""
+    draining = [worker for worker in ledger.workers.values() if worker.draining]
+    for worker in draining:
         _evacuate(ledger, worker)
-    return bool(leaving)
+    return bool(draining)
 
 
 def _evacuate(ledger: Ledger, worker: WorkerJobs) -> None:
     columns = ledger.board.jobs
-    staying = [other for other in ledger.workers.values() if not other.leaving]
+    staying = [other for other in ledger.workers.values() if not other.draining]
     for job in ledger.jobs_with_home(worker):
         if ledger.phase(job) is not RequestPhase.RUNNING:
             if job.request_id not in worker.pausing:

@@ -104,7 +104,7 @@ class Round:
 
 
 class WorkerDecisionRow(NamedTuple):
-    """A worker's share of a decision as plain numbers; run, pause and victims are board rows."""
+    """A worker decision as plain numbers; run, pause and victims are board rows."""
 
     worker: int
     run: tuple[int, ...]
@@ -192,7 +192,7 @@ class SendPlan:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Tell the gateway where to send the prompt."""
+    """To the gateway: where to send the prompt."""
 
     link: str
     request_id: str
@@ -203,7 +203,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Tell the gateway that the request runs nowhere."""
+    """To the gateway: no worker runs the request."""
 
     link: str
     request_id: str
@@ -212,8 +212,8 @@ class Preempt:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Tell the gateway that the worker with the request's tokens runs it again. `held_tokens` of
-    its KV are on the device or return from host memory first."""
+    """To the gateway: the worker with the request's tokens runs it again. `held_tokens` of its KV
+    are on the device or return from host memory first."""
 
     link: str
     request_id: str
@@ -222,8 +222,8 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class SendForecast:
-    """Tell the gateway what is expected of a request with `include_forecast`: `token_s` per token
-    while it runs, and once `ttft_s` from its arrival to its first token."""
+    """To the gateway, for a request with `include_forecast`: its forecast, the expected `token_s`
+    per token while it runs, and once the expected `ttft_s` from its arrival to its first token."""
 
     link: str
     request_id: str

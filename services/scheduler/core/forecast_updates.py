@@ -116,8 +116,8 @@ def _running_rows(ledger: Ledger, worker: WorkerJobs) -> Ints:
 def _step_s(ledger: Ledger, worker: WorkerJobs) -> float:
     """The step time of all requests that run there, a token each; of one if none runs."""
     rows = _running_rows(ledger, worker)
-    context = ledger.board.jobs.prompt[rows] + ledger.board.jobs.output[rows]
-    return max(MIN_S, worker.cost.step_s(0, max(1, len(rows)), float(context.sum())))
+    context = float(ledger.board.jobs.context_at(rows).sum())
+    return max(MIN_S, worker.cost.step_s(0, max(1, len(rows)), context))
 
 
 def _running_firsts_s(ledger: Ledger, jobs: Iterable[Job]) -> dict[str, float]:
@@ -138,7 +138,7 @@ def _firsts_at_worker_s(
     """O(n log n) of all requests that run at this worker."""
     columns, rows = ledger.board.jobs, _running_rows(ledger, worker)
     rows = rows[np.argsort(columns.admitted[rows])]
-    context, held = columns.prompt[rows] + columns.output[rows], columns.held[rows]
+    context, held = columns.context_at(rows), columns.held[rows]
     prefills = held < columns.prompt[rows]
     missing = np.cumsum(np.where(prefills, context - held, 0))
     read = np.cumsum(np.where(prefills, context, 0)) + context[~prefills].sum()
@@ -212,8 +212,7 @@ def _ahead_s(ledger: Ledger, ranking: Ranking, job: Job, rate: float, prompt_s: 
     counts = board.phase[rows] == RequestPhase.QUEUED
     counts &= columns.model[rows] == columns.model[job.row]
     left = np.maximum(columns.total[rows] - columns.output[rows], 1.0)
-    missing = np.maximum(columns.prompt[rows] + columns.output[rows] - columns.held[rows], 0)
-    takes_s = np.where(counts, left / rate + missing * prompt_s, 0.0)
+    takes_s = np.where(counts, left / rate + columns.missing_at(rows) * prompt_s, 0.0)
     key = ranking.key[: ranking.split]
     order = np.argsort(key, kind="stable")
     before_s = np.concatenate([np.zeros(1), np.cumsum(takes_s[order])])

@@ -65,7 +65,7 @@ def _without(request_id: str, batch: StaticBatch) -> StaticBatch:
 
 
 class PrefixIndex:
-    """Hashes of the blocks that a worker reports as sharable."""
+    """Hashes of the blocks that a worker reports as shareable."""
 
     def __init__(self) -> None:
         self._hashes: set[int] = set()
@@ -112,7 +112,7 @@ class WorkerJobs:
     `pausing` maps a paused request to the plan that paused it, until a report applies that plan.
     `orphans` are requests that the worker has from before and no gateway has submitted again.
     `peak_tokens` is the KV peak that the last round expected, None before the first.
-    `admitted` counts admissions. A worker that is `leaving` receives no more requests.
+    `admitted` counts admissions. A `draining` worker receives no more requests.
     """
 
     view: WorkerView
@@ -134,10 +134,10 @@ class WorkerJobs:
     report_seq: int = 0
     admitted: int = 0
     peak_tokens: float | None = None
-    leaving: bool = False
+    draining: bool = False
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         """Running requests that the scheduler may have here: running orphans keep their slots."""
         return self.view.max_running - sum(held.running for held in self.orphans.values())
 
@@ -164,11 +164,11 @@ class WorkerJobs:
         total = request.prompt_tokens + request.max_tokens
         return self.serves(request) and total <= self.view.reach_tokens
 
-    def apply_share(self, share: WorkerDecision) -> None:
+    def apply_decision(self, decision: WorkerDecision) -> None:
         """Keep the round's victims, and its expected peak if the round computed one."""
-        self.victims = share.victims
-        if share.peak_tokens or not len(share.run):
-            self.peak_tokens = share.peak_tokens
+        self.victims = decision.victims
+        if decision.peak_tokens or not len(decision.run):
+            self.peak_tokens = decision.peak_tokens
 
     def update_orphans(self, report: Report) -> None:
         """Keep orphans as the worker reports them: a later adoption needs their current state."""

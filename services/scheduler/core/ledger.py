@@ -104,21 +104,21 @@ class Ledger:
         return self.workers.get(self._worker_ids.get(number, ""))
 
     def worker_snapshots(self) -> tuple[WorkerSnapshot, ...]:
-        """The workers that a round may use: those that are leaving are left out."""
+        """The workers that a round may use: not those that are draining."""
         return tuple(
             WorkerSnapshot(
                 worker.number,
                 self.board.model_number(worker.view.model),
                 worker.room_tokens,
                 worker.view.block_tokens,
-                worker.places,
+                worker.slots,
                 worker.view.reach_tokens,
                 worker.cost,
                 worker.shared_blocks,
                 worker.prefixes.sorted,
             )
             for worker in self.workers.values()
-            if not worker.leaving
+            if not worker.draining
         )
 
     def jobs_with_home(self, worker: WorkerJobs) -> list[Job]:
@@ -157,22 +157,15 @@ class Ledger:
         """Keep it out of the queue: the worker that its gateway names may attach again."""
         self._move(job, RequestPhase.AWAITING_WORKER, TransitionCause.AWAITED)
 
-    def enqueue(self, job: Job) -> None:
-        self._queue_since_arrival(job)
-        self._move(job, RequestPhase.QUEUED, TransitionCause.ENQUEUED)
-
-    def start_over(self, job: Job) -> None:
-        """Queue a request whose worker did not attach again, or attached without it."""
-        self._queue_since_arrival(job)
-        self._move(job, RequestPhase.QUEUED, TransitionCause.NOT_HELD)
-
-    def _queue_since_arrival(self, job: Job) -> None:
+    def enqueue(self, job: Job, cause: TransitionCause = TransitionCause.ENQUEUED) -> None:
+        """Queue a request for the first time here: it has waited since its arrival."""
         since_s = self.board.jobs.since_s
         if since_s[job.row] == inf:
             since_s[job.row] = job.request.arrival_s
+        self._move(job, RequestPhase.QUEUED, cause)
 
     def note(self, job: Job, cause: TransitionCause) -> None:
-        """Record, and tell its gateway, a cause that leaves the phase as it is."""
+        """Record a cause that leaves the phase as it is, and send its message to the gateway."""
         self._move(job, self.phase(job), cause)
 
     def is_stopping_elsewhere(self, job: Job, worker: WorkerJobs) -> bool:
@@ -253,13 +246,13 @@ class Ledger:
 
     def drop(self, job: Job, cause: TransitionCause, reason: str = "", message: str = "",
              output_tokens: int | None = None) -> None:  # fmt: skip
-        """End a request wherever it is, and tell its worker to cancel it."""
+        """End a request wherever it is, and direct its worker to cancel it."""
         self._cancel_at_home(job)
         self.end(job, cause, reason, message, output_tokens)
 
     def end(self, job: Job, cause: TransitionCause, reason: str = "", message: str = "",
             output_tokens: int | None = None) -> None:  # fmt: skip
-        """End a request wherever it is; its worker does not have it any more, or is told."""
+        """End a request wherever it is. Its worker has removed it, or has a cancel in its draft."""
         if home := self.workers.get(self.home(job)):
             home.pausing.pop(job.request_id, None)
             home.running.pop(job.request_id, None)
@@ -318,18 +311,9 @@ class Ledger:
             case TransitionCause.PLACED:
                 address = self.workers[t.worker_id].view.address
                 return Place(link, t.request_id, t.worker_id, address, t.queued_s)
-            case TransitionCause.RESUMED:
+            case _ if t.resumes:
                 return Resume(link, t.request_id, t.held_tokens)
-            case TransitionCause.ADOPTED | TransitionCause.REJOINED if t.after is RUNNING:
-                return Resume(link, t.request_id, t.held_tokens)
-            case (
-                TransitionCause.ADOPTED
-                | TransitionCause.REJOINED
-                | TransitionCause.NOT_HELD
-                | TransitionCause.STOPPED
-                | TransitionCause.EVICTED
-                | TransitionCause.LOST
-            ):
+            case _ if t.interrupts:
                 return Preempt(link, t.request_id, t.output_tokens)
             case TransitionCause.FINISHED:
                 return Finish(

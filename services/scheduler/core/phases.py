@@ -60,12 +60,24 @@ class Transition(NamedTuple):
     queued_s: float = 0.0  # time in the queue so far
     preemptions: int = 0  # so far
 
+    @property
+    def resumes(self) -> bool:
+        """Whether the worker that has the request's tokens runs it from now on."""
+        return self.cause in _RESUMES and self.after is RequestPhase.RUNNING
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether the request waits and its gateway must know that no worker runs it."""
+        return self.cause in _INTERRUPTS and self.after is not RequestPhase.RUNNING
+
 
 class IllegalTransition(Exception):
     """A defect of the scheduler: no event leads from this phase to that one."""
 
 
 _P, _C = RequestPhase, TransitionCause
+_RESUMES = frozenset({_C.RESUMED, _C.ADOPTED, _C.REJOINED})
+_INTERRUPTS = frozenset({_C.ADOPTED, _C.REJOINED, _C.NOT_HELD, _C.STOPPED, _C.EVICTED, _C.LOST})
 _LIVE = frozenset(_P) - {_P.NONE}
 _WAITING = _LIVE - {_P.RUNNING}
 

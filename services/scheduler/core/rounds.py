@@ -29,9 +29,9 @@ from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import RESIDENCIES, Preset
 from services.policies.snapshot import CHAIN, Candidates, Snapshot
 from services.scheduler.core.events import Arranged, SendPlan, WaitExplanationRow, WorkerDecisionRow
+from services.scheduler.core.feasibility import FeasibilityCheck, work_ahead_s
 from services.scheduler.core.jobs import Draft, Job, WorkerJobs
 from services.scheduler.core.ledger import Ledger
-from services.scheduler.core.outlook import Outlook, work_ahead_s
 from services.scheduler.core.phases import RequestPhase
 from services.scheduler.core.static_batches import begin_batch
 
@@ -51,10 +51,10 @@ class Rounds:
         self.decision = Decision(0)
         self.ranking: Ranking | None = None  # of the last round
         self.began_s = -inf  # time of the last round's snapshot
-        self.reasons: Ints = np.zeros(len(WaitReason), np.int64)  # totals, by Reason
-        self.late: tuple[Job, ...] = ()  # from the last round; see Outlook
+        self.reasons: Ints = np.zeros(len(WaitReason), np.int64)  # totals, by WaitReason
+        self.late: tuple[Job, ...] = ()  # from the last round; see FeasibilityCheck
         self._ledger = ledger
-        self._outlook = Outlook()
+        self._feasibility = FeasibilityCheck()
         self._batches = 0  # total static batches
 
     @property
@@ -90,7 +90,7 @@ class Rounds:
 
     def _ranked(self, snapshot: Snapshot, ranking: Ranking) -> None:
         self.ranking, self.began_s = ranking, snapshot.now
-        self._outlook.update(snapshot, ranking)
+        self._feasibility.update(snapshot, ranking)
 
     def _rng(self) -> np.random.Generator:
         return np.random.default_rng(self.number)
@@ -103,45 +103,45 @@ class Rounds:
         self.reasons += np.bincount(decision.explanations.reasons, minlength=len(WaitReason))
         ledger = self._ledger
         serial = ledger.board.jobs.serial
-        self.late = tuple(ledger.jobs_at(self._outlook.pop_late(decision, serial)))
+        self.late = tuple(ledger.jobs_at(self._feasibility.pop_late(decision, serial)))
         stale = frozenset(decision.rows[serial[decision.rows] != decision.serials].tolist())
-        for share in decision.workers:
-            worker = ledger.worker_numbered(share.worker)
-            if worker and not worker.leaving:  # it may have started to leave during the round
-                self._apply_share(share, worker, stale)
+        for each in decision.workers:
+            worker = ledger.worker_numbered(each.worker)
+            if worker and not worker.draining:  # it may have started to drain during the round
+                self._apply_to_worker(each, worker, stale)
         if not ledger.waiting:
-            self.next_s = inf  # no waiting request can be moved by time
+            self.next_s = inf  # time alone changes nothing
 
-    def _apply_share(
-        self, share: WorkerDecision, worker: WorkerJobs, stale: frozenset[int]
+    def _apply_to_worker(
+        self, decision: WorkerDecision, worker: WorkerJobs, stale: frozenset[int]
     ) -> None:
         ledger = self._ledger
         phase, columns = ledger.board.phase, ledger.board.jobs
         residency = RESIDENCIES[self.preset.residency].paused
-        for _, job in self._current(share.pause, stale):
+        for _, job in self._current(decision.pause, stale):
             if job.request_id in worker.running:
                 ledger.pause(job, worker, residency)
-        enters = phase[share.run] == RequestPhase.QUEUED
-        longer = (phase[share.run] == RequestPhase.RUNNING) & (
-            share.limits > columns.limit[share.run]
+        enters = phase[decision.run] == RequestPhase.QUEUED
+        longer = (phase[decision.run] == RequestPhase.RUNNING) & (
+            decision.limits > columns.limit[decision.run]
         )
-        limits = share.limits[longer].tolist()
+        limits = decision.limits[longer].tolist()
         batch: list[Job] = []
-        for at, job in self._current(share.run[longer], stale):
+        for at, job in self._current(decision.run[longer], stale):
             if job.request_id in worker.running:
-                if share.lockstep and columns.output[job.row] >= columns.limit[job.row]:
+                if decision.lockstep and columns.output[job.row] >= columns.limit[job.row]:
                     batch.append(job)  # its previous batch is over
                 ledger.extend(job, worker, limits[at])
-        places = max(0, worker.places - len(worker.running))
-        limits = share.limits[enters].tolist()
-        for at, job in self._current(share.run[enters][:places], stale):
+        slots = max(0, worker.slots - len(worker.running))
+        limits = decision.limits[enters].tolist()
+        for at, job in self._current(decision.run[enters][:slots], stale):
             if not ledger.is_stopping_elsewhere(job, worker):
                 ledger.admit(job, worker, limits[at])
-                if share.lockstep:
+                if decision.lockstep:
                     batch.append(job)
         if batch:
             self._begin_batch(batch, worker)
-        worker.apply_share(share)
+        worker.apply_decision(decision)
 
     def _begin_batch(self, members: list[Job], worker: WorkerJobs) -> None:
         self._batches += 1
@@ -159,7 +159,7 @@ class Rounds:
     # Plans
 
     def pop_plans(self) -> list[SendPlan]:
-        """One plan for every worker whose directives changed since the last call."""
+        """Return one plan for every worker whose directives changed since the last call."""
         return [
             SendPlan(worker_id, worker.link, self._plan(worker))
             for worker_id, worker in self._ledger.workers.items()
@@ -223,11 +223,11 @@ class Rounds:
         return at, self._ledger.names(self.ranking.rows[at].tolist())
 
 
-def decision_of(candidates: Candidates, arranged: Arranged) -> Decision:
+def build_decision(candidates: Candidates, arranged: Arranged) -> Decision:
     """The decision that a batcher's answer describes."""
     return Decision(
         candidates.round,
-        tuple(_share(decision) for decision in arranged.workers or ()),
+        tuple(_worker_decision(row) for row in arranged.workers or ()),
         _explanations(arranged.explanations),
         rows=candidates.rows,
         serials=candidates.jobs.serial,
@@ -247,9 +247,7 @@ def _explanations(rows: Sequence[WaitExplanationRow]) -> WaitExplanations:
     )
 
 
-def _share(decision: WorkerDecisionRow) -> WorkerDecision:
-    columns = (decision.run, decision.limits, decision.pause, decision.victims)
+def _worker_decision(row: WorkerDecisionRow) -> WorkerDecision:
+    columns = (row.run, row.limits, row.pause, row.victims)
     run, limits, pause, victims = (np.array(column, np.int64) for column in columns)
-    return WorkerDecision(
-        decision.worker, run, limits, pause, victims, decision.peak_tokens, decision.lockstep
-    )
+    return WorkerDecision(row.worker, run, limits, pause, victims, row.peak_tokens, row.lockstep)

@@ -14,7 +14,6 @@ from services.core import (
     Completion,
     FinishReason,
     Outcome,
-    Reject,
     Report,
     Request,
     RequestProgress,
@@ -24,15 +23,21 @@ from services.policies.decision import Decision
 from services.policies.preset import Preset
 from services.scheduler.core import adoption, evacuation
 from services.scheduler.core import events as ev
-from services.scheduler.core.admission import Limits, drain_times_s, past_saving, refusal
+from services.scheduler.core.admission import (
+    Limits,
+    drain_times_s,
+    find_refusal,
+    find_unreachable_deadlines,
+)
 from services.scheduler.core.forecast_updates import ForecastUpdates
 from services.scheduler.core.jobs import Job, WorkerJobs
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.phases import RequestPhase, TransitionCause
-from services.scheduler.core.rounds import Rounds, decision_of
+from services.scheduler.core.rounds import Rounds, build_decision
 from services.scheduler.core.static_batches import pop_ended
 
 DEFAULT_LIMITS = Limits()
+UNSEEN_MODEL = -1  # number of a model without a request so far
 
 
 class SchedulerState:
@@ -141,7 +146,9 @@ class SchedulerState:
                 self._rejoin(known, event.link)
                 return
             self._drop(known, TransitionCause.SUPERSEDED)  # its earlier stream has not ended yet
-        if reject := self._refusal(request, now):
+        model = ledger.board.models.get(request.model, UNSEEN_MODEL)
+        drain_s = self._drains_s.get(model, 0.0)
+        if reject := find_refusal(ledger, self.limits, request, drain_s, now):
             ledger.reject(request, event.link, reject)
             return
         adoption.drop_other_orphans(ledger, request)
@@ -165,11 +172,6 @@ class SchedulerState:
         self.ledger.note(job, TransitionCause.REJOINED)
         if job.request.include_forecast:
             self.ledger.actions += self._forecast_updates.replaced([job])
-
-    def _refusal(self, request: Request, now: float) -> Reject | None:
-        model = self.ledger.board.models.get(request.model)
-        drain_s = 0.0 if model is None else self._drains_s.get(model, 0.0)
-        return refusal(self.ledger, self.limits, request, drain_s, now)
 
     def _forecasted(self, event: ev.Forecasted) -> None:
         changed: list[Job] = []
@@ -285,7 +287,7 @@ class SchedulerState:
 
     def _worker_draining(self, event: ev.WorkerDraining) -> None:
         if worker := self._on_stream(event.worker_id, event.link):
-            worker.leaving = True
+            worker.draining = True
             self._dirty = True
 
     def _on_stream(self, worker_id: str, link: str) -> WorkerJobs | None:
@@ -355,7 +357,7 @@ class SchedulerState:
             self._send_plans()  # before the batcher's answer
         snapshot = self.ledger.board.snapshot(now, self.ledger.worker_snapshots())
         self._drains_s = drain_times_s(snapshot)
-        if late := past_saving(snapshot):
+        if late := find_unreachable_deadlines(snapshot):
             for job in list(self.ledger.jobs_at(late)):
                 self._end_at_deadline(job, "the deadline could not be met any more")
             snapshot = self.ledger.board.snapshot(now, snapshot.workers)
@@ -377,7 +379,7 @@ class SchedulerState:
         if event.workers is None:
             self._carry_out(self.rounds.arrange(candidates), now)
         else:
-            self._carry_out(self.rounds.complete(decision_of(candidates, event)), now)
+            self._carry_out(self.rounds.complete(build_decision(candidates, event)), now)
 
     def _carry_out(self, decision: Decision, now: float) -> None:
         self.rounds.apply(decision)

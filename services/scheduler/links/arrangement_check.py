@@ -91,7 +91,7 @@ def _decision_flaw(
 def _could_run(candidates: Candidates, worker: WorkerSnapshot) -> Bools:
     """Candidates that this worker could run. It accepted those with KV there once already."""
     jobs = candidates.jobs
-    fits = worker.can_run(jobs.model, jobs.prompt + jobs.cap)
+    fits = worker.can_run(jobs.model, jobs.longest)
     able: Bools = fits | (candidates.is_paused_with_kv() & (jobs.home == worker.number))
     return able
 

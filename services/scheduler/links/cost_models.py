@@ -14,7 +14,8 @@ from protos.generated import common_pb2, estimator_pb2, estimator_pb2_grpc
 from services.costs import BatchTiming, CostModel
 from services.runtime.codecs.common import decode_cost_model, encode_batch
 from services.scheduler.core import events as ev
-from services.scheduler.links.delivery import MAX_PER_CALL, Backlog, LinkOwner, deliver, follow
+from services.scheduler.links.delivery import MAX_PER_CALL, Backlog, Dispatch, deliver, follow
+from services.scheduler.observe.metrics import SchedulerMetrics
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +35,11 @@ class CostModels:
     """Keeps each worker's start-up profile and sends it again to an estimator that does not know
     the worker: only the profile has steps of every kind."""
 
-    def __init__(self, estimator: aio.Channel, owner: LinkOwner):
+    def __init__(self, estimator: aio.Channel, metrics: SchedulerMetrics, dispatch: Dispatch):
         self._estimator = estimator_pb2_grpc.EstimatorStub(estimator)
-        self._owner = owner
+        self._dispatch = dispatch
         self._workers: dict[str, FollowedWorker] = {}  # the attached ones
-        dropped = owner.metrics.advice_dropped.labels("timings")
+        dropped = metrics.advice_dropped.labels("timings")
         self._backlog: Backlog[estimator_pb2.ObserveTimingsRequest] = Backlog(MAX_WAITING, dropped)
 
     def observe(
@@ -77,15 +78,11 @@ class CostModels:
             while True:
                 [message] = await self._backlog.pop(1)
                 what = f"timings of {message.worker_id} to the estimator"
-                await deliver(partial(self._observe, message), what)
+                send = partial(self._estimator.Observe, message, timeout=OBSERVE_S)
+                await deliver(send, what)
                 worker = self._workers.get(message.worker_id)
                 if worker and not worker.task:
                     worker.task = tasks.create_task(self._follow(message.worker_id, worker.profile))
-
-    async def _observe(
-        self, message: estimator_pb2.ObserveTimingsRequest
-    ) -> estimator_pb2.ObserveTimingsResponse:
-        return await self._estimator.Observe(message, timeout=OBSERVE_S)
 
     async def _follow(self, worker_id: str, profile: estimator_pb2.ObserveTimingsRequest) -> None:
         """Apply each newer model; while the estimator is away the last one stays in use."""
@@ -109,7 +106,7 @@ class CostModels:
         except aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
                 raise
-            await self._observe(profile)
+            await self._estimator.Observe(profile, timeout=OBSERVE_S)
 
     def _apply(self, worker_id: str, message: estimator_pb2.CostModel) -> None:
         """Versions are ignored: a restarted estimator counts from 1 again."""
@@ -119,7 +116,7 @@ class CostModels:
             log.warning("the cost model of %s is invalid and ignored: %s", worker_id, error)
             return
         if _is_plausible(model):
-            self._owner.dispatch(ev.Costed(worker_id, model))
+            self._dispatch(ev.Costed(worker_id, model))
         else:
             log.warning("the cost model of %s is implausible and ignored: %s", worker_id, model)
 

@@ -3,17 +3,15 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Generic, TypeVar
 
 import grpc
 from grpc import aio
 from prometheus_client import Counter
 
-from services.core import Request
 from services.runtime.backoff import Backoff
 from services.scheduler.core import events as ev
-from services.scheduler.observe.metrics import SchedulerMetrics
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -33,22 +31,7 @@ TRANSIENT = frozenset(
 )
 
 
-class SharedForecasts(Protocol):
-    def shared_representatives(self) -> Sequence[Request]:
-        """One live request for each population forecast in use."""
-        ...
-
-
-class LinkOwner(Protocol):
-    """The service that owns the links and receives their events."""
-
-    @property
-    def state(self) -> SharedForecasts: ...
-
-    @property
-    def metrics(self) -> SchedulerMetrics: ...
-
-    def dispatch(self, event: ev.Event) -> None: ...
+Dispatch = Callable[[ev.Event], None]
 
 
 def describe(error: Exception) -> str:

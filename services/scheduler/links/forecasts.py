@@ -23,8 +23,9 @@ from services.scheduler.codec import encode_forecast_input
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import events as ev
 from services.scheduler.links.breaker import Breaker, BreakerPhase
-from services.scheduler.links.delivery import MAX_KEPT, MAX_PER_CALL, LinkOwner, describe, follow
+from services.scheduler.links.delivery import MAX_KEPT, MAX_PER_CALL, Dispatch, describe, follow
 from services.scheduler.links.fallback import History
+from services.scheduler.observe.metrics import SchedulerMetrics
 
 log = logging.getLogger(__name__)
 
@@ -63,12 +64,18 @@ class Forecasts:
         self,
         config: SchedulerConfig,
         predictor: "predictor_pb2_grpc.PredictorAsyncStub",
-        owner: LinkOwner,
+        metrics: SchedulerMetrics,
+        dispatch: Dispatch,
+        shared_representatives: Callable[[], Sequence[Request]],
         traceparent: Callable[[str], str] = lambda _: "",
     ):
+        """`shared_representatives` returns one live request for each population forecast in use;
+        `traceparent` the parent of a request's forecast spans, empty if untraced."""
         self._config = config
         self._predictor = predictor
-        self._owner = owner
+        self._metrics = metrics
+        self._dispatch = dispatch
+        self._shared_representatives = shared_representatives
         self._traceparent = traceparent
         self._history = History()
         pauses = Backoff(config.forecast_pause_s, config.forecast_pause_max_s)
@@ -177,8 +184,8 @@ class Forecasts:
     def _answered(self, forecasts: Sequence[tuple[str, Forecast]], in_time: bool) -> None:
         self._set_breaker(self._breaker.answered() if in_time else self._breaker.late(_now()))
         replaced = sum(self._unanswered.pop(name, None) is None for name, _ in forecasts)
-        self._owner.metrics.forecasts_replaced.labels("late").inc(replaced)
-        self._owner.dispatch(ev.Forecasted(tuple(forecasts)))
+        self._metrics.forecasts_replaced.labels("late").inc(replaced)
+        self._dispatch(ev.Forecasted(tuple(forecasts)))
 
     def _failed(self, questions: Sequence[Question], reason: str, answer: NoAnswer) -> None:
         """History answers the questions of this call; all questions once the breaker opens."""
@@ -203,7 +210,7 @@ class Forecasts:
 
     def _publish_breaker(self) -> None:
         for phase in BreakerPhase:
-            self._owner.metrics.breaker.labels(phase.value).set(phase is self._breaker.phase)
+            self._metrics.breaker.labels(phase.value).set(phase is self._breaker.phase)
 
     # History
 
@@ -230,15 +237,15 @@ class Forecasts:
         names = (q.request.request_id for q in questions)
         asked = [self._unanswered.pop(name).request for name in names if name in self._unanswered]
         if asked:
-            self._owner.metrics.fallbacks.labels(reason).inc(len(asked))
+            self._metrics.fallbacks.labels(reason).inc(len(asked))
             answers = tuple((r.request_id, self._history.forecast(r)) for r in asked)
-            self._owner.dispatch(ev.Forecasted(answers))
+            self._dispatch(ev.Forecasted(answers))
 
     # Better forecasts
 
     async def refresh(self) -> bool:
         """Refresh the forecasts that whole populations share; returns whether they are current."""
-        requests = self._owner.state.shared_representatives()[:MAX_PER_CALL]
+        requests = self._shared_representatives()[:MAX_PER_CALL]
         if not requests:
             return True
         if self._breaker.phase is not BreakerPhase.CLOSED:
@@ -247,7 +254,7 @@ class Forecasts:
         if isinstance(forecasts, NoAnswer):
             log.info("shared forecasts are not refreshed: %s", forecasts.why)
             return False
-        self._owner.dispatch(ev.Refreshed(forecasts))
+        self._dispatch(ev.Refreshed(forecasts))
         return True
 
     async def _open_improve(self) -> AsyncIterator[predictor_pb2.ImprovedForecasts]:
@@ -265,8 +272,8 @@ class Forecasts:
             log.warning("improved forecasts are invalid and ignored: %s", error)
             return
         if better:
-            self._owner.metrics.forecasts_replaced.labels("improved").inc(len(better))
-            self._owner.dispatch(ev.Forecasted(better))
+            self._metrics.forecasts_replaced.labels("improved").inc(len(better))
+            self._dispatch(ev.Forecasted(better))
 
 
 def _now() -> float:

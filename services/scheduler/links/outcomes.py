@@ -7,13 +7,8 @@ from functools import partial
 from protos.generated import predictor_pb2, predictor_pb2_grpc
 from services.core import Outcome
 from services.runtime.codecs.common import encode_outcome
-from services.scheduler.links.delivery import (
-    MAX_KEPT,
-    MAX_PER_CALL,
-    Backlog,
-    LinkOwner,
-    deliver,
-)
+from services.scheduler.links.delivery import MAX_KEPT, MAX_PER_CALL, Backlog, deliver
+from services.scheduler.observe.metrics import SchedulerMetrics
 
 OBSERVE_S = 5.0  # long, because an outcome sent twice counts twice; no request waits for it
 NO_VERSION = -1
@@ -30,12 +25,12 @@ class Outcomes:
         interval_s: float,
         predictor: "predictor_pb2_grpc.PredictorAsyncStub",
         refresh: Callable[[], Awaitable[bool]],
-        owner: LinkOwner,
+        metrics: SchedulerMetrics,
     ):
         self._interval_s = interval_s
         self._predictor = predictor
         self._refresh = refresh
-        dropped = owner.metrics.advice_dropped.labels("outcome")
+        dropped = metrics.advice_dropped.labels("outcome")
         self._backlog: Backlog[Outcome] = Backlog(MAX_KEPT, dropped)
         self._version = NO_VERSION
         self._delivered = asyncio.Event()
@@ -55,14 +50,10 @@ class Outcomes:
             message = predictor_pb2.ObserveOutcomesRequest(
                 outcomes=[encode_outcome(o) for o in outcomes]
             )
-            answer = await deliver(partial(self._observe, message), "outcomes to the predictor")
+            send = partial(self._predictor.Observe, message, timeout=OBSERVE_S)
+            answer = await deliver(send, "outcomes to the predictor")
             if not self._backlog:
                 self._delivered.set()
             if answer and answer.version != self._version and await self._refresh():
                 self._version = answer.version
             await asyncio.sleep(self._interval_s)
-
-    async def _observe(
-        self, message: predictor_pb2.ObserveOutcomesRequest
-    ) -> predictor_pb2.ObserveOutcomesResponse:
-        return await self._predictor.Observe(message, timeout=OBSERVE_S)

@@ -1,18 +1,19 @@
 """The scheduler's links to the predictor and the estimator."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from grpc import aio
 
 from protos.generated import predictor_pb2_grpc
-from services.core import Outcome
+from services.core import Outcome, Request
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.links.cost_models import CostModels
-from services.scheduler.links.delivery import LinkOwner
+from services.scheduler.links.delivery import Dispatch
 from services.scheduler.links.forecasts import Forecasts
 from services.scheduler.links.outcomes import Outcomes
+from services.scheduler.observe.metrics import SchedulerMetrics
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,19 @@ class PeerServices:
         self,
         config: SchedulerConfig,
         channels: PeerChannels,
-        owner: LinkOwner,
+        metrics: SchedulerMetrics,
+        dispatch: Dispatch,
+        shared_representatives: Callable[[], Sequence[Request]],
         traceparent: Callable[[str], str] = lambda _: "",
     ):
-        """`traceparent` gives the parent of a request's forecast spans; empty if untraced."""
         predictor = predictor_pb2_grpc.PredictorStub(channels.predictor)
-        self.forecasts = Forecasts(config, predictor, owner, traceparent)
-        self.outcomes = Outcomes(
-            config.refresh_interval_s, predictor, self.forecasts.refresh, owner
+        self.forecasts = Forecasts(
+            config, predictor, metrics, dispatch, shared_representatives, traceparent
         )
-        self.cost_models = CostModels(channels.estimator, owner)
+        self.outcomes = Outcomes(
+            config.refresh_interval_s, predictor, self.forecasts.refresh, metrics
+        )
+        self.cost_models = CostModels(channels.estimator, metrics, dispatch)
 
     def learn(self, outcome: Outcome) -> None:
         self.forecasts.learn(outcome)

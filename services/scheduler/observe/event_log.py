@@ -36,14 +36,9 @@ class Head:
 
 @cache
 def _adapters() -> Mapping[str, TypeAdapter[Any]]:
-    """An encoder for each type of event and action, by the name that a line gives it."""
-    types = (*get_args(ev.Event), *get_args(ev.Action))
+    """An encoder for transitions and each type of event and action, by the name in a line."""
+    types = (*get_args(ev.Event), *get_args(ev.Action), Transition)
     return {each.__name__: TypeAdapter(each) for each in types}
-
-
-@cache
-def _transition_adapter() -> TypeAdapter[Transition]:
-    return TypeAdapter(Transition)
 
 
 def _encode(value: ev.Event | ev.Action) -> tuple[str, Any]:
@@ -131,7 +126,7 @@ def read(path: Path) -> Iterator[ev.Step]:
                 return
             try:
                 now, event, actions, transitions = json.loads(line)
-                changes = [_transition_adapter().validate_python(each) for each in transitions]
+                changes = [_decode(("Transition", each)) for each in transitions]
                 yield ev.Step(_decode(event), now, [_decode(each) for each in actions], changes)
             except (ValueError, TypeError, KeyError, ValidationError):
                 raise ValueError(f"line {number} of {path} is not a step of a scheduler") from None

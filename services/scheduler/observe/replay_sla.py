@@ -1,13 +1,13 @@
 """Judges the SLAs of a replayed run by its workers' reports.
 
-A serving gateway knows better: it has the tokens. An event log has only the reports, so tokens
-count as arrived when they are reported, several in one report at equal gaps. Delivery to the client
-is not included.
+A gateway judges by the tokens it receives. An event log has only the reports: tokens count as
+arrived when they are reported, several in one report at equal gaps. Delivery to the client is not
+included.
 """
 
 from services.core import FinishReason, Request
 from services.scheduler.core import events as ev
-from services.scheduler.core.phases import RequestPhase, Transition, TransitionCause
+from services.scheduler.core.phases import Transition, TransitionCause
 from services.sla import RequestTimeline, explain_sla
 
 
@@ -49,19 +49,10 @@ class ReplayJudge:
                 timeline.placed_s = t.at_s
             case TransitionCause.PLACED:
                 timeline.on_resumed(False, t.at_s)
-            case TransitionCause.RESUMED | TransitionCause.ADOPTED | TransitionCause.REJOINED if (
-                t.after is RequestPhase.RUNNING
-            ):
+            case _ if t.resumes:
                 timeline.placed_s = min(timeline.placed_s, t.at_s)
                 timeline.on_resumed(t.held_tokens > 0, t.at_s)
-            case (
-                TransitionCause.ADOPTED
-                | TransitionCause.REJOINED
-                | TransitionCause.NOT_HELD
-                | TransitionCause.STOPPED
-                | TransitionCause.EVICTED
-                | TransitionCause.LOST
-            ):
+            case _ if t.interrupts:
                 timeline.on_preempted()
             case TransitionCause.REFUSED:
                 timeline.rejected = True

@@ -85,18 +85,9 @@ class SchedulerSpans:
         match t.cause:
             case TransitionCause.PLACED:
                 self._end_queue(t, {END: "placed", "foretoken.worker": t.worker_id})
-            case TransitionCause.RESUMED | TransitionCause.ADOPTED | TransitionCause.REJOINED if (
-                t.after is RequestPhase.RUNNING
-            ):
+            case _ if t.resumes:
                 self._end_queue(t, {END: "resumed", "foretoken.queue.held_tokens": t.held_tokens})
-            case (
-                TransitionCause.ADOPTED
-                | TransitionCause.REJOINED
-                | TransitionCause.NOT_HELD
-                | TransitionCause.STOPPED
-                | TransitionCause.EVICTED
-                | TransitionCause.LOST
-            ):
+            case _ if t.interrupts:
                 traced.waits_since_s, traced.why = min(t.at_s, traced.waits_since_s), "preempted"
             case TransitionCause.SUPERSEDED:
                 pass  # the new submission continues the trace

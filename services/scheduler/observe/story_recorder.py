@@ -26,14 +26,14 @@ from services.scheduler.observe.story import (
     Story,
     open_story,
 )
-from services.scheduler.observe.story_columns import (
+from services.scheduler.observe.story_writer import (
     IN_HOST,
     NO_KV,
     NOTHING,
     ON_DEVICE,
     UNWATCHED,
+    StoryWriter,
 )
-from services.scheduler.observe.story_writer import StoryWriter
 
 ADMITTED, QUEUED = int(WaitReason.ADMITTED), int(RequestPhase.QUEUED)  # numpy compares ints faster
 

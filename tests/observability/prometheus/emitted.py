@@ -20,8 +20,7 @@ from observability.metrics.metric import Metric
 from observability.prometheus.promql import labels_of
 from services.costs import CostModel
 from services.estimator.metrics import EstimatorMetrics
-from services.policies.preset import DEFAULT, choose
-from services.policies.preset_table import load_presets
+from services.policies.preset import DEFAULT, choose, presets
 from services.predictor.learning.scorecard import ScorecardSummary
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.predictors import PREDICTORS
@@ -40,7 +39,7 @@ DEPLOYMENT = {
     "model_name": ("demo",),
     "worker": ("worker-0", "worker-1"),
     "class": (*SLA_CLASSES, OTHER),
-    "preset": tuple(load_presets()),
+    "preset": tuple(presets()),
 }
 YES_NO = ("yes", "no")
 # Values that first appear with the event.

@@ -54,7 +54,7 @@ class Begun:
 
 @dataclass
 class Fleet:
-    """`told` lists the batches in the order of their start."""
+    """`reported` lists the batches in the order of their start."""
 
     preset: str
     workers: tuple[WorkerSnapshot, ...]

@@ -12,7 +12,7 @@ from services.costs import CostModel
 from services.forecast import Ints
 from services.policies.form.batch_cuts import CUTS
 from services.policies.form.pool import Batches, Room, Sizes
-from services.policies.form.wma import own, wma
+from services.policies.form.wma import saved_access, wma
 from services.policies.parameters import resolve
 
 Row = tuple[int, int]  # prefilled tokens and permitted output tokens
@@ -215,9 +215,9 @@ def test_wma_matches_worked_example() -> None:
     """
     rows = [(10, 3), (4, 2)]
     made = sizes(rows)
-    alone = wma(made.length, made.makes, own(made.length, made.makes))
+    alone = wma(made.length, made.makes, saved_access(made.length, made.makes))
     assert alone.tolist() == [13, 6]  # g = 2: 2 + 4
-    least = own(made.length, made.makes).min(keepdims=True)
+    least = saved_access(made.length, made.makes).min(keepdims=True)
     assert wma(np.array([10]), np.array([3]), least).tolist() == [37]
     assert wasted(rows) == 37
 
@@ -225,7 +225,7 @@ def test_wma_matches_worked_example() -> None:
 @given(st.lists(st.tuples(st.integers(1, 80), st.integers(1, 80)), min_size=1, max_size=8))
 def test_wma_matches_simulation(batch: list[Row]) -> None:
     made = sizes(batch)
-    least = own(made.length, made.makes).min(keepdims=True)
+    least = saved_access(made.length, made.makes).min(keepdims=True)
     found = wma(made.length.max(keepdims=True), made.makes.max(keepdims=True), least)
     assert found.tolist() == [wasted(batch)]
 

@@ -15,15 +15,16 @@ from services.policies.order.waiting import by_ratio
 from services.policies.preset import PLACEMENTS_BY_ARRANGEMENT, choose, presets
 from services.policies.snapshot import WorkerSnapshot
 from tests.examples import examples
+from tests.policies.explanations import explanation
 from tests.policies.form.batch_fleet import Fleet
-from tests.policies.made_snapshots import seat
+from tests.policies.made_snapshots import node
 
 BATCHED = [name for name, row in presets().items() if row.arrangement == "batch"]
 COST = CostModel(base_s=0.5, prefill_token_s=0.1, decode_seq_s=0.0, context_token_s=0.0)
 
 
-def seats(count: int, kv_tokens: int = 10_000, slots: int = 99) -> tuple[WorkerSnapshot, ...]:
-    return tuple(seat(number, kv_tokens, slots, cost=COST) for number in range(1, count + 1))
+def nodes(count: int, kv_tokens: int = 10_000, slots: int = 99) -> tuple[WorkerSnapshot, ...]:
+    return tuple(node(number, kv_tokens, slots, cost=COST) for number in range(1, count + 1))
 
 
 def begun(fleet: Fleet) -> list[tuple[float, int, list[int]]]:
@@ -96,7 +97,7 @@ def test_round_robin_continues_after_last_worker() -> None:
 def test_sls_transcript() -> None:
     """Two workers run two requests at once, and requests alternate between them. The first batch of
     worker 2 takes three ticks; request 5 waits for worker 2 though worker 1 is idle."""
-    fleet = Fleet("sls", seats(2), {"batch_size": 2})
+    fleet = Fleet("sls", nodes(2), {"batch_size": 2})
     fleet.ask((4, 1), (4, 3), (4, 1), (4, 1), (4, 1), (4, 1))
     fleet.run(6)
     assert begun(fleet) == [(0, 1, [0, 2]), (0, 2, [1, 3]), (1, 1, [4]), (3, 2, [5])]
@@ -104,7 +105,7 @@ def test_sls_transcript() -> None:
 
 
 def test_idle_worker_takes_next_batch() -> None:
-    fleet = Fleet("vs", seats(2), {"batch_size": 2})
+    fleet = Fleet("vs", nodes(2), {"batch_size": 2})
     fleet.ask((4, 1), (4, 3), (4, 1), (4, 1), (4, 1), (4, 1))
     fleet.run(5)
     assert begun(fleet) == [(0, 1, [0, 1]), (0, 2, [2, 3]), (1, 2, [4, 5])]
@@ -113,7 +114,7 @@ def test_idle_worker_takes_next_batch() -> None:
 def test_unfinished_requests_queue_behind_later_arrivals() -> None:
     """Slices have 2 tokens and batches two members. Request 0 needs 5 tokens; requests 2 and 3
     arrive when it has 2."""
-    fleet = Fleet("so", seats(1), {"batch_size": 2, "slice_tokens": 2})
+    fleet = Fleet("so", nodes(1), {"batch_size": 2, "slice_tokens": 2})
     fleet.ask((4, 5), (4, 1))
     fleet.run(1)
     fleet.ask((4, 1), (4, 1))
@@ -126,7 +127,7 @@ def test_unfinished_requests_queue_behind_later_arrivals() -> None:
 def test_returned_and_waiting_requests_are_batched_together() -> None:
     """The round that returns the unfinished requests cuts no batch; the next round batches all
     three."""
-    fleet = Fleet("so", seats(1), {"batch_size": 3, "slice_tokens": 1})
+    fleet = Fleet("so", nodes(1), {"batch_size": 3, "slice_tokens": 1})
     fleet.ask((4, 2), (4, 2))
     fleet.run(1)
     fleet.ask((4, 1))
@@ -145,7 +146,7 @@ def test_interval_transcript() -> None:
     t = 2   request 2 forms a batch of 1 + 0.1·20 = 3 s for worker 2: loads 5 and 3 (the test keeps
             request 0 running), so T = max(1.5, 2)
     """
-    fleet = Fleet("scls", seats(2), {"slice_tokens": 1, "interval_s": 2.0, "interval_share": 0.5})
+    fleet = Fleet("scls", nodes(2), {"slice_tokens": 1, "interval_s": 2.0, "interval_share": 0.5})
     fleet.ask((40, 1), (10, 1))
     first = fleet.round()
     assert begun(fleet) == [(0, 1, [0]), (0, 2, [1])]
@@ -156,7 +157,9 @@ def test_interval_transcript() -> None:
     fleet.ask((20, 1))
     waits = fleet.round()
     assert waits.next_s == 2.0 and len(fleet.reported) == 2
-    assert str(waits.explanations.for_row(2)) == "waits 1.0 s until the pool is cut into batches"
+    assert (
+        str(explanation(waits.explanations, 2)) == "waits 1.0 s until the pool is cut into batches"
+    )
     fleet.now = 2.0
     last = fleet.round()
     assert begun(fleet)[2:] == [(2, 2, [2])]
@@ -166,13 +169,15 @@ def test_interval_transcript() -> None:
 
 def test_interval_follows_smallest_load() -> None:
     """Each worker has two batches of 5 s: T = 0.5 · 10 = 5 s."""
-    fleet = Fleet("scls", seats(2), {"slice_tokens": 1, "interval_s": 2.0, "batch_size": 1})
+    fleet = Fleet("scls", nodes(2), {"slice_tokens": 1, "interval_s": 2.0, "batch_size": 1})
     fleet.ask((40, 1), (40, 1), (40, 1), (40, 1))
     decision = fleet.round()
     assert decision.numbers["batch_until_s"] == 5.0
-    assert sorted(decision.notes["seat"].tolist()) == [1, 1, 2, 2]
+    assert sorted(decision.notes["worker"].tolist()) == [1, 1, 2, 2]
     waiting = [
-        str(decision.explanations.for_row(row)) for row in range(4) if not fleet.asked[row].runs
+        str(explanation(decision.explanations, row))
+        for row in range(4)
+        if not fleet.asked[row].runs
     ]
     assert sorted(waiting) == [
         "in a batch for worker 1, 0 batches ahead",
@@ -181,14 +186,14 @@ def test_interval_follows_smallest_load() -> None:
 
 
 def test_assigned_batches_start_during_interval() -> None:
-    fleet = Fleet("lb", seats(1), {"slice_tokens": 1, "interval_s": 50.0, "batch_size": 1})
+    fleet = Fleet("lb", nodes(1), {"slice_tokens": 1, "interval_s": 50.0, "batch_size": 1})
     fleet.ask((40, 1), (10, 1), (20, 1))
     fleet.run(4)
     assert begun(fleet) == [(0, 1, [0]), (1, 1, [1]), (2, 1, [2])]
 
 
 def test_interval_ends_when_all_workers_are_idle() -> None:
-    fleet = Fleet("scls", seats(1), {"slice_tokens": 9, "interval_s": 50.0})
+    fleet = Fleet("scls", nodes(1), {"slice_tokens": 9, "interval_s": 50.0})
     fleet.ask((4, 1))
     fleet.run(1)
     fleet.ask((4, 1))
@@ -197,7 +202,7 @@ def test_interval_ends_when_all_workers_are_idle() -> None:
 
 
 def test_batches_of_lost_worker_go_to_another() -> None:
-    fleet = Fleet("lb", seats(2), {"slice_tokens": 1, "interval_s": 50.0, "batch_size": 1})
+    fleet = Fleet("lb", nodes(2), {"slice_tokens": 1, "interval_s": 50.0, "batch_size": 1})
     fleet.ask((40, 1), (40, 1), (10, 1), (10, 1))
     fleet.round()
     assert begun(fleet) == [(0, 1, [0]), (0, 2, [1])]
@@ -217,7 +222,7 @@ def test_batch_with_highest_response_ratio_is_next() -> None:
 
     At t = 5, {1} has 1.5 and {3}, (10, 1), has just arrived: (0 + 2)/2 = 1.
     """
-    fleet = Fleet("magnus", seats(1), {"wma_max": 1, "estimator": "linear"})
+    fleet = Fleet("magnus", nodes(1), {"wma_max": 1, "estimator": "linear"})
     fleet.ask((4, 4))
     fleet.round()
     fleet.ask((90, 1))
@@ -231,15 +236,15 @@ def test_batch_with_highest_response_ratio_is_next() -> None:
 
 
 def test_open_batch_takes_arrivals_until_sent() -> None:
-    fleet = Fleet("abp", seats(1))
+    fleet = Fleet("abp", nodes(1))
     fleet.ask((10, 3))
     fleet.run(1)
     fleet.ask((10, 3))
     fleet.run(1)
     fleet.ask((11, 3), (900, 90))
     reported = fleet.round().explanations
-    assert str(reported.for_row(2)) == "in a batch of 2, 0 batches ahead"
-    assert str(reported.for_row(3)) == "in a batch of 1, 1 batches ahead"
+    assert str(explanation(reported, 2)) == "in a batch of 2, 0 batches ahead"
+    assert str(explanation(reported, 3)) == "in a batch of 1, 1 batches ahead"
     fleet.run(5)
     assert begun(fleet) == [(0, 1, [0]), (3, 1, [1, 2]), (6, 1, [3])]
 
@@ -248,7 +253,7 @@ def test_batch_is_halved_and_closed_after_eviction() -> None:
     """Of a batch of four, request 2 is evicted: the others stop too. {2, 0} and {1, 3} run one
     after the other, because an evicted request is first in line. Request 4 would fit but gets
     its own batch."""
-    fleet = Fleet("abp", seats(1))
+    fleet = Fleet("abp", nodes(1))
     fleet.ask(*[(10, 9)] * 4, foreseen=3)
     fleet.run(2)
     fleet.evict(2)
@@ -262,7 +267,7 @@ def test_batch_is_halved_and_closed_after_eviction() -> None:
 
 
 def test_evicted_batch_of_one_runs_again() -> None:
-    fleet = Fleet("magnus", seats(1))
+    fleet = Fleet("magnus", nodes(1))
     fleet.ask((10, 9))
     fleet.run(2)
     fleet.evict(0)
@@ -273,7 +278,7 @@ def test_evicted_batch_of_one_runs_again() -> None:
 def test_small_worker_takes_part_of_batch_that_fits() -> None:
     """The batch is cut for the large, busy worker; of 5 requests padded to 14, 3 fit 0.7 · 64
     tokens."""
-    workers = (seat(1, 64, 9, cost=COST), seat(2, 10_000, 9, cost=COST))
+    workers = (node(1, 64, 9, cost=COST), node(2, 10_000, 9, cost=COST))
     fleet = Fleet("abp", workers)
     fleet.ask((900, 50))
     fleet.run(1)
@@ -284,14 +289,14 @@ def test_small_worker_takes_part_of_batch_that_fits() -> None:
 
 def test_static_batch_starts_in_lockstep() -> None:
     for mode, lockstep in (("static", True), ("continuous", False)):
-        fleet = Fleet("vs", seats(1), {"batch_mode": mode})
+        fleet = Fleet("vs", nodes(1), {"batch_mode": mode})
         fleet.ask((4, 2))
         assert [share.lockstep for share in fleet.round().workers] == [lockstep]
         assert [share.lockstep for share in fleet.round().workers] == [False]
 
 
 def test_continuous_batch_releases_ended_requests_and_admits_none() -> None:
-    fleet = Fleet("vs", seats(1), {"batch_mode": "continuous", "batch_size": 2})
+    fleet = Fleet("vs", nodes(1), {"batch_mode": "continuous", "batch_size": 2})
     fleet.ask((4, 1), (4, 3), (4, 1))
     fleet.run(1)
     assert [each.over for each in fleet.asked] == [True, False, False]
@@ -324,7 +329,7 @@ def test_batching_serves_every_request_within_memory(
     if slices == "turns":
         given_row["slice_tokens"] = str(rng.integers(1, 9))
     workers = tuple(
-        seat(number, int(rng.choice([80, 160])), int(rng.integers(1, 6)), block_tokens=4, cost=COST)
+        node(number, int(rng.choice([80, 160])), int(rng.integers(1, 6)), block_tokens=4, cost=COST)
         for number in range(1, 4)
     )
     fleet = Fleet("vs", workers, given_row)
@@ -362,7 +367,7 @@ def test_batching_serves_every_request_within_memory(
 @pytest.mark.parametrize("preset", BATCHED)
 def test_batch_preset_serves_every_request(preset: str) -> None:
     quick = {"interval_s": 2.0} if choose(preset).interval == "load" else {}
-    fleet = Fleet(preset, seats(2, 3_000, 20), quick)
+    fleet = Fleet(preset, nodes(2, 3_000, 20), quick)
     rng = np.random.default_rng(1)
     for _ in range(20):
         fleet.ask(
@@ -375,17 +380,17 @@ def test_batch_preset_serves_every_request(preset: str) -> None:
 
 
 def test_request_too_long_for_every_worker_waits_with_reason() -> None:
-    fleet = Fleet("scls", seats(1, kv_tokens=100))
+    fleet = Fleet("scls", nodes(1, kv_tokens=100))
     fleet.ask((90, 20))
-    reported = fleet.round().explanations.for_row(0)
+    reported = explanation(fleet.round().explanations, 0)
     assert reported is not None and reported.reason is WaitReason.NO_WORKER
 
 
 def test_small_workers_share_batch_in_one_round() -> None:
     """The batch is cut for the large, busy worker; of three requests, two start on the small
     workers in one round."""
-    small = [seat(number, 20, 9, cost=COST) for number in (1, 2)]
-    fleet = Fleet("abp", (*small, seat(3, 10_000, 9, cost=COST)))
+    small = [node(number, 20, 9, cost=COST) for number in (1, 2)]
+    fleet = Fleet("abp", (*small, node(3, 10_000, 9, cost=COST)))
     fleet.ask((900, 50))
     fleet.run(1)
     fleet.ask(*[(10, 4)] * 3, cap=4)

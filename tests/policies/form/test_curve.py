@@ -13,12 +13,12 @@ from services.forecast import Forecast, Ints, certain, from_lengths
 from services.policies.form.curve import LARGEST_Z, TIMES, Curve, Z, feedback
 from services.policies.form.demand import WorkerQueue
 from services.policies.form.fill import fill
-from services.policies.form.peak import peak_tokens
 from services.policies.form.registry import FORMS
 from services.policies.memory import PolicyMemory
 from services.policies.parameters import resolve
 from services.policies.snapshot import RequestColumns, Snapshot
-from tests.policies.made_snapshots import demanded, jobs, seat, table
+from tests.policies.form.peak_oracle import peak_tokens
+from tests.policies.made_snapshots import demanded, jobs, node, table
 
 FIXED_Z = {"eviction_share": 0.0}
 
@@ -30,7 +30,7 @@ def curve(
     kv: int = 1_000,
     block: int = 1,
 ) -> Curve:
-    worker = seat(kv_tokens=kv, block_tokens=block)
+    worker = node(kv_tokens=kv, block_tokens=block)
     demand = demanded("curve", made, worker, table(*forecasts), FIXED_Z | {"z": z})
     assert isinstance(demand, Curve)
     return demand
@@ -80,7 +80,7 @@ def test_curve_counts_whole_blocks() -> None:
 
 
 def test_curve_limit_excludes_reserved_memory() -> None:
-    demand = demanded("curve", jobs(1), seat(kv_tokens=200), table(certain(9)), {"reserved": 0.1})
+    demand = demanded("curve", jobs(1), node(kv_tokens=200), table(certain(9)), {"reserved": 0.1})
     assert demand.limit == 180
 
 
@@ -229,7 +229,7 @@ def test_feedback_is_off_without_eviction_share() -> None:
 
 
 def test_curve_uses_z_of_feedback() -> None:
-    made, worker, forecasts = jobs(1), seat(), table(certain(9))
+    made, worker, forecasts = jobs(1), node(), table(certain(9))
     for share, z in ((0.05, 3.5), (0.0, 1.0)):
         asked = {"z": 1.0, "eviction_share": share}
         demand = demanded("curve", made, worker, forecasts, asked, numbers={Z: 3.5})
@@ -244,7 +244,7 @@ def evicted_share(params: dict[str, float], endings: int, seed: int) -> float:
     rng = np.random.default_rng(seed)
     forecasts = table(from_lengths(range(1, 91), 100, "h"))
     asked = resolve("curve", FORMS["curve"].params, params)
-    worker, memory = seat(kv_tokens=2_000), PolicyMemory()
+    worker, memory = node(kv_tokens=2_000), PolicyMemory()
     runs: list[list[int]] = []  # output, length
     waits: list[list[int]] = []
     evictions = ended = early = 0

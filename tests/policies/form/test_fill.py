@@ -1,4 +1,4 @@
-"""Filling a worker from its line: worked examples and reference implementations."""
+"""Filling a worker from its queue: worked examples and reference implementations."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from services.policies.decision import WaitReason
 from services.policies.form.fill import Filled, fill, fill_slots
 from services.policies.form.past_future import Peaks
-from services.policies.form.peak import peak_tokens
 from services.policies.form.sums import Sums
 from tests.examples import examples
+from tests.policies.form.peak_oracle import peak_tokens
 
 W, R = False, True  # waits, runs
 
@@ -53,7 +53,7 @@ def test_fill_admits_no_request_behind_one_that_does_not_fit() -> None:
     assert rows_run([(W, 60), (R, 50), (W, 10)], 100) == [0]
 
 
-def test_fill_assigns_slots_in_line_order() -> None:
+def test_fill_assigns_slots_in_queue_order() -> None:
     line = [(W, 1), (R, 1), (W, 1), (R, 1), (R, 1)]
     assert rows_run(line, 99, slots=3) == [0, 1, 2]
     assert rows_run(line, 99, slots=4) == [0, 1, 2, 3]
@@ -74,22 +74,27 @@ def test_fill_gives_each_waiting_request_a_reason() -> None:
         WaitReason.BLOCKED,
         WaitReason.BLOCKED,
     ]
-    assert (reported.a[0], reported.b[0], reported.a[2], reported.a[3]) == (50, 100, 2, 3)
+    assert (
+        reported.first_values[0],
+        reported.second_values[0],
+        reported.first_values[2],
+        reported.first_values[3],
+    ) == (50, 100, 2, 3)
     reported = filled([(W, 50), (W, 60), (W, 10), (R, 20)], 100)
     assert reported.reasons[:3].tolist() == [
         WaitReason.ADMITTED,
         WaitReason.MEMORY,
         WaitReason.BLOCKED,
     ]
-    assert (reported.a[1], reported.b[1]) == (110, 100)
-    assert (reported.a[0], reported.peak) == (70, 70)
+    assert (reported.first_values[1], reported.second_values[1]) == (110, 100)
+    assert (reported.first_values[0], reported.peak) == (70, 70)
     reported = filled([(R, 1), (W, 1), (W, 1), (W, 1)], 100, slots=2)
     assert reported.reasons[1:].tolist() == [
         WaitReason.ADMITTED,
         WaitReason.SLOTS,
         WaitReason.BLOCKED,
     ]
-    assert (reported.a[2], reported.b[2]) == (2, 2)
+    assert (reported.first_values[2], reported.second_values[2]) == (2, 2)
 
 
 # Reference implementations
@@ -118,7 +123,7 @@ def literal(
     # running requests ahead of all waiting ones stay, whatever the memory limit
     run = list(range(ahead))
     stop, by_places = None, False
-    for i in range(ahead, count):  # the line is taken in order until one does not fit
+    for i in range(ahead, count):  # the queue is taken in order until one does not fit
         exempt = i == 0 and (alone or runs[0]) and not any(stays) and slots > 0
         by_places = len(run) >= slots
         if by_places or (need([*run, i]) > limit and not exempt):
@@ -162,7 +167,11 @@ def test_fill_matches_reference_implementation(
     waiting = [i for i in range(len(line)) if not runs[i]]
     left_out = [i for i in waiting if i not in expected.run]
     for i in waiting:
-        why = (WaitReason(int(reported.reasons[i])), reported.a[i], reported.b[i])
+        why = (
+            WaitReason(int(reported.reasons[i])),
+            reported.first_values[i],
+            reported.second_values[i],
+        )
         if i in expected.run:
             assert why == (WaitReason.ADMITTED, need(expected.run), limit)
         elif expected.by_places and i == left_out[0]:
@@ -199,8 +208,8 @@ def test_fill_matches_reference_implementation_with_exhausted_slices(
 def literal_places(
     line: list[tuple[bool, bool, int]], limit: float, slots: int, alone: bool
 ) -> list[int]:
-    """The docstring of fill_slots: every request with KV keeps it; the others get memory in line
-    order; slots are assigned in line order."""
+    """The docstring of fill_slots: every request with KV keeps it; the others get memory in queue
+    order; slots are assigned in queue order."""
     total = sum(held for runs, rests, held in line if runs or rests)
     able, fresh, full = [], 0, False
     for i, (runs, rests, held) in enumerate(line):
@@ -237,7 +246,7 @@ def test_fill_slots_matches_reference_implementation(
     if waits and reported.reasons[waits[0]] == WaitReason.MEMORY:
         fresh = [i for i in range(waits[0] + 1) if not holds[i]]
         need = float(held[holds].sum() + held[fresh].sum())
-        assert (reported.a[waits[0]], reported.b[waits[0]]) == (need, limit)
+        assert (reported.first_values[waits[0]], reported.second_values[waits[0]]) == (need, limit)
         assert need > limit
     elif waits:
         assert reported.reasons[waits[0]] == WaitReason.SLOTS
@@ -250,4 +259,4 @@ def test_fill_slots_blames_slots_while_paused_kv_stays_on_device() -> None:
     reported = fill_slots(runs, holds, Sums(np.array([40.0, 40.0, 40.0]), 100), 1, alone=False)
     assert reported.run.tolist() == [True, False, False]
     assert reported.reasons[1:].tolist() == [WaitReason.SLOTS, WaitReason.BLOCKED]
-    assert (reported.a[1], reported.b[1]) == (1, 1)
+    assert (reported.first_values[1], reported.second_values[1]) == (1, 1)

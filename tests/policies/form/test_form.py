@@ -10,11 +10,11 @@ from services.policies.decision import WaitReason
 from services.policies.form.demand import Demand
 from services.policies.form.fill import fill
 from services.policies.form.past_future import Peaks
-from services.policies.form.peak import peak_tokens
 from services.policies.form.registry import FORMS
 from services.policies.parameters import resolve
 from services.policies.preset import choose
-from tests.policies.made_snapshots import Row, demanded, formed, jobs, seat, table
+from tests.policies.form.peak_oracle import peak_tokens
+from tests.policies.made_snapshots import Row, demanded, formed, jobs, node, table
 
 # Past-Future, Fig. 6: capacity 21, two requests run, one waits. Admitted at t,
 # memory would reach 22 at t+2; at t+1 it fits; at t+2 the first request has ended and even the
@@ -49,7 +49,11 @@ def test_peaks_match_past_future_figure_6() -> None:
     assert formed("past_future", CAPACITY, *AT_T1, {"reserved": 0})[1].peak == 21
     admit, filled = formed("past_future", CAPACITY, *AT_T, {"reserved": 0})
     assert (admit, filled.peak) == (0, 16)
-    assert (filled.reasons[2], filled.a[2], filled.b[2]) == (WaitReason.MEMORY, 22, 21)
+    assert (filled.reasons[2], filled.first_values[2], filled.second_values[2]) == (
+        WaitReason.MEMORY,
+        22,
+        21,
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,7 +107,11 @@ def test_form_stops_at_first_request_that_does_not_fit(form: str) -> None:
 def test_form_respects_slots(form: str) -> None:
     admit, filled = formed(form, 1_000, [(1, 0, 1)] * 3, [(1, 0, 1)] * 5, most=5)
     assert admit == 2
-    assert (filled.reasons[5], filled.a[5], filled.b[5]) == (WaitReason.SLOTS, 5, 5)
+    assert (filled.reasons[5], filled.first_values[5], filled.second_values[5]) == (
+        WaitReason.SLOTS,
+        5,
+        5,
+    )
     assert formed(form, 1_000, [(1, 0, 1)] * 3, [(1, 0, 1)], most=2)[0] == 0
 
 
@@ -142,7 +150,7 @@ def test_memory_reason_counts_request_admitted_alone(form: str, needed: float) -
     """Each request holds 60 tokens and generates 10; the reason counts both, not only the admitted
     one."""
     _, filled = formed(form, 100, [], [(60, 0, 10), (60, 0, 10)], TIGHT[form])
-    assert (filled.reasons[1], filled.a[1]) == (WaitReason.MEMORY, needed)
+    assert (filled.reasons[1], filled.first_values[1]) == (WaitReason.MEMORY, needed)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -162,7 +170,7 @@ def test_resumed_requests_count_generated_tokens() -> None:
 def held(form: str, **columns: Sequence[int]) -> list[float]:
     """Return the tokens each request holds, in blocks of 16."""
     count = len(next(iter(columns.values())))
-    made, worker = jobs(count, **columns), seat(block_tokens=16)
+    made, worker = jobs(count, **columns), node(block_tokens=16)
     return list(demanded(form, made, worker, table(certain(99)), {}).held)
 
 
@@ -191,7 +199,7 @@ def test_forms_count_whole_blocks_and_reported_blocks() -> None:
     ],
 )
 def test_shared_blocks_raise_limit(form: str, limit: float) -> None:
-    worker = seat(kv_tokens=1_000, block_tokens=10, shared_blocks=20)
+    worker = node(kv_tokens=1_000, block_tokens=10, shared_blocks=20)
     demand = demanded(form, jobs(1), worker, table(certain(9)), {})
     assert demand.limit == pytest.approx(limit * 1_200)
 
@@ -202,7 +210,7 @@ def planned(
     """Return the demand of Past-Future for `count` equal requests."""
     plain = {"prompt": [prompt] * count, "output": [output] * count, "cap": [cap] * count}
     made = jobs(count, **plain)
-    return demanded("past_future", made, seat(), table(forecast), {"reserved": 0.05}, seed)
+    return demanded("past_future", made, node(), table(forecast), {"reserved": 0.05}, seed)
 
 
 def peak(demand: Demand) -> float:
@@ -244,7 +252,7 @@ def test_past_future_averages_several_draws_for_small_batches() -> None:
 def test_past_future_applies_draws_and_statistic() -> None:
     """One request has length 10 or 500, each with probability ½. Of 64 draws at least one is long,
     except with probability 2⁻⁶⁴: the largest needs 510, the mean is unchanged."""
-    made, worker = jobs(1, prompt=[10], cap=[500]), seat()
+    made, worker = jobs(1, prompt=[10], cap=[500]), node()
     forecasts = table(Forecast((10.0, 500.0), (0.5, 0.5), 500))
     often = {"draws": 64}
     drawn = demanded("past_future", made, worker, forecasts, often)
@@ -262,7 +270,11 @@ def test_fixed_form_respects_batch_size() -> None:
     three."""
     came, reported = formed("fixed", 1_000, [(5, 0, 5)], [(5, 0, 5)] * 4, {"batch_size": 3})
     assert came == 2
-    assert (reported.reasons[3], reported.a[3], reported.b[3]) == (WaitReason.SLOTS, 3, 3)
+    assert (reported.reasons[3], reported.first_values[3], reported.second_values[3]) == (
+        WaitReason.SLOTS,
+        3,
+        3,
+    )
     assert formed("fixed", 1_000, [(5, 0, 5)] * 4, [(5, 0, 5)], {"batch_size": 3})[0] == 0
     assert formed("fixed", 25, [(5, 0, 5)], [(5, 0, 5)] * 4, {"batch_size": 3})[0] == 1
 
@@ -279,19 +291,27 @@ def test_token_budget_limits_tokens_per_step() -> None:
         cap=[50] * 5,
     )
     runs = np.arange(5) < 3
-    worker, forecasts = seat(), table(certain(50))
+    worker, forecasts = node(), table(certain(50))
     demand = demanded("token_budget", made, worker, forecasts, {"budget_tokens": 50}, 0, runs)
     reported = fill(runs, demand, 99, alone=True)
     assert reported.run.tolist() == [True, True, True, True, False]
-    assert (reported.reasons[4], reported.a[4], reported.b[4]) == (WaitReason.STEP_BUDGET, 97, 50)
+    assert (reported.reasons[4], reported.first_values[4], reported.second_values[4]) == (
+        WaitReason.STEP_BUDGET,
+        97,
+        50,
+    )
     full = demanded("token_budget", made, worker, forecasts, {"budget_tokens": 32}, 0, runs)
     reported = fill(runs, full, 99, alone=True)
     assert reported.run.tolist() == [True, True, True, False, False]
-    assert (reported.reasons[3], reported.a[3], reported.b[3]) == (WaitReason.STEP_BUDGET, 92, 32)
-    small = demanded("token_budget", made, seat(kv_tokens=150), forecasts, {}, 0, runs)
+    assert (reported.reasons[3], reported.first_values[3], reported.second_values[3]) == (
+        WaitReason.STEP_BUDGET,
+        92,
+        32,
+    )
+    small = demanded("token_budget", made, node(kv_tokens=150), forecasts, {}, 0, runs)
     reported = fill(runs, small, 99, alone=True)
     held = 23 + 21 + 40 + 60
-    assert (reported.reasons[3], reported.a[3], reported.b[3]) == (
+    assert (reported.reasons[3], reported.first_values[3], reported.second_values[3]) == (
         WaitReason.MEMORY,
         held,
         0.95 * 150,

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from services.forecast import Forecast, Ints, certain
 from services.policies.decision import WaitReason
 from services.policies.form.fill import fill
-from services.policies.form.past_future import Peaks
-from services.policies.form.peak import PrefixPeaks, Statistic, largest, mean, peak_tokens
+from services.policies.form.past_future import Peaks, PrefixPeaks, Statistic, largest, mean
 from services.policies.form.sums import Sums
 from tests.examples import examples
-from tests.policies.made_snapshots import Row, demanded, formed, jobs, seat, table
+from tests.policies.form.peak_oracle import peak_tokens
+from tests.policies.made_snapshots import Row, demanded, formed, jobs, node, table
 
 held_and_left = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 
@@ -139,7 +139,7 @@ def test_past_future_search_matches_linear_scan_with_drawn_lengths(
         forecast=rng.integers(0, 2, count),
     )
     forecasts = table(Forecast((5.0, 800.0), (0.7, 0.3), 800), certain(60))
-    worker = seat(kv_tokens=kv_tokens)
+    worker = node(kv_tokens=kv_tokens)
     demand = demanded("past_future", made, worker, forecasts, {"reserved": 0.0}, seed)
     filled = fill(np.arange(count) < running, demand, 300, alone=True)
     assert isinstance(demand, Peaks)
@@ -155,4 +155,4 @@ def test_past_future_search_matches_linear_scan_with_drawn_lengths(
     assert np.count_nonzero(filled.run) - running == scanned
     if scanned < queued:
         assert filled.reasons[running + scanned] == WaitReason.MEMORY
-        assert filled.a[running + scanned] == pytest.approx(need(scanned + 1))
+        assert filled.first_values[running + scanned] == pytest.approx(need(scanned + 1))

@@ -14,7 +14,7 @@ from services.policies.decide import decide
 from services.policies.memory import PolicyMemory
 from services.policies.preset import choose
 from services.policies.snapshot import NOWHERE, Snapshot
-from tests.policies.made_snapshots import jobs, seat
+from tests.policies.made_snapshots import jobs, node
 
 SECOND = CostModel(1.0, 0.0, 0.0, 0.0)
 
@@ -40,7 +40,7 @@ class World:
 
     def __init__(self, preset: str, places: int = 1, **cells: Any):
         self.preset = choose(preset, cells)
-        self.worker = replace(seat(kv_tokens=10_000, places=places), cost=SECOND)
+        self.worker = replace(node(kv_tokens=10_000, places=places), cost=SECOND)
         self.forecasts = ForecastTable()
         self.memory = PolicyMemory()
         self.now, self.round, self.ran = 0.0, 0, list[set[str]]()
@@ -48,7 +48,7 @@ class World:
         self.ended: dict[str, float] = {}
         self._serial = 0
 
-    def come(self, name: str, length: int, forecast: Forecast | None = None) -> Job:
+    def submit(self, name: str, length: int, forecast: Forecast | None = None) -> Job:
         """Submit a request now; the forecast defaults to the actual length."""
         self._serial += 1
         job = Job(name, length, forecast or certain(length), self.now, self._serial)
@@ -127,7 +127,7 @@ def stream(world: World, every: int, length: int) -> Callable[[int], None]:
 
     def before(step: int) -> None:
         if step % every == 0:
-            world.come(f"s{step}", length)
+            world.submit(f"s{step}", length)
 
     return before
 

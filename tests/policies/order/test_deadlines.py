@@ -14,7 +14,7 @@ from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import CLASS
 from services.policies.order.registry import ORDERS
 from services.policies.snapshot import Snapshot
-from tests.policies.made_snapshots import jobs, seat, snapshots, table
+from tests.policies.made_snapshots import jobs, node, snapshots, table
 from tests.policies.order.test_all import with_budgets
 
 EDF, SLACK = ORDERS["edf"].rank, ORDERS["slack"].rank
@@ -32,7 +32,7 @@ def board(now: float, running: int = 0, **columns: list[float]) -> Snapshot:
         "held": [0.0] * split + [8.0] * running,
     }
     of = jobs(count, **(plain | columns))
-    worker = replace(seat(), cost=STEP)
+    worker = replace(node(), cost=STEP)
     return Snapshot(
         now, of, np.arange(split), np.arange(split, count), (worker,), table(certain(10))
     )

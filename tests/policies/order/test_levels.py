@@ -19,7 +19,7 @@ from services.policies.preset import choose, presets
 from services.policies.snapshot import Snapshot
 from services.scheduler.core.board import Board
 from tests.examples import examples
-from tests.policies.made_snapshots import jobs, seat, snapshots, table
+from tests.policies.made_snapshots import jobs, node, snapshots, table
 
 ALL = sorted(presets())
 INF = np.inf
@@ -32,13 +32,13 @@ def made(key: list[float], line: list[float], split: int) -> Ranking:
 
 
 def standing(ranking: Ranking) -> list[int]:
-    """Rows in line order; on equal keys running requests precede waiting ones."""
+    """Rows in queue order; on equal keys running requests precede waiting ones."""
     runs = np.arange(len(ranking.rows)) >= ranking.split
     return [int(row) for row in ranking.rows[np.lexsort((~runs, ranking.queue_key))]]
 
 
 TABLE = [
-    # keys of all, line keys of the running (the last two), priorities, expected line
+    # keys of all, queue keys of the running (the last two), priorities, expected order
     ("lower priority number goes first", [3, 1, 2, 9], [2, 9], [0, 1, 0, 0], [2, 0, 3, 1]),
     ("waiting request precedes running one", [5, 6, 1, 2], [1, 2], [-1, 0, 0, 0], [0, 2, 3, 1]),
     (
@@ -133,7 +133,7 @@ def test_admission_follows_priority(
         since_s=100.0 - waited_s,
         admitted=np.arange(count),
     )
-    workers = (seat(1, 100_000, places),)
+    workers = (node(1, 100_000, places),)
     queued, running = np.flatnonzero(~runs), np.flatnonzero(runs)
     snapshot = Snapshot(100.0, board, queued, running, workers, forecasts)
     run = set(decided(snapshot, preset, seed).workers[0].run.tolist())

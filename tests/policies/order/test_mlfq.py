@@ -16,7 +16,7 @@ from services.policies.order.ranking import CLASS
 from services.policies.order.registry import ORDERS
 from services.policies.snapshot import Snapshot
 from tests.examples import examples
-from tests.policies.made_snapshots import jobs, seat, snapshots, table
+from tests.policies.made_snapshots import jobs, node, snapshots, table
 from tests.policies.order.order_world import World, a_turn_later, stream
 
 MLFQ, HRRN = ORDERS["mlfq"].rank, ORDERS["hrrn"].rank
@@ -102,7 +102,7 @@ def test_mlfq_prompt_joins_first_queue_that_covers_its_prefill() -> None:
     """Quanta are 1, 2, 4, 8 and 16 s. Prefill and first step take 0.5 s for 2 tokens, 1 s for 6,
     more than 1 s for 7, 8 s for 62, and more than any quantum for 999."""
     of = jobs(5, prompt=[2, 6, 7, 62, 999])
-    worker = replace(seat(), cost=STEP)
+    worker = replace(node(), cost=STEP)
     snapshot = Snapshot(0.0, of, np.arange(5), np.arange(0), (worker,), table(certain(50)))
     assert np.floor(MLFQ(snapshot, PARAMS, PolicyMemory()).key / CLASS).tolist() == [0, 0, 1, 3, 4]
 
@@ -113,18 +113,18 @@ def test_mlfq_transcript_of_three_requests() -> None:
     there and moves down after 4 more, at 7 tokens. b does the same, but then no request of a
     better queue preempts it, so it ends before a."""
     world = World("mlfq", base_quantum_s=2, growth=2, queues=3)
-    world.come("a", 8)
-    world.come("b", 8)
-    world.come("c", 2)
+    world.submit("a", 8)
+    world.submit("b", 8)
+    world.submit("c", 2)
     world.go(18)
     assert world.turns() == " ".join("aaa" + "bbb" + "cc" + "aaaa" + "bbbb" + "b" + "a")
 
 
 def test_mlfq_arrival_preempts_demoted_request() -> None:
     world = World("mlfq", base_quantum_s=2, growth=2, queues=3)
-    world.come("a", 8)
+    world.submit("a", 8)
     world.go(4)
-    world.come("b", 2)
+    world.submit("b", 2)
     world.go(6)
     assert world.turns() == " ".join("aaaa" + "bb" + "aaaa")
 
@@ -133,7 +133,7 @@ def ended(ageing_s: float) -> bool:
     """Return whether x ends. Requests of 2 s arrive every second, x needs 6 s, and quanta are 2 and
     4 s."""
     world = World("mlfq", base_quantum_s=2, growth=2, queues=8, ageing_s=ageing_s)
-    world.come("x", 6)
+    world.submit("x", 6)
     world.go(150, stream(world, 1, 2))
     return "x" in world.ended
 
@@ -173,11 +173,11 @@ def test_hrrn_transcript() -> None:
     2.25; c, of 1 s, arrived at 4 s: (1 + 1) / 1 = 2. b runs until 9 s; c has then waited 5 s: 6. d,
     of 10 s, arrived first and has waited 9 s: 1.9. Shortest first would run c before b."""
     world = World("hrrn")
-    world.come("a", 5)
+    world.submit("a", 5)
     world.go(1)
-    world.come("d", 10).arrival_s = 0.0
-    world.come("b", 4).arrival_s = 0.0
+    world.submit("d", 10).arrival_s = 0.0
+    world.submit("b", 4).arrival_s = 0.0
     world.go(3)
-    world.come("c", 1)
+    world.submit("c", 1)
     world.go(16)
     assert world.turns() == " ".join("aaaaa" + "bbbb" + "c" + "d" * 10)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from services.policies.memory import PolicyMemory
 from services.policies.order.alise import LEVEL, alise
-from services.policies.order.pace import SEQS, keep_pace
+from services.policies.order.pace import SEQS, measure_pace
 from services.policies.order.waiting import MAX_AGE_S, arrival
 from services.policies.snapshot import Snapshot
-from tests.policies.made_snapshots import COST, jobs, seat, snapshots, table
+from tests.policies.made_snapshots import COST, jobs, node, snapshots, table
 
 PARAMS = {"levels": 4.0, "base_s": 0.05, "ageing_s": 10.0, "hysteresis": 0.25}
 
@@ -83,7 +83,7 @@ class Literal:
         self.seqs = 0.0
 
     def rank(self, snapshot: Snapshot) -> dict[int, tuple[float, float, float]]:
-        """Return the key, the line key and the remaining time of each row."""
+        """Return the key, the queue key and the remaining time of each row."""
         jobs, now = snapshot.jobs, snapshot.now
         queued = snapshot.queued.tolist()
         rows = [*queued, *snapshot.running.tolist()]
@@ -101,13 +101,15 @@ class Literal:
                 job.demoted, job.lifted = job.demoted + 1, False
             job.lifted |= bool(waited[row] >= PARAMS["ageing_s"])
             job.starved |= bool(waited[row] >= PARAMS["levels"] * PARAMS["ageing_s"])
-        self._seat(snapshot, known, queued)
+        self._move_to_front(snapshot, known, queued)
         return {row: self._rank(snapshot, row, known[row], row in queued) for row in rows}
 
-    def _seat(self, snapshot: Snapshot, known: dict[int, Known], queued: list[int]) -> None:
-        """Assign one seat per worker. A request that runs or is paused there keeps it; otherwise
-        the oldest one paused there gets it, unless an older one has no KV anywhere. That one
-        waits until no seat of its model is taken."""
+    def _move_to_front(
+        self, snapshot: Snapshot, known: dict[int, Known], queued: list[int]
+    ) -> None:
+        """Move one starved request per worker to the front. One that runs or is paused there stays;
+        otherwise the oldest one paused there moves up, unless an older one has no KV anywhere. That
+        one waits until no worker of its model has one."""
         jobs = snapshot.jobs
         placed = {row: row not in queued or bool(jobs.held[row] > 0) for row in known}
         for row, job in known.items():
@@ -192,8 +194,8 @@ def waiting(now: float, since_s: list[float], running: int = 0, workers: int = 1
     count = len(since_s)
     made = jobs(count, since_s=since_s, arrival_s=since_s)
     split = count - running
-    seats = tuple(seat(number) for number in range(1, workers + 1))
-    return Snapshot(now, made, np.arange(split), np.arange(split, count), seats, table())
+    nodes = tuple(node(number) for number in range(1, workers + 1))
+    return Snapshot(now, made, np.arange(split), np.arange(split, count), nodes, table())
 
 
 def levels(snapshot: Snapshot, memory: PolicyMemory) -> tuple[list[float], PolicyMemory, float]:
@@ -201,7 +203,7 @@ def levels(snapshot: Snapshot, memory: PolicyMemory) -> tuple[list[float], Polic
     return np.floor(found.key / LEVEL).tolist(), found.memory, found.next_s
 
 
-def test_alise_ageing_lifts_one_level_and_starvation_seats_one_per_worker() -> None:
+def test_alise_ageing_lifts_one_level_and_front_takes_one_per_worker() -> None:
     """Three requests of the second queue wait from the start; after 40 s they are starved."""
     at, memory, next_s = levels(waiting(0.0, [0.0, 0.0, 0.0]), PolicyMemory())
     own = at[0]
@@ -214,7 +216,7 @@ def test_alise_ageing_lifts_one_level_and_starvation_seats_one_per_worker() -> N
     assert (at, next_s) == ([-1, own - 1, own - 1], inf)
     at, memory, _ = levels(waiting(400.0, [0.0, 0.0, 0.0]), memory)
     assert at == [-1, own - 1, own - 1]
-    # The seated request has no KV and no worker yet, so the next one waits until it is placed.
+    # The request at the front has no KV and no worker yet: the next one waits until it is placed.
     assert levels(waiting(400.0, [0.0, 0.0, 0.0], workers=2), memory)[0] == [-1, own - 1, own - 1]
 
 
@@ -223,7 +225,7 @@ def test_pace_follows_running_count_by_doublings() -> None:
     seen = []
     for running in (8, 12, 16, 17, 9, 8, 1):
         snapshot = waiting(0.0, [0.0] * running, running=running)
-        pace, memory = keep_pace(snapshot, memory)
+        pace, memory = measure_pace(snapshot, memory)
         assert pace.token_s == pytest.approx(COST.base_s / pace.seqs + COST.decode_seq_s)
         seen.append(pace.seqs)
     assert seen == [8, 8, 8, 17, 17, 8, 1]

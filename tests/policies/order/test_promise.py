@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from services.costs import CostModel
 from services.forecast import Floats, Ints, certain
 from services.policies.memory import PolicyMemory
-from services.policies.order.fairness import over_share
+from services.policies.order.fairness import is_over_share
 from services.policies.order.promise import PARAMS, promise
 from services.policies.order.ranking import CLASS, Ranking
 from services.policies.parameters import resolve
 from services.policies.snapshot import Snapshot
-from tests.policies.made_snapshots import jobs, seat, snapshots, table
+from tests.policies.made_snapshots import jobs, node, snapshots, table
 
 # A step takes 10 ms for any number of requests; prefill takes almost no time.
 COST = CostModel(0.01, 1e-9, 0.0, 0.0)
@@ -39,7 +39,7 @@ def board(
     }
     made = jobs(count, **(plain | columns))
     forecasts = table(*(certain(length) for length in lengths))
-    worker = seat(1, 10_000, cost=COST)
+    worker = node(1, 10_000, cost=COST)
     return Snapshot(NOW, made, np.arange(split), np.arange(split, count), (worker,), forecasts)
 
 
@@ -161,8 +161,8 @@ def over(tokens: Mapping[int, Sequence[tuple[int, int]]], room: int, **weights: 
     weight = [weights.get(f"t{name}", 1.0) for name in tenant]
     made = jobs(len(rows), tenant=tenant, prompt=prompt, total=total.astype(float), weight=weight)
     every = np.arange(len(rows))
-    snapshot = Snapshot(0.0, made, every, np.arange(0), (seat(1, room),), table(certain(9)))
-    return np.flatnonzero(over_share(snapshot, every, len(rows), every.astype(float))).tolist()
+    snapshot = Snapshot(0.0, made, every, np.arange(0), (node(1, room),), table(certain(9)))
+    return np.flatnonzero(is_over_share(snapshot, every, len(rows), every.astype(float))).tolist()
 
 
 def test_tenant_share_is_proportional_to_weight() -> None:
@@ -195,7 +195,7 @@ def test_over_share_matches_reference_implementation(snapshot: Snapshot, seed: i
     rows = np.concatenate([board_.queued, board_.running])
     split = len(board_.queued)
     key = rng.random(len(rows))
-    found = over_share(board_, rows, split, key)
+    found = is_over_share(board_, rows, split, key)
     assert not found[split:].any()
     present = set(tenant[rows].tolist())
     room = sum(worker.room_tokens for worker in board_.workers)

@@ -14,7 +14,7 @@ from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import CLASS
 from services.policies.order.registry import ORDERS
 from services.policies.snapshot import Snapshot
-from tests.policies.made_snapshots import jobs, seat, snapshots, table
+from tests.policies.made_snapshots import jobs, node, snapshots, table
 from tests.policies.order.order_world import World, a_turn_later, stream
 
 RANK = ORDERS["rank"].rank
@@ -50,7 +50,7 @@ class Literal:
         self.known: dict[int, Known] = {}
 
     def rank(self, snapshot: Snapshot, by_rank: bool) -> dict[int, tuple[float, float]]:
-        """Return the key and the line key of each row."""
+        """Return the key and the queue key of each row."""
         made, now = snapshot.jobs, snapshot.now
         running = snapshot.running.tolist()
         rows = [*snapshot.queued.tolist(), *running]
@@ -123,7 +123,7 @@ def test_rank_score_ignores_output_until_better_forecast() -> None:
     halves = Forecast((10.0, 90.0), (0.5, 0.5), 100)
     interned = table(halves, Forecast((30.0,), (1.0,), 100))
     of = jobs(3, output=[0, 20, 0], held=[0, 30, 0], cap=[100, 100, 70], forecast=[0, 0, 0])
-    first = Snapshot(0.0, of, np.array([0, 2]), np.array([1]), (seat(),), interned)
+    first = Snapshot(0.0, of, np.array([0, 2]), np.array([1]), (node(),), interned)
     found = RANK(first, PARAMS, PolicyMemory())
     assert found.key.tolist() == [50, 40, 50]
     reported = replace(first, jobs=replace(of, forecast=np.array([0, 1, 0]), output=of.output + 9))
@@ -133,7 +133,7 @@ def test_rank_score_ignores_output_until_better_forecast() -> None:
 def test_rank_promotes_at_announced_time() -> None:
     """The request is promoted 20 iterations of 0.5 s after it was queued at 3 s."""
     of = jobs(1, since_s=[3.0], arrival_s=[3.0])
-    worker = replace(seat(), cost=STEP)
+    worker = replace(node(), cost=STEP)
     first = Snapshot(
         5.0, of, np.array([0]), np.arange(0), (worker,), table(Forecast((9.0,), (1.0,), 100))
     )
@@ -147,7 +147,7 @@ def test_rank_promotes_at_announced_time() -> None:
 
 def test_rank_gives_no_lift_time_behind_promoted_request() -> None:
     of = jobs(2, since_s=[0.0, 8.0], arrival_s=[0.0, 8.0])
-    worker = replace(seat(), cost=STEP)
+    worker = replace(node(), cost=STEP)
     interned = table(Forecast((9.0,), (1.0,), 100))
     snapshot = Snapshot(9.0, of, np.array([0, 1]), np.arange(0), (worker,), interned)
     assert RANK(snapshot, PARAMS, PolicyMemory()).lift_s.tolist() == [1, 9]
@@ -161,7 +161,7 @@ def test_rank_promoted_request_runs_for_its_quantum() -> None:
     """Requests of 2 s arrive every 2 s. y waits for 6 s and runs for 3 iterations. Its prefill
     counts as one, so it runs for 2 s before it waits again."""
     world = World("ltr", threshold=6, quantum=3)
-    world.come("y", 50)
+    world.submit("y", 50)
     world.go(30, stream(world, 2, 2))
     turns = ["y" if "y" in ran else "s" for ran in world.ran]
     runs = [len(run) for run in "".join(turns).replace("s", " ").split()]
@@ -175,8 +175,8 @@ def starved_in(promoted: str) -> set[str]:
     is due a quantum of 4 iterations every 10, which exceeds one slot."""
     world = World("ltr", threshold=10, quantum=4, promoted=promoted)
     for name in "abcdefghi":
-        world.come(name, 100)
-    world.come("z", 101)
+        world.submit(name, 100)
+    world.submit("z", 101)
     world.go(120)
     return set("abcdefghiz") - set().union(*world.ran)
 
@@ -189,8 +189,8 @@ def test_rank_oldest_first_promotion_prevents_starvation() -> None:
 
 def test_rank_keeps_running_request_on_equal_score() -> None:
     world = World("ltr", places=1)
-    world.come("b", 9)
+    world.submit("b", 9)
     world.go(3)
-    world.come("a", 9)
+    world.submit("a", 9)
     world.go(15)
     assert world.turns() == " ".join("b" * 9 + "a" * 9)

@@ -12,12 +12,12 @@ from services.costs import CostModel
 from services.forecast import Forecast, certain
 from services.forecasttable import ForecastTable
 from services.policies.memory import PolicyMemory
-from services.policies.order.pace import keep_pace
+from services.policies.order.pace import measure_pace
 from services.policies.order.ranking import Ranking
 from services.policies.order.registry import ORDERS
-from services.policies.order.shortest import mean_of_longest, seconds_an_end
+from services.policies.order.shortest import mean_of_longest, seconds_per_completion
 from services.policies.snapshot import Snapshot
-from tests.policies.made_snapshots import jobs, seat, snapshots, table
+from tests.policies.made_snapshots import jobs, node, snapshots, table
 from tests.policies.order.order_world import World, stream
 
 PLAIN = {"ageing_s": np.inf, "hysteresis": 0.25, "tail_weight": 0.5, "tail_share": 0.2}
@@ -48,7 +48,7 @@ def ranked(
         total=interned.mean(which, made, cap),
     )
     split = len(forecasts) - running
-    worker = replace(seat(), cost=A_SECOND_A_TOKEN)
+    worker = replace(node(), cost=A_SECOND_A_TOKEN)
     snapshot = Snapshot(
         0.0, of, np.arange(split), np.arange(split, len(forecasts)), (worker,), interned
     )
@@ -135,7 +135,7 @@ def brute_tail(points: list[tuple[float, float]], weight: float, share: float) -
 def remaining(snapshot: Snapshot, row: int) -> list[tuple[float, float]]:
     """Return the seconds to each possible length of the request, with probabilities."""
     made = snapshot.jobs
-    pace, _ = keep_pace(snapshot, PolicyMemory())
+    pace, _ = measure_pace(snapshot, PolicyMemory())
     points, weights = snapshot.forecasts.points_of(int(made.forecast[row]))
     output, cap = int(made.output[row]), int(made.cap[row])
     ahead = [(p, w) for p, w in zip(points.tolist(), weights.tolist(), strict=True) if p > output]
@@ -206,7 +206,7 @@ def test_index_functions_ignore_padding(points: list[tuple[float, float]]) -> No
     seconds = np.array([[0.05, *(s for s, _ in ordered), ordered[-1][0]]])
     masses = np.array([[0.0, *(w / mass for _, w in ordered), 0.0]])
     plain = [(s, w / mass) for s, w in ordered]
-    assert seconds_an_end(seconds, masses)[0] == pytest.approx(brute_gittins(plain))
+    assert seconds_per_completion(seconds, masses)[0] == pytest.approx(brute_gittins(plain))
     assert mean_of_longest(seconds, masses, 0.25)[0] == pytest.approx(brute_tail(plain, 1.0, 0.25))
 
 
@@ -218,7 +218,7 @@ def long_requests_end_within_bound(name: str, ageing_s: float) -> list[bool]:
     and one token of a running request."""
     world = World(name, ageing_s=ageing_s)
     for each in "xyz":
-        world.come(each, 5)
+        world.submit(each, 5)
     world.go(60, stream(world, 1, 2))
     return [world.ended.get(each, np.inf) <= 30 + 5 * n + 1 for n, each in enumerate("xyz", 1)]
 
@@ -235,11 +235,11 @@ def test_starved_request_precedes_shortest_first(name: str) -> None:
     starved request is not preempted."""
     plain = World(name, hysteresis=0.0)
     for job, length in (("a", 9), ("b", 6), ("c", 3)):
-        plain.come(job, length)
+        plain.submit(job, length)
     plain.go(18)
     assert plain.turns() == " ".join("c" * 3 + "b" * 6 + "a" * 9)
     aged = World(name, hysteresis=0.0, ageing_s=8.0)
     for job, length in (("a", 9), ("b", 6), ("c", 3)):
-        aged.come(job, length)
+        aged.submit(job, length)
     aged.go(18)
     assert aged.turns() == " ".join("c" * 3 + "b" * 5 + "a" * 9 + "b")

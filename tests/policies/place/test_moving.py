@@ -4,9 +4,9 @@ import numpy as np
 
 from services.costs import CostModel
 from services.policies.decide import arrange
-from services.policies.place.migration import moved
+from services.policies.place.migration import plan_moves
 from services.policies.preset import choose
-from tests.policies.made_snapshots import candidates, jobs, seat
+from tests.policies.made_snapshots import candidates, jobs, node
 from tests.policies.made_snapshots import table as forecasts
 from tests.policies.place.contests import with_cached
 
@@ -21,9 +21,12 @@ def paused_request_moves_to(home_s: float, gain: float, **rest: float) -> int:
         total=[10 + 100 * (home_s - 0.001), 20], cap=[700, 100],
     )  # fmt: skip
     asked = candidates(
-        made, [True, False], seat(1, 1_000, places=1, cost=cost), seat(2, 1_000, cost=cost)
+        made,
+        [True, False],
+        node(1, 1_000, places=1, cost=cost),
+        node(2, 1_000, cost=cost),
     )
-    return int(moved(asked, gain)[1])
+    return int(plan_moves(asked, gain)[1])
 
 
 def test_paused_request_moves_if_saved_wait_exceeds_recompute() -> None:
@@ -42,8 +45,8 @@ def test_paused_request_stays_if_it_fits_at_home() -> None:
     runs = [True, False]
 
     def goes(kv_tokens: int) -> int:
-        home = seat(1, kv_tokens, cost=cost)
-        return int(moved(candidates(made, runs, home, seat(2, 1_000, cost=cost)), 1.0)[1])
+        home = node(1, kv_tokens, cost=cost)
+        return int(plan_moves(candidates(made, runs, home, node(2, 1_000, cost=cost)), 1.0)[1])
 
     assert [goes(700), goes(699)] == [1, 2]  # 90 + 500 and 90 + 20
 
@@ -58,9 +61,9 @@ def test_paused_request_stays_if_other_worker_cannot_take_it() -> None:
     )  # fmt: skip
 
     def goes(kv_tokens: int = 1_000, places: int = 9, model: int = 0, reach: int = 1_000) -> int:
-        home = seat(1, 1_000, places=1, cost=cost)
-        there = seat(2, kv_tokens, places, model=model, reach_tokens=reach, cost=cost)
-        return int(moved(candidates(made, [True, False, True], home, there), 1.0)[1])
+        home = node(1, 1_000, places=1, cost=cost)
+        there = node(2, kv_tokens, places, model=model, reach_tokens=reach, cost=cost)
+        return int(plan_moves(candidates(made, [True, False, True], home, there), 1.0)[1])
 
     assert goes() == 2
     assert [goes(kv_tokens=161), goes(places=1), goes(model=1), goes(reach=189)] == [1] * 4
@@ -73,10 +76,10 @@ def test_move_counts_earlier_moves_of_round() -> None:
         3, home=[1] * 3, held=[99] * 3, prompt=[90] * 3, output=[10] * 3, total=[500, 20, 20],
         cap=[700, 100, 100],
     )  # fmt: skip
-    home = seat(1, 1_000, places=1, cost=cost)
+    home = node(1, 1_000, places=1, cost=cost)
     for places, expected in ((1, [1, 2, 1]), (2, [1, 2, 2])):
-        asked = candidates(made, [True, False, False], home, seat(2, 1_000, places, cost=cost))
-        assert moved(asked, 1.0).tolist() == expected
+        asked = candidates(made, [True, False, False], home, node(2, 1_000, places, cost=cost))
+        assert plan_moves(asked, 1.0).tolist() == expected
 
 
 def test_cached_prefix_makes_move_cheaper() -> None:
@@ -87,10 +90,10 @@ def test_cached_prefix_makes_move_cheaper() -> None:
         2, home=[1, 1], held=[99, 99], prompt=[90, 90], output=[10, 10], total=[18.9, 20],
         cap=[700, 100],
     )  # fmt: skip
-    two = seat(1, 1_000, places=1, cost=cost), seat(2, 1_000, cost=cost)
+    two = node(1, 1_000, places=1, cost=cost), node(2, 1_000, cost=cost)
     asked = candidates(made, [True, False], *two)
-    assert moved(asked, 1.0).tolist() == [1, 1]
-    assert moved(with_cached(asked, [[0, 0], [0, 80]]), 1.0).tolist() == [1, 2]
+    assert plan_moves(asked, 1.0).tolist() == [1, 1]
+    assert plan_moves(with_cached(asked, [[0, 0], [0, 80]]), 1.0).tolist() == [1, 2]
 
 
 def test_moved_request_needs_blocks_for_its_tokens_only() -> None:
@@ -102,7 +105,7 @@ def test_moved_request_needs_blocks_for_its_tokens_only() -> None:
         total=[500, 12], cap=[700, 20],
     )  # fmt: skip
     preset = choose("alise", {"place": "max_min", "move_gain": 1.0, "watermark": 1.0})
-    home = seat(1, 1_000, places=1, block_tokens=16, cost=cost)
-    asked = candidates(made, [True, False], home, seat(2, 112, block_tokens=16, cost=cost))
+    home = node(1, 1_000, places=1, block_tokens=16, cost=cost)
+    asked = candidates(made, [True, False], home, node(2, 112, block_tokens=16, cost=cost))
     decision = arrange(asked, forecasts(), preset, np.random.default_rng(0))
     assert [share.run.tolist() for share in decision.workers] == [[0], [1]]

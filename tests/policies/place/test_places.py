@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 from services.costs import CostModel
 from services.forecasttable import ForecastTable
 from services.policies.decide import arrange
-from services.policies.place.cached import cached_tokens
-from services.policies.place.eligibility import free_slots, seated, settled, takes
-from services.policies.place.loads import by_seconds, work_s
+from services.policies.place.eligibility import (
+    can_serve,
+    current_workers,
+    free_slots,
+    select_placeable,
+)
+from services.policies.place.loads import cached_tokens, loads_in_seconds, work_s
 from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import choose
 from services.policies.snapshot import CHAIN, NOWHERE, Snapshot
@@ -26,7 +30,7 @@ from services.runtime.codecs.arrange import (
 )
 from services.scheduler.codec import decode_arrangement
 from services.scheduler.links.arrangement_check import find_flaw
-from tests.policies.made_snapshots import candidates, jobs, seat, snapshots
+from tests.policies.made_snapshots import candidates, jobs, node, snapshots
 from tests.policies.made_snapshots import table as forecasts
 from tests.policies.place.contests import narrowed, placed, with_cached
 
@@ -41,7 +45,7 @@ def test_work_s_matches_worked_example() -> None:
     and 30 more are expected: 120 · 1 ms of prefill, 30 · (10/4 + 2) ms of steps and 30 · (120 +
     15) · 10 µs of context."""
     made = jobs(2, prompt=[100, 100], output=[20, 20], total=[50, 50], home=[1, 2], held=[0, 119])
-    asked = candidates(made, [False, False], seat(2, 2_048, cost=COST))
+    asked = candidates(made, [False, False], node(2, 2_048, cost=COST))
     here, there = 0.120 + 0.135 + 0.0405, 0.001 + 0.135 + 0.0405
     assert work_s(asked, asked.workers[0]) == pytest.approx([here, there])
 
@@ -50,7 +54,7 @@ def test_work_s_times_batch_size_is_scls_serve_time() -> None:
     """`work_s` times n is the T_serve of SCLS for n such requests, except for the step of the
     prefill itself and half a token of context per sequence and step."""
     made = jobs(1, prompt=[200], total=[64])
-    worker = seat(1, 2_048, cost=COST)
+    worker = node(1, 2_048, cost=COST)
     [mine] = work_s(candidates(made, [False], worker), worker)
     n, served = worker.full_seqs, COST.serve_s(worker.full_seqs, 200, 64)
     own_step = COST.base_s + COST.context_token_s * n * 200
@@ -84,7 +88,7 @@ def test_max_min_matches_reference_implementation(totals: list[int], loaded: lis
     home = [*range(1, running + 1), *[NOWHERE] * len(totals)]
     held = [9] * running + [0] * len(totals)
     made = jobs(count, total=lengths, cap=[500] * count, home=home, held=held)
-    workers = [seat(i + 1, 4_096, cost=COST) for i in range(running)]
+    workers = [node(i + 1, 4_096, cost=COST) for i in range(running)]
     asked = candidates(made, [row < running for row in range(count)], *workers)
     work = np.stack([work_s(asked, worker) for worker in workers], axis=1)
     there = [float(work[i, i]) for i in range(running)]
@@ -97,7 +101,7 @@ def test_max_min_is_within_graham_bound_of_optimum(totals: list[int], machines: 
     """Longest-first ends no later than 4/3 − 1/(3m) of the optimum over all assignments (Graham
     1969)."""
     made = jobs(len(totals), total=totals, cap=[500] * len(totals))
-    workers = [seat(i + 1, 4_096, cost=COST) for i in range(machines)]
+    workers = [node(i + 1, 4_096, cost=COST) for i in range(machines)]
     asked = candidates(made, [False] * len(totals), *workers)
     work = work_s(asked, workers[0])
 
@@ -113,7 +117,7 @@ def test_max_min_matches_worked_example() -> None:
     7. The last 3 joins 5 + 4 (load 9), not 7 + 3 (load 10)."""
     totals = [30, 40, 30, 70, 50]
     made = jobs(5, total=totals, prompt=[1] * 5)
-    two = [seat(number, 4_096, cost=CostModel(0.0, 0.0, 0.01, 0.0)) for number in (1, 2)]
+    two = [node(number, 4_096, cost=CostModel(0.0, 0.0, 0.01, 0.0)) for number in (1, 2)]
     found = placed("max_min", candidates(made, [False] * 5, *two))
     assert found == [1, 2, 2, 1, 2]
 
@@ -122,14 +126,14 @@ def test_slots_go_to_most_urgent_requests() -> None:
     """There are two slots: the two most urgent requests get them, though the third is the
     longest."""
     made = jobs(4, total=[10, 20, 90, 30])
-    found = placed("max_min", candidates(made, [False] * 4, seat(1, places=1), seat(2, places=1)))
+    found = placed("max_min", candidates(made, [False] * 4, node(1, places=1), node(2, places=1)))
     assert found == [2, 1, NOWHERE, NOWHERE]
 
 
 def test_large_worker_is_left_to_request_that_fits_nowhere_else() -> None:
     """The longer request is assigned first and fits both workers; the other fits only worker 2."""
     made = jobs(2, prompt=[10, 10], cap=[50, 500], total=[50, 5])
-    small, large = seat(1, 100, places=1), seat(2, 1_000, places=1)
+    small, large = node(1, 100, places=1), node(2, 1_000, places=1)
     asked = candidates(made, [False, False], small, large)
     assert placed("max_min", asked) == [1, 2]
     assert placed("max_min_prefix", asked) == [1, 2]
@@ -137,19 +141,19 @@ def test_large_worker_is_left_to_request_that_fits_nowhere_else() -> None:
 
 @settings(max_examples=200)
 @given(st.data())
-def test_seated_matches_search_over_all_assignments(data: st.DataObject) -> None:
-    """Compare with all assignments: a request is seated if it fits beside those seated before
+def test_select_placeable_matches_search_over_all_assignments(data: st.DataObject) -> None:
+    """Compare with all assignments: a request is placeable if it fits beside those placed before
     it."""
     reaches = data.draw(st.lists(st.sampled_from([20, 50, 90]), min_size=1, max_size=3))
     free = [data.draw(st.integers(0, 2)) for _ in reaches]
     models = [data.draw(st.integers(0, 1)) for _ in reaches]
     lengths = data.draw(st.lists(st.sampled_from([15, 40, 80, 100]), min_size=1, max_size=5))
     wanted = [data.draw(st.integers(0, 1)) for _ in lengths]
-    workers = [seat(i + 1, reach, free[i], model=models[i]) for i, reach in enumerate(reaches)]
+    workers = [node(i + 1, reach, free[i], model=models[i]) for i, reach in enumerate(reaches)]
     count = len(lengths)
     made = jobs(count, prompt=[5] * count, cap=[n - 5 for n in lengths], model=wanted)
     asked = candidates(made, [False] * count, *workers)
-    can = [set(np.flatnonzero(takes(asked, w, np.arange(count))).tolist()) for w in workers]
+    can = [set(np.flatnonzero(can_serve(asked, w, np.arange(count))).tolist()) for w in workers]
 
     def sits(rows: list[int]) -> bool:
         return any(
@@ -162,7 +166,7 @@ def test_seated_matches_search_over_all_assignments(data: st.DataObject) -> None
     for row in range(count):
         if sits([*expected, row]):
             expected.append(row)
-    rows, _ = seated(asked, workers, free, np.arange(count))
+    rows, _ = select_placeable(asked, workers, free, np.arange(count))
     assert rows.tolist() == expected
     if len(workers) > 1:
         at = placed("max_min", asked)
@@ -183,8 +187,10 @@ def test_prefix_credit_matches_worked_example() -> None:
             2, prompt=[100, 1], output=[0, 9], held=[0, 10], home=[NOWHERE, 2],
             total=[10, 9 + 100 * more_s], cap=[100, 100],
         )  # fmt: skip
-        asked = candidates(made, [False, True], seat(1, cost=cost), seat(2, cost=cost))
-        assert by_seconds(asked, settled(asked)).there.tolist() == pytest.approx([0, more_s])
+        asked = candidates(made, [False, True], node(1, cost=cost), node(2, cost=cost))
+        assert loads_in_seconds(asked, current_workers(asked)).there.tolist() == pytest.approx(
+            [0, more_s]
+        )
         cached = with_cached(asked, [[0, 80], [0, 0]])
         return placed("prefix_aware", cached, prefix_weight=weight)[0]
 
@@ -193,7 +199,7 @@ def test_prefix_credit_matches_worked_example() -> None:
 
 def test_prefix_aware_balances_load_without_cached_prefixes() -> None:
     made = jobs(6)
-    asked = candidates(made, [False] * 6, seat(1), seat(2))
+    asked = candidates(made, [False] * 6, node(1), node(2))
     assert Counter(placed("prefix_aware", asked)) == {1: 3, 2: 3}
 
 
@@ -201,7 +207,7 @@ def test_cached_prefix_reduces_load() -> None:
     """Two equal requests, both cached at worker 1: each takes 10 ms there and 90 ms at worker 2."""
     cost = CostModel(0.0, 0.001, 0.0, 0.0)
     made = jobs(2, prompt=[90, 90], total=[0, 0])
-    asked = candidates(made, [False, False], seat(1, cost=cost), seat(2, cost=cost))
+    asked = candidates(made, [False, False], node(1, cost=cost), node(2, cost=cost))
     for place in ("prefix_aware", "max_min_prefix"):
         assert placed(place, with_cached(asked, [[80, 0], [80, 0]])) == [1, 1]
     unlike = with_cached(asked, [[80, 0], [0, 0]])
@@ -216,7 +222,7 @@ def test_cached_tokens_stop_at_first_missing_block(
     """Blocks have 16 tokens and prompts 60. A 0 in a chain is an unknown block."""
     count = len(chains)
     workers = [
-        seat(i + 1, block_tokens=16, prefixes=[*data.draw(st.sets(st.integers(0, 6)))])
+        node(i + 1, block_tokens=16, prefixes=[*data.draw(st.sets(st.integers(0, 6)))])
         for i in range(2)
     ]
     table = np.zeros((count + 1, CHAIN), np.int64)
@@ -257,7 +263,7 @@ def test_placement_respects_worker_limits_and_free_slots(
         fresh = ~asked.is_running & ~rests
         for number, worker in workers.items():
             dealt = np.flatnonzero(~asked.is_running & ~stays & (at == number))
-            assert takes(asked, worker, dealt).all()
+            assert can_serve(asked, worker, dealt).all()
             if fresh.any():
                 assert np.count_nonzero(fresh & (at == number)) <= free_slots(asked, worker)
         assert set(at.tolist()) <= {*workers, NOWHERE}
@@ -277,7 +283,7 @@ def test_placement_leaves_no_usable_slot_free(snapshot: Snapshot, seed: int) -> 
             dealt = np.count_nonzero(fresh & (at == worker.number))
             if dealt < free_slots(asked, worker):
                 left = np.flatnonzero(at == NOWHERE)
-                assert not takes(asked, worker, left).any()
+                assert not can_serve(asked, worker, left).any()
 
 
 @settings(max_examples=60)

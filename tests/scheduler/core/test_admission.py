@@ -27,7 +27,7 @@ from tests.scheduler.state_driver import (
 def test_refusals_name_their_reason():
     s = state(max_queue=1)
     too_long = s.step(ev.Submitted(G, request("long", prompt=400, most=200)), 0.0)
-    assert isinstance(too_long[0], ev.AskForecast)  # no worker yet: it may fit one to come
+    assert isinstance(too_long[0], ev.AskForecast)  # no worker yet: one that fits may attach
     [refused] = run_step(s, worker(), 0.0)
     assert refused.reject == Reject(
         RejectReason.TOO_LONG,
@@ -102,7 +102,9 @@ def test_unusual_request_never_raises(policy: str, odd: Request):
 def test_unknown_model_is_refused_at_once():
     s = state()
     other = Request("b", "other", 10, 50, 0.0)
-    assert run_step(s, ev.Submitted(G, other), 0.0) == [ev.AskForecast((other,))]  # one may come
+    assert run_step(s, ev.Submitted(G, other), 0.0) == [
+        ev.AskForecast((other,))
+    ]  # a worker that serves it may attach
     assert run_step(s, worker(), 0.0) == [
         ev.Refuse(
             G,
@@ -156,7 +158,7 @@ def test_deadline_before_drain_time_is_refused_with_retry_time():
     assert isinstance(patient[0], ev.AskForecast)
     begun = Request("begun", "demo", 10, 400, 0.0, delivered_tokens=3, deadline_s=50.0)
     resubmitted = s.step(ev.Submitted(G, begun), 1.0)
-    assert isinstance(resubmitted[0], ev.AskForecast)  # it has waited already
+    assert isinstance(resubmitted[0], ev.AskForecast)  # it was submitted before
 
 
 def test_refusal_is_constant_time():

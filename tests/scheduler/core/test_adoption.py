@@ -80,7 +80,7 @@ def test_worker_attached_first_keeps_request_submitted_later() -> None:
     ask, resume = run_step(s, ev.Submitted(G, again("a")), 1.0)
     assert (type(ask), resume) == (ev.AskForecast, ev.Resume(G, "a", held_tokens=30))
     assert numbers(s, "a") == RUNS
-    assert run_step(s, ev.Forecasted((("a", certain(50)),)), 1.1) == []  # nothing is planned anew
+    assert run_step(s, ev.Forecasted((("a", certain(50)),)), 1.1) == []  # the plan changes nothing
     assert report(s, 1, 2.0, progress=(RequestProgress("a", 30, 40, 3),)) == []
     learn, finish = report(s, 2, 3.0, finished=(Completion("a", 50, FinishReason.LENGTH),))
     assert (learn.outcome.output_tokens, finish.output_tokens, finish.preemptions) == (50, 50, 0)
@@ -137,7 +137,7 @@ def test_request_is_queued_when_its_worker_never_attaches() -> None:
     assert s.next_deadline() == 1.0 + ADOPT_S
     assert run_step(s, ev.Tick(), ADOPT_S + 0.9) == []
     preempt, place, plan = run_step(s, ev.Tick(), ADOPT_S + 1.0)
-    assert preempt == ev.Preempt(G, "a", 18)  # so that the prompt is sent there
+    assert preempt == ev.Preempt(G, "a", 18)  # the gateway sends the prompt there
     assert place == ev.Place(G, "a", "w1", "unix:/w1", queued_s=ADOPT_S + 1.0)
     assert plan.plan.admit == (Grant("a", 50),)
 
@@ -174,7 +174,7 @@ def test_request_running_elsewhere_is_cancelled_at_attaching_worker() -> None:
     assert numbers(s, "a")["home"] == "w1"
     assert (
         report(s, 1, 2.0, progress=(RequestProgress("a", 33, 43),)) == []
-    )  # it has not read of it yet
+    )  # the worker has not applied that plan yet
     assert report(s, 2, 2.0, finished=(Completion("a", 50, FinishReason.LENGTH),)) == []
     assert numbers(s, "a")["output"] == 0
 
@@ -192,7 +192,7 @@ def test_forecast_after_adoption_keeps_request_running() -> None:
     run_step(s, back(held("a")), 0.0)
     run_step(s, ev.Submitted(G, again("a")), 1.0)
     total = s.ledger.board.jobs.total
-    assert total[s.jobs["a"].row] == 50  # the most it may make
+    assert total[s.jobs["a"].row] == 50  # max_tokens
     run_step(s, ev.Forecasted((("a", certain(30)),)), 1.1)
     assert total[s.jobs["a"].row] == 30 and numbers(s, "a")["phase"] is RequestPhase.RUNNING
 
@@ -252,11 +252,11 @@ def test_orphans_keep_slots_and_blocks() -> None:
     view = WorkerView("w0", "unix:/w0", "demo", 160, 16, 3, 160)
     many = HeldRequest("a", 100, 50, 20, 120, 50, True, 8)
     run_step(s, ev.WorkerAttached("w0#1", view, (many, held("b"))), 0.0)
-    waits(s, request("x", prompt=20))  # ten blocks there are, all with the orphans
+    waits(s, request("x", prompt=20))  # all ten blocks belong to the orphans
     report(s, 1, 1.0, finished=(Completion("a", 30, FinishReason.STOP),))
     assert list(s.workers["w0"].running) == ["x"]
     admitted(s, request("y"), 1.0)
-    waits(s, request("z"), 1.0)  # three places, one of them the orphan's
+    waits(s, request("z"), 1.0)  # three slots, one of them the orphan's
     run_step(s, ev.Tick(), ADOPT_S)
     assert list(s.workers["w0"].running) == ["x", "y", "z"]
 

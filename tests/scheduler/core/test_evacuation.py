@@ -1,4 +1,4 @@
-"""Evacuation of a leaving worker: nothing is placed there, its requests move to the others."""
+"""Evacuation of a draining worker: nothing is placed there, its requests move to the others."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ from tests.scheduler.state_driver import (
 )
 
 
-def leaving(s: Any, now: float, name: str = "w0", link: str = "#1") -> Any:
+def drain(s: Any, now: float, name: str = "w0", link: str = "#1") -> Any:
     return run_step(s, ev.WorkerDraining(name + link, name, 30.0), now)
 
 
@@ -53,11 +53,13 @@ def two(policy: str = "fcfs") -> Any:
 
 def test_evacuated_request_starts_elsewhere_after_worker_confirms_stop() -> None:
     s = two()
-    asked = leaving(s, 1.0)
+    asked = drain(s, 1.0)
     assert asked == [ev.SendPlan("w0", "w0#1", plans(asked)["w0"])]
     assert plans(asked)["w0"].pause == (Pause("a", Residency.DROP),)
     assert queued(s) == ["a"]
-    assert plans(run_step(s, ev.Tick(), 1.1)) == {}  # not begun while it may still end there
+    assert (
+        plans(run_step(s, ev.Tick(), 1.1)) == {}
+    )  # not started elsewhere while it may still end there
     stopped = reported(s, 2, 1.2, progress=(RequestProgress("a", 7, 0, 0),))
     assert [type(action) for action in stopped[:2]] == [ev.Preempt, ev.Place]
     assert stopped[0].output_tokens == 7
@@ -68,15 +70,15 @@ def test_evacuated_request_starts_elsewhere_after_worker_confirms_stop() -> None
 
 def test_request_that_ends_before_pause_is_finished() -> None:
     s = two()
-    leaving(s, 1.0)
+    drain(s, 1.0)
     ended = reported(s, 1, 1.1, finished=(Completion("a", 50, FinishReason.LENGTH),))
     assert [type(action) for action in ended] == [ev.Learn, ev.Finish]
     assert not s.jobs
 
 
-def test_leaving_worker_receives_no_requests() -> None:
+def test_draining_worker_receives_no_requests() -> None:
     s = two()
-    leaving(s, 1.0)
+    drain(s, 1.0)
     placed = [submitted(s, request(f"b{n}"), 1.1 + n) for n in range(5)]
     found = {a.worker_id for actions in placed for a in actions if isinstance(a, ev.Place)}
     assert found == {"w1"}
@@ -89,7 +91,7 @@ def test_request_no_other_worker_can_run_continues() -> None:
     admitted(s, request("a", most=400))
     limit = int(s.ledger.board.jobs.limit[s.jobs["a"].row])
     assert limit < 400
-    assert plans(leaving(s, 1.0))["w0"].extend == (Grant("a", 400),)
+    assert plans(drain(s, 1.0))["w0"].extend == (Grant("a", 400),)
     assert plans(run_step(s, ev.Tick(), 1.1)) == {}
     assert list(s.workers["w0"].running) == ["a"]
     waits = submitted(s, request("b"), 1.2)
@@ -105,44 +107,44 @@ def test_evacuation_ignores_other_models_and_small_workers() -> None:
     admitted(s, request("a"))
     run_step(s, ev.WorkerAttached("w1#1", WorkerView("w1", "w1", "other", 1_000, 16, 8, 500)), 0.1)
     run_step(s, ev.WorkerAttached("w2#1", WorkerView("w2", "w2", "demo", 1_000, 16, 8, 59)), 0.1)
-    assert plans(leaving(s, 1.0)) == {}
+    assert plans(drain(s, 1.0)) == {}
     assert list(s.workers["w0"].running) == ["a"]
 
 
-def test_paused_request_leaves_leaving_worker_without_kv() -> None:
+def test_paused_request_leaves_draining_worker_without_kv() -> None:
     """Whether memory or a round stopped the request."""
     s = state()
     run_step(s, worker("w0"), 0.0)
     admitted(s, request("a"))
     s.step(ev.Reported("w0#1", "w0", Report(1, 1, evicted=(RequestProgress("a", 20, 30, 0),))), 0.5)
     s.step(worker("w1"), 0.5)
-    handed = leaving(s, 1.0)
+    handed = drain(s, 1.0)
     assert plans(handed)["w0"].cancel == ("a",)
     assert plans(handed)["w1"].admit == (Grant("a", 50),)
     [placed] = [action for action in handed if isinstance(action, ev.Place)]
     assert (placed.request_id, placed.worker_id) == ("a", "w1")
 
 
-def test_request_adopted_at_leaving_worker_is_moved() -> None:
+def test_request_adopted_at_draining_worker_is_moved() -> None:
     s = state()
     view = WorkerView("w0", "unix:/w0", "demo", 1_000, 16, 8, 500)
     held = HeldRequest("a", 10, 50, 20, 30, 50, True, 2)
     run_step(s, ev.WorkerAttached("w0#1", view, (held,)), 0.0)
     run_step(s, worker("w1"), 0.1)
-    leaving(s, 0.2)
+    drain(s, 0.2)
     again = Request("a", "demo", 10, 50, 0.0, delivered_tokens=18, worker_id="w0")
     assert plans(run_step(s, ev.Submitted(G, again), 0.3))["w0"].pause == (
         Pause("a", Residency.DROP),
     )
 
 
-def test_reattached_worker_is_no_longer_leaving() -> None:
+def test_reattached_worker_is_no_longer_draining() -> None:
     s = two()
-    leaving(s, 1.0)
+    drain(s, 1.0)
     run_step(s, ev.WorkerLost("w0#1", "w0"), 1.1)
     run_step(s, worker("w0", link="#2"), 1.2)
-    assert leaving(s, 1.3) == []  # said by the stream that is gone
-    assert not s.workers["w0"].leaving and len(s.ledger.worker_snapshots()) == 2
+    assert drain(s, 1.3) == []  # from the stream that has ended
+    assert not s.workers["w0"].draining and len(s.ledger.worker_snapshots()) == 2
 
 
 @pytest.mark.parametrize("policy", sorted(presets()))
@@ -151,7 +153,7 @@ def test_evacuation_finishes_all_requests_under_every_preset(policy: str) -> Non
     for n in range(3):
         submitted(s, request(f"b{n}"), 0.2)
     now, applied, seq = 1.0, 0, 0
-    out = leaving(s, now)
+    out = drain(s, now)
     for _ in range(20):
         if "w0" in (sent := plans(out)):
             applied = sent["w0"].seq

@@ -71,7 +71,7 @@ def test_no_forecast_update_without_include_forecast() -> None:
 
 
 def test_promise_counts_earlier_prefills_and_decoding_requests() -> None:
-    """One decodes, and two begin with the same round: 10 and 10 + 20 tokens of prompt."""
+    """One request decodes, and two are admitted in one round: 10 and 10 + 20 prompt tokens."""
     s = served()
     admitted(s, request("old", prompt=40))
     report(s, 1, 0.0, progress=(RequestProgress("old", 5, 44, 3),))
@@ -84,8 +84,8 @@ def test_promise_counts_earlier_prefills_and_decoding_requests() -> None:
 
 
 def test_promise_of_waiting_request_is_its_turn() -> None:
-    """One runs, of which 15 tokens are left: 1.5 s. Then its own prompt, in a step like the
-    present. Another waits, but came later."""
+    """A running request has 15 tokens left: 1.5 s. Then its own prompt takes one step. Another
+    request waits, but arrived later."""
     s = served(places=1)
     submitted(s, request("runs"), 0.0, certain(20))
     report(s, 1, 0.0, progress=(RequestProgress("runs", 5, 14, 1),))
@@ -110,7 +110,7 @@ def test_promise_counts_work_ahead_over_all_workers() -> None:
 
 
 def test_promise_made_before_forecast_is_kept() -> None:
-    """The forecast is late: the request runs, as if it made all that it may."""
+    """The forecast is late: the request runs, and is expected to generate max_tokens."""
     s = state(patience_s=0.5)
     attach(s)
     run_step(s, ev.Submitted(G, asker()), 0.0)
@@ -124,7 +124,7 @@ def test_promise_made_before_forecast_is_kept() -> None:
 
 
 def test_waiting_request_has_no_promise_before_forecast() -> None:
-    """Till then it stands behind all others, as if it were the longest."""
+    """Until then it is ranked behind all others, as the longest."""
     s = state(patience_s=0.5)
     attach(s, places=1)
     submitted(s, request("runs"), 0.0, certain(20))
@@ -192,7 +192,7 @@ def test_promise_is_not_repeated_after_worker_loss() -> None:
     run_step(s, ev.WorkerLost("w0#1", "w0"), 1.0)
     assert (
         forecast_updates(run_step(s, ev.Forecasted((("r", OTHERS),)), 1.0)) == []
-    )  # no worker could run it
+    )  # no worker can run it
     view = WorkerView("w0", "unix:/w0", "demo", 1_000, 16, 8, 500)
     [word] = forecast_updates(run_step(s, ev.WorkerAttached("w0#2", view), 2.0))
     assert (word.forecast, word.ttft_s) == (OTHERS, None)

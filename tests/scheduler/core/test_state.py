@@ -1,4 +1,4 @@
-"""The scheduler's core as transcripts: what happened, and everything it asked for."""
+"""The scheduler's core as transcripts: events, and all actions they cause."""
 
 from math import inf
 from typing import Any
@@ -75,7 +75,7 @@ def test_simultaneous_events_make_one_round():
     assert plan.plan == Plan(
         1, admit=tuple(Grant(name, 50) for name in "abc"), victims=("c", "b", "a")
     )
-    assert s.rounds.number == 2  # one for the worker, one for all of them
+    assert s.rounds.number == 2  # one round for the worker, one for all requests
 
 
 def test_extra_round_changes_nothing():
@@ -180,7 +180,7 @@ def test_cancel_in_every_phase_leaves_no_state():
     [plan] = run_step(s, cancel, 1.0)  # evicted, its tokens still at the worker
     assert plan.plan.cancel == ("a",)
     assert not s.jobs and not queued(s) and not s.workers["w0"].running
-    assert len(s.ledger.board.forecasts) == 1  # the one of requests without a forecast
+    assert len(s.ledger.board.forecasts) == 1  # the row of requests without a forecast
 
 
 def test_other_gateway_cannot_cancel_request():
@@ -232,8 +232,8 @@ def test_lost_worker_requeues_its_requests():
 
 
 def test_request_without_forecast_runs_if_max_tokens_fit():
-    """A millisecond is waited for it; then all 50 tokens are taken to come. `b` would come to 16 +
-    470 tokens, where 475 may be planned: it waits for its forecast, and comes in with that."""
+    """The patience is a millisecond; then all 50 tokens are assumed. `b` would need 16 + 470
+    tokens, and 475 may be planned: it waits for its forecast and is admitted with it."""
     s = state("past-future")
     run_step(s, worker(kv_tokens=500), 0.0)
     assert run_step(s, ev.Submitted(G, request("a")), 1.0) == [ev.AskForecast((request("a"),))]
@@ -262,8 +262,8 @@ def test_deadline_ends_waiting_and_running_requests():
 
 
 def test_unreachable_deadline_ends_request_early():
-    """80 tokens of prompt take 0.01 + 80 · 0.0001 s at best: with less left it ends now, not when
-    the time is up."""
+    """80 prompt tokens take at least 0.01 + 80 · 0.0001 s: a request with less time left ends now,
+    not at its deadline."""
     s = state()
     run_step(s, worker(kv_tokens=128), 0.0)
     admitted(s, request("a", prompt=60))
@@ -292,7 +292,7 @@ def test_refresh_updates_whole_population_within_caps():
     assert jobs.total[rows].tolist() == [17, 50, 6]
     assert jobs.cap[rows].tolist() == [100, 50, 7]
     s.step(ev.Refreshed((from_lengths([9], 2**24 - 1, "history", 1, "history/other"),)), 1.0)
-    assert jobs.total[rows].tolist() == [17, 50, 6]  # no population
+    assert jobs.total[rows].tolist() == [17, 50, 6]  # no such population
 
 
 def test_improved_forecast_replaces_first():
@@ -304,7 +304,7 @@ def test_improved_forecast_replaces_first():
     assert s.ledger.board.jobs.total[s.jobs["a"].row] == 20
     assert s.shared_representatives() == []
     assert len(s.ledger.board.forecasts) == 1 + 1
-    s.step(ev.Forecasted((("gone", history),)), 1.0)  # it has ended meanwhile
+    s.step(ev.Forecasted((("gone", history),)), 1.0)  # the request has ended
     assert len(s.ledger.board.forecasts) == 1 + 1
 
 
@@ -316,6 +316,6 @@ def test_new_cost_model_keeps_promises():
     cost = s.workers["w0"].cost
     for version in range(3):
         s.step(ev.Costed("w0", type(cost)(0.02, 1e-3, 1e-3, 0.0, version)), 1.0)
-    assert s.round_due_s == inf  # and calls for no round
+    assert s.round_due_s == inf  # and no round is due
     s.step(ev.Round(), 1.0)
     assert s.rounds.memory.ranks.values["promised"].tolist() == before

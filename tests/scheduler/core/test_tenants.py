@@ -14,7 +14,7 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import events as ev
 from services.scheduler.core.state import SchedulerState
 from services.scheduler.core.tenants import Tenants
-from services.scheduler.service import limits_of
+from services.scheduler.service import scheduler_limits
 from tests.gateway.gateway_fakes import run_harness
 from tests.scheduler.state_driver import G
 
@@ -41,7 +41,7 @@ async def test_tenant_is_cache_salt_else_user(message: dict[str, str], tenant: s
 
 def on_board(weights: str = "{}") -> Any:
     config = load(SchedulerConfig, {"tenant_weights": weights})
-    return SchedulerState(choose("fcfs"), limits_of(config))
+    return SchedulerState(choose("fcfs"), scheduler_limits(config))
 
 
 def test_board_holds_tenants_and_weights() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +21,16 @@ from services.scheduler.core import events as ev
 from services.scheduler.links.peers import PeerChannels, PeerServices
 from services.scheduler.observe.metrics import SchedulerMetrics
 
-NOBODY = "unix:/no/such/socket"
-# What a test passes on as settings; a test machine may be busy.
+NO_SERVER = "unix:/no/such/socket"
+# Settings with long timeouts, because a test machine may be busy.
 PATIENT: dict[str, Any] = {"forecast_timeout_s": 5.0, "forecast_late_s": 10.0}
 
 
-@dataclass
-class World:
-    """What the scheduler's state says to advice."""
-
-    shared: list[Request] = field(default_factory=list)
-
-    def shared_representatives(self) -> list[Request]:
-        return self.shared
-
-
 class Owner:
-    """Keeps every event, in order."""
+    """Stands for the scheduler: keeps every dispatched event, in order."""
 
     def __init__(self) -> None:
-        self.state = World()
+        self.shared: list[Request] = []  # representatives of population forecasts
         self.registry = CollectorRegistry()
         self.metrics = SchedulerMetrics(self.registry)
         self.events: list[ev.Event] = []
@@ -101,7 +90,7 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
             yield await follower.get()
 
     def names(self) -> list[list[str]]:
-        """Of the requests of each call."""
+        """The ids of the requests in each call."""
         return [[i.request_id for i in call] for call in self.calls]
 
 
@@ -110,20 +99,27 @@ def refusal(code: grpc.StatusCode) -> ServiceError:
 
 
 @asynccontextmanager
-async def advising(
+async def running_peers(
     owner: Owner,
-    predictor: str = NOBODY,
-    estimator: str = NOBODY,
+    predictor: str = NO_SERVER,
+    estimator: str = NO_SERVER,
     traceparent: Callable[[str], str] = lambda _: "",
     **settings: Any,
 ) -> AsyncIterator[PeerServices]:
-    """PeerServices that runs, its advisers at these addresses, whether or not they are there."""
+    """Running PeerServices that connect to these addresses, whether or not a server listens."""
     channels = [connect(address) for address in (predictor, estimator)]
     config = SchedulerConfig(**settings)
     try:
-        advice = PeerServices(config, PeerChannels(*channels), owner, traceparent)
-        async with background(advice.run()), asyncio.timeout(60):
-            yield advice
+        peers = PeerServices(
+            config,
+            PeerChannels(*channels),
+            owner.metrics,
+            owner.dispatch,
+            lambda: owner.shared,
+            traceparent,
+        )
+        async with background(peers.run()), asyncio.timeout(60):
+            yield peers
     finally:
         for channel in channels:
             await channel.close()

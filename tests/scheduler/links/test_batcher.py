@@ -1,4 +1,4 @@
-"""Rounds that a batcher of its own arranges: asked, answered, late, stale or not at all."""
+"""Rounds arranged by a batcher process: asked, answered, stale, or unanswered."""
 
 from math import inf
 from typing import Any

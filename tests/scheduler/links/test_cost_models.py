@@ -1,4 +1,4 @@
-"""Cost models by way of real estimators that come and go."""
+"""Cost models from real estimators that stop and restart."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,11 +13,11 @@ from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
 from services.scheduler.core import events as ev
 from tests.reach import until
-from tests.scheduler.links.link_fixtures import Owner, advising, estimator_at, socket_in
+from tests.scheduler.links.link_fixtures import Owner, estimator_at, running_peers, socket_in
 
 
 def steps(*kinds: tuple[int, int, int], slower: float = 1.0) -> list[common_pb2.StepTiming]:
-    """4 ms a step, 0.1 ms a prompt's token, 1 ms a sequence."""
+    """Steps of 4 ms, plus 0.1 ms per prompt's token, 1 ms a sequence."""
     return [
         common_pb2.StepTiming(
             prefill_tokens=p,
@@ -51,14 +51,14 @@ async def test_restarted_estimator_receives_profile_again(
     tmp_path: Path,
 ) -> None:
     owner = Owner()
-    async with advising(owner, estimator=socket_in(tmp_path)) as advice:
+    async with running_peers(owner, estimator=socket_in(tmp_path)) as peers:
         async with estimator_at(socket_in(tmp_path), estimator()):
-            advice.cost_models.observe("w", PROFILE, SWAPS)
+            peers.cost_models.observe("w", PROFILE, SWAPS)
             await until(lambda: len(costs(owner)) == 1)
-            advice.cost_models.observe("w", DECODES)
+            peers.cost_models.observe("w", DECODES)
             await until(lambda: costs(owner)[-1].version == 2)
         async with estimator_at(socket_in(tmp_path), estimator()):
-            advice.cost_models.observe("w", DECODES)
+            peers.cost_models.observe("w", DECODES)
             await until(lambda: costs(owner)[-1].version == 1, 20)
     for model in costs(owner):
         assert model.prefill_token_s == pytest.approx(1e-4, rel=0.01)
@@ -67,10 +67,10 @@ async def test_restarted_estimator_receives_profile_again(
 
 async def test_timings_are_delivered_after_outage(tmp_path: Path) -> None:
     owner = Owner()
-    async with advising(owner, estimator=socket_in(tmp_path)) as advice:
-        advice.cost_models.observe("w", PROFILE)
+    async with running_peers(owner, estimator=socket_in(tmp_path)) as peers:
+        peers.cost_models.observe("w", PROFILE)
         for _ in range(4):
-            advice.cost_models.observe("w", steps((0, 1, 9), (0, 2, 99), slower=1.5) * 8)
+            peers.cost_models.observe("w", steps((0, 1, 9), (0, 2, 99), slower=1.5) * 8)
         registry = CollectorRegistry()
         service = EstimatorService(EstimatorConfig(refit_samples=8), registry)
         async with estimator_at(socket_in(tmp_path), service):
@@ -89,13 +89,13 @@ async def test_reattached_worker_sends_new_profile(tmp_path: Path) -> None:
     owner = Owner()
     async with (
         estimator_at(socket_in(tmp_path), estimator()),
-        advising(owner, estimator=socket_in(tmp_path)) as advice,
+        running_peers(owner, estimator=socket_in(tmp_path)) as peers,
     ):
-        advice.cost_models.observe("w", PROFILE)
+        peers.cost_models.observe("w", PROFILE)
         await until(lambda: len(costs(owner)) == 1)
-        advice.cost_models.forget_worker("w")
-        advice.cost_models.forget_worker("never seen")
-        advice.cost_models.observe("w", [])  # it says nothing of itself, and yet its model comes
+        peers.cost_models.forget_worker("w")
+        peers.cost_models.forget_worker("never seen")
+        peers.cost_models.observe("w", [])  # no profile; the earlier model arrives
         await until(lambda: len(costs(owner)) == 2)
     assert [c.version for c in costs(owner)] == [1, 1]
 
@@ -106,22 +106,22 @@ async def test_ended_batch_is_delivered(tmp_path: Path) -> None:
     owner = Owner()
     async with (
         estimator_at(socket_in(tmp_path), EstimatorService(config, CollectorRegistry())),
-        advising(owner, estimator=socket_in(tmp_path)) as advice,
+        running_peers(owner, estimator=socket_in(tmp_path)) as peers,
     ):
-        advice.cost_models.observe("w", PROFILE)
+        peers.cost_models.observe("w", PROFILE)
         await until(lambda: len(costs(owner)) == 1)
         ended = BatchTiming(7, 100, 50, 30.0)
-        advice.cost_models.observe_batch("w", ended)
-        advice.cost_models.observe_batch("never seen", ended)
-        advice.cost_models.observe("w", DECODES)  # by then the refresh is due
+        peers.cost_models.observe_batch("w", ended)
+        peers.cost_models.observe_batch("never seen", ended)
+        peers.cost_models.observe("w", DECODES)  # the refresh is due
         await until(lambda: costs(owner)[-1].neighbours == Neighbours.fit([ended]))
-        advice.cost_models.forget_worker("w")
-        advice.cost_models.observe_batch("w", ended)
+        peers.cost_models.forget_worker("w")
+        peers.cost_models.observe_batch("w", ended)
     assert costs(owner, "never seen") == []
 
 
-class _Wild(estimator_pb2_grpc.EstimatorServicer):
-    """An estimator of another make, whose models are not all sound."""
+class _ImplausibleEstimator(estimator_pb2_grpc.EstimatorServicer):
+    """An estimator that sends some implausible models."""
 
     def __init__(self, *models: estimator_pb2.CostModel):
         self.models = models
@@ -147,13 +147,15 @@ async def test_implausible_cost_model_is_ignored(tmp_path: Path) -> None:
 
     crowd = model(11, 1e-4)
     crowd.neighbours.extend([1.0] * 4 * 257)
-    wild = _Wild(model(7, 1e-4), crowd, model(8, 0), model(9, -1e-4), model(10, 1e-4, float("nan")),
-                 model(3, 2e-4))  # fmt: skip
+    wild = _ImplausibleEstimator(
+        model(7, 1e-4), crowd, model(8, 0), model(9, -1e-4), model(10, 1e-4, float("nan")),
+        model(3, 2e-4),
+    )  # fmt: skip
     owner = Owner()
     async with (
         estimator_at(socket_in(tmp_path), wild),
-        advising(owner, estimator=socket_in(tmp_path)) as advice,
+        running_peers(owner, estimator=socket_in(tmp_path)) as peers,
     ):
-        advice.cost_models.observe("w", DECODES)
+        peers.cost_models.observe("w", DECODES)
         await until(lambda: len(costs(owner)) >= 2)
     assert [c.version for c in costs(owner)][:2] == [7, 3]

@@ -1,4 +1,4 @@
-"""What becomes of a forecast when the predictor is there, slow, gone and back."""
+"""Forecasts while the predictor answers, is slow, is down, and returns."""
 
 import asyncio
 from functools import partial
@@ -16,12 +16,12 @@ from tests.scheduler.links.link_fixtures import (
     PATIENT,
     FakePredictor,
     Owner,
-    advising,
     asking,
     learning,
     predictor_at,
     refusal,
     request,
+    running_peers,
     socket_in,
 )
 
@@ -38,14 +38,14 @@ async def test_questions_during_call_share_next_call(
     owner, predictor = Owner(), FakePredictor()
     async with (
         predictor_at(socket_in(tmp_path), predictor),
-        advising(owner, socket_in(tmp_path), **PATIENT) as advice,
+        running_peers(owner, socket_in(tmp_path), **PATIENT) as peers,
     ):
         predictor.free.clear()
-        advice.forecasts.keep_text("a", common_pb2.PromptText(user_input="hello"))
-        advice.forecasts.ask(asking("a"))
+        peers.forecasts.keep_text("a", common_pb2.PromptText(user_input="hello"))
+        peers.forecasts.ask(asking("a"))
         await until(lambda: len(predictor.calls) == 1)
         for name in ("b", "c"):
-            advice.forecasts.ask(asking(name))
+            peers.forecasts.ask(asking(name))
         predictor.free.set()
         await until(lambda: len(owner.events) == 2)
     assert predictor.names() == [["a"], ["b", "c"]]
@@ -61,13 +61,13 @@ async def test_history_answers_at_timeout_and_late_forecast_replaces_it(
     predictor.free.clear()
     async with (
         predictor_at(socket_in(tmp_path), predictor),
-        advising(owner, socket_in(tmp_path), forecast_late_s=30) as advice,
+        running_peers(owner, socket_in(tmp_path), forecast_late_s=30) as peers,
     ):
         for learn in learning(["old"]):
-            advice.learn(learn)
-        advice.forecasts.ask(asking("a"))
+            peers.learn(learn)
+        peers.forecasts.ask(asking("a"))
         await until(lambda: owner.sources("a") == ["fallback"])
-        advice.forecasts.ask(asking("b"))  # nor does it wait for the call that hangs
+        peers.forecasts.ask(asking("b"))  # and it does not wait for the pending call
         await until(lambda: owner.sources("b") == ["fallback"])
         predictor.free.set()
         await until(lambda: owner.sources("b") == ["fallback", "model"])
@@ -85,11 +85,11 @@ async def test_stuck_call_is_cancelled_and_next_question_sent(
     predictor.free.clear()
     async with (
         predictor_at(socket_in(tmp_path), predictor),
-        advising(owner, socket_in(tmp_path), forecast_late_s=0.2) as advice,
+        running_peers(owner, socket_in(tmp_path), forecast_late_s=0.2) as peers,
     ):
-        advice.forecasts.ask(asking("a"))
+        peers.forecasts.ask(asking("a"))
         await until(lambda: owner.sources("a") == ["fallback"])
-        advice.forecasts.ask(asking("b"))
+        peers.forecasts.ask(asking("b"))
         await until(lambda: len(predictor.calls) == 2)
     assert predictor.names() == [["a"], ["b"]]
     assert owner.sources("a") == ["fallback"]
@@ -100,21 +100,24 @@ async def test_open_breaker_uses_history_until_predictor_returns(
 ) -> None:
     owner, predictor = Owner(), FakePredictor()
     settings = PATIENT | HASTY | {"forecast_pause_s": 2.0, "forecast_pause_max_s": 2.0}
-    async with advising(owner, socket_in(tmp_path), **settings) as advice:
+    async with running_peers(owner, socket_in(tmp_path), **settings) as peers:
         for name in ("a", "b"):
-            advice.forecasts.ask(asking(name))
+            peers.forecasts.ask(asking(name))
             await until(partial(owner.has, name, ["fallback"]))
         assert owner.value("forecast_fallbacks_total", reason="failed") == 2
         assert owner.value("forecast_breaker", phase="open") == 1
-        advice.forecasts.ask(asking("c", "d"))
+        peers.forecasts.ask(asking("c", "d"))
         await until(lambda: owner.sources("d") == ["fallback"])
         assert owner.value("forecast_fallbacks_total", reason="open") == 2
 
         async with predictor_at(socket_in(tmp_path), predictor):
             await until(lambda: owner.value("forecast_breaker", phase="closed") == 1)
-            advice.forecasts.ask(asking("e"))
+            peers.forecasts.ask(asking("e"))
             await until(lambda: owner.sources("e") == ["model"])
-    assert predictor.names() == [["c", "d"], ["e"]]  # those asked in the pause are in the probe
+    assert predictor.names() == [
+        ["c", "d"],
+        ["e"],
+    ]  # questions asked during the pause are in the probe
     assert owner.sources("c") == owner.sources("d") == ["fallback", "model"]
 
 
@@ -122,10 +125,10 @@ async def test_slow_predictor_still_improves_forecasts(tmp_path: Path) -> None:
     owner, predictor = Owner(), FakePredictor()
     async with predictor_at(socket_in(tmp_path), predictor):
         settings = HASTY | {"forecast_late_s": 30}
-        async with advising(owner, socket_in(tmp_path), **settings) as advice:
+        async with running_peers(owner, socket_in(tmp_path), **settings) as peers:
             for name in ("a", "b", "c"):
                 predictor.free.clear()
-                advice.forecasts.ask(asking(name))
+                peers.forecasts.ask(asking(name))
                 await until(partial(owner.has, name, ["fallback"]))
                 predictor.free.set()
                 await until(partial(owner.has, name, ["fallback", "model"]))
@@ -136,13 +139,13 @@ async def test_stale_questions_are_not_sent(tmp_path: Path) -> None:
     owner, predictor = Owner(), FakePredictor()
     settings = PATIENT | {"forecast_late_s": 0.2, "forecast_failures_max": 1}
     settings |= {"forecast_pause_s": 1.0, "forecast_pause_max_s": 1.0}
-    async with advising(owner, socket_in(tmp_path), **settings) as advice:
+    async with running_peers(owner, socket_in(tmp_path), **settings) as peers:
         for name in ("fails", "is too old"):
-            advice.forecasts.ask(asking(name))
+            peers.forecasts.ask(asking(name))
             await until(partial(owner.has, name, ["fallback"]))
         async with predictor_at(socket_in(tmp_path), predictor):
             for number in count():
-                advice.forecasts.ask(asking(f"new {number}"))
+                peers.forecasts.ask(asking(f"new {number}"))
                 await asyncio.sleep(0.02)
                 if predictor.calls:
                     break
@@ -159,9 +162,9 @@ async def test_refused_call_uses_history_without_counting_failure(
     settings = PATIENT | {"forecast_failures_max": 1}
     async with (
         predictor_at(socket_in(tmp_path), predictor),
-        advising(owner, socket_in(tmp_path), **settings) as advice,
+        running_peers(owner, socket_in(tmp_path), **settings) as peers,
     ):
-        advice.forecasts.ask(asking("a"))
+        peers.forecasts.ask(asking("a"))
         await until(lambda: owner.sources("a") == ["fallback"])
     is_open = code is grpc.StatusCode.INTERNAL
     assert owner.value("forecast_breaker", phase="open") == is_open
@@ -172,15 +175,15 @@ async def test_log_of_single_request_call_has_trace_id(tmp_path: Path) -> None:
     predictor.refusals = [refusal(grpc.StatusCode.INTERNAL)]
     async with (
         predictor_at(socket_in(tmp_path), predictor),
-        advising(
+        running_peers(
             owner,
             socket_in(tmp_path),
             traceparent=lambda name: f"00-{'ab' * 16}-{'cd' * 8}-01" if name == "a" else "",
             **PATIENT,
-        ) as advice,
+        ) as peers,
     ):
         with lines_of("services.scheduler.links.forecasts") as lines:
-            advice.forecasts.ask(asking("a"))
+            peers.forecasts.ask(asking("a"))
             await until(lambda: owner.sources("a") == ["fallback"])
             [line] = [each for each in lines() if each["message"].startswith("no forecast")]
     assert (line["request_id"], line["trace_id"]) == ("a", "ab" * 16)
@@ -191,20 +194,20 @@ async def test_invalid_distribution_is_no_answer(tmp_path: Path) -> None:
     predictor.answer = common_pb2.Forecast(points=[float("nan")])
     async with (
         predictor_at(socket_in(tmp_path), predictor),
-        advising(owner, socket_in(tmp_path), **PATIENT) as advice,
+        running_peers(owner, socket_in(tmp_path), **PATIENT) as peers,
     ):
-        advice.forecasts.ask(asking("a"))
+        peers.forecasts.ask(asking("a"))
         await until(lambda: owner.sources("a") == ["fallback"])
 
 
 async def test_forecast_is_truncated_at_max_tokens(tmp_path: Path) -> None:
-    """Past its last point there is still something left to make."""
+    """Beyond its last point, a request is still expected to generate tokens."""
     owner, predictor = Owner(), FakePredictor(tokens=40)
     async with (
         predictor_at(socket_in(tmp_path), predictor),
-        advising(owner, socket_in(tmp_path), **PATIENT) as advice,
+        running_peers(owner, socket_in(tmp_path), **PATIENT) as peers,
     ):
-        advice.forecasts.ask((request("a", 100), request("b", 30)))
+        peers.forecasts.ask((request("a", 100), request("b", 30)))
         await until(lambda: len(owner.events) == 1)
     assert [f.max_tokens for n in "ab" for f in owner.forecasts(n)] == [100, 30]
     assert owner.forecasts("a")[0].mean_remaining(60) > 0
@@ -217,9 +220,9 @@ async def test_improve_stream_is_reopened_after_restart(tmp_path: Path) -> None:
         return predictor_pb2.ImprovedForecasts(request_ids=names, forecasts=[forecast] * len(names))
 
     owner, first, second = Owner(), FakePredictor(), FakePredictor()
-    async with advising(owner, socket_in(tmp_path), **PATIENT) as advice:
+    async with running_peers(owner, socket_in(tmp_path), **PATIENT) as peers:
         async with predictor_at(socket_in(tmp_path), first):
-            advice.forecasts.ask(asking("a", "b"))
+            peers.forecasts.ask(asking("a", "b"))
             await until(lambda: owner.sources("a") == ["model"] and bool(first.followers))
             first.followers[0].put_nowait(better(150, "unknown", "a"))
             await until(lambda: owner.sources("a") == ["model", "better"])
@@ -230,7 +233,7 @@ async def test_improve_stream_is_reopened_after_restart(tmp_path: Path) -> None:
             await until(lambda: bool(second.followers), 20)
             second.followers[0].put_nowait(better(15, "b"))
             await until(lambda: owner.sources("b") == ["model", "better"])
-            advice.forecasts.forget("b")
+            peers.forecasts.forget("b")
             second.followers[0].put_nowait(better(14, "b"))
             second.followers[0].put_nowait(better(14, "a"))
             await until(lambda: len(owner.sources("a")) == 4)
@@ -245,15 +248,15 @@ async def test_ended_request_is_forgotten(tmp_path: Path) -> None:
     predictor.free.clear()
     async with (
         predictor_at(socket_in(tmp_path), predictor),
-        advising(owner, socket_in(tmp_path), **PATIENT) as advice,
+        running_peers(owner, socket_in(tmp_path), **PATIENT) as peers,
     ):
         for name in ("a", "b", "c"):
-            advice.forecasts.keep_text(name, common_pb2.PromptText(user_input=name))
-        advice.forecasts.forget("a")  # refused at the door
-        advice.forecasts.ask(asking("a"))
+            peers.forecasts.keep_text(name, common_pb2.PromptText(user_input=name))
+        peers.forecasts.forget("a")  # refused on arrival
+        peers.forecasts.ask(asking("a"))
         await until(lambda: len(predictor.calls) == 1)
-        advice.forecasts.ask(asking("b", "c"))
-        advice.forecasts.forget("b")  # cancelled while its question waits
+        peers.forecasts.ask(asking("b", "c"))
+        peers.forecasts.forget("b")  # cancelled while its question waits
         predictor.free.set()
         await until(lambda: owner.sources("c") == ["model"])
     assert predictor.names() == [["a"], ["c"]]

@@ -1,4 +1,4 @@
-"""Outcomes sent to the predictor, and the forecasts refreshed by them."""
+"""Outcomes sent to the predictor, and the refresh of shared forecasts after them."""
 
 import asyncio
 from pathlib import Path
@@ -16,12 +16,12 @@ from tests.scheduler.links.link_fixtures import (
     PATIENT,
     FakePredictor,
     Owner,
-    advising,
     asking,
     learning,
     predictor_at,
     refusal,
     request,
+    running_peers,
     socket_in,
 )
 
@@ -32,32 +32,32 @@ async def test_outcomes_are_delivered_in_order_after_outage(
     tmp_path: Path,
 ) -> None:
     owner, predictor = Owner(), FakePredictor()
-    async with advising(owner, socket_in(tmp_path), refresh_interval_s=0.01) as advice:
+    async with running_peers(owner, socket_in(tmp_path), refresh_interval_s=0.01) as peers:
         for learn in learning(NAMES[:2]):
-            advice.learn(learn)
-            await asyncio.sleep(0.05)  # the first is tried, and fails, before the second comes
+            peers.learn(learn)
+            await asyncio.sleep(0.05)  # delivery of the first fails before the second is added
         async with predictor_at(socket_in(tmp_path), predictor):
             await until(lambda: predictor.outcomes == NAMES[:2])
         for learn in learning(NAMES[2:]):
-            advice.learn(learn)
+            peers.learn(learn)
         async with predictor_at(socket_in(tmp_path), predictor):
             await until(lambda: predictor.outcomes == NAMES)
     assert owner.value("advice_dropped_total", kind="outcome") == 0
 
 
 async def test_permanently_refused_outcome_is_dropped(tmp_path: Path) -> None:
-    owner, predictor = Owner(), _Choosy()
+    owner, predictor = Owner(), _RefusingPredictor()
     async with (
         predictor_at(socket_in(tmp_path), predictor),
-        advising(owner, socket_in(tmp_path), refresh_interval_s=0.01) as advice,
+        running_peers(owner, socket_in(tmp_path), refresh_interval_s=0.01) as peers,
     ):
         for learn in learning(["bad", "good"]):
-            advice.learn(learn)
+            peers.learn(learn)
             await asyncio.sleep(0.05)
         await until(lambda: predictor.outcomes == ["good"])
 
 
-class _Choosy(FakePredictor):
+class _RefusingPredictor(FakePredictor):
     async def Observe(self, request, context):
         if request.outcomes[0].request_id == "bad":
             raise refusal(grpc.StatusCode.INVALID_ARGUMENT)
@@ -67,24 +67,24 @@ class _Choosy(FakePredictor):
 async def test_shared_forecasts_are_refreshed_after_learning(
     tmp_path: Path,
 ) -> None:
-    """Not cut at what the one request may have whose turn it was to ask."""
+    """Shared forecasts are not truncated at the max_tokens of the request that asks."""
     owner, predictor = Owner(), FakePredictor(tokens=40, shared_key="demo")
-    owner.state.shared = [request("short", max_tokens=16)]
+    owner.shared = [request("short", max_tokens=16)]
     settings = PATIENT | {"refresh_interval_s": 0.01}
     async with (
         predictor_at(socket_in(tmp_path), predictor),
-        advising(owner, socket_in(tmp_path), **settings) as advice,
+        running_peers(owner, socket_in(tmp_path), **settings) as peers,
     ):
         predictor.version = 1
-        advice.learn(*learning(["a"]))
+        peers.learn(*learning(["a"]))
         await until(lambda: len(owner.events) == 1)
-        advice.learn(*learning(["b"]))  # teaches nothing new
+        peers.learn(*learning(["b"]))  # the version is unchanged: no refresh
         await until(lambda: predictor.outcomes == ["a", "b"])
         predictor.version = 2
         predictor.refusals = [refusal(grpc.StatusCode.INTERNAL)]
-        advice.learn(*learning(["c"]))  # learnt, but the renewal fails: it is tried again
+        peers.learn(*learning(["c"]))  # the version is new, but the refresh fails: it is retried
         await until(lambda: not predictor.refusals)
-        advice.learn(*learning(["d"]))
+        peers.learn(*learning(["d"]))
         await until(lambda: len(owner.events) == 2)
     for event in owner.events:
         assert isinstance(event, ev.Refreshed)
@@ -94,17 +94,17 @@ async def test_shared_forecasts_are_refreshed_after_learning(
 
 async def test_links_work_with_real_predictor(tmp_path: Path) -> None:
     owner = Owner()
-    owner.state.shared = [request("a")]
+    owner.shared = [request("a")]
     predictor = PredictorService(PredictorConfig(), CollectorRegistry())
     async with (
         background(predictor.run()),
         predictor_at(socket_in(tmp_path), predictor),
-        advising(owner, socket_in(tmp_path), **PATIENT) as advice,
+        running_peers(owner, socket_in(tmp_path), **PATIENT) as peers,
     ):
-        advice.forecasts.ask(asking("a"))
+        peers.forecasts.ask(asking("a"))
         await until(lambda: bool(owner.events))
         for learn in learning(["a", "b"]):
-            advice.learn(learn)
+            peers.learn(learn)
         await until(lambda: len(owner.events) == 2)
     [first], renewed = owner.forecasts("a"), owner.events[1]
     assert first.source == "history"

@@ -1,4 +1,4 @@
-"""A dumb worker in virtual time, for the scheduler's whole effect under load."""
+"""A simulated worker in virtual time, to measure the scheduler's whole effect under load."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ REPORT_STEPS = 16
 
 @dataclass
 class Ask:
-    """A request of the load: what it is, and how long its answer will be."""
+    """A request of the load, with its true output length."""
 
     name: str
     arrival_s: float
@@ -27,7 +27,7 @@ class Ask:
 
 @dataclass
 class Here:
-    """A request at the worker: what it has made, has in KV and may make."""
+    """A request at the worker: its output, its KV tokens and its limit."""
 
     ask: Ask
     limit: int
@@ -45,7 +45,7 @@ class LoadResult:
     preemptions: Counter[str] = field(default_factory=Counter)
     longest_away_s: dict[str, float] = field(default_factory=dict)
     evictions: int = 0
-    steps: list[tuple[float, int]] = field(default_factory=list)  # its end, the tokens it made
+    steps: list[tuple[float, int]] = field(default_factory=list)  # time of its end, output tokens
 
     def tokens_by(self, now: float) -> int:
         return sum(tokens for ended_s, tokens in self.steps if ended_s <= now)

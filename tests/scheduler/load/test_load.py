@@ -1,4 +1,4 @@
-"""Orders under load, on a dumb worker in virtual time: whole effects, not times on a clock."""
+"""Orders under load on a simulated worker in virtual time."""
 
 from functools import cache
 
@@ -8,7 +8,7 @@ import pytest
 from services.policies.preset import presets
 from tests.scheduler.load.scheduler_load import Ask, Load, LoadResult
 
-MEMORY = 3_000  # a quarter of what the load would hold if all of it ran
+MEMORY = 3_000  # a quarter of the KV of all requests of the load
 LEVELS = 8
 
 
@@ -59,7 +59,7 @@ def overloaded(policy: str) -> LoadResult:
 
 @cache
 def overload() -> tuple[Ask, ...]:
-    """What comes in 200 s, at half as much again as can be served."""
+    """The requests of 200 s, at 1.5 times the capacity."""
     return tuple(ask for ask in bimodal(0.5, 1_500, 5.5) if ask.arrival_s < OVERLOAD_S)
 
 
@@ -79,7 +79,8 @@ def test_overload_keeps_throughput_and_order() -> None:
 
 
 def test_short_requests_stay_first_under_overload() -> None:
-    """Also of what came in its last third, when many have waited for longer than ageing takes."""
+    """Also in the last third of the load, when many requests have waited longer than ageing
+    takes."""
     results = overloaded("alise")
     late = [ask for ask in overload() if ask.arrival_s > OVERLOAD_S * 2 / 3]
     waited_s = {ask.name: results.ended_s[ask.name] - ask.arrival_s for ask in late}
@@ -105,8 +106,8 @@ def test_no_thrash_after_preemption(policy: str, error: float) -> None:
 
 @pytest.mark.parametrize(("ageing_s", "starves"), [(1.0, False), (1e6, True)])
 def test_ageing_ends_starvation(ageing_s: float, starves: bool) -> None:
-    """Short ones come a third faster than they can be served; a long one came first. It never
-    waits longer than ageing takes to bring it to the front."""
+    """Short requests arrive at 4/3 of the capacity, after a long one. The long request waits no
+    longer than ageing takes to bring it to the front."""
     long = Ask("long", 0.05, 50, 500, 500)
     short = [Ask(f"s{i}", i * 0.045, 50, 20, 20) for i in range(600)]
     results = Load("alise", [long, *short], 600, ageing_s=ageing_s, places=8).run()

@@ -1,4 +1,4 @@
-"""What every row of presets.toml promises through many rounds, on workers with little memory."""
+"""Properties of every row of presets.toml over many rounds, on workers with little memory."""
 
 from collections.abc import Callable
 from functools import cache
@@ -17,11 +17,12 @@ from services.policies.preset import Preset, choose, presets
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, RequestColumns, WorkerSnapshot
 from tests.examples import examples
+from tests.policies.explanations import explanation
 from tests.scheduler.load.scheduler_load import Ask, Load
 from tests.scheduler.load.watched_fleet import REQUESTS, Fleet, Seen, due_within
 
 ALL = list(presets())
-SMALL = {"slice_tokens": 8, "interval_s": 0.1}  # for answers of some 20 tokens
+SMALL = {"slice_tokens": 8, "interval_s": 0.1}  # for outputs of about 20 tokens
 
 # Reasons to wait for a worker or for the batch interval.
 BY_RULE = {
@@ -42,7 +43,7 @@ HOLDS: dict[str, Callable[[Params], bool]] = {
 
 
 def small(name: str) -> Preset:
-    takes = presets()[name].takes()
+    takes = presets()[name].known_params()
     return choose(name, {key: value for key, value in SMALL.items() if key in takes})
 
 
@@ -53,7 +54,11 @@ def holds(preset: Preset) -> bool:
 @pytest.mark.parametrize("name", ALL)
 @settings(
     max_examples=examples(3),
-    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # a smaller seed is no simpler load
+    phases=(
+        Phase.explicit,
+        Phase.reuse,
+        Phase.generate,
+    ),  # a smaller seed does not give a simpler load
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(seed=st.integers(0, 2**32))
@@ -125,7 +130,7 @@ def check_idle(preset: Preset, seen: Seen, worker: WorkerSnapshot, runs: set[int
     ]
     if not able or preset.place in BY_TURN:
         return
-    outcome = {row: seen.decision.explanations.for_row(row) for row in able}
+    outcome = {row: explanation(seen.decision.explanations, row) for row in able}
     assert preset.arrangement == "batch" and all(
         why and why.reason in BY_RULE for why in outcome.values()
     )
@@ -158,7 +163,7 @@ def check_reasons(seen: Seen) -> None:
 # Starvation bounds
 
 AGEING_S = 1.0
-SHORT_S = 27.0  # for so long more short ones come than can be served
+SHORT_S = 27.0  # short requests arrive faster than they can be served for this long
 SERVED_S = 2.0  # until the requests ahead are served and the waiting one has its turn
 Bound = Callable[[Params], float]
 
@@ -198,7 +203,7 @@ def test_long_request_does_not_starve(name: str) -> None:
     bound = BOUNDS[preset.order]
     if bound is None or preset.arrangement != "continuous":
         pytest.skip(f"{preset.order} in {preset.arrangement} promises nothing")
-    ageing = {"ageing_s": AGEING_S} if "ageing_s" in preset.takes() else {}
+    ageing = {"ageing_s": AGEING_S} if "ageing_s" in preset.known_params() else {}
     load = Load(name, list(crowd()), 600, places=8, **ageing)
     outcome = load.run()
     assert outcome.longest_away_s["long"] < bound(load.state.preset.params) + SERVED_S

@@ -37,7 +37,7 @@ COST = CostModel(base_s=0.0, prefill_token_s=0.001, decode_seq_s=0.01, context_t
 
 
 class Counting(SchedulerState):
-    """A state, and what its service would count of it."""
+    """A state with the metrics of its service."""
 
     def __init__(self, policy: str = "fcfs", **choices: Any):
         super().__init__(choose(policy, choices))
@@ -54,7 +54,7 @@ class Counting(SchedulerState):
         return self.registry.get_sample_value(f"foretoken_{name}", labels)
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """All series of it that are not 0, by their label."""
+        """The values of a metric that are not 0, by label."""
         families = {family.name: family for family in self.registry.collect()}
         samples = families[f"foretoken_{name.removesuffix('_total')}"].samples
         values = {s.labels[label]: s.value for s in samples if not s.name.endswith("_created")}
@@ -67,12 +67,13 @@ def attached(s: Any, name: str, places: int = 1, now: float = 0.0) -> Any:
     return run_step(s, ev.Costed(name, COST), now)
 
 
-def asked(name: str, prompt: int, at: float, ttft_s: float = inf, sla: str = "chat") -> Request:
+def submit(name: str, prompt: int, at: float, ttft_s: float = inf, sla: str = "chat") -> Request:
     return Request(name, "demo", prompt, 50, at, sla=Sla(sla, ttft_s=ttft_s))
 
 
 def test_decisions_and_preemptions_are_counted_by_cause() -> None:
-    """91 of 96 tokens may be planned: two of 30 fit, and none of 46 beside them."""
+    """91 of 96 tokens may be planned: two requests of 30 fit, and one of 46 does not fit beside
+    them."""
     s = Counting()
     run_step(s, worker(kv_tokens=96), 0.0)
     admitted(s, request("a", prompt=30))
@@ -83,14 +84,14 @@ def test_decisions_and_preemptions_are_counted_by_cause() -> None:
     assert s.value("scheduler_requests_running") == 2
     assert s.by("num_preemptions_total", "cause") == {}
 
-    report(s, 1, 3.0, evicted=(RequestProgress("b", 20, 0),))  # it stands before `c` now
+    report(s, 1, 3.0, evicted=(RequestProgress("b", 20, 0),))  # it precedes `c` now
     assert s.by("scheduler_decisions_total", "reason") == {"admitted": 2, "memory": 2, "blocked": 1}
     assert s.by("scheduler_requests_waiting_for", "reason") == {"memory": 1, "blocked": 1}
     assert (s.value("scheduler_requests_waiting"), s.value("workers_attached")) == (2, 1)
     assert s.by("num_preemptions_total", "cause") == {"evicted": 1}
 
     report(s, 2, 4.0, finished=(Completion("a", 50, FinishReason.LENGTH),))
-    assert s.by("scheduler_requests_waiting_for", "reason") == {"memory": 1}  # `b` is back
+    assert s.by("scheduler_requests_waiting_for", "reason") == {"memory": 1}  # `b` resumes
     assert s.by("scheduler_admissions_total", "worker") == {"w0": 3}
     run_step(s, ev.WorkerLost("w0#1", "w0"), 5.0)
     assert s.by("num_preemptions_total", "cause") == {"evicted": 1, "lost": 1}
@@ -118,7 +119,7 @@ def test_refusals_are_counted_by_reason() -> None:
 
 
 def test_pauses_moves_and_plan_age_are_measured() -> None:
-    """`a` makes way for `b` at 1.0, has stopped at 1.5, and is begun at a worker that has come."""
+    """`a` is paused for `b` at 1.0, has stopped at 1.5, and starts at a new worker."""
     s = Counting("alise", place="max_min", move_gain=1.0)
     attached(s, "w0")
     submitted(s, Request("a", "demo", 100, 700, 0.0), 0.0)
@@ -139,12 +140,12 @@ def test_pauses_moves_and_plan_age_are_measured() -> None:
     assert s.value("scheduler_plan_age_seconds_sum") == 0.5 + 0.5
 
     run_step(s, ev.WorkerLost("w0#1", "w0"), 2.0)
-    run_step(s, ev.Reported("w0#1", "w0", Report(4, 9)), 3.0)  # of a stream that has ended
+    run_step(s, ev.Reported("w0#1", "w0", Report(4, 9)), 3.0)  # from a stream that has ended
     assert s.value("scheduler_plan_age_seconds_count") == 2
 
 
 def within(s: Any, sla: str) -> tuple[float, float]:
-    """The bucket of the only slack there is of that class."""
+    """The bucket of the only observed slack of that class."""
     name, of = "slack_at_admission_seconds", {"class": sla}
     assert s.value(f"{name}_count", **of) == 1
     samples = [each for family in s.registry.collect() for each in family.samples]
@@ -154,33 +155,34 @@ def within(s: Any, sla: str) -> tuple[float, float]:
 
 
 def test_slack_at_first_placement_and_infeasible_requests() -> None:
-    """One place. `a` has it 0.25 s after it came. `b` prefills for 0.1 s and has 0.05. `c` waits
-    for `b`, 0.1 + 0.5 s, prefills for 0.01, and has 1; `d` waits for both, 0.6 + 0.51 s."""
+    """One slot. `a` gets it 0.25 s after arrival. `b` needs 0.1 s of prefill and has 0.05 s. `c`
+    waits for `b`, 0.1 + 0.5 s, needs 0.01 s of prefill, and has 1 s; `d` waits for both, 0.6 + 0.51
+    s."""
     s = Counting()
     attached(s, "w0")
-    submitted(s, asked("a", 100, 0.0, ttft_s=1.0), 0.25)
-    submitted(s, asked("b", 100, 0.5, ttft_s=0.05, sla="hasty"), 0.5)
-    submitted(s, asked("c", 10, 0.51, ttft_s=1.0), 0.51)
+    submitted(s, submit("a", 100, 0.0, ttft_s=1.0), 0.25)
+    submitted(s, submit("b", 100, 0.5, ttft_s=0.05, sla="hasty"), 0.5)
+    submitted(s, submit("c", 10, 0.51, ttft_s=1.0), 0.51)
     assert s.by("predicted_infeasible_total", "class") == {"hasty": 1}
-    submitted(s, asked("d", 10, 0.52, ttft_s=1.0), 0.52)
-    submitted(s, asked("patient", 10, 0.53, sla="batch"), 0.53)
+    submitted(s, submit("d", 10, 0.52, ttft_s=1.0), 0.52)
+    submitted(s, submit("patient", 10, 0.53, sla="batch"), 0.53)
     assert s.by("predicted_infeasible_total", "class") == {"hasty": 1, "chat": 1}
     assert within(s, "chat") == (0.5, 1.0)  # 0.75 s
 
     report(s, 1, 2.0, finished=(Completion("a", 50, FinishReason.LENGTH),))  # `b` is next
     assert within(s, "hasty") == (-2.0, -1.0)  # 0.5 + 0.05 - 2 s
     run_step(s, ev.WorkerLost("w0#1", "w0"), 3.0)
-    attached(s, "w1", now=4.0)  # it stands in front, and has a place again
+    attached(s, "w1", now=4.0)  # it is first, and gets the slot again
     assert s.by("scheduler_admissions_total", "worker") == {"w1": 1}
     assert s.value("slack_at_admission_seconds_count", **{"class": "hasty"}) == 1
     assert s.by("predicted_infeasible_total", "class") == {"hasty": 1, "chat": 1}
 
 
 def test_request_admitted_at_once_is_not_infeasible() -> None:
-    """Two come together: `f` takes 0.5 + 0.5 s, and the 0.9 s that `g` has would be over."""
+    """Two requests arrive together: `f` takes 0.5 + 0.5 s, longer than the 0.9 s budget of `g`."""
     s = Counting()
     attached(s, "w0", places=2)
-    for each in (asked("f", 500, 0.0), asked("g", 10, 0.0, ttft_s=0.9)):
+    for each in (submit("f", 500, 0.0), submit("g", 10, 0.0, ttft_s=0.9)):
         s.step(ev.Submitted(G, each), 0.0)
     run_step(s, ev.Forecasted((("f", certain(50)), ("g", certain(50)))), 0.0)
     assert len(s.workers["w0"].running) == 2
@@ -188,9 +190,9 @@ def test_request_admitted_at_once_is_not_infeasible() -> None:
 
 
 def test_no_prediction_without_workers() -> None:
-    """Judged once a worker has come: 0.1 s of prefill, and 0.05 left."""
+    """The prediction is made once a worker attaches: 0.1 s of prefill, and 0.05 s left."""
     s = Counting()
-    submitted(s, asked("a", 100, 0.0, ttft_s=1.0))
+    submitted(s, submit("a", 100, 0.0, ttft_s=1.0))
     assert s.by("predicted_infeasible_total", "class") == {}
     view = WorkerView("w0", "unix:/w0", "demo", 2_000, 16, 1, 900)
     s.step(ev.WorkerAttached("w0#1", view), 0.95)
@@ -202,14 +204,14 @@ def test_unknown_sla_classes_do_not_grow_labels() -> None:
     s = Counting()
     attached(s, "w0")
     for number in range(40):
-        submitted(s, asked(f"r{number}", 10, 0.0, ttft_s=0.0, sla=f"class {number}"))
-    submitted(s, asked("long", 10, 0.0, ttft_s=0.0, sla="x" * 10_000))
+        submitted(s, submit(f"r{number}", 10, 0.0, ttft_s=0.0, sla=f"class {number}"))
+    submitted(s, submit("long", 10, 0.0, ttft_s=0.0, sla="x" * 10_000))
     counts = s.by("predicted_infeasible_total", "class")
     assert len(counts) == 33 and counts["other"] == 9 and counts["class 0"] == 1
 
 
 def test_peak_is_from_last_round() -> None:
-    """Memory for 10 + 50 tokens of each, four blocks; none once no request is left."""
+    """10 + 50 tokens of each request, four blocks; 0 without requests."""
     s = Counting("conservative")
     run_step(s, worker(), 0.0)
     admitted(s, request("a"))

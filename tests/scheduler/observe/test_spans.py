@@ -50,8 +50,8 @@ def test_queue_and_forecast_spans_of_request():
     assert traced.submit("a", 1.0) == ["AskForecast"]
     assert traced.spans.forecast_parent("a") == "#0"
     traced.send_forecast("a", 1.5)
-    assert traced.spans.forecast_parent("a") == ""  # what is asked from here on is no part of it
-    traced.send_forecast("a", 1.75)  # a better one changes nothing
+    assert traced.spans.forecast_parent("a") == ""  # later questions are not part of it
+    traced.send_forecast("a", 1.75)  # a better forecast changes nothing
     traced.step(worker(), 3.0)
     assert "Place" in traced.step(ev.Round(), 3.0)
     evicted = Report(1, 1, evicted=(RequestProgress("a", 5, 0),))

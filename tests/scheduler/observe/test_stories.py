@@ -28,7 +28,7 @@ EXPECTED_30 = "forecast by history: 30 output tokens expected, median 30, 90th p
 
 
 class Run:
-    """A state, its stories, and every step as a log takes it."""
+    """A state, its stories, and every step as the event log stores it."""
 
     def __init__(self, s: Any, ended_most: int = 100):
         self.state = s
@@ -51,7 +51,7 @@ class Run:
         self.step(ev.Forecasted(((asked.request_id, forecast),)), now)
 
     def sentences(self, name: str) -> list[str]:
-        """Its story as `foretoken why` prints it, but for the words between time and sentence."""
+        """The story as `foretoken why` prints it, without the words between time and sentence."""
         story = self.recorder.story(name, self.state)
         assert story is not None
         return [
@@ -63,7 +63,7 @@ class Run:
 
 
 def run(policy: str = "fcfs", kv_tokens: int = 160, **limits: Any) -> Run:
-    """With one worker of ten blocks of 16: 152 tokens of them may be planned by fcfs."""
+    """A run with one worker of ten blocks of 16: fcfs may plan 152 tokens."""
     r = Run(state(policy, **limits))
     r.step(worker(kv_tokens=kv_tokens), 0.0)
     return r
@@ -74,8 +74,8 @@ def report(r: Run, seq: int, now: float, **what: Any) -> None:
 
 
 def test_story_of_request_that_waits_for_memory() -> None:
-    """Prompts of 90 and 70 tokens are 96 and 80 in whole blocks: 176 together, more than 152.
-    Later 80 and the 16 of "c" come in together."""
+    """Prompts of 90 and 70 tokens are 96 and 80 in whole blocks: 176 together, more than 152. Later
+    80 and the 16 of "c" are admitted together."""
     r = run()
     r.submit(request("a", prompt=90, most=50, at=10.0), 10.0, tokens=20)
     sla = Sla("interactive", 1.0, 0.05)
@@ -151,7 +151,7 @@ def test_story_of_eviction_worker_loss_move_and_gateway_loss() -> None:
 
 
 class Telling(Driver):
-    """ALISE's driver with a story recorder."""
+    """The ALISE driver with a story recorder."""
 
     def __init__(self, **choices: Any):
         self.run: Run | None = None
@@ -168,8 +168,8 @@ class Telling(Driver):
 
 
 def test_story_of_pause_and_swap() -> None:
-    """One place: "short", 3 tokens, passes "long" of 400, whose KV goes to host memory. Slices
-    are of 32 tokens, extended once half of one is left."""
+    """One slot: "short", 3 tokens, preempts "long" of 400, whose KV moves to host memory. Slices
+    have 32 tokens and are extended when half of one is left."""
     d = Telling(places=1)
     d.submit("long", 400)
     for at, output in ((1.0, 20), (2.0, 40)):
@@ -200,7 +200,9 @@ def test_story_of_refusal_and_resubmission() -> None:
     r.submit(request("a", prompt=90, most=50), 0.0)
     r.submit(request("b", prompt=90, most=50), 0.0)
     r.step(ev.Submitted(G, request("c")), 0.1)
-    r.step(ev.Submitted(G, request("a")), 0.2)  # a name in use: another's story stays as it is
+    r.step(
+        ev.Submitted(G, request("a")), 0.2
+    )  # the id is in use: the story of the live request stays open
     again = Request("b", "demo", 90, 50, 0.0, delivered_tokens=7)
     r.step(ev.Submitted("gateway#2", again), 0.3)
     assert r.sentences("c")[1:] == ["0.1 refused: 1 requests are waiting; try again in 1 s"]
@@ -232,7 +234,7 @@ def test_store_is_bounded_and_refusals_displace_no_others() -> None:
     for n in range(20):
         r.step(ev.Submitted(G, request(f"r{n}")), 1.0)
         r.step(ev.Cancelled(G, f"r{n}", FinishReason.CANCELLED, 0), 1.0)
-    for name in ("x", "y", "w"):  # the third does not fit, and is all that may wait
+    for name in ("x", "y", "w"):  # the third does not fit and fills the queue
         r.submit(request(name, prompt=400, most=90), 2.0)
     for n in range(50):
         r.step(ev.Submitted(G, request(f"z{n}")), 3.0)

@@ -1,4 +1,4 @@
-"""A worker that does just what plans say, and what it would then hold."""
+"""A simulated worker that applies plans exactly."""
 
 from dataclasses import dataclass, field
 
@@ -8,16 +8,16 @@ from services.scheduler.core import events as ev
 
 @dataclass
 class DumbWorker:
-    """A worker that follows its plans exactly: its running requests, and those paused or evicted
-    and is still there."""
+    """A worker that applies its plans exactly: its running requests, and its paused or evicted
+    ones."""
 
-    link: str = ""  # empty while it is away
+    link: str = ""  # empty while it is detached
     size: int = 96
     running: set[str] = field(default_factory=set)
     paused: set[str] = field(default_factory=set)
     applied: int = 0
     reports: int = 0
-    leaving: bool = False
+    draining: bool = False
 
     def apply(self, action: ev.SendPlan, most: dict[str, int]) -> None:
         plan = action.plan
@@ -27,10 +27,10 @@ class DumbWorker:
         self.running -= set(plan.cancel)
         self.paused -= set(plan.cancel)
         for pause in plan.pause:
-            assert pause.residency is Residency.KEEP or self.leaving
+            assert pause.residency is Residency.KEEP or self.draining
             self.running.remove(pause.request_id)
             self.paused.add(pause.request_id)
-        assert not (plan.admit and self.leaving)
+        assert not (plan.admit and self.draining)
         for grant in plan.admit:
             assert grant.request_id not in self.running
             self.running.add(grant.request_id)
@@ -43,7 +43,7 @@ class DumbWorker:
         assert len(self.running) <= 4
 
     def held(self, most: dict[str, int]) -> tuple[HeldRequest, ...]:
-        """What it says of itself when it comes."""
+        """The requests of its hello."""
         has = [(name, True) for name in sorted(self.running)]
         has += [(name, False) for name in sorted(self.paused)]
         return tuple(HeldRequest(n, 10, most[n], 2, 10, most[n], runs, 1) for n, runs in has)

@@ -75,7 +75,7 @@ class RandomEvents(RuleBasedStateMachine):
                     pass
 
     def ask_batcher(self, action: ev.AskArrange) -> None:
-        """It sees the candidates as it is now; when it answers is another matter."""
+        """The batcher arranges the present candidates; its answer arrives later."""
         assert self.answer is None
         candidates = self.state.rounds.candidates
         assert candidates is not None and candidates.round == action.round
@@ -122,7 +122,7 @@ class RandomEvents(RuleBasedStateMachine):
         """Only requests with a forecast get updates; a TTFT promise comes at most once."""
         job = self.state.jobs.get(action.request_id)
         if job is None:
-            return  # its deadline came with the same step
+            return  # its deadline passed in the same step
         assert job.request.include_forecast and action.link == job.link
         assert action.forecast == job.forecast
         assert 0 < action.token_s < inf
@@ -218,7 +218,7 @@ class RandomEvents(RuleBasedStateMachine):
 
     @rule()
     def round(self) -> None:
-        """Wanted or not."""
+        """Run a round, due or not."""
         self.step(ev.Round())
 
     @precondition(lambda self: self.answer)
@@ -232,7 +232,7 @@ class RandomEvents(RuleBasedStateMachine):
     @precondition(lambda self: self.answer and self.live)
     @rule(data=st.data(), link=st.sampled_from(LINKS))
     def take_a_row(self, data: st.DataObject, link: str) -> None:
-        """One goes and another comes in its row while a round is out."""
+        """A request ends and another takes its row while a round is pending."""
         self.cancel(data)
         self.submit(1, 10, 20, link, inf, "demo")
         self.forecast(shared=False, tokens=30)
@@ -240,7 +240,7 @@ class RandomEvents(RuleBasedStateMachine):
     @precondition(lambda self: self.stale)
     @rule()
     def arranged_again(self) -> None:
-        """What was given up on comes after all."""
+        """An answer arrives after its round was arranged in process."""
         out = self.state.rounds.candidates
         assert self.stale is not None
         self.step(self.stale)
@@ -257,7 +257,8 @@ class RandomEvents(RuleBasedStateMachine):
         worker=st.sampled_from(["w0", "w1"]), size=st.sampled_from([96, 192]), keeps=st.booleans()
     )
     def attach(self, worker: str, size: int, keeps: bool) -> None:
-        """One that comes, comes back with what it had, or displaces the one of its name."""
+        """A worker attaches for the first time, attaches again with its requests, or displaces the
+        one with its name."""
         known = self.workers[worker]
         self.calm = 0 if known.link else self.calm
         again = DumbWorker(f"{worker}#{self.now}", size)
@@ -280,18 +281,18 @@ class RandomEvents(RuleBasedStateMachine):
     @precondition(lambda self: any(w.link for w in self.workers.values()) and self.calm > 20)
     @rule(data=st.data())
     def drain(self, data: st.DataObject) -> None:
-        """One says that it leaves; it may, or stay for long, or come back as another."""
+        """A worker starts to drain; it may detach, stay for long, or attach again."""
         self.calm = 0
         here = sorted(name for name, worker in self.workers.items() if worker.link)
         name = data.draw(st.sampled_from(here))
         self.step(ev.WorkerDraining(self.workers[name].link, name, 30.0))
-        self.workers[name].leaving = True
+        self.workers[name].draining = True
 
     @precondition(lambda self: self.calm > 10)
     @rule(back=st.sampled_from([(), ("w0",), ("w0", "w1")]))
     def restart(self, back: tuple[str, ...]) -> None:
-        """A restarted scheduler has no state; workers and gateways have. Some workers attach at
-        once, the others later."""
+        """A restarted scheduler has no state; workers and gateways keep theirs. Some workers attach
+        at once, the others later."""
         self.calm = 0
         jobs, ledger = self.state.jobs, self.state.ledger
         self.to_announce = {name: ledger.home(job) for name, job in jobs.items()}

@@ -1,4 +1,4 @@
-"""The scheduler under random events, against what must hold whatever happens."""
+"""The scheduler under random events: invariants after every step."""
 
 from math import inf
 
@@ -16,7 +16,7 @@ GOES = {Kind.PAUSED, Kind.EVICTED, Kind.LOST}
 
 
 class SchedulerMachine(RandomEvents):
-    """What must hold after every step."""
+    """Invariants after every step."""
 
     @invariant()
     def every_request_is_live_or_has_ended_once(self) -> None:
@@ -24,7 +24,7 @@ class SchedulerMachine(RandomEvents):
         assert all(count == 1 for count in self.ended.values())
 
     @invariant()
-    def the_board_and_the_ledger_say_the_same(self) -> None:
+    def board_and_ledger_agree(self) -> None:
         ledger, phase = self.state.ledger, self.state.ledger.board.phase
         running = [name for w in self.state.workers.values() for name in w.running]
         runs = sorted(
@@ -39,15 +39,14 @@ class SchedulerMachine(RandomEvents):
         assert all(ledger.job_at(job.row) is job for job in self.state.jobs.values())
 
     @invariant()
-    def forecasts_in_use_are_those_of_the_living(self) -> None:
+    def only_forecasts_of_live_requests_are_kept(self) -> None:
         keys = [key for name, key in self.forecasts.items() if name in self.live]
         distinct = sum(key == "" for key in keys) + (SHARED in keys)
         assert len(self.state.ledger.board.forecasts) == distinct + 1  # and the unknown forecast
 
     @invariant()
-    def workers_run_what_the_scheduler_believes(self) -> None:
-        """Except for unclaimed orphans, and for what is cancelled with the
-        next round's plan."""
+    def workers_run_requests_that_scheduler_lists(self) -> None:
+        """Except for orphans, and for requests that are cancelled with the next round's plan."""
         assert {n for n, w in self.workers.items() if w.link} == set(self.state.workers)
         for name, worker in self.state.workers.items():
             orphans = {n for n, held in worker.orphans.items() if held.running}
@@ -57,7 +56,7 @@ class SchedulerMachine(RandomEvents):
             assert there - believed <= set(worker.draft.cancel)
 
     @invariant()
-    def stories_are_told_of_all_who_live_and_end_with_where_they_are(self) -> None:
+    def every_live_request_has_story_with_current_phase(self) -> None:
         phase, recorder = self.state.ledger.phase, self.recorder
         assert recorder.store.kept_count <= 8 + 8 // 4
         assert set(recorder.store.ids("")) >= set(self.state.jobs)
@@ -71,7 +70,7 @@ class SchedulerMachine(RandomEvents):
             assert bool(runs) == (phase(job) is RequestPhase.RUNNING), story
 
     @invariant()
-    def who_asks_is_told_once_its_forecast_is_known(self) -> None:
+    def known_forecasts_are_sent_to_requests_that_include_them(self) -> None:
         ledger = self.state.ledger
         asking = {n for n, job in self.state.jobs.items() if job.request.include_forecast}
         assert set(ledger.with_forecast) == asking >= set(ledger.awaiting_promise)
@@ -83,13 +82,13 @@ class SchedulerMachine(RandomEvents):
     def bounds_hold(self) -> None:
         assert self.state.ledger.waiting <= 2 * 20 + 4 * 4
         for worker in self.state.workers.values():
-            assert len(worker.running) <= worker.places
+            assert len(worker.running) <= worker.slots
             for job in worker.running.values():
                 total = job.request.prompt_tokens + job.request.max_tokens
                 assert job.request.worker_id or total <= worker.view.reach_tokens
 
     @invariant()
-    def who_is_paused_waits_at_its_home(self) -> None:
+    def paused_request_waits_at_its_home(self) -> None:
         """A worker that holds KV of a request is its home."""
         ledger = self.state.ledger
         for name, worker in self.state.workers.items():
@@ -99,17 +98,17 @@ class SchedulerMachine(RandomEvents):
                 assert (ledger.home(job), ledger.phase(job)) == (name, RequestPhase.QUEUED)
 
     @invariant()
-    def nobody_is_overdue(self) -> None:
+    def no_timer_is_overdue(self) -> None:
         assert self.state.next_deadline() > self.now
 
     @invariant()
-    def a_round_is_wanted_only_while_none_is_out(self) -> None:
+    def round_is_due_only_while_none_is_pending(self) -> None:
         assert (self.state.rounds.candidates is not None) == (self.answer is not None)
         assert self.answer is None or self.state.round_due_s == inf
 
 
 class ConservativeMachine(SchedulerMachine):
-    """Whatever happens, the worst case of all that it let in has room."""
+    """The worst case of all admitted requests always fits."""
 
     policy = "conservative"
 

@@ -1,4 +1,4 @@
-"""A scheduler's state that a test speaks to: events in, plans and actions kept."""
+"""Drives a scheduler's state: sends events, keeps plans and actions."""
 
 from typing import Any
 
@@ -16,19 +16,19 @@ from services.scheduler.core import events as ev
 from services.scheduler.core.state import SchedulerState
 
 G = "gateway#1"
-FRONT = -1  # the level of the request at the front
+FRONT = -1  # the level of requests at the front
 # A token takes 10 ms of a worker's time at any batch size; nothing else takes time. So with
 # base_s 0.5 the levels end at 50, 100, 200, 400 … tokens.
 COST = CostModel(0.0, 0.0, 0.01, 0.0, offload_token_s=0.001, upload_token_s=0.002)
 
 
 def about(expected: Any) -> Any:
-    """Untyped, so that it may stand in a value."""
+    """`pytest.approx`, untyped so that it can be part of a value."""
     return pytest.approx(expected)
 
 
 class Driver:
-    """A state and what is said to it; a round after everything that calls for one. Keeps the
+    """A state with helpers that send events, each followed by a round if one is due. Keeps the
     plans."""
 
     def __init__(self, policy: str = "alise", memory: int = 300, places: int = 8, **choices: Any):
@@ -42,8 +42,8 @@ class Driver:
         self.attach("w0", memory, places)
 
     def attach(self, name: str, memory: int = 300, places: int = 8) -> None:
-        """Of which so much may be planned, in blocks of one token: less than what the longest
-        might need, which is why the watermark is low."""
+        """Attach a worker with this many plannable tokens, in blocks of one token. The watermark is
+        low, so that the longest request fits the worker."""
         kv_tokens = round(memory / self.watermark)
         view = WorkerView(name, f"unix:/{name}", "demo", kv_tokens, 1, places, 5_000)
         self.step(ev.WorkerAttached(f"{name}#1", view), 0.0)
@@ -82,12 +82,12 @@ class Driver:
         return {name for name, level in self.levels().items() if level == FRONT}
 
     def homes(self) -> dict[str, tuple[str, int]]:
-        """Where each is, and what it has in KV there."""
+        """The home of each request, and its KV tokens there."""
         ledger = self.state.ledger
         return {n: (ledger.home(job), ledger.held(job)) for n, job in self.state.jobs.items()}
 
     def remembered(self, column: str) -> dict[str, float]:
-        """What the order remembers of each job."""
+        """The order's memory of each request."""
         known = self.state.rounds.memory.ranks.values[column]
         return {name: float(known[self.row(name)]) for name in self.state.jobs}
 

@@ -33,8 +33,8 @@ def test_alise_counts_prefill_of_missing_kv() -> None:
 
 
 def test_alise_step_time_is_shared_by_running_requests() -> None:
-    """A step of 40 ms and 1 ms a sequence: four that run together take 11 ms each a token. How
-    many do is followed by doublings, so that ranks hold still."""
+    """A step takes 40 ms plus 1 ms per sequence: of four running requests, each takes 11 ms per
+    token. The number of running requests is tracked by doublings, so that ranks stay stable."""
     d = Driver(places=20, memory=1_000)
     d.step(ev.Costed("w0", CostModel(0.04, 0.0, 0.001, 0.0)), 0.0)
     pace_s = {}
@@ -59,8 +59,8 @@ def test_alise_runs_shortest_first_and_served_requests_need_less() -> None:
 
 
 def test_alise_ageing_lifts_one_queue_once() -> None:
-    """From where the remaining time puts it, after 10 s; then nothing more until it has waited as
-    long as ageing through all queues would take, 40 s of four, and is at the front."""
+    """A request moves up one queue after 10 s. Then nothing changes until it has waited as long as
+    ageing through all queues would take, 40 s for four queues, and is at the front."""
     d = Driver(places=1, hysteresis=inf, ageing_s=10, levels=4)
     d.submit("a", 40, 0.0)
     d.submit("b", 150, 0.0)
@@ -72,7 +72,7 @@ def test_alise_ageing_lifts_one_queue_once() -> None:
     assert (d.queued, d.levels()) == (["b", "c"], {"a": 0, "b": 1, "c": 2})
     assert d.state.next_deadline() == 14.0
     d.step(ev.Tick(), 14.0)
-    assert d.queued == ["c", "b"]  # both at level 1, where the shorter goes first
+    assert d.queued == ["c", "b"]  # both at level 1, where the shorter is first
     for now in (20.0, 24.0, 30.0, 39.9):
         d.step(ev.Tick(), now)
         assert (d.queued, d.levels()) == (["c", "b"], {"a": 0, "b": 1, "c": 1})
@@ -80,7 +80,7 @@ def test_alise_ageing_lifts_one_queue_once() -> None:
     d.step(ev.Tick(), 40.0)
     assert (d.queued, d.levels()) == (["b", "c"], {"a": 0, "b": FRONT, "c": 1})
     d.step(ev.Tick(), 44.0)
-    assert d.levels()["c"] == 1  # starved too, but the one seat is taken
+    assert d.levels()["c"] == 1  # starved too, but one request is at the front already
     assert d.state.next_deadline() == inf
     d.report(45.0, finished=(Completion("a", 40, FinishReason.STOP),))
     assert (d.running, d.levels()) == (["b"], {"b": FRONT, "c": 1})
@@ -89,9 +89,9 @@ def test_alise_ageing_lifts_one_queue_once() -> None:
 
 
 def test_alise_order_differs_from_arrival_after_overload() -> None:
-    """A short and a long one come every second, and the worker serves one of them a second: many
-    have waited for longer than ageing takes through all queues. Only one of them stands in front;
-    behind it the short ones still go first, whatever came before them."""
+    """A short and a long request arrive every second, and the worker serves one request a second:
+    many have waited longer than ageing takes through all queues. Only one of them is at the front;
+    behind it, short requests still precede earlier long ones."""
     d = Driver(places=1, hysteresis=inf, ageing_s=2, levels=4)
     for at in range(200):
         d.submit(f"long{at}", 150, float(at))
@@ -109,9 +109,9 @@ def test_alise_order_differs_from_arrival_after_overload() -> None:
 
 
 def test_alise_starvation_bound_is_earlier_arrivals() -> None:
-    """Short ones come for ever and faster than they can be served, 8 s of waiting starve. Of the
-    four long ones that came first, each is served after those before it have ended: at most
-    8 s + what is served until then, a second each."""
+    """Short requests arrive faster than they can be served, and a request is starved after 8 s.
+    Each of the four long requests that arrived first is served once those before it have ended:
+    after at most 8 s plus a second for each request served until then."""
     d = Driver(places=1, hysteresis=inf, ageing_s=2, levels=4)
     longs = [f"long{i}" for i in range(4)]
     d.submit("first", 20, 0.0)
@@ -172,7 +172,7 @@ def test_alise_front_admits_one_request_without_kv() -> None:
     d.step(ev.Tick(), 3.2)
     assert d.at_front() == {"a"}
     d.report(3.3, on=d.home("y"), finished=(Completion("y", 10, FinishReason.STOP),))
-    assert sorted(d.running) == ["a", "b"]  # by its turn
+    assert sorted(d.running) == ["a", "b"]  # in order of arrival
     d.report(3.4, on=home, finished=(Completion("a", 400, FinishReason.STOP),))
     assert (sorted(d.running), d.at_front()) == (["b", "c"], {"c"})
 
@@ -203,12 +203,12 @@ def test_alise_exceeded_promise_doubles_and_demotes() -> None:
     assert d.levels() == {"a": 1}
     d.progress("a", 59, 1.0)
     assert d.levels() == {"a": 0}
-    d.progress("a", 60, 2.0)  # it did not end there: 120 are promised, 60 left, and one further
+    d.progress("a", 60, 2.0)  # the promise is exceeded: 120 are promised, 60 remain, one level down
     assert (d.remembered("promised"), d.remaining_s("a")) == ({"a": 120}, about(0.6))
     assert d.levels() == {"a": 2}
     d.progress("a", 100, 3.0)
     assert d.levels() == {"a": 1}
-    d.progress("a", 250, 4.0)  # twice at once: 480 are promised, 230 left, and three further
+    d.progress("a", 250, 4.0)  # exceeded twice: 480 are promised, 230 remain, three levels down
     assert (d.remembered("promised"), d.levels()) == ({"a": 480}, {"a": 3 + 3})
 
 
@@ -251,7 +251,7 @@ def test_oracle_preset_is_alise_with_true_lengths() -> None:
 
 
 def test_alise_improved_forecast_is_new_promise() -> None:
-    """It came late, or the predictor improved it, while the request waits."""
+    """A late or improved forecast replaces the promise of a waiting request."""
     d = Driver(places=1, hysteresis=inf)
     for name, tokens in {"x": 10, "a": 300, "b": 200}.items():
         d.submit(name, tokens)
@@ -263,7 +263,7 @@ def test_alise_improved_forecast_is_new_promise() -> None:
 
 @pytest.mark.parametrize("output", [80, 81, 500, 999, 1_000])
 def test_mean_past_distribution_is_cap(output: int) -> None:
-    """Its last point is 80: a request past it may continue to max_tokens."""
+    """The last point is 80: a request past it is expected to reach max_tokens."""
     d = Driver()
     d.step(ev.Submitted(G, Request("a", "demo", 10, 1_000, 0.0)), 0.0)
     d.step(ev.Forecasted((("a", Forecast((40.0, 80.0), (0.5, 0.5), 80)),)), 0.0)
@@ -275,7 +275,7 @@ def test_mean_past_distribution_is_cap(output: int) -> None:
 
 
 def test_alise_front_holds_at_large_clock_values() -> None:
-    """Tens of millions of requests later its place is the same."""
+    """The order is the same after tens of millions of seconds."""
     d = Driver(places=1, ageing_s=1, levels=2, hysteresis=inf)
     d.state.ledger.board._serial = 30_000_000
     d.submit("x", 10)

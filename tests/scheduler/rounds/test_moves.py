@@ -1,4 +1,4 @@
-"""A request that rests at one worker is moved to another, where that is worth it: transcripts."""
+"""Moves of paused requests between workers: transcripts."""
 
 from typing import Any
 
@@ -17,14 +17,14 @@ COST = CostModel(base_s=0.0, prefill_token_s=0.001, decode_seq_s=0.01, context_t
 
 
 def attach(s: Any, name: str, now: float = 0.0) -> Any:
-    """With a place for one."""
+    """Attach a worker with one slot."""
     view = WorkerView(name, f"unix:/{name}", "demo", 2_000, 16, 1, 900)
     s.step(ev.WorkerAttached(f"{name}#1", view), now)
     return run_step(s, ev.Costed(name, COST), now)
 
 
 def paused(gain: float) -> Any:
-    """`a`, 100 of prompt and 5 made so far, makes way for `b`, which is short."""
+    """`a`, with 100 prompt and 5 output tokens, is paused for the shorter `b`."""
     s = SchedulerState(choose("alise", {"place": "max_min", "move_gain": gain}))
     attach(s, "w0")
     submitted(s, Request("a", "demo", 100, 700, 0.0), 0.0)
@@ -42,7 +42,7 @@ def stopped(s: Any) -> Any:
 
 
 def rests(gain: float) -> tuple[Any, Any]:
-    """It has stopped; then a second worker comes. The actions of that round."""
+    """`a` has stopped, then a second worker attaches; returns the actions of that round."""
     s = paused(gain)
     stopped(s)
     return s, attach(s, "w1", 1.5)
@@ -77,7 +77,7 @@ def test_late_reports_of_old_home_are_ignored() -> None:
 
 @pytest.mark.parametrize("gain", [0.0, 3.0])
 def test_request_stays_when_move_gain_is_too_small(gain: float) -> None:
-    """29 tokens of `b`, 0.29 s, against 0.106 s of computing it anew: 2.7 times."""
+    """29 tokens of `b` take 0.29 s, 2.7 times the 0.106 s of recomputing `a`."""
     s, actions = rests(gain)
     assert not [a for a in actions if isinstance(a, ev.Place | ev.SendPlan)]
     assert s.ledger.home(s.jobs["a"]) == "w0"

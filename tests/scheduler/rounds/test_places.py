@@ -1,4 +1,4 @@
-"""What workers count for: their memory, their speed, their models, and the blocks they report."""
+"""Placement by the memory, speed, model and reported blocks of workers."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def attach(s: Any, name: str, kv_tokens: int, model: str = "demo", cost: CostMod
 
 
 def burst(s: Any, count: int, model: str = "demo", prompt: int = 100, most: int = 50) -> None:
-    """So many at once, and one round."""
+    """Submit this many requests at once; returns the actions of one round."""
     names = [f"{model}{len(s.jobs) + i}" for i in range(count)]
     for name in names:
         s.step(ev.Submitted(G, Request(name, model, prompt, most, 0.0)), 0.0)
@@ -51,7 +51,7 @@ def test_equal_workers_share_burst() -> None:
 
 
 def test_small_worker_gets_proportional_share() -> None:
-    """5 k tokens beside 100 k: by memory a twentieth, of what both are far from full with."""
+    """5,000 tokens beside 100,000: a twentieth of the requests, although both are far from full."""
     s = state()
     attach(s, "small", 5_000)
     attach(s, "large", 100_000, cost=CostModel(0.01, 1e-4, 0.0, 0.0))
@@ -82,7 +82,7 @@ def test_share_counts_running_requests() -> None:
 
 
 def test_long_queue_of_one_model_does_not_starve_another() -> None:
-    """Thousands wait for `demo`, all before the one for `other`."""
+    """Thousands of requests wait for `demo`, all before the one for `other`."""
     s = state(max_queue=3_000)
     attach(s, "w0", 1_024)
     attach(s, "w1", 1_024, model="other")
@@ -93,7 +93,8 @@ def test_long_queue_of_one_model_does_not_starve_another() -> None:
 
 
 def test_full_queue_of_one_model_accepts_another() -> None:
-    """But for its own share of it; and how long the one takes is not the other's wait."""
+    """A model below its share of the queue is accepted; the drain time of one model is not the
+    other's wait."""
     s = state(max_queue=40)
     attach(s, "w0", 1_024)
     attach(s, "w1", 1_024, model="other")
@@ -101,13 +102,13 @@ def test_full_queue_of_one_model_accepts_another() -> None:
         burst(s, 60, most=400)
     assert s.drain_s > 1
 
-    def door(model: str, deadline_s: float = float("inf")) -> str:
+    def limits(model: str, deadline_s: float = float("inf")) -> str:
         asked = Request(f"{model}{len(s.jobs)}", model, 10, 50, 0.0, deadline_s=deadline_s)
         [action] = s.step(ev.Submitted(G, asked), 0.0)
         return "in" if isinstance(action, ev.AskForecast) else str(action.reject.reason)
 
-    assert [door("demo"), door("other", 1.0)] == ["queue_full", "in"]
-    assert [door("other") for _ in range(21)] == ["in"] * 19 + ["queue_full"] * 2
+    assert [limits("demo"), limits("other", 1.0)] == ["queue_full", "in"]
+    assert [limits("other") for _ in range(21)] == ["in"] * 19 + ["queue_full"] * 2
 
 
 def test_long_request_waits_for_large_worker_without_blocking_others() -> None:
@@ -126,7 +127,8 @@ def test_long_request_waits_for_large_worker_without_blocking_others() -> None:
 
 
 def test_memory_is_counted_in_whole_blocks() -> None:
-    """17 tokens are two blocks: of six, 95 % of which may be planned, two such fit, not five."""
+    """17 tokens are two blocks: 95 % of six blocks may be planned, so two requests fit, not
+    five."""
     s = state()
     attach(s, "w0", 96)
     for name in "ab":
@@ -136,7 +138,7 @@ def test_memory_is_counted_in_whole_blocks() -> None:
 
 
 def test_shared_blocks_are_counted_once() -> None:
-    """Two hold the same six of nine blocks of prompt: only then is there room for a third."""
+    """Two requests share six of nine prompt blocks: only with sharing does a third fit."""
     s = state()
     attach(s, "w0", 320)
     for name in "ab":
@@ -150,7 +152,7 @@ def test_shared_blocks_are_counted_once() -> None:
 
 
 def test_held_blocks_beyond_tokens_are_counted() -> None:
-    """As its worker says: it was given more than it has filled."""
+    """Reported blocks count, although the request has not filled them."""
     s = state()
     attach(s, "w0", 160)
     admitted(s, request("a"))
@@ -168,7 +170,9 @@ def test_usage_is_as_reported() -> None:
     assert [w.held_tokens for w in s.fleet().workers] == [0]
     report(s, 1, 1.0, progress=(RequestProgress("a", 1, 11, 7),), free_blocks=3)
     assert [w.held_tokens for w in s.fleet().workers] == [7 * 16]
-    s.step(ev.Reported("w0#1", "w0", Report(1, 0, free_blocks=9)), 1.5)  # twice: not heard
+    s.step(
+        ev.Reported("w0#1", "w0", Report(1, 0, free_blocks=9)), 1.5
+    )  # a repeated report is ignored
     assert [w.held_tokens for w in s.fleet().workers] == [7 * 16]
     s.step(ev.WorkerLost("w0#1", "w0"), 2.0)
     assert s.fleet().workers == ()

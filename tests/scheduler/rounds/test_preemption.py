@@ -21,7 +21,7 @@ from tests.scheduler.rounds.alise_driver import Driver, G, about
 
 
 def test_urgent_arrival_preempts() -> None:
-    """`long` fills memory; `short` comes, and takes its place until it has ended."""
+    """`long` fills memory; `short` arrives and preempts it until it has ended."""
     d = Driver(memory=300)
     d.submit("long", 400, prompt=100)
     d.progress("long", 150, 1.0, prompt=100)
@@ -43,7 +43,7 @@ def test_urgent_arrival_preempts() -> None:
 
     d.sent.clear()
     d.report(2.1, applied=2)
-    assert d.sent == []  # the worker has not carried it out yet
+    assert d.sent == []  # the worker has not applied the pause yet
     d.report(2.2, applied=3)
     assert d.sent == [ev.Preempt(G, "long", 150)]
     d.report(3.0, finished=(Completion("short", 20, FinishReason.STOP),))
@@ -62,7 +62,7 @@ def test_no_pause_while_memory_is_free() -> None:
 
 def test_no_pause_if_request_does_not_fit_afterwards() -> None:
     d = Driver(memory=1_000)
-    d.submit("stays", 30, prompt=500)  # level 0, like the one that comes
+    d.submit("stays", 30, prompt=500)  # level 0, like the arriving request
     d.progress("stays", 1, 1.0, prompt=500)
     d.submit("long", 400, prompt=100)
     d.progress("long", 150, 1.0, prompt=100)
@@ -81,7 +81,7 @@ def test_minimal_pauses_least_urgent_first() -> None:
 
 
 def test_only_more_urgent_fitting_request_preempts() -> None:
-    """`y` does not fit even in the place of both: it waits; `x` takes the place of one of them."""
+    """`y` does not fit even without both running requests: it waits. `x` preempts one of them."""
     d = Driver(memory=640, hysteresis=inf)
     for at, name in enumerate("ab"):
         d.submit(name, 400 + 100 * at, prompt=300)
@@ -93,7 +93,7 @@ def test_only_more_urgent_fitting_request_preempts() -> None:
 
 
 def test_new_admission_is_not_paused() -> None:
-    """Its prompt may not even be there, and nothing would be gained by keeping its KV."""
+    """Its prompt may not have arrived, and there is no KV to keep."""
     d = Driver(places=1)
     d.submit("long", 400)
     d.submit("short", 20, 1.0)
@@ -106,9 +106,9 @@ def test_new_admission_is_not_paused() -> None:
     ("running", "queued", "swapped"),
     [
         (400, 20, True),
-        (110, 95, False),  # a level better, but not shorter by a quarter
+        (110, 95, False),  # one level better, but not shorter by a quarter
         (125, 95, True),
-        (200, 110, False),  # shorter by far, but of the same level
+        (200, 110, False),  # much shorter, but at the same level
         (20, 400, False),
     ],
 )
@@ -121,8 +121,8 @@ def test_hysteresis_delays_preemption(running: int, queued: int, swapped: bool) 
 
 
 def test_near_equal_requests_swap_at_most_once() -> None:
-    """Whatever happens as they take turns at one place: only ageing to the front lets the second
-    in, and from there it is not sent away."""
+    """Two near-equal requests and one slot: only ageing to the front admits the second, and a
+    request at the front is not preempted."""
     d = Driver(places=1, ageing_s=1)
     made = {"a": 0, "b": 0}
     d.submit("a", 500)
@@ -147,11 +147,11 @@ def test_defer_frees_slots_but_not_memory() -> None:
     d.submit("long", 400, prompt=100)
     d.progress("long", 150, 1.0, prompt=100)
     d.submit("short", 20, 2.0, prompt=100)
-    assert (d.running, d.queued) == (["long"], ["short"])  # there is a place, but no memory
+    assert (d.running, d.queued) == (["long"], ["short"])  # a slot is free, but no memory
     d.submit("tiny", 10, 3.0, prompt=40)
     assert (d.running, d.queued) == (["long", "tiny"], ["short"])
     d.progress("tiny", 1, 3.0, prompt=40)
-    d.submit("tinier", 5, 4.0, prompt=5)  # memory for it, but no place: the long one's
+    d.submit("tinier", 5, 4.0, prompt=5)  # memory is free, but no slot: `long` has it
     assert (d.running, d.queued) == (["tiny", "tinier"], ["short", "long"])
     d.report(5.0, finished=(Completion("tiny", 10, FinishReason.STOP),))
     assert (d.running, d.queued) == (["tinier", "long"], ["short"])
@@ -159,7 +159,7 @@ def test_defer_frees_slots_but_not_memory() -> None:
 
 @pytest.mark.parametrize(("policy", "next_one"), [("alise", "short"), ("alise-defer", "long")])
 def test_deferred_requests_keep_memory(policy: str, next_one: str) -> None:
-    """`short` would go before `long`, but for the 250 tokens that `long` holds while it waits."""
+    """`short` would precede `long`, but the paused `long` holds 250 tokens."""
     d = Driver(policy, memory=300, places=1)
     d.submit("long", 400, prompt=100)
     d.progress("long", 150, 1.0, prompt=100)

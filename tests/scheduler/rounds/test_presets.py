@@ -1,4 +1,4 @@
-"""presets.toml: every row stands whole, and a choice replaced is a choice checked."""
+"""presets.toml: every row is valid, and replaced choices are checked."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -18,7 +18,7 @@ def test_every_preset_builds(name: str) -> None:
     preset = choose(name)
     for stage, known in preset.stages().items():
         assert getattr(preset, stage) in known
-    assert set(preset.params) == set(preset.takes())
+    assert set(preset.params) == set(preset.known_params())
     assert SchedulerState(preset).next_deadline() == float("inf")
 
 
@@ -48,7 +48,7 @@ def test_alise_and_baselines_differ_in_one_choice() -> None:
 
 
 def differs(one: str, other: str) -> set[str]:
-    """The choices, and the numbers that both take, in which two rows differ."""
+    """The choices and common numbers in which two rows differ."""
     a, b = choose(one), choose(other)
     numbers = {key for key in a.params.keys() & b.params if a.params[key] != b.params[key]}
     return {key for key in CHOICES if getattr(a, key) != getattr(b, key)} | numbers
@@ -142,5 +142,5 @@ def test_unused_param_is_refused() -> None:
 
 
 def test_workers_support_every_residency():
-    """The two services don't import each other, and a plan names it."""
+    """Scheduler and worker do not import each other, and plans name the residency."""
     assert set(RESIDENCIES) == set(WORKER_RESIDENCIES)

@@ -1,4 +1,4 @@
-"""Where paused KV rests, and for how long: expected waits by hand, homes, and news that crosses."""
+"""Paused KV: expected waits, homes, and reports that cross plans."""
 
 from math import inf
 
@@ -15,9 +15,9 @@ from tests.scheduler.rounds.alise_driver import FRONT, Driver, G, about
 
 
 def test_expected_waits_match_hand_computation() -> None:
-    """Three run; two are paused, and one that waits has no KV yet. In the order of what they
-    still take: x 0.1, y 0.3 | fresh 0.5 | p 0.6 | q 3 s; all before each add up, and ageing
-    brings them to the front after 3 · 1 s."""
+    """Three requests run, two are paused, and one waits without KV. In order of remaining time: x
+    0.1, y 0.3 | fresh 0.5 | p 0.6 | q 3 s; all before each add up, and ageing brings them to the
+    front after 3 · 1 s."""
     d = Driver("alise", memory=10_000, places=5, ageing_s=1.0, levels=3, hysteresis=inf)
     for name, tokens in {"x": 10, "y": 30, "z": 500, "p": 60, "q": 300}.items():
         d.submit(name, tokens, 0.0)
@@ -27,7 +27,7 @@ def test_expected_waits_match_hand_computation() -> None:
     d.report(0.0, evicted=evicted)
     d.submit("fresh", 50, 0.0)
     d.plans.clear()
-    d.report(0.25, progress=(RequestProgress("z", 20, 30),))  # 480 left; its slice goes on
+    d.report(0.25, progress=(RequestProgress("z", 20, 30),))  # 480 remain; its slice continues
     assert d.queued == ["fresh", "p", "q"]
     [plan] = d.plans
     assert plan.extend == (Grant("z", 52),)
@@ -57,7 +57,7 @@ def test_expected_waits_match_hand_computation() -> None:
     d.plans.clear()
     d.report(
         3.1, progress=(RequestProgress("z", 80, 90),)
-    )  # `p` is there, and q's turn is after it
+    )  # `p` is at this worker, and `q` follows it
     assert d.levels() | {"p": FRONT} == d.levels()
     assert d.plans[-1].order[-2:] == (QueuePosition("p", 0.0), QueuePosition("q", about(0.6 + 0.5)))
 
@@ -97,7 +97,8 @@ def test_request_without_kv_may_move() -> None:
 
 
 def test_progress_of_paused_request_is_applied() -> None:
-    """Reports cross plans: it ends, gets on, or is evicted before it reads that it is paused."""
+    """Reports cross plans: the request ends, progresses, or is evicted before its worker applies
+    the pause."""
     d = Driver(memory=300)
     d.submit("a", 400, prompt=100)
     d.progress("a", 150, 1.0, prompt=100)
@@ -115,7 +116,7 @@ def test_outdated_eviction_is_ignored() -> None:
     d.submit("a", 400, prompt=100)
     d.progress("a", 150, 1.0, prompt=100)
     d.submit("b", 20, 2.0, prompt=100)  # plan 3 pauses a
-    d.step(ev.Cancelled(G, "b", FinishReason.CANCELLED, 0), 2.0)  # plan 4 lets it run again
+    d.step(ev.Cancelled(G, "b", FinishReason.CANCELLED, 0), 2.0)  # plan 4 resumes it
     assert d.running == ["a"]
     d.sent.clear()
     d.report(2.1, applied=2, evicted=(RequestProgress("a", 151, 0),))

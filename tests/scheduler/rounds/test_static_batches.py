@@ -20,7 +20,7 @@ from tests.scheduler.state_driver import G, report, request, run_step, worker
 
 
 def static(batch_size: int = 3, **cells: Any) -> Any:
-    """A state whose batches are static, in turns of 10 tokens, with a worker."""
+    """A state with static batches, slices of 10 tokens, and a worker."""
     given = {"batch_mode": "static", "slice": "turns", "slice_tokens": 10}
     preset = choose("vs", given | {"batch_size": batch_size} | cells)
     s: Any = SchedulerState(preset)
@@ -55,7 +55,7 @@ def ended(name: str, tokens: int, reason: FinishReason = FinishReason.STOP) -> C
 
 
 def test_requests_admitted_together_are_one_timed_batch():
-    """Prompts of 10, 30 and 20; `b` ends with 4 tokens, the others make all of their 10."""
+    """Prompts of 10, 30 and 20; `b` ends with 4 tokens, the others generate all 10."""
     s = static()
     shapes = {"a": 10, "b": 30, "c": 20}
     plan = plan_of(submitted(s, *(request(name, length) for name, length in shapes.items())))
@@ -67,12 +67,12 @@ def test_requests_admitted_together_are_one_timed_batch():
 
 
 def test_next_turn_is_new_batch_with_longer_contexts():
-    """At the end of the first, `a` stands at 10 + 10 tokens and `b` at 5 + 10: padded to 20."""
+    """After the first batch, `a` has 10 + 10 tokens and `b` 5 + 10: padded to 20."""
     s = static()
     submitted(s, request("a"), request("b", 5))
     stops = plan_of(report(s, 1, 1.0, progress=made(a=10, b=10)))
     assert stops.admit == () and [pause.request_id for pause in stops.pause] == ["a", "b"]
-    assert 1.0 < s.next_deadline() < 1.001  # both are in the pool then
+    assert 1.0 < s.next_deadline() < 1.001  # both are back in the pool
     plan = plan_of(run_step(s, ev.Tick(), 1.5))
     assert plan.admit == (Grant("a", 20), Grant("b", 20))
     assert plan.batches == (StaticBatch(2, ("a", "b")),)

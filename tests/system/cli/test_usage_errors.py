@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from services.policies.preset import CHOICES, DEFAULT, presets
-from services.policies.preset_table import load_presets
 from tests.live import ROOT, command, environment
 
 DEMO = ROOT / "models/demo"
@@ -202,7 +201,7 @@ def test_presets_command_prints_one_preset(tmp_path: Path):
     shown = run("presets", "mine", "--presets", str(mine)).stdout.splitlines()
     assert shown[:2] == ["mine: like alise", f"from {mine}"]
     cells = {line.split()[0]: line.split()[1] for line in shown[3:-2]}
-    preset = load_presets(str(mine))["mine"]
+    preset = presets(str(mine))["mine"]
     assert cells == {key: getattr(preset, key) for key in CHOICES} | {
         "watermark": "0.9",
         "slice_tokens": "32",

@@ -52,7 +52,7 @@ def oracle_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_served_answers_equal_the_engine(
     policy: str, workers: Workers, oracle_file: Path
 ) -> None:
-    takes = presets()[policy].takes()
+    takes = presets()[policy].known_params()
     small = {key: value for key, value in SMALL.items() if key in takes}
     async with running_system(workers, policy, small, str(oracle_file)) as live:
         before = await total_of(workers, "kv_uploads")

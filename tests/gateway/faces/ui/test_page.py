@@ -14,7 +14,7 @@ from gateway.config import GatewayConfig
 from gateway.faces.static import MEDIA_TYPES
 from gateway.faces.ui import board as board_module
 from protos.generated import scheduler_pb2 as sched
-from services.policies.preset_table import load_presets
+from services.policies.preset import presets
 from services.runtime.config import load
 from tests.gateway.gateway_fakes import Harness, run_harness, tokens_of
 
@@ -128,7 +128,7 @@ async def test_about_has_model_classes_and_presets(harness: Harness) -> None:
         "standard": {"ttft_s": 5.0, "tpot_s": 0.1, "mtpot_s": 1.5},
         "batch": {"ttft_s": None, "tpot_s": None, "mtpot_s": None},
     }
-    assert [each["name"] for each in content["presets"]] == list(load_presets())
+    assert [each["name"] for each in content["presets"]] == list(presets())
     assert all(each["about"] for each in content["presets"])
 
 

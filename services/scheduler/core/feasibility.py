@@ -19,7 +19,7 @@ from services.scheduler.core.admission import fastest_prefill_s
 _NO_ROWS: Ints = np.zeros(0, np.int64)
 
 
-class Outlook:
+class FeasibilityCheck:
     """Call `update` with each round's ranking, then `pop_late` with its decision."""
 
     def __init__(self) -> None:
