@@ -92,7 +92,7 @@ def layout_of(case: Case, random: torch.Generator) -> Layout:
 
 def cut(x: Tensor, sizes: list[int]) -> list[Tensor]:
     """Splits x along its first dimension into pieces of these sizes; drops the rest."""
-    return list(x[: sum(sizes)].split(sizes))
+    return list(torch.split(x[: sum(sizes)], sizes))
 
 
 def _sequence(computed: int, length: int) -> Sequence:

@@ -44,12 +44,10 @@ class PredictorConfig(ServedSettings):
     unread_max: int = Field(default=1_024, ge=1)
     # Improved forecasts buffered per listener, in batches; the oldest are dropped.
     improved_max: int = Field(default=256, ge=1)
-    nice: int = Field(
-        default=5, ge=0, le=19
-    )  # of the predictor process: token generation comes first
-    max_text_bytes: int = Field(
-        default=8_192, ge=0
-    )  # per prompt part; the gateway truncates to the same size
+    # Priority of the predictor process: token generation comes first.
+    nice: int = Field(default=5, ge=0, le=19)
+    # Per prompt part; the gateway truncates to the same size.
+    max_text_bytes: int = Field(default=8_192, ge=0)
     # Requests without an outcome yet, including queued ones; 6 kB each with features.
     pending_max: int = Field(default=8_192, ge=1)
 
@@ -58,11 +56,10 @@ class PredictorConfig(ServedSettings):
     examples: int = Field(default=20_000, ge=64)
     neighbours_window: int = Field(default=50_000, ge=1)  # a search takes under 1 ms
     similarity_min: float = Field(default=0.6, ge=-1, le=1)  # less similar prompts are ignored
-    # Empty: the default of the model in rules.OWN_RULES.
+    # Empty: the default of the model in rules.DEFAULT_RULES.
     learn_rule: Literal["", "all", "mispredicted"] = ""
-    refit_interval_s: float = Field(
-        default=180.0, gt=0
-    )  # three minutes, as in Magnus (Cheng et al., ICWS 2024)
+    # Three minutes, as in Magnus (Cheng et al., ICWS 2024).
+    refit_interval_s: float = Field(default=180.0, gt=0)
     refit_examples_min: int = Field(default=64, ge=64)  # a fit to fewer is noise
     # New examples that trigger a refit: 50, or this share of the previous training set.
     refit_new_min: int = Field(default=50, ge=1)

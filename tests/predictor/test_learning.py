@@ -31,7 +31,7 @@ from services.predictor.learning.refit_process import (
     write_task,
 )
 from services.predictor.learning.refitter import RefitSchedule, Refitter
-from services.predictor.learning.rules import OWN_RULES, RULES
+from services.predictor.learning.rules import DEFAULT_RULES, RULES
 from services.predictor.models.fitting import Fitted, ProgressCallback
 from services.predictor.models.frame import Frame
 from services.predictor.models.spread import Floats
@@ -145,7 +145,7 @@ def test_magnus_rule_selects_mispredicted_prompts(
 ) -> None:
     assert RULES["mispredicted"](forecast_of, tokens) is enters
     assert RULES["all"](forecast_of, tokens)
-    assert set(OWN_RULES.values()) <= set(RULES)
+    assert set(DEFAULT_RULES.values()) <= set(RULES)
 
 
 # Fitting

@@ -94,7 +94,7 @@ def test_failing_prompt_does_not_affect_batch(caplog: pytest.LogCaptureFixture) 
         for text in ("good", "bad", "fine", "bad too")
     ]
     readings = batch_reader.read(batch)
-    assert [r.missed for r in readings] == ["", "failed", "", "failed"]
+    assert [r.failed_step for r in readings] == ["", "failed", "", "failed"]
     assert [r.packed for r in readings] == [PACKED, b"", PACKED, b""]
     assert [bool(r.by_model) for r in readings] == [True, False, True, False]
     assert sum("logged once" in r.getMessage() for r in caplog.records) == 1

@@ -25,7 +25,7 @@ from lab.evaluation.timing import time_forecasts
 from services.core import FinishReason
 from services.forecast import Forecast, certain
 from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Prompt, Query
-from services.predictor.models.maximum import MaxPredictor
+from services.predictor.models.oracle import OraclePredictor
 from services.predictor.models.spread import Floats
 
 DIM = 16
@@ -288,7 +288,7 @@ def test_user_input_tokens_exclude_instruction():
 def test_timing_clears_forecast_cache() -> None:
     """Evaluation has queried every prompt before, so a caching predictor must clear its cache."""
 
-    class Remembering(MaxPredictor):
+    class Remembering(OraclePredictor):
         def __init__(self) -> None:
             self.asked: set[int] = set()
             self.new: list[int] = []

@@ -36,7 +36,7 @@ from services.predictor.blend.content import ContentPredictor
 from services.predictor.encoder.encoder import Encoder
 from services.predictor.encoder.extract import Extractor
 from services.predictor.interface import Options, Query
-from services.predictor.models.scoring import tau_b
+from services.predictor.learning.scorecard import tau_b
 from services.predictor.predictors import build
 from tests.live import ROOT, command, environment
 

@@ -33,10 +33,10 @@ from services.predictor.artefact.tensors import Calibration
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.members import HistoryMember, Member
 from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Query
+from services.predictor.learning.scorecard import tau_b
 from services.predictor.models.fitting import Fitted
 from services.predictor.models.frame import Frame
 from services.predictor.models.nets.recipes import ScoreModel, fit_ranker
-from services.predictor.models.scoring import tau_b
 from services.predictor.models.spread import mean
 from services.predictor.predictors import build
 from tests.runtime.outcomelog.outcome_rows import warnings

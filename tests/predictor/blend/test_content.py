@@ -159,13 +159,13 @@ def test_quantile_cache_expires_after_enough_outcomes() -> None:
         asked.append(len(queries))
         return [np.full((len(queries), 64), float(len(asked))) for _ in range(2)]
 
-    recall, (a, b) = QuantileCache(), [e.query for e in examples(2, 1)]
-    assert recall.spreads([a, a], ask)[0][:, 0].tolist() == [1, 1]
-    assert recall.spreads([a, b], ask)[1][:, 0].tolist() == [1, 2]
+    cache, (a, b) = QuantileCache(), [e.query for e in examples(2, 1)]
+    assert cache.spreads([a, a], ask)[0][:, 0].tolist() == [1, 1]
+    assert cache.spreads([a, b], ask)[1][:, 0].tolist() == [1, 2]
     other = query(a.features, "elsewhere")
-    assert recall.spreads([other], ask)[0][0, 0] == 3
-    recall.learnt(MAX_OUTCOMES_BEHIND)
-    assert recall.spreads([a], ask)[0][0, 0] == 4
+    assert cache.spreads([other], ask)[0][0, 0] == 3
+    cache.count_outcomes(MAX_OUTCOMES_BEHIND)
+    assert cache.spreads([a], ask)[0][0, 0] == 4
     assert asked == [1, 1, 1, 1]
 
 

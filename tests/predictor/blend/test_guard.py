@@ -15,11 +15,17 @@ from scipy.stats import kendalltau, ks_2samp
 from lab.evaluation.scores import score
 from services.forecast import Forecast, certain, from_lengths
 from services.predictor.blend.content import ContentPredictor
-from services.predictor.blend.guard import MIN_OUTCOMES, WINDOW, GuardedForecaster, ModelGuard
+from services.predictor.blend.guard import MIN_OUTCOMES, WINDOW, Forecaster, ModelGuard
 from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Prompt, Query
-from services.predictor.learning.scorecard import RECENT, JudgedForecast, Scorecard, distance, judge
+from services.predictor.learning.scorecard import (
+    RECENT,
+    JudgedForecast,
+    Scorecard,
+    distance,
+    judge,
+    tau_b,
+)
 from services.predictor.models.history import HistoryPredictor
-from services.predictor.models.scoring import tau_b
 from services.predictor.predictors import PREDICTORS
 from tests.predictor.predictor_serving import asked, ended, predicting
 
@@ -140,7 +146,7 @@ class Scripted:
 
 
 def test_guarded_forecaster_selects_forecast() -> None:
-    guarded = GuardedForecaster(Scripted(5), HistoryPredictor())
+    guarded = Forecaster(HistoryPredictor(), Scripted(5))
     silent, history = (
         Query("demo", "", 1, 50),
         HistoryPredictor().forecast([Query("demo", "", 1, 5)]),
