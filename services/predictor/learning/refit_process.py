@@ -121,7 +121,7 @@ def main(folder: Path, parent: int) -> None:
 
     def tick(share: float) -> None:
         if os.getppid() != parent:
-            sys.exit("the parent process is gone")
+            sys.exit("the parent process has ended")
 
     write_result(folder, read_task(folder).run(tick))
 

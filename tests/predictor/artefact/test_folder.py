@@ -122,7 +122,7 @@ def test_inner_encoder_is_loaded_from_artefact(fitted: Fitted, tmp_path: Path):
     save_to(out, fitted, INSIDE)
     assert load(out).encoder == str(out / "encoder")
     (out / "encoder" / "model.safetensors").write_bytes(b"weigh")
-    with pytest.raises(ArtefactError, match="its encoder/ is cut short or was changed"):
+    with pytest.raises(ArtefactError, match="its encoder/ is truncated or was changed"):
         load(out)
     shutil.rmtree(out / "encoder")
     with pytest.raises(ArtefactError, match="it has no encoder/"):
@@ -198,8 +198,8 @@ CORRUPT: dict[str, tuple[Spoil, str]] = {
     "unknown field": (lambda f: rewrite(f, mood="good"), "is broken: mood"),
     "wrong metrics": (lambda f: rewrite(f, metrics={"n": []}), "is broken: metrics.n"),
     "no ranker": (lambda f: (f / "ranker.safetensors").unlink(), "it has no ranker.safetensors"),
-    "cut ranker": (cut, "is cut short or was changed"),
-    "one bit": (flip, "is cut short or was changed"),
+    "cut ranker": (cut, "is truncated or was changed"),
+    "one bit": (flip, "is truncated or was changed"),
     "junk": (junk, "cannot be read"),
     "not a number": (
         lambda f: spoil_tensors(f, lambda t: t["scale.logs"].fill_(torch.nan)),
