@@ -195,7 +195,7 @@ CORRUPT: dict[str, tuple[Spoil, str]] = {
         "does not have the format 'foretoken-ranker'",
     ),
     "version as text": (lambda f: rewrite(f, version="1"), "is broken: version"),
-    "unknown field": (lambda f: rewrite(f, mood="good"), "is broken: mood"),
+    "unknown field": (lambda f: rewrite(f, extra=1), "is broken: extra"),
     "wrong metrics": (lambda f: rewrite(f, metrics={"n": []}), "is broken: metrics.n"),
     "no ranker": (lambda f: (f / "ranker.safetensors").unlink(), "it has no ranker.safetensors"),
     "cut ranker": (cut, "is truncated or was changed"),
@@ -280,9 +280,9 @@ def test_artefact_that_cannot_be_renamed_is_ignored(
 
 def test_failed_write_keeps_old_artefact(saved: Path, fitted: Fitted):
     before = (saved / "manifest.json").read_text()
-    with pytest.raises(RuntimeError, match="the power went"), artefact.staged(saved) as folder:
+    with pytest.raises(RuntimeError, match="the disk failed"), artefact.staged(saved) as folder:
         (folder / "manifest.json").write_text("half")
-        raise RuntimeError("the power went")
+        raise RuntimeError("the disk failed")
     assert (saved / "manifest.json").read_text() == before
     assert [path.name for path in saved.parent.iterdir()] == ["ranker"]
     save_to(saved, fitted, INSIDE)
