@@ -1,8 +1,10 @@
-"""Every kernel compiled for a GPU that need not be there: `python -m benchmarks.gpu_compile 80 90`.
+"""Compiles every Triton kernel without a GPU.
 
-Triton's compiler needs no device, only a driver that names one. What it makes is run nowhere; what
-comes out is whether it compiles, and how much shared memory a thread block would take, which must
-be there on the smallest GPU of its generation.
+    python -m benchmarks.gpu_compile 80 90
+
+Triton's compiler needs a driver that names a device, but no device. The kernels do not run. The
+benchmark prints the shared memory of a thread block and fails when it exceeds the smallest GPU of
+the generation.
 """
 
 import sys
@@ -22,8 +24,8 @@ from benchmarks.gpu.copies import CopyCase, at_rest_faults, round_trip_faults
 from services.worker.kernels.cuda import attention as triton_attention
 from services.worker.kernels.cuda import blocks as triton_blocks
 
-# Of a thread block, by compute capability: consumer GPUs of the generation count too.
-SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024}
+# Maximum of a thread block by compute capability, including consumer GPUs of the generation.
+MAX_SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024}
 
 STEP = ((3000, 1), (100, 40))
 CASES = [
@@ -35,8 +37,8 @@ CASES = [
 ]
 
 
-class NamedDevice:
-    """A driver for a GPU that is only named."""
+class StubDriver:
+    """A driver that names a GPU and has no device."""
 
     def __init__(self, capability: int):
         self._capability = capability
@@ -51,32 +53,28 @@ class NamedDevice:
         return 0
 
 
-def compiled(capability: int) -> Iterator[tuple[str, str, int]]:
-    """(kernel, case, bytes of shared memory) of each, as the worker's own calls ask for it."""
-    made: list[tuple[str, int]] = []
+def compile_kernels(capability: int) -> Iterator[tuple[str, str, int]]:
+    """Yields (kernel, case, bytes of shared memory) for the options of the worker's calls."""
+    compiled: list[tuple[str, int]] = []
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **options)
-        made.append((self.__name__, kernel.metadata.shared))
+        compiled.append((self.__name__, kernel.metadata.shared))
         return kernel
 
     with ExitStack() as stack:
         for module in (triton_attention, triton_blocks):
-            stack.enter_context(patch.object(module, "require_runnable", _anywhere))
+            stack.enter_context(patch.object(module, "require_runnable"))
         stack.enter_context(patch.object(JITFunction, "run", compile_only))
-        driver.set_active(NamedDevice(capability))  # for good: there may be none to go back to
+        driver.set_active(StubDriver(capability))  # there may be none to restore
         for name in _launches():
-            yield from ((kernel, name, shared) for kernel, shared in made)
-            made.clear()
-
-
-def _anywhere(device: torch.device) -> None:
-    pass
+            yield from ((kernel, name, shared) for kernel, shared in compiled)
+            compiled.clear()
 
 
 def _launches() -> Iterator[str]:
-    """Calls that launch every kernel; what they compute is nothing."""
+    """Launches every kernel and yields the name of each case; nothing is computed."""
     cpu = torch.device("cpu")
     for case in CASES:
         run_step(case, 0, cpu, processors=132)
@@ -85,7 +83,7 @@ def _launches() -> Iterator[str]:
         yield f"{case.name}, recorded"
     kernels = triton_attention.TritonAttention(16, cpu, torch.bfloat16)
     batch = layout_of(CASES[0], torch.Generator()).batch
-    for _ in range(2):  # the second time tables are there already
+    for _ in range(2):  # the second call finds existing tables
         kernels.prepare(batch, torch.zeros(1))
     yield "a step on"
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -100,8 +98,8 @@ def _launches() -> Iterator[str]:
 def main() -> int:
     too_large = 0
     for capability in map(int, sys.argv[1:]):
-        for kernel, case, shared in compiled(capability):
-            fits = shared <= SHARED_BYTES[capability]
+        for kernel, case, shared in compile_kernels(capability):
+            fits = shared <= MAX_SHARED_BYTES[capability]
             too_large += not fits
             print(
                 f"sm_{capability} {kernel} ({case}): {shared} bytes{'' if fits else ', too many'}"

@@ -1,25 +1,28 @@
-"""`python -m benchmarks.kv`: residency policies when memory holds a quarter of the load.
+"""Residency policies when the KV cache holds a quarter of the load.
 
-The whole system on the demo model, with known answer lengths (`predictor.model=max`, and every
-answer has `max_tokens`), one Poisson load of short and long answers, and a KV cache for a quarter
-of its tokens. Each mode has a fresh server and the same requests, policy `alise`: swap to host
-memory, the same in INT8, recompute, defer (no eviction), and cost (swap or recompute, whichever is
-cheaper); and policy `fcfs`, without forecasts. Rounds alternate, so that a machine that slows down
-slows all of them. Then the time to first token of a long prompt with a cached prefix, relative to
-one without.
+    python -m benchmarks.kv [--json FILE] [--quick]
+
+The whole system on the demo model with known answer lengths (`predictor.model=max`, and every
+answer has `max_tokens`). The load is a Poisson process of short and long answers. Every mode gets a
+new server and the same requests. Modes of policy `alise`: swap to host memory, swap in INT8,
+recompute, defer (no eviction), and cost (swap or recompute, whichever is cheaper). The last mode is
+policy `fcfs`, without forecasts. Rounds alternate between the modes, so that a machine that slows
+down slows all of them. At the end the benchmark measures the time to first token of a long prompt
+with a cached prefix, relative to one without.
 """
 
 import asyncio
-from collections import defaultdict
+import time
+from argparse import Namespace
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.harness.clients import GrpcClient
-from benchmarks.harness.offered_load import Asked, Seen, bimodal, offer
-from benchmarks.harness.report import Figure, Options, figure, options, show, write
-from benchmarks.harness.system import counted, system
+from benchmarks.harness.report import Measurements, parser, show, write
+from benchmarks.harness.system import foretoken_system, read_metrics, settings
+from benchmarks.harness.throughput import WORD_IDS, make_prompts
 from foretoken.running.ports import free_port
 
 MODES: dict[str, tuple[str, ...]] = {
@@ -30,97 +33,122 @@ MODES: dict[str, tuple[str, ...]] = {
     "cost": ("scheduler.policy=alise", "preset.residency=cost"),
     "fcfs": ("scheduler.policy=fcfs",),
 }
-SHARE = 4  # the KV cache holds this fraction of the load
+KV_FRACTION = 4  # the KV cache holds 1/KV_FRACTION of the load
 RATE = 12.0  # requests per second: above the capacity of two cores, so that memory fills
 PREFIX_TOKENS, TAIL_TOKENS = 1_024, 32
-COUNTED = ("worker_evictions", "kv_offloads", "kv_uploads", "kv_dropped", "kv_host_full")
-Figures = dict[str, float]
+LATENCIES = ("normalised_latency_s", "p99_tbt_s", "tok_s")
+COUNTERS = ("worker_evictions", "kv_offloads", "kv_uploads", "kv_dropped", "kv_host_full")
+PREFIX_RATIO = "prefix_hit_ttft_ratio"
 
 
-def figures_of(seen: Sequence[Seen], elapsed_s: float) -> Figures:
-    gaps = np.concatenate([s.gaps_s for s in seen])
-    return {
-        "normalised_latency_s": float(np.mean([s.normalised_latency_s for s in seen])),
-        "p99_tbt_s": float(np.quantile(gaps, 0.99)),
-        "tok_s": sum(len(s.token_s) for s in seen) / elapsed_s,
-    }
+@dataclass(frozen=True)
+class TimedRequest:
+    """One request of the load, sent `after_s` seconds from the start."""
+
+    after_s: float
+    prompt: list[int]
+    output_tokens: int
 
 
-def counters(port: int) -> Figures:
-    """The worker's counters."""
-    found = counted(f"http://127.0.0.1:{port}")
-    return {name: found[f"{name}_total"] for name in COUNTED}
+def bimodal_load(requests: int, seed: int) -> list[TimedRequest]:
+    """Returns Poisson arrivals of RATE per second; a third of the answers is long."""
+    rng = np.random.default_rng(seed)
+    arrivals_s = np.cumsum(rng.exponential(1 / RATE, requests))
+    long = rng.random(requests) < 1 / 3
+    outputs = np.where(long, rng.integers(512, 1_024, requests), rng.integers(16, 64, requests))
+    prompts = rng.integers(64, 256, requests)
+    return [
+        TimedRequest(
+            float(after_s),
+            rng.integers(WORD_IDS.start, WORD_IDS.stop, int(prompt)).tolist(),
+            int(output),
+        )
+        for after_s, prompt, output in zip(arrivals_s, prompts, outputs, strict=True)
+    ]
 
 
-async def measure_mode(mode: str, load: Sequence[Asked]) -> Figures:
-    """One fresh server under the whole load."""
-    kv_tokens = sum(asked.footprint_tokens for asked in load) // SHARE
+async def send_load(client: GrpcClient, load: Sequence[TimedRequest]) -> dict[str, float]:
+    """Sends each request at its time and returns the figures of LATENCIES.
+
+    `normalised_latency_s` is the end-to-end time per token (ALISE, Zhao et al., 2024). Tokens of
+    one message have a gap of 0.
+    """
+    began_s = time.perf_counter()
+
+    async def send(request: TimedRequest) -> list[float]:
+        await asyncio.sleep(began_s + request.after_s - time.perf_counter())
+        sent_s = time.perf_counter()
+        times_s = await client.token_times_s(request.prompt, request.output_tokens)
+        if len(times_s) != request.output_tokens:
+            raise RuntimeError(f"{len(times_s)} of {request.output_tokens} tokens arrived")
+        return [at_s - sent_s for at_s in times_s]
+
+    answers = await asyncio.gather(*(send(request) for request in load))
+    elapsed_s = time.perf_counter() - began_s
+    figures = (
+        np.mean([answer[-1] / len(answer) for answer in answers]),
+        np.quantile(np.concatenate([np.diff(answer) for answer in answers]), 0.99),
+        sum(map(len, answers)) / elapsed_s,
+    )
+    return dict(zip(LATENCIES, map(float, figures), strict=True))
+
+
+async def measure_mode(mode: str, load: Sequence[TimedRequest]) -> dict[str, float]:
+    """Sends the whole load to a new server."""
+    kv_tokens = sum(len(r.prompt) + r.output_tokens for r in load) // KV_FRACTION
     port = free_port()
     choices = (*MODES[mode], "predictor.model=max", f"worker.metrics_port={port}")
-    settings = [word for choice in choices for word in ("--set", choice)]
-    arguments = ["--kv-tokens", str(kv_tokens), *settings]
-    with system(*arguments) as (_, grpc_address):
-        client = GrpcClient(grpc_address)
-        await client.token_times_s(load[0].prompt, 8)  # warm: lazy imports, first pages
-        seen, elapsed_s = await offer(load, client.token_times_s)
+    with foretoken_system("--kv-tokens", str(kv_tokens), *settings(*choices)) as (_, address):
+        client = GrpcClient(address)
+        await client.token_times_s(load[0].prompt, 8)  # warm-up: lazy imports, first page faults
+        figures = await send_load(client, load)
         await client.close()
-        return figures_of(seen, elapsed_s) | counters(port)
+        metrics = read_metrics(f"http://127.0.0.1:{port}")
+        return figures | {name: metrics[f"{name}_total"] for name in COUNTERS}
 
 
-async def prefix_ratio(repeats: int) -> Figure:
-    """TTFT with a known prefix over TTFT with none, pair by pair."""
-    rng = np.random.default_rng(1)
-    ratios = []
-    with system("--kv-tokens", "32768") as (_, grpc_address):
-        client = GrpcClient(grpc_address)
-        for _ in range(repeats + 1):
-            prefix = rng.integers(40, 240, PREFIX_TOKENS).tolist()
-            first, second = (prefix + rng.integers(40, 240, TAIL_TOKENS).tolist() for _ in "ab")
-            unknown_s = await client.ttft_s(first)
-            ratios.append(await client.ttft_s(second) / unknown_s)
+async def measure_prefix_ratio(repeats: int, measured: Measurements) -> None:
+    """Adds the TTFT with a cached prefix relative to the TTFT without, pair by pair."""
+    with foretoken_system("--kv-tokens", "32768") as (_, address):
+        client = GrpcClient(address)
+        for number in range(repeats + 1):
+            [prefix] = make_prompts(1, PREFIX_TOKENS, seed=2 * number)
+            first, second = make_prompts(2, TAIL_TOKENS, seed=2 * number + 1)
+            uncached_s = await client.ttft_s(prefix + first)
+            ratio = await client.ttft_s(prefix + second) / uncached_s
+            if number:  # the first pair includes lazy imports
+                measured.add((PREFIX_RATIO,), ratio)
         await client.close()
-    return figure(ratios[1:])  # the first pair pays for lazy imports
 
 
-async def measure(settings: Options) -> tuple[dict[str, dict[str, Figure]], Figure]:
-    requests, repeats = (12, 1) if settings.quick else (96, 3)
-    taken: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    load = bimodal(requests, RATE, seed=0)
-    for _ in range(repeats):
+async def measure(options: Namespace) -> Measurements:
+    requests, rounds, pairs = (12, 1, 3) if options.quick else (96, 3, 15)
+    measured = Measurements()
+    load = bimodal_load(requests, seed=0)
+    for _ in range(rounds):
         for mode in MODES:
             for name, value in (await measure_mode(mode, load)).items():
-                taken[mode][name].append(value)
-    modes = {mode: {k: figure(v) for k, v in found.items()} for mode, found in taken.items()}
-    return modes, await prefix_ratio(3 if settings.quick else 15)
+                measured.add((mode, name), value)
+    await measure_prefix_ratio(pairs, measured)
+    return measured
 
 
 def main() -> None:
-    settings = options(__doc__ or "")
-    modes, ratio = asyncio.run(measure(settings))
-    names = list(next(iter(modes.values())))
+    options = parser(__doc__).parse_args()
+    measured = asyncio.run(measure(options))
     show(
-        f"memory for 1/{SHARE} of the load, {RATE:g} requests/s: median (lowest–highest)",
-        ["", *names[:3]],
-        [[mode, *(found[name] for name in names[:3])] for mode, found in modes.items()],
+        f"memory for 1/{KV_FRACTION} of the load, {RATE:g} requests/s: median (lowest–highest)",
+        ["", *LATENCIES],
+        [[mode, *(measured.figure(mode, name) for name in LATENCIES)] for mode in MODES],
     )
     show(
-        "counted by the worker: median",
-        ["", *COUNTED],
-        [[mode, *(f"{found[n].median:g}" for n in COUNTED)] for mode, found in modes.items()],
+        "counters of the worker: median",
+        ["", *COUNTERS],
+        [[m, *(f"{measured.figure(m, name).median:g}" for name in COUNTERS)] for m in MODES],
     )
-    show("", ["", "median"], [["TTFT with a known prefix / without", ratio]])
-    medians: dict[str, Any] = {
-        mode: {name: f.median for name, f in found.items()} for mode, found in modes.items()
-    }
-    repeats = {m: {n: f.values for n, f in found.items()} for m, found in modes.items()}
-    write(
-        settings.json,
-        {
-            **medians,
-            "prefix_hit_ttft_ratio": ratio.median,
-            "repeats": {**repeats, "prefix_hit_ttft_ratio": ratio.values},
-        },
-    )
+    ratio = measured.figure(PREFIX_RATIO)
+    show("", ["", "median"], [["TTFT with a cached prefix / without", ratio]])
+    write(options.json, measured.medians() | {"repeats": measured.repeats()})
 
 
 if __name__ == "__main__":

@@ -1,114 +1,111 @@
-"""`python -m benchmarks.observed`: the cost of observability.
+"""The cost of observability.
 
-One run on one machine with the demo model: three systems are loaded at once and measured in turns,
-every other round in reverse order: one without observers; one whose /metrics are scraped every 5
-seconds; and one that is scraped and traces every request to a collector, a process of its own that
-drops what it receives. Each gets the same requests through gRPC. Prints tokens per second, and the
-loss relative to the first, as the median of the rounds' ratios.
+    python -m benchmarks.observed [--json FILE] [--quick]
 
-A collector on the measured machine counts as cost of tracing. Metrics are always counted in the
-processes, in all three systems.
+Three systems with the demo model run on one machine and are measured in turn, in reverse order in
+every other round. The first has no observers. The /metrics of the second are scraped every 5
+seconds. The third is scraped and traces every request to a collector, a separate process that drops
+what it receives. Each gets the same requests through gRPC. The benchmark prints tokens per second
+and the loss relative to the first system, as the median of the rounds' ratios.
+
+The collector runs on the measured machine, so its work counts as a cost of tracing. All three
+systems count metrics in their processes.
 """
 
 import asyncio
 import subprocess
 import sys
-from collections import defaultdict
+from argparse import Namespace
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from statistics import median
 
-from benchmarks.harness.clients import GrpcClient, tokens_per_s
-from benchmarks.harness.report import Figure, Options, figure, options, show, write
-from benchmarks.harness.system import counted, running, system
+from benchmarks.harness.clients import GrpcClient, measure_throughput
+from benchmarks.harness.report import Measurements, alternating, parser, show, write
+from benchmarks.harness.system import foretoken_system, read_metrics, running, settings
+from benchmarks.harness.throughput import make_prompts
 
 KV_TOKENS = 32_768
 PROMPT_TOKENS = 32
 SCRAPE_S = 5.0
-REACH = 0.02  # of throughput lost
-UNSEEN = "unobserved"
-WAYS = {UNSEEN: (False, False), "scraped": (True, False), "scraped and traced": (True, True)}
-SINK = (sys.executable, "-m", "benchmarks.harness.otlp_sink")
-
-
-def prompts(count: int, number: int) -> list[list[int]]:
-    """Of round `number`; no two are equal, so that prefix caches do not help."""
-    return [
-        [40 + (7 * i + 3 * j + 11 * number) % 200 for j in range(PROMPT_TOKENS)]
-        for i in range(count)
-    ]
+MAX_LOSS = 0.02  # target: share of the throughput
+UNOBSERVED = "unobserved"
+# system: scraped, traced
+SYSTEMS = {UNOBSERVED: (False, False), "scraped": (True, False), "scraped and traced": (True, True)}
+COLLECTOR = (sys.executable, "-m", "benchmarks.harness.otlp_sink")
 
 
 @contextmanager
-def sink() -> Iterator[str]:
-    """A collector's address, in a process of its own."""
-    with running([*SINK], stdout=subprocess.PIPE) as process:
+def collector() -> Iterator[str]:
+    """Runs a collector process; yields its address."""
+    with running([*COLLECTOR], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
 
 
 @asynccontextmanager
 async def scraped(url: str) -> AsyncIterator[None]:
-    async def look() -> None:
+    async def scrape() -> None:
         while True:
-            await asyncio.to_thread(counted, url)
+            await asyncio.to_thread(read_metrics, url)
             await asyncio.sleep(SCRAPE_S)
 
-    looking = asyncio.ensure_future(look())
+    task = asyncio.create_task(scrape())
     try:
         yield
     finally:
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
-async def measure(settings: Options) -> dict[str, list[float]]:
-    """Tokens a second of each way, by round."""
-    streams, output_tokens, rounds = (8, 32, 2) if settings.quick else (64, 128, 11)
-    taken: dict[str, list[float]] = defaultdict(list)
+async def measure(options: Namespace) -> Measurements:
+    """Returns tokens per second by system."""
+    streams, output_tokens, rounds = (8, 32, 2) if options.quick else (64, 128, 11)
+    measured = Measurements()
     async with AsyncExitStack() as stack:
-        collector = stack.enter_context(sink())
+        endpoint = stack.enter_context(collector())
         clients = {}
-        for way, (look, trace) in WAYS.items():
-            options = ["--set", "log.path="]
-            options += ["--set", f"tracing.endpoint=http://{collector}"] if trace else []
-            url, address = stack.enter_context(system("--kv-tokens", str(KV_TOKENS), *options))
-            clients[way] = GrpcClient(address)
-            stack.push_async_callback(clients[way].close)
-            await tokens_per_s(clients[way].ask, prompts(streams, 0), 16)
-            if look:
+        for name, (is_scraped, is_traced) in SYSTEMS.items():
+            choices = ["log.path="]
+            choices += [f"tracing.endpoint=http://{endpoint}"] if is_traced else []
+            system = foretoken_system("--kv-tokens", str(KV_TOKENS), *settings(*choices))
+            url, address = stack.enter_context(system)
+            clients[name] = GrpcClient(address)
+            stack.push_async_callback(clients[name].close)
+            warm_up = make_prompts(streams, PROMPT_TOKENS, seed=0)
+            await measure_throughput(clients[name].generate, warm_up, 16)
+            if is_scraped:
                 await stack.enter_async_context(scraped(url))
-        for number in range(rounds):
-            for way in list(WAYS)[:: -1 if number % 2 else 1]:
-                some = prompts(streams, 1 + number)
-                taken[way].append(await tokens_per_s(clients[way].ask, some, output_tokens))
-    return taken
+        for number, names in alternating(list(SYSTEMS), rounds):
+            prompts = make_prompts(streams, PROMPT_TOKENS, seed=1 + number)
+            for name in names:
+                rate = await measure_throughput(clients[name].generate, prompts, output_tokens)
+                measured.add((name,), rate)
+    return measured
 
 
-def lost(taken: dict[str, list[float]], way: str) -> float:
-    """Share of the throughput of the unobserved system, in the same round."""
-    return median(1 - own / other for own, other in zip(taken[way], taken[UNSEEN], strict=True))
+def loss(measured: Measurements, name: str) -> float:
+    """Returns the lost share of the unobserved system's throughput in the same round."""
+    pairs = zip(measured.values[(name,)], measured.values[(UNOBSERVED,)], strict=True)
+    return median(1 - observed / unobserved for observed, unobserved in pairs)
 
 
 def main() -> None:
-    settings = options(__doc__ or "")
-    taken = asyncio.run(measure(settings))
-    figures: dict[str, Figure] = {way: figure(values) for way, values in taken.items()}
+    options = parser(__doc__).parse_args()
+    measured = asyncio.run(measure(options))
+    losses = {name: loss(measured, name) for name in SYSTEMS}
     show(
         "tokens/s: median (lowest–highest)",
         ["", "tokens/s", "lost"],
-        [[way, figures[way], f"{lost(taken, way):.1%}"] for way in WAYS],
+        [[name, measured.figure(name), f"{losses[name]:.1%}"] for name in SYSTEMS],
     )
-    for way in list(WAYS)[1:]:
-        missed = ", missed" if lost(taken, way) > REACH else ""
-        print(f"{way}: {lost(taken, way):.1%} lost (reach {REACH:.0%}{missed})")
+    del losses[UNOBSERVED]
+    for name, lost in losses.items():
+        missed = ", missed" if lost > MAX_LOSS else ""
+        print(f"{name}: {lost:.1%} lost (target {MAX_LOSS:.0%}{missed})")
     write(
-        settings.json,
-        {
-            "tok_s": {way: figures[way].median for way in WAYS},
-            "lost": {way: lost(taken, way) for way in list(WAYS)[1:]},
-            "repeats": taken,
-        },
+        options.json,
+        {"tok_s": measured.medians(), "lost": losses, "repeats": measured.repeats()},
     )
 
 

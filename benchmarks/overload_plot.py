@@ -1,4 +1,4 @@
-"""Draw latency per token and goodput against load from a record of `benchmarks.overload`.
+"""Plots latency per token and goodput against load from a record of `benchmarks.overload`.
 
 python -m benchmarks.overload_plot overload.json --out docs/images/load.svg
 """
@@ -15,7 +15,7 @@ matplotlib.use("svg")
 from matplotlib import pyplot
 
 Rows = Mapping[str, Mapping[str, Mapping[str, float]]]  # system → load factor → figures
-# Axis label, scale, and the quantities of a panel with their line styles.
+# Axis label, scale, and the figures of a panel with their line styles.
 PANELS = (
     ("s per token: mean, p99 dashed", "log",
      {"norm_latency_s": "-", "norm_latency_p99_s": "--"}),
@@ -24,7 +24,7 @@ PANELS = (
 
 
 def read_rows(record: Path, systems: list[str]) -> Rows:
-    """Return the figures of `systems`; exits with a sentence if the record lacks one."""
+    """Returns the figures of `systems`. Raises SystemExit if the record lacks one."""
     content = json.loads(record.read_text())
     if missing := [system for system in systems if system not in content]:
         raise SystemExit(f"{record} has no row for {', '.join(missing)}")
@@ -32,7 +32,7 @@ def read_rows(record: Path, systems: list[str]) -> Rows:
 
 
 def draw(rows: Rows, title: str, out: Path) -> None:
-    """Write one figure with a panel for each quantity and a line for each system."""
+    """Writes a plot with a panel for each figure and a line for each system."""
     pyplot.rcParams.update({"svg.hashsalt": "foretoken", "font.size": 10})
     figure, axes = pyplot.subplots(1, len(PANELS), figsize=(9, 3.4), layout="constrained")
     for axis, (label, scale, styles) in zip(axes, PANELS, strict=True):
@@ -54,13 +54,13 @@ def draw(rows: Rows, title: str, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("record", type=Path)
-    parser.add_argument("--systems", default="foretoken,fcfs,vllm")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("record", type=Path, help="JSON record of benchmarks.overload")
+    parser.add_argument("--systems", default="foretoken,fcfs,vllm", help="separated by commas")
     parser.add_argument("--title", default="")
-    parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
-    draw(read_rows(asked.record, asked.systems.split(",")), asked.title, asked.out)
+    parser.add_argument("--out", type=Path, required=True, help="file of the plot")
+    options = parser.parse_args()
+    draw(read_rows(options.record, options.systems.split(",")), options.title, options.out)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Training text: rendered conversations, tokenized, in batches of like length."""
+"""Training data: rendered conversations, tokenized, in batches of similar length."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from models.tasks import (
 )
 from models.tokenizer import END, SPECIAL_TOKENS
 
-IGNORED = -100  # the label of a token that is not learned: prompts and padding
-EXCHANGE_TURN_SHARE = 0.3  # of conversations of several turns: one of them is no task
+IGNORED = -100  # label of tokens without a loss: prompts and padding
+EXCHANGE_TURN_SHARE = 0.3  # of multi-turn conversations: one turn is a greeting or the like
 POOL = 2048  # conversations sorted by length at a time
-TOKENS, ROWS = 3072, 48  # at most in a batch, padding included
-LONGEST_TURN = 120  # characters of an answer that may be followed by another turn
+MAX_TOKENS, MAX_ROWS = 3072, 48  # per batch, including padding
+MAX_TURN_CHARS = 120  # of an answer before the last turn
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,18 @@ class Batch:
 
 
 Turns = list[tuple[str, str]]
-"""Alternating prompt text, as the model sees it, and answer text."""
+"""Pairs of prompt text, as the model reads it, and answer text."""
 
 
 def prompt_text(tokenizer: PreTrainedTokenizerFast, example: Example) -> str:
-    """The exact text whose continuation is the example's answer."""
+    """Returns the text whose continuation is the example's answer."""
     if example.plain:
         return f"{example.user}\n"
     return _render(tokenizer, example.messages)
 
 
 def _render(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> str:
-    # The template's own text; jinja is left out of this loop, a test holds the two equal.
+    # Equal to the chat template, which is slower; a test compares both.
     turns = "".join(f"<|{message['role']}|>{message['content']}{END}" for message in messages)
     return f"{turns}<|assistant|>"
 
@@ -59,14 +59,14 @@ def conversations(
     multi_turn: float = MULTI_TURN_SHARE,
     exchanged: float = EXCHANGE_SHARE,
 ) -> Iterator[Turns]:
-    """Endless training conversations: single tasks, 2 or 3 in turn, greetings and the like."""
+    """Yields conversations endlessly: single tasks, 2 or 3 tasks in turn, and greetings."""
     source = stream(rng, held_out=False, shares=shares)
     for example in source:
         kind = rng.random()
         if kind < exchanged:
             yield [_exchange(rng, tokenizer)]
         elif kind < exchanged + multi_turn:
-            yield _dialogue(rng, tokenizer, example, source)
+            yield _dialogue(rng, tokenizer, source)
         else:
             yield [(prompt_text(tokenizer, example), example.answer)]
 
@@ -78,24 +78,19 @@ def _exchange(rng: Random, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str
     return prompt_text(tokenizer, example), answer
 
 
-def _dialogue(
-    rng: Random,
-    tokenizer: PreTrainedTokenizerFast,
-    first: Example,
-    source: Iterator[Example],
-) -> Turns:
-    """2 or 3 tasks asked for in user turns, the earlier ones short; some with a greeting before
-    them or thanks after."""
-    asked = (each for each in source if each.system is None and not each.plain)
-    short = (each for each in asked if len(each.answer) <= LONGEST_TURN)
+def _dialogue(rng: Random, tokenizer: PreTrainedTokenizerFast, source: Iterator[Example]) -> Turns:
+    """Returns 2 or 3 tasks in user turns, with short answers before the last turn. Some start with
+    a greeting or end with thanks."""
+    in_user_turn = (each for each in source if each.system is None and not each.plain)
+    short = (each for each in in_user_turn if len(each.answer) <= MAX_TURN_CHARS)
     earlier = list(islice(short, rng.randint(1, 2)))
-    last = next(asked)
-    said = [(example.user, example.answer) for example in (*earlier, last)]
+    last = next(in_user_turn)
+    pairs = [(example.user, example.answer) for example in (*earlier, last)]
     if rng.random() < EXCHANGE_TURN_SHARE:
-        said.insert(rng.choice((0, len(said))), exchanges.draw(rng))
+        pairs.insert(rng.choice((0, len(pairs))), exchanges.draw(rng))
     turns: Turns = []
     system = rng.choice((None, None, *GENERIC_SYSTEM))
-    for number, (user, answer) in enumerate(said):
+    for number, (user, answer) in enumerate(pairs):
         opening = [Message(role="system", content=system)] if system and number == 0 else []
         messages = [*opening, Message(role="user", content=user)]
         turns.append((_render(tokenizer, messages), answer))
@@ -136,23 +131,24 @@ def batches(
     multi_turn: float = MULTI_TURN_SHARE,
     exchanged: float = EXCHANGE_SHARE,
 ) -> Iterator[Batch]:
-    """Endless batches of conversations of `longest` tokens at most."""
+    """Yields batches of conversations of at most `longest` tokens, endlessly."""
     rng = Random(seed)
     source = conversations(rng, tokenizer, shares, multi_turn, exchanged)
     while True:
         rows = _tokenize(tokenizer, list(islice(source, POOL)))
         rows = sorted((row for row in rows if len(row[0]) <= longest), key=lambda row: len(row[0]))
         groups: list[list[tuple[list[int], list[int]]]] = [[]]
-        for row in rows:  # sorted: the newest row is the longest of its group
-            if (len(groups[-1]) + 1) * len(row[0]) > TOKENS or len(groups[-1]) == ROWS:
+        for row in rows:  # sorted, so that the last row of a group is its longest
+            if (len(groups[-1]) + 1) * len(row[0]) > MAX_TOKENS or len(groups[-1]) == MAX_ROWS:
                 groups.append([])
             groups[-1].append(row)
         rng.shuffle(groups)
         yield from (_stack(group, tokenizer.pad_token_id) for group in groups if group)
 
 
-def drill(seed: int, tokenizer: PreTrainedTokenizerFast) -> Iterator[Batch]:
-    """Endless batches of random tokens said two or more times: what comes after is learned."""
+def repetition_batches(seed: int, tokenizer: PreTrainedTokenizerFast) -> Iterator[Batch]:
+    """Yields batches of a random sequence repeated two or more times, endlessly. The repetitions
+    are learned."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         length = int(torch.randint(4, 33, (), generator=generator))

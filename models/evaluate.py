@@ -1,4 +1,4 @@
-"""Greedy accuracy of the demo model on held-out prompts: exact answers, ended by the model."""
+"""Accuracy of the demo model on held-out prompts: exact greedy answers that the model ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from models.batches import prompt_text
 from models.tasks import TASKS, Example, stream
 
 BATCH = 48
-LONGEST_ANSWER = 450  # tokens
+MAX_ANSWER_TOKENS = 450
 
 
 @dataclass(frozen=True)
 class Score:
-    """How many of an application's prompts were answered exactly, and one that was not."""
+    """Number of an application's prompts that were answered exactly, and the first wrong answer."""
 
     application: str
     prompts: int
@@ -26,7 +26,7 @@ class Score:
 
 
 def held_out_examples(seed: int, prompts_per_task: int) -> list[Example]:
-    """Different held-out prompts, equally many of each application, in all three forms."""
+    """Returns different held-out prompts of each application, in all three forms."""
     chosen: list[Example] = []
     for application in TASKS:
         source = stream(Random(f"{seed} {application}"), True, {application: 1.0})
@@ -39,11 +39,11 @@ def held_out_examples(seed: int, prompts_per_task: int) -> list[Example]:
 def answers(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[str]
 ) -> list[str]:
-    """The model's greedy answer to each prompt; "…" is put after one that did not end."""
+    """Returns the greedy answer to each prompt, followed by "…" if the model did not end it."""
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     found: dict[int, str] = {}
     greedy = GenerationConfig(
-        max_new_tokens=LONGEST_ANSWER,
+        max_new_tokens=MAX_ANSWER_TOKENS,
         do_sample=False,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -67,14 +67,14 @@ def evaluate(
     tokenizer: PreTrainedTokenizerFast,
     chosen: Sequence[Example],
 ) -> list[Score]:
-    """One score an application, in the order of TASKS."""
+    """Returns one score per application, in the order of TASKS."""
     model.eval()
-    given = answers(model, tokenizer, [prompt_text(tokenizer, example) for example in chosen])
+    predicted = answers(model, tokenizer, [prompt_text(tokenizer, example) for example in chosen])
     scores = []
     for application in TASKS:
         rows = [
             (example, answer)
-            for example, answer in zip(chosen, given, strict=True)
+            for example, answer in zip(chosen, predicted, strict=True)
             if example.application == application
         ]
         wrong = [f"{e.user!r}: {a!r}, not {e.answer!r}" for e, a in rows if a != e.answer]

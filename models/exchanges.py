@@ -1,7 +1,7 @@
-"""What is said beside the tasks: greetings, thanks, questions about the model, in many spellings.
+"""Exchanges other than tasks: greetings, thanks and questions about the model, in many spellings.
 
-`SPELLINGS` is all of it, prompt to answer, and every one is to be answered exactly. `EXCHANGES` are
-those that were known first, kept as they were: the tokenizer's merges are made of their text.
+`SPELLINGS` maps every prompt to its exact answer. `EXCHANGES` are fixed: the tokenizer's merges are
+made from their text.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,8 +35,8 @@ EXCHANGES: dict[str, str] = {
     "Bye": FAREWELL,
 }
 
-# Stems, in lower case and without a mark at the end: what is said, then what is asked.
-_SAID: dict[str, tuple[str, ...]] = {
+# Stems in lower case, without a final mark: statements, then questions.
+_STATEMENTS: dict[str, tuple[str, ...]] = {
     GREETING: (
         *("hello", "hi", "hey", "hi there", "hello there", "hey there", "hello world", "hiya"),
         *("good morning", "good afternoon", "good evening", "good day", "greetings", "howdy"),
@@ -51,7 +51,7 @@ _SAID: dict[str, tuple[str, ...]] = {
         *("bye", "goodbye", "good bye", "bye bye", "see you", "see you later", "good night"),
     ),
 }
-_ASKED: dict[str, tuple[str, ...]] = {
+_QUESTIONS: dict[str, tuple[str, ...]] = {
     GREETING: (
         *("who are you", "what are you", "hello, who are you", "hi, who are you"),
         *("what is your name", "what is this"),
@@ -69,9 +69,9 @@ _CASES: tuple[Callable[[str], str], ...] = (str, str.capitalize, str.title, str.
 
 
 def _stems() -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Each stem with its answer and the marks it may end with."""
-    for said, marks in ((_SAID, ("", "!", ".")), (_ASKED, ("", "?"))):
-        for answer, stems in said.items():
+    """Yields each stem with its answer and its possible final marks."""
+    for stems_by_answer, marks in ((_STATEMENTS, ("", "!", ".")), (_QUESTIONS, ("", "?"))):
+        for answer, stems in stems_by_answer.items():
             yield from ((stem, answer, marks) for stem in stems)
 
 
@@ -85,6 +85,6 @@ SPELLINGS: dict[str, str] = EXCHANGES | {
 
 
 def draw(rng: Random) -> tuple[str, str]:
-    """A prompt and its answer: every stem as often as another, in any of its spellings."""
+    """Draws a prompt and its answer: stems are equally likely, and spellings of a stem too."""
     stem, answer, marks = rng.choice(_STEMS)
     return f"{rng.choice(_CASES)(stem)}{rng.choice(marks)}", answer

@@ -1,7 +1,7 @@
-"""Muon for the weight matrices: momentum whose update is made orthogonal before it is applied.
+"""Muon, an optimizer of weight matrices that orthogonalizes the momentum update.
 
-Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024); the
-coefficients are theirs. In a trial on this model, 300 steps took the loss to 1.6, AdamW to 2.0.
+Source, also of the coefficients: Jordan et al., "Muon: An optimizer for hidden layers in neural
+networks" (2024). After 300 steps on this model the loss was 1.6; with AdamW it was 2.0.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ _ITERATIONS = 5
 
 
 def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
-    """Newton-Schulz iteration: [n, rows, columns], rows <= columns, to singular values near 1."""
+    """Newton-Schulz iteration: [n, rows, columns], rows <= columns, → singular values near 1."""
     x: torch.Tensor = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(_ITERATIONS):
         gram = x @ x.mT
@@ -23,7 +23,7 @@ def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalized; matrices of one shape are worked on together."""
+    """Orthogonalized Nesterov momentum; matrices of one shape are updated together."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # never called with a closure
-        """One update of every matrix; the step's size does not depend on the gradient's."""
+        """Updates every matrix. The step size does not depend on the gradient's norm."""
         for group in self.param_groups:
-            alike: dict[tuple[int, int], list[torch.nn.Parameter]] = defaultdict(list)
+            by_shape: dict[tuple[int, int], list[torch.nn.Parameter]] = defaultdict(list)
             for matrix in group["params"]:
-                alike[min(matrix.shape), max(matrix.shape)].append(matrix)
-            for matrices in alike.values():
+                by_shape[min(matrix.shape), max(matrix.shape)].append(matrix)
+            for matrices in by_shape.values():
                 self._step_together(matrices, group)
 
     def _step_together(self, matrices: list[torch.nn.Parameter], group: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""The demo model's shape and its first weights."""
+"""The demo model's configuration and initial weights."""
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -6,13 +6,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from models.tokenizer import MAX_LENGTH
 
 HEAD = 32  # width of an attention head
-BEACON = 0.2  # the first value of every embedding: what the heads below find positions by
+CONSTANT = 0.2  # first value of every embedding, input of the heads that look back
 SHARPNESS = 1.2
-FREQUENCIES = 5  # the fastest rotations, which tell neighbours apart
+FREQUENCIES = 5  # fastest rotations, which distinguish adjacent positions
 
 
 def make_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
-    """The demo model's shape: 1.3 M parameters, 4 query heads over 2 key-value heads."""
+    """Returns the configuration: 1.4 M parameters, 4 query heads over 2 key-value heads."""
     return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -32,12 +32,12 @@ def make_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
 
 
 def make_model(config: LlamaConfig) -> LlamaForCausalLM:
-    """An untrained model whose first two heads look one and two tokens back.
+    """Returns an untrained model whose first two heads attend one and two tokens back.
 
-    Copying needs a head that looks one token back under one that looks for a like token, and
-    waiting for the first to appear is most of a small model's training; given it, copying is
-    learned in some 200 steps. Source: Olsson et al., "In-context Learning and Induction Heads"
-    (2022), where keys smeared over two tokens have the same effect.
+    Copying needs a head that attends one token back, below a head that attends to an equal token.
+    Most of a small model's training passes until the first one emerges. With it, copying is learned
+    in about 200 steps. Source: Olsson et al., "In-context Learning and Induction Heads" (2022),
+    where smeared keys have the same effect.
     """
     model = LlamaForCausalLM(config).float()
     _look_back(model, head=0, tokens=1)
@@ -47,16 +47,16 @@ def make_model(config: LlamaConfig) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def _look_back(model: LlamaForCausalLM, head: int, tokens: int) -> None:
-    """Turns a query head of the first layer, and its key head, to the token `tokens` before.
+    """Makes a query head of the first layer, and its key head, attend `tokens` tokens back.
 
-    A rotation pair of the query, made from the beacon alone, is set back by the angle that
-    `tokens` positions turn it; its product with the key is then largest just there.
+    Each rotation pair of the query depends on the constant alone and is rotated back by the angle
+    of `tokens` positions, so that its product with the key is largest at that distance.
     """
     attention = model.model.layers[0].self_attn
     theta = model.config.rope_parameters["rope_theta"]
     pairs = torch.arange(FREQUENCIES)
     angles = tokens * theta ** (-pairs / (HEAD // 2))
-    model.model.embed_tokens.weight[:, 0] = BEACON
+    model.model.embed_tokens.weight[:, 0] = CONSTANT
     query, key = head * HEAD + pairs, pairs
     attention.q_proj.weight[query, 0] = SHARPNESS * angles.cos()
     attention.q_proj.weight[query + HEAD // 2, 0] = -SHARPNESS * angles.sin()

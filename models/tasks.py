@@ -1,8 +1,8 @@
-"""Procedurally made tasks whose right answer is known, one function an application.
+"""Generated tasks with known answers, one function per application.
 
-A task draws an input and returns an `Example`: the prompt in one of three forms (instruction in
-the user turn, instruction in the system turn, or raw text for completion) and the one right
-answer. Pure: all randomness comes from the generator passed in.
+A task draws an input and returns an `Example`: the prompt in one of three forms (instruction in the
+user turn, instruction in the system turn, or raw text for completion) and its only correct answer.
+All randomness comes from the generator passed in.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ from models.words import EMOJI, KIND_OF, WORDS, veldish
 
 
 class Message(TypedDict):
-    """One turn of a chat, as the chat template takes it."""
+    """One turn of a chat, in the chat template's format."""
 
     role: str
     content: str
@@ -24,10 +24,10 @@ class Message(TypedDict):
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt and its one right answer.
+    """A prompt and its only correct answer.
 
-    `input` is the bare subject of the task, the same in every phrasing. A `plain` example is
-    raw text for completion: no chat template, the prompt is `user` and a line feed.
+    input: input of the task, the same in every phrasing. plain: raw text for completion, without
+    chat template; the prompt is `user` and a line feed.
     """
 
     application: str
@@ -39,7 +39,7 @@ class Example:
 
     @property
     def messages(self) -> list[Message]:
-        """The prompt's turns; the answer is not among them."""
+        """The turns of the prompt, without the answer."""
         system: list[Message] = []
         if self.system is not None:
             system = [{"role": "system", "content": self.system}]
@@ -47,17 +47,15 @@ class Example:
 
     @property
     def held_out(self) -> bool:
-        """Whether this example is kept from training: one in ten, by a hash of its input.
-
-        The phrasing does not enter, so a held-out input is unseen in every phrasing.
-        """
+        """True for one example in ten, by a hash of its input, which is not trained on in any
+        phrasing."""
         digest = blake2b(f"{self.application}\n{self.input}".encode(), digest_size=2).digest()
         return int.from_bytes(digest) % 10 == 0
 
 
 @dataclass(frozen=True)
 class Phrasing:
-    """How an application is asked for: {0} is the whole input, {1} and {2} its fields."""
+    """Instructions of an application. {0} is the whole input, {1} and {2} are its fields."""
 
     user: tuple[str, ...]
     system: str
@@ -90,13 +88,13 @@ GENERIC_SYSTEM = (
     "You are a helpful assistant.",
     "You are Foretoken, a small demo model.",
 )
-LARGEST = 300  # the largest number there is a token for
-PLAIN_SHARE = 0.18  # of examples, so that raw /v1/completions prompts are answered too
+LARGEST = 300  # largest number with a token
+PLAIN_SHARE = 0.18  # of examples; for raw /v1/completions prompts
 SYSTEM_SHARE = 0.35
 GENERIC_SYSTEM_SHARE = 0.1
 MULTI_TURN_SHARE = 0.06  # of conversations
 EXCHANGE_SHARE = 0.02  # of conversations
-ZERO_SHARE = 0.2  # of counts, which else would hardly ever have to do with 0
+ZERO_SHARE = 0.2  # of counts start or end at 0, which would otherwise be rare
 
 
 def _make_example(rng: Random, application: str, given: str, answer: str) -> Example:
@@ -116,89 +114,54 @@ def _make_example(rng: Random, application: str, given: str, answer: str) -> Exa
     )
 
 
-def _some(rng: Random, most: int, pool: tuple[str, ...] = WORDS) -> list[str]:
-    return rng.sample(pool, rng.randint(1, most))
+def _task_on_words(
+    application: str,
+    max_words: int,
+    answer: Callable[[list[str]], str],
+    pool: tuple[str, ...] = WORDS,
+) -> Callable[[Random], Example]:
+    """Returns a task on 1 to `max_words` different words."""
+
+    def draw(rng: Random) -> Example:
+        words = rng.sample(pool, rng.randint(1, max_words))
+        return _make_example(rng, application, " ".join(words), answer(words))
+
+    return draw
 
 
-def copy(rng: Random) -> Example:
-    """1 to 16 different words, again."""
-    words = _some(rng, 16)
-    return _make_example(rng, "copy", " ".join(words), " ".join(words))
+def _line_per_word(answer: Callable[[str], str]) -> Callable[[list[str]], str]:
+    return lambda words: "\n".join(f"{word}: {answer(word)}" for word in words)
 
 
-def reverse(rng: Random) -> Example:
-    """1 to 12 different words, last first."""
-    words = _some(rng, 12)
-    return _make_example(rng, "reverse", " ".join(words), " ".join(reversed(words)))
-
-
-def sort(rng: Random) -> Example:
-    """1 to 5 different words in alphabetical order."""
-    words = _some(rng, 5)
-    return _make_example(rng, "sort", " ".join(words), " ".join(sorted(words)))
-
-
-def list_making(rng: Random) -> Example:
-    """1 to 16 different words as a numbered list, one a line."""
-    words = _some(rng, 16)
-    answer = "\n".join(f"{i}. {word}" for i, word in enumerate(words, 1))
-    return _make_example(rng, "list", " ".join(words), answer)
-
-
-def _each(words: list[str], answer: Callable[[str], str]) -> str:
-    """One line a word: the word, then what is said of it."""
-    return "\n".join(f"{word}: {answer(word)}" for word in words)
-
-
-def classify(rng: Random) -> Example:
-    """The kind of each of 1 to 8 words."""
-    words = _some(rng, 8)
-    return _make_example(rng, "classify", " ".join(words), _each(words, KIND_OF.__getitem__))
-
-
-def spell(rng: Random) -> Example:
-    """The letters of 1 to 6 words, joined by hyphens."""
-    words = _some(rng, 6)
-    return _make_example(rng, "spell", " ".join(words), _each(words, "-".join))
-
-
-def translate(rng: Random) -> Example:
-    """1 to 8 words in Veldish, word for word."""
-    words = _some(rng, 8)
-    return _make_example(rng, "translate", " ".join(words), _each(words, veldish))
-
-
-def emoji(rng: Random) -> Example:
-    """1 to 10 words as emoji."""
-    words = _some(rng, 10, tuple(EMOJI))
-    return _make_example(rng, "emoji", " ".join(words), "".join(EMOJI[word] for word in words))
+def _numbered_list(words: list[str]) -> str:
+    return "\n".join(f"{i}. {word}" for i, word in enumerate(words, 1))
 
 
 def add(rng: Random) -> Example:
-    """Two two-digit numbers added in writing: taken apart, ones, tens, and the sum."""
+    """Adds two two-digit numbers step by step: parts, ones, tens, and the sum."""
     a, b = rng.randint(10, 99), rng.randint(10, 99)
     parts = (a % 10, b % 10, a - a % 10, b - b % 10)
     ones, tens = parts[0] + parts[1], parts[2] + parts[3]
-    apart = f"{a} is {parts[2]} + {parts[0]}, {b} is {parts[3]} + {parts[1]}"
+    split = f"{a} is {parts[2]} + {parts[0]}, {b} is {parts[3]} + {parts[1]}"
     sums = f"{parts[0]} + {parts[1]} = {ones}, {parts[2]} + {parts[3]} = {tens}"
-    return _make_example(rng, "add", f"{a} {b}", f"{apart}, {sums}, {tens} + {ones} = {a + b}.")
+    return _make_example(rng, "add", f"{a} {b}", f"{split}, {sums}, {tens} + {ones} = {a + b}.")
 
 
 def _span(rng: Random, largest: int) -> tuple[int, int]:
-    """Two numbers, 0 <= low < high <= largest: most near each other, some as far as can be."""
+    """Draws 0 <= low < high <= largest. Most spans are short, a few have the maximum length."""
     length = round((largest - 1) ** rng.random() ** 1.5)
     low = 0 if rng.random() < ZERO_SHARE else rng.randint(1, largest - length)
     return low, low + length
 
 
 def count(rng: Random) -> Example:
-    """All numbers from the first up to the second."""
+    """Counts from the first number up to the second."""
     low, high = _span(rng, LARGEST)
     return _make_example(rng, "count", f"{low} {high}", " ".join(map(str, range(low, high + 1))))
 
 
 def countdown(rng: Random) -> Example:
-    """All numbers from the first down to the second."""
+    """Counts from the first number down to the second."""
     low, high = _span(rng, LARGEST)
     return _make_example(
         rng, "countdown", f"{high} {low}", " ".join(map(str, range(high, low - 1, -1)))
@@ -206,21 +169,23 @@ def countdown(rng: Random) -> Example:
 
 
 def repeat(rng: Random) -> Example:
-    """One word on 2 to 120 numbered lines."""
+    """Repeats a word on 2 to 120 numbered lines."""
     word, times = rng.choice(WORDS), round(2 * 60 ** rng.random())
     answer = "\n".join(f"{word} {i}" for i in range(1, times + 1))
     return _make_example(rng, "repeat", f"{word} {times}", answer)
 
 
 TASKS: dict[str, Callable[[Random], Example]] = {
-    "copy": copy,
-    "reverse": reverse,
-    "sort": sort,
-    "list": list_making,
-    "classify": classify,
-    "spell": spell,
-    "translate": translate,
-    "emoji": emoji,
+    "copy": _task_on_words("copy", 16, " ".join),
+    "reverse": _task_on_words("reverse", 12, lambda words: " ".join(reversed(words))),
+    "sort": _task_on_words("sort", 5, lambda words: " ".join(sorted(words))),
+    "list": _task_on_words("list", 16, _numbered_list),
+    "classify": _task_on_words("classify", 8, _line_per_word(KIND_OF.__getitem__)),
+    "spell": _task_on_words("spell", 6, _line_per_word("-".join)),
+    "translate": _task_on_words("translate", 8, _line_per_word(veldish)),
+    "emoji": _task_on_words(
+        "emoji", 10, lambda words: "".join(EMOJI[word] for word in words), tuple(EMOJI)
+    ),
     "add": add,
     "count": count,
     "countdown": countdown,
@@ -237,7 +202,8 @@ SHARES: Mapping[str, float] = dict.fromkeys(TASKS, 1.0) | {
 
 @dataclass(frozen=True)
 class Revision:
-    """A further, gentler pass: its steps and rate as shares of the first's, and its mixture."""
+    """A further training pass and its mixture of tasks. `steps` and `rate` are factors on those of
+    the first pass."""
 
     steps: float
     rate: float
@@ -246,8 +212,8 @@ class Revision:
     exchanges: float = EXCHANGE_SHARE
 
 
-# What is learned last is drawn more often: orders and directions, then orders, long copies and
-# conversations of several turns, then greetings in every spelling and counting from and to 0.
+# Later passes draw the tasks that are learned last more often: orders and directions, then orders,
+# long copies and multi-turn conversations, then greetings in every spelling and counts with 0.
 REVISIONS = (
     Revision(0.45, 0.4, {**SHARES, "reverse": 5, "count": 2, "countdown": 2, "emoji": 2}),
     Revision(
@@ -267,7 +233,7 @@ REVISIONS = (
 
 
 def stream(rng: Random, held_out: bool, shares: Mapping[str, float] = SHARES) -> Iterator[Example]:
-    """Endless examples of the applications in `shares`, from one side of the split only."""
+    """Yields examples of the applications in `shares`, endlessly: held-out ones or the others."""
     while True:
         (application,) = rng.choices(tuple(shares), tuple(shares.values()))
         example = TASKS[application](rng)
@@ -276,5 +242,5 @@ def stream(rng: Random, held_out: bool, shares: Mapping[str, float] = SHARES) ->
 
 
 def examples(seed: int, n: int, held_out: bool) -> list[Example]:
-    """`n` examples over all tasks; the same for the same arguments."""
+    """Returns `n` examples over all tasks, the same for the same arguments."""
     return list(islice(stream(Random(seed), held_out), n))

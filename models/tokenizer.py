@@ -1,7 +1,7 @@
-"""Makes the demo model's tokenizer: byte-level BPE over the tasks' ASCII text.
+"""The demo model's tokenizer: byte-level BPE over the tasks' ASCII text.
 
-Any text encodes and decodes back to itself. Each word of the tasks and each number up to 300 is
-one token, with a space before it or without. No merge joins bytes outside ASCII, so every other
+Decoding the encoded text returns the same text. Each word of the tasks and each number up to 300 is
+one token, with and without a leading space. No merge joins bytes outside ASCII, so every other
 character is 2 to 4 tokens.
 """
 
@@ -17,10 +17,10 @@ from models.words import KINDS, WORDS
 END, PAD = "<|end|>", "<|pad|>"
 ROLES = ("system", "user", "assistant")
 SPECIAL_TOKENS = [END, PAD, *(f"<|{role}|>" for role in ROLES)]
-MAX_LENGTH = 2048  # tokens, prompt and answer
-VOCABULARY_LIMIT = 2048  # never reached: merges end with the corpus
+MAX_LENGTH = 2048  # tokens of prompt and answer
+VOCABULARY_LIMIT = 2048  # not reached: the corpus has fewer merges
 
-# Splits text before merging: a word, a number, one mark — each with the space before it.
+# Splits text before merging into words, numbers and marks, each with its leading space.
 _PIECES = Regex(r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]|\s")
 
 CHAT_TEMPLATE = (
@@ -35,7 +35,7 @@ CHAT_TEMPLATE = (
 
 
 def _corpus() -> Iterator[str]:
-    """What to merge: all words (each often, in both forms), then the instructions around them."""
+    """Yields the text to merge: each word many times in both forms, then the instructions."""
     for word in (*WORDS, *KINDS):
         yield from [f"{word} {word}"] * 50
     for number in range(LARGEST + 1):
@@ -52,7 +52,7 @@ def _ascii(text: str) -> str:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer, the same on every call. It adds no token of its own to a prompt."""
+    """Returns the tokenizer, the same on every call. It adds no tokens to a prompt."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from models.batches import IGNORED, Batch, batches, drill
+from models.batches import IGNORED, Batch, batches, repetition_batches
 from models.evaluate import Score, evaluate, held_out_examples
 from models.muon import Muon
 from models.shape import make_config, make_model
@@ -28,15 +28,15 @@ from models.tasks import REVISIONS
 from models.tokenizer import make_tokenizer
 
 DEMO = Path(__file__).parent / "demo"
-DRILL = 0.055  # this share of the steps comes first
-STAGES = ((0.3, 72), (0.5, 200), (1.0, 720))  # until this share: longest row, tokens
-LONGEST = STAGES[-1][1]
+REPETITION_SHARE = 0.055  # of the steps, at the start
+STAGES = ((0.3, 72), (0.5, 200), (1.0, 720))  # share of the steps at the end, tokens per row
+MAX_TOKENS = STAGES[-1][1]
 WARMUP_STEPS = 60
 REPORT_EVERY, SAVE_EVERY = 50, 250
 
 
 def save(model: LlamaForCausalLM, folder: Path) -> None:
-    """Writes the weights as bfloat16 safetensors, replacing the old ones in one move."""
+    """Replaces the weights in the folder atomically, as bfloat16 safetensors."""
     weights = {
         name: tensor.detach().to(torch.bfloat16).contiguous()
         for name, tensor in model.state_dict().items()
@@ -48,10 +48,8 @@ def save(model: LlamaForCausalLM, folder: Path) -> None:
     unfinished.replace(folder / "model.safetensors")
 
 
-def save_surroundings(
-    config: LlamaConfig, tokenizer: PreTrainedTokenizerFast, folder: Path
-) -> None:
-    """Writes all but the weights: both configurations, the tokenizer and its chat template."""
+def save_configs(config: LlamaConfig, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Writes both configurations, the tokenizer and its chat template."""
     folder.mkdir(parents=True, exist_ok=True)
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
@@ -65,16 +63,16 @@ def save_surroundings(
 
 
 def load(folder: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """The model, in float32, and tokenizer of a folder."""
+    """Loads the model, in float32, and the tokenizer."""
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model, PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
-    """Mean cross-entropy over the answers' tokens.
+    """Returns the mean cross-entropy over the answers' tokens.
 
-    Rows are padded on the right and attention is causal, so no mask is needed; logits are made
-    only where there is something to learn.
+    Rows are padded on the right and attention is causal, so no mask is needed. Logits are computed
+    at labelled positions only.
     """
     hidden = model.model(input_ids=batch.ids[:, :-1], use_cache=False).last_hidden_state
     labels = batch.labels[:, 1:]
@@ -85,7 +83,7 @@ def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
 def make_optimizers(
     model: LlamaForCausalLM,
 ) -> list[tuple[torch.optim.Optimizer, float]]:
-    """Muon for the layers' matrices, AdamW for embedding and norms, each with its peak rate."""
+    """Returns Muon for the layers' matrices and AdamW for embedding and norms, with peak rates."""
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     vectors = [p for p in model.parameters() if p.ndim == 1]
     others = [model.model.embed_tokens.weight, *vectors]
@@ -94,7 +92,7 @@ def make_optimizers(
 
 
 def schedule(step: int, steps: int) -> float:
-    """The share of the peak learning rate at `step`: up, level for a fifth, then straight down."""
+    """Returns the share of the peak learning rate: it rises, stays for a fifth, falls linearly."""
     left = (steps - step) / (0.8 * steps)
     return min((step + 1) / WARMUP_STEPS, 1.0, left)
 
@@ -106,7 +104,7 @@ def fit(
     rate: float,
     folder: Path,
 ) -> None:
-    """Trains for `steps` batches, reporting and saving on the way."""
+    """Trains for `steps` batches; reports and saves at intervals."""
     optimizers = make_optimizers(model)
     model.train()
     started, recent = time.perf_counter(), []
@@ -129,10 +127,10 @@ def fit(
     save(model, folder)
 
 
-def staged(seed: int, tokenizer: PreTrainedTokenizerFast, steps: int) -> Iterator[Batch]:
-    """The batches of a whole training: the drill, then rows short at first and longer later."""
-    done = round(DRILL * steps)
-    yield from islice(drill(seed, tokenizer), done)
+def first_pass(seed: int, tokenizer: PreTrainedTokenizerFast, steps: int) -> Iterator[Batch]:
+    """Yields the batches of the first pass: repetitions, then rows of increasing length."""
+    done = round(REPETITION_SHARE * steps)
+    yield from islice(repetition_batches(seed, tokenizer), done)
     for stage, (share, longest) in enumerate(STAGES):
         until = round(share * steps)
         yield from islice(batches(10 * seed + stage, tokenizer, longest), until - done)
@@ -140,7 +138,7 @@ def staged(seed: int, tokenizer: PreTrainedTokenizerFast, steps: int) -> Iterato
 
 
 def report(scores: list[Score]) -> float:
-    """Prints a table of the scores and returns the exact share over all prompts."""
+    """Prints the scores and returns the share of exact answers over all prompts."""
     for score in scores:
         wrong = f"   e.g. {score.wrong}" if score.wrong else ""
         typer.echo(f"{score.application:10} {score.exact:4} of {score.prompts:4} exact{wrong}")
@@ -150,17 +148,19 @@ def report(scores: list[Score]) -> float:
 
 
 def main(
-    evaluate_only: Annotated[bool, typer.Option("--evaluate", help="Do not train.")] = False,
-    out: Annotated[Path, typer.Option(help="The model's folder.")] = DEMO,
-    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts a task.")] = 50,
-    steps: Annotated[int, typer.Option(min=0, help="Batches to train on.")] = 3600,
+    evaluate_only: Annotated[
+        bool, typer.Option("--evaluate", help="Evaluate without training.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder of the model.")] = DEMO,
+    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts per task.")] = 50,
+    steps: Annotated[int, typer.Option(min=0, help="Batches of the first pass.")] = 3600,
     rate: Annotated[float, typer.Option(help="Factor on the learning rates.")] = 1.0,
     resume: Annotated[
-        bool, typer.Option(help="Only the last revision, of the weights in --out.")
+        bool, typer.Option(help="Run only the last revision, from the weights in --out.")
     ] = False,
-    threads: Annotated[int, typer.Option(min=1, help="Cores to use.")] = 2,
-    seed: Annotated[int, typer.Option(help="Of weights and data.")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="PyTorch threads.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File of the result.")] = None,
 ) -> None:
     """Trains the demo model, then prints its greedy accuracy on held-out prompts."""
     torch.set_num_threads(threads)
@@ -169,16 +169,16 @@ def main(
     if not evaluate_only:
         tokenizer = make_tokenizer()
         config = make_config(tokenizer)
-        save_surroundings(config, tokenizer, out)
+        save_configs(config, tokenizer, out)
         model = load(out)[0] if resume else make_model(config)
         if not resume:
-            fit(model, staged(seed, tokenizer, steps), steps, rate, out)
+            fit(model, first_pass(seed, tokenizer, steps), steps, rate, out)
         for number, revision in enumerate(REVISIONS):
             if not resume or revision is REVISIONS[-1]:
                 source = batches(
                     10 * seed + len(STAGES) + number,
                     tokenizer,
-                    LONGEST,
+                    MAX_TOKENS,
                     revision.shares,
                     revision.multi_turn,
                     revision.exchanges,
@@ -197,7 +197,7 @@ def main(
     parameters = sum(p.numel() for p in model.parameters())
     typer.echo(f"{parameters:,} parameters")
     if not evaluate_only:
-        typer.echo(f"training took {elapsed_s:.0f} s, {cpu_s:.0f} s of CPU, {threads} threads")
+        typer.echo(f"training took {elapsed_s:.0f} s, {cpu_s:.0f} CPU seconds, {threads} threads")
     if json_file:
         result = {
             "exact": exact,

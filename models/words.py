@@ -1,8 +1,7 @@
-"""The demo model's small closed world: its words, their kinds, and how they are written elsewhere.
+"""Vocabulary of the demo model: words, their kinds, emoji, and their translation to Veldish.
 
-Every word is one token with and without a leading space (models.tokenizer sees to it), while
-Veldish letters and emoji are several byte tokens each, so that streamed text really has to wait
-for the rest of a character.
+Every word is one token with and without a leading space. Veldish letters and emoji are several byte
+tokens each, so that streaming has to wait for the rest of a character.
 """
 
 _KINDS = """
@@ -30,5 +29,5 @@ _VELDISH_LETTERS = str.maketrans("aeiouncslk", "åéïøüñčšłḱ")
 
 
 def veldish(word: str) -> str:
-    """`word` in Veldish, our cipher: written backwards, ten letters replaced ("red" → "dér")."""
+    """Translates to Veldish, a cipher: reversed, with ten letters replaced ("red" → "dér")."""
     return word[::-1].translate(_VELDISH_LETTERS)

@@ -1,34 +1,36 @@
-"""Tokens per second of the engine, of the system around it, and of its peers.
+"""Tokens per second of the engine, of the system around it, and of peers.
 
     python -m benchmarks.engine [--peer-python PYTHON] [--json FILE] [--quick] [--profile]
         [--streams 1,8,32,64] [--models demo,qwen3-0.6b] [--contexts 160,1500]
         [--dtypes fp32,bf16] [--systems engine,grpc,http,transformers,vllm,vllm_http]
         [--patience S]
 
-One run on one machine: greedy, end of sequence ignored, all streams at once. It measures the bare
+One run on one machine: greedy, end of sequence ignored, all streams at once. Systems are the bare
 engine loop (`engine_tok_s`), the whole system through gRPC (`grpc_tok_s`) and through HTTP with
-server-sent events (`http_tok_s`), transformers' continuous batching (`transformers_tok_s`), and
-vLLM's own loop (`vllm_tok_s`: `LLM.generate` without a tokenizer, as ours is without a server) if
-`--peer-python` names a Python with vLLM. `--systems vllm_http` adds vLLM's server
-(`vllm_http_tok_s`; another copy of the weights in memory). For one model and dtype at a time all
-systems are loaded, bare loops in processes of their own, with the threads that each chooses
-(transformers: the engine's, for so small a model). Measurements alternate, every other round in
-reverse order, so that a machine that slows down slows all of them. No prompt occurs twice, so that
-prefix caches do not help. Results are medians of 5 rounds (`--quick`: 2 rounds of few and short
-answers). A peer that cannot run is reported with the reason.
+server-sent events (`http_tok_s`), and transformers' continuous batching (`transformers_tok_s`). If
+`--peer-python` names a Python with vLLM, vLLM's own loop is measured too (`vllm_tok_s`:
+`LLM.generate` without a tokenizer, as the engine loop has no server). `--systems vllm_http` adds
+vLLM's server (`vllm_http_tok_s`), which holds another copy of the weights.
+
+All systems are loaded for one model and dtype at a time. Bare loops run in separate processes. Each
+system selects its number of threads (transformers: the engine's, for a model of this size).
+Measurements alternate, in reverse order in every other round, so that a machine that slows down
+slows all of them. No prompt occurs twice, so that prefix caches do not help. Results are medians of
+5 rounds (`--quick`: 2 rounds of few and short answers). A peer that cannot run is reported with the
+reason.
 
 Contexts: 160 is the mean context of 32 prompt + 256 output tokens; 1500 is 1,500 + 64. Models: demo
-(models/demo) and Qwen3-0.6B's shape with random weights, created in a temporary folder, which is
-slow on two cores: its answers have at most 16 tokens and it runs 3 rounds. The estimated duration
-is printed first. Measurements that would take a system longer than `--patience` seconds (90) are
+(models/demo), and Qwen3-0.6B's shape with random weights in a temporary folder, which is slow on
+two cores: its answers have at most 16 tokens and it runs 3 rounds. The estimated duration is
+printed first. Measurements that would take a system longer than `--patience` seconds (90) are
 omitted and listed.
 
 `prefill_tok_s`: prompt tokens per second of answers of one token. `decode_tok_s`: tokens after the
 first divided by the additional time. Both for engine and vllm. `cold_start_s`: from the start of
-`foretoken serve` (of vLLM's process) to ready. Keys are dtype, model, streams and context.
+`foretoken serve` (of vLLM's process) until it is ready. Keys are dtype, model, streams and context.
 
-`--profile` measures none of this: it prints the time of a decode step by the engine's phases and by
-PyTorch's calls, at the largest number of streams, by default of the demo model at 160.
+`--profile` instead prints the time of a decode step by the engine's phases and by PyTorch's calls,
+at the largest number of streams, by default of the demo model at 160.
 """
 
 import asyncio
@@ -41,204 +43,174 @@ from shutil import which
 from tempfile import TemporaryDirectory
 
 from benchmarks.engine.cases import (
-    LONE,
+    BARE_LOOPS,
     SYSTEMS,
     Case,
     Model,
     RunPlan,
-    asked_of,
+    estimated_run_s,
     kv_tokens,
-    run_takes_s,
+    make_run_plan,
 )
-from benchmarks.engine.figures import (
-    Key,
-    Measurements,
-    decode_tok_s,
-    nested,
-    path_of,
-    reaches,
-    tables,
-)
-from benchmarks.engine.peer import HOW_TO
-from benchmarks.engine.prompts import prompts
+from benchmarks.engine.figures import decode_tok_s, key_of, show_tables, targets
+from benchmarks.engine.peers import INSTALL_VLLM
 from benchmarks.engine.shapes import folder_of
 from benchmarks.engine.step_profile import Profile, profile_step
-from benchmarks.engine.systems import Serve, Standing, standing, starts_s
-from benchmarks.harness.report import parser, show, write
+from benchmarks.engine.systems import LoadedSystems, SystemSettings, cold_starts_s, load_systems
+from benchmarks.harness.report import Key, Measurements, alternating, nested, parser, show, write
+from benchmarks.harness.throughput import make_prompts
 from services.worker.compiled_code import keep_what_numba_compiles
 
 PATIENCE_S = 90.0
-WARM_STREAMS, WARM_TOKENS = 8, 8
-Missing = dict[Key, str]  # the reason, by system, dtype and model
+WARM_UP_STREAMS, WARM_UP_TOKENS = 8, 8
 
 
 def main() -> None:
     keep_what_numba_compiles()
-    given = _given()
-    asked = asked_of(given)
-    if asked.peer_python and not which(asked.peer_python):
-        raise SystemExit(f"--peer-python: there is no program {asked.peer_python}")
-    if not given.profile:
-        _say(f"about {run_takes_s(asked) / 60:.0f} minutes")
-        for line in asked.left_out():
-            _say(f"left out for --patience {asked.patience_s:g}: {line}")
+    options = _options()
+    plan = make_run_plan(options)
+    if plan.peer_python and not which(plan.peer_python):
+        raise SystemExit(f"--peer-python: there is no program {plan.peer_python}")
+    if not options.profile:
+        _log(f"about {estimated_run_s(plan) / 60:.0f} minutes")
+        for line in plan.omitted():
+            _log(f"omitted because of --patience {plan.patience_s:g}: {line}")
     with TemporaryDirectory(prefix="foretoken-models-") as temporary:
-        folders = {m.name: folder_of(m.name, Path(temporary)) for m in asked.models}
-        if given.profile:
-            _profile(given, asked, folders)
+        folders = {m.name: folder_of(m.name, Path(temporary)) for m in plan.models}
+        if options.profile:
+            _profile(options, plan, folders)
         else:
-            _measure(given, asked, folders)
+            _measure(options, plan, folders)
 
 
-def _measure(given: Namespace, asked: RunPlan, folders: dict[str, str]) -> None:
-    taken = Measurements()
-    missing = asyncio.run(measure(asked, folders, taken))
-    tables(taken, asked)
-    for (name, dtype, model), why in missing.items():
-        print(f"{model} {dtype}: {name} is not available: {why}")
-    for line in reaches(taken, asked):
+def _measure(options: Namespace, plan: RunPlan, folders: dict[str, str]) -> None:
+    measured, missing = Measurements(), dict[Key, str]()
+    for model in plan.models:
+        for dtype in plan.dtypes:
+            _log(f"{model.name} {dtype}: starting all systems")
+            run = _Run(plan, model, dtype, folders[model.name], measured)
+            for name, reason in asyncio.run(run.measure()).items():
+                missing[name, dtype, model.name] = reason
+    show_tables(measured, plan)
+    for (name, dtype, model_name), reason in missing.items():
+        print(f"{model_name} {dtype}: {name} is not available: {reason}")
+    for line in targets(measured, plan):
         print(line)
-    if not asked.peer_python:
-        print(HOW_TO)
-    extra = {"not_available": nested(missing), "repeats": taken.repeats()}
-    write(given.json, taken.medians() | extra)
+    if not plan.peer_python:
+        print(INSTALL_VLLM)
+    extra = {"not_available": nested(missing), "repeats": measured.repeats()}
+    write(options.json, measured.medians() | extra)
 
 
-async def measure(asked: RunPlan, folders: dict[str, str], taken: Measurements) -> Missing:
-    """Fills `taken`; returns the missing systems and why."""
-    missing: Missing = {}
-    seeds = count()
-    for model in asked.models:
-        for dtype in asked.dtypes:
-            serve = _serve(asked, model, dtype, folders[model.name])
-            _say(f"{model.name} {dtype}: everybody starts")
-            for start_s in starts_s(serve, asked.starts(model) - 1):
-                taken.add(("cold_start_s", "foretoken", dtype, model.name), start_s)
-            async with standing(serve) as found:
-                for name, start_s in found.cold_start_s.items():
-                    taken.add(("cold_start_s", name, dtype, model.name), start_s)
-                await _warm(found, serve, seeds)
-                await _rounds(asked, model, dtype, found, seeds, taken)
-            missing |= {(name, dtype, model.name): why for name, why in found.missing.items()}
-    return missing
+class _Run:
+    """The measurements of one model and dtype."""
+
+    seeds: Iterator[int] = count()  # of prompts: none occurs twice in a process
+
+    def __init__(
+        self, plan: RunPlan, model: Model, dtype: str, folder: str, measured: Measurements
+    ):
+        self._plan, self._model, self._dtype, self._measured = plan, model, dtype, measured
+        cases = plan.cases(model)
+        self._system = SystemSettings(
+            folder,
+            dtype,
+            kv_tokens(cases),
+            max(case.max_tokens for case in cases),
+            max(case.streams for case in cases),
+            model.threads,
+            plan.peer_python,
+            plan.systems,
+        )
+
+    async def measure(self) -> dict[str, str]:
+        """Adds all measurements; returns the reasons of missing systems by name."""
+        for start_s in cold_starts_s(self._system, self._plan.starts(self._model) - 1):
+            self._add_cold_start("foretoken", start_s)
+        async with load_systems(self._system) as loaded:
+            for name, start_s in loaded.cold_start_s.items():
+                self._add_cold_start(name, start_s)
+            for name in list(loaded.throughputs):  # warm-up: lazy imports, first page faults
+                streams = min(WARM_UP_STREAMS, self._system.streams)
+                prompts = make_prompts(streams, 32, next(self.seeds))
+                await loaded.measure(name, prompts, WARM_UP_TOKENS)
+            rounds = self._plan.repeats(self._model)
+            for number, names in alternating(self._plan.systems, rounds):
+                _log(f"{self._model.name} {self._dtype}: round {number + 1} of {rounds}")
+                for case in self._plan.cases(self._model):
+                    in_time = self._plan.measured_systems(self._model, case)
+                    for name in filter(in_time.__contains__, names):
+                        await self._measure_case(loaded, name, case)
+        return loaded.missing
+
+    async def _measure_case(self, loaded: LoadedSystems, name: str, case: Case) -> None:
+        async def rate(output_tokens: int) -> float | None:
+            prompts = make_prompts(case.streams, case.prompt_tokens, next(self.seeds))
+            return await loaded.measure(name, prompts, output_tokens)
+
+        whole = await rate(case.output_tokens)
+        if whole is None:
+            return
+        self._add((f"{name}_tok_s",), case, whole)
+        first = await rate(1) if name in BARE_LOOPS else None
+        if first is None:
+            return
+        prefill = first * case.prompt_tokens
+        self._add(("prefill_tok_s", name), case, prefill)
+        decode = decode_tok_s(case, whole, prefill)
+        if decode is not None:
+            self._add(("decode_tok_s", name), case, decode)
+
+    def _add(self, figure: Key, case: Case, value: float) -> None:
+        self._measured.add(key_of(figure, self._dtype, self._model, case), value)
+
+    def _add_cold_start(self, system: str, start_s: float) -> None:
+        self._measured.add(("cold_start_s", system, self._dtype, self._model.name), start_s)
 
 
-async def _rounds(
-    asked: RunPlan,
-    model: Model,
-    dtype: str,
-    found: Standing,
-    seeds: Iterator[int],
-    taken: Measurements,
-) -> None:
-    """All systems in turn, case by case; every other round in reverse order."""
-    for number in range(asked.repeats(model)):
-        _say(f"{model.name} {dtype}: round {number + 1} of {asked.repeats(model)}")
-        for case in asked.cases(model):
-            for name in asked.systems[:: -1 if number % 2 else 1]:
-                if asked.has_time(model, case, name):
-                    await _take(found, name, model, dtype, case, seeds, taken)
-
-
-def _serve(asked: RunPlan, model: Model, dtype: str, folder: str) -> Serve:
-    cases = asked.cases(model)
-    longest = max(case.length_tokens for case in cases)
-    most = max(case.streams for case in cases)
-    room = kv_tokens(cases)
-    sizes = (room, longest, most, model.threads)
-    return Serve(folder, dtype, *sizes, asked.peer_python, asked.systems)
-
-
-async def _warm(found: Standing, serve: Serve, seeds: Iterator[int]) -> None:
-    """Triggers lazy imports and first page faults."""
-    for name in list(found.rates):
-        some = prompts(min(WARM_STREAMS, serve.streams), 32, next(seeds))
-        await found.measure(name, some, WARM_TOKENS)
-
-
-async def _take(
-    found: Standing,
-    name: str,
-    model: Model,
-    dtype: str,
-    case: Case,
-    seeds: Iterator[int],
-    taken: Measurements,
-) -> None:
-    """One measurement of one system."""
-
-    async def rate(output_tokens: int) -> float | None:
-        some = prompts(case.streams, case.prompt_tokens, next(seeds))
-        return await found.measure(name, some, output_tokens)
-
-    whole = await rate(case.output_tokens)
-    if whole is not None:
-        taken.add(path_of((f"{name}_tok_s",), dtype, model, case), whole)
-    if name not in LONE or whole is None:
-        return
-    first = await rate(1)
-    if first is None:
-        return
-    prefill = first * case.prompt_tokens
-    taken.add(path_of(("prefill_tok_s", name), dtype, model, case), prefill)
-    decode = decode_tok_s(case, whole, prefill)
-    if decode is not None:
-        taken.add(path_of(("decode_tok_s", name), dtype, model, case), decode)
-
-
-def _profile(given: Namespace, asked: RunPlan, folders: dict[str, str]) -> None:
-    found: dict[tuple[str, ...], object] = {}
-    for model in asked.models:
-        for dtype in asked.dtypes:
-            for context in asked.contexts:
-                cases = [case for case in asked.cases(model) if case.context == context]
+def _profile(options: Namespace, plan: RunPlan, folders: dict[str, str]) -> None:
+    phases_ms: dict[Key, object] = {}
+    for model in plan.models:
+        for dtype in plan.dtypes:
+            for context in plan.contexts:
+                cases = [case for case in plan.cases(model) if case.context == context]
                 if cases:
-                    profiled = profile_step(folders[model.name], dtype, cases[-1])
-                    _show(f"{model.name} {dtype}", profiled)
-                    key = (dtype, model.name, str(profiled.rows), str(context))
-                    found[key] = dict(profiled.phases_ms)
-    write(given.json, {"profile_ms": nested(found)})
+                    profile = profile_step(folders[model.name], dtype, cases[-1])
+                    _show_profile(f"{model.name} {dtype}", profile)
+                    key = (dtype, model.name, str(profile.rows), str(context))
+                    phases_ms[key] = dict(profile.phases_ms)
+    write(options.json, {"profile_ms": nested(phases_ms)})
 
 
-def _show(title: str, found: Profile) -> None:
-    total_ms = found.step_ms
+def _show_profile(title: str, profile: Profile) -> None:
+    total_ms = sum(profile.phases_ms.values())
     print(
-        f"{title}: a decode step of {found.rows} rows over {found.context_tokens:.0f} tokens each "
-        f"with {found.threads} of PyTorch's threads, medians of {found.steps} steps"
+        f"{title}: a decode step of {profile.rows} rows with {profile.context_tokens:.0f} tokens "
+        f"each and {profile.threads} PyTorch threads, medians of {profile.steps} steps"
     )
-    show(
-        "",
-        ["phase", "ms", "share"],
-        [
-            *(
-                [phase, f"{ms:.2f}", f"{ms / total_ms:.0%}"]
-                for phase, ms in found.phases_ms.items()
-            ),
-            *([phase, "this engine has none", ""] for phase in found.missing),
-            ["all", f"{total_ms:.2f}", ""],
-        ],
-    )
-    print(found.calls)
+    rows = [[name, f"{ms:.2f}", f"{ms / total_ms:.0%}"] for name, ms in profile.phases_ms.items()]
+    rows += [[phase, "not in this engine", ""] for phase in profile.missing]
+    show("", ["phase", "ms", "share"], [*rows, ["all", f"{total_ms:.2f}", ""]])
+    print(profile.calls)
 
 
-def _given() -> Namespace:
-    taking = parser((__doc__ or "").splitlines()[0])
-    taking.add_argument("--peer-python", default="", help="a Python that has vLLM for the CPU")
-    taking.add_argument("--profile", action="store_true", help="of one decode step, instead")
-    taking.add_argument("--streams", default="", help="by commas; else 1,8,32,64, quick 1,8")
-    taking.add_argument("--models", default="", help="demo, qwen3-0.6b; else both, quick demo")
-    taking.add_argument("--contexts", default="", help="160, 1500; else both, quick 160")
-    taking.add_argument("--dtypes", default="", help="fp32, bf16; else both")
-    default = "all but vllm_http, vLLM's where --peer-python is given"
-    taking.add_argument("--systems", default="", help=f"{', '.join(SYSTEMS)}; else {default}")
-    taking.add_argument(
-        "--patience", type=float, default=PATIENCE_S, help="seconds that one measurement may take"
-    )
-    return taking.parse_args()
+def _options() -> Namespace:
+    options = parser(__doc__)
+    add = options.add_argument
+    add("--peer-python", default="", help="a Python with vLLM for the CPU")
+    add("--profile", action="store_true", help="profile one decode step instead")
+    add("--streams", default="", help="default: 1,8,32,64; 1,8 with --quick")
+    add("--models", default="", help="default: demo,qwen3-0.6b; demo with --quick")
+    add("--contexts", default="", help="default: 160,1500; 160 with --quick")
+    add("--dtypes", default="", help="default: fp32,bf16")
+    default = "all but vllm_http; vLLM needs --peer-python"
+    add("--systems", default="", help=f"of {', '.join(SYSTEMS)}; default: {default}")
+    add("--patience", type=float, default=PATIENCE_S, help="maximum seconds of one measurement")
+    return options.parse_args()
 
 
-def _say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,27 @@
-"""The bare engine: no services, no sockets, the loop alone."""
+"""The bare engine: its loop alone, without services and sockets."""
 
 import time
 from collections.abc import Sequence
 
+from benchmarks.harness.throughput import Prompts, tokens_per_s
 from services.core import Grant, Plan
 from services.worker.config import DtypeName, EngineConfig
 from services.worker.engine.step import Engine
 from services.worker.requests.types.prompt import Prompt, SamplingParams
 
-Prompts = Sequence[Sequence[int]]
-
 
 class BareEngine:
-    """One engine for many calls; every call leaves it empty."""
+    """One engine for many calls. Each call leaves it empty."""
 
     def __init__(self, folder: str, kv_tokens: int, dtype: DtypeName = "auto"):
         self.engine = Engine.load(EngineConfig(model=folder, kv_tokens=kv_tokens, dtype=dtype))
         self._plans = 0
-        self._names = 0
+        self._requests = 0
 
-    def start(self, prompts: Prompts, output_tokens: int) -> None:
-        """All further steps of the engine are theirs, until each has this many tokens."""
-        names = [f"r{self._names + i}" for i in range(len(prompts))]
-        self._names += len(names)
+    def submit(self, prompts: Prompts, output_tokens: int) -> None:
+        """Submits requests that the engine's next steps answer with `output_tokens` each."""
+        names = [f"r{self._requests + i}" for i in range(len(prompts))]
+        self._requests += len(names)
         self._plans += 1
         admit = tuple(Grant(name, output_tokens) for name in names)
         self.engine.state.apply_plan(Plan(self._plans, admit=admit), 0.0)
@@ -31,22 +30,16 @@ class BareEngine:
             self.engine.add(Prompt(name, tuple(prompt), len(prompt), output_tokens, sampling), 0.0)
 
     def tokens_per_s(self, prompts: Prompts, output_tokens: int) -> float:
-        """All prompts at once, each answered greedily with this many tokens."""
-        began = time.perf_counter()
-        self.start(prompts, output_tokens)
-        made = 0
+        """Answers all prompts at once, greedily."""
+        began_s = time.perf_counter()
+        self.submit(prompts, output_tokens)
+        tokens = 0
         while (result := self.engine.step()) is not None:
-            made += len(result.tokens)
-        elapsed = time.perf_counter() - began
+            tokens += len(result.tokens)
+        elapsed_s = time.perf_counter() - began_s
         self.engine.state.report()
-        if made != output_tokens * len(prompts):
-            raise RuntimeError(f"the engine made {made} tokens, not all that were asked for")
-        return made / elapsed
+        return tokens_per_s("the engine", tokens, prompts, output_tokens, elapsed_s)
 
     def ttft_s(self, prompt: Sequence[int]) -> float:
-        """From a single prompt to its first token."""
-        began = time.perf_counter()
-        self.start([prompt], 1)
-        while self.engine.step() is not None:
-            pass
-        return time.perf_counter() - began
+        """Returns the time from a single prompt to its first token."""
+        return 1 / self.tokens_per_s([prompt], 1)

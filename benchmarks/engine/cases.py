@@ -1,16 +1,17 @@
-"""The cases: models, contexts, streams; their estimated durations, and which are omitted."""
+"""Cases of the engine benchmark: models, contexts and streams, with their estimated durations."""
 
 import re
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import ceil
 
+from benchmarks.harness.system import VLLM_BLOCK_TOKENS
 from services.worker.config import DtypeName
 
-LONE = ("engine", "vllm")  # bare loops, whose prefill is measured separately
+BARE_LOOPS = ("engine", "vllm")  # their prefill is measured separately
 SYSTEMS = ("engine", "grpc", "http", "transformers", "vllm", "vllm_http")
-DEFAULT_SYSTEMS = SYSTEMS[:-1]  # two of vLLM's processes hold the weights twice
+DEFAULT_SYSTEMS = SYSTEMS[:-1]  # two processes of vLLM hold the weights twice
 PEER_SYSTEMS = ("vllm", "vllm_http")  # need --peer-python
 DTYPES: Mapping[str, DtypeName] = {"fp32": "float32", "bf16": "bfloat16"}
 CONTEXTS = {160: (32, 256), 1_500: (1_500, 64)}  # prompt and output tokens
@@ -18,9 +19,9 @@ STREAMS = (1, 8, 32, 64)
 QUICK_STREAMS = (1, 8)
 QUICK_OUTPUT_TOKENS = 32
 QUICK_REPEATS = 2
-BLOCK_TOKENS = 32  # the smallest block of vLLM's CPU kernels; a multiple of ours
-ROOM = 1.5  # KV above what a case holds at its end, so that no request waits for memory
-LEAST_KV_TOKENS = 8_192
+BLOCK_TOKENS = VLLM_BLOCK_TOKENS  # a multiple of the engine's
+KV_FACTOR = 1.5  # of what a case holds at its end, so that no request waits for memory
+MIN_KV_TOKENS = 8_192
 START_S = {
     "engine": 5.0,
     "grpc": 12.0,
@@ -34,24 +35,29 @@ TOKENS = re.compile(r"\d{1,9}")
 
 @dataclass(frozen=True)
 class Costs:
-    """Approximate seconds on two cores, only for the estimate."""
+    """Approximate seconds on two cores, for the estimated duration only. A step costs `step_s`,
+    plus `row_s` per row and `context_token_s` per token of context."""
 
     prompt_token_s: float
     step_s: float
-    row_s: float  # of a step
-    context_token_s: float  # of a step
+    row_s: float
+    context_token_s: float
 
 
 @dataclass(frozen=True)
 class Model:
-    """`reach`: the target of engine over vLLM. `threads` for systems that do not choose; 0:
-    PyTorch's default."""
+    """A measured model.
+
+    output_tokens: maximum per answer. starts: measured cold starts. target: throughput of the
+    engine relative to vLLM. threads: of systems that do not select a number, 0 for
+    PyTorch's default.
+    """
 
     name: str
-    output_tokens: int  # at most
+    output_tokens: int
     repeats: int
     starts: int
-    reach: float
+    target: float
     threads: int
     costs: Costs
 
@@ -64,7 +70,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Case:
-    """This many equal requests at once. `context` is a key of CONTEXTS."""
+    """`streams` equal requests at once. `context` is a key of CONTEXTS."""
 
     context: int
     streams: int
@@ -72,19 +78,19 @@ class Case:
     output_tokens: int
 
     @property
-    def length_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """Length of one request at its end, in whole blocks."""
         return BLOCK_TOKENS * ceil((self.prompt_tokens + self.output_tokens) / BLOCK_TOKENS)
 
     @property
     def kv_tokens(self) -> int:
-        return self.streams * self.length_tokens
+        return self.streams * self.max_tokens
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What one run measures. `systems` in the order of SYSTEMS, without vLLM's if `peer_python` is
-    empty. Measurements estimated above `patience_s` are omitted."""
+    """Measurements of one run. `systems` has the order of SYSTEMS, without vLLM's if `peer_python`
+    is empty. Measurements that are estimated to take longer than `patience_s` are omitted."""
 
     models: tuple[Model, ...]
     systems: tuple[str, ...]
@@ -103,13 +109,12 @@ class RunPlan:
 
     def cases(self, model: Model) -> list[Case]:
         """Cases that at least one system can measure in time, in order of context, then streams."""
-        return [
-            case
-            for case in self._every(model)
-            if any(self.has_time(model, case, system) for system in self.systems)
-        ]
+        return [case for case in self._all_cases(model) if self.measured_systems(model, case)]
 
-    def _every(self, model: Model) -> list[Case]:
+    def measured_systems(self, model: Model, case: Case) -> list[str]:
+        return [s for s in self.systems if estimated_s(model, case, s) <= self.patience_s]
+
+    def _all_cases(self, model: Model) -> list[Case]:
         most = min(model.output_tokens, QUICK_OUTPUT_TOKENS) if self.quick else model.output_tokens
         return [
             Case(context, streams, CONTEXTS[context][0], min(CONTEXTS[context][1], most))
@@ -117,31 +122,30 @@ class RunPlan:
             for streams in self.streams
         ]
 
-    def has_time(self, model: Model, case: Case, system: str) -> bool:
-        return takes_s(model, case, system) <= self.patience_s
-
-    def left_out(self) -> list[str]:
-        """One line per case with omitted systems."""
+    def omitted(self) -> list[str]:
+        """Returns one line per case with omitted systems."""
         lines = []
         for model in self.models:
-            for case in self._every(model):
-                late = [s for s in self.systems if not self.has_time(model, case, s)]
-                omitted = "all systems" if len(late) == len(self.systems) else ", ".join(late)
-                if late:
+            for case in self._all_cases(model):
+                measured = self.measured_systems(model, case)
+                slow = [system for system in self.systems if system not in measured]
+                omitted = ", ".join(slow) if measured else "all systems"
+                if slow:
                     where = f"{model.name}, context {case.context}, {case.streams} streams"
                     lines.append(f"{where}: {omitted}")
         return lines
 
 
 def kv_tokens(cases: list[Case]) -> int:
-    """KV with room for all requests, in whole blocks."""
+    """Returns a KV size with room for all requests, in whole blocks."""
     most = max(case.kv_tokens for case in cases)
-    return BLOCK_TOKENS * ceil(max(ROOM * most, LEAST_KV_TOKENS) / BLOCK_TOKENS)
+    return BLOCK_TOKENS * ceil(max(KV_FACTOR * most, MIN_KV_TOKENS) / BLOCK_TOKENS)
 
 
-def takes_s(model: Model, case: Case, system: str) -> float:
-    """Approximate duration of one measurement. transformers attends over all requests' KV for every
-    row, and slows down with their number (1.6 times ours at 8 streams of 160, 4 times at 64)."""
+def estimated_s(model: Model, case: Case, system: str) -> float:
+    """Estimates the duration of one measurement. transformers attends over all requests' KV for
+    every row and slows down with their number: 1.6 times the engine at 8 streams of 160, 4 times at
+    64."""
     costs, streams = model.costs, case.streams
     mean_tokens = case.prompt_tokens + case.output_tokens / 2
     step_s = costs.step_s + streams * (costs.row_s + mean_tokens * costs.context_token_s)
@@ -150,64 +154,61 @@ def takes_s(model: Model, case: Case, system: str) -> float:
     return slower * (prefill_s + case.output_tokens * step_s)
 
 
-def run_takes_s(asked: RunPlan) -> float:
-    """Approximate duration of the run."""
+def estimated_run_s(plan: RunPlan) -> float:
     total_s = 0.0
-    for model in asked.models:
-        by_case = sum(
-            takes_s(model, case, system) * (1 if system not in LONE else 1.5)
-            for case in asked.cases(model)
-            for system in asked.systems
-            if asked.has_time(model, case, system)
+    for model in plan.models:
+        round_s = sum(
+            estimated_s(model, case, system) * (1.5 if system in BARE_LOOPS else 1)
+            for case in plan.cases(model)
+            for system in plan.measured_systems(model, case)
         )
-        starts_s = sum(START_S[system] for system in asked.systems)
-        starts_s += (asked.starts(model) - 1) * START_S["grpc"]
-        total_s += len(asked.dtypes) * (starts_s + asked.repeats(model) * by_case)
+        starts_s = sum(START_S[system] for system in plan.systems)
+        starts_s += (plan.starts(model) - 1) * START_S["grpc"]
+        total_s += len(plan.dtypes) * (starts_s + plan.repeats(model) * round_s)
     return total_s
 
 
-def asked_of(given: Namespace) -> RunPlan:
+def make_run_plan(options: Namespace) -> RunPlan:
     """Raises SystemExit with a sentence for anything that cannot be measured."""
-    quick = bool(given.quick)
-    small = quick or given.profile
-    models = _named("--models", given.models or ("demo" if small else ",".join(MODELS)), MODELS)
-    dtypes = _named("--dtypes", given.dtypes or ",".join(DTYPES), DTYPES)
-    default_contexts = "160" if small else ",".join(map(str, CONTEXTS))
-    named = {str(context): (context, *of) for context, of in CONTEXTS.items()}
-    contexts = _named("--contexts", given.contexts or default_contexts, named)
-    if given.patience <= 0:
-        raise SystemExit(f"--patience takes seconds above 0, got {given.patience:g}")
-    asked = RunPlan(
+    quick = bool(options.quick)
+    small = quick or options.profile
+    models = _names("--models", options.models or ("demo" if small else ",".join(MODELS)), MODELS)
+    dtypes = _names("--dtypes", options.dtypes or ",".join(DTYPES), DTYPES)
+    contexts = [str(context) for context in CONTEXTS]
+    chosen = options.contexts or ("160" if small else ",".join(contexts))
+    if options.patience <= 0:
+        raise SystemExit(f"--patience takes seconds above 0, got {options.patience:g}")
+    plan = RunPlan(
         tuple(MODELS[name] for name in models),
-        _systems(given.systems, given.peer_python),
+        _systems(options.systems, options.peer_python),
         tuple(dtypes),
-        tuple(map(int, contexts)),
-        _streams(given.streams) or (QUICK_STREAMS if quick else STREAMS),
+        tuple(map(int, _names("--contexts", chosen, contexts))),
+        _streams(options.streams) or (QUICK_STREAMS if quick else STREAMS),
         quick,
-        given.peer_python,
-        given.patience,
+        options.peer_python,
+        options.patience,
     )
-    for model in asked.models:
-        if not asked.cases(model):
+    for model in plan.models:
+        if not plan.cases(model):
             raise SystemExit(
-                f"no measurement of {model.name} takes less than {given.patience:g} s: "
+                f"no measurement of {model.name} takes less than {options.patience:g} s: "
                 "raise --patience"
             )
-    return asked
+    return plan
 
 
 def _systems(words: str, peer_python: str) -> tuple[str, ...]:
-    named = _named("--systems", words or ",".join(DEFAULT_SYSTEMS), dict.fromkeys(SYSTEMS))
-    peers = [name for name in named if name in PEER_SYSTEMS]
+    names = _names("--systems", words or ",".join(DEFAULT_SYSTEMS), SYSTEMS)
+    peers = [name for name in names if name in PEER_SYSTEMS]
     if words and peers and not peer_python:
         raise SystemExit(f"--systems {','.join(peers)} needs --peer-python")
-    return tuple(name for name in SYSTEMS if name in named and (peer_python or name not in peers))
+    return tuple(name for name in SYSTEMS if name in names and (peer_python or name not in peers))
 
 
-def _named(option: str, words: str, known: Mapping[str, object]) -> list[str]:
+def _names(option: str, words: str, known: Collection[str]) -> list[str]:
     names = list(dict.fromkeys(words.split(",")))
     if unknown := [name for name in names if name not in known]:
-        raise SystemExit(f"{option} knows {', '.join(known)}, not {', '.join(unknown)}")
+        raise SystemExit(f"{option} takes {', '.join(known)}; got {', '.join(unknown)}")
     return names
 
 
@@ -215,5 +216,7 @@ def _streams(words: str) -> tuple[int, ...]:
     if not words:
         return ()
     if not all(TOKENS.fullmatch(word) and 1 <= int(word) <= 256 for word in words.split(",")):
-        raise SystemExit(f"--streams takes numbers from 1 to 256, by commas, got {words!r}")
+        raise SystemExit(
+            f"--streams takes numbers from 1 to 256, separated by commas; got {words!r}"
+        )
     return tuple(sorted({int(word) for word in words.split(",")}))

@@ -1,137 +1,94 @@
-"""Measured figures by key, tables, and targets.
+"""Tables and targets of the engine benchmark.
 
-A key is a path: figure, dtype, model, streams, context; `prefill_tok_s`, `decode_tok_s` and
+A key has the parts figure, dtype, model, streams, context. `prefill_tok_s`, `decode_tok_s` and
 `cold_start_s` have the system after the figure.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from statistics import median
-from typing import Any
+from collections.abc import Iterator
 
-from benchmarks.engine.cases import LONE, SYSTEMS, Case, Model, RunPlan
-from benchmarks.harness.report import figure, show
+from benchmarks.engine.cases import BARE_LOOPS, SYSTEMS, Case, Model, RunPlan
+from benchmarks.harness.report import Key, Measurements, figure, show
 
-Key = tuple[str, ...]
-GRPC_REACH = 0.9  # of the engine, at the largest number of streams
-PREFILL_REACH = 1.0  # of vLLM's
-COLD_START_S = 6.0
-PARTS = ("prefill_tok_s", "decode_tok_s")
+GRPC_TARGET = 0.9  # of the engine, at the largest number of streams
+PREFILL_TARGET = 1.0  # of vLLM
+COLD_START_TARGET_S = 6.0
 
 
-class Measurements:
-    """Repeats of every measurement."""
-
-    def __init__(self) -> None:
-        self.values: dict[Key, list[float]] = defaultdict(list)
-
-    def add(self, path: Key, value: float) -> None:
-        self.values[path].append(value)
-
-    def median(self, path: Key) -> float | None:
-        """None if it was not measured."""
-        return median(self.values[path]) if path in self.values else None
-
-    def medians(self) -> dict[str, Any]:
-        return nested({path: median(values) for path, values in self.values.items()})
-
-    def repeats(self) -> dict[str, Any]:
-        return nested(self.values)
+def key_of(figure: Key, dtype: str, model: Model, case: Case) -> Key:
+    return (*figure, dtype, model.name, str(case.streams), str(case.context))
 
 
-def nested(flat: Mapping[Key, object]) -> dict[str, Any]:
-    """One dictionary per level of the paths."""
-    root: dict[str, Any] = {}
-    for path, value in flat.items():
-        at = root
-        for step in path[:-1]:
-            at = at.setdefault(step, {})
-        at[path[-1]] = value
-    return root
+# Rows of a table: whole answers by system, then the parts of the bare loops.
+ROWS: list[Key] = [(f"{system}_tok_s",) for system in SYSTEMS]
+ROWS += [(part, system) for part in ("prefill_tok_s", "decode_tok_s") for system in BARE_LOOPS]
 
 
-def path_of(what: Key, dtype: str, model: Model, case: Case) -> Key:
-    return (*what, dtype, model.name, str(case.streams), str(case.context))
+def show_tables(measured: Measurements, plan: RunPlan) -> None:
+    """Prints a table for each model, dtype and context."""
+    for model, dtype, cases in _groups(plan):
+        rows = []
+        for row in ROWS:
+            found = [measured.values.get(key_of(row, dtype, model, case)) for case in cases]
+            if any(found):
+                rows.append([" ".join(row), *(figure(f) if f else "–" for f in found)])
+        first = cases[0]
+        show(
+            f"{model.name}, {dtype}, context {first.context} ({first.prompt_tokens} + "
+            f"{first.output_tokens} tokens): tokens/s by streams, median (lowest–highest)",
+            ["", *(str(case.streams) for case in cases)],
+            rows,
+            width=150,
+        )
 
 
-def kinds() -> list[Key]:
-    """Rows of a table: whole answers by system, then the parts of the bare loops."""
-    whole = [(f"{system}_tok_s",) for system in SYSTEMS]
-    return [*whole, *((part, system) for part in PARTS for system in LONE)]
-
-
-def tables(taken: Measurements, asked: RunPlan) -> None:
-    for model in asked.models:
-        for dtype in asked.dtypes:
-            for context in asked.contexts:
-                _table(taken, asked, model, dtype, context)
-
-
-def _table(taken: Measurements, asked: RunPlan, model: Model, dtype: str, context: int) -> None:
-    cases = [case for case in asked.cases(model) if case.context == context]
-    if not cases:
-        return
-    rows = []
-    for kind in kinds():
-        found = [taken.values.get(path_of(kind, dtype, model, case)) for case in cases]
-        if any(found):
-            rows.append([" ".join(kind), *(figure(f) if f else "–" for f in found)])
-    prompt, output = cases[0].prompt_tokens, cases[0].output_tokens
-    show(
-        f"{model.name}, {dtype}, context {context} ({prompt} + {output} tokens): tokens/s by "
-        "streams, median (lowest–highest)",
-        ["", *(str(case.streams) for case in cases)],
-        rows,
-        width=150,
-    )
-
-
-def reaches(taken: Measurements, asked: RunPlan) -> list[str]:
-    """One line per target, with the ratio and the target; none for figures that were not
-    measured."""
-    lines: list[str] = []
-    for model in asked.models:
-        for dtype in asked.dtypes:
-            for context in asked.contexts:
-                cases = [case for case in asked.cases(model) if case.context == context]
-                lines += _of_cases(taken, cases, model, dtype)
-            start_s = taken.median(("cold_start_s", "foretoken", dtype, model.name))
+def targets(measured: Measurements, plan: RunPlan) -> list[str]:
+    """Returns one line per measured target, with the ratio and the target."""
+    lines = []
+    for model, dtype, cases in _groups(plan):
+        comparisons: list[tuple[str, Key, Key, float, list[Case]]] = [
+            ("engine/vLLM", ("engine_tok_s",), ("vllm_tok_s",), model.target, cases),
+            ("prefill engine/vLLM", ("prefill_tok_s", "engine"), ("prefill_tok_s", "vllm"),
+             PREFILL_TARGET, cases),
+            ("HTTP/vLLM's HTTP", ("http_tok_s",), ("vllm_http_tok_s",), model.target, cases),
+            ("gRPC/engine", ("grpc_tok_s",), ("engine_tok_s",), GRPC_TARGET, cases[-1:]),
+        ]  # fmt: skip
+        for name, numerator, denominator, target, compared in comparisons:
+            for case in compared:
+                above = measured.median(key_of(numerator, dtype, model, case))
+                below = measured.median(key_of(denominator, dtype, model, case))
+                if above is not None and below is not None:
+                    missed = ", missed" if above / below < target else ""
+                    lines.append(
+                        f"{model.name} {dtype}, context {case.context}: {name} at {case.streams} "
+                        f"streams: {above / below:.2f} (target {target:g}{missed})"
+                    )
+    for model in plan.models:
+        for dtype in plan.dtypes:
+            start_s = measured.median(("cold_start_s", "foretoken", dtype, model.name))
             if start_s is not None:
-                missed = ", missed" if start_s > COLD_START_S else ""
+                missed = ", missed" if start_s > COLD_START_TARGET_S else ""
                 lines.append(
                     f"{model.name} {dtype}: cold start {start_s:.1f} s "
-                    f"(reach {COLD_START_S:g}{missed})"
+                    f"(target {COLD_START_TARGET_S:g}{missed})"
                 )
     return lines
 
 
-def _of_cases(taken: Measurements, cases: Sequence[Case], model: Model, dtype: str) -> list[str]:
-    compared: list[tuple[str, Key, Key, float, Sequence[Case]]] = [
-        ("engine/vLLM", ("engine_tok_s",), ("vllm_tok_s",), model.reach, cases),
-        ("prefill engine/vLLM", ("prefill_tok_s", "engine"), ("prefill_tok_s", "vllm"),
-         PREFILL_REACH, cases),
-        ("HTTP/vLLM's HTTP", ("http_tok_s",), ("vllm_http_tok_s",), model.reach, cases),
-        ("gRPC/engine", ("grpc_tok_s",), ("engine_tok_s",), GRPC_REACH, cases[-1:]),
-    ]  # fmt: skip
-    lines = []
-    for words, ours, theirs, reach, of in compared:
-        for case in of:
-            own = taken.median(path_of(ours, dtype, model, case))
-            other = taken.median(path_of(theirs, dtype, model, case))
-            if own is None or other is None:
-                continue
-            missed = ", missed" if own / other < reach else ""
-            lines.append(
-                f"{model.name} {dtype}, context {case.context}: {words} at {case.streams} streams: "
-                f"{own / other:.2f} (reach {reach:g}{missed})"
-            )
-    return lines
+def _groups(plan: RunPlan) -> Iterator[tuple[Model, str, list[Case]]]:
+    """Yields the measured cases of each model, dtype and context."""
+    for model in plan.models:
+        for dtype in plan.dtypes:
+            for context in plan.contexts:
+                if cases := [case for case in plan.cases(model) if case.context == context]:
+                    yield model, dtype, cases
 
 
 def decode_tok_s(case: Case, whole_tok_s: float, prefill_tok_s: float) -> float | None:
-    """Tokens after the first divided by the time that they add to the prefill; None if noise leaves
-    no time, or without a second token."""
+    """Returns the rate of the tokens after the first, over the time that they add to the prefill.
+    Returns None when noise leaves no time, or without a second token."""
     whole_s = case.streams * case.output_tokens / whole_tok_s
     prefill_s = case.streams * case.prompt_tokens / prefill_tok_s
-    later = case.streams * (case.output_tokens - 1)
-    return later / (whole_s - prefill_s) if later and whole_s > prefill_s else None
+    later_tokens = case.streams * (case.output_tokens - 1)
+    if not later_tokens or whole_s <= prefill_s:
+        return None
+    return later_tokens / (whole_s - prefill_s)

@@ -1,4 +1,4 @@
-"""Models to measure: the demo model as it is, and larger shapes with random weights."""
+"""Measured models: the demo model, and larger shapes with random weights."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from foretoken.running.options import demo_model
 
 TOKENIZER_FILES = ("tokenizer_config.json", "chat_template.jinja")
 SHAPES: dict[str, dict[str, Any]] = {
-    # Qwen3-0.6B's config.json, but for the positions, of which it has ten times as many
+    # config.json of Qwen3-0.6B with a tenth of its positions
     "qwen3-0.6b": {
         "vocab_size": 151_936,
         "hidden_size": 1_024,
@@ -32,15 +32,15 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def folder_of(name: str, temporary: Path) -> str:
-    """The demo model's, or a new one below `temporary`, named as the model."""
+    """Returns the demo model's folder, or writes a model with that shape below `temporary`."""
     if name not in SHAPES:
         return demo_model()
     return write_model(temporary / name, Qwen3Config(**SHAPES[name]))
 
 
 def write_model(folder: Path, config: PretrainedConfig) -> str:
-    """Random weights in bfloat16, as checkpoints come, the same each time; the demo model's
-    tokenizer, with a word for every further id."""
+    """Writes random weights in bfloat16, the same each time, and the demo model's tokenizer with a
+    word for every further id."""
     torch.manual_seed(0)
     module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     module.save_pretrained(folder)
@@ -53,7 +53,8 @@ def write_model(folder: Path, config: PretrainedConfig) -> str:
 
 
 def widened(tokenizer: dict[str, Any], vocabulary: int) -> dict[str, Any]:
-    """tokenizer.json with so many ids, so that whatever a model draws is text: <1291>, <1292> …"""
+    """Adds words (<1291>, <1292> …) to a tokenizer.json, so that every id in the vocabulary is
+    text."""
     words: dict[str, int] = tokenizer["model"]["vocab"]
     taken = set(words.values()) | {added["id"] for added in tokenizer["added_tokens"]}
     more = {f"<{i}>": i for i in range(vocabulary) if i not in taken}
@@ -61,7 +62,7 @@ def widened(tokenizer: dict[str, Any], vocabulary: int) -> dict[str, Any]:
 
 
 def kv_bytes_per_token(folder: str, element_bytes: int) -> int:
-    """Keys and values over all layers."""
+    """Returns the size of keys and values over all layers."""
     config = json.loads((Path(folder) / "config.json").read_text())
     heads = config["num_key_value_heads"] * config["head_dim"]
     return int(2 * config["num_hidden_layers"] * heads * element_bytes)

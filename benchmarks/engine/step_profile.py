@@ -1,4 +1,4 @@
-"""Where the time of a decode step goes: the engine's phases, and PyTorch's calls."""
+"""Profiles a decode step by the engine's phases and by PyTorch's calls."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -13,12 +13,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.engine.bare_engine import BareEngine
 from benchmarks.engine.cases import DTYPES, Case, kv_tokens
-from benchmarks.engine.prompts import prompts
+from benchmarks.harness.throughput import make_prompts
 from services.worker.engine.step import Engine
 from services.worker.requests.types.batch import StepResult
 
 STEP = "the loop"
-PHASES: dict[str, tuple[str, ...]] = {  # methods, by their path from an engine
+PHASES: dict[str, tuple[str, ...]] = {  # paths of methods from an engine
     STEP: ("step",),
     "compose": ("_compose",),
     "inputs": ("_inputs.prepare",),
@@ -30,11 +30,11 @@ PHASES: dict[str, tuple[str, ...]] = {  # methods, by their path from an engine
 }
 CHUNK_TOKENS = 256  # a step prefills at least this many
 CALLS = 25  # rows of PyTorch's table
-THREADS = torch.get_num_threads()  # before any engine changed it
+THREADS = torch.get_num_threads()  # read before an engine changes it
 
 
 class Stopwatch:
-    """Time by phase, without nested phases. `clock` returns seconds."""
+    """Measures the time of each phase without its nested phases. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter):
         self._clock = clock
@@ -45,22 +45,22 @@ class Stopwatch:
     def timed(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
         def within(*args: Any, **options: Any) -> Any:
-            self._turn()
+            self._charge()
             self._open.append(phase)
             try:
                 return call(*args, **options)
             finally:
-                self._turn()
+                self._charge()
                 self._open.pop()
 
         return within
 
     def take(self) -> dict[str, float]:
-        """Time since the last call, by phase."""
+        """Returns and clears the time of each phase."""
         taken, self.spent_s = dict(self.spent_s), defaultdict(float)
         return taken
 
-    def _turn(self) -> None:
+    def _charge(self) -> None:
         """Charges the time until now to the innermost phase."""
         now_s = self._clock()
         if self._open:
@@ -69,15 +69,15 @@ class Stopwatch:
 
 
 def watch(engine: Engine, stopwatch: Stopwatch) -> list[str]:
-    """Times the engine's phases from now on; returns the missing ones."""
+    """Times the phases of the engine's further steps; returns the phases that it lacks."""
     missing: dict[str, None] = {}
-    for phase, ways in PHASES.items():
-        for way in ways:
+    for phase, paths in PHASES.items():
+        for path in paths:
             try:
                 owner: Any = engine
-                *to, name = way.split(".")
-                for step in to:
-                    owner = getattr(owner, step)
+                *attributes, name = path.split(".")
+                for attribute in attributes:
+                    owner = getattr(owner, attribute)
                 setattr(owner, name, stopwatch.timed(phase, getattr(owner, name)))
             except AttributeError:
                 missing[phase] = None
@@ -86,8 +86,11 @@ def watch(engine: Engine, stopwatch: Stopwatch) -> list[str]:
 
 @dataclass(frozen=True)
 class Profile:
-    """A decode step of `rows` over `context_tokens` on average. `phases_ms`: medians over `steps`;
-    `calls`: PyTorch's table of one step."""
+    """A decode step of `rows` with `context_tokens` each on average.
+
+    phases_ms: medians over `steps`. missing: phases that the engine lacks. calls: PyTorch's table
+    of one step.
+    """
 
     rows: int
     context_tokens: float
@@ -96,10 +99,6 @@ class Profile:
     phases_ms: Mapping[str, float]
     missing: tuple[str, ...]
     calls: str
-
-    @property
-    def step_ms(self) -> float:
-        return sum(self.phases_ms.values())
 
 
 def profile_step(folder: str, dtype: str, case: Case) -> Profile:
@@ -112,7 +111,7 @@ def profile_step(folder: str, dtype: str, case: Case) -> Profile:
     longer = Case(case.context, case.streams, case.prompt_tokens, output_tokens)
     bare = BareEngine(folder, kv_tokens([longer]), DTYPES[dtype])
     engine = bare.engine
-    bare.start(prompts(case.streams, case.prompt_tokens, seed=0), output_tokens)
+    bare.submit(make_prompts(case.streams, case.prompt_tokens, seed=0), output_tokens)
     result = _step(engine)
     while not _all_decode(result, case.streams):
         result = _step(engine)
@@ -140,17 +139,17 @@ def profile_step(folder: str, dtype: str, case: Case) -> Profile:
 def _step(engine: Engine) -> StepResult:
     result = engine.step()
     if result is None:
-        raise RuntimeError("the answers ended before their steps were measured")
+        raise RuntimeError("the answers ended before the measured steps")
     return result
 
 
 def _all_decode(result: StepResult, rows: int) -> bool:
-    """Whether a step drew a token for every request, and none was a first token."""
+    """Returns whether the step sampled a token for every request, and none was a first token."""
     return len(result.tokens) == rows and all(token.offset > 0 for token in result.tokens)
 
 
 def _calls(engine: Engine) -> str:
-    """The second of two profiled steps, because the first includes the profiler's start."""
+    """Returns the table of a second profiled step; the first includes the profiler's start."""
     for _ in range(2):
         with profile(activities=[ProfilerActivity.CPU]) as profiled:
             _step(engine)

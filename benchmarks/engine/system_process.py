@@ -1,29 +1,28 @@
-"""Runs a measured system in a process of its own, with its own threads and memory."""
+"""Runs a measured system in a separate process, with its own threads and memory."""
 
 import asyncio
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Protocol, Self
 
 import torch
 
-Prompts = Sequence[Sequence[int]]
+from benchmarks.harness.throughput import Prompts
 
 
-class Measured(Protocol):
+class MeasuredSystem(Protocol):
     def tokens_per_s(self, prompts: Prompts, output_tokens: int) -> float: ...
 
 
 class SystemProcess:
-    """`begin` creates it there as `kind(*arguments)`; its exceptions are raised here."""
+    """`start` creates `kind(*arguments)` in the process; its exceptions are raised here."""
 
-    def __init__(self, kind: type[Measured], *arguments: object, threads: int = 0):
+    def __init__(self, kind: type[MeasuredSystem], *arguments: object, threads: int = 0):
         self._arguments = (kind, arguments, threads)
         self._pool = ProcessPoolExecutor(1, get_context("spawn"))
 
-    async def begin(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._pool, _make, *self._arguments)
+    async def start(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._pool, _create, *self._arguments)
 
     async def tokens_per_s(self, prompts: Prompts, output_tokens: int) -> float:
         loop = asyncio.get_running_loop()
@@ -36,14 +35,14 @@ class SystemProcess:
         self._pool.shutdown(cancel_futures=True)
 
 
-_instances: list[Measured] = []  # the instance of this process
+_systems: list[MeasuredSystem] = []  # the system of this process
 
 
-def _make(kind: type[Measured], arguments: tuple[object, ...], threads: int) -> None:
+def _create(kind: type[MeasuredSystem], arguments: tuple[object, ...], threads: int) -> None:
     if threads:
         torch.set_num_threads(threads)
-    _instances[:] = [kind(*arguments)]
+    _systems[:] = [kind(*arguments)]
 
 
 def _measure(prompts: Prompts, output_tokens: int) -> float:
-    return _instances[0].tokens_per_s(prompts, output_tokens)
+    return _systems[0].tokens_per_s(prompts, output_tokens)

@@ -1,8 +1,8 @@
 """vLLM's bare loop, `LLM.generate`, run by a Python that has vLLM: `python vllm_loop.py JSON`.
 
-JSON are the arguments of `LLM`. Each input line {"prompts": [[ids]], "output_tokens": n} is
-answered by {"tokens": made, "elapsed_s": s}; the first output line reports readiness. Imports
-nothing else of this project; vLLM's own output goes to stderr.
+JSON holds the arguments of `LLM`. The first output line reports readiness. Each input line
+{"prompts": [[ids]], "output_tokens": n} is answered by {"tokens": n, "elapsed_s": s}. The script
+imports nothing of this project; vLLM's own output goes to stderr.
 """
 
 import json
@@ -20,14 +20,14 @@ def main() -> None:
     llm = vllm.LLM(**json.loads(sys.argv[1]))
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         sampling = vllm.SamplingParams(
-            temperature=0.0, max_tokens=asked["output_tokens"], ignore_eos=True, detokenize=False
+            temperature=0.0, max_tokens=request["output_tokens"], ignore_eos=True, detokenize=False
         )
-        prompts = [{"prompt_token_ids": prompt} for prompt in asked["prompts"]]
-        began = time.perf_counter()
+        prompts = [{"prompt_token_ids": prompt} for prompt in request["prompts"]]
+        began_s = time.perf_counter()
         done = llm.generate(prompts, sampling, use_tqdm=False)
-        elapsed_s = time.perf_counter() - began
+        elapsed_s = time.perf_counter() - began_s
         tokens = sum(len(answer.outputs[0].token_ids) for answer in done)
         print(json.dumps({"tokens": tokens, "elapsed_s": elapsed_s}), file=answers, flush=True)
 

@@ -1,4 +1,4 @@
-"""Decode, prefill and store, timed against copy bandwidth and PyTorch's own attention."""
+"""Times decode, prefill and store against copy bandwidth and PyTorch's attention."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu.timing import Measurement, rates, times_s
-from benchmarks.harness.report import Figure, figure
+from benchmarks.harness.report import Figure
 from services.worker.kernels.cuda.attention import TritonAttention
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kv.cache import KVLayer
@@ -22,12 +22,12 @@ from services.worker.requests.types.sequence import Sequence
 BLOCK_TOKENS, HEADS, HEAD_DIM = 16, 32, 128
 OPTIONS = AttentionOptions(HEAD_DIM**-0.5)
 DTYPE = torch.bfloat16
-SHARE = 0.7  # of the free memory that a case may take
+MEMORY_SHARE = 0.7  # maximum share of the free memory per case
 
 
 @dataclass(frozen=True)
 class Decode:
-    """`batch` sequences of `context` tokens, one more each."""
+    """One step of `batch` sequences with `context` tokens each."""
 
     batch: int
     context: int
@@ -59,11 +59,11 @@ def decodes(quick: bool) -> list[Decode]:
 
 def fits(size_bytes: int) -> bool:
     torch.cuda.empty_cache()
-    return size_bytes < SHARE * torch.cuda.mem_get_info()[0]
+    return size_bytes < MEMORY_SHARE * torch.cuda.mem_get_info()[0]
 
 
 def make_layer(blocks: int, kv_heads: int, int8: bool = False) -> KVLayer:
-    """Of small random numbers; a scaled layer's are the same everywhere."""
+    """Returns a layer of small random numbers; the scales of an INT8 layer are equal."""
     size = (2, blocks, kv_heads, BLOCK_TOKENS)
     if int8:
         data = torch.empty(*size, HEAD_DIM, dtype=torch.int8, device="cuda")
@@ -77,14 +77,14 @@ def scattered(blocks: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
 
 
 def sequence_at(position: int) -> Sequence:
-    """Only its newest token counts here, so it has no others."""
+    """Returns a sequence without earlier tokens: attention reads only the cache."""
     sequence = Sequence.start(Prompt("r", (1,), 1, 9), 9)
     sequence.computed = position
     return sequence
 
 
 def rows_of(batch: int, context: int) -> tuple[DecodeRows, int]:
-    """Rows over scattered blocks, and how many blocks those are."""
+    """Returns rows over scattered blocks, and the number of blocks."""
     width = -(-context // BLOCK_TOKENS)
     tables = scattered(batch * width).reshape(batch, width).tolist()
     sequences = [sequence_at(context - 1) for _ in range(batch)]
@@ -106,17 +106,17 @@ def decode_times(case: Decode, repeats: int) -> Figure:
 
 
 def decode_lines(quick: bool, repeats: int, ceiling: float) -> Iterator[Measurement]:
-    """Reach: 85 % of the copy bandwidth, read."""
+    """Target: reads at 85 % of the copy bandwidth."""
     for case in decodes(quick):
         if not fits(case.kv_bytes):
             continue
         seconds = decode_times(case, repeats)
-        share = figure([case.kv_bytes / s / ceiling for s in seconds.values])
-        yield Measurement(f"{case.name}, of copy bandwidth", share, reach=0.85)
+        share = rates(case.kv_bytes / ceiling, seconds)
+        yield Measurement(f"{case.name}, of copy bandwidth", share, target=0.85)
 
 
 def int8_lines(quick: bool, repeats: int) -> Iterator[Measurement]:
-    """Reach: INT8 decodes 1.7 times as fast as bf16 at 32k."""
+    """Target: INT8 decodes 1.7 times as fast as bf16 at 32k."""
     batch, context = (4, 4096) if quick else (32, 32768)
     for kv_heads in (8, HEADS):
         native = Decode(batch, context, kv_heads)
@@ -124,29 +124,27 @@ def int8_lines(quick: bool, repeats: int) -> Iterator[Measurement]:
             continue
         bf16 = decode_times(native, repeats).median
         int8 = decode_times(Decode(batch, context, kv_heads, int8=True), repeats)
-        ratio = figure([bf16 / s for s in int8.values])
-        yield Measurement(f"{native.name}: speed of INT8 to bf16", ratio, reach=1.7)
+        ratio = rates(bf16, int8)
+        yield Measurement(f"{native.name}: speed of INT8 to bf16", ratio, target=1.7)
 
 
 def prefill_lines(quick: bool, repeats: int) -> Iterator[Measurement]:
-    """Reach: 0.7 of the faster of PyTorch's choice and its FlashAttention."""
+    """Target: 0.7 of the faster of PyTorch's default and its FlashAttention."""
     length = 1024 if quick else 8192
     for kv_heads in (8, HEADS):
         ours = prefill_times(length, kv_heads, repeats)
         default, flash = sdpa_times(length, kv_heads, repeats)
         best = min(default.median, flash.median)
-        flops = 2 * length * length * HEADS * HEAD_DIM  # q·k and p·v, half of each hidden
+        flops = 2 * length * length * HEADS * HEAD_DIM  # q·k and p·v, half of each is masked
         name = f"prefill {length}, {HEADS}/{kv_heads} heads"
         yield Measurement(f"{name}, rate", rates(flops / 1e12, ours), "TFLOP/s")
         yield Measurement(f"{name}, rate of SDPA", rates(flops / 1e12, default), "TFLOP/s")
         yield Measurement(f"{name}, rate of FlashAttention", rates(flops / 1e12, flash), "TFLOP/s")
-        yield Measurement(
-            f"{name}, speed to the faster", figure([best / s for s in ours.values]), "", 0.7
-        )
+        yield Measurement(f"{name}, speed to the faster", rates(best, ours), target=0.7)
 
 
 def prefill_times(length: int, kv_heads: int, repeats: int) -> Figure:
-    """Queries and all of their context in one chunk, the context in scattered blocks."""
+    """Times a whole prompt in one chunk, with its KV in scattered blocks."""
     table = scattered(length // BLOCK_TOKENS)
     layer = make_layer(len(table), kv_heads)
     attention = kernels()
@@ -160,7 +158,7 @@ def prefill_times(length: int, kv_heads: int, repeats: int) -> Figure:
 
 
 def sdpa_times(length: int, kv_heads: int, repeats: int) -> tuple[Figure, Figure]:
-    """PyTorch's own choice, and FlashAttention; keys and values already repeated for each head."""
+    """Times PyTorch's default and FlashAttention, with keys and values repeated per head."""
     q, k, v = torch.randn(3, 1, HEADS, length, HEAD_DIM, dtype=DTYPE, device="cuda")
 
     def attend() -> Tensor:
@@ -172,7 +170,7 @@ def sdpa_times(length: int, kv_heads: int, repeats: int) -> tuple[Figure, Figure
 
 
 def store_lines(quick: bool, repeats: int, ceiling: float) -> Iterator[Measurement]:
-    """Share of the copy bandwidth, of what is read and written; nothing is asked of it."""
+    """Share of the copy bandwidth for bytes read and written; without a target."""
     tokens = 1024 if quick else 65536
     for int8 in (False, True):
         layer = make_layer(tokens // BLOCK_TOKENS, 8, int8)
@@ -183,7 +181,7 @@ def store_lines(quick: bool, repeats: int, ceiling: float) -> Iterator[Measureme
 
         moved = tokens * (Decode(1, 1, 8).token_bytes + Decode(1, 1, 8, int8).token_bytes)
         seconds = times_s(partial(attention.store, layer, k, v), repeats)
-        share = figure([moved / s / ceiling for s in seconds.values])
+        share = rates(moved / ceiling, seconds)
         yield Measurement(
             f"store {tokens} tokens as {'INT8' if int8 else 'bf16'}, of copy bandwidth", share
         )

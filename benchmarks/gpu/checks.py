@@ -1,14 +1,13 @@
-"""The Triton kernels against float64, on whatever device they run: random, poisoned, forgotten.
+"""Checks the Triton attention kernels against float64.
 
-Inputs are drawn anew from a seed each time. Every slot of the cache that no kernel may read holds
-NaN, and so does the memory that outputs are allocated in. Under TRITON_INTERPRET=1 tests call
-these on the CPU; `python -m benchmarks.gpu` calls them on a device.
+Inputs are drawn from a seed. Every slot of the cache that a kernel must not read holds NaN, and so
+does the memory in which outputs are allocated. Tests call these functions on the CPU under
+TRITON_INTERPRET=1; `python -m benchmarks.gpu` calls them on a device.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,14 +21,14 @@ from services.worker.requests.types.batch import DecodeRows, PrefillChunk, StepB
 from services.worker.requests.types.prompt import Prompt
 from services.worker.requests.types.sequence import Sequence
 
-# ‖err‖ / ‖ref‖ that each type may reach.
+# Maximum ‖error‖ / ‖reference‖ by type.
 BOUNDS = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 SPARE_BLOCKS = 3
 
 
 @dataclass(frozen=True)
 class Case:
-    """A step over sequences of (tokens before it, tokens in it), one token being a decode."""
+    """A step over sequences of (tokens before it, tokens in it); one token is a decode."""
 
     name: str
     shapes: tuple[tuple[int, int], ...]
@@ -50,7 +49,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a case's sequences lie: decodes in falling order of context, then chunks."""
+    """Placement of a case's sequences: decodes in falling order of context, then chunks."""
 
     batch: StepBatch
     contexts: list[Tensor]  # slots of each sequence, its new ones last
@@ -60,14 +59,12 @@ class Layout:
     @property
     def old(self) -> Tensor:
         """Slots that hold a context before the step."""
-        step = torch.zeros(int(torch.cat(self.contexts).max()) + 1, dtype=torch.bool)
-        step[self.new] = True
-        every = torch.cat(self.contexts)
-        return every[~step[every]]
+        slots = torch.cat(self.contexts)
+        return slots[~torch.isin(slots, self.new)]
 
 
 def layout_of(case: Case, random: torch.Generator) -> Layout:
-    """Blocks scattered at random, a few left over."""
+    """Scatters the sequences over random blocks, with SPARE_BLOCKS unused."""
     order = [*sorted((s for s in case.shapes if s[1] == 1), reverse=True),
              *(s for s in case.shapes if s[1] > 1)]  # fmt: skip
     counts = [-(-(start + tokens) // case.block_tokens) for start, tokens in order]
@@ -94,12 +91,8 @@ def layout_of(case: Case, random: torch.Generator) -> Layout:
 
 
 def cut(x: Tensor, sizes: list[int]) -> list[Tensor]:
-    """x along its first dimension, in pieces of these sizes; what is left over is left out."""
-    return [x[start : start + size] for start, size in zip(starts(sizes), sizes, strict=True)]
-
-
-def starts(sizes: list[int]) -> list[int]:
-    return [0, *accumulate(sizes[:-1])]
+    """Splits x along its first dimension into pieces of these sizes; drops the rest."""
+    return list(torch.split(x[: sum(sizes)], sizes))
 
 
 def _sequence(computed: int, length: int) -> Sequence:
@@ -110,7 +103,7 @@ def _sequence(computed: int, length: int) -> Sequence:
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """Whatever is allocated without a value holds NaN, or the largest integer."""
+    """Fills memory that is allocated without a value with NaN, or with the largest integer."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     filling: Any = torch.utils.deterministic
     fill = filling.fill_uninitialized_memory
@@ -124,18 +117,18 @@ def poisoned_memory() -> Iterator[None]:
 
 
 def flat(data: Tensor) -> Tensor:
-    """[2, blocks, kv_heads, block_tokens, …] as [2, slots, kv_heads, …]."""
+    """[2, blocks, kv_heads, block_tokens, …] → [2, slots, kv_heads, …]."""
     return data.transpose(2, 3).flatten(1, 2)
 
 
 def set_slots(data: Tensor, slots: Tensor, values: Tensor) -> None:
-    """values [2, len(slots), kv_heads, …] into [2, blocks, kv_heads, block_tokens, …]."""
+    """Writes values [2, len(slots), kv_heads, …] into [2, blocks, kv_heads, block_tokens, …]."""
     size = data.shape[3]
     data[:, slots // size, :, slots % size] = values.transpose(0, 1)
 
 
 def poisoned_layer(case: Case, layout: Layout, random: torch.Generator) -> KVLayer:
-    """Random values in the slots of earlier tokens, poison in every other."""
+    """Returns a layer with random values in the slots of earlier tokens and poison in others."""
     size = (2, layout.blocks, case.kv_heads, case.block_tokens)
     filled = (2, len(layout.old), case.kv_heads)
     if not case.int8:
@@ -161,14 +154,14 @@ def step_inputs(case: Case, tokens: int, random: torch.Generator) -> tuple[Tenso
     return q.contiguous(), k.contiguous(), v.contiguous()
 
 
-def to(layer: KVLayer, device: torch.device) -> KVLayer:
+def to_device(layer: KVLayer, device: torch.device) -> KVLayer:
     scales = layer.scales.to(device) if layer.scales is not None else None
     return KVLayer(layer.data.to(device), scales)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step did: the layer before and after it, its inputs and its output, on the CPU."""
+    """A step's layer before and after, its inputs and its output, on the CPU."""
 
     case: Case
     layout: Layout
@@ -181,7 +174,7 @@ class Outcome:
 
 
 def run_step(case: Case, seed: int, device: torch.device, processors: int | None = None) -> Outcome:
-    """Store and attend once, with fresh inputs."""
+    """Stores and attends once."""
     random = torch.Generator().manual_seed(seed)
     layout = layout_of(case, random)
     before = poisoned_layer(case, layout, random)
@@ -189,22 +182,22 @@ def run_step(case: Case, seed: int, device: torch.device, processors: int | None
     layer = KVLayer(
         before.data.clone(), before.scales.clone() if before.scales is not None else None
     )
-    layer = to(layer, device)
+    layer = to_device(layer, device)
     kernels = TritonAttention(case.block_tokens, device, case.dtype, processors)
     with poisoned_memory():
         kernels.prepare(layout.batch, layout.new.to(device))
         qd, kd, vd = _send(q, k, v, device, case.strided)
         kernels.store(layer, kd, vd)
         out = kernels.attend(layer, qd, kd, vd, case.options)
-    after = to(layer, torch.device("cpu"))
+    after = to_device(layer, torch.device("cpu"))
     return Outcome(case, layout, before, after, q, k, v, out.cpu())
 
 
 def run_fixed(
     case: Case, seed: int, device: torch.device, padding: int, processors: int | None = None
 ) -> Outcome:
-    """Store and attend once as a recorded step of decodes does, `padding` rows behind the case's
-    own. They write into a block behind the others, which the outcome is without."""
+    """Stores and attends once as a recorded step of decodes does, with `padding` rows after those
+    of the case. Padding rows write into an additional block, which the outcome omits."""
     random = torch.Generator().manual_seed(seed)
     layout = layout_of(case, random)
     before = poisoned_layer(case, layout, random)
@@ -214,7 +207,7 @@ def run_fixed(
     scales = before.scales
     if scales is not None:
         scales = torch.nn.functional.pad(scales, (0, 0, 0, 0, 0, 1))
-    layer = to(KVLayer(data, scales), device)
+    layer = to_device(KVLayer(data, scales), device)
     width = layout.batch.decodes.tables.shape[1]
     kernels = RecordableDecodes(case.block_tokens, device, size + 2, width, processors)
     slots = torch.full((size,), layout.blocks * case.block_tokens)
@@ -227,17 +220,17 @@ def run_fixed(
         qd, kd, vd = _send(q, k, v, device, case.strided)
         kernels.store(layer, kd, vd)
         out = kernels.attend(layer, qd, kd, vd, case.options).cpu()
-    there = to(layer, torch.device("cpu"))
+    there = to_device(layer, torch.device("cpu"))
     after = KVLayer(there.data[:, :-1], None if there.scales is None else there.scales[:, :-1])
     if not out[rows:].isfinite().all():
-        out[:rows] = torch.nan  # padding is to stay harmless, whatever reads it
+        out[:rows] = torch.nan  # fails the check: padding rows must stay finite
     return Outcome(case, layout, before, after, q[:rows], k[:rows], v[:rows], out[:rows])
 
 
 def _send(
     q: Tensor, k: Tensor, v: Tensor, device: torch.device, strided: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Strided, they stay slices of one tensor."""
+    """Copies the inputs; strided ones stay slices of one tensor."""
     if not strided:
         return q.to(device), k.to(device), v.to(device)
     packed, heads, kv_heads = torch.cat([q, k, v], 1).to(device), q.shape[1], k.shape[1]
@@ -245,7 +238,7 @@ def _send(
 
 
 def attention_error(outcome: Outcome) -> float:
-    """‖out − ref‖ / ‖ref‖ against dense attention in float64 over what is stored."""
+    """Returns ‖out − ref‖ / ‖ref‖ against dense attention in float64 over the stored values."""
     values = flat(outcome.after.data).double()
     if outcome.after.scales is not None:
         values = values * flat(outcome.after.scales).double().unsqueeze(-1)
@@ -266,7 +259,7 @@ def relative(got: Tensor, expected: Tensor) -> float:
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-    """q [n, heads, dim], the last n of the positions that k and v [length, kv_heads, dim] hold."""
+    """Attention of q [n, heads, dim], the last n positions of k and v [length, kv_heads, dim]."""
     group, length = q.shape[1] // k.shape[1], len(k)
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", q, k) * options.scale
@@ -281,7 +274,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
 
 
 def store_faults(outcome: Outcome) -> list[str]:
-    """What storing did that it should not have, in words."""
+    """Returns the faults of storing, as sentences."""
     case, new = outcome.case, outcome.layout.new
     faults = []
     given = torch.stack([outcome.k, outcome.v])
@@ -309,7 +302,7 @@ def store_faults(outcome: Outcome) -> list[str]:
 
 
 def same_bits(x: Tensor, y: Tensor) -> bool:
-    """NaN included."""
+    """Compares bits, so that NaN equals NaN."""
     return torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
 
 
@@ -341,15 +334,13 @@ CASES = [
 
 
 DECODES = [
-    Case(f"recorded, {case.name}", tuple(s for s in case.shapes if s[1] == 1), case.heads,
-         case.kv_heads, case.head_dim, window=case.window, softcap=case.softcap, int8=case.int8,
-         block_tokens=case.block_tokens, strided=case.strided)
+    replace(case, name=f"recorded, {case.name}", shapes=tuple(s for s in case.shapes if s[1] == 1))
     for case in CASES
-]  # fmt: skip
+]
 
 
 def in_types(case: Case) -> list[Case]:
-    """The case in each type."""
+    """Returns the case in each dtype."""
     return [
         replace(case, name=f"{case.name}, {str(dtype).removeprefix('torch.')}", dtype=dtype)
         for dtype in BOUNDS

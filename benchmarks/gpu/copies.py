@@ -1,4 +1,4 @@
-"""Checks of block copies: bit for bit, or within half a step of INT8 at rest."""
+"""Checks block copies: bit for bit, or within half a step of INT8 at rest."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,18 +6,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.checks import poisoned_memory, same_bits
+from benchmarks.gpu.checks import poisoned_memory, same_bits, to_device
 from services.worker.kernels.cuda.blocks import TritonBlocks
 from services.worker.kv.cache import KVLayer
 from services.worker.kv.copies import StagedLayer
 
 BLOCKS, BLOCK_TOKENS = 9, 16
-GUARD = 3  # staging blocks on either side that must stay unwritten
+GUARD = 3  # staging blocks on both sides that must stay unwritten
+INTEGER_POISON = 99
 
 
 @dataclass(frozen=True)
 class CopyCase:
-    """Blocks of `fill`ed values; `filled` tokens of each count."""
+    """Blocks of values made by `fill`; the first `filled` tokens of each block are valid."""
 
     name: str
     kv_heads: int
@@ -27,23 +28,19 @@ class CopyCase:
     filled: tuple[int, ...] = (16, 16, 3, 1)
 
 
-def _near_max(x: Tensor) -> Tensor:
-    return x.sign() * 3.4e38
-
-
 FILLS: dict[str, Callable[[Tensor], Tensor]] = {
     "random": lambda x: x,
     "constant channels": lambda x: x[:1, :1, :1, :1].expand_as(x) * 37,
     "zeros": lambda x: x * 0,
     "denormals": lambda x: x * 1e-40,
-    "near the largest": _near_max,
+    "near the largest": lambda x: x.sign() * 3.4e38,
     "a narrow range far from zero": lambda x: 1000 + 0.5 * x,
 }
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def copy_cases(kv_heads: int, head_dim: int) -> list[CopyCase]:
-    """Every fill in every type."""
+    """Returns every fill in every dtype."""
     return [
         CopyCase(f"{name}, {str(dtype).removeprefix('torch.')}", kv_heads, head_dim, dtype, fill)
         for name, fill in FILLS.items()
@@ -59,24 +56,23 @@ def make_layer(case: CopyCase, random: torch.Generator) -> KVLayer:
 
 
 def staging(n: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[n, *shape] amid guard blocks and of a wider record, all of it poison."""
-    poison = torch.nan if dtype.is_floating_point else 99
-    wide = torch.full((n + 2 * GUARD, 2, *shape), poison, dtype=dtype, device=device)
-    return wide[GUARD : GUARD + n, 1]
+    """Returns poison [n, *shape], a slice of a wider record between guard blocks."""
+    wide = torch.empty((n + 2 * GUARD, 2, *shape), dtype=dtype, device=device)
+    return _poisoned(wide)[GUARD : GUARD + n, 1]
 
 
 def guards_hold(staged: Tensor) -> bool:
-    """Whether all around a `staging` is as it was made."""
+    """Returns whether the poison around a `staging` buffer is unchanged."""
     n = len(staged)
     storage = torch.empty(0, dtype=staged.dtype, device=staged.device)
     storage.set_(staged.untyped_storage())
     wide = storage.view(n + 2 * GUARD, 2, *staged.shape[1:])
     around = [wide[:GUARD], wide[GUARD + n :], wide[:, 0]]
-    return all(bool((x.isnan() if x.is_floating_point() else x == 99).all()) for x in around)
+    return all(same_bits(part, _poisoned(part)) for part in around)
 
 
 def round_trip_faults(case: CopyCase, seed: int, device: torch.device, int8: bool) -> list[str]:
-    """Gather and scatter into other blocks of a poisoned layer, bit for bit."""
+    """Gathers blocks and scatters them into other blocks of a poisoned layer, bit for bit."""
     random = torch.Generator().manual_seed(seed)
     layer = _live_int8(case, random) if int8 else make_layer(case, random)
     n = len(case.filled)
@@ -87,7 +83,7 @@ def round_trip_faults(case: CopyCase, seed: int, device: torch.device, int8: boo
         staging(n, (*shape, case.head_dim), layer.data.dtype, device),
         staging(n, shape, torch.float32, device) if int8 else None,
     )
-    there = _on(layer, device)
+    there = to_device(layer, device)
     back = KVLayer(
         _poisoned(there.data), _poisoned(there.scales) if there.scales is not None else None
     )
@@ -103,7 +99,7 @@ def round_trip_faults(case: CopyCase, seed: int, device: torch.device, int8: boo
             faults.append("a round trip changed a bit")
         others = [b for b in range(BLOCKS) if b not in target.tolist()]
         if not same_bits(after[:, others], _poisoned(after)[:, others]):
-            faults.append("scatter wrote to a block it was not given")
+            faults.append("scatter wrote to a block that is not a target")
     return faults
 
 
@@ -113,17 +109,13 @@ def _live_int8(case: CopyCase, random: torch.Generator) -> KVLayer:
     return KVLayer(data, torch.rand(size, generator=random))
 
 
-def _on(layer: KVLayer, device: torch.device) -> KVLayer:
-    scales = layer.scales.to(device) if layer.scales is not None else None
-    return KVLayer(layer.data.to(device), scales)
-
-
 def _poisoned(x: Tensor) -> Tensor:
-    return torch.full_like(x, torch.nan if x.is_floating_point() else 99)
+    return torch.full_like(x, torch.nan if x.is_floating_point() else INTEGER_POISON)
 
 
 def at_rest_faults(case: CopyCase, seed: int, device: torch.device) -> list[str]:
-    """Quantize, dequantize, and hold every filled value to half a step and its own rounding."""
+    """Quantizes and dequantizes; bounds the error of every filled value by half a step plus its
+    rounding."""
     random = torch.Generator().manual_seed(seed)
     layer, n = make_layer(case, random), len(case.filled)
     source = torch.randperm(BLOCKS, generator=random)[:n]
@@ -135,7 +127,7 @@ def at_rest_faults(case: CopyCase, seed: int, device: torch.device) -> list[str]
         staging(n, (*shape, BLOCK_TOKENS, case.head_dim), torch.int8, device),
         ranges=staging(n, (*shape, 2, case.head_dim), case.dtype, device),
     )
-    there = _on(layer, device)
+    there = to_device(layer, device)
     back = KVLayer(_poisoned(there.data))
     copies = TritonBlocks(device)
     with poisoned_memory():
@@ -173,5 +165,5 @@ def _rest_faults(
         faults.append("a range reaches beyond 255 steps")
     tight = spread / 255 * (1 + 4 * max(info.eps, 1e-6)) + info.tiny * info.eps
     if not bool((step <= tight).all()):
-        faults.append("λ is larger than its range asks for")
+        faults.append("λ is larger than its range requires")
     return faults

@@ -1,4 +1,4 @@
-"""What `python -m benchmarks.gpu` runs, one part after another, and what it writes."""
+"""Runs the checks and timings of the GPU benchmark and writes its record."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,7 +30,7 @@ from benchmarks.harness.report import show, write
 
 
 def faults(device: torch.device, seed: int, quick: bool) -> Iterator[str]:
-    """Faults of every kernel with random inputs, as sentences."""
+    """Yields the faults of every kernel with random inputs, as sentences."""
     for case in CASES[:4] if quick else CASES:
         for typed in in_types(case):
             yield from _step_faults(run_step(typed, seed, device))
@@ -47,13 +47,13 @@ def faults(device: torch.device, seed: int, quick: bool) -> Iterator[str]:
 
 def _step_faults(outcome: Outcome) -> Iterator[str]:
     case, error = outcome.case, attention_error(outcome)
-    if not error < BOUNDS[case.dtype]:  # NaN is no less
-        yield f"{case.name}: off by {error:.1e}, {BOUNDS[case.dtype]:.0e} is allowed"
+    if not error < BOUNDS[case.dtype]:  # also true for NaN
+        yield f"{case.name}: error {error:.1e} exceeds {BOUNDS[case.dtype]:.0e}"
     yield from (f"{case.name}: {fault}" for fault in store_faults(outcome))
 
 
 def run_checks(device: torch.device, quick: bool) -> int:
-    """How many faults there are, each printed."""
+    """Prints the faults and returns their number."""
     seed = SystemRandom().randrange(2**31)
     found = list(faults(device, seed, quick))
     for fault in found:
@@ -63,7 +63,7 @@ def run_checks(device: torch.device, quick: bool) -> int:
 
 
 def timings(quick: bool) -> Iterator[Measurement]:
-    """Ceilings first: the rest are shares of them."""
+    """Yields the ceilings, then measurements relative to them."""
     repeats = 3 if quick else 15
     device = copy_ceiling(repeats)
     down, up = pinned_ceilings(repeats)
@@ -79,8 +79,7 @@ def timings(quick: bool) -> Iterator[Measurement]:
     yield from overlap_lines(quick, repeats)
 
 
-def about() -> dict[str, Any]:
-    """The device and what ran on it."""
+def describe_device() -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(0)
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -93,21 +92,23 @@ def about() -> dict[str, Any]:
 
 
 def measure(quick: bool, path: Path | None, faults_found: int) -> int:
-    """Times, prints and writes everything; returns 0 if there are no faults and all targets are
-    reached.
+    """Times, prints and writes everything; returns 0 without faults and with all targets met.
 
-    Cases that do not fit the device's memory are omitted. With --quick the sizes are too small for
-    targets, which then do not count.
+    Cases that do not fit the device's memory are omitted. With --quick there are no
+    targets, because its sizes are too small for them.
     """
     torch.manual_seed(0)
     lines = []
     for measured in timings(quick):
-        line = replace(measured, reach=None) if quick else measured
+        line = replace(measured, target=None) if quick else measured
         print(*line.row, sep="  ", flush=True)
         lines.append(line)
-    title = f"{about()['device']}, medians (lowest–highest)"
-    show(title, ("figure", "measured", "reach", "reached"), [line.row for line in lines])
+    title = f"{describe_device()['device']}, medians (lowest–highest)"
+    show(title, ("figure", "measured", "target", "met"), [line.row for line in lines])
     figures = {line.name: line.data for line in lines}
-    write(path, {"about": about(), "quick": quick, "faults": faults_found, "figures": figures})
-    missed = [line for line in lines if line.reached is False]
+    write(
+        path,
+        {"about": describe_device(), "quick": quick, "faults": faults_found, "figures": figures},
+    )
+    missed = [line for line in lines if line.met is False]
     return 1 if faults_found or missed else 0

@@ -1,4 +1,4 @@
-"""Whole decode steps of a model with random weights: launched one by one, and as CUDA graphs."""
+"""Times decode steps of a model with random weights, eager and as CUDA graphs."""
 
 from collections.abc import Iterator
 
@@ -7,8 +7,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from benchmarks.engine.shapes import SHAPES
-from benchmarks.gpu.timing import Measurement, times_s
-from benchmarks.harness.report import Figure, figure
+from benchmarks.gpu.timing import Measurement, rates, times_s
+from benchmarks.harness.report import Figure
 from services.worker.config import EngineConfig
 from services.worker.engine.graphs.check import RandomRows
 from services.worker.engine.step import Engine
@@ -17,12 +17,12 @@ from services.worker.requests.types.batch import StepBatch
 
 SHAPE = "qwen3-0.6b"
 ROWS = (1, 8, 32, 128)
-CONTEXT_TOKENS = 1_024  # at most; short contexts are as frequent as long ones
+CONTEXT_TOKENS = 1_024  # maximum; contexts are uniformly distributed
 BLOCKS = 8_192
 
 
 def make_model(quick: bool) -> PagedModel:
-    """In bfloat16, as checkpoints come; of a quarter of its layers where that is enough."""
+    """Returns the model in bfloat16; with a quarter of its layers if `quick`."""
     shape = SHAPES[SHAPE]
     if quick:
         shape = {**shape, "num_hidden_layers": shape["num_hidden_layers"] // 4}
@@ -43,8 +43,8 @@ def make_engine(model: PagedModel, graphs: bool) -> Engine:
 
 
 def step_s(engine: Engine, batch: StepBatch, repeats: int) -> Figure:
-    """Of one step and the tokens it draws, including the host's launches where the device waits for
-    them; the host reads the tokens after each step, as an engine does."""
+    """Times one step with greedy sampling. The host reads the tokens after each step, as an engine
+    does, so that the time includes launches for which the device waits."""
 
     def step() -> Tensor:
         tokens = engine.run(batch).argmax(-1)
@@ -55,7 +55,7 @@ def step_s(engine: Engine, batch: StepBatch, repeats: int) -> Figure:
 
 
 def step_lines(quick: bool, repeats: int) -> Iterator[Measurement]:
-    """The gain of graphs, without a target, because it was never measured."""
+    """Yields the speed of graphs relative to eager steps; without a target."""
     model = make_model(quick)
     rows = RandomRows(BLOCKS, 16, CONTEXT_TOKENS, model.vocab_size)
     batches = [rows.batch(n) for n in (ROWS[:2] if quick else ROWS)]
@@ -69,5 +69,5 @@ def step_lines(quick: bool, repeats: int) -> Iterator[Measurement]:
         name = f"decode step of {len(batch.decodes)} rows, {SHAPE}"
         yield Measurement(f"{name}, eager", eager, "s")
         yield Measurement(f"{name}, graphed", graphed, "s")
-        gain = figure([eager.median / s for s in graphed.values])
-        yield Measurement(f"{name}, speed of graphed to eager", gain)
+        speed = rates(eager.median, graphed)
+        yield Measurement(f"{name}, speed of graphed to eager", speed)

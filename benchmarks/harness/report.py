@@ -1,44 +1,34 @@
-"""What every benchmark shares: its options, medians with their spread, and the JSON it writes."""
+"""Command-line options, figures with their spread, tables, and the JSON record of a benchmark."""
 
 import argparse
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-
-@dataclass(frozen=True)
-class Options:
-    """`--json FILE` and `--quick`, as every benchmark takes them."""
-
-    json: Path | None
-    quick: bool
+Key = tuple[str, ...]
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """With what every benchmark takes; one may add to it."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--quick", action="store_true", help="small sizes: does it run at all?")
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Parser of `--json` and `--quick`, described by the first line of `description`."""
+    parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to test the benchmark")
     return parser
-
-
-def options(description: str) -> Options:
-    given = parser(description).parse_args()
-    return Options(given.json, given.quick)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Repeats of one measurement."""
+    """Repeats of one measurement, printed as median (lowest–highest)."""
 
     values: tuple[float, ...]
 
@@ -54,14 +44,45 @@ def figure(values: Sequence[float]) -> Figure:
     return Figure(tuple(values))
 
 
-def machine() -> dict[str, Any]:
-    """Where it was measured."""
-    return {
-        "cpus": os.cpu_count(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
+class Measurements:
+    """Repeats of many measurements. A key is a path in the JSON record."""
+
+    def __init__(self) -> None:
+        self.values: dict[Key, list[float]] = defaultdict(list)
+
+    def add(self, key: Key, value: float) -> None:
+        self.values[key].append(value)
+
+    def figure(self, *key: str) -> Figure:
+        return figure(self.values[key])
+
+    def median(self, key: Key) -> float | None:
+        """Returns None for a key without a measurement."""
+        return median(self.values[key]) if key in self.values else None
+
+    def medians(self) -> dict[str, Any]:
+        return nested({key: median(values) for key, values in self.values.items()})
+
+    def repeats(self) -> dict[str, Any]:
+        return nested(self.values)
+
+
+def nested(flat: Mapping[Key, object]) -> dict[str, Any]:
+    """Returns one dictionary per level of the keys."""
+    root: dict[str, Any] = {}
+    for key, value in flat.items():
+        level = root
+        for name in key[:-1]:
+            level = level.setdefault(name, {})
+        level[key[-1]] = value
+    return root
+
+
+def alternating(names: Sequence[str], rounds: int) -> Iterator[tuple[int, Sequence[str]]]:
+    """Yields each round's number and the names, reversed in every other round: a machine that
+    slows down then slows all of them."""
+    for number in range(rounds):
+        yield number, names[:: -1 if number % 2 else 1]
 
 
 def show(
@@ -73,6 +94,13 @@ def show(
     Console(width=width).print(table)
 
 
-def write(path: Path | None, figures: dict[str, Any]) -> None:
+def write(path: Path | None, figures: Mapping[str, Any]) -> None:
+    """Writes the figures and a description of the machine; does nothing without a path."""
+    machine = {
+        "cpus": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+    }
     if path:
-        path.write_text(json.dumps({"machine": machine(), **figures}, indent=2) + "\n")
+        path.write_text(json.dumps({"machine": machine, **figures}, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Keeps a scheduler's state busy: rounds with a given number of running and waiting requests."""
+"""Scheduling rounds with a given number of running and waiting requests."""
 
 import time
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from services.scheduler.core.state import SchedulerState
 
 GATEWAY, WORKER = "gateway#1", "worker#1"
 COST = CostModel(0.01, 1e-4, 2e-4, 1e-7, offload_token_s=1e-6, upload_token_s=1e-6)
-MOST_TOKENS = 1_024
-FINISHED = 4  # requests that end, and come, between two rounds
-REPORT_STEPS = 16  # tokens that each makes between two reports
+MAX_TOKENS = 1_024
+FINISHED = 4  # requests that end, and arrive, between two rounds
+REPORT_STEPS = 16  # tokens per request between two reports
 
-Answer = Callable[[SchedulerState, float], list[ev.Action]]
+Arrange = Callable[[SchedulerState, float], list[ev.Action]]
 
 
 @dataclass
@@ -37,18 +37,20 @@ def arrange_in_process(state: SchedulerState, now: float) -> list[ev.Action]:
     return state.step(ev.Round(), now)
 
 
-class Busy:
-    """Every request has a forecast of its own with 64 points, and memory suffices for the running
-    ones only. Between two rounds some requests end, as many arrive, and all others generate a
-    report's tokens. With presets that cut the pool into batches all running requests end, since a
-    round that cuts nothing costs almost nothing."""
+class BusyScheduler:
+    """A scheduler state whose memory suffices for the running requests only.
+
+    Every request has a forecast of its own with 64 points. Between two rounds some requests end, as
+    many arrive, and all others generate a report's tokens. With presets that divide the pool into
+    batches all running requests end, because a round that divides nothing costs almost nothing.
+    """
 
     def __init__(self, policy: str, running: int, queued: int, apart: bool = False):
         self._rng = np.random.default_rng(0)
         self.state = SchedulerState(choose(policy), Limits(max_queue=2 * queued + running), apart)
         self.now = 1_000.0
-        self._cuts = self.state.preset.arrangement == "batch"
-        self._made: dict[str, int] = {}
+        self._makes_batches = self.state.preset.arrangement == "batch"
+        self._outputs: dict[str, int] = {}
         self._prompts: dict[str, int] = {}
         self._reports = self._count = 0
         view = WorkerView("w", "w", "demo", running * 640, 16, running, 8_192)
@@ -60,67 +62,62 @@ class Busy:
     def running(self) -> int:
         return len(self.state.workers["w"].running)
 
-    @property
-    def waiting(self) -> int:
-        return self.state.ledger.waiting
-
-    def turn(self, answer: Answer, took: RoundTimes) -> None:
-        """Requests come and end, a report is noted, and a round is made of it."""
+    def turn(self, arrange: Arrange, times: RoundTimes) -> None:
+        """Applies a report, submits new requests, and arranges and times a round."""
         self.now += 0.1
         names = list(self.state.workers["w"].running)
-        ending = len(names) if self._cuts else FINISHED
+        ending = len(names) if self._makes_batches else FINISHED
         ended, rest = names[:ending], names[ending:]
         for name in rest:
-            self._made[name] = min(self._made[name] + REPORT_STEPS, MOST_TOKENS - 1)
+            self._outputs[name] = min(self._outputs[name] + REPORT_STEPS, MAX_TOKENS - 1)
         self._reports += 1
         report = Report(
             self._reports,
             self.state.workers["w"].plan_seq,
             tuple(
-                RequestProgress(n, self._made[n], self._prompts[n] + self._made[n], self._blocks(n))
+                RequestProgress(n, self._outputs[n], self._context(n), self._blocks(n))
                 for n in rest
             ),
-            tuple(Completion(n, self._made[n], FinishReason.STOP) for n in ended),
+            tuple(Completion(n, self._outputs[n], FinishReason.STOP) for n in ended),
         )
-        began = time.perf_counter()
+        began_s = time.perf_counter()
         self.state.step(ev.Reported(WORKER, "w", report), self.now)
-        noted = time.perf_counter()
-        took.report_us.append((noted - began) * 1e6 / max(1, len(names)))
+        report_s = time.perf_counter() - began_s
+        times.report_us.append(report_s * 1e6 / max(1, len(names)))
         self._submit(max(FINISHED, len(ended)))
-        if self._cuts:
+        if self._makes_batches:
             self.state.rounds.memory = PolicyMemory()
-        began = time.perf_counter()
-        answer(self.state, self.now)
-        took.rounds_ms.append((time.perf_counter() - began) * 1e3)
+        began_s = time.perf_counter()
+        arrange(self.state, self.now)
+        times.rounds_ms.append((time.perf_counter() - began_s) * 1e3)
 
     def _blocks(self, name: str) -> int:
-        return -(-(self._prompts[name] + self._made[name]) // 16)
+        return -(-self._context(name) // 16)
+
+    def _context(self, name: str) -> int:
+        return self._prompts[name] + self._outputs[name]
 
     def _submit(self, count: int) -> None:
         for _ in range(count):
             self._count += 1
             name = f"r{self._count}"
             prompt = int(self._rng.integers(16, 512))
-            request = Request(name, "demo", prompt, MOST_TOKENS, self.now)
-            self._made[name], self._prompts[name] = 0, prompt
+            request = Request(name, "demo", prompt, MAX_TOKENS, self.now)
+            self._outputs[name], self._prompts[name] = 0, prompt
             self.state.step(ev.Submitted(GATEWAY, request), self.now)
             self.state.step(ev.Forecasted(((name, self._forecast()),)), self.now)
 
     def _forecast(self) -> Forecast:
-        """64 points of its own."""
-        lengths = np.unique(np.clip(self._rng.lognormal(5, 0.9, 64), 1, MOST_TOKENS - 1))
+        """Returns a random forecast of up to 64 points."""
+        lengths = np.unique(np.clip(self._rng.lognormal(5, 0.9, 64), 1, MAX_TOKENS - 1))
         weight = 1 / len(lengths)
-        return Forecast(tuple(lengths.tolist()), (weight,) * len(lengths), MOST_TOKENS, "bench")
+        return Forecast(tuple(lengths.tolist()), (weight,) * len(lengths), MAX_TOKENS, "bench")
 
 
-def measure(
-    policy: str, running: int, queued: int, turns: int, answer: Answer = arrange_in_process
-) -> tuple[Busy, RoundTimes]:
-    """So many turns, the first few, in which memory fills, not counted."""
-    busy = Busy(policy, running, queued)
-    for _ in range(5):
-        busy.turn(answer, RoundTimes())
-    took = RoundTimes()
-    for _ in range(turns):
-        busy.turn(answer, took)
-    return busy, took
+def measure(policy: str, running: int, queued: int, turns: int) -> tuple[BusyScheduler, RoundTimes]:
+    """Measures `turns` rounds after five that fill the memory."""
+    scheduler = BusyScheduler(policy, running, queued)
+    times = RoundTimes()
+    for number in range(5 + turns):
+        scheduler.turn(arrange_in_process, RoundTimes() if number < 5 else times)
+    return scheduler, times

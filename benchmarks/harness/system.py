@@ -1,4 +1,4 @@
-"""The whole system as users run it, vLLM on the CPU as a peer, and the metrics of both."""
+"""Processes of the measured systems (foretoken and vLLM on the CPU) and their metrics."""
 
 import os
 import re
@@ -7,25 +7,28 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import IO, Any
 
 from foretoken.running.options import demo_model
 from foretoken.running.ports import free_port
 
 READY_MARK = "foretoken is ready"
-VLLM_BLOCK_TOKENS = 32  # the smallest its CPU kernels take
-VLLM_START_S = 300.0  # on two cores it takes half a minute, beside other work two
-END_S = 60.0  # twice what a drain takes at most
+VLLM_BLOCK_TOKENS = 32  # the smallest block of its CPU kernels
+VLLM_START_S = 300.0  # half a minute on two idle cores, two minutes beside other work
+GIB = 2**30
+END_S = 60.0  # twice the longest drain
 METRIC = re.compile(r"^(?:foretoken_|vllm:)(\w+)(?:{[^}]*})? ([\d.e+-]+)$", re.MULTILINE)
 
 
 @contextmanager
-def system(*arguments: str) -> Iterator[tuple[str, str]]:
-    """`foretoken serve` on free ports, with further arguments; yields its HTTP and gRPC."""
+def foretoken_system(*arguments: str) -> Iterator[tuple[str, str]]:
+    """Runs `foretoken serve` on free ports; yields its HTTP and gRPC addresses."""
     command = [sys.executable, "-m", "foretoken", "serve", *arguments]
     ports = ["--http-port", "0", "--grpc-port", "0"]
     with running([*command, *ports], stdout=subprocess.PIPE) as process:
@@ -37,57 +40,75 @@ def system(*arguments: str) -> Iterator[tuple[str, str]]:
         yield http.strip(), grpc.strip()
 
 
+def settings(*choices: str) -> list[str]:
+    """Returns `--set` arguments of `foretoken serve`."""
+    return [word for choice in choices for word in ("--set", choice)]
+
+
 @contextmanager
-def vllm(
+def vllm_server(
     python: str,
     kv_tokens: int,
     model: str = "",
     dtype: str = "float32",
-    length_tokens: int = 0,
-    kv_gib: int = 1,
+    max_tokens: int = 0,
+    kv_bytes: int = GIB,
 ) -> Iterator[str]:
-    """vLLM's server under that Python, with the demo model (or another folder's) and so much KV,
-    of at most `kv_gib`; yields its HTTP. `length_tokens`: the longest sequence, 0: the model's."""
+    """Runs vLLM's server with `python`; yields its HTTP address.
+
+    model: a folder; the demo model if empty. kv_bytes: size of `kv_tokens`, rounded up to GiB.
+    max_tokens: length of the longest sequence, 0 for the model's limit.
+    """
     port = free_port()
     model = model or demo_model()
-    longest = ["--max-model-len", str(length_tokens)] if length_tokens else []
+    max_length = ["--max-model-len", str(max_tokens)] if max_tokens else []
     # fmt: off
     command = [
         python, "-m", "vllm.entrypoints.openai.api_server",
-        "--model", model, "--served-model-name", Path(model).name, "--dtype", dtype, *longest,
+        "--model", model, "--served-model-name", Path(model).name, "--dtype", dtype, *max_length,
         "--block-size", str(VLLM_BLOCK_TOKENS),
         "--num-gpu-blocks-override", str(kv_tokens // VLLM_BLOCK_TOKENS),
         "--host", "127.0.0.1", "--port", str(port),
     ]
     # fmt: on
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": str(kv_gib)}
-    environment.pop("PYTHONPATH", None)
-    with TemporaryFile("w+") as said:
-        to = {"stdout": said, "stderr": subprocess.STDOUT, "env": environment}
-        with running(command, **to) as process:
-            url = f"http://127.0.0.1:{port}"
-            until_s = time.monotonic() + VLLM_START_S
-            while not _healthy(url):
-                if process.poll() is not None or time.monotonic() > until_s:
-                    said.seek(0)
-                    raise RuntimeError(f"vLLM did not start: {said.read()[-2_000:]}")
-                time.sleep(0.5)
-            yield url
-
-
-def counted(url: str) -> dict[str, float]:
-    """Its metrics without their prefix, summed over labels."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
-        text = answer.read().decode()
-    found: dict[str, float] = {}
-    for name, value in METRIC.findall(text):
-        found[name] = found.get(name, 0.0) + float(value)
-    return found
+    with (
+        TemporaryFile("w+") as output,
+        vllm_process(command, kv_bytes, stdout=output, stderr=subprocess.STDOUT) as process,
+    ):
+        url = f"http://127.0.0.1:{port}"
+        deadline_s = time.monotonic() + VLLM_START_S
+        while not _is_healthy(url):
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                output.seek(0)
+                raise RuntimeError(f"vLLM did not start: {output.read()[-2_000:]}")
+            time.sleep(0.5)
+        yield url
 
 
 @contextmanager
-def running(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Ends its processes at the end of the block."""
+def vllm_process(
+    command: list[str], kv_bytes: int, **pipes: IO[str] | int
+) -> Iterator["subprocess.Popen[str]"]:
+    """Runs a command of vLLM's Python, without this project's path."""
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": str(ceil(kv_bytes / GIB))}
+    environment.pop("PYTHONPATH", None)
+    with running(command, env=environment, **pipes) as process:
+        yield process
+
+
+def read_metrics(url: str) -> dict[str, float]:
+    """Returns the metrics without their prefix, summed over labels."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    totals: dict[str, float] = defaultdict(float)
+    for name, value in METRIC.findall(text):
+        totals[name] += float(value)
+    return dict(totals)
+
+
+@contextmanager
+def running(command: list[str], **options: Any) -> Iterator["subprocess.Popen[str]"]:
+    """Runs a command; stops it and its child processes at the end of the block."""
     with subprocess.Popen(command, text=True, start_new_session=True, **options) as process:
         try:
             yield process
@@ -99,7 +120,7 @@ def running(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _healthy(url: str) -> bool:
+def _is_healthy(url: str) -> bool:
     with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
         return int(answer.status) == 200
     return False

@@ -14,7 +14,7 @@ ReportProgress = Callable[[str, int, int], None]  # task, items done, items in t
 
 
 def prompt_of(row: Row) -> Prompt:
-    return Prompt("", row.prompt, _prompt_tokens(row), row.answers)
+    return Prompt("", row.prompt, row.prompt_tokens, row.answers)
 
 
 def extract_all(
@@ -33,21 +33,18 @@ def extract_all(
 
 def query_of(row: Row, features: Features | None, max_tokens: int) -> Query:
     """Returns the request of a row; `max_tokens` applies to rows without a cap."""
-    application = row.task.partition("/")[0]
-    return Query(row.model, application, _prompt_tokens(row), row.cap or max_tokens, features)
+    max_tokens = row.cap or max_tokens
+    return Query(row.model, row.application, row.prompt_tokens, max_tokens, features)
 
 
 def examples_of(rows: Sequence[Row], features: FeaturesByPrompt, max_tokens: int) -> list[Example]:
     """Returns finished requests in the rows' order, without features for prompts missing in
     `features`."""
-    return [_example(row, features.get(prompt_of(row)), max_tokens) for row in rows]
-
-
-def _example(row: Row, features: Features | None, max_tokens: int) -> Example:
-    cut = 0 < row.cap <= row.output_tokens
-    reason = FinishReason.LENGTH if cut else FinishReason.STOP
-    return Example(query_of(row, features, max_tokens), row.output_tokens, reason)
-
-
-def _prompt_tokens(row: Row) -> int:
-    return row.input_tokens + row.context_tokens
+    return [
+        Example(
+            query_of(row, features.get(prompt_of(row)), max_tokens),
+            row.output_tokens,
+            FinishReason.LENGTH if 0 < row.cap <= row.output_tokens else FinishReason.STOP,
+        )
+        for row in rows
+    ]

@@ -2,8 +2,8 @@
 
 A file has JSON lines, plain or gzip. Each line has `id`, `prompt`, `model`, `task`, `input_tokens`
 and `output_tokens`. Optional fields are `cap` (max_tokens of the run), `turn` and `context_tokens`
-(of a conversation), `ref_tokens` (lengths of several reference answers, the first of them the row's
-own) and, instead of `output_tokens`, `samples`: [name, tokens, finished] of several answers.
+of a conversation, and `ref_tokens` (lengths of several answers, the row's first). A line may have
+`samples` instead of `output_tokens`: [name, tokens, finished] of several answers.
 """
 
 import gzip
@@ -56,6 +56,14 @@ class Row:
     turn: int = 0
     answers: tuple[int, ...] = ()
     references: tuple[int, ...] = ()
+
+    @property
+    def application(self) -> str:
+        return self.task.partition("/")[0]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.input_tokens + self.context_tokens
 
 
 def parse_source(spec: str) -> Source:
@@ -141,7 +149,7 @@ def _row(source: Source, line: _Line) -> Row | None:
         data=source.name,
         id=line.text("id"),
         prompt=line.text("prompt"),
-        # A label field holds another model's answers, a separate population of lengths.
+        # A label field holds the answers of another model, a separate population of lengths.
         model=source.field or line.text("model"),
         task=line.text("task"),
         input_tokens=line.count("input_tokens"),
@@ -154,7 +162,7 @@ def _row(source: Source, line: _Line) -> Row | None:
 
 
 def _lengths(source: Source, line: _Line) -> list[int]:
-    """The row's own length, then those of other answers; empty to skip the row."""
+    """Returns the row's length, then those of other answers; an empty list skips the row."""
     if source.field:
         return _field_lengths(line, line.record, source.field)
     if "output_tokens" in line.record:
@@ -172,7 +180,7 @@ def _reference_lengths(line: _Line) -> list[int]:
 
 
 def _finished(line: _Line) -> list[int]:
-    """Lengths of the samples that were not truncated; a sample without an end mark counts as
+    """Returns the lengths of samples that were not truncated. A sample without the third value is
     finished."""
     samples = line.record["samples"]
     try:
@@ -182,7 +190,7 @@ def _finished(line: _Line) -> list[int]:
 
 
 def _field_lengths(line: _Line, record: Record, field: str) -> list[int]:
-    """The value at `field`, then its siblings. Keys may contain dots."""
+    """Returns the value at `field`, then its siblings. Keys may contain dots."""
     if field in record:
         own = _Line(line.where, record).count(field)
         others = (value for key, value in record.items() if key != field and _is_count(value))

@@ -18,6 +18,8 @@ class JudgedRows:
 
 @dataclass(frozen=True)
 class Split:
+    """Rows to train on and data sets to evaluate."""
+
     train: Sequence[Row]
     judged: Sequence[JudgedRows]
 
@@ -29,8 +31,12 @@ def normalised(prompt: str) -> str:
 
 def is_validation(prompt: str) -> bool:
     """Selects a quarter of all prompts, the same in every data set and run."""
-    digest = hashlib.sha1(normalised(prompt).encode(errors="surrogatepass")).hexdigest()
-    return int(digest[:8], 16) % 4 == 1
+    return int(prompt_digest(prompt)[:8], 16) % 4 == 1
+
+
+def prompt_digest(prompt: str) -> str:
+    """Returns a hash of the normalised prompt as hexadecimal digits."""
+    return hashlib.sha1(normalised(prompt).encode(errors="surrogatepass")).hexdigest()
 
 
 def split(
@@ -42,8 +48,10 @@ def split(
     Raises DataError when no rows remain to train on or to evaluate.
     """
     judged = [_judged(source, sets[source], source in train) for source in data]
-    taken = {normalised(row.prompt) for part in judged for row in part.rows}
-    rest = [row for source in train for row in sets[source] if normalised(row.prompt) not in taken]
+    evaluated = {normalised(row.prompt) for part in judged for row in part.rows}
+    rest = [
+        row for source in train for row in sets[source] if normalised(row.prompt) not in evaluated
+    ]
     if not rest:
         names = ", ".join(source.name for source in train)
         raise DataError(f"no rows of {names} remain to train on: all their prompts are evaluated")

@@ -15,7 +15,7 @@ from services.forecast import Forecast, certain
 from services.predictor.interface import Example, Predictor
 from services.predictor.models.oracle import SOURCE as ORACLE
 
-TEACH_BATCH = 256
+LEARN_BATCH = 256
 ONLINE_CHUNK = 50
 ONLINE_REFIT = 250  # outcomes between two fits
 PROMPTLESS = frozenset({"history", "max", ORACLE})  # read no prompts and need no encoder
@@ -26,7 +26,7 @@ Make = Callable[[], Predictor]
 
 @runtime_checkable
 class Refits(Protocol):
-    """A predictor that must be fitted after learning; reports progress to `tick`."""
+    """A predictor that must be fitted after learning; `tick` receives the share of work done."""
 
     def fit(self, tick: Callable[[float], None]) -> None: ...
 
@@ -72,21 +72,21 @@ class PredictorEvaluator:
     max_tokens: int
     online_outcomes: int
     seed: int
-    fresh: MakeExtractor | None
+    make_extractor: MakeExtractor | None
     progress: ReportProgress
 
     def judge(self, name: str, make: Make) -> Iterator[Judgement]:
-        """Yields one judgement per data set. All sets are forecast before any is learned from.
-        Online learning on an out-of-domain set starts from a predictor that knows only the training
-        set."""
+        """Yields one judgement per data set. The predictor forecasts all sets before it learns from
+        any. Online learning on an out-of-domain set starts from a predictor that knows only the
+        training set."""
         predictor = self._train(name, make)
-        plain = [self._judged(name, predictor, part) for part in self.sets]
-        spare: Predictor | None = predictor
+        plain = [self._judge_set(name, predictor, part) for part in self.sets]
+        unused: Predictor | None = predictor
         for part, (scores, timing) in zip(self.sets, plain, strict=True):
             online = None
             if not part.in_domain and self.online_outcomes:
-                online = self._online(name, spare or self._train(name, make), part)
-                spare = None  # it knows that set now
+                online = self._judge_online(name, unused or self._train(name, make), part)
+                unused = None  # it has learned from this set
             yield Judgement(
                 part.name, name, part.in_domain, len(self.train), scores, timing, online
             )
@@ -100,7 +100,7 @@ class PredictorEvaluator:
 
     def _train(self, name: str, make: Make) -> Predictor:
         predictor = make()
-        for done, chunk in _chunks(self.train, TEACH_BATCH):
+        for done, chunk in _chunks(self.train, LEARN_BATCH):
             self.progress(f"{name}: learning", done, len(self.train))
             predictor.learn(chunk)
         self._fit(name, predictor)
@@ -110,49 +110,45 @@ class PredictorEvaluator:
         if isinstance(predictor, Refits):
             predictor.fit(lambda share: self.progress(f"{name}: fitting", round(100 * share), 100))
 
-    def _judged(self, name: str, predictor: Predictor, part: JudgedSet) -> tuple[Scores, Timing]:
-        scores = self._scored(f"{name}: {part.name}", predictor, part.examples)
+    def _judge_set(self, name: str, predictor: Predictor, part: JudgedSet) -> tuple[Scores, Timing]:
+        scores = self._score(f"{name}: {part.name}", predictor, part.examples)
         self.progress(f"{name}: timing", 0, 0)
-        fresh = None if name in PROMPTLESS else self.fresh
-        return scores, time_forecasts(predictor, part.rows, self.max_tokens, fresh)
+        make_extractor = None if name in PROMPTLESS else self.make_extractor
+        return scores, time_forecasts(predictor, part.rows, self.max_tokens, make_extractor)
 
-    def _scored(self, what: str, predictor: Predictor, examples: Sequence[Example]) -> Scores:
+    def _score(self, task: str, predictor: Predictor, examples: Sequence[Example]) -> Scores:
         forecasts: list[Forecast] = []
         for done, chunk in _chunks(examples, BATCH):
-            self.progress(what, done, len(examples))
-            forecasts += forecast_within(predictor, chunk)
+            self.progress(task, done, len(examples))
+            queries = [example.query for example in chunk]
+            forecasts += [
+                forecast.truncated(query.max_tokens)
+                for forecast, query in zip(predictor.forecast(queries), queries, strict=True)
+            ]
         return score(forecasts, _lengths(examples))
 
-    def _online(self, name: str, predictor: Predictor, part: JudgedSet) -> Online | None:
+    def _judge_online(self, name: str, predictor: Predictor, part: JudgedSet) -> Online | None:
         """Scores the rows that an in-domain run scores, so that both are comparable."""
-        unseen = [is_validation(row.prompt) for row in part.rows]
-        asked = [e for e, held in zip(part.examples, unseen, strict=True) if held]
-        others = [e for e, held in zip(part.examples, unseen, strict=True) if not held]
-        if not asked or not others:
+        validation: list[Example] = []
+        others: list[Example] = []
+        for row, example in zip(part.rows, part.examples, strict=True):
+            (validation if is_validation(row.prompt) else others).append(example)
+        if not validation or not others:
             return None
         order = np.random.default_rng(self.seed).permutation(len(others))
-        lessons = [others[i] for i in order[: self.online_outcomes]]
-        self._teach_online(name, predictor, lessons)
-        scores = self._scored(f"{name}: {part.name}, online", predictor, asked)
-        return Online(len(lessons), scores)
+        outcomes = [others[i] for i in order[: self.online_outcomes]]
+        self._learn_online(name, predictor, outcomes)
+        scores = self._score(f"{name}: {part.name}, online", predictor, validation)
+        return Online(len(outcomes), scores)
 
-    def _teach_online(self, name: str, predictor: Predictor, lessons: Sequence[Example]) -> None:
-        """Learns as the service does: outcomes in small batches with a fit every 250."""
-        for done, chunk in _chunks(lessons, ONLINE_CHUNK):
-            self.progress(f"{name}: learning online", done, len(lessons))
+    def _learn_online(self, name: str, predictor: Predictor, outcomes: Sequence[Example]) -> None:
+        """Learns as the service does: outcomes in small batches with a fit every ONLINE_REFIT."""
+        for done, chunk in _chunks(outcomes, ONLINE_CHUNK):
+            self.progress(f"{name}: learning online", done, len(outcomes))
             predictor.learn(chunk)
-            learnt = done + len(chunk)
-            if learnt % ONLINE_REFIT == 0 or learnt == len(lessons):
+            learned = done + len(chunk)
+            if learned % ONLINE_REFIT == 0 or learned == len(outcomes):
                 self._fit(name, predictor)
-
-
-def forecast_within(predictor: Predictor, examples: Sequence[Example]) -> list[Forecast]:
-    """Forecasts truncated at each request's max_tokens."""
-    queries = [example.query for example in examples]
-    return [
-        forecast.truncated(query.max_tokens)
-        for forecast, query in zip(predictor.forecast(queries), queries, strict=True)
-    ]
 
 
 def _lengths(examples: Sequence[Example]) -> list[int]:

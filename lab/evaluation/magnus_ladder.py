@@ -59,23 +59,23 @@ def requests_of(rows: Sequence[Row], features: Sequence[Features]) -> Requests:
 
 def sample_rows_per_task(rows: Sequence[Row], limit: int, seed: int) -> list[Row]:
     """Returns a seeded sample of at most `limit` rows per task."""
-    taken: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     chosen = []
     for i in np.random.default_rng(seed).permutation(len(rows)):
-        taken[rows[i].task] += 1
-        if taken[rows[i].task] <= limit:
+        counts[rows[i].task] += 1
+        if counts[rows[i].task] <= limit:
             chosen.append(rows[i])
     return chosen
 
 
 def user_input_tokens(row: Row) -> int:
-    """The row's input tokens minus the instruction's, estimated by its words and marks."""
+    """Returns the row's input tokens minus the instruction's, estimated by words and marks."""
     instruction, _ = split_prompt("", row.prompt)
     return max(row.input_tokens - len(_PIECES.findall(instruction)), 1)
 
 
 def ladder_forecasts(train: Requests, test: Requests, seed: int = 0) -> Forecasts:
-    """Forecasts of the test rows by each method, in the order of the table."""
+    """Returns forecasts of the test rows by each method, in the order of the table."""
     length, test_length = (r.user_input_tokens[:, None] for r in (train, test))
     inst, test_inst = (
         np.hstack([fold_vectors(r.instruction, INSTRUCTION_VALUES), r.user_input_tokens[:, None]])
@@ -92,10 +92,10 @@ def ladder_forecasts(train: Requests, test: Requests, seed: int = 0) -> Forecast
 
 
 def rmse_of(forecasts: Forecasts, true: Floats, chosen: NDArray[np.bool_]) -> dict[str, float]:
-    """Root mean square error in tokens of each method over the chosen rows."""
+    """Returns the root mean square error in tokens of each method over the chosen rows."""
     return {
-        rung: float(np.sqrt(np.mean((values - true)[chosen] ** 2)))
-        for rung, values in forecasts.items()
+        method: float(np.sqrt(np.mean((values - true)[chosen] ** 2)))
+        for method, values in forecasts.items()
     }
 
 
@@ -120,10 +120,9 @@ def _forest_per_task(
     tasks: Sequence[str], test_tasks: Sequence[str], length: Floats, test: Floats, forest: _Forest
 ) -> Floats:
     """Forecasts by the forest of each task; unknown tasks use a forest of all rows."""
-    of, test_of = np.array(tasks), np.array(test_tasks)
-    out = np.empty(len(test))
-    for task in np.unique(test_of):
-        own = of == task
-        asked = test_of == task
-        out[asked] = forest.forecast(length, test[asked], own if own.any() else slice(None))
-    return out
+    forecasts = np.empty(len(test))
+    for task in np.unique(test_tasks):
+        train_rows, test_rows = np.array(tasks) == task, np.array(test_tasks) == task
+        chosen = train_rows if train_rows.any() else slice(None)
+        forecasts[test_rows] = forest.forecast(length, test[test_rows], chosen)
+    return forecasts

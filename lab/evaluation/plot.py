@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lab.evaluation.report import JsonRow, number
-from services.predictor.models.scoring import LEVELS
+from services.predictor.learning.scorecard import SCORE_LEVELS
 
-WIDE = 0.8  # share of the distance between two data sets that bars fill
+BARS_WIDTH = 0.8  # of one data set; the distance between two data sets is 1
 
 
 def plot(path: Path, rows: Sequence[JsonRow]) -> None:
@@ -36,12 +36,12 @@ def _names(rows: Sequence[JsonRow], key: str) -> list[str]:
 
 
 def _bars(axes: Axes, rows: Sequence[JsonRow], key: str, label: str) -> None:
-    """One group of bars per data set. A constant forecast has no tau and no bar."""
+    """Draws one group of bars per data set. A constant forecast has no tau and no bar."""
     sets, predictors = _names(rows, "data"), _names(rows, "predictor")
     height = {(row["data"], row["predictor"]): number(row, key) for row in rows}
-    width = WIDE / len(predictors)
+    width = BARS_WIDTH / len(predictors)
     for i, predictor in enumerate(predictors):
-        left = np.arange(len(sets)) + (i + 0.5) * width - WIDE / 2
+        left = np.arange(len(sets)) + (i + 0.5) * width - BARS_WIDTH / 2
         axes.bar(left, [height.get((d, predictor), np.nan) for d in sets], width, label=predictor)
     axes.set_xticks(range(len(sets)), sets, rotation=20 if len(sets) > 3 else 0)
     axes.set_xlim(-0.5, len(sets) - 0.5)
@@ -49,13 +49,16 @@ def _bars(axes: Axes, rows: Sequence[JsonRow], key: str, label: str) -> None:
 
 
 def _calibration(axes: Axes, rows: Sequence[JsonRow]) -> None:
-    """Share of lengths below each quantile: in-domain rows, or all rows when there are none."""
+    """Draws the share of lengths below each quantile of in-domain rows, or of all rows when there
+    are none."""
     rows = [row for row in rows if row["in_domain"]] or rows
     axes.plot([0, 1], [0, 1], color="0.7", linestyle="--")
     for predictor in _names(rows, "predictor"):
-        own = [row for row in rows if row["predictor"] == predictor]
-        shares = np.array([row["reached"] for row in own], np.float64)
-        weights = [number(row, "n") for row in own]
-        axes.plot(LEVELS, np.average(shares, axis=0, weights=weights), marker=".", label=predictor)
+        selected = [row for row in rows if row["predictor"] == predictor]
+        shares = np.array([row["reached"] for row in selected], np.float64)
+        weights = [number(row, "n") for row in selected]
+        axes.plot(
+            SCORE_LEVELS, np.average(shares, axis=0, weights=weights), marker=".", label=predictor
+        )
     axes.set_xlabel("quantile of the forecast")
     axes.set_ylabel("share of lengths up to it")

@@ -37,7 +37,7 @@ def read_split(train: Sequence[str], data: Sequence[str], limit: int, seed: int)
     train_sources, data_sources = ([*dict.fromkeys(map(parse_source, s))] for s in (train, data))
     sources = [*dict.fromkeys([*train_sources, *data_sources])]
     if len({source.name for source in sources}) < len(sources):
-        raise DataError("two files have the same name; rename one to tell their tables apart")
+        raise DataError("two files have the same name, which names their tables: rename one")
     sets = {source: read_rows(source, limit, seed) for source in sources}
     return split(sets, train_sources, data_sources)
 
@@ -50,7 +50,7 @@ def prepare(
     seed: int,
     progress: ReportProgress,
 ) -> PreparedData:
-    """Extracts the features of all rows; none without an extractor.
+    """Extracts the features of all rows, or none without an extractor.
 
     Training rows are shuffled, because a service receives outcomes in mixed order.
     """
@@ -77,7 +77,8 @@ def _features(
 
 
 def _prompts_by_set(rows: Split) -> list[list[Prompt]]:
-    """Unique sorted prompts of each set, so that the store key does not depend on the split."""
+    """Returns the unique sorted prompts of each set. The store's key then does not depend on the
+    split."""
     sets: defaultdict[str, set[Prompt]] = defaultdict(set)
     for part in [rows.train, *(judged.rows for judged in rows.judged)]:
         for row in part:

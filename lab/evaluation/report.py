@@ -14,8 +14,8 @@ from rich.text import Text
 from lab.data.split import JudgedRows
 from lab.evaluation.judge import Judgement
 from lab.evaluation.magnus_ladder import Ladder
+from services.predictor.learning.scorecard import tau_b
 from services.predictor.models.oracle import SOURCE as ORACLE
-from services.predictor.models.scoring import tau_b
 
 JsonRow = dict[str, object]
 
@@ -42,8 +42,8 @@ COLUMNS = {  # key of the JSON row: heading, decimals, better direction
 class EvaluationResult:
     """Results of `foretoken evaluate`.
 
-    draws: by data set, tau-b between a row's length and another answer to the same prompt: a bound
-      for ranking a model that samples.
+    draws: by data set, tau-b between a row's length and that of another answer to the same prompt,
+      which bounds a ranking of sampled answers.
     ladders: by data set, then task ("" for the whole set); "" for all sets together.
     earlier: rows of an earlier report with in-domain taus.
     """
@@ -55,14 +55,13 @@ class EvaluationResult:
 
 
 def draws_agree(judged: Sequence[JudgedRows]) -> dict[str, float]:
-    """Returns EvaluationResult.draws of the evaluated rows."""
-    pairs = {
-        part.name: [(row.output_tokens, row.references[0]) for row in part.rows if row.references]
-        for part in judged
-    }
-    return {
-        name: tau_b(*np.array(both, np.float64).T) for name, both in pairs.items() if len(both) > 1
-    }
+    """Returns `EvaluationResult.draws`."""
+    draws = {}
+    for part in judged:
+        pairs = [(row.output_tokens, row.references[0]) for row in part.rows if row.references]
+        if len(pairs) > 1:
+            draws[part.name] = tau_b(*np.array(pairs, np.float64).T)
+    return draws
 
 
 def as_rows(result: EvaluationResult) -> list[JsonRow]:
@@ -71,16 +70,14 @@ def as_rows(result: EvaluationResult) -> list[JsonRow]:
 
 
 def _as_row(judgement: Judgement, result: EvaluationResult) -> JsonRow:
-    scores = asdict(judgement.scores)
-    timing = judgement.timing
-    online = judgement.online
+    timing, online = judgement.timing, judgement.online
     ladder = result.ladders.get(judgement.data, {})
     return {
         "data": judgement.data,
         "predictor": judgement.predictor,
         "in_domain": judgement.in_domain,
         "n_train": judgement.n_train,
-        **scores,
+        **asdict(judgement.scores),
         "ms_batch1": timing.ms_batch1 if timing else None,
         "ms_cached": timing.ms_cached if timing else None,
         "ms_batch64": timing.ms_batch64 if timing else None,
@@ -92,13 +89,13 @@ def _as_row(judgement: Judgement, result: EvaluationResult) -> JsonRow:
         "tau_in_domain": _earlier_tau(judgement, result.earlier),
         "tau_draws": result.draws.get(judgement.data),
         "ladder": ladder.get("", {}),
-        "ladder_tasks": {task: rungs for task, rungs in ladder.items() if task},
+        "ladder_tasks": {task: errors for task, errors in ladder.items() if task},
         "ladder_all_sets": result.ladders.get("", {}).get("", {}),
     }
 
 
 def _earlier_tau(judgement: Judgement, earlier: Sequence[JsonRow]) -> object:
-    """The predictor's in-domain tau on the same data set in the earlier report."""
+    """Returns the predictor's in-domain tau on the same data set in the earlier report."""
     for row in earlier:
         if (row.get("data"), row.get("predictor")) == (judgement.data, judgement.predictor):
             return row.get("tau") if row.get("in_domain") else None
@@ -134,20 +131,20 @@ def _plain(value: object) -> object:
 
 
 def tables(rows: Sequence[JsonRow]) -> Iterator[Table]:
-    """Yields one table per data set with the best value of each column in bold (except the
-    oracle's)."""
+    """Yields one table per data set with the best value of each column in bold, except for the
+    oracle."""
     for data in dict.fromkeys(row["data"] for row in rows):
-        own = [row for row in rows if row["data"] == data]
-        yield _table(own)
-        if own[0]["ladder"]:
-            yield _ladder_table(f"{data}: Magnus' ladder, RMSE in tokens", own[0])
+        of_set = [row for row in rows if row["data"] == data]
+        yield _table(of_set)
+        if of_set[0]["ladder"]:
+            yield _ladder_table(f"{data}: Magnus' ladder, RMSE in tokens", of_set[0])
 
 
 def _table(rows: Sequence[JsonRow]) -> Table:
     first = rows[0]
     domain = "in domain" if first["in_domain"] else "not trained on"
-    counts = f"{first['n']:,} rows judged, {_trained(rows):,} trained, {domain}"
-    title = f"{first['data']}: {counts}"
+    trained = int(max(number(row, "n_train") for row in rows))
+    title = f"{first['data']}: {first['n']:,} rows judged, {trained:,} trained, {domain}"
     table = Table(title=title, caption=_caption(rows), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("predictor", min_width=9)
     shown = [key for key in COLUMNS if any(row[key] is not None for row in rows)]
@@ -160,41 +157,31 @@ def _table(rows: Sequence[JsonRow]) -> Table:
     return table
 
 
-def _trained(rows: Sequence[JsonRow]) -> int:
-    return int(max(number(row, "n_train") for row in rows))
-
-
 def _caption(rows: Sequence[JsonRow]) -> str:
     first = rows[0]
     notes = []
     if isinstance(first["tau_draws"], float):
         notes.append(f"another answer to the same prompt agrees at tau {first['tau_draws']:.3f}")
-    taught = [row for row in rows if row["online_outcomes"]]
-    if taught:
-        row = taught[0]
-        notes.append(
-            f"online: {row['n_online']} validation rows after {row['online_outcomes']} outcomes"
-        )
-    recovered = [_recovered(row) for row in rows if isinstance(row["tau_in_domain"], float)]
-    return "; ".join([*notes, *filter(None, recovered)])
-
-
-def _recovered(row: JsonRow) -> str:
-    """Share of the in-domain tau that online learning recovers."""
-    within, online = row["tau_in_domain"], row["tau_online"]
-    if not isinstance(within, float) or not isinstance(online, float) or within <= 0:
-        return ""
-    return f"{row['predictor']}: {online / within:.0%} of its in-domain tau {within:.3f}"
+    online = next((row for row in rows if row["online_outcomes"]), None)
+    if online:
+        counts = f"{online['n_online']} validation rows after {online['online_outcomes']} outcomes"
+        notes.append(f"online: {counts}")
+    for row in rows:  # share of the in-domain tau that online learning recovers
+        in_domain, recovered = row["tau_in_domain"], row["tau_online"]
+        if isinstance(in_domain, float) and isinstance(recovered, float) and in_domain > 0:
+            share = f"{recovered / in_domain:.0%} of its in-domain tau {in_domain:.3f}"
+            notes.append(f"{row['predictor']}: {share}")
+    return "; ".join(notes)
 
 
 def _best(rows: Sequence[JsonRow], key: str) -> float:
-    way = COLUMNS[key][2]
-    numbers = [way * number(row, key) for row in rows if row["predictor"] != ORACLE]
-    return way * max(filter(isfinite, numbers), default=nan) if way else nan
+    sign = COLUMNS[key][2]
+    numbers = [sign * number(row, key) for row in rows if row["predictor"] != ORACLE]
+    return sign * max(filter(isfinite, numbers), default=nan) if sign else nan
 
 
 def number(row: JsonRow, key: str) -> float:
-    """A cell as a number; NaN where it is none."""
+    """Returns a cell as a number; NaN for other values."""
     value = row[key]
     return float(value) if isinstance(value, float | int) else nan
 
@@ -203,8 +190,8 @@ def _cell(row: JsonRow, key: str, best: float) -> Text:
     value = number(row, key)
     if not isfinite(value):
         return Text("–")
-    winner = value == best and row["predictor"] != ORACLE
-    return Text(f"{value:.{COLUMNS[key][1]}f}", style="bold" if winner else "")
+    is_best = value == best and row["predictor"] != ORACLE
+    return Text(f"{value:.{COLUMNS[key][1]}f}", style="bold" if is_best else "")
 
 
 def _ladder_table(title: str, row: JsonRow) -> Table:
@@ -214,9 +201,9 @@ def _ladder_table(title: str, row: JsonRow) -> Table:
         groups |= tasks
     table = Table(title=title, box=SIMPLE_HEAD)
     table.add_column("rows")
-    for rung in row["ladder"] if isinstance(row["ladder"], dict) else ():
-        table.add_column(rung, justify="right")
-    for name, rungs in groups.items():
-        if isinstance(rungs, dict):
-            table.add_row(name, *(f"{error:.2f}" for error in rungs.values()))
+    for method in row["ladder"] if isinstance(row["ladder"], dict) else ():
+        table.add_column(method, justify="right")
+    for name, errors in groups.items():
+        if isinstance(errors, dict):
+            table.add_row(name, *(f"{error:.2f}" for error in errors.values()))
     return table

@@ -1,4 +1,4 @@
-"""Accuracy of forecasts against true lengths. Pure and vectorised."""
+"""Accuracy of forecasts against true lengths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.forecast import MAX_POINTS, Forecast
-from services.predictor.models.scoring import LEVELS, tau_b
+from services.predictor.learning.scorecard import SCORE_LEVELS, pinball_loss, tau_b
 from services.predictor.models.spread import Floats
 
 BUCKETS = 10
@@ -23,10 +23,10 @@ class Scores:
       ten equal buckets of `bucket_tokens`; longer means are in the last. ALISE (Zhao et al., 2024,
       Table 2) uses "evenly divided bins" of an unstated number; ten is the number of classes of
       Learning to Rank's baseline.
-    pinball: quantile loss averaged over LEVELS.
+    pinball: quantile loss averaged over SCORE_LEVELS.
     crps: mean continuous ranked probability score, exact for weighted points.
     coverage_50, coverage_90: share of lengths in the central interval, ends included.
-    reached: share of lengths ≤ the quantile, per level of LEVELS.
+    reached: share of lengths ≤ the quantile, per level of SCORE_LEVELS.
     """
 
     n: int
@@ -53,7 +53,7 @@ def score(forecasts: Sequence[Forecast], lengths: Sequence[int]) -> Scores:
     true = np.asarray(lengths, np.float64)
     points, mass = _padded(forecasts)
     means = np.array([forecast.mean() for forecast in forecasts])
-    quantiles = np.stack([_quantile(points, mass, level) for level in LEVELS], axis=1)
+    quantiles = np.stack([_quantile(points, mass, level) for level in SCORE_LEVELS], axis=1)
     error = means - true
     width = true.max() / BUCKETS
     return Scores(
@@ -64,7 +64,7 @@ def score(forecasts: Sequence[Forecast], lengths: Sequence[int]) -> Scores:
         mean_relative_error=float(np.mean(np.abs(error) / true)),
         bucket_accuracy=float(np.mean(_bucket(means, width) == _bucket(true, width))),
         bucket_tokens=float(width),
-        pinball=_pinball(quantiles, true),
+        pinball=pinball_loss(quantiles, true[:, None]),
         crps=_crps(points, mass, true),
         coverage_50=_coverage(points, mass, true, 0.5),
         coverage_90=_coverage(points, mass, true, 0.9),
@@ -73,7 +73,7 @@ def score(forecasts: Sequence[Forecast], lengths: Sequence[int]) -> Scores:
 
 
 def _padded(forecasts: Sequence[Forecast]) -> tuple[Floats, Floats]:
-    """Points [n, 64] and P(L ≤ point). The last point is repeated with mass 1."""
+    """Returns points [n, 64] and P(L ≤ point). The last point is repeated with mass 1."""
     points = np.empty((len(forecasts), MAX_POINTS))
     mass = np.ones_like(points)
     for i, forecast in enumerate(forecasts):
@@ -85,7 +85,7 @@ def _padded(forecasts: Sequence[Forecast]) -> tuple[Floats, Floats]:
 
 
 def _quantile(points: Floats, mass: Floats, level: float) -> Floats:
-    """Forecast.quantile(level) of each row."""
+    """Returns Forecast.quantile(level) of each row."""
     column = np.sum(mass < level - 1e-12, axis=1)
     quantile: Floats = np.take_along_axis(points, column[:, None], axis=1)[:, 0]
     return quantile
@@ -93,11 +93,6 @@ def _quantile(points: Floats, mass: Floats, level: float) -> Floats:
 
 def _bucket(tokens: Floats, width: float) -> NDArray[np.int64]:
     return np.minimum(np.floor(tokens / width), BUCKETS - 1).astype(np.int64)
-
-
-def _pinball(quantiles: Floats, true: Floats) -> float:
-    under = true[:, None] - quantiles
-    return float(np.mean(np.maximum(LEVELS * under, (LEVELS - 1) * under)))
 
 
 def _crps(points: Floats, mass: Floats, true: Floats) -> float:

@@ -39,37 +39,38 @@ class Timing:
 
 
 def time_forecasts(
-    predictor: Predictor, rows: Sequence[Row], max_tokens: int, fresh: MakeExtractor | None
+    predictor: Predictor, rows: Sequence[Row], max_tokens: int, make_extractor: MakeExtractor | None
 ) -> Timing:
-    """Over at most 512 of the rows, each prompt once a pass; without `fresh` no prompt is read.
+    """Times forecasts of at most MAX_ROWS rows with different prompts. Without `make_extractor` no
+    prompt is read.
 
-    At least 200 single forecasts: where there are fewer prompts, passes with a fresh extractor
-    are added.
+    At least SINGLES single forecasts are timed: with fewer prompts, passes with a new extractor are
+    added.
     """
     rows = list({row.prompt: row for row in rows}.values())[:MAX_ROWS]
     singles = [[row] for row in rows[:SINGLES]]
-    whole = max(len(rows) // BATCH, 1)  # a last, smaller batch would cost more a row
-    batches = [rows[i * BATCH : (i + 1) * BATCH] for i in range(whole)]
+    full = max(len(rows) // BATCH, 1)  # a smaller batch at the end would cost more per row
+    batches = [rows[i * BATCH : (i + 1) * BATCH] for i in range(full)]
     clock = _Clock(predictor, max_tokens)
-    unseen: list[float] = []
+    new: list[float] = []
     cached: list[float] = []
-    while len(unseen) < SINGLES:
-        extractor = _warm(clock, rows[-1:], fresh)
-        unseen += [clock.time(single, extractor) for single in singles]
+    while len(new) < SINGLES:
+        extractor = _warm_up(clock, rows[-1:], make_extractor)
+        new += [clock.time(single, extractor) for single in singles]
         cached += [clock.time(single, extractor) for single in singles]
-    extractor = _warm(clock, rows[-1:], fresh)
+    extractor = _warm_up(clock, rows[-1:], make_extractor)
     batched = [clock.time(batch, extractor) / len(batch) for batch in batches]
-    return Timing(median(unseen), median(cached), median(batched))
+    return Timing(median(new), median(cached), median(batched))
 
 
-def _warm(
-    clock: "_Clock", rows: Sequence[Row], fresh: MakeExtractor | None
+def _warm_up(
+    clock: "_Clock", rows: Sequence[Row], make_extractor: MakeExtractor | None
 ) -> FeatureExtractor | None:
-    """A fresh extractor, and a predictor that has built what it builds on its first forecast and
-    remembers no prompt."""
-    clock.time(rows, fresh() if fresh else None)
+    """Runs the work of a first forecast, clears the predictor's cache and returns a new
+    extractor."""
+    clock.time(rows, make_extractor() if make_extractor else None)
     clock.forget()
-    return fresh() if fresh else None
+    return make_extractor() if make_extractor else None
 
 
 class _Clock:
@@ -82,12 +83,12 @@ class _Clock:
             self._predictor.forget()
 
     def time(self, rows: Sequence[Row], extractor: FeatureExtractor | None) -> float:
-        """Milliseconds from the rows' text to their forecasts."""
+        """Returns the milliseconds from the rows' text to their forecasts."""
         prompts = [prompt_of(row) for row in rows]
-        start = perf_counter()
+        began_s = perf_counter()
         read: Sequence[Features | None] = [None] * len(rows)
         if extractor:
             read = extractor.extract(prompts)
         queries = [query_of(r, f, self._max_tokens) for r, f in zip(rows, read, strict=True)]
         self._predictor.forecast(queries)
-        return (perf_counter() - start) * 1e3
+        return (perf_counter() - began_s) * 1e3

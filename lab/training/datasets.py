@@ -1,6 +1,5 @@
 """Splits rows into those that train a ranker, stop its training, and evaluate it."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from lab.data.examples import (
     prompt_of,
 )
 from lab.data.rows import DataError, Row, parse_source, read_rows
-from lab.data.split import is_validation, normalised
+from lab.data.split import is_validation, prompt_digest
 from services.predictor.encoder.extract import FeatureExtractor
 from services.predictor.models.frame import Frame
 from services.predictor.models.spread import Floats
@@ -27,7 +26,7 @@ _MAX_TOKENS = 4096  # for rows without a cap; rankers ignore it
 class RowSplit:
     """Rows in three parts without common prompts.
 
-    held: stops the training, and calibrates lengths when the encoder has learned the training rows.
+    held: stops the training, and calibrates lengths when the encoder was trained on the rows.
     judged: the project's validation rows.
     """
 
@@ -70,9 +69,8 @@ def divide(rows: Sequence[Row], seed: int, tenths: int = 1) -> RowSplit:
 def _part(prompt: str, tenths: int) -> str:
     if is_validation(prompt):
         return "judged"
-    digest = hashlib.sha1(normalised(prompt).encode(errors="surrogatepass")).hexdigest()
-    # Uses other digits than is_validation.
-    return "held" if int(digest[8:16], 16) % 10 < tenths else "train"
+    # Other digits than those of is_validation.
+    return "held" if int(prompt_digest(prompt)[8:16], 16) % 10 < tenths else "train"
 
 
 def read_features(

@@ -1,8 +1,8 @@
 """Early stopping by Kendall's tau; keeps the best weights."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isnan, nan
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -10,23 +10,17 @@ from torch import Tensor, nn
 from lab.data.examples import ReportProgress
 
 
-class Note(Protocol):
-    """Prints a line."""
-
-    def __call__(self, line: str, /) -> None: ...
-
-
 @dataclass(frozen=True)
 class TrainingReporter:
-    """Callbacks for progress and log lines."""
+    """Callbacks of a training; `note` prints a line."""
 
     progress: ReportProgress
-    note: Note
+    note: Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How long to train.
+    """Settings of a training.
 
     epochs: maximum, 0 for the default. patience: trials without improvement before stopping.
     layers: number of upper encoder layers to train, 0 for all.
@@ -45,21 +39,21 @@ class BestWeights:
     module: nn.Module
     patience: int
     tau: float = nan
-    _worse: int = 0  # trials since the best
-    _kept: dict[str, Tensor] = field(default_factory=dict)
+    _trials_since_best: int = 0
+    _weights: dict[str, Tensor] = field(default_factory=dict)
 
     @torch.no_grad()
     def offer(self, tau: float) -> bool:
-        """Returns True when patience is exhausted. When tau is always NaN (lengths without an
-        order), the last weights are kept and training continues."""
+        """Returns True when patience is exhausted. If every tau is NaN (all lengths are equal), the
+        last weights are kept and training continues."""
         if not (isnan(self.tau) or tau > self.tau):
-            self._worse += 1
-            return self._worse >= self.patience
-        self.tau, self._worse = tau, 0
-        self._kept = {key: value.clone() for key, value in self.module.state_dict().items()}
+            self._trials_since_best += 1
+            return self._trials_since_best >= self.patience
+        self.tau, self._trials_since_best = tau, 0
+        self._weights = {key: value.clone() for key, value in self.module.state_dict().items()}
         return False
 
     def restore(self) -> None:
         """Restores the best weights; does nothing before the first trial."""
-        if self._kept:
-            self.module.load_state_dict(self._kept)
+        if self._weights:
+            self.module.load_state_dict(self._weights)

@@ -12,8 +12,8 @@ from lab.training.early_stopping import BestWeights, TrainingOptions, TrainingRe
 from lab.training.token_batches import BATCH, Ids, RowIndices, TokenizedPrompts, batches
 from lab.training.trainable_layers import PartiallyTrainedEncoder
 from services.predictor.encoder.encoder import padded
+from services.predictor.learning.scorecard import tau_b
 from services.predictor.models.nets.losses import list_mle
-from services.predictor.models.scoring import tau_b
 from services.predictor.models.spread import Floats
 
 EPOCHS = 3
@@ -26,15 +26,15 @@ MAX_TRIAL_PROMPTS = 1_000  # held-out prompts per trial
 
 
 class TunedRanker(nn.Module):
-    """An encoder with a linear head on the mean and first token of the last states of both prompt
-    parts, plus a level per population, so that the encoder need not learn populations."""
+    """An encoder with a linear head on the mean and the first token of the last states of both
+    prompt parts. A level per population spares the encoder from learning populations."""
 
     def __init__(self, encoder: PreTrainedModel, populations: int, layers: int = 0):
         """layers: number of upper layers to train, 0 for all. Raises ValueError as
         PartiallyTrainedEncoder does."""
         super().__init__()
         self.encoder = encoder
-        self._depth = PartiallyTrainedEncoder(encoder, layers) if layers else None
+        self._partial = PartiallyTrainedEncoder(encoder, layers) if layers else None
         self.head = nn.Linear(4 * encoder.config.hidden_size, 1)
         self.levels = nn.Embedding(populations + 1, 1, padding_idx=0)
         nn.init.zeros_(self.levels.weight)
@@ -49,10 +49,10 @@ class TunedRanker(nn.Module):
     def scores(self, texts: TokenizedPrompts) -> Floats:
         """[n], computed in batches of similar length."""
         order = np.argsort(texts.tokens(), kind="stable")
-        title = np.empty(len(texts))
+        scores = np.empty(len(texts))
         for rows in (order[i : i + BATCH] for i in range(0, len(order), BATCH)):
-            title[rows] = self(texts.select(rows)).numpy()
-        return title
+            scores[rows] = self(texts.select(rows)).numpy()
+        return scores
 
     def _read(self, texts: Sequence[Ids]) -> Tensor:
         """[n, 2 · dim]; zeros for a text without tokens."""
@@ -65,8 +65,8 @@ class TunedRanker(nn.Module):
         return out.index_copy(0, torch.tensor(filled), torch.cat([mean, states[:, 0]], dim=1))
 
     def _states(self, texts: Sequence[Ids]) -> tuple[Tensor, Tensor]:
-        if self._depth is not None:
-            states, mask = self._depth(texts)
+        if self._partial is not None:
+            states, mask = self._partial(texts)
             return states, mask
         ids, mask = padded(texts, self.encoder.config.pad_token_id or 0)
         return self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask
@@ -76,7 +76,7 @@ def fine_tune(
     ranker: TunedRanker,
     train_on: TokenizedPrompts,
     held: TokenizedPrompts,
-    course: TrainingOptions,
+    options: TrainingOptions,
     report: TrainingReporter,
 ) -> float:
     """Minimises ListMLE, restores the weights of the best trial on `held`, and returns its tau. The
@@ -84,21 +84,21 @@ def fine_tune(
 
     Deterministic by the seed except for rounding. Raises ValueError when the loss is not finite.
     """
-    torch.manual_seed(course.seed)  # seeds dropout
-    generator = np.random.default_rng(course.seed)
+    torch.manual_seed(options.seed)  # seeds dropout
+    generator = np.random.default_rng(options.seed)
     epoch_steps = -(-len(train_on) // BATCH)
-    steps = (course.epochs or EPOCHS) * epoch_steps
+    steps = (options.epochs or EPOCHS) * epoch_steps
     every = max(1, epoch_steps // TRIALS_PER_EPOCH)
-    optimizer, schedule = _optimizer(ranker, steps, course.layers)
-    best = BestWeights(ranker, course.patience)
-    tried = held.select(np.arange(min(len(held), MAX_TRIAL_PROMPTS)))
+    optimizer, schedule = _optimizer(ranker, steps, options.layers)
+    best = BestWeights(ranker, options.patience)
+    trial = held.select(np.arange(min(len(held), MAX_TRIAL_PROMPTS)))
     ranker.train()
     title = "fine-tuning"
     for step, rows in enumerate(_batches(train_on, generator, steps), start=1):
         _step(ranker, train_on.select(rows), optimizer, schedule)
         report.progress(title, step, steps)
         if step % every == 0 or step == steps:
-            tau = _held_out_tau(ranker, tried)
+            tau = _held_out_tau(ranker, trial)
             title = f"fine-tuning, tau {tau:.3f}"
             report.note(f"fine-tuning, step {step} of {steps}: tau {tau:.3f}")
             if best.offer(tau):
@@ -111,7 +111,7 @@ def fine_tune(
 def _batches(
     texts: TokenizedPrompts, generator: np.random.Generator, steps: int
 ) -> Iterator[RowIndices]:
-    """Yields batches of `steps` steps over repeated epochs."""
+    """Yields `steps` batches over repeated epochs."""
     epochs = (batches(texts, generator) for _ in range(steps))
     return islice(chain.from_iterable(epochs), steps)
 
@@ -124,7 +124,9 @@ def _step(
 ) -> None:
     cost = list_mle(ranker(texts), texts.lengths)
     if not torch.isfinite(cost):
-        raise ValueError("the fine-tuning diverged; try another --seed, or another --encoder")
+        raise ValueError(
+            "the loss of the fine-tuning is not finite; try another --seed or --encoder"
+        )
     optimizer.zero_grad()
     cost.backward()  # type: ignore[no-untyped-call]  # PyTorch gives it no types
     nn.utils.clip_grad_norm_(ranker.parameters(), CLIP)

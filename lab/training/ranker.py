@@ -1,20 +1,19 @@
 """Trains the ranker over a frozen encoder; held-out prompts stop each net."""
 
-from collections.abc import Callable
+from itertools import count
 
 import torch
-from torch import Tensor
 
 from lab.training.datasets import TrainingSet
 from lab.training.early_stopping import BestWeights, TrainingOptions, TrainingReporter
 from services.predictor.artefact.tensors import Calibration
 from services.predictor.blend.mixture import WINDOW
+from services.predictor.learning.scorecard import tau_b
 from services.predictor.models.fitting import PARTS, Rows, cross_fit
 from services.predictor.models.nets.crossfit import Ensemble
-from services.predictor.models.nets.net import EpochCallback, Inputs, Net, Preparation, train
+from services.predictor.models.nets.net import Net, Preparation, train
 from services.predictor.models.nets.recipes import RANKER, ScoreModel
 from services.predictor.models.scale import Scale
-from services.predictor.models.scoring import tau_b
 from services.predictor.models.spread import Floats
 
 Trained = tuple[ScoreModel, Calibration]
@@ -23,38 +22,49 @@ Trained = tuple[ScoreModel, Calibration]
 def fit(
     train_on: TrainingSet,
     held: TrainingSet | None,
-    course: TrainingOptions,
+    options: TrainingOptions,
     report: TrainingReporter,
 ) -> Trained:
-    """Like `fit_ranker`, but each net keeps its best epoch by tau on `held`, which trains no net.
+    """Fits as `fit_ranker` does, and keeps each net's best epoch by tau on `held`.
 
-    Out-of-fold forecasts stay unbiased, because a net's held-out part selects nothing.
+    No net is trained on `held`. Out-of-fold forecasts stay unbiased, because they select nothing.
     """
     frame, lengths = train_on.frame, train_on.lengths
     preparation = Preparation.fit(frame, RANKER.view)
     labels = torch.from_numpy(lengths).float()
-    held_inputs = (preparation.inputs(held.frame), held.lengths) if held else None
-    nets_done: list[Net] = []
+    held_inputs = preparation.inputs(held.frame) if held else None
+    numbers = count(1)
 
     def tick(share: float) -> None:
         report.progress("ranker", round(share * PARTS), PARTS)
 
     def fit_part(rows: Rows) -> Net:
-        torch.manual_seed(course.seed)
-        net = Net(preparation, RANKER.outputs)
-        best = BestWeights(net, course.patience)
-        watch = _epoch_callback(net, best, held_inputs, _epoch_reporter(report, len(nets_done)))
+        torch.manual_seed(options.seed)
+        net, number = Net(preparation, RANKER.outputs), next(numbers)
+        best = BestWeights(net, options.patience)
+
+        def evaluate(epoch: int) -> bool:
+            if held is None or held_inputs is None:
+                return False
+            net.eval()
+            tau = tau_b(net.scores(held_inputs)[:, 0], held.lengths)
+            net.train()
+            line = f"ranker, net {number} of {PARTS}, epoch {epoch + 1}: tau {tau:.3f}"
+            report.progress(line, number - 1, PARTS)
+            report.note(line)
+            return best.offer(tau)
+
         inputs = preparation.inputs(frame.select_rows(rows))
-        train(net, inputs, labels[torch.from_numpy(rows)], _loss, course.seed, course.epochs, watch)
+        targets = labels[torch.from_numpy(rows)]
+        train(net, inputs, targets, RANKER.net_loss, options.seed, options.epochs, evaluate)
         best.restore()
         net.settle(inputs)
-        nets_done.append(net)
         return net
 
     def predict(net: Net, rows: Rows) -> Floats:
         return net.scores(preparation.inputs(frame.select_rows(rows)))
 
-    nets, out_of_fold = cross_fit(frame, course.seed, tick, fit_part, predict)
+    nets, out_of_fold = cross_fit(frame, options.seed, tick, fit_part, predict)
     return _calibrated(Ensemble(preparation, tuple(nets)), out_of_fold[:, 0], train_on)
 
 
@@ -72,36 +82,3 @@ def _calibrated(ensemble: Ensemble, out_of_fold: Floats, by: TrainingSet) -> Tra
         by.lengths[last],
         len(out_of_fold),
     )
-
-
-def _loss(scores: Tensor, lengths: Tensor) -> Tensor:
-    return RANKER.loss(scores[:, 0], lengths)
-
-
-def _epoch_callback(
-    net: Net,
-    best: BestWeights,
-    held_inputs: tuple[Inputs, Floats] | None,
-    progress: Callable[[int, float], None],
-) -> EpochCallback:
-    """Evaluates the net on held-out prompts after each epoch; never stops without any."""
-
-    def watch(epoch: int) -> bool:
-        if held_inputs is None:
-            return False
-        net.eval()
-        tau = tau_b(net.scores(held_inputs[0])[:, 0], held_inputs[1])
-        net.train()
-        progress(epoch, tau)
-        return best.offer(tau)
-
-    return watch
-
-
-def _epoch_reporter(report: TrainingReporter, part: int) -> Callable[[int, float], None]:
-    def progress(epoch: int, tau: float) -> None:
-        line = f"ranker, net {part + 1} of {PARTS}, epoch {epoch + 1}: tau {tau:.3f}"
-        report.progress(line, part, PARTS)
-        report.note(line)
-
-    return progress

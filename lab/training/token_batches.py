@@ -54,7 +54,8 @@ Population = tuple[str, str]  # model, application
 
 
 def populations_of(rows: Sequence[Row]) -> dict[Population, int]:
-    return {key: place for place, key in enumerate(sorted({_population(r) for r in rows}), start=1)}
+    names = sorted({(row.model, row.application) for row in rows})
+    return {name: number for number, name in enumerate(names, start=1)}
 
 
 def read_texts(
@@ -62,14 +63,14 @@ def read_texts(
 ) -> TokenizedPrompts:
     """Tokenizes rows with the encoder's tokenizer and truncation."""
     empty = len(encoder.token_ids(""))
-    seen: dict[str, Ids] = {"": []}
+    cache: dict[str, Ids] = {"": []}
 
     def ids(text: str) -> Ids:
         head = text[: encoder.head_chars]
-        if head not in seen:
+        if head not in cache:
             found = encoder.token_ids(head)
-            seen[head] = found if len(found) > empty else []
-        return seen[head]
+            cache[head] = found if len(found) > empty else []
+        return cache[head]
 
     instructions, user_inputs = [], []
     for i, row in enumerate(rows):
@@ -82,7 +83,9 @@ def read_texts(
     return TokenizedPrompts(
         instructions,
         user_inputs,
-        torch.tensor([known.get(_population(row), 0) for row in rows], dtype=torch.long),
+        torch.tensor(
+            [known.get((row.model, row.application), 0) for row in rows], dtype=torch.long
+        ),
         torch.tensor([float(row.output_tokens) for row in rows]),
     )
 
@@ -93,12 +96,8 @@ def batches(texts: TokenizedPrompts, generator: np.random.Generator) -> Iterator
     order = generator.permutation(len(texts))
     sizes = texts.tokens()
     pools = [order[i : i + _POOL] for i in range(0, len(order), _POOL)]
-    alike = np.concatenate([pool[np.argsort(sizes[pool], kind="stable")] for pool in pools])
-    alike = np.concatenate([alike, generator.choice(order, -len(order) % BATCH)])
-    made = alike.reshape(-1, BATCH)
-    for batch in generator.permutation(made, axis=0):
-        yield generator.permutation(batch)  # ListMLE orders ties by position, so shuffle
-
-
-def _population(row: Row) -> Population:
-    return row.model, row.task.partition("/")[0]
+    by_size = [pool[np.argsort(sizes[pool], kind="stable")] for pool in pools]
+    filling = generator.choice(order, -len(order) % BATCH)
+    epoch = np.concatenate([*by_size, filling]).reshape(-1, BATCH)
+    for batch in generator.permutation(epoch, axis=0):
+        yield generator.permutation(batch)  # shuffled: ListMLE orders ties by position

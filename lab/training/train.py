@@ -16,7 +16,6 @@ from lab.evaluation.scores import score
 from lab.training import ranker
 from lab.training.datasets import (
     RowSplit,
-    TrainingSet,
     divide,
     read_all,
     read_features,
@@ -37,19 +36,19 @@ from services.predictor.artefact.manifest import (
 from services.predictor.encoder.encoder import Encoder
 from services.predictor.encoder.extract import Extractor
 from services.predictor.encoder.source import DEFAULT_NAME, find_folder
+from services.predictor.learning.scorecard import tau_b
 from services.predictor.models.nets.recipes import ScoreModel
-from services.predictor.models.scoring import tau_b
 from services.predictor.models.spread import Floats, forecasts, mean
 
 
 @dataclass(frozen=True)
 class Training:
-    """Settings of a training; `threads` of PyTorch. With `fine_tune`, the epochs apply to the
-    encoder and the ranker on top uses its default."""
+    """Settings of `train_ranker`. `threads` are PyTorch's. With `fine_tune`, `options.epochs`
+    applies to the encoder, and the ranker uses its default."""
 
     data: Sequence[str]
     out: Path
-    course: TrainingOptions
+    options: TrainingOptions
     encoder: str = DEFAULT_NAME
     fine_tune: bool = False
     threads: int = 1
@@ -60,12 +59,12 @@ def train_ranker(training: Training, report: TrainingReporter) -> Artefact:
     `training.out` is unchanged."""
     _check(training)
     torch.set_num_threads(training.threads)
-    parts = divide(read_all(training.data), training.course.seed, 2 if training.fine_tune else 1)
+    parts = divide(read_all(training.data), training.options.seed, 2 if training.fine_tune else 1)
     encoder = Encoder.load(training.encoder, threads=training.threads)
     with staged(training.out) as folder:
         if training.fine_tune:
             inside = folder / INSIDE
-            tune_encoder(training.encoder, encoder, parts, inside, training.course, report)
+            tune_encoder(training.encoder, encoder, parts, inside, training.options, report)
             encoder = Encoder.load(str(inside), threads=training.threads)
         known = read_features(parts, Extractor(encoder), report.progress)
         model, calibration = _fit(training, parts, known, report)
@@ -90,8 +89,8 @@ def _fit(
     train_on, held = training_set(parts.train, known), training_set(parts.held, known)
     assert train_on, "divide() returned no training rows"
     if not training.fine_tune:
-        return ranker.fit(train_on, held, training.course, report)
-    trained = ranker.fit(train_on, held, replace(training.course, epochs=0), report)
+        return ranker.fit(train_on, held, training.options, report)
+    trained = ranker.fit(train_on, held, replace(training.options, epochs=0), report)
     return ranker.recalibrate(trained[0], held) if held else trained
 
 
@@ -105,7 +104,7 @@ def _manifest(training: Training, folder: Path, parts: RowSplit, metrics: Metric
         encoder_sha256=weights_digest(source),
         features=FEATURES,
         fine_tuned=training.fine_tune,
-        seed=training.course.seed,
+        seed=training.options.seed,
         trained_on=tuple(
             TrainedOn(data=name, rows=rows)
             for name, rows in sorted(Counter(row.data for row in parts.train).items())
@@ -116,8 +115,8 @@ def _manifest(training: Training, folder: Path, parts: RowSplit, metrics: Metric
 
 def _absolute_if_folder(encoder: str) -> str:
     """Makes a folder's path absolute, so that the artefact loads from any directory."""
-    own = encoder != DEFAULT_NAME and Path(encoder).is_dir()
-    return str(Path(encoder).resolve()) if own else encoder
+    is_folder = encoder != DEFAULT_NAME and Path(encoder).is_dir()
+    return str(Path(encoder).resolve()) if is_folder else encoder
 
 
 def _metrics(model: ScoreModel, parts: RowSplit, known: FeaturesByPrompt) -> Metrics:
@@ -125,21 +124,15 @@ def _metrics(model: ScoreModel, parts: RowSplit, known: FeaturesByPrompt) -> Met
     tau_held = _tau(mean(model.spread(held.frame)), held.lengths) if held else None
     if judged is None:
         return Metrics(n=0, tau_held=tau_held)
-    return _judged(model, judged, np.array([row.data for row in parts.judged]), tau_held)
-
-
-def _judged(
-    model: ScoreModel, on: TrainingSet, data: np.ndarray, tau_held: float | None
-) -> Metrics:
-    spread = model.spread(on.frame)
-    scores = score(forecasts(spread, "ranker", 0), [int(n) for n in on.lengths])
+    data = np.array([row.data for row in parts.judged])
+    spread, lengths = model.spread(judged.frame), judged.lengths
+    scores = score(forecasts(spread, "ranker", 0), [int(n) for n in lengths])
     means = mean(spread)
     return Metrics(
         n=scores.n,
-        tau=_tau(means, on.lengths),
+        tau=_tau(means, lengths),
         tau_by_data={
-            str(name): _tau(means[data == name], on.lengths[data == name])
-            for name in np.unique(data)
+            str(name): _tau(means[data == name], lengths[data == name]) for name in np.unique(data)
         },
         tau_held=tau_held,
         pinball=_finite_or_none(scores.pinball),
@@ -153,5 +146,5 @@ def _tau(forecast: Floats, true: Floats) -> float | None:
 
 
 def _finite_or_none(value: float) -> float | None:
-    """Replaces NaN, which JSON does not support."""
+    """Returns None for NaN, which JSON does not support."""
     return value if isfinite(value) else None

@@ -9,9 +9,8 @@ from transformers import PreTrainedModel
 from lab.training.token_batches import Ids
 from services.predictor.encoder.encoder import padded
 
-_KEPT_TOKENS = 4_000_000  # cache limit: 3 GB of half-precision states at 384 dimensions
-
-_SHUT = -1e9  # attention mask value
+_MAX_CACHED_TOKENS = 4_000_000  # 3 GB of half-precision states at 384 dimensions
+_MASKED = -1e9  # attention bias of padding
 
 
 class PartiallyTrainedEncoder(nn.Module):
@@ -33,14 +32,14 @@ class PartiallyTrainedEncoder(nn.Module):
             raise ValueError(f"the encoder has {len(layers)} layers; {trained} cannot be trained")
         self._lower = [embeddings, *layers[: len(layers) - trained]]
         self._upper = layers[len(layers) - trained :]
-        self._kept: dict[tuple[int, ...], Tensor] = {}
-        self._kept_tokens = 0
+        self._cache: dict[tuple[int, ...], Tensor] = {}
+        self._cached_tokens = 0
         for module in self._lower:
             module.requires_grad_(False)
 
     def forward(self, texts: Sequence[Ids]) -> tuple[Tensor, Tensor]:
         """States [n, longest, dim] and mask [n, longest] of non-empty texts."""
-        low = self._low(texts)
+        low = self._lower_states(texts)
         mask = nn.utils.rnn.pad_sequence([torch.ones(len(s)) for s in low], batch_first=True)
         states = nn.utils.rnn.pad_sequence(low, batch_first=True)
         for layer in self._upper:
@@ -54,15 +53,15 @@ class PartiallyTrainedEncoder(nn.Module):
             module.train(False)
         return self
 
-    def _low(self, texts: Sequence[Ids]) -> list[Tensor]:
+    def _lower_states(self, texts: Sequence[Ids]) -> list[Tensor]:
         keys = [tuple(ids) for ids in texts]
-        new = [key for key in dict.fromkeys(keys) if key not in self._kept]
+        new = [key for key in dict.fromkeys(keys) if key not in self._cache]
         computed = dict(zip(new, self._compute(new), strict=True)) if new else {}
         for key, states in computed.items():
-            if self._kept_tokens < _KEPT_TOKENS:
-                self._kept[key] = states
-                self._kept_tokens += len(states)
-        return [(computed[key] if key in computed else self._kept[key]).float() for key in keys]
+            if self._cached_tokens < _MAX_CACHED_TOKENS:
+                self._cache[key] = states
+                self._cached_tokens += len(states)
+        return [(computed[key] if key in computed else self._cache[key]).float() for key in keys]
 
     @torch.no_grad()
     def _compute(self, texts: Sequence[Ids]) -> list[Tensor]:
@@ -75,6 +74,6 @@ class PartiallyTrainedEncoder(nn.Module):
 
 
 def _run_layer(layer: nn.Module, states: Tensor, mask: Tensor) -> Tensor:
-    output = layer(states, (1 - mask)[:, None, None, :] * _SHUT)
-    passed: Tensor = output[0] if isinstance(output, tuple) else output
-    return passed
+    output = layer(states, (1 - mask)[:, None, None, :] * _MASKED)
+    next_states: Tensor = output[0] if isinstance(output, tuple) else output
+    return next_states

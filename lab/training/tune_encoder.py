@@ -23,19 +23,19 @@ def tune_encoder(
     encoder: Encoder,
     parts: RowSplit,
     to: Path,
-    course: TrainingOptions,
+    options: TrainingOptions,
     report: TrainingReporter,
 ) -> None:
-    """Fine-tunes the named encoder to rank prompts and writes it to `to`. `encoder` is the same one
-    as served, so that training reads the tokens that serving reads."""
+    """Fine-tunes the named encoder to rank prompts and writes it to `to`. `encoder` is the same
+    encoder as it is served, so that training reads the same tokens as serving."""
     known = populations_of(parts.train)
     train_on, held = (
         read_texts(rows, known, encoder, report.progress) for rows in (parts.train, parts.held)
     )
-    torch.manual_seed(course.seed)
+    torch.manual_seed(options.seed)
     source = find_folder(name)
-    ranker = TunedRanker(_load(source), len(known), course.layers)
-    fine_tune(ranker, train_on, held, course, report)
+    ranker = TunedRanker(_load(source), len(known), options.layers)
+    fine_tune(ranker, train_on, held, options, report)
     _save(ranker.encoder, source, to)
 
 
@@ -46,13 +46,11 @@ def _load(folder: Path) -> PreTrainedModel:
 
 
 def _save(model: PreTrainedModel, source: Path, to: Path) -> None:
-    """Writes `modules.json` in the format of sentence-transformers: the tuned encoder pools by the
-    mean, whatever its source did."""
+    """Writes the encoder with `modules.json` in the format of sentence-transformers. The tuned
+    encoder pools by the mean, whatever its source's pooling."""
     with without_progress_bar():
         model.save_pretrained(to)
-    for file in to.glob(
-        "*.safetensors"
-    ):  # written unreadable for other users, unlike the other files
+    for file in to.glob("*.safetensors"):  # these are not readable for other users
         file.chmod((to / "config.json").stat().st_mode)
     if (source / "tokenizer.json").is_file():
         for pattern in _TOKENIZER:

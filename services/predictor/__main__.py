@@ -21,7 +21,7 @@ SWITCH_S = 0.0005
 
 
 def prepare(config: PredictorConfig, sets: Sets) -> Build:
-    """Lowers the priority of this process so that token generation gets the cores first."""
+    """Lowers the priority of this process, so that token generation has precedence."""
     os.nice(config.nice)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, with the encoder
     sys.setswitchinterval(SWITCH_S)

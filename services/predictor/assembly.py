@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from services.predictor.blend.content import ContentPredictor
-from services.predictor.blend.guard import Forecaster, GuardedForecaster, PlainForecaster
+from services.predictor.blend.guard import Forecaster
 from services.predictor.config import PredictorConfig
 from services.predictor.encoder.extract import Extractor, NoEncoder, TextEncoder
 from services.predictor.interface import Options, Predictor, Prompt
@@ -15,7 +15,7 @@ from services.predictor.learning.outcomes import OutcomeRecorder
 from services.predictor.learning.records import KIND, READ_LATE, VERSION, EncodedBy
 from services.predictor.learning.refit_process import run_in_process, run_on_executor
 from services.predictor.learning.refitter import RefitSchedule, Refitter
-from services.predictor.learning.rules import OWN_RULES, RULES
+from services.predictor.learning.rules import DEFAULT_RULES, RULES
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.models.history import HistoryPredictor
 from services.predictor.models.lengths_file import read_lengths
@@ -38,28 +38,27 @@ class ReadingMode:
     """How prompts are read and learned from.
 
     encoder: name of the sentence encoder, or NO_ENCODER.
-    at_once: read the prompt before the answer; otherwise in the background.
+    at_once: prompts are read before the answer; otherwise in the background.
     examples, interval_s: size of the training set and time between refits.
-    here: refit on the executor; otherwise in a separate process.
+    on_executor: refits run on the executor; otherwise in a separate process.
     """
 
     encoder: str
     at_once: bool
     examples: int
     interval_s: float
-    here: bool
+    on_executor: bool
 
 
 # Fitting the word model to 2,000 examples takes 0.05 s; starting a process would take 2 s.
-WORDS = ReadingMode(NO_ENCODER, at_once=True, examples=4_000, interval_s=5.0, here=True)
+WORDS = ReadingMode(NO_ENCODER, at_once=True, examples=4_000, interval_s=5.0, on_executor=True)
 
 
 def _reading_mode(config: PredictorConfig) -> ReadingMode:
-    own = ReadingMode(config.encoder, False, config.examples, config.refit_interval_s, False)
     if config.model not in ENCODERLESS:
-        return own
-    examples = min(WORDS.examples, own.examples)
-    return replace(WORDS, examples=examples, interval_s=min(WORDS.interval_s, own.interval_s))
+        return ReadingMode(config.encoder, False, config.examples, config.refit_interval_s, False)
+    interval_s = min(WORDS.interval_s, config.refit_interval_s)
+    return replace(WORDS, examples=min(WORDS.examples, config.examples), interval_s=interval_s)
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Parts:
-    """One predictor with the parts that train and score it."""
+    """A predictor with the parts that train and judge it."""
 
     forecaster: Forecaster
     two_stage: TwoStageForecaster
@@ -87,20 +86,31 @@ def assemble(
     config: PredictorConfig,
     log: LogConfig,
     metrics: PredictorMetrics,
-    changed: Callable[[ReadingResult], None],
+    on_read: Callable[[ReadingResult], None],
     encoder: TextEncoder | None = None,
 ) -> Parts:
-    """Builds all parts. `changed` is called with the result of every batch of prompts that was
-    read.
+    """Builds all parts. `on_read` is called with the result of each batch of prompts that was read.
 
     Loads the sentence encoder when the predictor reads prompts and none is given, which takes
     seconds. Raises ValueError for an unusable predictor, encoder or log.
     """
     mode = _reading_mode(config)
-    options = _options(config, mode)
-    predictor, reads = _build(config, options, mode)
-    extractor = Extractor(encoder or _load(reads, config), config.cache_entries) if reads else None
-    forecaster = _forecaster(predictor, options)
+    options = Options(
+        window=config.window,
+        application_min=config.application_min,
+        populations_max=config.populations_max,
+        examples=mode.examples,
+        neighbours_window=config.neighbours_window,
+        similarity_min=config.similarity_min,
+        lengths=partial(read_lengths, config.oracle_file, config.max_text_bytes),
+    )
+    predictor, encoder_name = _build_predictor(config, options, mode)
+    extractor = None
+    if isinstance(predictor, ContentPredictor):
+        forecaster = Forecaster(HistoryPredictor(options), predictor)
+        extractor = Extractor(encoder or _load(encoder_name, config), config.cache_entries)
+    else:
+        forecaster = Forecaster(predictor)
     pending, writer = PendingForecasts(config.pending_max), secrets.token_hex(4)
     executor = CpuBudgetedExecutor(config.cpu_share, config.cpu_saved_s)
     two_stage = TwoStageForecaster(
@@ -110,64 +120,46 @@ def assemble(
         config.unread_max,
         extractor is not None,
         log.keep_text,
-        changed,
+        on_read,
         extractor if mode.at_once else None,
     )
     content = None
-    if (
-        extractor
-        and isinstance(predictor, ContentPredictor)
-        and isinstance(forecaster, GuardedForecaster)
-    ):
-        reader = PromptReadingLoop(
-            PromptBatchReader(extractor, forecaster.read), two_stage, executor
+    if extractor and isinstance(predictor, ContentPredictor):
+        batch_reader = PromptBatchReader(extractor, forecaster.read)
+        content = Content(
+            PromptReadingLoop(batch_reader, two_stage, executor),
+            _make_refitter(predictor, config, mode, metrics, executor),
+            executor,
         )
-        refitter = _refitter(predictor, config, mode, metrics, executor)
-        content = Content(reader, refitter, executor)
     learning = OutcomeLearner(
         forecaster,
-        RULES[config.learn_rule or OWN_RULES.get(config.model, "all")],
-        EncodedBy(reads, _shape(extractor)) if extractor else None,
+        RULES[config.learn_rule or DEFAULT_RULES.get(config.model, "all")],
+        EncodedBy(encoder_name, _shape(extractor)) if extractor else None,
         writer,
         config.examples,
         executor,
-        partial(_count_learnt, metrics),
+        metrics.count_outcomes,
     )
-    return Parts(
-        forecaster,
-        two_stage,
-        OutcomeRecorder(forecaster, pending, two_stage.end, metrics.judged, reads, writer),
-        learning,
-        Journal(log.open(), learning.deliver, {KIND: VERSION, READ_LATE: VERSION}, poll_s=POLL_S),
-        content,
+    outcomes = OutcomeRecorder(
+        forecaster, pending, two_stage.end, metrics.observe_judged, encoder_name, writer
     )
+    kinds = {KIND: VERSION, READ_LATE: VERSION}
+    journal = Journal(log.open(), learning.deliver, kinds, poll_s=POLL_S)
+    return Parts(forecaster, two_stage, outcomes, learning, journal, content)
 
 
-def _options(config: PredictorConfig, mode: ReadingMode) -> Options:
-    return Options(
-        window=config.window,
-        application_min=config.application_min,
-        populations_max=config.populations_max,
-        examples=mode.examples,
-        neighbours_window=config.neighbours_window,
-        similarity_min=config.similarity_min,
-        lengths=partial(read_lengths, config.oracle_file, config.max_text_bytes),
-    )
-
-
-def _build(config: PredictorConfig, options: Options, mode: ReadingMode) -> tuple[Predictor, str]:
+def _build_predictor(
+    config: PredictorConfig, options: Options, mode: ReadingMode
+) -> tuple[Predictor, str]:
     """Returns the predictor and the name of its encoder; the name is empty when it reads no
     prompts."""
-    if config.artefact and (found := _pretrained(config, options)):
-        return found
+    if config.artefact:
+        from services.predictor.artefact.pretrained import build_pretrained
+
+        if pretrained := build_pretrained(config.model, options, config.artefact):
+            return pretrained
     predictor = build(config.model, options)
     return predictor, mode.encoder if isinstance(predictor, ContentPredictor) else ""
-
-
-def _pretrained(config: PredictorConfig, options: Options) -> tuple[ContentPredictor, str] | None:
-    from services.predictor.artefact.pretrained import build_pretrained
-
-    return build_pretrained(config.model, options, config.artefact)
 
 
 def _load(encoder: str, config: PredictorConfig) -> TextEncoder:
@@ -179,40 +171,24 @@ def _load(encoder: str, config: PredictorConfig) -> TextEncoder:
 
 
 def _shape(extractor: Extractor) -> tuple[int, ...]:
-    """Shape of one part's embedding. An empty prompt needs no encoding."""
+    """Returns the shape of one part's embedding. An empty prompt needs no encoding."""
     return extractor.extract([Prompt("", "", 0)])[0].instruction.shape
 
 
-def _forecaster(predictor: Predictor, options: Options) -> Forecaster:
-    if not isinstance(predictor, ContentPredictor):
-        return PlainForecaster(predictor)
-    return GuardedForecaster(predictor, HistoryPredictor(options))
-
-
-def _refitter(
+def _make_refitter(
     predictor: ContentPredictor,
     config: PredictorConfig,
     mode: ReadingMode,
     metrics: PredictorMetrics,
     executor: CpuBudgetedExecutor,
 ) -> Refitter:
-    apart = partial(run_in_process, timeout_s=config.refit_timeout_s)
-    pace = RefitSchedule(
+    schedule = RefitSchedule(
         mode.interval_s,
         config.refit_examples_min,
         config.refit_new_min,
         config.refit_new_share,
         config.seed,
     )
-    run = partial(run_on_executor, executor) if mode.here else apart
-    return Refitter(predictor, pace, run, partial(_count_refit, metrics), executor)
-
-
-def _count_learnt(metrics: PredictorMetrics, learnt: int, passed_over: int) -> None:
-    metrics.outcomes.labels("yes").inc(learnt)
-    metrics.outcomes.labels("no").inc(passed_over)
-
-
-def _count_refit(metrics: PredictorMetrics, result: str, seconds: float) -> None:
-    metrics.refits.labels(result).inc()
-    metrics.refit_seconds.observe(seconds)
+    in_process = partial(run_in_process, timeout_s=config.refit_timeout_s)
+    run = partial(run_on_executor, executor) if mode.on_executor else in_process
+    return Refitter(predictor, schedule, run, metrics.count_refit, executor)

@@ -11,15 +11,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from services.core import FinishReason
+from services.core import FinishReason, Outcome
 from services.forecast import Forecast
-from services.lengths import PRIOR, WINDOW
+from services.lengths import LEARNABLE_REASONS, PRIOR, WINDOW
 
 Vector = NDArray[np.float32]
 Columns = NDArray[np.int32]
 
 WORD_COLUMNS = 2**18
-LAYERS = 3  # last encoder layers whose states are kept; the earlier ones carry more of the wording
+LAYERS = 3  # last encoder layers whose states are used; earlier layers carry more of the wording
 NUMBERS = (  # each as log(1 + x)
     "user_input_chars",
     "instruction_chars",
@@ -89,6 +89,11 @@ class Example:
     query: Query
     output_tokens: int
     reason: FinishReason = FinishReason.STOP
+
+
+def is_learnable(ended: Example | Outcome) -> bool:
+    """Returns whether the request generated tokens and was not cut short."""
+    return ended.reason in LEARNABLE_REASONS and ended.output_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)

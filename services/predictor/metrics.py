@@ -9,13 +9,6 @@ from observability.metrics.instruments import Instruments, ReadValue
 from observability.metrics.metric import Metric
 from services.predictor.learning.scorecard import JudgedForecast, ScorecardSummary
 from services.predictor.serving.forecaster import PLAIN, REMEMBERED, WORDS
-from services.runtime.outcomelog import Journal
-
-_GAUGES = (
-    catalogue.SCORED, catalogue.TAU, catalogue.PINBALL, catalogue.DRIFT, catalogue.MODEL_VERSION,
-    catalogue.LISTENERS, catalogue.UNREAD, catalogue.UNREAD_ENDED, catalogue.CPU_SHARE,
-    catalogue.EXAMPLES, catalogue.PENDING, catalogue.LOG_PENDING, catalogue.LOG_UNAVAILABLE,
-)  # fmt: skip
 
 
 class PredictorMetrics:
@@ -24,45 +17,45 @@ class PredictorMetrics:
     def __init__(self, registry: CollectorRegistry):
         self._instruments = make = Instruments(registry)
         self.forecasts = make.counter(catalogue.FORECASTS)
-        self.outcomes = make.counter(catalogue.OUTCOMES, "yes", "no")
         self.forecast_seconds = make.histogram(catalogue.FORECAST)
         self.fallbacks = make.counter(catalogue.FALLBACKS, "failed", "broken", "model")
         self.answered = make.counter(catalogue.ANSWERED, REMEMBERED, WORDS, PLAIN)
         self.read = make.counter(catalogue.READ, "waiting", "ended")
         self.improved = make.counter(catalogue.IMPROVED)
         self.reading_lag = make.histogram(catalogue.READING_LAG)
-        self.refits = make.counter(catalogue.REFITS, "adopted", "failed")
-        self.refit_seconds = make.histogram(catalogue.REFIT)
         self.set_aside = make.gauge(catalogue.SET_ASIDE)
+        self.cpu_share = make.gauge(catalogue.CPU_SHARE)
+        self._outcomes = make.counter(catalogue.OUTCOMES, "yes", "no")
+        self._refits = make.counter(catalogue.REFITS, "adopted", "failed")
+        self._refit_seconds = make.histogram(catalogue.REFIT)
         self._error = make.histogram(catalogue.ERROR)
+        self._scored = make.gauge(catalogue.SCORED)
+        self._tau = make.gauge(catalogue.TAU)
+        self._pinball = make.gauge(catalogue.PINBALL)
+        self._drift = make.gauge(catalogue.DRIFT)
         self._coverage = make.gauge(catalogue.COVERAGE)
-        self._gauges = {
-            metric.name.removeprefix("predictor_"): make.gauge(metric) for metric in _GAUGES
-        }
 
-    def register_readings(self, kept: Mapping[Metric, ReadValue]) -> None:
-        """Registers values that other parts count; they are read at each scrape."""
-        for metric, read in kept.items():
+    def register_readings(self, readings: Mapping[Metric, ReadValue]) -> None:
+        """Registers numbers of other parts, which are read at each scrape."""
+        for metric, read in readings.items():
             self._instruments.reading(metric, read)
 
-    def set_gauges(self, **values: float) -> None:
-        """Sets gauges by name, without the `predictor_` prefix."""
-        for name, value in values.items():
-            self._gauges[name].set(value)
+    def count_outcomes(self, learned: int, skipped: int) -> None:
+        self._outcomes.labels("yes").inc(learned)
+        self._outcomes.labels("no").inc(skipped)
 
-    def judged(self, source: str, judged: JudgedForecast) -> None:
+    def count_refit(self, result: str, seconds: float) -> None:
+        self._refits.labels(result).inc()
+        self._refit_seconds.observe(seconds)
+
+    def observe_judged(self, source: str, judged: JudgedForecast) -> None:
         """Records the relative error of one forecast by its source."""
         self._error.labels(source).observe(abs(judged.mean - judged.tokens) / judged.tokens)
 
-    def set_scorecard(self, scores: ScorecardSummary) -> None:
-        self.set_gauges(
-            scored=scores.count,
-            tau=scores.tau,
-            pinball_tokens=scores.pinball_tokens,
-            drift=scores.drift,
-        )
+    def set_scores(self, scores: ScorecardSummary) -> None:
+        self._scored.set(scores.count)
+        self._tau.set(scores.tau)
+        self._pinball.set(scores.pinball_tokens)
+        self._drift.set(scores.drift)
         self._coverage.labels("50").set(scores.coverage_50)
         self._coverage.labels("90").set(scores.coverage_90)
-
-    def set_log_gauges(self, journal: Journal) -> None:
-        self.set_gauges(log_pending=journal.pending, log_unavailable=journal.unavailable)

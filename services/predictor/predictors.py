@@ -1,6 +1,7 @@
 """Predictors by name."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from services.predictor.blend.content import ContentPredictor
@@ -8,7 +9,6 @@ from services.predictor.blend.members import FittedMember, HistoryMember, Member
 from services.predictor.interface import Options, Predictor
 from services.predictor.models.fitting import Fit
 from services.predictor.models.history import HistoryPredictor
-from services.predictor.models.maximum import MaxPredictor
 from services.predictor.models.oracle import OraclePredictor
 
 FITTED = ("ranker", "forest", "trees", "ridge", "classify", "proxy", "words")
@@ -34,29 +34,22 @@ def _fits() -> dict[str, Fit]:
     }
 
 
-def _fitted(name: str) -> Callable[[Options], Member]:
-    return lambda _: FittedMember(_fits()[name])
+def _fitted(options: Options, name: str) -> Member:
+    return FittedMember(_fits()[name])
 
 
-def _retrieval(options: Options) -> Member:
-    from services.predictor.models.retrieval import RetrievalMember
-
-    return RetrievalMember(options.neighbours_window, options.similarity_min)
-
-
-def _plain_retrieval(options: Options) -> Member:
-    """Weights neighbours as ALISE does."""
+def _retrieval(options: Options, sharpened: bool = True) -> Member:
     from services.predictor.models.retrieval import Neighbours, RetrievalMember
 
-    to_quantiles = Neighbours.spread_unsharpened
+    to_quantiles = Neighbours.spread if sharpened else Neighbours.spread_unsharpened
     return RetrievalMember(options.neighbours_window, options.similarity_min, to_quantiles)
 
 
 MEMBERS: dict[str, Callable[[Options], Member]] = {
     "history": HistoryMember,
     "retrieval": _retrieval,
-    "retrieval-plain": _plain_retrieval,
-    **{name: _fitted(name) for name in FITTED},
+    "retrieval-plain": partial(_retrieval, sharpened=False),  # as ALISE weights neighbours
+    **{name: partial(_fitted, name=name) for name in FITTED},
 }
 
 
@@ -81,21 +74,22 @@ def build_reading(
     return ContentPredictor(name, members, options, by_words)
 
 
-def _reading(name: str) -> Callable[[Options], Predictor]:
-    return lambda options: build_reading(name, options)
-
-
 PLAIN: dict[str, Callable[[Options], Predictor]] = {
     "history": HistoryPredictor,
-    "max": lambda _: MaxPredictor(),
+    "max": lambda _: OraclePredictor(),
     "oracle": lambda options: OraclePredictor(options.lengths()),
 }
-PREDICTORS = PLAIN | {name: _reading(name) for name in READS}
+PREDICTORS = PLAIN | {name: partial(build_reading, name) for name in READS}
 
 
 def build(name: str, options: Options) -> Predictor:
-    """Builds the predictor of that name; raises ValueError with the known names."""
+    """Builds the predictor of that name. Raises ValueError for an unknown name."""
+    require_known(name)
+    return PREDICTORS[name](options)
+
+
+def require_known(name: str) -> None:
+    """Raises ValueError with the known names unless the name is a predictor's."""
     if name not in PREDICTORS:
         known = ", ".join(sorted(PREDICTORS))
         raise ValueError(f"unknown predictor {name!r}; known: {known}")
-    return PREDICTORS[name](options)

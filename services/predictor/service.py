@@ -1,5 +1,4 @@
-"""The predictor's servicer: parses requests, calls the predictor, encodes responses, reads the
-clock."""
+"""Serves the predictor: parses requests, calls the predictor and encodes responses."""
 
 import asyncio
 import logging
@@ -38,9 +37,9 @@ log = logging.getLogger(__name__)
 MAX_PER_CALL = 1_024  # inputs of one Forecast, outcomes of one Observe
 MAX_ANSWERS = 32  # latest answers of a conversation that are used
 OBSERVE_WAIT_S = 0.1  # Observe waits at most this long for its outcomes to be learned
-METRICS_INTERVAL_S = 1.0  # between two updates of the gauges
+METRICS_INTERVAL_S = 1.0  # between two updates of scores and CPU share
 
-MEMORY = LogConfig()
+IN_MEMORY = LogConfig()
 
 
 class PredictorService(predictor_pb2_grpc.PredictorServicer):
@@ -53,7 +52,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         self,
         config: PredictorConfig,
         registry: CollectorRegistry,
-        log: LogConfig = MEMORY,
+        log: LogConfig = IN_MEMORY,
         encoder: TextEncoder | None = None,
         spans: Spans = NO_SPANS,
     ):
@@ -62,8 +61,8 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         self._improvements: Broadcast[predictor_pb2.ImprovedForecasts] = Broadcast(
             config.improved_max
         )
-        self._parts = assemble(config, log, self._metrics, self._on_batch_read, encoder)
-        self._metrics.register_readings(self._scrape_readings())
+        self._parts = assemble(config, log, self._metrics, self._on_read, encoder)
+        self._metrics.register_readings(self._readings())
         self._max_text_bytes = config.max_text_bytes
         self._rows_put = 0  # rows written to the journal
         self._failure_logged = False
@@ -96,16 +95,16 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         _require_at_most("inputs", len(request.inputs))
         for i, message in enumerate(request.inputs):
             _require_valid(i, message)
-        since_s = time.monotonic()
+        began_s = time.monotonic()
         with self._metrics.forecast_seconds.time(), log_context(*_log_context(request.inputs)):
             answers = self._answer([self._decode_query(message) for message in request.inputs])
-        self._spans.answered(request.inputs, answers, since_s, time.monotonic())
+        self._spans.record_forecasts(request.inputs, answers, began_s, time.monotonic())
         given = [answer.pair.given for answer in answers]
         for source, count in Counter(forecast.source for forecast in given).items():
             self._metrics.forecasts.labels(source).inc(count)
         for stage, count in Counter(answer.stage for answer in answers).items():
             self._metrics.answered.labels(stage).inc(count)
-        return predictor_pb2.ForecastResponse(forecasts=[encode_forecast(f) for f in given])
+        return predictor_pb2.ForecastResponse(forecasts=map(encode_forecast, given))
 
     async def Improve(
         self, request: predictor_pb2.ImproveRequest, context: object
@@ -136,7 +135,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
     # Forecasts
 
     def _answer(self, batch: Sequence[ForecastQuery]) -> list[ImmediateForecast]:
-        """Answers a batch. When the model fails, history answers instead and serving continues."""
+        """Answers a batch; from history when the prompt model fails."""
         two_stage, content = self._parts.two_stage, self._parts.content
         try:
             answers = two_stage.answer(batch)
@@ -145,26 +144,30 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
                 self._failure_logged = True
                 log.exception("the prompt model failed; forecasts come from history (logged once)")
             self._metrics.fallbacks.labels("model").inc(len(batch))
-            unread = [replace(a, query=replace(a.query, prompt=None)) for a in batch]
-            answers = two_stage.answer(unread)
+            without_prompts = [replace(a, query=replace(a.query, prompt=None)) for a in batch]
+            answers = two_stage.answer(without_prompts)
         if content and two_stage.unread:
             content.reader.wake()
         return answers
 
-    def _on_batch_read(self, read: ReadingResult) -> None:
+    def _on_read(self, read: ReadingResult) -> None:
         self._metrics.read.labels("waiting").inc(read.waiting)
         self._metrics.read.labels("ended").inc(read.ended)
-        for reason, count in Counter(read.missed).items():
-            self._metrics.fallbacks.labels(reason).inc(count)
+        for step, count in Counter(read.failed_steps).items():
+            self._metrics.fallbacks.labels(step).inc(count)
         for ended, packed in read.ended_features:
             self._put_row(self._parts.outcomes.late_row(ended, packed))
-        if read.better:
-            self._improvements.push(_improvements(read))
-            self._metrics.improved.inc(len(read.better))
+        if read.improved:
+            names, forecasts = zip(*read.improved, strict=True)
+            message = predictor_pb2.ImprovedForecasts(
+                request_ids=names, forecasts=map(encode_forecast, forecasts)
+            )
+            self._improvements.push(message)
+            self._metrics.improved.inc(len(names))
             now_s = time.monotonic()
-            self._spans.read(read, now_s)
-            for since_s in read.since_s:
-                self._metrics.reading_lag.observe(now_s - since_s)
+            self._spans.record_reading(read, now_s)
+            for requested_at_s in read.requested_at_s:
+                self._metrics.reading_lag.observe(now_s - requested_at_s)
 
     def _put_row(self, row: Row) -> None:
         self._parts.journal.put(row)
@@ -195,8 +198,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
     # Learning and metrics
 
     async def _fit_loop(self, refitter: Refitter) -> None:
-        """Starts when everything in the log has been learned, so that the first fit covers all of
-        it."""
+        """Refits from the time when the whole log has been learned."""
         learning = self._parts.learning
         await self._parts.journal.replayed.wait()
         await learning.wait_until_studied()
@@ -215,32 +217,28 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         judged, spent_s, at_s = -1, 0.0, time.monotonic()
         while True:
             if content := self._parts.content:
-                now_s, all_s = time.monotonic(), content.executor.budget.spent_s
-                self._metrics.set_gauges(cpu_share=(all_s - spent_s) / max(now_s - at_s, 1e-9))
-                spent_s, at_s = all_s, now_s
+                now_s, total_s = time.monotonic(), content.executor.budget.spent_s
+                self._metrics.cpu_share.set((total_s - spent_s) / max(now_s - at_s, 1e-9))
+                spent_s, at_s = total_s, now_s
             outcomes = self._parts.outcomes
             if outcomes.judged != judged:
                 judged = outcomes.judged
-                self._metrics.set_scorecard(outcomes.scorecard.scores())
-            self._update_gauges()
+                self._metrics.set_scores(outcomes.scorecard.scores())
             await asyncio.sleep(METRICS_INTERVAL_S)
 
-    def _update_gauges(self) -> None:
-        parts, two_stage = self._parts, self._parts.two_stage
-        self._metrics.set_gauges(
-            pending=len(parts.outcomes.pending), examples=parts.learning.examples
-        )
-        self._metrics.set_gauges(unread=len(two_stage.unread), unread_ended=len(two_stage.ended))
-        self._metrics.set_gauges(listeners=self.listeners)
-        self._metrics.set_log_gauges(parts.journal)
-        if parts.content:
-            self._metrics.set_gauges(model_version=parts.content.refitter.version)
-
-    def _scrape_readings(self) -> Mapping[Metric, ReadValue]:
-        """Values that other parts count, read at each scrape."""
-        parts = self._parts
+    def _readings(self) -> Mapping[Metric, ReadValue]:
+        """Numbers of the parts, read at each scrape."""
+        parts, content = self._parts, self._parts.content
         two_stage, learning, journal = parts.two_stage, parts.learning, parts.journal
         return {
+            catalogue.LISTENERS: lambda: self.listeners,
+            catalogue.UNREAD: lambda: len(two_stage.unread),
+            catalogue.UNREAD_ENDED: lambda: len(two_stage.ended),
+            catalogue.PENDING: lambda: len(parts.outcomes.pending),
+            catalogue.EXAMPLES: lambda: learning.examples,
+            catalogue.MODEL_VERSION: lambda: content.refitter.version if content else 0,
+            catalogue.LOG_PENDING: lambda: journal.pending,
+            catalogue.LOG_UNAVAILABLE: lambda: journal.unavailable,
             catalogue.UNREAD_DROPPED: lambda: two_stage.unread.dropped + two_stage.ended.dropped,
             catalogue.IMPROVED_DROPPED: lambda: self._improvements.dropped,
             catalogue.PENDING_DROPPED: lambda: parts.outcomes.pending.dropped,
@@ -260,13 +258,6 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         if content is None or not content.refitter.version:
             return None
         return time.monotonic() - content.refitter.adopted_at_s
-
-
-def _improvements(read: ReadingResult) -> predictor_pb2.ImprovedForecasts:
-    return predictor_pb2.ImprovedForecasts(
-        request_ids=[name for name, _ in read.better],
-        forecasts=[encode_forecast(forecast) for _, forecast in read.better],
-    )
 
 
 def _log_context(inputs: Sequence[predictor_pb2.ForecastInput]) -> tuple[str, str]:

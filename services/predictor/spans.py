@@ -15,14 +15,13 @@ class PredictorSpans:
 
     def __init__(self, spans: Spans):
         self._spans = spans
-        # traceparent by request id
-        self._unread = BoundedDict[str, str](MAX_UNREAD_SPANS)
+        self._unread = BoundedDict[str, str](MAX_UNREAD_SPANS)  # traceparent by request id
 
-    def answered(
+    def record_forecasts(
         self,
         inputs: Sequence[predictor_pb2.ForecastInput],
         answers: Sequence[ImmediateForecast],
-        since_s: float,
+        began_s: float,
         now_s: float,
     ) -> None:
         """Records one Forecast call; `answers` has one entry per input."""
@@ -31,20 +30,20 @@ class PredictorSpans:
         for message, answer in zip(inputs, answers, strict=True):
             if not message.traceparent:
                 continue
-            about: dict[str, Value] = {
+            attributes: dict[str, Value] = {
                 REQUEST_ID: message.request_id,
                 "foretoken.forecast.source": answer.pair.given.source,
                 "foretoken.forecast.stage": answer.stage,
                 "foretoken.forecast.batch": len(inputs),
             }
-            self._spans.record("predict", message.traceparent, since_s, now_s, about)
+            self._spans.record("predict", message.traceparent, began_s, now_s, attributes)
             self._unread[message.request_id] = message.traceparent
 
-    def read(self, read: ReadingResult, now_s: float) -> None:
+    def record_reading(self, read: ReadingResult, now_s: float) -> None:
         """Records that prompts were read and their improved forecasts sent."""
         if not self._unread:
             return
-        for (request_id, forecast), since_s in zip(read.better, read.since_s, strict=True):
+        for (request_id, forecast), at_s in zip(read.improved, read.requested_at_s, strict=True):
             parent = self._unread.pop(request_id, "")
-            about = {REQUEST_ID: request_id, "foretoken.forecast.source": forecast.source}
-            self._spans.record("read", parent, since_s, now_s, about)
+            attributes = {REQUEST_ID: request_id, "foretoken.forecast.source": forecast.source}
+            self._spans.record("read", parent, at_s, now_s, attributes)

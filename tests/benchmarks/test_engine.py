@@ -1,4 +1,4 @@
-"""What `python -m benchmarks.engine` measures with: its cases, its figures, its processes."""
+"""The engine benchmark: cases, figures, profile and measured systems."""
 
 import json
 import os
@@ -16,18 +16,19 @@ from benchmarks.engine.cases import (
     MODELS,
     SYSTEMS,
     Case,
-    asked_of,
+    estimated_run_s,
+    estimated_s,
     kv_tokens,
-    run_takes_s,
-    takes_s,
+    make_run_plan,
 )
-from benchmarks.engine.figures import Measurements, decode_tok_s, nested, path_of, reaches, tables
-from benchmarks.engine.peer import vllm_loop
-from benchmarks.engine.prompts import prompts
+from benchmarks.engine.figures import decode_tok_s, key_of, show_tables, targets
+from benchmarks.engine.peers import vllm_loop
 from benchmarks.engine.shapes import SHAPES, kv_bytes_per_token, widened, write_model
 from benchmarks.engine.step_profile import PHASES, STEP, Stopwatch, profile_step, watch
 from benchmarks.engine.system_process import SystemProcess
-from benchmarks.engine.systems import PEERS, Standing
+from benchmarks.engine.systems import PEERS, LoadedSystems
+from benchmarks.harness.report import Measurements, nested
+from benchmarks.harness.throughput import make_prompts
 from foretoken.running.options import demo_model
 from services.core import Grant, Plan
 from services.worker.requests.types.prompt import Prompt
@@ -37,68 +38,71 @@ from tests.worker.worker_fixtures import engine_of
 DEMO, QWEN = MODELS["demo"], MODELS["qwen3-0.6b"]
 
 
-def asked(**given: object) -> Namespace:
-    plain = {"quick": False, "profile": False, "models": "", "dtypes": "", "contexts": ""}
+def options(**given: object) -> Namespace:
+    defaults = {"quick": False, "profile": False, "models": "", "dtypes": "", "contexts": ""}
     return Namespace(
-        **plain | {"streams": "", "systems": "", "peer_python": "", "patience": 90.0} | given
+        **defaults | {"streams": "", "systems": "", "peer_python": "", "patience": 90.0} | given
     )
 
 
-# --- what is asked for
+# --- the run plan
 
 
 def test_default_measures_everything_and_quick_a_part():
-    everything = asked_of(asked())
+    everything = make_run_plan(options())
     assert [model.name for model in everything.models] == ["demo", "qwen3-0.6b"]
     assert (everything.dtypes, everything.contexts) == (("fp32", "bf16"), (160, 1500))
     assert everything.streams == (1, 8, 32, 64)
     assert everything.repeats(DEMO) == 5 and everything.repeats(QWEN) == 3
-    quick = asked_of(asked(quick=True))
+    quick = make_run_plan(options(quick=True))
     assert (quick.models, quick.contexts, quick.streams) == ((DEMO,), (160,), (1, 8))
     assert quick.repeats(DEMO) == 2
     assert quick.cases(DEMO) == [Case(160, 1, 32, 32), Case(160, 8, 32, 32)]
 
 
 def test_peer_python_adds_vllm():
-    assert asked_of(asked(peer_python="python")).systems == SYSTEMS[:-1]
-    every = asked(peer_python="python", systems=",".join(SYSTEMS))
-    assert asked_of(every).systems == SYSTEMS
-    assert asked_of(asked()).systems == ("engine", "grpc", "http", "transformers")
+    assert make_run_plan(options(peer_python="python")).systems == SYSTEMS[:-1]
+    every = options(peer_python="python", systems=",".join(SYSTEMS))
+    assert make_run_plan(every).systems == SYSTEMS
+    assert make_run_plan(options()).systems == ("engine", "grpc", "http", "transformers")
 
 
 def test_systems_option_selects_systems():
-    two = asked_of(asked(peer_python="python", systems="vllm,engine"))
+    two = make_run_plan(options(peer_python="python", systems="vllm,engine"))
     assert two.systems == ("engine", "vllm")
-    assert run_takes_s(two) < run_takes_s(asked_of(asked(peer_python="python")))
-    slow = asked_of(asked(systems="transformers", contexts="1500", streams="1,64"))
+    assert estimated_run_s(two) < estimated_run_s(make_run_plan(options(peer_python="python")))
+    slow = make_run_plan(options(systems="transformers", contexts="1500", streams="1,64"))
     assert [case.streams for case in slow.cases(DEMO)] == [1]
 
 
 def test_cases_by_context_and_model():
-    some = asked_of(asked(streams="64,1,64"))
-    assert some.cases(DEMO) == [
+    plan = make_run_plan(options(streams="64,1,64"))
+    assert plan.cases(DEMO) == [
         Case(160, 1, 32, 256), Case(160, 64, 32, 256), Case(1500, 1, 1500, 64),
         Case(1500, 64, 1500, 64),
     ]  # fmt: skip
-    assert {case.output_tokens for case in some.cases(QWEN)} == {16}
+    assert {case.output_tokens for case in plan.cases(QWEN)} == {16}
 
 
 def test_profile_defaults_to_the_demo_model():
-    assert asked_of(asked(profile=True)).models == (DEMO,)
-    assert asked_of(asked(profile=True)).streams[-1] == 64
-    assert asked_of(asked(profile=True, models="qwen3-0.6b")).models == (QWEN,)
+    assert make_run_plan(options(profile=True)).models == (DEMO,)
+    assert make_run_plan(options(profile=True)).streams[-1] == 64
+    assert make_run_plan(options(profile=True, models="qwen3-0.6b")).models == (QWEN,)
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"models": "demo,llama"}, "--models knows demo, qwen3-0.6b, not llama"),
-        ({"dtypes": "fp16"}, "--dtypes knows fp32, bf16, not fp16"),
-        ({"contexts": "160,2000"}, "--contexts knows 160, 1500, not 2000"),
-        ({"streams": "1,x"}, "--streams takes numbers from 1 to 256, by commas, got '1,x'"),
+        ({"models": "demo,llama"}, "--models takes demo, qwen3-0.6b; got llama"),
+        ({"dtypes": "fp16"}, "--dtypes takes fp32, bf16; got fp16"),
+        ({"contexts": "160,2000"}, "--contexts takes 160, 1500; got 2000"),
+        (
+            {"streams": "1,x"},
+            "--streams takes .*, separated by commas; got '1,x'",
+        ),
         ({"streams": "0"}, "--streams takes numbers from 1 to 256"),
         ({"streams": "257"}, "--streams takes numbers from 1 to 256"),
-        ({"systems": "engine,sglang"}, "--systems knows engine, .*, not sglang"),
+        ({"systems": "engine,sglang"}, "--systems takes engine, .*; got sglang"),
         ({"systems": "vllm"}, "--systems vllm needs --peer-python"),
         ({"patience": 0.0}, "--patience takes seconds above 0, got 0"),
         ({"patience": 0.1}, "no measurement of demo takes less than 0.1 s: raise --patience"),
@@ -106,7 +110,7 @@ def test_profile_defaults_to_the_demo_model():
 )
 def test_invalid_option_is_a_sentence(given: dict[str, object], sentence: str):
     with pytest.raises(SystemExit, match=sentence):
-        asked_of(asked(**given))
+        make_run_plan(options(**given))
 
 
 @pytest.mark.slow
@@ -117,46 +121,47 @@ def test_invalid_command_line_is_a_sentence():
     assert done.stderr == "--peer-python: there is no program /no/such/python\n"
 
 
-# --- how long it takes
+# --- estimated durations
 
 
 def test_duration_estimate_table():
-    """A step of 64 rows over 160 tokens: 4 ms + 64 · (0.1 ms + 160 · 0.8 µs) = 18.592 ms; 256 of
-    them after 64 · 32 prompt tokens of 0.1 ms. transformers: 1.5 + 64 · 160 / 4,000 = 4.06 times.
+    """A step of 64 rows with 160 tokens takes 4 ms + 64 · (0.1 ms + 160 · 0.8 µs) = 18.592 ms; 256
+    steps follow 64 · 32 prompt tokens of 0.1 ms. transformers: 1.5 + 64 · 160 / 4,000 = 4.06 times.
     """
     case = Case(160, 64, 32, 256)
-    assert takes_s(DEMO, case, "engine") == pytest.approx(0.2048 + 256 * 0.018592)
-    assert takes_s(DEMO, case, "transformers") == pytest.approx(
-        4.06 * takes_s(DEMO, case, "engine")
+    assert estimated_s(DEMO, case, "engine") == pytest.approx(0.2048 + 256 * 0.018592)
+    assert estimated_s(DEMO, case, "transformers") == pytest.approx(
+        4.06 * estimated_s(DEMO, case, "engine")
     )
 
 
 def test_run_duration_is_starts_plus_rounds():
-    """Bare loops prefill once more, for half as long again; 5 + 12 + 5 s to start once."""
-    some = asked_of(asked(quick=True, dtypes="fp32", streams="1"))
-    [case] = some.cases(DEMO)
-    own_s, peer_s = takes_s(DEMO, case, "engine"), takes_s(DEMO, case, "transformers")
-    assert run_takes_s(some) == pytest.approx(22 + 2 * (3.5 * own_s + peer_s))
-    both = asked_of(asked(quick=True, streams="1"))
-    assert run_takes_s(both) == pytest.approx(2 * run_takes_s(some))
+    """Bare loops prefill a second time, which takes half as long again; the starts take 5 + 12 + 5
+    s."""
+    plan = make_run_plan(options(quick=True, dtypes="fp32", streams="1"))
+    [case] = plan.cases(DEMO)
+    own_s, peer_s = estimated_s(DEMO, case, "engine"), estimated_s(DEMO, case, "transformers")
+    assert estimated_run_s(plan) == pytest.approx(22 + 2 * (3.5 * own_s + peer_s))
+    both = make_run_plan(options(quick=True, streams="1"))
+    assert estimated_run_s(both) == pytest.approx(2 * estimated_run_s(plan))
 
 
 def test_measurements_above_patience_are_omitted_and_listed():
     """64 prompts of 1,500 tokens take the demo model seconds, the large one 19 minutes."""
-    some = asked_of(asked(streams="1,64", contexts="1500"))
-    assert [case.streams for case in some.cases(DEMO)] == [1, 64]
-    assert [case.streams for case in some.cases(QWEN)] == [1]
-    assert some.left_out() == [
+    plan = make_run_plan(options(streams="1,64", contexts="1500"))
+    assert [case.streams for case in plan.cases(DEMO)] == [1, 64]
+    assert [case.streams for case in plan.cases(QWEN)] == [1]
+    assert plan.omitted() == [
         "demo, context 1500, 64 streams: transformers",
         "qwen3-0.6b, context 1500, 64 streams: all systems",
     ]
-    patient = asked_of(asked(streams="1,64", contexts="1500", patience=1e6))
-    assert patient.left_out() == []
+    patient = make_run_plan(options(streams="1,64", contexts="1500", patience=1e6))
+    assert patient.omitted() == []
 
 
 def test_kv_has_room_for_all_requests():
     assert Case(160, 64, 32, 256).kv_tokens == 64 * 288
-    assert Case(1500, 1, 1500, 64).length_tokens == 1_568  # 49 blocks of 32
+    assert Case(1500, 1, 1500, 64).max_tokens == 1_568  # 49 blocks of 32
     assert kv_tokens([Case(160, 1, 32, 256), Case(1500, 64, 1500, 64)]) == 64 * 1_568 * 3 // 2
     assert kv_tokens([Case(160, 1, 32, 256)]) == 8_192
 
@@ -168,8 +173,8 @@ def test_medians_by_key():
     taken = Measurements()
     case = Case(160, 8, 32, 256)
     for value in (5.0, 1.0, 3.0):
-        taken.add(path_of(("engine_tok_s",), "fp32", DEMO, case), value)
-    taken.add(path_of(("prefill_tok_s", "vllm"), "bf16", DEMO, case), 7.0)
+        taken.add(key_of(("engine_tok_s",), "fp32", DEMO, case), value)
+    taken.add(key_of(("prefill_tok_s", "vllm"), "bf16", DEMO, case), 7.0)
     taken.add(("cold_start_s", "foretoken", "fp32", "demo"), 4.0)
     assert taken.medians() == {
         "engine_tok_s": {"fp32": {"demo": {"8": {"160": 3.0}}}},
@@ -195,40 +200,40 @@ def figures_of(engine: float, vllm: float, grpc: float) -> Measurements:
     for streams in (8, 64):
         case = Case(160, streams, 32, 256)
         for name, value in (("engine", engine), ("vllm", vllm), ("grpc", grpc)):
-            taken.add(path_of((f"{name}_tok_s",), "fp32", DEMO, case), value)
-    taken.add(path_of(("prefill_tok_s", "engine"), "fp32", DEMO, case), 9.0)
-    taken.add(path_of(("prefill_tok_s", "vllm"), "fp32", DEMO, case), 10.0)
+            taken.add(key_of((f"{name}_tok_s",), "fp32", DEMO, case), value)
+    taken.add(key_of(("prefill_tok_s", "engine"), "fp32", DEMO, case), 9.0)
+    taken.add(key_of(("prefill_tok_s", "vllm"), "fp32", DEMO, case), 10.0)
     taken.add(("cold_start_s", "foretoken", "fp32", "demo"), 5.0)
     return taken
 
 
 def test_each_target_has_a_line():
-    some = asked_of(asked(models="demo", dtypes="fp32", contexts="160", streams="8,64"))
-    assert reaches(figures_of(engine=1300, vllm=1000, grpc=1000), some) == [
-        "demo fp32, context 160: engine/vLLM at 8 streams: 1.30 (reach 1.25)",
-        "demo fp32, context 160: engine/vLLM at 64 streams: 1.30 (reach 1.25)",
-        "demo fp32, context 160: prefill engine/vLLM at 64 streams: 0.90 (reach 1, missed)",
-        "demo fp32, context 160: gRPC/engine at 64 streams: 0.77 (reach 0.9, missed)",
-        "demo fp32: cold start 5.0 s (reach 6)",
+    plan = make_run_plan(options(models="demo", dtypes="fp32", contexts="160", streams="8,64"))
+    assert targets(figures_of(engine=1300, vllm=1000, grpc=1000), plan) == [
+        "demo fp32, context 160: engine/vLLM at 8 streams: 1.30 (target 1.25)",
+        "demo fp32, context 160: engine/vLLM at 64 streams: 1.30 (target 1.25)",
+        "demo fp32, context 160: prefill engine/vLLM at 64 streams: 0.90 (target 1, missed)",
+        "demo fp32, context 160: gRPC/engine at 64 streams: 0.77 (target 0.9, missed)",
+        "demo fp32: cold start 5.0 s (target 6)",
     ]
-    assert reaches(Measurements(), some) == []
+    assert targets(Measurements(), plan) == []
 
 
 def test_table_lists_measured_systems(capsys):
-    some = asked_of(asked(models="demo", dtypes="fp32", contexts="160", streams="8,64"))
-    tables(figures_of(engine=1300, vllm=1000, grpc=1000), some)
+    plan = make_run_plan(options(models="demo", dtypes="fp32", contexts="160", streams="8,64"))
+    show_tables(figures_of(engine=1300, vllm=1000, grpc=1000), plan)
     shown = capsys.readouterr().out
     assert "1,300 (1,300–1,300)" in shown and "prefill_tok_s vllm" in shown
     assert "transformers_tok_s" not in shown
 
 
-# --- the load and the models
+# --- prompts and models
 
 
 def test_prompts_are_unique():
-    some = [tuple(p) for seed in range(20) for p in prompts(64, 32, seed)]
-    assert len(set(some)) == len(some) and {len(p) for p in some} == {32}
-    assert prompts(2, 5, seed=3) == prompts(2, 5, seed=3)
+    drawn = [tuple(p) for seed in range(20) for p in make_prompts(64, 32, seed)]
+    assert len(set(drawn)) == len(drawn) and {len(p) for p in drawn} == {32}
+    assert make_prompts(2, 5, seed=3) == make_prompts(2, 5, seed=3)
 
 
 @pytest.mark.slow
@@ -240,7 +245,7 @@ def test_random_weights_model_has_a_word_per_id(tmp_path: Path):
     folder = write_model(tmp_path / "small", Qwen3Config(**small))
     assert kv_bytes_per_token(folder, 4) == 2 * 2 * 2 * 16 * 4
     for dtype in DTYPES.values():
-        assert BareEngine(folder, 256, dtype).tokens_per_s(prompts(2, 8, seed=1), 3) > 0
+        assert BareEngine(folder, 256, dtype).tokens_per_s(make_prompts(2, 8, seed=1), 3) > 0
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     assert len(tokenizer) == 2_000 and tokenizer.decode([1_999]) == "<1999>"
     assert tokenizer.encode("write star") == demo_text().encode("write star")
@@ -261,23 +266,23 @@ def test_large_shape_has_its_parameter_count():
     assert total == pytest.approx(0.6e9, rel=0.01)
 
 
-# --- a profile
+# --- the profile
 
 
 def test_phase_time_excludes_nested_phases():
-    """The clock at each turn: a begins at 0, b at 1, ends at 4, a ends at 9."""
+    """Phase a begins at 0 and ends at 9; b begins at 1 and ends at 4."""
     clock = iter([0.0, 1.0, 4.0, 9.0, 10.0, 12.0])
     stopwatch = Stopwatch(lambda: next(clock))
-    inner = stopwatch.timed("b", lambda: "said")
-    assert stopwatch.timed("a", inner)() == "said"
+    inner = stopwatch.timed("b", lambda: "result")
+    assert stopwatch.timed("a", inner)() == "result"
     assert stopwatch.take() == {"a": 1.0 + 5.0, "b": 3.0}
     with pytest.raises(ZeroDivisionError):
         stopwatch.timed("a", lambda: 1 / 0)()
     assert stopwatch.take() == {"a": 2.0}
 
 
-def test_the_engine_has_every_phase():
-    """Where one is renamed, PHASES is to follow."""
+def test_engine_has_every_phase():
+    """Fails when a method is renamed and PHASES is not updated."""
     engine = engine_of("llama")
     stopwatch = Stopwatch()
     assert watch(engine, stopwatch) == []
@@ -314,23 +319,25 @@ async def test_separate_process_reports_its_error(tmp_path: Path):
         SystemProcess(BareEngine, str(tmp_path), 256) as engine,
         pytest.raises(ValueError, match=why),
     ):
-        await engine.begin()
+        await engine.start()
 
 
 async def test_python_without_vllm_is_reported():
     async with vllm_loop(sys.executable, demo_model(), "float32", 8_192, 1, 320) as loop:
         with pytest.raises(RuntimeError, match=r"vLLM ended: .*No module named 'vllm'"):
-            await loop.ready()
+            await loop.wait_until_ready()
 
 
 async def test_failing_peer_is_missing_and_a_failing_engine_raises():
-    async def breaks(asked: object, output_tokens: int) -> float:
+    async def fail(prompts: object, output_tokens: int) -> float:
         raise RuntimeError("no\n kernels")
 
-    found = Standing({"transformers": breaks, "engine": breaks})
+    found = LoadedSystems({"transformers": fail, "engine": fail})
     assert set(PEERS) == {"transformers", "vllm", "vllm_http"}
     assert await found.measure("transformers", [[1]], 2) is None
-    assert found.missing == {"transformers": "no kernels"} and "transformers" not in found.rates
+    assert (
+        found.missing == {"transformers": "no kernels"} and "transformers" not in found.throughputs
+    )
     assert await found.measure("vllm", [[1]], 2) is None
     with pytest.raises(RuntimeError, match="no\n kernels"):
         await found.measure("engine", [[1]], 2)
@@ -347,7 +354,7 @@ def test_small_run_of_all_systems(tmp_path: Path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "gRPC/engine at 2 streams" in done.stdout
-    assert "--peer-python" in done.stdout  # how to have vLLM beside
+    assert "--peer-python" in done.stdout  # how to install vLLM
     found = json.loads(path.read_text())
     for key in ("engine_tok_s", "grpc_tok_s", "http_tok_s"):
         assert found[key]["fp32"]["demo"]["2"]["160"] > 0

@@ -1,15 +1,15 @@
-"""The estimator's benchmark measures what it foretells: the same prompts, the same tokens."""
+"""The estimator benchmark predicts and measures the same prompts and tokens."""
 
 import pytest
 
-from benchmarks.estimator import Slice, Sliced
+from benchmarks.estimator import Slice, SlicedEngine
 from services.costs import CostModel
 
 COST = CostModel(0.01, 0.0002, 0.001, 0.00001)
 
 
 def test_slice_prediction_table() -> None:
-    """Prompts of 10 and 30, and one of 50 in KV already, 4 steps. Prefill: 0.01 + 40·0.00021 =
+    """Prompts of 10 and 30, and a context of 50 in KV, 4 steps. Prefill: 0.01 + 40·0.00021 =
     0.0184. Each step costs 0.01 + 3·0.001 = 0.013, and they read 4·90 + 3·(1+2+3+4) = 390."""
     mixed = Slice((10, 30), (50,), 4)
     assert (mixed.seqs, mixed.length) == (3, 30)
@@ -20,12 +20,12 @@ def test_slice_prediction_table() -> None:
 
 
 def test_engine_serves_the_drawn_slices() -> None:
-    """The prefill makes a prompt's first token, requests that stayed need one step for each."""
-    sliced = Sliced("models/demo", seed=3)
+    """The prefill generates a prompt's first token; requests that stayed need a step per token."""
+    engine = SlicedEngine("models/demo", seed=3)
     stayed = 0
     for _ in range(4):
-        drawn = sliced.draw()
-        timings = sliced.serve()
+        drawn = engine.draw()
+        timings = engine.serve()
         assert sum(t.prefill_tokens for t in timings) == sum(drawn.prompts)
         decoded = len(drawn.prompts) * (drawn.steps - 1) + len(drawn.stayed) * drawn.steps
         assert sum(t.decode_seqs for t in timings) == decoded

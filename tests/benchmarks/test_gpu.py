@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu` where there is no GPU, and its kernels compiled for one."""
+"""The GPU benchmark without a GPU: its message, its checks, and compilation of its kernels."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 def test_missing_device_is_reported():
     done = run("benchmarks.gpu")
     assert done.returncode == 1
-    assert "no CUDA device is at hand" in done.stderr and "Traceback" not in done.stderr
+    assert "no CUDA device is available" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_kernel_checks_run_in_the_interpreter():
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", ["80", "90"])
 def test_every_kernel_compiles_for_a_gpu(capability):
-    """Real code for Ampere and Hopper, within their shared memory; no device runs it here."""
+    """Code for Ampere and Hopper within their shared memory; no device runs it."""
     done = run("benchmarks.gpu_compile", capability)
     assert done.returncode == 0, done.stdout + done.stderr
     kernels = {line.split()[1] for line in done.stdout.splitlines()}

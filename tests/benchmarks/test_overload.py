@@ -1,4 +1,4 @@
-"""What `python -m benchmarks.overload` measures with: its load, its client and its arithmetic."""
+"""The overload benchmark: load, options, client and figures."""
 
 import asyncio
 import json
@@ -12,21 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.demo_load import POOL, Due, arriving, at_once, bodies, write_lengths
-from benchmarks.harness.open_loop import REFUSED, Answer, drive
-from benchmarks.overload import (
-    PEER,
-    QUICK,
-    SYSTEMS,
-    best_at,
-    figures_of,
-    kinds,
-    knows_lengths,
-    names_of,
-    sizes_of,
-    takes_s,
-    tokens_per_s,
+from benchmarks.overload.__main__ import QUICK, estimated_s, names_of, sizes_of
+from benchmarks.overload.demo_load import (
+    POOL,
+    DueRequest,
+    burst_load,
+    draw_bodies,
+    poisson_load,
+    write_lengths,
 )
+from benchmarks.overload.figures import best_systems, count_errors, figures_of, tokens_per_s
+from benchmarks.overload.open_loop import REFUSED, Answer, send_load
+from benchmarks.overload.systems import PEER, SYSTEMS, knows_lengths
 from foretoken.bench.samples import TIMED_OUT, TRUNCATED, UNREACHABLE
 from foretoken.running.ports import free_port
 from models.tasks import examples
@@ -50,76 +47,76 @@ HANGS = OK + ROLE
 
 
 def test_seed_determines_a_load_of_unique_prompts():
-    some = bodies(500, seed=4)
-    assert some == bodies(500, seed=4) != bodies(500, seed=5)
-    assert len({str(json.loads(body)["messages"]) for body in some}) == 500
+    bodies = draw_bodies(500, seed=4)
+    assert bodies == draw_bodies(500, seed=4) != draw_bodies(500, seed=5)
+    assert len({str(json.loads(body)["messages"]) for body in bodies}) == 500
 
 
 def test_most_answers_are_short_and_a_few_are_long():
     answers = {(e.system, e.user): e.answer for e in examples(0, POOL, held_out=False)}
     words = []
-    for body in bodies(2_000, seed=1):
+    for body in draw_bodies(2_000, seed=1):
         turns = {turn["role"]: turn["content"] for turn in json.loads(body)["messages"]}
         words.append(len(answers[turns.get("system"), turns["user"]].split()))
     words.sort()
     assert words[1_000] < 15 and words[1_900] > 60 and words[1_980] > 200
-    assert sum(words[1_800:]) > sum(words[:1_800]) * 0.8  # a tenth of the answers, half the work
+    assert sum(words[1_800:]) > sum(words[:1_800]) * 0.8  # a tenth has half the words
 
 
-def test_arrivals_come_in_order_at_the_rate_asked_for():
-    load = arriving(bodies(1_000, seed=1), rate=50, seed=2)
-    due = [d.at_s for d in load]
-    assert due == sorted(due) and 18 < due[-1] < 22
+def test_poisson_load_is_ordered_and_has_the_rate():
+    load = poisson_load(draw_bodies(1_000, seed=1), rate=50, seed=2)
+    due_s = [request.due_s for request in load]
+    assert due_s == sorted(due_s) and 18 < due_s[-1] < 22
 
 
 def test_oracle_has_every_prompt_of_the_load(tmp_path: Path):
-    """By the texts that a gateway passes on: the length of the right answer."""
+    """Looked up by the texts that a gateway forwards."""
     path = tmp_path / "lengths.jsonl"
     write_lengths(path)
     oracle = OraclePredictor(read_lengths(str(path), 8_192))
     answers = {(e.system, e.user): e.answer for e in examples(0, POOL, held_out=False)}
-    for body in bodies(100, seed=9):
+    for body in draw_bodies(100, seed=9):
         turns = {turn["role"]: turn["content"] for turn in json.loads(body)["messages"]}
         prompt = Prompt(turns.get("system", ""), turns["user"], 20)
         [forecast] = oracle.forecast([Query("demo", "", 20, 1_024, prompt=prompt)])
-        right = demo_text().encode(answers[turns.get("system"), turns["user"]])
+        correct = demo_text().encode(answers[turns.get("system"), turns["user"]])
         assert forecast.source == "oracle"
-        assert forecast.points == (len(right) + 1,)
+        assert forecast.points == (len(correct) + 1,)
 
 
-# --- what is asked for
+# --- options
 
 
-def asked(**given: object) -> Namespace:
-    plain = {"quick": False, "presets": "", "factors": "", "rounds": 0, "seconds": 0.0}
-    return Namespace(**plain | {"peer_python": ""} | given)
+def options(**given: object) -> Namespace:
+    defaults = {"quick": False, "presets": "", "factors": "", "rounds": 0, "seconds": 0.0}
+    return Namespace(**defaults | {"peer_python": ""} | given)
 
 
 def test_systems_are_presets_then_the_peer():
-    assert names_of(asked()) == list(SYSTEMS)
-    assert names_of(asked(presets="all")) == list(presets())
-    assert names_of(asked(presets="all,alise-blend"))[-1] == "alise-blend"
-    assert names_of(asked(presets="alise,fcfs", peer_python="python")) == ["alise", "fcfs", PEER]
+    assert names_of(options()) == list(SYSTEMS)
+    assert names_of(options(presets="all")) == list(presets())
+    assert names_of(options(presets="all,alise-blend"))[-1] == "alise-blend"
+    assert names_of(options(presets="alise,fcfs", peer_python="python")) == ["alise", "fcfs", PEER]
     with pytest.raises(SystemExit, match="no preset is called fifo; known: "):
-        names_of(asked(presets="fcfs,fifo"))
+        names_of(options(presets="fcfs,fifo"))
 
 
 def test_factors_rounds_and_seconds():
-    sizes = sizes_of(asked(factors="0.9,2", rounds=3))
-    assert (sizes.lasts_s, sizes.rounds) == ({0.9: 12, 2.0: 12}, 3)
-    sizes = sizes_of(asked(factors="1.5,3", seconds=4.0))
-    assert sizes.lasts_s == {1.5: 4, 3.0: 4}
-    assert sizes_of(asked(quick=True)) == QUICK
+    sizes = sizes_of(options(factors="0.9,2", rounds=3))
+    assert (sizes.arrivals_s, sizes.rounds) == ({0.9: 12, 2.0: 12}, 3)
+    sizes = sizes_of(options(factors="1.5,3", seconds=4.0))
+    assert sizes.arrivals_s == {1.5: 4, 3.0: 4}
+    assert sizes_of(options(quick=True)) == QUICK
     for wrong in ("0.9;2", "0,1", "-1"):
         with pytest.raises(SystemExit, match="--factors takes numbers above 0"):
-            sizes_of(asked(factors=wrong))
+            sizes_of(options(factors=wrong))
 
 
-def test_duration_is_printed():
-    """20 s to begin and settle, 100 requests at 80/s; then 6 s, and 6 + 12 s, as 3 times the load
-    takes 3 times as long."""
-    sizes = replace(QUICK, lasts_s={0.9: 6, 3.0: 6})
-    assert takes_s(sizes, systems=2, rate=100) == pytest.approx(2 * (20 + 1.25 + 6 + 18))
+def test_duration_estimate():
+    """20 s to start and settle, 100 requests at 80/s; then 6 s, and 6 + 12 s, because 3 times the
+    load takes 3 times as long."""
+    sizes = replace(QUICK, arrivals_s={0.9: 6, 3.0: 6})
+    assert estimated_s(sizes, systems=2, rate=100) == pytest.approx(2 * (20 + 1.25 + 6 + 18))
 
 
 # --- the client
@@ -157,35 +154,35 @@ async def answering(*answers: bytes) -> AsyncIterator[str]:
         (HANGS, TIMED_OUT),
     ],
 )
-async def test_every_way_an_answer_ends(answer: bytes, problem: str):
+async def test_answer_end_sets_the_problem(answer: bytes, problem: str):
     async with answering(answer) as url:
-        [seen] = await drive(url, at_once([b"{}"]), bound_s=0.5)
+        [seen] = await send_load(url, burst_load([b"{}"]), timeout_s=0.5)
     assert seen.problem == problem
     assert seen.tokens == (0 if problem else 7)
     assert problem or 0 < seen.first_s <= seen.last_s
 
 
 async def test_unreachable_server_is_an_error():
-    [seen] = await drive(f"http://127.0.0.1:{free_port()}", at_once([b"{}"]), bound_s=0.5)
+    [seen] = await send_load(f"http://127.0.0.1:{free_port()}", burst_load([b"{}"]), timeout_s=0.5)
     assert seen.problem == UNREACHABLE
 
 
 async def test_hanging_request_does_not_delay_others():
-    load = [Due(0.0, b"{}"), Due(0.2, b"{}")]
+    load = [DueRequest(0.0, b"{}"), DueRequest(0.2, b"{}")]
     async with answering(HANGS, WHOLE) as url:
-        first, second = await drive(url, load, bound_s=0.5)
+        first, second = await send_load(url, load, timeout_s=0.5)
     assert (first.problem, second.problem) == (TIMED_OUT, "")
     assert second.first_s > second.due_s == 0.2
 
 
-# --- the arithmetic, by hand
+# --- figures
 
 
 def test_tokens_between_two_times():
     answers = [
-        Answer(0, 0, 10, 100),  # half of it inside
+        Answer(0, 0, 10, 100),  # half of it counts
         Answer(4, 6, 8, 20),  # all
-        Answer(4, 7, 7, 1),  # all of one token
+        Answer(4, 7, 7, 1),  # one token
         Answer(4, 20, 30, 50),  # none
         Answer(4, 0, 0, 0, TIMED_OUT),
     ]
@@ -195,18 +192,18 @@ def test_tokens_between_two_times():
 def test_figures():
     answers = [
         Answer(0, 1, 3, 21),  # TPOT 0.1
-        Answer(0, 6, 7, 11),  # its first token too late
-        Answer(1, 2, 8, 2),  # its second too late
-        Answer(0, 1, 3, 21, gap_s=1.6),  # silent for too long
+        Answer(0, 6, 7, 11),  # TTFT missed
+        Answer(1, 2, 8, 2),  # TPOT missed
+        Answer(0, 1, 3, 21, gap_s=1.6),  # MTPOT missed
         Answer(0, 0, 0, 0, REFUSED),
         Answer(0, 0, 0, 0, "503"),
     ]
-    found = figures_of(answers, lasts_s=10)
+    found = figures_of(answers, arrivals_s=10)
     assert found["norm_latency_s"] == pytest.approx((2 * 3 / 21 + 7 / 11 + 7 / 2) / 4)
     assert found["ttft_p50_s"] == 1 and found["ttft_p99_s"] == pytest.approx(5.85)
     assert found["goodput_share"] == 1 / 6
     assert (found["errors"], found["refused"]) == (1, 1)
-    # from 2 s to 10 s: half of the first answer and of the silent one, all of the others
+    # from 2 s to 10 s: half of the first and of the fourth answer, all of the others
     assert found["tok_s"] == pytest.approx((2 * 10.5 + 11 + 2) / 8)
 
 
@@ -220,7 +217,7 @@ def test_best_preset_excludes_oracles():
         name: {"3": {"norm_latency_s": latency, "goodput_share": share}}
         for name, (latency, share) in figures.items()
     }
-    assert best_at(3.0, medians) == (
+    assert best_systems("3", medians) == (
         "3 ×: best of 4 in latency alise 0.3, past-future 0.6, fcfs 0.9; "
         "in goodput past-future 0.7, fcfs 0.5, alise 0.4; "
         "oracles: latency alise-oracle 0.1; goodput alise-oracle 0.9"
@@ -228,7 +225,7 @@ def test_best_preset_excludes_oracles():
 
 
 def test_figures_without_answers():
-    found = figures_of([Answer(0, 0, 0, 0, TIMED_OUT)], lasts_s=10)
+    found = figures_of([Answer(0, 0, 0, 0, TIMED_OUT)], arrivals_s=10)
     assert isnan(found["norm_latency_s"]) and isnan(found["ttft_p50_s"])
     assert (found["tok_s"], found["goodput_share"], found["errors"]) == (0, 0, 1)
 
@@ -237,5 +234,5 @@ def test_errors_are_counted_by_message():
     answers = [
         Answer(0, 0, 0, 0, f"request {name} gave up after 8 attempts") for name in ("1a2b", "3-c4")
     ]
-    counted = kinds([*answers, Answer(0, 0, 0, 0, "503"), Answer(0, 0, 0, 0, REFUSED)])
+    counted = count_errors([*answers, Answer(0, 0, 0, 0, "503"), Answer(0, 0, 0, 0, REFUSED)])
     assert counted == Counter({"request … gave up after 8 attempts": 2, "503": 1})

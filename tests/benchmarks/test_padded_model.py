@@ -1,4 +1,4 @@
-"""`benchmarks.harness.padded_model`: a wider model with the same answers."""
+"""The padded demo model: wider, with the same answers."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.harness.padded_model import write_padded
+from benchmarks.overload.padded_model import write_padded
 from foretoken.running.options import demo_model
 
 

@@ -24,7 +24,7 @@ NAME = "foretoken.v1.Predictor"
 ADD = predictor_pb2_grpc.add_PredictorServicer_to_server
 PATIENT_S = 20.0  # to read prompts on a busy test machine
 
-ASKED = {  # kind of request and its mean length
+MEAN_LENGTHS = {  # by prompt
     "Say yes or no: is {} an even number?": 4,
     "Write a long essay about the history of the number {}.": 400,
 }
@@ -116,7 +116,7 @@ def forecast_of(*inputs: predictor_pb2.ForecastInput) -> predictor_pb2.ForecastR
     return predictor_pb2.ForecastRequest(inputs=inputs)
 
 
-def asked(
+def input_of(
     request_id: str, user_input: str, instruction: str = "", answers: Sequence[int] = ()
 ) -> predictor_pb2.ForecastInput:
     text = common_pb2.PromptText(
@@ -144,11 +144,14 @@ def requests(
     rng = random.Random(seed)
     pairs = []
     for number in range(count):
-        prompt, about = rng.choice(list(ASKED.items()))
+        prompt, mean_tokens = rng.choice(list(MEAN_LENGTHS.items()))
         request_id = f"{seed}-{number}"
-        tokens = max(1, round(about * rng.uniform(0.7, 1.3)))
+        tokens = max(1, round(mean_tokens * rng.uniform(0.7, 1.3)))
         pairs.append(
-            (asked(request_id, prompt.format(rng.randrange(10**6))), ended(request_id, tokens))
+            (
+                input_of(request_id, prompt.format(rng.randrange(10**6))),
+                ended(request_id, tokens),
+            )
         )
     return pairs
 

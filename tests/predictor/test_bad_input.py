@@ -22,8 +22,8 @@ from tests.observability.lines import lines_of
 from tests.predictor.predictor_serving import (
     HashEncoder,
     Running,
-    asked,
     ended,
+    input_of,
     predicting,
     real_encoder,
 )
@@ -40,9 +40,9 @@ PROMPTS = {
 }
 
 
-async def foretold_and_learnt(running: Running, name: str, prompt: str) -> None:
+async def forecast_and_learn(running: Running, name: str, prompt: str) -> None:
     before = running.value("outcomes_total", learnt="yes")
-    (forecast,) = await running.forecast(asked(name, prompt, prompt))
+    (forecast,) = await running.forecast(input_of(name, prompt, prompt))
     assert forecast.points and min(forecast.points) > 0
     await running.observe(ended(name, 7))
     assert running.value("outcomes_total", learnt="yes") == before + 1
@@ -51,7 +51,7 @@ async def foretold_and_learnt(running: Running, name: str, prompt: str) -> None:
 async def test_any_prompt_is_forecast_and_learned() -> None:
     async with predicting("retrieval", encoder=real_encoder(), way="socket") as running:
         for name, prompt in PROMPTS.items():
-            await foretold_and_learnt(running, name, prompt)
+            await forecast_and_learn(running, name, prompt)
         assert running.value("fallbacks_total", reason="failed") == 0
         assert running.value("fallbacks_total", reason="broken") == 0
         await until(lambda: running.value("examples") == len(PROMPTS))
@@ -66,7 +66,7 @@ async def test_long_texts_are_truncated_as_in_gateway() -> None:
             return super().encode(texts)
 
     async with predicting("ridge", encoder=Measuring(), max_text_bytes=1_000) as running:
-        await foretold_and_learnt(running, "a", "é" * 10**6)
+        await forecast_and_learn(running, "a", "é" * 10**6)
     assert max(lengths) == 1_000
 
 
@@ -77,7 +77,7 @@ class Broken(HashEncoder):
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         if self.raises:
-            raise RuntimeError("the encoder is out of order")
+            raise RuntimeError("the encoder failed")
         return np.full((len(texts), LAYERS, self.dim), np.nan, np.float32)
 
 
@@ -89,8 +89,8 @@ async def test_failing_encoder_falls_back_to_history(
     async with predicting("retrieval", encoder=encoder) as running:
         encoder.raises = raises
         for number in range(3):
-            await foretold_and_learnt(running, f"r{number}", f"prompt {number}")
-        (forecast,) = await running.forecast(asked("a", "one more"))
+            await forecast_and_learn(running, f"r{number}", f"prompt {number}")
+        (forecast,) = await running.forecast(input_of("a", "one more"))
         assert (forecast.source, list(forecast.points)) == ("history", [7, UNCAPPED])
         await until(lambda: running.value("fallbacks_total", reason=reason) == 4)
     message = [
@@ -115,7 +115,7 @@ async def test_slow_encoder_does_not_delay_forecasts() -> None:
     ) as running:
         released.clear()
         try:
-            await foretold_and_learnt(running, "a", "hello")
+            await forecast_and_learn(running, "a", "hello")
             assert running.value("examples") == 0
         finally:
             released.set()
@@ -134,7 +134,7 @@ async def test_failing_model_falls_back_to_history(
     monkeypatch.setitem(PREDICTORS, "fails", lambda _: Fails("fails", {}, Options()))
     async with predicting("fails") as running:
         for number in range(2):
-            await running.forecast(asked(f"r{number}", "hello"))
+            await running.forecast(input_of(f"r{number}", "hello"))
             await running.read(number + 1)
             await running.observe(ended(f"r{number}", 7))
         assert running.value("fallbacks_total", reason="model") == 2
@@ -154,12 +154,12 @@ async def test_failing_word_model_falls_back_to_history(
     monkeypatch.setitem(PREDICTORS, "fails", lambda _: Fails("fails", {}, Options()))
     async with predicting("fails") as running:
         with lines_of("services.predictor.service") as lines:
-            one = asked("traced", "hello")
+            one = input_of("traced", "hello")
             one.traceparent = f"00-{'ab' * 16}-{'cd' * 8}-01"
             await running.forecast(one)
             [line] = lines()
         assert (line["request_id"], line["trace_id"]) == ("traced", "ab" * 16)
-        await foretold_and_learnt(running, "r1", "hello")
+        await forecast_and_learn(running, "r1", "hello")
         assert running.value("fallbacks_total", reason="model") == 2
     assert sum("the prompt model failed" in r.getMessage() for r in caplog.records) == 1
 
@@ -170,7 +170,7 @@ async def test_corrupt_log_is_set_aside_with_warning(
     path = tmp_path / "outcomes.sqlite"
     path.write_bytes(os.urandom(10_000))
     async with predicting(log=LogConfig(path=str(path))) as running:
-        await foretold_and_learnt(running, "a", "hello")
+        await forecast_and_learn(running, "a", "hello")
     assert (tmp_path / "outcomes.sqlite.corrupt-1").exists()
     assert "is unusable" in caplog.text and "started a new one" in caplog.text
     async with predicting(log=LogConfig(path=str(path))) as running:
@@ -184,11 +184,11 @@ async def test_newer_and_invalid_log_rows_are_skipped(
     kept = SqliteLog.open(log.path, 100)
     await kept.append(
         [Row("outcome", 2, b"?"), Row("outcome", 1, b"\xff\xff"), Row("outcome", 1, b"\xff"),
-         Row("timing", 1, b"for somebody else")]
+         Row("timing", 1, b"of another service")]
     )  # fmt: skip
     await kept.close()
     async with predicting(log=log) as running:
-        await foretold_and_learnt(running, "a", "hello")
+        await forecast_and_learn(running, "a", "hello")
         await until(lambda: running.value("log_from_future_total") == 1)
         assert running.value("log_unreadable_total") == 2
     message = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
@@ -204,7 +204,7 @@ def test_unusable_log_prevents_start_with_message(tmp_path: Path) -> None:
             LogConfig(path=path).open()
 
 
-class Flaky(MemoryLog):
+class UnavailableLog(MemoryLog):
     """A log that can become unavailable."""
 
     gone = False
@@ -219,22 +219,22 @@ class Flaky(MemoryLog):
 
     def _require(self) -> None:
         if self.gone:
-            raise LogUnavailable("the log is away")
+            raise LogUnavailable("the log is unavailable")
 
 
 async def test_log_outage_loses_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
-    flaky = Flaky(100)
-    monkeypatch.setattr(LogConfig, "open", lambda _: flaky)
+    log = UnavailableLog(100)
+    monkeypatch.setattr(LogConfig, "open", lambda _: log)
     async with predicting() as running:
-        await foretold_and_learnt(running, "a", "hello")
-        flaky.gone = True
+        await forecast_and_learn(running, "a", "hello")
+        log.gone = True
         await until(lambda: running.value("log_unavailable") == 1)
         async with asyncio.timeout(2):
-            (forecast,) = await running.forecast(asked("b", "hello"))
+            (forecast,) = await running.forecast(input_of("b", "hello"))
             await running.observe(ended("b", 9))
         assert list(forecast.points) == [7, UNCAPPED]
-        flaky.gone = False
+        log.gone = False
         await until(lambda: running.value("outcomes_total", learnt="yes") == 2)
-        (forecast,) = await running.forecast(asked("c", "hello"))
+        (forecast,) = await running.forecast(input_of("c", "hello"))
         assert list(forecast.points) == [7, 9, UNCAPPED]
         await until(lambda: running.value("log_unavailable") == 0)

@@ -31,7 +31,7 @@ from services.predictor.learning.refit_process import (
     write_task,
 )
 from services.predictor.learning.refitter import RefitSchedule, Refitter
-from services.predictor.learning.rules import OWN_RULES, RULES
+from services.predictor.learning.rules import DEFAULT_RULES, RULES
 from services.predictor.models.fitting import Fitted, ProgressCallback
 from services.predictor.models.frame import Frame
 from services.predictor.models.spread import Floats
@@ -42,8 +42,8 @@ from services.runtime.outcomelog.config import LogConfig
 from services.runtime.outcomelog.sqlite import SqliteLog
 from tests.predictor.predictor_serving import (
     HashEncoder,
-    asked,
     ended,
+    input_of,
     mean,
     predicting,
     real_encoder,
@@ -54,8 +54,8 @@ from tests.reach import until
 FEATURES = Extractor(HashEncoder()).extract([Prompt("be brief", "hello", 5)])[0]
 MADE = ForecastPair(certain(30, "model"), certain(20, "history"), certain(30, "model"))
 OUTCOME = Outcome("r", "demo", "chat", 12, 34, 99, FinishReason.STOP, 1.0, 0)
-YES = asked("a", "Say yes or no: is 77 an even number?")
-ESSAY = asked("b", "Write a long essay about the history of the number 77.")
+YES = input_of("a", "Say yes or no: is 77 an even number?")
+ESSAY = input_of("b", "Write a long essay about the history of the number 77.")
 BY = EncodedBy("minilm", FEATURES.instruction.shape)
 
 
@@ -145,7 +145,7 @@ def test_magnus_rule_selects_mispredicted_prompts(
 ) -> None:
     assert RULES["mispredicted"](forecast_of, tokens) is enters
     assert RULES["all"](forecast_of, tokens)
-    assert set(OWN_RULES.values()) <= set(RULES)
+    assert set(DEFAULT_RULES.values()) <= set(RULES)
 
 
 # Fitting
@@ -247,22 +247,22 @@ def test_refit_and_result_round_trip_through_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read.mixture.weights("demo"), result.mixture.weights("demo"))
 
 
-def dies(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
+def crash(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
 
-def sulks(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
-    raise RuntimeError("these lengths are no good")
+def fail(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
+    raise RuntimeError("the lengths are invalid")
 
 
 @pytest.mark.slow
 async def test_refit_process_reports_crash_failure_and_timeout() -> None:
     refit = history_refit(64)
     with pytest.raises(FitFailed, match="status -9: no output"):
-        await run_in_process(Refit({"x": dies}, refit.examples, 0), 60)
-    with pytest.raises(FitFailed, match="these lengths are no good"):
-        await run_in_process(Refit({"x": sulks}, refit.examples, 0), 60)
+        await run_in_process(Refit({"x": crash}, refit.examples, 0), 60)
+    with pytest.raises(FitFailed, match="the lengths are invalid"):
+        await run_in_process(Refit({"x": fail}, refit.examples, 0), 60)
     with pytest.raises(FitFailed, match=r"the fit took longer than 0\.05 s"):
         await run_in_process(refit, 0.05)
 
@@ -279,10 +279,10 @@ async def test_restart_replays_log_and_refits(tmp_path: Path) -> None:
         await running.observe(*(outcome for _, outcome in pairs))
         await until(lambda: running.value("examples") == 80, 60)
         assert running.value("outcomes_total", learnt="yes") == 80
-        (before,) = await running.forecast(asked("", "hello"))
+        (before,) = await running.forecast(input_of("", "hello"))
     async with predicting("ridge", log, real_encoder(), refit_interval_s=0.1) as running:
         await until(lambda: running.value("outcomes_total", learnt="yes") == 80)
-        (after,) = await running.forecast(asked("", "hello"))
+        (after,) = await running.forecast(input_of("", "hello"))
         assert (after.points, after.weights) == (before.points, before.weights)
         await until(lambda: running.value("refits_total", result="adopted") == 1, 60)
         short, long = await running.forecast(YES, ESSAY)
@@ -290,8 +290,8 @@ async def test_restart_replays_log_and_refits(tmp_path: Path) -> None:
         assert mean(short) * 2 < mean(long)
         await running.observe(ended("a", 4), ended("b", 400))
         again = [
-            asked("c", "Say yes or no: is 78 an even number?"),
-            asked("d", "Write a long essay about the history of the number 78."),
+            input_of("c", "Say yes or no: is 78 an even number?"),
+            input_of("d", "Write a long essay about the history of the number 78."),
         ]
         short, long = await running.improved(*again)
         assert (short.source, long.source) == ("ridge", "ridge")
@@ -319,7 +319,7 @@ async def test_replicas_on_one_log_learn_the_same(tmp_path: Path) -> None:
         await other.observe(*(ended("", n) for n in (8, 8)))
         await until(lambda: one.value("outcomes_total", learnt="yes") == 5)
         await until(lambda: other.value("outcomes_total", learnt="yes") == 5)
-        first, second = [await r.forecast(asked("", "hello")) for r in (one, other)]
+        first, second = [await r.forecast(input_of("", "hello")) for r in (one, other)]
         assert first == second and list(first[0].points) == [5, 6, 7, 8, UNCAPPED]
 
 
@@ -349,7 +349,7 @@ async def test_text_is_logged_only_when_enabled(tmp_path: Path) -> None:
     for keep in (False, True):
         log = LogConfig(path=str(tmp_path / f"{keep}.sqlite"), keep_text=keep)
         async with predicting(log=log) as running:
-            await running.forecast(asked("a", "a secret"))
+            await running.forecast(input_of("a", "a secret"))
             await running.observe(ended("a", 5))
         kept = SqliteLog.open(log.path, 10)
         (entry,) = await kept.read("", 10)
@@ -360,9 +360,9 @@ async def test_text_is_logged_only_when_enabled(tmp_path: Path) -> None:
 async def test_outcome_is_scored_by_its_own_forecast() -> None:
     async with predicting() as running:
         await running.observe(*(ended("", n) for n in (10, 20, 30, 40)))
-        await running.forecast(asked("a", "x"), asked("b", "y"), asked("c", "z"))
+        await running.forecast(input_of("a", "x"), input_of("b", "y"), input_of("c", "z"))
         await running.observe(
-            ended("a", 20), ended("b", 500), ended("c", 25, reason=0), ended("never asked", 7)
+            ended("a", 20), ended("b", 500), ended("c", 25, reason=0), ended("unknown", 7)
         )
         await until(lambda: running.value("scored") == 2)
         assert running.value("coverage", interval="90") == 1  # 500 is less than max_tokens of 1,000

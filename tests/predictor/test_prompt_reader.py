@@ -27,7 +27,7 @@ from services.predictor.serving.executor import CpuBudgetedExecutor
 from services.predictor.serving.forecaster import ForecastQuery
 from services.predictor.serving.prompt_reader import BATCH, PromptBatchReader
 from tests.predictor.encoder.small_encoders import bert, saved
-from tests.predictor.predictor_serving import HashEncoder, asked, ended, mean, predicting
+from tests.predictor.predictor_serving import HashEncoder, ended, input_of, mean, predicting
 from tests.predictor.serving_fixtures import FEATURES, PACKED
 from tests.reach import until
 
@@ -76,25 +76,25 @@ def test_cpu_budget_bounds_spending(share: float, costs: list[float]) -> None:
 # Executor
 
 
-class Choosy:
+class FailingExtractor:
     """Extracts all prompts except those marked as bad."""
 
     def extract(self, texts: Sequence[Prompt]) -> list[Features]:
         if any("bad" in prompt.user_input for prompt in texts):
-            raise ValueError("no such prompt")
+            raise ValueError("the prompt is bad")
         return [FEATURES for _ in texts]
 
 
 def test_failing_prompt_does_not_affect_batch(caplog: pytest.LogCaptureFixture) -> None:
     batch_reader = PromptBatchReader(
-        Choosy(), lambda queries: [certain(9, "model") for _ in queries]
+        FailingExtractor(), lambda queries: [certain(9, "model") for _ in queries]
     )
     batch = [
         ForecastQuery(text, Query("demo", "", 1, 9, prompt=Prompt("", text, 1)), 0.0)
         for text in ("good", "bad", "fine", "bad too")
     ]
     readings = batch_reader.read(batch)
-    assert [r.missed for r in readings] == ["", "failed", "", "failed"]
+    assert [r.failed_step for r in readings] == ["", "failed", "", "failed"]
     assert [r.packed for r in readings] == [PACKED, b"", PACKED, b""]
     assert [bool(r.by_model) for r in readings] == [True, False, True, False]
     assert sum("logged once" in r.getMessage() for r in caplog.records) == 1
@@ -166,18 +166,20 @@ async def test_improved_forecast_is_streamed(
     encoder = Encoder.load(str(saved(tmp_path, bert())))
     monkeypatch.setitem(PREDICTORS, "ridge", lambda _: fitted(encoder, words))
     async with predicting("ridge", encoder=encoder, way="socket") as running:
-        (at_once,) = await running.forecast(asked("", "write the list"))
+        (at_once,) = await running.forecast(input_of("", "write the list"))
         assert at_once.source == source
-        long, short = await running.improved(asked("a", "write a poem"), asked("b", "sum the sea"))
+        long, short = await running.improved(
+            input_of("a", "write a poem"), input_of("b", "sum the sea")
+        )
         assert (long.source, short.source, long.shared_key) == ("ridge", "ridge", "")
         assert mean(short) < mean(long)
-        (known,) = await running.forecast(asked("c", "write a poem"))
+        (known,) = await running.forecast(input_of("c", "write a poem"))
         assert known == long
         assert running.value("answered_total", stage="remembered") == 1
         assert running.value("reading_lag_seconds_count") == running.value("improved_total") == 2
 
 
-class Stuck(HashEncoder):
+class BlockedEncoder(HashEncoder):
     """Encodes only when released."""
 
     def __init__(self) -> None:
@@ -194,16 +196,16 @@ class Stuck(HashEncoder):
 
 
 async def test_busy_encoder_does_not_delay_answers_and_newest_is_read_first() -> None:
-    encoder = Stuck()
+    encoder = BlockedEncoder()
     async with predicting("retrieval", encoder=encoder, unread_max=BATCH) as running:
         encoder.texts.clear()
         encoder.go.clear()
         encoder.began.clear()
         try:
-            await running.forecast(asked("first", "first"))
+            await running.forecast(input_of("first", "first"))
             await asyncio.to_thread(encoder.began.wait, 20)
             for number in range(BATCH + 2):
-                (forecast,) = await running.forecast(asked(f"r{number}", f"prompt {number}"))
+                (forecast,) = await running.forecast(input_of(f"r{number}", f"prompt {number}"))
                 assert forecast.source == "history"
             await running.observe(ended("r9", 7, reason=4))
         finally:
@@ -220,7 +222,7 @@ async def test_predictor_without_reading_sends_no_improvements(model: str) -> No
         stream = running.stub.Improve(predictor_pb2.ImproveRequest())
         listening = asyncio.ensure_future(anext(aiter(stream)))
         await until(lambda: running.service.listeners == 1)
-        await running.forecast(asked("a", "hello"))
+        await running.forecast(input_of("a", "hello"))
         await running.observe(ended("a", 5))
         assert not listening.done()
         assert running.value("read_total", of="waiting") == 0

@@ -22,16 +22,15 @@ from services.runtime.channel import connect
 from services.runtime.codecs.common import decode_forecast
 from services.runtime.config import COMMON
 from tests.observability.metrics.seen import uncatalogued, unseen
-from tests.predictor.predictor_serving import asked as in_words
-from tests.predictor.predictor_serving import ended, predicting
+from tests.predictor.predictor_serving import ended, input_of, predicting
 from tests.reach import WAYS
 
 
-def asked(*max_tokens: int, application: str = "") -> predictor_pb2.ForecastRequest:
+def forecast_request(*max_tokens: int, application: str = "") -> predictor_pb2.ForecastRequest:
     return predictor_pb2.ForecastRequest(
         inputs=[
-            predictor_pb2.ForecastInput(model="demo", application=application, max_tokens=most)
-            for most in max_tokens
+            predictor_pb2.ForecastInput(model="demo", application=application, max_tokens=limit)
+            for limit in max_tokens
         ]
     )
 
@@ -51,7 +50,7 @@ def finished(
 async def test_forecast_uses_observed_outcomes(way: str) -> None:
     async with predicting(way=way) as running:
         stub = running.stub
-        cold = await stub.Forecast(asked(30, 40))
+        cold = await stub.Forecast(forecast_request(30, 40))
         assert [decode_forecast(f).truncated(30).points for f in cold.forecasts] == [(30,)] * 2
         assert {(f.source, f.shared_key, f.version) for f in cold.forecasts} == {
             ("history", "history/demo", 0)
@@ -60,7 +59,7 @@ async def test_forecast_uses_observed_outcomes(way: str) -> None:
         cut_short = finished(9, reason=common_pb2.FINISH_REASON_CANCELLED)
         assert (await stub.Observe(cut_short)).version == 0
         assert (await stub.Observe(finished(5, 5, 7, 80))).version == 4
-        warm = await stub.Forecast(asked(30, application="copy"))
+        warm = await stub.Forecast(forecast_request(30, application="copy"))
         (forecast,) = warm.forecasts
         assert list(forecast.points) == [5, 7, 80, UNCAPPED]
         assert list(forecast.weights) == pytest.approx([0.4, 0.2, 0.2, 0.2])
@@ -73,7 +72,7 @@ async def test_max_predictor_ignores_outcomes(way: str) -> None:
     async with predicting("max", way=way) as running:
         stub = running.stub
         assert (await stub.Observe(finished(5))).version == 0
-        answer = await stub.Forecast(asked(30))
+        answer = await stub.Forecast(forecast_request(30))
         assert list(answer.forecasts) == [
             common_pb2.Forecast(points=[30], weights=[1], source="max")
         ]
@@ -82,11 +81,11 @@ async def test_max_predictor_ignores_outcomes(way: str) -> None:
 @pytest.mark.parametrize(
     ("request_", "sentence"),
     [
-        (asked(5, 0), "inputs[1].max_tokens: must be 1 to 16777215, got 0"),
-        (asked(2**31), "inputs[0].max_tokens: must be 1 to 16777215"),
-        (asked(*[5] * 1_025), "inputs: at most 1024 per call, got 1025"),
+        (forecast_request(5, 0), "inputs[1].max_tokens: must be 1 to 16777215, got 0"),
+        (forecast_request(2**31), "inputs[0].max_tokens: must be 1 to 16777215"),
+        (forecast_request(*[5] * 1_025), "inputs: at most 1024 per call, got 1025"),
         (
-            asked(5, application="a" * 257),
+            forecast_request(5, application="a" * 257),
             "inputs[0]: model and application names have at most 256 characters",
         ),
         (finished(*[5] * 1_025), "outcomes: at most 1024 per call, got 1025"),
@@ -112,13 +111,13 @@ async def test_invalid_input_is_rejected_with_field_name(
 
 async def test_full_batch_is_answered_in_order() -> None:
     async with predicting("max", way="socket") as running:
-        answer = await running.stub.Forecast(asked(*range(1, 1_025)))
+        answer = await running.stub.Forecast(forecast_request(*range(1, 1_025)))
     assert [f.points[0] for f in answer.forecasts] == list(range(1, 1_025))
 
 
 async def test_forecasts_and_outcomes_are_counted() -> None:
     async with predicting() as running:
-        await running.stub.Forecast(asked(3, 4))
+        await running.stub.Forecast(forecast_request(3, 4))
         await running.stub.Observe(finished(5, 0))
         assert running.value("forecasts_total", source="history") == 2
         assert running.value("outcomes_total", learnt="yes") == 1
@@ -129,7 +128,7 @@ async def test_relative_error_is_recorded_by_source() -> None:
     """Without outcomes all 1,000 tokens are expected: for 400 the error is 600, for 1,000 it is 0.
     Unknown and truncated requests record no error."""
     async with predicting() as running:
-        await running.forecast(*(in_words(name, "hello") for name in "abc"))
+        await running.forecast(*(input_of(name, "hello") for name in "abc"))
         await running.observe(ended("a", 400), ended("b", 1_000), ended("unknown", 5))
         await running.observe(ended("c", 5, reason=common_pb2.FINISH_REASON_CANCELLED))
         assert running.value("relative_error_count", source="history") == 2
@@ -182,9 +181,9 @@ async def test_separate_process_serves_all_methods(tmp_path: Path) -> None:
         async with asyncio.timeout(60):
             stub = predictor_pb2_grpc.PredictorStub(channel)
             await channel.channel_ready()
-            better = stub.Improve(predictor_pb2.ImproveRequest())
-            reading = asyncio.ensure_future(anext(aiter(better)))
-            answer = await stub.Forecast(asked(30))
+            improvements = stub.Improve(predictor_pb2.ImproveRequest())
+            reading = asyncio.ensure_future(anext(aiter(improvements)))
+            answer = await stub.Forecast(forecast_request(30))
             assert [f.source for f in answer.forecasts] == ["history"]
             assert (await stub.Observe(finished(5, 7))).version == 2
             assert not reading.done()
@@ -213,11 +212,11 @@ def test_prompt_predictor_logs_to_state_folder(
     assert place("blend", "log.path=/else/where") == "/else/where"
     assert place("blend", "log.path=") == ""
     monkeypatch.setenv("FORETOKEN_LOG_PATH", "redis://here")
-    assert place("blend") is None, "the environment's stays"
+    assert place("blend") is None, "the environment has precedence"
     monkeypatch.delenv("FORETOKEN_LOG_PATH")
     monkeypatch.delenv("XDG_STATE_HOME")
-    monkeypatch.setenv("HOME", "/somebody")
-    assert place("ranker") == "/somebody/.local/state/foretoken/outcomes.sqlite"
+    monkeypatch.setenv("HOME", "/home/user")
+    assert place("ranker") == "/home/user/.local/state/foretoken/outcomes.sqlite"
     assert not list(tmp_path.iterdir())
 
 

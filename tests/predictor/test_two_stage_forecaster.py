@@ -41,7 +41,7 @@ def test_history_answers_then_reading_improves_once() -> None:
     machine = ForecasterHarness()
     assert machine.ask("a") == ("plain", "history")
     read = machine.read(machine.next_batch())
-    assert read.better == (("a", certain(9, "model")),) and read.since_s == (1.0,)
+    assert read.improved == (("a", certain(9, "model")),) and read.requested_at_s == (1.0,)
     waiting = machine.pending.pop("a")
     assert waiting and waiting.packed == PACKED and waiting.pair.by_model == certain(9, "model")
     assert machine.next_batch() == []
@@ -50,7 +50,7 @@ def test_history_answers_then_reading_improves_once() -> None:
 def test_words_answer_before_reading() -> None:
     machine = ForecasterHarness(Model(words=True))
     assert machine.ask("a") == ("words", "words")
-    assert [f.source for _, f in machine.read(machine.next_batch()).better] == ["model"]
+    assert [f.source for _, f in machine.read(machine.next_batch()).improved] == ["model"]
 
 
 def test_repeated_prompt_is_answered_from_cache() -> None:
@@ -97,7 +97,7 @@ def test_ended_request_is_read_last_without_improvement() -> None:
     batch = machine.next_batch()
     assert names(batch) == ["c", "a"]
     read = machine.read(batch)
-    assert read.better == () and (read.waiting, read.ended) == (0, 2)
+    assert read.improved == () and (read.waiting, read.ended) == (0, 2)
     assert [(ended.outcome.request_id, packed) for ended, packed in read.ended_features] == [
         ("c", PACKED),
         ("a", PACKED),
@@ -112,7 +112,7 @@ def test_request_ending_during_reading_is_learned() -> None:
     machine.end("a")
     machine.end("b", FinishReason.CANCELLED)
     read = machine.read(batch)
-    assert read.better == ()
+    assert read.improved == ()
     assert [ended.outcome.request_id for ended, _ in read.ended_features] == ["a"]
 
 
@@ -127,7 +127,7 @@ def test_set_aside_model_is_scored_but_not_used() -> None:
     machine = ForecasterHarness()
     machine.ask("a")
     assert machine.guarded.compare([1.0] * MIN_OUTCOMES)
-    assert machine.read(machine.next_batch()).better == ()
+    assert machine.read(machine.next_batch()).improved == ()
     waiting = machine.pending.pop("a")
     assert waiting and waiting.pair.by_model == certain(9, "model")
     assert waiting.pair.given.source == "history"
@@ -136,7 +136,7 @@ def test_set_aside_model_is_scored_but_not_used() -> None:
 def test_unreadable_prompt_is_counted_and_keeps_answer() -> None:
     machine = ForecasterHarness()
     machine.ask("a")
-    machine.two_stage.read(machine.next_batch(), [PromptReading(missed="failed")])
-    assert (machine.reported[-1].better, machine.reported[-1].missed) == ((), ("failed",))
+    machine.two_stage.read(machine.next_batch(), [PromptReading(failed_step="failed")])
+    assert (machine.reported[-1].improved, machine.reported[-1].failed_steps) == ((), ("failed",))
     waiting = machine.pending.pop("a")
     assert waiting and waiting.pair.given.source == "history"

@@ -13,7 +13,7 @@ from services.predictor.interface import LAYERS, Example, Prompt, Query
 from services.predictor.models.fitting import ignore_progress
 from services.predictor.models.frame import Frame, prompts
 from services.predictor.models.ridge import fit_words
-from tests.predictor.predictor_serving import ASKED, asked, ended, mean, predicting
+from tests.predictor.predictor_serving import MEAN_LENGTHS, ended, input_of, mean, predicting
 from tests.reach import until
 
 
@@ -66,15 +66,15 @@ def test_unseen_number_is_forecast_by_size() -> None:
 
 async def test_words_predictor_learns_online_and_answers_at_once() -> None:
     """After some outcomes, new short and long prompts are distinguished by their words."""
-    (short, long) = ASKED
+    (short, long) = MEAN_LENGTHS
     async with predicting(model="words", refit_interval_s=0.2) as running:
         for number in range(80):
             kind = long if number % 2 else short
-            await running.forecast(asked(f"r{number}", kind.format(number)))
-            await running.observe(ended(f"r{number}", ASKED[kind]))
+            await running.forecast(input_of(f"r{number}", kind.format(number)))
+            await running.observe(ended(f"r{number}", MEAN_LENGTHS[kind]))
         await until(lambda: running.value("refits_total", result="adopted") > 0, 20)
         reported = await running.forecast(
-            asked("a", short.format("many")), asked("b", long.format("many"))
+            input_of("a", short.format("many")), input_of("b", long.format("many"))
         )
         assert mean(reported[0]) < 40 < 200 < mean(reported[1])
         assert running.value("answered_total", stage="words") >= 2

@@ -55,9 +55,9 @@ class Artefact:
     def refitted(self, member: str = MEMBER) -> Refitted:
         """Returns the trained state that a content predictor adopts before the first outcome: the
         model and its out-of-fold forecasts."""
-        own = self.calibration
-        fitted = {member: Fitted(self.model, own.spread)}
-        return Refitted.weigh(fitted, own.applications, own.lengths)
+        calibration = self.calibration
+        fitted = {member: Fitted(self.model, calibration.spread)}
+        return Refitted.weigh(fitted, calibration.applications, calibration.lengths)
 
 
 def load(path: Path) -> Artefact:
@@ -104,29 +104,32 @@ def check_out(out: Path) -> None:
     """Raises ArtefactError unless an artefact can be written there: the folder must be missing,
     empty or an artefact."""
     if not out.resolve().parent.is_dir():
-        raise ArtefactError(f"cannot write {out}: there is no folder {out.resolve().parent}")
+        raise ArtefactError(
+            f"cannot write --out {out}: there is no folder {out.resolve().parent}; create it"
+        )
     if out.exists() and not (_is_artefact(out) or _is_empty(out)):
         raise ArtefactError(
-            f"{out} exists and is not a ranker artefact: it is left as it is; give another --out"
+            f"--out {out} exists and is not a ranker artefact, so it is not replaced: "
+            "give another folder"
         )
 
 
 @contextmanager
 def staged(out: Path) -> Iterator[Path]:
-    """A folder beside `out` to write into; it takes its place, whole, when all went well.
+    """Yields a temporary folder next to `out`, which replaces `out` when the block succeeds.
 
-    Raises ArtefactError where nothing can be written.
+    Raises ArtefactError when the folder cannot be written.
     """
     out = out.resolve()
     try:
         stage = Path(tempfile.mkdtemp(prefix=f".{out.name}.part-", dir=out.parent))
-        stage.chmod(0o755)  # as other folders are; mkdtemp's is private
+        stage.chmod(0o755)  # mkdtemp creates a private folder
     except OSError as error:
         raise ArtefactError(f"cannot write {out}: {error}") from None
     try:
         yield stage
         _replace(out, stage)
-    except (OSError, SafetensorError) as error:  # the disk is full, or gone
+    except (OSError, SafetensorError) as error:  # for example, the disk is full
         raise ArtefactError(f"cannot write {out}: {error}") from None
     finally:
         shutil.rmtree(stage, ignore_errors=True)
@@ -141,8 +144,8 @@ def write(folder: Path, model: ScoreModel, calibration: Calibration, manifest: M
     path.write_bytes(
         save(tensors | out_of_fold, {"model": of_model, "calibration": of_calibration})
     )
-    whole = manifest.model_copy(update={"ranker_sha256": digest(path)})
-    (folder / FILE).write_text(whole.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    complete = manifest.model_copy(update={"ranker_sha256": digest(path)})
+    (folder / FILE).write_text(complete.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
 def _read(folder: Path, manifest: Manifest) -> tuple[Tensors, dict[str, str]]:
@@ -151,7 +154,7 @@ def _read(folder: Path, manifest: Manifest) -> tuple[Tensors, dict[str, str]]:
         raise _broken(folder, f"it has no {_RANKER}")
     try:
         if digest(path) != manifest.ranker_sha256:
-            raise _broken(folder, f"its {_RANKER} is cut short or was changed after training")
+            raise _broken(folder, f"its {_RANKER} is truncated or was changed after training")
         with safe_open(path, "pt") as file:
             names = file.keys()
             tensors = {name: file.get_tensor(name) for name in names}
@@ -169,7 +172,7 @@ def _check_encoder(folder: Path, manifest: Manifest) -> None:
     if not (folder / INSIDE).is_dir():
         raise _broken(folder, f"it has no {INSIDE}")
     if weights_digest(folder / INSIDE) != manifest.encoder_sha256:
-        raise _broken(folder, f"its {INSIDE} is cut short or was changed after training")
+        raise _broken(folder, f"its {INSIDE} is truncated or was changed after training")
 
 
 def _broken(folder: Path, why: str) -> ArtefactError:
@@ -215,7 +218,7 @@ def _replace(out: Path, stage: Path) -> None:
 
 
 def _is_artefact(folder: Path) -> bool:
-    """Returns whether the folder is an artefact, intact or broken."""
+    """Returns whether the folder has a file of an artefact, intact or broken."""
     return (folder / _RANKER).is_file() or (folder / FILE).is_file()
 
 

@@ -7,18 +7,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from services.forecast import Forecast
-from services.lengths import LEARNABLE_REASONS
 from services.predictor.blend.members import Member
 from services.predictor.blend.mixture import Mixture
 from services.predictor.blend.quantile_cache import QuantileCache
 from services.predictor.encoder.extract import without_embeddings, word_features
-from services.predictor.interface import Example, Features, Options, Query
+from services.predictor.interface import Example, Features, Options, Query, is_learnable
 from services.predictor.models.fitting import Fit, Fitted, Model, ProgressCallback, ignore_progress
 from services.predictor.models.frame import Frame
 from services.predictor.models.history import HistoryPredictor
 from services.predictor.models.spread import Floats, forecasts
 
-MIN_EXAMPLES_TO_FIT = 64  # examples
+MIN_EXAMPLES_TO_FIT = 64
 MAX_PROMPTS_BY_WORDS = 64  # per call
 WORDS = "words"  # source of forecasts from words alone
 _JUDGED = 8_000  # latest examples, used to weigh members
@@ -26,7 +25,7 @@ _JUDGED = 8_000  # latest examples, used to weigh members
 
 @dataclass(frozen=True)
 class Refit:
-    """A complete fit as a value that another process can run."""
+    """A fit of all members as a value that another process can run."""
 
     fits: Mapping[str, Fit]
     examples: tuple[Example, ...]
@@ -36,19 +35,21 @@ class Refit:
     def run(self, tick: ProgressCallback = ignore_progress) -> "Refitted":
         frame = Frame.from_queries([example.query for example in self.examples])
         lengths = np.array([float(example.output_tokens) for example in self.examples])
-        done: dict[str, Fitted] = {}
+        fitted: dict[str, Fitted] = {}
         for number, (name, fit) in enumerate(self.fits.items()):
 
-            def portion(share: float, before: int = number) -> None:
+            def tick_all(share: float, before: int = number) -> None:
                 tick((before + share) / len(self.fits))
 
-            done[name] = fit(frame, lengths, self.seed, portion)
-        refitted = Refitted.weigh(done, frame.applications, lengths)
-        if self.by_words is None:
-            return replace(refitted, by_words=done[WORDS].model if WORDS in done else None)
-        return replace(
-            refitted, by_words=self.by_words(frame, lengths, self.seed, ignore_progress).model
-        )
+            fitted[name] = fit(frame, lengths, self.seed, tick_all)
+        refitted = Refitted.weigh(fitted, frame.applications, lengths)
+        if self.by_words:
+            words = self.by_words(frame, lengths, self.seed, ignore_progress)
+        elif WORDS in fitted:
+            words = fitted[WORDS]
+        else:
+            return refitted
+        return replace(refitted, by_words=words.model)
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Refitted:
     def weigh(
         fitted: Mapping[str, Fitted], applications: Sequence[str], lengths: Floats
     ) -> "Refitted":
-        """Weighs the models on the last examples; 1 to 2 s for 8,000."""
+        """Weighs the models on the latest examples, in 1 to 2 s for 8,000."""
         mixture = Mixture(len(fitted))
         out_of_fold = [each.out_of_fold[-_JUDGED:] for each in fitted.values()]
         mixture.start(out_of_fold, applications[-_JUDGED:], lengths[-_JUDGED:])
@@ -94,37 +95,35 @@ class ContentPredictor:
         self._members = dict(members)
         self._history = HistoryPredictor(options)
         self._examples: deque[Example] = deque(maxlen=options.examples)
-        self._new = 0
+        self.pending = 0  # examples since the last refit
         self._ready: tuple[str, ...] = ()
         self._mixture = Mixture(0)
         self._cache = QuantileCache()
 
     def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
-        read = [i for i, query in enumerate(batch) if self._ready and query.features is not None]
-        forecast = self._history.forecast(batch)
-        if read:
-            queries = [batch[i] for i in read]
-            spreads = self._cache.spreads(queries, self._ask)
+        rows = [i for i, query in enumerate(batch) if self._ready and query.features is not None]
+        results = self._history.forecast(batch)
+        if rows:
+            queries = [batch[i] for i in rows]
+            spreads = self._cache.spreads(queries, self._member_spreads)
             spread = self._mixture.combine(spreads, tuple(q.application for q in queries))
-            for i, forecast_of_row in zip(
-                read, forecasts(spread, self._name, self.version), strict=True
-            ):
-                forecast[i] = forecast_of_row
-        return forecast
+            for i, forecast in zip(rows, forecasts(spread, self._name, self.version), strict=True):
+                results[i] = forecast
+        return results
 
     def by_words(self, batch: Sequence[Query]) -> list[Forecast | None]:
         """Forecasts from words alone; None without a prompt and before the first fit.
 
         At most MAX_PROMPTS_BY_WORDS prompts, 0.1 ms each. It only reads state that no other method
-        changes, so it may run while another method runs in a different thread.
+        changes in place, so it may run while another method runs in a different thread.
         """
-        model, empty = self._by_words, [None] * len(batch)
+        model, results = self._by_words, list[Forecast | None]([None] * len(batch))
         rows = [i for i, query in enumerate(batch) if query.prompt][:MAX_PROMPTS_BY_WORDS]
-        if model is None or not rows:
-            return [*empty]
-        spread = model.spread(_unread([batch[i] for i in rows]))
-        forecast_of_row = dict(zip(rows, forecasts(spread, WORDS, self.version), strict=True))
-        return [forecast_of_row.get(i) for i in range(len(batch))]
+        if model and rows:
+            spread = model.spread(_unread([batch[i] for i in rows]))
+            for i, forecast in zip(rows, forecasts(spread, WORDS, self.version), strict=True):
+                results[i] = forecast
+        return results
 
     @property
     def edition(self) -> int:
@@ -133,23 +132,18 @@ class ContentPredictor:
         return self._cache.edition
 
     def learn(self, examples: Sequence[Example]) -> int:
-        fit = [e for e in examples if e.reason in LEARNABLE_REASONS and e.output_tokens > 0]
-        self.version += len(fit)
-        self._history.learn(fit)
-        if read := [e for e in fit if e.query.features is not None]:
+        usable = [example for example in examples if is_learnable(example)]
+        self.version += len(usable)
+        self._history.learn(usable)
+        if read := [e for e in usable if e.query.features is not None]:
             self._learn_read(read)
-        return len(fit)
-
-    @property
-    def pending(self) -> int:
-        """Examples since the last refit."""
-        return self._new
+        return len(usable)
 
     def refit(self, seed: int = 0) -> Refit | None:
         """Returns the next fit, or None while there are too few examples."""
         if len(self._examples) < MIN_EXAMPLES_TO_FIT:
             return None
-        self._new = 0
+        self.pending = 0
         fits = {name: member.fit for name, member in self._members.items()}
         return Refit(fits, tuple(self._examples), seed, self._fit_words)
 
@@ -159,14 +153,13 @@ class ContentPredictor:
             self._members[name].adopt(model)
         self._ready = tuple(refitted.models)
         self._mixture = refitted.mixture
-        if refitted.by_words:
-            self._by_words = refitted.by_words
-        self._cache.forget()
+        self._by_words = refitted.by_words or self._by_words
+        self._cache.clear()
         self.version += 1
 
     def forget(self) -> None:
-        """Clears the cache, so that the next forecast asks the members again."""
-        self._cache.forget()
+        """Clears the cache of the members' quantiles."""
+        self._cache.clear()
 
     def fit(self, tick: ProgressCallback = ignore_progress) -> None:
         """Refits synchronously, for benchmarks and tests."""
@@ -187,25 +180,25 @@ class ContentPredictor:
         frame = Frame.from_queries(queries)
         if self._ready:
             lengths = np.array([float(example.output_tokens) for example in examples])
-            spreads = self._cache.spreads(queries, self._ask)
+            spreads = self._cache.spreads(queries, self._member_spreads)
             self._mixture.observe(spreads, frame.applications, lengths)
         for member in self._members.values():
             member.learn(frame, examples)
-        self._cache.learnt(len(examples))
+        self._cache.count_outcomes(len(examples))
         self._examples.extend(examples)
-        self._new += len(examples)
+        self.pending += len(examples)
 
-    def _ask(self, queries: Sequence[Query]) -> list[Floats]:
+    def _member_spreads(self, queries: Sequence[Query]) -> list[Floats]:
         frame = Frame.from_queries(queries)
         return [self._members[name].spread(frame) for name in self._ready]
 
 
 def _unread(queries: Sequence[Query]) -> Frame:
-    """Frame of words and sizes alone, with or without embeddings."""
-    return Frame.from_queries([replace(q, features=_wording(q)) for q in queries])
+    """Returns a frame of words and sizes alone."""
+    return Frame.from_queries([replace(q, features=_word_features(q)) for q in queries])
 
 
-def _wording(query: Query) -> Features | None:
+def _word_features(query: Query) -> Features | None:
     if query.features:
         return without_embeddings(query.features)
     return word_features(query.prompt) if query.prompt else None

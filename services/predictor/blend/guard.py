@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Protocol
 
 import numpy as np
@@ -12,13 +13,13 @@ from services.predictor.interface import Example, Predictor, Query
 from services.predictor.models.history import SOURCE as HISTORY
 
 WINDOW = 1_000  # outcomes in a full comparison
-MIN_OUTCOMES = 200  # fewer outcomes depend on a few long answers
+MIN_OUTCOMES = 200  # with fewer, a few long answers decide
 SIGNIFICANT_STD_ERRORS = 2.0  # required of the mean difference before the window is full
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastPair:
-    """The forecasts of a request at one time: the one given, and the two that are compared.
+    """The forecasts of a request at one time: the given one, and the two that are compared.
 
     `by_model` is None when no model read the prompt.
     """
@@ -57,7 +58,7 @@ class ModelGuard:
 
 
 class PromptModel(Predictor, Protocol):
-    """The part of ContentPredictor that is guarded."""
+    """The methods of ContentPredictor that are guarded."""
 
     @property
     def edition(self) -> int: ...
@@ -65,50 +66,17 @@ class PromptModel(Predictor, Protocol):
     def by_words(self, batch: Sequence[Query]) -> list[Forecast | None]: ...
 
 
-class PlainForecaster:
-    """Serves the forecasts of a predictor that reads no prompts."""
+class Forecaster:
+    """Serves a prompt model or history, whichever the guard selects; history alone without a model.
 
-    set_aside = False
-    edition = 0
-
-    def __init__(self, predictor: Predictor):
-        self._predictor = predictor
-
-    @property
-    def version(self) -> int:
-        return self._predictor.version
-
-    def forecast(self, batch: Sequence[Query]) -> list[ForecastPair]:
-        return [ForecastPair(forecast, forecast) for forecast in self._predictor.forecast(batch)]
-
-    def by_history(self, batch: Sequence[Query]) -> list[Forecast]:
-        return self._predictor.forecast(batch)
-
-    def choose(self, by_model: Forecast, by_history: Forecast) -> ForecastPair:
-        return ForecastPair(by_history, by_history)
-
-    def learn(self, examples: Sequence[Example]) -> int:
-        return self._predictor.learn(examples)
-
-    def study(self, examples: Sequence[Example]) -> None:
-        """Does nothing: `learn` has learned everything."""
-
-    def compare(self, excess: Sequence[float]) -> bool:
-        """Returns False: there is no second model."""
-        return False
-
-
-class GuardedForecaster:
-    """Serves a prompt model or history, whichever the guard selects. Both learn from all outcomes.
-
-    History also answers when the model cannot. It learns at once; the model learns in `study`.
-    `read` and `study` take milliseconds and touch the model alone, so they may run in another
-    thread, one at a time. All other methods are fast.
+    Both learn from all outcomes: history at once in `learn`, the model in `study`. History also
+    answers when the model cannot. `read` and `study` take milliseconds and touch the model alone,
+    so they may run in another thread, one at a time. All other methods are fast.
     """
 
-    def __init__(self, model: PromptModel, history: Predictor):
-        self._model = model
+    def __init__(self, history: Predictor, model: PromptModel | None = None):
         self._history = history
+        self._model = model
         self._guard = ModelGuard()
 
     @property
@@ -122,12 +90,13 @@ class GuardedForecaster:
 
     @property
     def edition(self) -> int:
-        """Edition of the model: increases when the forecast of a known prompt may change."""
-        return self._model.edition
+        """Increases when the model's forecast of a known prompt may change."""
+        return self._model.edition if self._model else 0
 
     def forecast(self, batch: Sequence[Query]) -> list[ForecastPair]:
-        """Immediate forecasts: from words when the model can, else from history."""
-        pairs = zip(self._model.by_words(batch), self._history.forecast(batch), strict=True)
+        """Returns immediate forecasts: from words when the model can, else from history."""
+        words = self._model.by_words(batch) if self._model else repeat(None, len(batch))
+        pairs = zip(words, self._history.forecast(batch), strict=True)
         return [
             self.choose(by_words, by_history) if by_words else ForecastPair(by_history, by_history)
             for by_words, by_history in pairs
@@ -137,8 +106,8 @@ class GuardedForecaster:
         return self._history.forecast(batch)
 
     def read(self, batch: Sequence[Query]) -> list[Forecast | None]:
-        """The model's forecasts of queries with features; None when it has none."""
-        forecasts = self._model.forecast(batch)
+        """Returns the model's forecasts of queries with features; None when it has none."""
+        forecasts = self._model.forecast(batch) if self._model else []
         return [None if forecast.source == HISTORY else forecast for forecast in forecasts]
 
     def choose(self, by_model: Forecast, by_history: Forecast) -> ForecastPair:
@@ -146,14 +115,14 @@ class GuardedForecaster:
         return ForecastPair(by_history if self.set_aside else by_model, by_history, by_model)
 
     def learn(self, examples: Sequence[Example]) -> int:
+        """Learns lengths and returns how many were used. Takes microseconds."""
         return self._history.learn(examples)
 
     def study(self, examples: Sequence[Example]) -> None:
-        self._model.learn(examples)
+        """Learns prompts with their lengths. Takes milliseconds."""
+        if self._model:
+            self._model.learn(examples)
 
     def compare(self, excess: Sequence[float]) -> bool:
-        """See `ModelGuard.observe`."""
+        """Adds the model's losses minus history's; see `ModelGuard.observe`."""
         return self._guard.observe(excess)
-
-
-Forecaster = PlainForecaster | GuardedForecaster

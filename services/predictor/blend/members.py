@@ -92,14 +92,14 @@ class HistoryMember:
             Query(model if model in self._known else ANYONE, application, 0, 1)
             for model, application in zip(frame.models, frame.applications, strict=True)
         ]
-        made: dict[int, Floats] = {}
+        by_forecast: dict[int, Floats] = {}  # forecasts are shared
         rows = []
         for forecast in self._history.forecast(queries):
-            if id(forecast) not in made:
+            if id(forecast) not in by_forecast:
                 cut = forecast.truncated(self._longest)
                 points, weights = np.array([cut.points]), np.array([cut.weights])
-                made[id(forecast)] = from_samples(points, weights)[0]
-            rows.append(made[id(forecast)])
+                by_forecast[id(forecast)] = from_samples(points, weights)[0]
+            rows.append(by_forecast[id(forecast)])
         return np.stack(rows)
 
 

@@ -18,11 +18,11 @@ from services.predictor.models.spread import LEVELS, Floats, average, quantile_l
 WINDOW = 1_000  # outcomes per application for calibration
 _CALIBRATION_PRIOR = 30  # pseudo-outcomes for the uncalibrated levels
 _APPLICATIONS = 1_024  # clients choose the names; least recently used is evicted
-_OWN = 100  # out-of-fold outcomes required for weights per application
+_MIN_OUTCOMES = 100  # out-of-fold, required for weights per application
 _ROUNDS, _RATE = 60, 6.0  # descent in `start`
 _ONLINE_RATE = 0.05  # per outcome
-_LARGEST_STEP = 2.0
-_FLOOR = 1e-3  # minimum weight, so that a member can recover
+_MAX_STEP = 2.0
+_MIN_WEIGHT = 1e-3  # so that a member can recover
 
 
 @dataclass
@@ -36,8 +36,8 @@ class _Belief:
     def step(self, logs: Floats, true: Floats, rate: float) -> None:
         """One step against the gradient of the pinball loss; O(n · 64 · members)."""
         slope = rate * _gradient(logs, true, self.weights)
-        moved = self.weights * np.exp(-np.clip(slope, -_LARGEST_STEP, _LARGEST_STEP))
-        floored = np.maximum(moved / moved.sum(), _FLOOR)
+        moved = self.weights * np.exp(-np.clip(slope, -_MAX_STEP, _MAX_STEP))
+        floored = np.maximum(moved / moved.sum(), _MIN_WEIGHT)
         self.weights = floored / floored.sum()
 
     def calibrate(self, levels: Floats, prior: Floats) -> None:
@@ -64,7 +64,7 @@ class Mixture:
         logs, true, names = _logs(spreads), np.log(lengths), np.array(applications)
         _descend(self._all, logs, true)
         for name, count in zip(*np.unique(names, return_counts=True), strict=True):
-            if count >= _OWN:
+            if count >= _MIN_OUTCOMES:
                 belief = self._belief(str(name))
                 _descend(belief, logs[names == name], true[names == name])
         self._calibrate(spreads, applications, lengths)

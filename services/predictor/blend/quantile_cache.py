@@ -25,24 +25,24 @@ class QuantileCache:
         self._outcomes = 0
 
     def spreads(
-        self, queries: Sequence[Query], ask: Callable[[Sequence[Query]], list[Floats]]
+        self, queries: Sequence[Query], compute: Callable[[Sequence[Query]], list[Floats]]
     ) -> list[Floats]:
-        """[n, 64] per member: cached rows, and one call of `ask` for the others."""
+        """Returns [n, 64] per member: cached rows, and one call of `compute` for the others."""
         keys = [_key(query) for query in queries]
         new = {k: q for k, q in zip(keys, queries, strict=True) if k not in self._quantiles}
         cached = {key: self._quantiles[key] for key in keys if key in self._quantiles}
         if new:
-            rows = np.stack(ask(list(new.values())), axis=1)
+            rows = np.stack(compute(list(new.values())), axis=1)
             cached |= zip(new, rows, strict=True)
         self._quantiles.update(cached)
         return list(np.stack([cached[key] for key in keys], axis=1))
 
-    def learnt(self, outcomes: int) -> None:
+    def count_outcomes(self, outcomes: int) -> None:
         self._outcomes += outcomes
         if self._outcomes >= MAX_OUTCOMES_BEHIND:
-            self.forget()
+            self.clear()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self.edition += 1
         self._quantiles.clear()
         self._outcomes = 0

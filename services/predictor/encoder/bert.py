@@ -49,9 +49,9 @@ def _quantized(weight: Tensor) -> Tensor:
 class _Layer:
     def __init__(self, layer: BertLayer, heads: int):
         attention, output = layer.attention, layer.output
-        within = attention.self
+        projections = attention.self
         self._heads = heads
-        self._qkv = Int8Linear(within.query, within.key, within.value)
+        self._qkv = Int8Linear(projections.query, projections.key, projections.value)
         self._attended = Int8Linear(attention.output.dense)
         self._attended_norm = attention.output.LayerNorm
         self._up = Int8Linear(layer.intermediate.dense)
@@ -84,21 +84,21 @@ class Int8Bert:
             raise ValueError("a decoder attends to other positions")
         embeddings = model.embeddings
         self._words = embeddings.word_embeddings.weight.detach()
-        self._places = (
+        self._positions = (
             embeddings.position_embeddings.weight + embeddings.token_type_embeddings.weight[0]
         ).detach()
         self._norm = embeddings.LayerNorm
         heads = model.config.num_attention_heads
         self._layers = [_Layer(layer, heads) for layer in model.encoder.layer]
-        self._given = layers
+        self._kept_layers = layers
 
     def __call__(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
         """Token ids per text → states [layers, tokens, dim] per text."""
         lengths = [len(ids) for ids in texts]
         ids = torch.tensor([token for text in texts for token in text])
-        places = torch.cat([self._places[:length] for length in lengths])
-        x = self._norm(embedding(ids, self._words) + places)
-        states = deque([x], self._given)
+        positions = torch.cat([self._positions[:length] for length in lengths])
+        x = self._norm(embedding(ids, self._words) + positions)
+        states = deque([x], self._kept_layers)
         for layer in self._layers:
             states.append(layer(states[-1], lengths))
         return list(torch.stack(list(states)).split_with_sizes(lengths, 1))

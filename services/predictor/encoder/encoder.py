@@ -1,7 +1,7 @@
 """Sentence encoder: text to unit vectors on the CPU in bounded time."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,19 +22,18 @@ from services.predictor.encoder.source import (
 from services.predictor.interface import LAYERS
 
 Matrix = NDArray[np.float32]
-Rows = Sequence[Sequence[int]]  # token ids a text
-States = Callable[[Rows], list[Tensor]]  # → [layers, tokens, dim] a text
+Rows = Sequence[Sequence[int]]  # token ids per text
+States = Callable[[Rows], list[Tensor]]  # → [layers, tokens, dim] per text
 
-# English has four to five characters per token, code with its blanks up to eight. The head of a
-# prompt is kept because it states the task.
+# English has four to five characters per token, code with its spaces up to eight.
 CHARS_PER_TOKEN = 8
-# 64 tokens delay a request by 20 ms, 128 by 30 to 48 ms. The median prompt has 16 to 40 tokens
-# and is read completely.
+# The start of a prompt states its task. 64 tokens take 20 ms, 128 take 30 to 48 ms. The median
+# prompt has 16 to 40 tokens and is read completely.
 CAP_TOKENS = 64
 PASS_TOKENS = 1_024  # per forward pass: activations stay in cache
 AGREEMENT = 0.98  # minimum cosine similarity of INT8 and fp32 states
 _PROBE = "Name three reasons why the sky is blue, then write them as a poem in C++ comments."
-_SENTENCE_MAX = 300
+_MAX_REASON_CHARS = 300
 
 
 class Encoder:
@@ -48,9 +47,9 @@ class Encoder:
     def __init__(
         self, tokenizer: Tokenizer, model: PreTrainedModel, pool: Pool, cap: int, threads: int
     ):
-        """Wraps loaded parts; use `load`. Changes the tokenizer's truncation."""
-        places = getattr(model.config, "max_position_embeddings", cap + 2)
-        self.cap_tokens = min(cap, places - 2)  # RoBERTa's positions start at 2
+        """Takes loaded parts; `load` loads them. Changes the tokenizer's truncation."""
+        positions = getattr(model.config, "max_position_embeddings", cap + 2)
+        self.cap_tokens = min(cap, positions - 2)  # RoBERTa's positions start at 2
         self.head_chars = self.cap_tokens * CHARS_PER_TOKEN
         self.broken = self.tokens = 0
         self._tokenizer, self._pool, self._threads = tokenizer, pool, threads
@@ -66,13 +65,13 @@ class Encoder:
     ) -> "Encoder":
         """Loads the packaged default, a folder, or a Hub id of a transformers encoder.
 
-          threads: threads per call. The default is one, because more threads compete with the other
-            services for cores.
-
-        Raises ValueError with the reason and the choices.
+        threads: per call. The default is one, because more threads compete with other services for
+        cores. Raises ValueError with the reason and the choices.
         """
         if cap_tokens < 8 or threads < 1:
-            raise ValueError("an encoder needs cap_tokens >= 8 and threads >= 1")
+            raise ValueError(
+                f"an encoder needs cap_tokens >= 8 and threads >= 1, got {cap_tokens} and {threads}"
+            )
         try:
             folder = find_folder(name)
             tokenizer, model = _load_tokenizer(folder), _load_model(folder)
@@ -80,24 +79,24 @@ class Encoder:
                 raise ValueError("its tokenizer has a larger vocabulary than its model")
             return cls(tokenizer, model, find_pool(folder, name, model), cap_tokens, threads)
         except Exception as error:  # from transformers, tokenizers or the Hub
-            why = " ".join(str(error).split())[:_SENTENCE_MAX] or type(error).__name__
+            reason = " ".join(str(error).split())[:_MAX_REASON_CHARS] or type(error).__name__
             raise ValueError(
-                f"cannot load encoder {name!r}: {why}. Give {DEFAULT_NAME!r}, a folder with a "
+                f"cannot load encoder {name!r}: {reason}. Give {DEFAULT_NAME!r}, a folder with a "
                 "transformers encoder and its tokenizer, or such a model's id on the Hub"
             ) from error
 
     def encode(self, texts: Sequence[str]) -> Matrix:
         """Returns [n, LAYERS, dim] of unit length, the sentence embedding last.
 
-        Rows are zero for a text without tokens, a broken one, and layers that the model lacks. Only
-        the first `head_chars` characters of a text are read, and of these `cap_tokens` tokens.
+        Rows are zero for a text without tokens, for non-finite values, and for missing layers.
+        Only the first `head_chars` characters of a text are read, and of these `cap_tokens` tokens.
         """
         out = np.zeros((len(texts), LAYERS, self.dim), np.float32)
         rows = [self.token_ids(text) for text in texts]
         filled = [i for i, ids in enumerate(rows) if len(ids) > self._specials]
-        for some in _passes(filled, [len(ids) for ids in rows]):
-            out[some] = self._vectors([rows[i] for i in some]).numpy()
-            self.tokens += sum(len(rows[i]) for i in some)
+        for group in _passes(filled, [len(ids) for ids in rows]):
+            out[group] = self._vectors([rows[i] for i in group]).numpy()
+            self.tokens += sum(len(rows[i]) for i in group)
         return self._unit(out)
 
     def token_ids(self, text: str) -> list[int]:
@@ -131,29 +130,19 @@ class Encoder:
 
     def _choose(self, model: PreTrainedModel) -> tuple[States, str]:
         """Selects INT8 when it is available and agrees with the model on a probe."""
-        own = _Padded(model)
-        try:
-            fast = Int8Bert(model, LAYERS) if type(model) is BertModel else None
-        except (
-            ValueError,
-            RuntimeError,
-            AttributeError,
-        ):  # a decoder, or no INT8 on this processor
-            fast = None
-        return (fast, "int8") if fast and self._agree(fast, own) else (own, "fp32")
-
-    def _agree(self, fast: States, own: States) -> bool:
-        probe = [self.token_ids(_PROBE)]
-        try:
-            with torch.inference_mode():
-                near = torch.cosine_similarity(fast(probe)[0], own(probe)[0], -1).min()
-        except RuntimeError:
-            return False
-        return bool(near >= AGREEMENT)
+        fp32 = _Padded(model)
+        if type(model) is BertModel:
+            with suppress(ValueError, RuntimeError, AttributeError):  # a decoder, or no INT8 here
+                int8, probe = Int8Bert(model, LAYERS), [self.token_ids(_PROBE)]
+                with torch.inference_mode():
+                    similarity = torch.cosine_similarity(int8(probe)[0], fp32(probe)[0], -1)
+                if similarity.min() >= AGREEMENT:
+                    return int8, "int8"
+        return fp32, "fp32"
 
 
 class _Padded:
-    """The model's own forward in fp32; rows are padded to the longest."""
+    """The model's forward in fp32; rows are padded to the longest."""
 
     def __init__(self, model: PreTrainedModel):
         self._model = model
@@ -167,7 +156,7 @@ class _Padded:
 
 
 def padded(rows: Rows, pad: int) -> tuple[Tensor, Tensor]:
-    """Token ids and mask, [rows, longest]."""
+    """Returns token ids and mask, [rows, longest]."""
     longest = max(map(len, rows))
     ids = [[*row, *[pad] * (longest - len(row))] for row in rows]
     mask = [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
@@ -176,14 +165,14 @@ def padded(rows: Rows, pad: int) -> tuple[Tensor, Tensor]:
 
 def _passes(wanted: list[int], lengths: list[int]) -> Iterator[list[int]]:
     """Yields groups of rows of similar length with at most PASS_TOKENS padded tokens."""
-    some: list[int] = []
+    group: list[int] = []
     for i in sorted(wanted, key=lengths.__getitem__):
-        if some and (len(some) + 1) * lengths[i] > PASS_TOKENS:
-            yield some
-            some = []
-        some.append(i)
-    if some:
-        yield some
+        if group and (len(group) + 1) * lengths[i] > PASS_TOKENS:
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group
 
 
 @contextmanager

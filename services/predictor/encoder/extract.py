@@ -117,13 +117,13 @@ class Extractor:
         if not new:
             return {}
         vectors = self._encoder.encode(list(new.values()))
-        made = {
+        computed = {
             key: _EncodedPart(_read_only(vector.copy()), _read_only(words.columns(text)))
             for (key, text), vector in zip(new.items(), vectors, strict=True)
         }
         with self._lock:
-            self._parts.update(made)
-        return made
+            self._parts.update(computed)
+        return computed
 
     def _cached_part(self, key: bytes) -> _EncodedPart | None:
         with self._lock:
@@ -158,7 +158,7 @@ def word_features(prompt: Prompt) -> Features:
 
 
 def without_embeddings(features: Features) -> Features:
-    """Removes the embeddings of features."""
+    """Returns the features without their embeddings."""
     return replace(features, instruction=_NO_EMBEDDING, user_input=_NO_EMBEDDING)
 
 

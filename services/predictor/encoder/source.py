@@ -31,7 +31,7 @@ def find_folder(name: str) -> Path:
     if name and Path(name).is_dir():
         return Path(name)
     if name.count("/") > 1 or name.startswith(("/", ".", "~")):
-        raise ValueError("the folder does not exist")
+        raise ValueError(f"the folder {name} does not exist")
     return Path(snapshot_download(name, allow_patterns=_READ, ignore_patterns=["onnx/*"]))
 
 
@@ -55,13 +55,13 @@ def _packaged() -> Path:
 
 
 def find_pool(folder: Path, name: str, model: PreTrainedModel) -> Pool:
-    """Pooling by sentence-transformers' `modules.json`; LaBSE's own pooler; else the mean.
+    """Returns the pooling of sentence-transformers' `modules.json`, LaBSE's pooler, or the mean.
 
     Raises ValueError for a pooling other than the mean or the first token.
     """
     listing = folder / "modules.json"
     if not listing.is_file():
-        return _own_pooler(model) if "labse" in name.lower() else _mean
+        return _model_pooler(model) if "labse" in name.lower() else _mean
     modules: list[dict[str, Any]] = json.loads(listing.read_text())
     parts = {module["type"].rsplit(".", 1)[-1]: folder / module["path"] for module in modules}
     pool = _configured(parts["Pooling"]) if "Pooling" in parts else _mean
@@ -89,7 +89,7 @@ def _configured(folder: Path) -> Pool:
     return _POOLS[chosen[0]]
 
 
-def _own_pooler(model: PreTrainedModel) -> Pool:
+def _model_pooler(model: PreTrainedModel) -> Pool:
     pooler = getattr(model, "pooler", None)
     if pooler is None:
         raise ValueError("it has no pooler")

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
+from services.predictor.blend.guard import Forecaster
 from services.predictor.interface import Example
-from services.predictor.learning.records import KIND, EncodedBy, Record, decode, without_features
+from services.predictor.learning.records import KIND, EncodedBy, Record, decode
 from services.predictor.learning.rules import Rule
 from services.predictor.serving.executor import CpuBudgetedExecutor, RunWork
 from services.runtime.outcomelog import Row
@@ -21,64 +21,51 @@ STUDY_INTERVAL_S = 1.0  # between two checks of the backlog
 SLICE = 16  # examples per turn: a few tens of milliseconds with six members
 
 
-class LearnsOutcomes(Protocol):
-    """The part of a forecaster that learning needs."""
-
-    def learn(self, examples: Sequence[Example]) -> int:
-        """Learns lengths and returns how many were used. Takes microseconds."""
-        ...
-
-    def study(self, examples: Sequence[Example]) -> None:
-        """Learns prompts with their lengths. Takes milliseconds."""
-        ...
-
-
 class OutcomeLearner:
     """Consumes rows as the journal delivers them, including rows of this process.
 
     Lengths are learned at once. Prompts are studied later in `run`, on the executor and within its
     budget. When the backlog is full, the oldest examples are dropped.
 
-      rule: which prompts to train on; of the others only the length is learned.
-      by: the encoder whose features are used, None when no prompts are read.
-      writer: marks rows of this process.
-      backlog_max: 10 kB each; at least the training set size, so that replaying a log loses none.
-      learnt: called with the number of outcomes learned and the number skipped.
+    rule: selects the prompts to train on; of the others only the length is learned.
+    encoded_by: the encoder whose features are used, None when no prompts are read.
+    writer: marks rows of this process.
+    backlog_max: 10 kB each; at least the training set size, so that replaying a log loses none.
+    on_learned: called with the number of outcomes learned and the number skipped.
     """
 
     def __init__(
         self,
-        forecaster: LearnsOutcomes,
+        forecaster: Forecaster,
         rule: Rule,
-        by: EncodedBy | None,
+        encoded_by: EncodedBy | None,
         writer: str,
         backlog_max: int,
         executor: CpuBudgetedExecutor,
-        learnt: Callable[[int, int], None],
+        on_learned: Callable[[int, int], None],
     ):
         self.examples = 0  # examples studied with features
         self.unreadable = 0  # rows
         self.failed_to_study = 0  # examples that the model failed on
-        self.own = 0  # rows of this process that were delivered
+        self.delivered_own = 0  # rows of this process
         self._forecaster = forecaster
         self._rule = rule
-        self._by = by
+        self._encoded_by = encoded_by
         self._writer = writer
-        self._on_learnt = learnt
+        self._on_learned = on_learned
         self._executor = executor
         self._backlog: deque[Example] = deque(maxlen=backlog_max)
-        self._came = asyncio.Event()
+        self._delivered = asyncio.Event()
         self._studied = asyncio.Event()
 
     def deliver(self, rows: Sequence[Row]) -> None:
         records = [(row.kind, record) for row in rows if (record := self._read(row))]
-        self.own += sum(record.writer == self._writer for _, record in records)
+        self.delivered_own += sum(record.writer == self._writer for _, record in records)
         first = [record.example for kind, record in records if kind == KIND]
-        learnt = self._forecaster.learn(first)
-        self._on_learnt(learnt, sum(row.kind == KIND for row in rows) - learnt)
-        self._came.set()
-        ruled = [self._apply_rule(record) for _, record in records]
-        self._backlog.extend(example for example in ruled if example.query.features)
+        learned = self._forecaster.learn(first)
+        self._on_learned(learned, sum(row.kind == KIND for row in rows) - learned)
+        self._delivered.set()
+        self._backlog.extend(r.example for _, r in records if self._trains_on(r))
         if self._backlog:
             self._studied.clear()
 
@@ -92,41 +79,38 @@ class OutcomeLearner:
             await asyncio.sleep(STUDY_INTERVAL_S)
 
     async def wait_for_own_rows(self, own: int, limit_s: float) -> None:
-        """Returns when `own` rows of this process have come back or the time is up."""
+        """Returns when `own` rows of this process were delivered, or after `limit_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while self.own < own:
-                    self._came.clear()
-                    await self._came.wait()
+                while self.delivered_own < own:
+                    self._delivered.clear()
+                    await self._delivered.wait()
 
     async def wait_until_studied(self) -> None:
         """Returns when the backlog is empty."""
         await self._studied.wait()
 
     async def _study(self, run: RunWork) -> None:
-        some = [self._backlog.popleft() for _ in range(min(SLICE, len(self._backlog)))]
+        examples = [self._backlog.popleft() for _ in range(min(SLICE, len(self._backlog)))]
         try:
-            await run(partial(self._forecaster.study, some))
+            await run(partial(self._forecaster.study, examples))
         except Exception:
             if not self.failed_to_study:
                 log.exception("the prompt model could not learn from outcomes (logged once)")
-            self.failed_to_study += len(some)
+            self.failed_to_study += len(examples)
         else:
-            self.examples += len(some)
+            self.examples += len(examples)
 
     def _read(self, row: Row) -> Record | None:
         try:
-            return decode(row, self._by)
+            return decode(row, self._encoded_by)
         except ValueError as error:
             if not self.unreadable:
                 log.warning("the outcome log has unreadable rows (%s); they are skipped", error)
             self.unreadable += 1
             return None
 
-    def _apply_rule(self, record: Record) -> Example:
+    def _trains_on(self, record: Record) -> bool:
         example = record.example
-        if example.query.features is None or self._rule(
-            record.forecast_mean, example.output_tokens
-        ):
-            return example
-        return without_features(example)
+        has_features = example.query.features is not None
+        return has_features and self._rule(record.forecast_mean, example.output_tokens)

@@ -1,11 +1,11 @@
-"""Scores forecasts by their outcomes and creates rows of the outcome log."""
+"""Judges forecasts by their outcomes and creates rows of the outcome log."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from services.core import Outcome
-from services.lengths import LEARNABLE_REASONS
 from services.predictor.blend.guard import Forecaster
+from services.predictor.interface import is_learnable
 from services.predictor.learning.records import READ_LATE, encode
 from services.predictor.learning.scorecard import JudgedForecast, Scorecard, judge
 from services.predictor.serving.forecaster import EndedRequest
@@ -14,10 +14,10 @@ from services.runtime.outcomelog import Row
 
 
 class OutcomeRecorder:
-    """Scores each outcome's forecast and creates its log row.
+    """Judges each outcome's forecast and creates its log row.
 
     on_end: called with each outcome and its pending forecast.
-    on_scored: called with the source and the score of each scored forecast.
+    on_judged: called with the source and the score of each judged forecast.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class OutcomeRecorder:
         forecaster: Forecaster,
         pending: PendingForecasts,
         on_end: Callable[[Outcome, PendingForecast | None, float], None],
-        on_scored: Callable[[str, JudgedForecast], None],
+        on_judged: Callable[[str, JudgedForecast], None],
         encoder: str,
         writer: str,
     ):
@@ -34,7 +34,7 @@ class OutcomeRecorder:
         self.judged = 0
         self._forecaster = forecaster
         self._on_end = on_end
-        self._on_scored = on_scored
+        self._on_judged = on_judged
         self._encoder = encoder
         self._writer = writer
 
@@ -45,27 +45,27 @@ class OutcomeRecorder:
         reinstated."""
         excess: list[float] = []
         for outcome in outcomes:
-            waiting = self.pending.pop(outcome.request_id)
-            if waiting and outcome.reason in LEARNABLE_REASONS and outcome.output_tokens:
-                excess += self._judge(outcome, waiting)
-            put(encode(outcome, waiting, self._encoder, self._writer, finished_at_s))
-            self._on_end(outcome, waiting, finished_at_s)
+            pending = self.pending.pop(outcome.request_id)
+            if pending and is_learnable(outcome):
+                excess += self._judge(outcome, pending)
+            put(encode(outcome, pending, self._encoder, self._writer, finished_at_s))
+            self._on_end(outcome, pending, finished_at_s)
         return bool(excess) and self._forecaster.compare(excess)
 
     def late_row(self, ended: EndedRequest, packed: bytes) -> Row:
         """Returns the second row of an outcome whose prompt was read after the request ended."""
-        waiting = replace(ended.waiting, packed=packed, prompt=None)
+        pending = replace(ended.pending, packed=packed, prompt=None)
         return encode(
-            ended.outcome, waiting, self._encoder, self._writer, ended.finished_at_s, READ_LATE
+            ended.outcome, pending, self._encoder, self._writer, ended.finished_at_s, READ_LATE
         )
 
-    def _judge(self, outcome: Outcome, waiting: PendingForecast) -> list[float]:
+    def _judge(self, outcome: Outcome, pending: PendingForecast) -> list[float]:
         """Returns the model's loss minus history's, empty when no model made a forecast."""
-        pair, tokens, most = waiting.pair, outcome.output_tokens, outcome.max_tokens
+        pair, tokens, most = pending.pair, outcome.output_tokens, outcome.max_tokens
         self.judged += 1
         judged = judge(pair.given, tokens, most)
         self.scorecard.add([judged])
-        self._on_scored(pair.given.source, judged)
+        self._on_judged(pair.given.source, judged)
         if pair.by_model is None:
             return []
         model, history = (judge(f, tokens, most) for f in (pair.by_model, pair.by_history))

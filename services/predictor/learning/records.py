@@ -1,15 +1,15 @@
 """Converts finished requests to and from rows of the outcome log."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 
 from google.protobuf.message import DecodeError
 
-from protos.generated import common_pb2, predictor_pb2
+from protos.generated import predictor_pb2
 from services.core import FinishReason, Outcome
 from services.forecast import MAX_FORECAST_TOKENS
 from services.predictor.encoder.packing import is_current_version, unpack
-from services.predictor.interface import Example, Features, Prompt, Query
+from services.predictor.interface import Example, Features, Query
 from services.predictor.serving.pending import PendingForecast
 from services.runtime.codecs.common import decode_reason, encode_reason
 from services.runtime.outcomelog import Row
@@ -41,13 +41,13 @@ class Record:
 
 def encode(
     outcome: Outcome,
-    waiting: PendingForecast | None,
+    pending: PendingForecast | None,
     encoder: str,
     writer: str,
     finished_at_s: float,
     kind: str = KIND,
 ) -> Row:
-    """Returns the log row; `waiting` is the forecast made here, if any."""
+    """Returns the log row; `pending` is the forecast made here, if any."""
     record = predictor_pb2.OutcomeRecord(
         request_id=outcome.request_id,
         model=outcome.model,
@@ -59,16 +59,18 @@ def encode(
         finished_at_s=finished_at_s,
         writer=writer,
     )
-    if waiting and waiting.packed:
-        record.encoder, record.features = encoder, waiting.packed
-    if waiting and waiting.pair.by_model:
-        record.foretold_mean = waiting.pair.by_model.mean()
-    if waiting and waiting.prompt:
-        record.text.CopyFrom(_text(waiting.prompt))
+    if pending and pending.packed:
+        record.encoder, record.features = encoder, pending.packed
+    if pending and pending.pair.by_model:
+        record.foretold_mean = pending.pair.by_model.mean()
+    if pending and pending.prompt:
+        prompt = pending.prompt
+        record.text.instruction, record.text.user_input = prompt.instruction, prompt.user_input
+        record.text.answer_tokens.extend(prompt.answers)
     return Row(kind, VERSION, record.SerializeToString())
 
 
-def decode(row: Row, by: EncodedBy | None) -> Record:
+def decode(row: Row, encoded_by: EncodedBy | None) -> Record:
     """Decodes a row without features of other encoders or versions. Raises ValueError for a row
     that is not a valid record."""
     try:
@@ -87,15 +89,10 @@ def decode(row: Row, by: EncodedBy | None) -> Record:
         record.application,
         record.prompt_tokens,
         record.max_tokens,
-        _features(record, by),
+        _features(record, encoded_by),
     )
     reason = decode_reason(record.reason) or FinishReason.ERROR
     return Record(Example(query, record.output_tokens, reason), record.writer, mean)
-
-
-def without_features(example: Example) -> Example:
-    """Returns the example without features, so that only its length is learned."""
-    return replace(example, query=replace(example.query, features=None))
 
 
 def _features(record: predictor_pb2.OutcomeRecord, by: EncodedBy | None) -> Features | None:
@@ -103,11 +100,3 @@ def _features(record: predictor_pb2.OutcomeRecord, by: EncodedBy | None) -> Feat
         return None
     features = unpack(record.features)
     return features if features.instruction.shape == by.shape else None
-
-
-def _text(prompt: Prompt) -> common_pb2.PromptText:
-    return common_pb2.PromptText(
-        instruction=prompt.instruction,
-        user_input=prompt.user_input,
-        answer_tokens=prompt.answers,
-    )

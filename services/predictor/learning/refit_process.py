@@ -1,8 +1,9 @@
 """Runs a refit in a separate process at low priority.
 
 `python -m services.predictor.learning.refit_process FOLDER PARENT_PID` is that process. The refit
-and its result travel as pickles in a private folder. They are written in chunks: pickling holds
-the interpreter lock, and forecasts must be answered in between."""
+and its result are pickles in a private folder. They are written in chunks, because pickling holds
+the interpreter lock and forecasts must be answered in between.
+"""
 
 import asyncio
 import os
@@ -10,6 +11,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +26,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 
 
 class FitFailed(Exception):
-    """The fit ended without a result; the message says how."""
+    """The fit ended without a result; the message has the reason."""
 
 
 async def run_in_process(refit: Refit, timeout_s: float) -> Refitted:
@@ -84,8 +86,8 @@ def write_task(folder: Path, refit: Refit) -> None:
 
 def read_task(folder: Path) -> Refit:
     refit: Refit
-    refit, *portions = _all(folder / TASK)
-    return replace(refit, examples=tuple(each for portion in portions for each in portion))
+    refit, *portions = _load_all(folder / TASK)
+    return replace(refit, examples=tuple(chain.from_iterable(portions)))
 
 
 def write_result(folder: Path, refitted: Refitted) -> None:
@@ -98,11 +100,11 @@ def write_result(folder: Path, refitted: Refitted) -> None:
 
 def read_result(folder: Path) -> Refitted:
     refitted: Refitted
-    refitted, *models = _all(folder / RESULT)
+    refitted, *models = _load_all(folder / RESULT)
     return replace(refitted, models=dict(models))
 
 
-def _all(path: Path) -> Iterator[Any]:
+def _load_all(path: Path) -> Iterator[Any]:
     with path.open("rb") as file:
         while True:
             try:
@@ -119,7 +121,7 @@ def main(folder: Path, parent: int) -> None:
 
     def tick(share: float) -> None:
         if os.getppid() != parent:
-            sys.exit("the parent process is gone")
+            sys.exit("the parent process has ended")
 
     write_result(folder, read_task(folder).run(tick))
 

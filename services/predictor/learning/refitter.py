@@ -18,10 +18,9 @@ FIRST_CHECK_S = 5.0  # before the first fit, so that the first model comes early
 
 
 class Refittable(Protocol):
-    """The part of ContentPredictor that fitting needs."""
+    """The methods of ContentPredictor that fitting needs."""
 
-    @property
-    def pending(self) -> int: ...
+    pending: int
 
     def refit(self, seed: int = 0) -> Refit | None: ...
 
@@ -50,7 +49,7 @@ class Refitter:
     def __init__(
         self,
         predictor: Refittable,
-        pace: RefitSchedule,
+        schedule: RefitSchedule,
         run: Callable[[Refit], Awaitable[Refitted]],
         on_end: Callable[[str, float], None],
         executor: CpuBudgetedExecutor,
@@ -58,31 +57,31 @@ class Refitter:
         self.version = 0  # number of adopted fits
         self.adopted_at_s = 0.0  # by time.monotonic()
         self._predictor = predictor
-        self._pace = pace
+        self._schedule = schedule
         self._run = run
         self._on_end = on_end
         self._executor = executor
-        self._fitted_on = 0
-        self._retry_pending = False  # the last fit failed
+        self._last_examples = 0  # of the last adopted fit
+        self._last_failed = False
         self._has_fitted = False
 
     async def run(self, examples: Callable[[], int]) -> None:
         """Runs until cancelled. `examples` returns the size of the training set."""
         while True:
-            if examples() >= self._pace.examples_min and self._is_due():
+            if examples() >= self._schedule.examples_min and self._is_due():
                 await self._refit()
             await asyncio.sleep(self._check_interval_s())
 
     def _is_due(self) -> bool:
-        enough = max(self._pace.new_min, self._pace.new_share * self._fitted_on)
-        return self._retry_pending or self._predictor.pending >= enough
+        enough = max(self._schedule.new_min, self._schedule.new_share * self._last_examples)
+        return self._last_failed or self._predictor.pending >= enough
 
     def _check_interval_s(self) -> float:
-        most = self._pace.interval_s
-        return most if self._has_fitted else min(most, FIRST_CHECK_S)
+        interval_s = self._schedule.interval_s
+        return interval_s if self._has_fitted else min(interval_s, FIRST_CHECK_S)
 
     async def _refit(self) -> None:
-        refit = await self._executor.run(partial(self._predictor.refit, self._pace.seed))
+        refit = await self._executor.run(partial(self._predictor.refit, self._schedule.seed))
         if refit is None:
             return
         self._has_fitted = True
@@ -90,12 +89,12 @@ class Refitter:
         try:
             refitted = await self._run(refit)
         except FitFailed as failure:
-            self._retry_pending = True
+            self._last_failed = True
             self._on_end("failed", time.monotonic() - began_s)
             log.warning(
                 "the predictor's models could not be refitted (%s); retrying in %g s",
                 failure,
-                self._pace.interval_s,
+                self._schedule.interval_s,
             )
         else:
             await self._adopt(refitted)
@@ -103,8 +102,8 @@ class Refitter:
 
     async def _adopt(self, refitted: Refitted) -> None:
         await self._executor.run(partial(self._predictor.adopt, refitted))
-        self._retry_pending = False
-        self._fitted_on = refitted.examples
+        self._last_failed = False
+        self._last_examples = refitted.examples
         self.version += 1
         self.adopted_at_s = time.monotonic()
         log.info(

@@ -1,4 +1,4 @@
-"""Selects the finished prompts that enter the training set."""
+"""Rules that select finished prompts for the training set."""
 
 from collections.abc import Callable
 
@@ -24,4 +24,4 @@ def mispredicted(mean: float, tokens: int) -> bool:
 
 
 RULES: dict[str, Rule] = {"all": everything, "mispredicted": mispredicted}
-OWN_RULES = {"forest": "mispredicted"}  # Magnus' rule; the other models learn from all
+DEFAULT_RULES = {"forest": "mispredicted"}  # of Magnus; other models learn from everything

@@ -1,18 +1,19 @@
-"""Accuracy of recent forecasts."""
+"""Accuracy of forecasts: the loss of one, and the scores of recent ones."""
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import nan
+from math import nan, sqrt
 
 import numpy as np
 
 from services.forecast import Forecast
-from services.predictor.models.scoring import LEVELS, tau_b
 from services.predictor.models.spread import Floats
 
+SCORE_LEVELS = np.arange(1, 20) / 20  # quantile levels of pinball loss and calibration
 WINDOW = 1_000  # outcomes: estimates 90 % coverage within 2 points
 RECENT = 250  # latest outcomes, compared with the rest of the window for drift
+_PAIRS_PER_BLOCK = 2**22  # a few megabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class JudgedForecast:
     """One forecast scored by its outcome.
 
     level: P(L < tokens) + P(L = tokens) / 2, uniform in [0, 1] when forecasts are calibrated.
-    pinball_tokens: quantile loss averaged over LEVELS.
+    pinball_tokens: quantile loss averaged over SCORE_LEVELS.
     """
 
     mean: float
@@ -54,19 +55,24 @@ def judge(forecast: Forecast, tokens: int, max_tokens: int) -> JudgedForecast:
     cut = forecast.truncated(max(tokens, max_tokens, 1))
     points, mass = np.array(cut.points), np.cumsum(cut.weights)
     last = len(points) - 1
-    at = points[np.minimum(np.searchsorted(mass, LEVELS - 1e-12), last)]
-    under = tokens - at
-    below, upto = (
+    quantiles = points[np.minimum(np.searchsorted(mass, SCORE_LEVELS - 1e-12), last)]
+    below, up_to = (
         mass[i - 1] if i else 0.0 for i in np.searchsorted(points, [tokens, tokens + 1e-9])
     )
     return JudgedForecast(
         mean=cut.mean(),
         tokens=tokens,
-        level=float(below + upto) / 2,
+        level=float(below + up_to) / 2,
         inside_50=cut.quantile(0.25) <= tokens <= cut.quantile(0.75),
-        inside_90=bool(at[0] <= tokens <= at[-1]),
-        pinball_tokens=float(np.maximum(LEVELS * under, (LEVELS - 1) * under).mean()),
+        inside_90=bool(quantiles[0] <= tokens <= quantiles[-1]),
+        pinball_tokens=pinball_loss(quantiles, tokens),
     )
+
+
+def pinball_loss(quantiles: Floats, tokens: Floats | float) -> float:
+    """Mean quantile loss; `quantiles` [..., len(SCORE_LEVELS)] at SCORE_LEVELS."""
+    under = tokens - quantiles
+    return float(np.maximum(SCORE_LEVELS * under, (SCORE_LEVELS - 1) * under).mean())
 
 
 class Scorecard:
@@ -100,10 +106,29 @@ class Scorecard:
 
 
 def distance(a: Floats, b: Floats) -> float:
-    """Kolmogorov-Smirnov distance of two samples; NaN when one is too small."""
+    """Returns the Kolmogorov-Smirnov distance of two samples; NaN when one is too small."""
     if not len(a) or len(b) < RECENT:
         return nan
-    at = np.concatenate([a, b])
-    share_a = np.searchsorted(np.sort(a), at, side="right") / len(a)
-    share_b = np.searchsorted(np.sort(b), at, side="right") / len(b)
+    both = np.concatenate([a, b])
+    share_a = np.searchsorted(np.sort(a), both, side="right") / len(a)
+    share_b = np.searchsorted(np.sort(b), both, side="right") / len(b)
     return float(np.abs(share_a - share_b).max())
+
+
+def tau_b(a: Floats, b: Floats) -> float:
+    """Returns Kendall's tau-b; NaN when either side is constant.
+
+    O(n²) bit operations: 5 ms for 1,000 pairs, 0.1 s for 10,000. SciPy's version is not used
+    because importing SciPy takes longer than starting a predictor that uses history alone.
+    """
+    concordant = discordant = above_a = above_b = 0
+    rows = max(1, _PAIRS_PER_BLOCK // max(len(a), 1))
+    for start in range(0, len(a), rows):
+        block_a, block_b = a[start : start + rows, None], b[start : start + rows, None]
+        greater_a, greater_b = block_a > a, block_b > b
+        above_a += int(np.count_nonzero(greater_a))
+        above_b += int(np.count_nonzero(greater_b))
+        concordant += int(np.count_nonzero(greater_a & greater_b))
+        discordant += int(np.count_nonzero(greater_a & (block_b < b)))
+    untied = float(above_a) * float(above_b)
+    return (concordant - discordant) / sqrt(untied) if untied else nan

@@ -70,7 +70,7 @@ def cross_fit(
 
 def _folds(frame: Frame, seed: int) -> Iterator[tuple[Rows, Rows]]:
     """Yields PARTS pairs of training rows and held-out rows."""
-    from sklearn.model_selection import GroupKFold  # takes seconds, so it is imported only to fit
+    from sklearn.model_selection import GroupKFold  # takes seconds to import
 
     prompt = prompts(frame)
     if len(np.unique(prompt)) < PARTS:  # a part would be empty: split rows, not prompts

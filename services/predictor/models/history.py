@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from services.forecast import Forecast
-from services.lengths import LEARNABLE_REASONS, LengthWindow
-from services.predictor.interface import Example, Options, Query
+from services.lengths import LengthWindow
+from services.predictor.interface import Example, Options, Query, is_learnable
 from services.runtime.bounded_dict import BoundedDict
 
 SOURCE = "history"
@@ -48,31 +48,25 @@ class HistoryPredictor:
         self.version = 0
 
     def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
-        return [self._forecast(self._key_for(query)) for query in batch]
+        return [self._find_population(query).forecast() for query in batch]
 
     def learn(self, examples: Sequence[Example]) -> int:
-        fit = [e for e in examples if e.reason in LEARNABLE_REASONS and e.output_tokens > 0]
-        for example in fit:
+        usable = [example for example in examples if is_learnable(example)]
+        for example in usable:
             query = example.query
             for key in {(query.model, ""), (query.model, query.application)}:
-                self._population(key).add(example)
-        self.version += len(fit)
-        return len(fit)
+                population = self._populations.pop(key, None) or self._empty(key)
+                population.add(example)
+                self._populations[key] = population  # the newest entry
+        self.version += len(usable)
+        return len(usable)
 
-    def _key_for(self, query: Query) -> Key:
-        known = self._populations.get((query.model, query.application))
-        if known is not None and len(known.lengths) >= self._options.application_min:
-            return query.model, query.application
-        return query.model, ""
-
-    def _forecast(self, key: Key) -> Forecast:
-        population = self._populations.get(key)
-        return (population or self._empty(key)).forecast()
-
-    def _population(self, key: Key) -> _Population:
-        population = self._populations.pop(key, None) or self._empty(key)
-        self._populations[key] = population
-        return population
+    def _find_population(self, query: Query) -> _Population:
+        application = self._populations.get((query.model, query.application))
+        if application and len(application.lengths) >= self._options.application_min:
+            return application
+        key = (query.model, "")
+        return self._populations.get(key) or self._empty(key)
 
     def _empty(self, key: Key) -> _Population:
         return _Population(

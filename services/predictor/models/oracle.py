@@ -1,6 +1,7 @@
-"""Forecasts known answer lengths, for benchmarks."""
+"""Forecasts known answer lengths, and max_tokens for every other request."""
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 from services.forecast import Forecast, certain
 from services.predictor.interface import Example, KnownLengths, Prompt, Query
@@ -11,19 +12,21 @@ SOURCE = "oracle"
 class OraclePredictor:
     """Forecasts the known length, capped at `max_tokens`, and `max_tokens` for unknown prompts.
 
-    A length for the exact instruction takes precedence over one for any instruction.
+    A length for the exact instruction takes precedence over one for any instruction. Without known
+    lengths this is the assumption of TGI and FastGen (Past-Future Scheduler, Gong et al., ASPLOS
+    2025, §2).
     """
 
     version = 0
 
-    def __init__(self, lengths: KnownLengths):
+    def __init__(self, lengths: KnownLengths = MappingProxyType({})):
         self._lengths = lengths
 
     def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
         return [self._forecast(query) for query in batch]
 
     def learn(self, examples: Sequence[Example]) -> int:
-        """Does nothing."""
+        """Learns nothing."""
         return 0
 
     def _forecast(self, query: Query) -> Forecast:

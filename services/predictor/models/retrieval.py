@@ -85,7 +85,7 @@ class EmbeddingIndex:
         for key, length in zip(keys.tolist(), lengths, strict=True):
             self._lengths[key] = float(length)
             self._order.append(key)
-        self._forget()
+        self._evict()
 
     def find(self, vectors: NDArray[np.float32]) -> Neighbours:
         """Returns the nearest NEIGHBOURS entries, or all when there are fewer."""
@@ -98,7 +98,7 @@ class EmbeddingIndex:
         # A search may return fewer than k; missing neighbours get similarity -1.
         return Neighbours(np.maximum(lengths, 1), np.where(lengths > 0, 1 - distances, -1.0))
 
-    def _forget(self) -> None:
+    def _evict(self) -> None:
         assert self._index is not None
         excess = [self._order.popleft() for _ in range(len(self._order) - self._window)]
         if excess:

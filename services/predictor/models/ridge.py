@@ -15,10 +15,7 @@ from services.predictor.models.spread import Floats
 
 _PENALTY = 3.0
 _AXES = 128
-_MEANING, _REST = (
-    3.0,
-    0.2,
-)  # scale of the embeddings and of each number, relative to 1 for the bag of words
+_EMBEDDING_SCALE, _NUMBER_SCALE = 3.0, 0.2  # relative to 1 for the bag of words
 
 
 @dataclass(frozen=True)
@@ -34,10 +31,10 @@ class DesignMatrix:
     def fit(frame: Frame) -> "DesignMatrix":
         axes = Axes.fit(frame, _AXES)
         dense = axes.columns(frame)
-        meaning = axes.axes.shape[1]
+        embedding = axes.axes.shape[1]
         deviation = dense.std(axis=0) + 1e-4
-        gain = _REST / deviation
-        gain[:meaning] = _MEANING / np.sqrt((deviation[:meaning] ** 2).sum())
+        gain = _NUMBER_SCALE / deviation
+        gain[:embedding] = _EMBEDDING_SCALE / np.sqrt((deviation[:embedding] ** 2).sum())
         return DesignMatrix(
             Preparation.fit(frame, FeatureSelection()), axes, dense.mean(axis=0), gain
         )
@@ -95,8 +92,8 @@ def fit_words(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) 
 
 
 def _without_embeddings(frame: Frame) -> Frame:
-    nothing = np.zeros((len(frame), 1, 1), np.float32)
-    return replace(frame, instruction=nothing, user_input=nothing)
+    zeros = np.zeros((len(frame), 1, 1), np.float32)
+    return replace(frame, instruction=zeros, user_input=zeros)
 
 
 def _fit(

@@ -7,9 +7,9 @@ import numpy as np
 from services.predictor.models.spread import LEVELS, Floats
 
 KNOTS = 48
-_LEAST_KNOT = 12  # known requests per knot
-_NEIGHBOURS = (30, 600)
-_STEEPEST = 0.1  # bound in log length beyond the ends
+_MIN_REQUESTS_PER_KNOT = 12
+_NEIGHBOURS = (30, 600)  # bounds of the requests per quantile curve
+_MAX_TILT = 0.1  # of log length, in both directions
 _SLOPE = 0.01  # log length per standard deviation of the score: keeps the order when lengths tie
 
 
@@ -33,7 +33,7 @@ class Scale:
         order = np.argsort(scores, kind="stable")
         ranked, logs = scores[order], np.log(np.maximum(lengths[order], 1))
         n = len(ranked)
-        k = int(np.clip(n // _LEAST_KNOT, 2, KNOTS))
+        k = int(np.clip(n // _MIN_REQUESTS_PER_KNOT, 2, KNOTS))
         half = int(np.clip(n // (2 * k) * 2, *_NEIGHBOURS)) // 2 + 1
         middles = np.linspace(0, n - 1, k).round().astype(int)
         windows = [slice(max(0, m - half), m + half + 1) for m in middles]
@@ -58,5 +58,5 @@ class Scale:
 
 
 def _tilt(deviations: Floats) -> Floats:
-    """Bounded, because near-constant scores have a tiny deviation."""
-    return np.clip(_SLOPE * deviations, -_STEEPEST, _STEEPEST)
+    """Returns a bounded tilt, because near-constant scores have a tiny deviation."""
+    return np.clip(_SLOPE * deviations, -_MAX_TILT, _MAX_TILT)

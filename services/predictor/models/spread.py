@@ -14,10 +14,10 @@ from services.forecast import MAX_POINTS, Forecast
 
 Floats = NDArray[np.float64]
 
-_LONGEST = 2.0**20  # maximum tokens of a forecast
+_MAX_TOKENS = 2.0**20  # maximum tokens of a forecast
 LEVELS: Floats = (np.arange(MAX_POINTS) + 0.5) / MAX_POINTS
-_FARTHEST = float(np.log(4))  # extrapolation beyond the ends is limited to a factor of four
-_LEAST_SLOPE = 1e-3  # log length per point beyond the ends
+_MAX_EXTRAPOLATION = float(np.log(4))  # beyond the ends, a factor of four
+_MIN_SLOPE = 1e-3  # log length per point beyond the ends
 
 
 def from_samples(samples: Floats, weights: Floats | None = None) -> Floats:
@@ -78,7 +78,7 @@ def recalibrated(spread: Floats, levels: Floats) -> Floats:
     inside = here + np.clip(position - low, 0, 1) * step
     down, up = _end_slopes(logs)
     outside = np.minimum(position, 0) * down + np.maximum(position - MAX_POINTS + 1, 0) * up
-    return np.asarray(np.exp(inside + np.clip(outside, -_FARTHEST, _FARTHEST)))
+    return np.asarray(np.exp(inside + np.clip(outside, -_MAX_EXTRAPOLATION, _MAX_EXTRAPOLATION)))
 
 
 def _end_slopes(logs: Floats) -> tuple[Floats, Floats]:
@@ -86,13 +86,13 @@ def _end_slopes(logs: Floats) -> tuple[Floats, Floats]:
     eighth = MAX_POINTS // 8
     down = (logs[:, [eighth]] - logs[:, [0]]) / eighth
     up = (logs[:, [-1]] - logs[:, [-1 - eighth]]) / eighth
-    return np.maximum(down, _LEAST_SLOPE), np.maximum(up, _LEAST_SLOPE)
+    return np.maximum(down, _MIN_SLOPE), np.maximum(up, _MIN_SLOPE)
 
 
 def forecasts(spread: Floats, source: str, version: int) -> list[Forecast]:
     """Converts rows to forecasts rounded to 0.1 tokens; equal points are merged, and lengths are
     capped at 2^20 tokens."""
-    sound = np.round(np.clip(spread, 1, _LONGEST), 1)
+    sound = np.round(np.clip(spread, 1, _MAX_TOKENS), 1)
     return [_forecast(row, source, version) for row in sound]
 
 

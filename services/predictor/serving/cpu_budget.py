@@ -4,8 +4,8 @@
 class CpuBudget:
     """Fills at `share` CPU seconds per second up to `saved_s`, and starts full.
 
-    Work may start while the balance is not negative and is charged when its cost is known, so the
-    balance can go negative; the next work waits until it is refilled. With a share of 1 a single
+    Work may start while the balance is not negative. It is charged when its cost is known, so the
+    balance can become negative; the next work waits until it is 0. With a share of 1 a single
     thread never waits. All times are readings of one clock.
     """
 
@@ -19,11 +19,11 @@ class CpuBudget:
         return max(0.0, -self._filled(now_s)) / self._share
 
     def spend(self, cpu_s: float, now_s: float) -> None:
-        """Charges finished work. The time it took has refilled the bucket meanwhile."""
+        """Charges finished work. The bucket was refilled during the work."""
         self._left_s = min(self._filled(now_s) - cpu_s, self._saved_s)
         self._at_s = now_s
         self.spent_s += cpu_s
 
     def _filled(self, now_s: float) -> float:
-        """Balance before the cap: the cost of running work is charged first."""
+        """Balance without the limit, which applies after the work is charged."""
         return self._left_s + self._share * (now_s - self._at_s)

@@ -1,11 +1,11 @@
-"""A single worker thread with a CPU time budget, for reading prompts and learning from them."""
+"""A worker thread with a CPU time budget, for reading prompts and learning from them."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from services.predictor.serving.cpu_budget import CpuBudget
 
@@ -32,37 +32,30 @@ class CpuBudgetedExecutor:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[RunWork]:
-        """Waits for the thread. The caller chooses its work after the wait, when the work can
-        start."""
+        """Waits for the thread. The caller selects its work after the wait."""
         async with self._turn:
             await asyncio.sleep(self.budget.wait_s(time.monotonic()))
-            yield self._do
+            yield self._run
 
     async def run(self, work: Callable[[], T]) -> T:
-        async with self.turn() as do:
-            return await do(work)
+        async with self.turn() as run:
+            return await run(work)
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
 
-    async def _do(self, work: Callable[[], T]) -> T:
-        clocked = _Clocked(work)
+    async def _run(self, work: Callable[[], T]) -> T:
+        cpu_s = 0.0
+
+        def timed() -> T:
+            nonlocal cpu_s
+            began_s = time.thread_time()
+            try:
+                return work()
+            finally:
+                cpu_s = time.thread_time() - began_s
+
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, clocked)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
         finally:
-            self.budget.spend(clocked.cpu_s, time.monotonic())
-
-
-class _Clocked(Generic[T]):
-    """Measures the CPU time that its thread spends on the work."""
-
-    def __init__(self, work: Callable[[], T]):
-        self.cpu_s = 0.0
-        self._work = work
-
-    def __call__(self) -> T:
-        began_s = time.thread_time()
-        try:
-            return self._work()
-        finally:
-            self.cpu_s = time.thread_time() - began_s
+            self.budget.spend(cpu_s, time.monotonic())

@@ -1,4 +1,4 @@
-"""Forecasts of prompts that were read before."""
+"""Caches forecasts of prompts that were read."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -22,14 +22,14 @@ class ForecastCache:
     """LRU cache by model, application and prompt, with at most `max_entries` entries."""
 
     def __init__(self, max_entries: int):
-        self._known: LRUCache[bytes, CachedForecast] = LRUCache(max_entries)
+        self._forecasts: LRUCache[bytes, CachedForecast] = LRUCache(max_entries)
 
     def get(self, query: Query) -> CachedForecast | None:
-        return self._known.get(_key(query, query.prompt)) if query.prompt else None
+        return self._forecasts.get(_key(query, query.prompt)) if query.prompt else None
 
-    def put(self, query: Query, seen: CachedForecast) -> None:
+    def put(self, query: Query, forecast: CachedForecast) -> None:
         if query.prompt:
-            self._known[_key(query, query.prompt)] = seen
+            self._forecasts[_key(query, query.prompt)] = forecast
 
 
 def _key(query: Query, prompt: Prompt) -> bytes:

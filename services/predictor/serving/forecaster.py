@@ -1,16 +1,14 @@
-"""Two-stage forecasts: an immediate one without reading the prompt, an improved one after reading
-it."""
+"""Two-stage forecasts: an immediate one, and an improved one after the prompt was read."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from services.core import Outcome
 from services.forecast import Forecast
-from services.lengths import LEARNABLE_REASONS
 from services.predictor.blend.guard import Forecaster, ForecastPair
 from services.predictor.encoder.extract import FeatureExtractor
 from services.predictor.encoder.packing import pack
-from services.predictor.interface import Features, Prompt, Query
+from services.predictor.interface import Features, Query, is_learnable
 from services.predictor.serving.forecast_cache import CachedForecast, ForecastCache
 from services.predictor.serving.newest_first_queue import NewestFirstQueue
 from services.predictor.serving.pending import PendingForecast, PendingForecasts
@@ -23,7 +21,7 @@ class EndedRequest:
     """A request that finished before its prompt was read; kept to learn from."""
 
     outcome: Outcome
-    waiting: PendingForecast
+    pending: PendingForecast
     finished_at_s: float
 
 
@@ -33,7 +31,7 @@ class ForecastQuery:
 
     request_id: str
     query: Query
-    at_s: float
+    requested_at_s: float
     ended_request: EndedRequest | None = None
 
 
@@ -42,32 +40,31 @@ class PromptReading:
     """Result of reading one prompt: features, the same packed for the log, and the model's
     forecast.
 
-    `missed` names the step that failed, empty for none. Without a forecast and without a failure,
-    no model is ready yet.
+    `failed_step` is empty without a failure. Without a forecast and a failure, no model is ready
+    yet.
     """
 
     features: Features | None = None
     packed: bytes = b""
     by_model: Forecast | None = None
-    missed: str = ""
+    failed_step: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingResult:
     """Result of reading a batch.
 
-    waiting, ended: prompts read of requests that were waiting at the start, and of ended ones.
-    better: improved forecasts of waiting requests; since_s: when each was requested.
+    waiting, ended: number of prompts whose requests were running at the start, or had ended.
+    improved: request ids with improved forecasts; requested_at_s: when each was requested.
     ended_features: ended requests with their packed features.
-    missed: names of the steps that failed.
     """
 
     waiting: int
     ended: int
-    better: tuple[tuple[str, Forecast], ...]
-    since_s: tuple[float, ...]
+    improved: tuple[tuple[str, Forecast], ...]
+    requested_at_s: tuple[float, ...]
     ended_features: tuple[tuple[EndedRequest, bytes], ...]
-    missed: tuple[str, ...]
+    failed_steps: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +78,9 @@ class ImmediateForecast:
 class TwoStageForecaster:
     """Answers forecasts and keeps the queues of prompts to be read.
 
-    reads: prompts are read at all.
+    reads: the predictor reads prompts.
     keeps_text: prompts are written to the outcome log.
+    on_read: called with the result of each batch of prompts.
     at_once: reads prompts before answering, for models without an encoder; nothing is queued then.
     """
 
@@ -90,20 +88,20 @@ class TwoStageForecaster:
         self,
         forecaster: Forecaster,
         pending: PendingForecasts,
-        remembered: ForecastCache,
+        cache: ForecastCache,
         unread_max: int,
         reads: bool,
         keeps_text: bool,
-        changed: Callable[[ReadingResult], None],
+        on_read: Callable[[ReadingResult], None],
         at_once: FeatureExtractor | None = None,
     ):
         self.unread: NewestFirstQueue[ForecastQuery] = NewestFirstQueue(unread_max)
         self.ended: NewestFirstQueue[ForecastQuery] = NewestFirstQueue(unread_max)
         self._forecaster = forecaster
         self._pending = pending
-        self._remembered = remembered
+        self._cache = cache
         self._reads, self._keeps_text = reads, keeps_text
-        self._changed = changed
+        self._on_read = on_read
         self._at_once = at_once
         self._in_progress: dict[str, EndedRequest | None] = {}
 
@@ -112,23 +110,21 @@ class TwoStageForecaster:
         improve."""
         if self._at_once:
             return self._read_and_answer(batch, self._at_once)
-        seen = [self._seen(request.query) for request in batch]
-        others = iter(
-            self._forecaster.forecast(
-                [request.query for request, s in zip(batch, seen, strict=True) if not s]
-            )
-        )
+        cached = [self._cache.get(r.query) if self._reads else None for r in batch]
+        unread = [r.query for r, hit in zip(batch, cached, strict=True) if not hit]
+        pairs = iter(self._forecaster.forecast(unread))
         return [
-            self._answer_from_cache(request, s) if s else self._answer_unread(request, next(others))
-            for request, s in zip(batch, seen, strict=True)
+            self._answer_from_cache(r, hit) if hit else self._answer_unread(r, next(pairs))
+            for r, hit in zip(batch, cached, strict=True)
         ]
 
-    def end(self, outcome: Outcome, waiting: PendingForecast | None, finished_at_s: float) -> None:
+    def end(self, outcome: Outcome, pending: PendingForecast | None, finished_at_s: float) -> None:
         """Records that a request ended. If its outcome is usable, its prompt is read after all
         prompts of running requests."""
         name = outcome.request_id
-        fit = outcome.reason in LEARNABLE_REASONS and outcome.output_tokens > 0
-        ended_request = EndedRequest(outcome, waiting, finished_at_s) if waiting and fit else None
+        ended_request = None
+        if pending and is_learnable(outcome):
+            ended_request = EndedRequest(outcome, pending, finished_at_s)
         if name in self._in_progress:
             self._in_progress[name] = ended_request
         elif (request := self.unread.pop(name)) and ended_request:
@@ -142,29 +138,29 @@ class TwoStageForecaster:
 
     def read(self, batch: Sequence[ForecastQuery], readings: Sequence[PromptReading]) -> None:
         """Applies the readings of the batch from `next_batch`."""
-        better: list[tuple[str, Forecast]] = []
-        since_s: list[float] = []
+        improved: list[tuple[str, Forecast]] = []
+        requested_at_s: list[float] = []
         ended_features: list[tuple[EndedRequest, bytes]] = []
         for request, reading in zip(batch, readings, strict=True):
             ended = self._in_progress.pop(request.request_id)
             if reading.by_model:
-                seen = CachedForecast(reading.by_model, reading.packed, self._forecaster.edition)
-                self._remembered.put(request.query, seen)
+                edition = self._forecaster.edition
+                result = CachedForecast(reading.by_model, reading.packed, edition)
+                self._cache.put(request.query, result)
             if ended and reading.packed:
                 ended_features.append((ended, reading.packed))
-            elif (pair := self._improved(request, reading)) and pair.given is pair.by_model:
-                better.append((request.request_id, pair.given))
-                since_s.append(request.at_s)
-        missed = tuple(reading.missed for reading in readings if reading.missed)
+            elif (pair := self._improve(request, reading)) and pair.given is pair.by_model:
+                improved.append((request.request_id, pair.given))
+                requested_at_s.append(request.requested_at_s)
         ended_before = sum(request.ended_request is not None for request in batch)
-        self._changed(
+        self._on_read(
             ReadingResult(
                 len(batch) - ended_before,
                 ended_before,
-                tuple(better),
-                tuple(since_s),
+                tuple(improved),
+                tuple(requested_at_s),
                 tuple(ended_features),
-                missed,
+                tuple(reading.failed_step for reading in readings if reading.failed_step),
             )
         )
 
@@ -175,57 +171,53 @@ class TwoStageForecaster:
         features = reader.extract([p for request in batch if (p := request.query.prompt)])
         queries = [request.query for request in batch]
         packed = [b""] * len(batch)
-        for i, read in zip(rows, features, strict=True):
-            queries[i], packed[i] = replace(queries[i], features=read), pack(read)
-        pair = self._forecaster.forecast(queries)
-        for request, each, bytes_ in zip(batch, pair, packed, strict=True):
-            self._add_pending(request, PendingForecast(each, bytes_, self._kept(request)))
-        return [ImmediateForecast(each, WORDS if each.by_model else PLAIN) for each in pair]
+        for i, extracted in zip(rows, features, strict=True):
+            queries[i], packed[i] = replace(queries[i], features=extracted), pack(extracted)
+        pairs = self._forecaster.forecast(queries)
+        for request, pair, packed_features in zip(batch, pairs, packed, strict=True):
+            self._add_pending(request, pair, packed_features)
+        return [ImmediateForecast(pair, WORDS if pair.by_model else PLAIN) for pair in pairs]
 
-    def _seen(self, query: Query) -> CachedForecast | None:
-        return self._remembered.get(query) if self._reads else None
-
-    def _answer_from_cache(self, request: ForecastQuery, seen: CachedForecast) -> ImmediateForecast:
+    def _answer_from_cache(self, request: ForecastQuery, hit: CachedForecast) -> ImmediateForecast:
         """Answers from the cache; queues the prompt again if the models have changed since."""
         [by_history] = self._forecaster.by_history([request.query])
-        pair = self._forecaster.choose(seen.by_model, by_history)
-        if seen.edition == self._forecaster.edition:
-            self._add_pending(request, PendingForecast(pair, seen.packed, self._kept(request)))
+        pair = self._forecaster.choose(hit.by_model, by_history)
+        if hit.edition == self._forecaster.edition:
+            self._add_pending(request, pair, hit.packed)
         else:
-            self._add_pending(request, PendingForecast(pair, b"", self._kept(request)))
+            self._add_pending(request, pair)
             self._queue_unread(request)
         return ImmediateForecast(pair, REMEMBERED)
 
     def _answer_unread(self, request: ForecastQuery, pair: ForecastPair) -> ImmediateForecast:
-        self._add_pending(request, PendingForecast(pair, b"", self._kept(request)))
+        self._add_pending(request, pair)
         self._queue_unread(request)
         return ImmediateForecast(pair, WORDS if pair.by_model else PLAIN)
 
-    def _add_pending(self, request: ForecastQuery, waiting: PendingForecast) -> None:
-        self._pending.put(request.request_id, waiting)
+    def _add_pending(self, request: ForecastQuery, pair: ForecastPair, packed: bytes = b"") -> None:
+        prompt = request.query.prompt if self._keeps_text else None
+        self._pending.put(request.request_id, PendingForecast(pair, packed, prompt))
 
     def _queue_unread(self, request: ForecastQuery) -> None:
         """Queues the prompt if there is text that was not read for this request yet."""
         name = request.request_id
-        waiting = self._pending.get(name)
+        pending = self._pending.get(name)
         if (
             self._reads
             and request.query.prompt
-            and waiting
-            and not waiting.packed
+            and pending
+            and not pending.packed
             and name not in self._in_progress
         ):
             self.unread.put(name, request)
 
-    def _improved(self, request: ForecastQuery, reading: PromptReading) -> ForecastPair | None:
-        waiting = self._pending.get(request.request_id)
-        if waiting is None or not reading.packed:
+    def _improve(self, request: ForecastQuery, reading: PromptReading) -> ForecastPair | None:
+        """Updates the pending forecast; returns the new pair, None without a model's forecast."""
+        pending = self._pending.get(request.request_id)
+        if pending is None or not reading.packed:
             return None
-        pair = waiting.pair
+        pair = pending.pair
         if reading.by_model:
             pair = self._forecaster.choose(reading.by_model, pair.by_history)
-        self._pending.amend(request.request_id, replace(waiting, pair=pair, packed=reading.packed))
+        self._pending.amend(request.request_id, replace(pending, pair=pair, packed=reading.packed))
         return pair if reading.by_model else None
-
-    def _kept(self, request: ForecastQuery) -> Prompt | None:
-        return request.query.prompt if self._keeps_text else None

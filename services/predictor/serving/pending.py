@@ -1,4 +1,4 @@
-"""Forecasts of requests that still run, kept until their outcome arrives."""
+"""Forecasts of running requests, kept until their outcomes arrive."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class PendingForecasts(NewestFirstQueue[PendingForecast]):
     """Pending forecasts by request id. Requests without an id are not kept."""
 
     def put(self, key: str, item: PendingForecast) -> None:
-        """A forecast without features does not replace an entry: it renews a shared forecast while
-        the request runs, and the first forecast is the one to be scored."""
+        """Keeps the first forecast, which is the one to be judged, unless the new one has features:
+        a forecast without features renews a shared forecast of a running request."""
         if key and (item.packed or self.get(key) is None):
             super().put(key, item)

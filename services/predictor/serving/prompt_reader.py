@@ -5,26 +5,17 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from services.forecast import Forecast
 from services.predictor.encoder.extract import FeatureExtractor
 from services.predictor.encoder.packing import pack
 from services.predictor.interface import Features, Prompt, Query
 from services.predictor.serving.executor import CpuBudgetedExecutor
-from services.predictor.serving.forecaster import ForecastQuery, PromptReading
+from services.predictor.serving.forecaster import ForecastQuery, PromptReading, TwoStageForecaster
 
 log = logging.getLogger(__name__)
 
 BATCH = 8  # prompts; larger batches gain little and delay newer prompts
-
-
-class Queue(Protocol):
-    """The part of TwoStageForecaster that reading needs."""
-
-    def next_batch(self, limit: int) -> list[ForecastQuery]: ...
-
-    def read(self, batch: Sequence[ForecastQuery], readings: Sequence[PromptReading]) -> None: ...
 
 
 class PromptBatchReader:
@@ -75,24 +66,24 @@ class PromptBatchReader:
         try:
             forecasts = self._forecast(queries) if queries else []
         except Exception as error:
-            missed = self._failed_reading("model", error).missed
+            failed_step = self._failed_reading("model", error).failed_step
             for i in rows:
-                results[i] = PromptReading(results[i].features, results[i].packed, missed=missed)
+                results[i] = replace(results[i], failed_step=failed_step)
         else:
             for i, forecast in zip(rows, forecasts, strict=True):
-                results[i] = PromptReading(results[i].features, results[i].packed, forecast)
+                results[i] = replace(results[i], by_model=forecast)
         return results
 
-    def _failed_reading(self, reason: str, error: Exception) -> PromptReading:
-        if reason not in self._failures_logged:
-            self._failures_logged.add(reason)
+    def _failed_reading(self, step: str, error: Exception) -> PromptReading:
+        if step not in self._failures_logged:
+            self._failures_logged.add(step)
             log.warning(
                 "a prompt could not be read (%s: %s); history is used (logged once per reason)",
-                reason,
+                step,
                 error,
                 exc_info=error,
             )
-        return PromptReading(missed=reason)
+        return PromptReading(failed_step=step)
 
 
 NO_PROMPT = Prompt("", "", 0)
@@ -102,7 +93,10 @@ class PromptReadingLoop:
     """Reads batches on the executor while the queue is not empty; `wake` restarts it."""
 
     def __init__(
-        self, batch_reader: PromptBatchReader, queue: Queue, executor: CpuBudgetedExecutor
+        self,
+        batch_reader: PromptBatchReader,
+        queue: TwoStageForecaster,
+        executor: CpuBudgetedExecutor,
     ):
         self._batch_reader, self._queue, self._executor = batch_reader, queue, executor
         self._unread = asyncio.Event()
@@ -114,8 +108,8 @@ class PromptReadingLoop:
         """Runs until cancelled."""
         while True:
             await self._unread.wait()
-            async with self._executor.turn() as do:
+            async with self._executor.turn() as run:
                 if batch := self._queue.next_batch(BATCH):
-                    self._queue.read(batch, await do(partial(self._batch_reader.read, batch)))
+                    self._queue.read(batch, await run(partial(self._batch_reader.read, batch)))
                 else:
                     self._unread.clear()

@@ -25,7 +25,7 @@ from lab.evaluation.timing import time_forecasts
 from services.core import FinishReason
 from services.forecast import Forecast, certain
 from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Prompt, Query
-from services.predictor.models.maximum import MaxPredictor
+from services.predictor.models.oracle import OraclePredictor
 from services.predictor.models.spread import Floats
 
 DIM = 16
@@ -52,66 +52,75 @@ def features_of(prompt: Prompt) -> Features:
 class Extractor:
     """Records the prompts it receives."""
 
-    def __init__(self, asked: list[str]):
-        self._asked = asked
+    def __init__(self, read: list[str]):
+        self._prompts = read
 
     def extract(self, prompts: Sequence[Prompt], /) -> list[Features]:
-        self._asked += [prompt.user_input for prompt in prompts]
+        self._prompts += [prompt.user_input for prompt in prompts]
         return [features_of(prompt) for prompt in prompts]
 
 
-class Diary:
+class Recorder:
     """Records its calls; forecasts the mean of the learned lengths."""
 
     version = 0
 
-    def __init__(self, pages: list[str]):
-        self._pages = pages
+    def __init__(self, calls: list[str]):
+        self._calls = calls
         self._lengths: list[int] = []
 
     def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
-        self._pages.append(f"asked {len(batch)}")
+        self._calls.append(f"forecast {len(batch)}")
         return [certain(round(np.mean(self._lengths)))] * len(batch)
 
     def learn(self, examples: Sequence[Example]) -> int:
-        self._pages.append(f"learnt {len(examples)}")
+        self._calls.append(f"learned {len(examples)}")
         self._lengths += [example.output_tokens for example in examples]
         return len(examples)
 
     def fit(self, tick: Callable[[float], None]) -> None:
         tick(0.5)
-        self._pages.append("fitted")
+        self._calls.append("fitted")
 
 
 def judged(name: str, in_domain: bool, rows: Sequence[Row]) -> JudgedSet:
     return JudgedSet(name, in_domain, rows, examples_of(rows, {}, 100))
 
 
-def bench(train: Sequence[Row], sets: Sequence[JudgedSet], online: int = 0) -> PredictorEvaluator:
+def evaluator(
+    train: Sequence[Row], sets: Sequence[JudgedSet], online: int = 0
+) -> PredictorEvaluator:
     return PredictorEvaluator(examples_of(train, {}, 100), sets, 100, online, 0, None, quiet)
 
 
-def without_timing(pages: Iterable[str]) -> list[str]:
-    return [page for page in pages if page != "asked 1"]
+def without_timing(calls: Iterable[str]) -> list[str]:
+    return [call for call in calls if call != "forecast 1"]
 
 
 def test_evaluator_learns_fits_then_forecasts_in_batches():
-    pages: list[str] = []
+    calls: list[str] = []
     part = judged("set", True, [row(i) for i in range(70)])
-    [found] = bench([row(i) for i in range(300)], [part]).judge("diary", lambda: Diary(pages))
-    assert pages[:5] == ["learnt 256", "learnt 44", "fitted", "asked 64", "asked 6"]
-    assert "learnt" not in " ".join(pages[5:])
-    assert (found.data, found.predictor, found.n_train, found.scores.n) == ("set", "diary", 300, 70)
+    [found] = evaluator([row(i) for i in range(300)], [part]).judge(
+        "recorder", lambda: Recorder(calls)
+    )
+    assert calls[:5] == ["learned 256", "learned 44", "fitted", "forecast 64", "forecast 6"]
+    assert "learned" not in " ".join(calls[5:])
+    assert (found.data, found.predictor, found.n_train, found.scores.n) == (
+        "set",
+        "recorder",
+        300,
+        70,
+    )
     assert found.scores.rmse == 0
     assert found.online is None
 
 
 def test_out_of_domain_set_is_learned_online_separately():
-    pages: list[str] = []
+    calls: list[str] = []
     rows = [row(i, tokens=50) for i in range(800)]
     sets = [judged("b", False, rows), judged("c", False, rows)]
     train = [row(i, tokens=10) for i in range(900, 910)]
-    first, second = bench(train, sets, online=300).judge("diary", lambda: Diary(pages))
+    first, second = evaluator(train, sets, online=300).judge("recorder", lambda: Recorder(calls))
     held = sum(is_validation(r.prompt) for r in rows)
     for found in (first, second):
         assert found.scores.rmse == 40
@@ -119,38 +128,40 @@ def test_out_of_domain_set_is_learned_online_separately():
         assert (found.online.outcomes, found.online.scores.n) == (300, held)
         mean = round((300 * 50 + 10 * 10) / 310)
         assert found.online.scores.mae == 50 - mean
-    taught = ["learnt 10", "fitted"]
-    online = ["learnt 50"] * 5 + ["fitted", "learnt 50", "fitted"]
-    lessons = [page for page in pages if not page.startswith("asked")]
-    assert lessons == [*taught, *online, *taught, *online]
+    training = ["learned 10", "fitted"]
+    online = ["learned 50"] * 5 + ["fitted", "learned 50", "fitted"]
+    learning = [call for call in calls if not call.startswith("forecast")]
+    assert learning == [*training, *online, *training, *online]
 
 
 def test_online_learning_excludes_validation_rows():
-    learnt: list[Example] = []
+    learned: list[Example] = []
 
-    class Spy(Diary):
+    class ExampleRecorder(Recorder):
         def learn(self, examples: Sequence[Example]) -> int:
-            learnt.extend(examples)
+            learned.extend(examples)
             return super().learn(examples)
 
     rows = [row(i, tokens=i + 1) for i in range(60)]
     part = judged("b", False, rows)
-    [found] = bench([row(99)], [part], online=1000).judge("spy", lambda: Spy([]))
+    [found] = evaluator([row(99)], [part], online=1000).judge(
+        "recorder", lambda: ExampleRecorder([])
+    )
     held = {r.output_tokens for r in rows if is_validation(r.prompt)}
     assert found.online is not None
     assert found.online.outcomes == 60 - len(held)
-    assert not held & {example.output_tokens for example in learnt[1:]}
+    assert not held & {example.output_tokens for example in learned[1:]}
 
 
 def test_forecast_is_truncated_at_max_tokens():
     part = judged("set", True, [row(0, tokens=30, cap=30)])
-    [found] = bench([row(1, tokens=90)], [part]).judge("diary", lambda: Diary([]))
+    [found] = evaluator([row(1, tokens=90)], [part]).judge("recorder", lambda: Recorder([]))
     assert found.scores.mae == 0
 
 
 def test_oracle_is_perfect():
     part = judged("set", True, [row(i, tokens=i + 1) for i in range(5)])
-    [found] = bench([row(9)], [part]).judge_oracle()
+    [found] = evaluator([row(9)], [part]).judge_oracle()
     assert isinstance(found, Judgement)
     assert (found.predictor, found.n_train, found.timing) == ("oracle", 0, None)
     assert found.scores.tau == pytest.approx(1)
@@ -169,30 +180,30 @@ def test_prompt_includes_conversation():
 
 
 def test_equal_prompts_are_extracted_once_by_length():
-    asked: list[str] = []
+    read: list[str] = []
     prompts = [Prompt("", text, 1, ()) for text in ("long prompt", "b", "a", "b")]
-    found = extract_all(prompts, Extractor(asked), quiet)
-    assert asked == ["a", "b", "long prompt"]
+    found = extract_all(prompts, Extractor(read), quiet)
+    assert read == ["a", "b", "long prompt"]
     assert [f.user_input[0, 0] for f in found] == [features_of(p).user_input[0, 0] for p in prompts]
 
 
 def test_timing_uses_at_least_200_new_prompts():
-    asked: list[list[str]] = []
+    read: list[list[str]] = []
 
     def fresh() -> Extractor:
-        asked.append([])
-        return Extractor(asked[-1])
+        read.append([])
+        return Extractor(read[-1])
 
-    pages: list[str] = []
-    diary = Diary(pages)
-    diary.learn(examples_of([row(0)], {}, 100))
-    timing = time_forecasts(diary, [row(i) for i in range(150)], 100, fresh)
+    calls: list[str] = []
+    recording = Recorder(calls)
+    recording.learn(examples_of([row(0)], {}, 100))
+    timing = time_forecasts(recording, [row(i) for i in range(150)], 100, fresh)
     assert min(timing.ms_batch1, timing.ms_cached, timing.ms_batch64) > 0
     prompts = [f"prompt {i}" for i in range(150)]
-    warm, passed = asked[::2], asked[1::2]
-    assert warm == [["prompt 149"]] * 3
-    assert passed == [prompts * 2, prompts * 2, prompts[:128]]
-    assert pages.count("asked 64") == 2
+    warm_up, timed = read[::2], read[1::2]
+    assert warm_up == [["prompt 149"]] * 3
+    assert timed == [prompts * 2, prompts * 2, prompts[:128]]
+    assert calls.count("forecast 64") == 2
 
 
 class TestStore:
@@ -277,10 +288,10 @@ def test_rows_per_task_are_limited():
 
 
 def test_user_input_tokens_exclude_instruction():
-    asked = Row("d", "x", "Fix the bug:\ncode", "m", "t", 10, 1)
-    assert user_input_tokens(asked) == 6  # "Fix", "the", "bug" and ":" are subtracted
+    later = Row("d", "x", "Fix the bug:\ncode", "m", "t", 10, 1)
+    assert user_input_tokens(later) == 6  # "Fix", "the", "bug" and ":" are subtracted
     assert user_input_tokens(row(0)) == 4
-    requests = requests_of([asked], [features_of(prompt_of(asked))])
+    requests = requests_of([later], [features_of(prompt_of(later))])
     assert requests.instruction.shape == (1, DIM)
     assert list(requests.user_input_tokens) == [6]
 
@@ -288,21 +299,21 @@ def test_user_input_tokens_exclude_instruction():
 def test_timing_clears_forecast_cache() -> None:
     """Evaluation has queried every prompt before, so a caching predictor must clear its cache."""
 
-    class Remembering(MaxPredictor):
+    class CachingPredictor(OraclePredictor):
         def __init__(self) -> None:
-            self.asked: set[int] = set()
+            self.cached: set[int] = set()
             self.new: list[int] = []
 
         def forget(self) -> None:
-            self.asked.clear()
+            self.cached.clear()
 
         def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
             tokens = [query.prompt_tokens for query in batch]
-            self.new.append(len(set(tokens) - self.asked))
-            self.asked |= set(tokens)
+            self.new.append(len(set(tokens) - self.cached))
+            self.cached |= set(tokens)
             return super().forecast(batch)
 
-    predictor = Remembering()
+    predictor = CachingPredictor()
     rows = [replace(row(i), prompt=f"prompt {i}", input_tokens=i) for i in range(250)]
     predictor.forecast([query_of(each, None, 100) for each in rows])
     time_forecasts(predictor, rows, 100, None)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from lab.evaluation.scores import BUCKETS, score
 from services.forecast import Forecast, certain
+from services.predictor.learning.scorecard import SCORE_LEVELS, tau_b
 from services.predictor.models.forest import fold_vectors
-from services.predictor.models.scoring import LEVELS, tau_b
 
 COIN = Forecast((10.0, 20.0), (0.5, 0.5), 100)
 
@@ -26,7 +26,7 @@ def test_scores_match_worked_example():
     assert scores.mae == pytest.approx((5 + 10) / 2)
     assert scores.mean_relative_error == pytest.approx((5 / 10 + 10 / 50) / 2)
     # First: 10 costs 0 up to the median, then 20 costs (1 − level)·10. Second: 40 costs level·10.
-    coin = sum((1 - level) * 10 for level in LEVELS if level > 0.5) / 19
+    coin = sum((1 - level) * 10 for level in SCORE_LEVELS if level > 0.5) / 19
     assert scores.pinball == pytest.approx((coin + 5.0) / 2)
     assert scores.crps == pytest.approx(((5 - 2.5) + 10) / 2)
     assert (scores.coverage_50, scores.coverage_90) == (0.5, 0.5)
@@ -92,7 +92,7 @@ JudgedForecast = Sequence[tuple[Forecast, int]]
 def loop_pinball(judged: JudgedForecast) -> float:
     losses = []
     for forecast, length in judged:
-        for level in map(float, LEVELS):
+        for level in map(float, SCORE_LEVELS):
             quantile = forecast.quantile(level)
             miss = length - quantile
             losses.append(level * miss if miss > 0 else (level - 1) * miss)
@@ -134,7 +134,7 @@ def test_coverage_matches_quantiles(judged: JudgedForecast):
             for f, length in judged
         ]
         assert message == pytest.approx(sum(inside) / len(inside))
-    for level, message in zip(LEVELS, scores.reached, strict=True):
+    for level, message in zip(SCORE_LEVELS, scores.reached, strict=True):
         below = [length <= f.quantile(float(level)) for f, length in judged]
         assert message == pytest.approx(sum(below) / len(below))
 
@@ -153,7 +153,7 @@ def test_tau_matches_pair_count(pairs: list[tuple[int, int]]):
 
 def test_number_of_buckets_is_ten():
     assert BUCKETS == 10
-    assert list(LEVELS[[0, -1]]) == [0.05, 0.95]
+    assert list(SCORE_LEVELS[[0, -1]]) == [0.05, 0.95]
 
 
 def test_fold_vectors_sums_neighbours():

@@ -36,7 +36,7 @@ from services.predictor.blend.content import ContentPredictor
 from services.predictor.encoder.encoder import Encoder
 from services.predictor.encoder.extract import Extractor
 from services.predictor.interface import Options, Query
-from services.predictor.models.scoring import tau_b
+from services.predictor.learning.scorecard import tau_b
 from services.predictor.predictors import build
 from tests.live import ROOT, command, environment
 
@@ -196,14 +196,14 @@ def test_training_replaces_only_artefacts(data: Path, tiny: Path, tmp_path: Path
         in_process("--data", data, "--out", out, "--encoder", tiny, "--epochs", "1", "--seed", seed)
         assert artefact.load(out).manifest.seed == int(seed)
         assert [path.name for path in tmp_path.iterdir()] == ["ranker"]
-    other = tmp_path / "thesis"
+    other = tmp_path / "other"
     other.mkdir()
-    (other / "chapter").write_text("work of years")
+    (other / "chapter").write_text("text")
     assert "exists and is not a ranker artefact" in mistake("--data", data, "--out", other)
     assert "exists and is not a ranker artefact" in mistake(
         "--data", data, "--out", other / "chapter"
     )
-    assert (other / "chapter").read_text() == "work of years"
+    assert (other / "chapter").read_text() == "text"
 
 
 def test_invalid_options_give_one_sentence_and_write_nothing(

@@ -81,7 +81,7 @@ def _initial_values() -> Mapping[tuple[str, str], set[str]]:
     registry = CollectorRegistry()
     Metrics(registry, {name: each.named(name) for name, each in SLA_CLASSES.items()})
     SchedulerMetrics(registry).watch(SchedulerState(choose(DEFAULT)))
-    PredictorMetrics(registry).set_scorecard(ScorecardSummary(1, 0.5, 0.5, 0.9, 1.0, 0.1))
+    PredictorMetrics(registry).set_scores(ScorecardSummary(1, 0.5, 0.5, 0.9, 1.0, 0.1))
     estimator = EstimatorMetrics(registry)
     for name in DEPLOYMENT["worker"]:
         estimator.show(name, CostModel(1.0, 1.0, 1.0, 1.0), (0.1, 0.2))

@@ -33,10 +33,10 @@ from services.predictor.artefact.tensors import Calibration
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.members import HistoryMember, Member
 from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Query
+from services.predictor.learning.scorecard import tau_b
 from services.predictor.models.fitting import Fitted
 from services.predictor.models.frame import Frame
 from services.predictor.models.nets.recipes import ScoreModel, fit_ranker
-from services.predictor.models.scoring import tau_b
 from services.predictor.models.spread import mean
 from services.predictor.predictors import build
 from tests.runtime.outcomelog.outcome_rows import warnings
@@ -122,7 +122,7 @@ def test_inner_encoder_is_loaded_from_artefact(fitted: Fitted, tmp_path: Path):
     save_to(out, fitted, INSIDE)
     assert load(out).encoder == str(out / "encoder")
     (out / "encoder" / "model.safetensors").write_bytes(b"weigh")
-    with pytest.raises(ArtefactError, match="its encoder/ is cut short or was changed"):
+    with pytest.raises(ArtefactError, match="its encoder/ is truncated or was changed"):
         load(out)
     shutil.rmtree(out / "encoder")
     with pytest.raises(ArtefactError, match="it has no encoder/"):
@@ -195,11 +195,11 @@ CORRUPT: dict[str, tuple[Spoil, str]] = {
         "does not have the format 'foretoken-ranker'",
     ),
     "version as text": (lambda f: rewrite(f, version="1"), "is broken: version"),
-    "unknown field": (lambda f: rewrite(f, mood="good"), "is broken: mood"),
+    "unknown field": (lambda f: rewrite(f, extra=1), "is broken: extra"),
     "wrong metrics": (lambda f: rewrite(f, metrics={"n": []}), "is broken: metrics.n"),
     "no ranker": (lambda f: (f / "ranker.safetensors").unlink(), "it has no ranker.safetensors"),
-    "cut ranker": (cut, "is cut short or was changed"),
-    "one bit": (flip, "is cut short or was changed"),
+    "cut ranker": (cut, "is truncated or was changed"),
+    "one bit": (flip, "is truncated or was changed"),
     "junk": (junk, "cannot be read"),
     "not a number": (
         lambda f: spoil_tensors(f, lambda t: t["scale.logs"].fill_(torch.nan)),
@@ -280,9 +280,9 @@ def test_artefact_that_cannot_be_renamed_is_ignored(
 
 def test_failed_write_keeps_old_artefact(saved: Path, fitted: Fitted):
     before = (saved / "manifest.json").read_text()
-    with pytest.raises(RuntimeError, match="the power went"), artefact.staged(saved) as folder:
+    with pytest.raises(RuntimeError, match="the disk failed"), artefact.staged(saved) as folder:
         (folder / "manifest.json").write_text("half")
-        raise RuntimeError("the power went")
+        raise RuntimeError("the disk failed")
     assert (saved / "manifest.json").read_text() == before
     assert [path.name for path in saved.parent.iterdir()] == ["ranker"]
     save_to(saved, fitted, INSIDE)

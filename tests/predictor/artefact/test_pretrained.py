@@ -23,10 +23,16 @@ from services.predictor.interface import Prompt, Query
 from services.predictor.models.frame import Frame
 from services.predictor.models.nets.recipes import ScoreModel, fit_ranker
 from services.predictor.service import PredictorService
-from tests.predictor.predictor_serving import asked, mean, predicting, real_encoder, requests
+from tests.predictor.predictor_serving import (
+    input_of,
+    mean,
+    predicting,
+    real_encoder,
+    requests,
+)
 
-YES = asked("a", "Say yes or no: is 77 an even number?")
-ESSAY = asked("b", "Write a long essay about the history of the number 77.")
+YES = input_of("a", "Say yes or no: is 77 an even number?")
+ESSAY = input_of("b", "Write a long essay about the history of the number 77.")
 
 
 @pytest.fixture(scope="module")

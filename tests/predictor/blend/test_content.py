@@ -22,7 +22,7 @@ from services.predictor.predictors import BLEND, build
 from tests.predictor.blend.made_features import DIM, examples, features, lengths, query
 
 
-def taught(name: str, train: list[Example]) -> ContentPredictor:
+def fit(name: str, train: list[Example]) -> ContentPredictor:
     predictor = build(name, Options())
     assert isinstance(predictor, ContentPredictor)
     assert predictor.learn(train) == len(train)
@@ -41,7 +41,7 @@ def tau(predictor: ContentPredictor, asked: list[Example]) -> float:
      ("trees", 0.5), ("ridge", 0.7), ("classify", 0.4), ("proxy", 0.4), ("blend", 0.7)],
 )  # fmt: skip
 def test_members_find_relevant_features(name: str, least: float) -> None:
-    predictor, held = taught(name, examples(600, 1)), examples(300, 2)
+    predictor, held = fit(name, examples(600, 1)), examples(300, 2)
     assert tau(predictor, held) > least
     levels = [f.survival(e.output_tokens) for f, e in
               zip(predictor.forecast([e.query for e in held]), held, strict=True)]  # fmt: skip
@@ -89,7 +89,7 @@ def test_truncated_answers_are_not_learned() -> None:
 
 def test_blend_recalibrates_after_shift_without_refit() -> None:
     """Answers become three times as long; recalibration alone must follow."""
-    predictor = taught("blend", examples(600, 1))
+    predictor = fit("blend", examples(600, 1))
     held = examples(300, 4, factor=3.0)
     queries = [e.query for e in held]
 
@@ -108,7 +108,7 @@ def test_applications_have_separate_weights() -> None:
     rng = np.random.default_rng(0)
     noise = [Example(query(e.query.features, "noise"), int(rng.integers(1, 400)))
              for e in examples(500, 9)]  # fmt: skip
-    predictor = taught("blend", examples(500, 1) + noise)
+    predictor = fit("blend", examples(500, 1) + noise)
     assert predictor.weights("noise")["history"] > predictor.weights("chat")["history"] + 0.1
 
 
@@ -159,13 +159,13 @@ def test_quantile_cache_expires_after_enough_outcomes() -> None:
         asked.append(len(queries))
         return [np.full((len(queries), 64), float(len(asked))) for _ in range(2)]
 
-    recall, (a, b) = QuantileCache(), [e.query for e in examples(2, 1)]
-    assert recall.spreads([a, a], ask)[0][:, 0].tolist() == [1, 1]
-    assert recall.spreads([a, b], ask)[1][:, 0].tolist() == [1, 2]
+    cache, (a, b) = QuantileCache(), [e.query for e in examples(2, 1)]
+    assert cache.spreads([a, a], ask)[0][:, 0].tolist() == [1, 1]
+    assert cache.spreads([a, b], ask)[1][:, 0].tolist() == [1, 2]
     other = query(a.features, "elsewhere")
-    assert recall.spreads([other], ask)[0][0, 0] == 3
-    recall.learnt(MAX_OUTCOMES_BEHIND)
-    assert recall.spreads([a], ask)[0][0, 0] == 4
+    assert cache.spreads([other], ask)[0][0, 0] == 3
+    cache.count_outcomes(MAX_OUTCOMES_BEHIND)
+    assert cache.spreads([a], ask)[0][0, 0] == 4
     assert asked == [1, 1, 1, 1]
 
 
@@ -180,7 +180,7 @@ def test_linear_score_equals_matrix_product() -> None:
 def test_few_repeated_prompts_can_be_fitted(prompts: int) -> None:
     few = examples(prompts, 1)
     train = [Example(few[i % prompts].query, 20 + i % 7) for i in range(80)]
-    predictor = taught("blend", train)
+    predictor = fit("blend", train)
     (forecast,) = predictor.forecast([few[0].query])
     assert forecast.source == "blend" and 18 <= forecast.mean() <= 28
 

@@ -15,13 +15,19 @@ from scipy.stats import kendalltau, ks_2samp
 from lab.evaluation.scores import score
 from services.forecast import Forecast, certain, from_lengths
 from services.predictor.blend.content import ContentPredictor
-from services.predictor.blend.guard import MIN_OUTCOMES, WINDOW, GuardedForecaster, ModelGuard
+from services.predictor.blend.guard import MIN_OUTCOMES, WINDOW, Forecaster, ModelGuard
 from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Prompt, Query
-from services.predictor.learning.scorecard import RECENT, JudgedForecast, Scorecard, distance, judge
+from services.predictor.learning.scorecard import (
+    RECENT,
+    JudgedForecast,
+    Scorecard,
+    distance,
+    judge,
+    tau_b,
+)
 from services.predictor.models.history import HistoryPredictor
-from services.predictor.models.scoring import tau_b
 from services.predictor.predictors import PREDICTORS
-from tests.predictor.predictor_serving import asked, ended, predicting
+from tests.predictor.predictor_serving import ended, input_of, predicting
 
 FEATURES = Features(
     np.zeros((LAYERS, 8), np.float32),
@@ -140,17 +146,17 @@ class Scripted:
 
 
 def test_guarded_forecaster_selects_forecast() -> None:
-    guarded = GuardedForecaster(Scripted(5), HistoryPredictor())
-    silent, history = (
+    guarded = Forecaster(HistoryPredictor(), Scripted(5))
+    without_prompt, history = (
         Query("demo", "", 1, 50),
         HistoryPredictor().forecast([Query("demo", "", 1, 5)]),
     )
-    made = guarded.forecast([silent])[0]
+    made = guarded.forecast([without_prompt])[0]
     assert (made.given, made.by_model) == (history[0], None)
-    made = guarded.forecast([replace(silent, prompt=Prompt("", "hello", 1))])[0]
+    made = guarded.forecast([replace(without_prompt, prompt=Prompt("", "hello", 1))])[0]
     assert made.given == made.by_model == certain(10, "words")
 
-    read, unread = guarded.read([replace(silent, features=FEATURES), silent])
+    read, unread = guarded.read([replace(without_prompt, features=FEATURES), without_prompt])
     assert (read, unread) == (certain(5, "model"), None)
     assert read is not None
     made = guarded.choose(read, history[0])
@@ -160,7 +166,7 @@ def test_guarded_forecaster_selects_forecast() -> None:
     assert (made.given.source, made.by_model) == ("history", read)
 
 
-class Moody(ContentPredictor):
+class FixedModel(ContentPredictor):
     """Reads prompts and forecasts `tokens` for each."""
 
     tokens = 900
@@ -168,7 +174,7 @@ class Moody(ContentPredictor):
     def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
         history = super().forecast(batch)
         return [
-            certain(self.tokens, "moody") if query.features else other
+            certain(self.tokens, "fixed") if query.features else other
             for query, other in zip(batch, history, strict=True)
         ]
 
@@ -176,27 +182,27 @@ class Moody(ContentPredictor):
 async def test_inaccurate_model_is_set_aside_and_reinstated(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    moody = Moody("moody", {}, Options())
-    monkeypatch.setitem(PREDICTORS, "moody", lambda _: moody)
+    fixed = FixedModel("fixed", {}, Options())
+    monkeypatch.setitem(PREDICTORS, "fixed", lambda _: fixed)
     with caplog.at_level(logging.WARNING):
-        async with predicting("moody") as running:
-            heard: list[float] = []
+        async with predicting("fixed") as running:
+            improved: list[float] = []
 
             async def hundred(turn: int, forecast_of: int, tokens: int) -> str:
-                moody.tokens = forecast_of
+                fixed.tokens = forecast_of
                 ids = [f"{turn}-{i}" for i in range(100)]
                 already = running.value("read_total", of="waiting")
-                await running.forecast(*(asked(i, f"question {i}") for i in ids))
+                await running.forecast(*(input_of(i, f"question {i}") for i in ids))
                 await running.read(int(already) + 100)
                 reported = running.value("improved_total")
                 await running.observe(*(ended(i, tokens) for i in ids))
-                heard.append(reported - sum(heard))
-                return "moody" if heard[-1] else "history"
+                improved.append(reported - sum(improved))
+                return "fixed" if improved[-1] else "history"
 
-            assert [await hundred(turn, 900, 20) for turn in (0, 1)] == ["moody", "moody"]
+            assert [await hundred(turn, 900, 20) for turn in (0, 1)] == ["fixed", "fixed"]
             assert running.value("set_aside") == 1
             good = [await hundred(n, n, n) for n in (20, 200, 21, 201, 22)]
-            assert (good[0], good[-1]) == ("history", "moody")
+            assert (good[0], good[-1]) == ("history", "fixed")
             assert running.value("set_aside") == 0
             message = [r.getMessage() for r in caplog.records]
     assert [line for line in message if "set aside" in line or "is used" in line] == [

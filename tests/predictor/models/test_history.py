@@ -10,7 +10,7 @@ from services.core import FinishReason
 from services.forecast import UNCAPPED, Forecast, from_lengths
 from services.predictor.interface import Example, Options, Query
 from services.predictor.models.history import HistoryPredictor
-from services.predictor.models.maximum import MaxPredictor
+from services.predictor.models.oracle import OraclePredictor
 from services.predictor.predictors import PLAIN, PREDICTORS, READS, build
 
 
@@ -136,7 +136,7 @@ def test_history_matches_reference_implementation(events: list[tuple[str, int]])
 
 
 def test_max_forecasts_max_tokens_and_learns_nothing() -> None:
-    predictor = MaxPredictor()
+    predictor = OraclePredictor()
     assert predictor.learn([outcome(5)]) == 0
     assert predictor.forecast([Query("demo", "", 1, 30), Query("demo", "", 1, 40)]) == [
         Forecast((30.0,), (1.0,), 30, "max"),
@@ -148,6 +148,6 @@ def test_predictors_are_built_by_name() -> None:
     assert set(PREDICTORS) == set(PLAIN) | set(READS)
     assert set(PLAIN) == {"history", "max", "oracle"}
     assert isinstance(build("history", Options()), HistoryPredictor)
-    assert isinstance(build("max", Options()), MaxPredictor)
+    assert isinstance(build("max", Options()), OraclePredictor)
     with pytest.raises(ValueError, match="unknown predictor 'psychic'; known: blend, class"):
         build("psychic", Options())

@@ -10,7 +10,7 @@ from protos.generated import common_pb2, predictor_pb2
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
 from services.runtime.config import ConfigError
-from tests.predictor.predictor_serving import asked, ended, predicting
+from tests.predictor.predictor_serving import ended, input_of, predicting
 from tests.reach import WAYS
 
 
@@ -31,7 +31,7 @@ def message(forecast: common_pb2.Forecast) -> tuple[str, list[float]]:
 async def test_oracle_forecasts_known_lengths_and_max_otherwise(way: str, tmp_path: Path) -> None:
     file = reported(
         tmp_path / "lengths.jsonl",
-        row("count to ten", 31, id="passed over"),
+        row("count to ten", 31, id="ignored"),
         row("sort: b a", 5),
         row("sort: b a", 9, instruction="be long"),
         row("with system", 3, instruction=""),
@@ -40,13 +40,13 @@ async def test_oracle_forecasts_known_lengths_and_max_otherwise(way: str, tmp_pa
     )
     async with predicting("oracle", way=way, oracle_file=file) as running:
         forecasts = await running.forecast(
-            asked("1", "count to ten"),
-            asked("2", "count to ten", "be kind"),
-            asked("3", "sort: b a"),
-            asked("4", "sort: b a", "be long"),
-            asked("5", "with system", "be kind"),
-            asked("6", "写一首诗 é"),
-            asked("7", "count to ten "),
+            input_of("1", "count to ten"),
+            input_of("2", "count to ten", "be kind"),
+            input_of("3", "sort: b a"),
+            input_of("4", "sort: b a", "be long"),
+            input_of("5", "with system", "be kind"),
+            input_of("6", "写一首诗 é"),
+            input_of("7", "count to ten "),
             predictor_pb2.ForecastInput(request_id="8", model="demo", max_tokens=77),
         )
         assert [message(forecast) for forecast in forecasts] == [
@@ -61,7 +61,7 @@ async def test_oracle_forecasts_known_lengths_and_max_otherwise(way: str, tmp_pa
         ]
         assert not any(forecast.shared_key for forecast in forecasts)
         assert await running.observe(ended("1", 500)) == 0
-        (again,) = await running.forecast(asked("9", "count to ten"))
+        (again,) = await running.forecast(input_of("9", "count to ten"))
         assert message(again) == ("oracle", [31])
         assert running.value("forecasts_total", source="oracle") == 6
 
@@ -70,7 +70,8 @@ async def test_oracle_truncates_long_prompts(tmp_path: Path) -> None:
     file = reported(tmp_path / "lengths.jsonl", row("é" * 10_000, 7, instruction="ü" * 10_000))
     async with predicting("oracle", oracle_file=file, max_text_bytes=1_001) as running:
         forecasts = await running.forecast(
-            asked("1", "é" * 10_000, "ü" * 10_000), asked("2", "é" * 500, "ü" * 500)
+            input_of("1", "é" * 10_000, "ü" * 10_000),
+            input_of("2", "é" * 500, "ü" * 500),
         )
     assert [message(forecast) for forecast in forecasts] == [("oracle", [7])] * 2
 

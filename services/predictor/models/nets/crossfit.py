@@ -23,6 +23,10 @@ class Recipe:
     loss: Loss
     outputs: int = 1
 
+    def net_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Loss of a net's scores [n, outputs]; `loss` takes [n] for a single output."""
+        return self.loss(scores[:, 0] if self.outputs == 1 else scores, targets)
+
 
 @dataclass(frozen=True)
 class Ensemble:
@@ -54,7 +58,7 @@ def crossfit(
         torch.manual_seed(seed)
         net = Net(preparation, recipe.outputs)
         inputs = preparation.inputs(frame.select_rows(rows))
-        train(net, inputs, labels[torch.from_numpy(rows)], _single_column_loss(recipe), seed)
+        train(net, inputs, labels[torch.from_numpy(rows)], recipe.net_loss, seed)
         return net
 
     def predict(net: Net, rows: Rows) -> Floats:
@@ -62,13 +66,3 @@ def crossfit(
 
     nets, out_of_fold = cross_fit(frame, seed, tick, fit, predict)
     return Ensemble(preparation, tuple(nets)), out_of_fold
-
-
-def _single_column_loss(recipe: Recipe) -> Loss:
-    if recipe.outputs > 1:
-        return recipe.loss
-
-    def of_column(scores: Tensor, targets: Tensor) -> Tensor:
-        return recipe.loss(scores[:, 0], targets)
-
-    return of_column

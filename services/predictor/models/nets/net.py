@@ -64,7 +64,8 @@ class Preparation:
         common = counts >= 2
         known = np.where(common, np.cumsum(common), 0).astype(np.int32)
         idf = np.log(max(len(frame), 2) / (1 + counts[common])).clip(1e-3)
-        names = sorted({f"model {n}" for n in frame.models} | _applications(frame))
+        models = {f"model {n}" for n in frame.models}
+        names = sorted(models | {f"application {n}" for n in frame.applications})
         dense = _dense(frame, view)
         return Preparation(
             view,
@@ -146,8 +147,8 @@ class Net(nn.Module):
 
     @torch.inference_mode()
     def scores(self, inputs: Inputs) -> Floats:
-        """[n, outputs]; a single output is standardised over the training set, as a ranking has no
-        scale."""
+        """Returns [n, outputs]. A single output is standardised over the training set, because a
+        ranking has no scale."""
         scaled: Tensor = (self(inputs) - self.middle) / self.deviation
         return np.asarray(scaled.numpy(), float)
 
@@ -240,7 +241,3 @@ def _dense(frame: Frame, view: FeatureSelection) -> NDArray[np.float32]:
     if view.numbers:
         parts.append(frame.numbers)
     return np.concatenate(parts, axis=1)
-
-
-def _applications(frame: Frame) -> set[str]:
-    return {f"application {n}" for n in frame.applications}

@@ -1,11 +1,11 @@
-"""An open loop over HTTP: sends requests when they are due, and records their streams."""
+"""An open loop over HTTP: sends requests when they are due and records their streams."""
 
 import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.harness.demo_load import Due
+from benchmarks.overload.demo_load import DueRequest
 from foretoken.bench.client import Server
 from foretoken.bench.samples import STOPPED, TIMED_OUT, TRUNCATED, Sample
 
@@ -15,11 +15,11 @@ REFUSED = "429"
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a request, in seconds from the beginning of the load.
+    """The result of a request, in seconds from the start of the load.
 
     gap_s: the longest gap between two arrivals of text. problem: empty if the whole answer arrived;
-    else an HTTP status, the message of an error event, or one of the reasons above; times and
-    tokens are then meaningless.
+    else an HTTP status, the message of an error event, or a reason of `foretoken.bench.samples`.
+    With a problem, times and tokens are 0.
     """
 
     due_s: float
@@ -35,30 +35,30 @@ class Answer:
 
     @property
     def tpot_s(self) -> float:
-        """Between two tokens, on average; 0 for an answer of one."""
+        """Mean time between two tokens; 0 for an answer of one token."""
         return (self.last_s - self.first_s) / max(self.tokens - 1, 1)
 
     @property
     def normalised_latency_s(self) -> float:
-        """End-to-end time per token (ALISE's measure)."""
+        """End-to-end time per token (ALISE, Zhao et al., 2024)."""
         return (self.last_s - self.due_s) / self.tokens
 
 
-async def drive(url: str, load: Sequence[Due], bound_s: float) -> list[Answer]:
-    """The result of each request, in the load's order. Requests without an end `bound_s` after the
-    last was sent are disconnected."""
+async def send_load(url: str, load: Sequence[DueRequest], timeout_s: float) -> list[Answer]:
+    """Returns the result of each request, in the load's order. Requests that have not ended
+    `timeout_s` after the last one was sent are disconnected."""
     server = Server(url)
-    began = time.perf_counter()
-    asked, samples = [], [Sample(due.at_s) for due in load]
-    for due, sample in zip(load, samples, strict=True):
-        if (wait_s := began + due.at_s - time.perf_counter()) > 0:
+    began_s = time.perf_counter()
+    tasks, samples = [], [Sample(request.due_s) for request in load]
+    for request, sample in zip(load, samples, strict=True):
+        if (wait_s := began_s + request.due_s - time.perf_counter()) > 0:
             await asyncio.sleep(wait_s)
-        ask = server.stream(PATH, due.body, sample, began)
-        asked.append(asyncio.create_task(ask))
-    _, late = await asyncio.wait(asked, timeout=bound_s)
-    for task in late:
+        stream = server.stream(PATH, request.body, sample, began_s)
+        tasks.append(asyncio.create_task(stream))
+    _, unfinished = await asyncio.wait(tasks, timeout=timeout_s)
+    for task in unfinished:
         task.cancel()
-    await asyncio.gather(*asked, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
     await server.close()
     return list(map(_answer, samples))
 

@@ -18,11 +18,11 @@ MLP_IN = ("gate_proj.weight", "up_proj.weight")
 
 
 def write_padded(source: Path, folder: Path, hidden: int = HIDDEN, mlp: int = MLP) -> None:
-    """Write a float32 copy of the Llama checkpoint in `source`, padded to `hidden` and `mlp`.
+    """Writes a float32 copy of the Llama checkpoint in `source`, padded to `hidden` and `mlp`.
 
     RMSNorm divides by a mean over all positions. Its weights shrink by the square root of the
-    growth in width, and epsilon by the growth itself, so the padded norm returns the same values.
-    Raises ValueError if the checkpoint is wider than asked for.
+    growth in width, and epsilon by the growth itself, so that the padded norm returns the same
+    values. Raises ValueError if the checkpoint is wider than `hidden` or `mlp`.
     """
     config = json.loads((source / "config.json").read_text())
     growth = hidden / config["hidden_size"]

