@@ -50,7 +50,7 @@ def calibrate_steps(timings: Sequence[StepTiming]) -> Calibration:
     out. Raises ValueError if the steps do not determine the coefficients."""
     held_out = timings[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
     rest = [t for i, t in enumerate(timings) if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1]
-    trial, cost = fit_steps(rest, 1), fit_steps(timings, 1)
+    trial, cost = fit_steps(rest), fit_steps(timings)
     if trial is None or cost is None:
         raise ValueError(
             f"{len(timings)} steps do not determine the cost model: give at least 12, with prefill "

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.forecast import Ints
-from services.policies.form.peak import peak_tokens
+from services.policies.form.past_future import PrefixPeaks, largest
 from simulator.papers.past_future.admission import NO_KV, Admission, Settings
 from simulator.papers.past_future.queue import Queue
 from simulator.workload.workload import Workload
@@ -125,4 +125,5 @@ class _Run:
         self._running = rows
         held = self._prompt[rows] + self._output[rows]
         self._held = int(held.sum())
-        self._peak = int(peak_tokens(held, self._length[rows] - self._output[rows]))
+        remaining = (self._length[rows] - self._output[rows])[np.newaxis].astype(float)
+        self._peak = int(PrefixPeaks(len(rows), held.astype(float), remaining, largest)(0))

@@ -62,7 +62,7 @@ def test_profile_is_complete_and_plausible(name):
     assert 1e-4 < alone_s < 0.1
     crowd = hardware.cost.decode_tokens_per_s(8, 200)
     assert crowd > 1 / alone_s  # batching pays
-    assert hardware.cost.prefill_s(500) < 1.0
+    assert hardware.cost.step_s(500, 0, 500) < 1.0
 
 
 def test_faster_gpus_and_smaller_models_take_less_time():
