@@ -4,7 +4,6 @@ here."""
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -34,23 +33,17 @@ COUNTED: Mapping[str, Metric] = {
 }
 
 
-class Counted(Protocol):
-    """The counters of an engine."""
-
-    @property
-    def state(self) -> WorkerState: ...
-    @property
-    def phases(self) -> PhaseClock: ...
-    @property
-    def rest_block_bytes(self) -> int:
-        """Bytes of a block in host memory, on all ranks."""
-
-
 class WorkerMetrics:
-    """Prometheus metrics of one worker in the given registry. Work before its creation, such as the
-    profile, is not counted."""
+    """Prometheus metrics of one worker. A block takes `host_block_bytes` of host memory, on all
+    ranks. Work before the creation, such as the profile, is not counted."""
 
-    def __init__(self, registry: CollectorRegistry, engine: Counted):
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        state: WorkerState,
+        phases: PhaseClock,
+        host_block_bytes: int,
+    ):
         make = Instruments(registry)
         self._decoded = make.counter(catalogue.DECODED)
         self._prefilled = make.counter(catalogue.PREFILLED)
@@ -58,11 +51,11 @@ class WorkerMetrics:
         self._batch_tokens = make.histogram(catalogue.BATCH_TOKENS)
         self._swap = make.histogram(catalogue.SWAP, *Direction)
         self._swap_bytes = make.counter(catalogue.SWAP_BYTES, *Direction)
-        self._block_tokens = engine.state.limits.block_tokens
-        self._block_bytes = engine.rest_block_bytes
-        _read_memory(make, engine.state)
-        _read_counters(make, engine.state.counters)
-        _read_phases(make, engine.phases)
+        self._block_tokens = state.limits.block_tokens
+        self._block_bytes = host_block_bytes
+        _read_memory(make, state)
+        _read_counters(make, state.counters)
+        _read_phases(make, phases)
 
     def generated(self, tokens: int) -> None:
         """Counts tokens of requests whose static batch ended between two steps."""

@@ -46,7 +46,8 @@ def build(config: WorkerConfig, registry: CollectorRegistry, laps: Laps, tracing
         process_age_s(),
         laps,
     )
-    runner = EngineRunner(engine, WorkerMetrics(registry, engine))
+    metrics = WorkerMetrics(registry, engine.state, engine.phases, engine.host_block_bytes)
+    runner = EngineRunner(engine, metrics)
     spans = WorkerSpans(tracing.service(config.section))
     service = WorkerService(runner, config.outbox_tokens, spans)
     channel = connect(config.scheduler_address)

@@ -28,7 +28,9 @@ class Metered:
 
     def __init__(self, engine: Engine):
         self.registry = CollectorRegistry()
-        self.metrics = WorkerMetrics(self.registry, engine)
+        self.metrics = WorkerMetrics(
+            self.registry, engine.state, engine.phases, engine.host_block_bytes
+        )
 
     def value(self, name: str, **labels: str) -> float:
         value = self.registry.get_sample_value(f"foretoken_{name}", labels)

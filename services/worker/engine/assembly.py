@@ -9,7 +9,7 @@ from services.worker.engine.graphs.decode_graphs import GraphParts
 from services.worker.engine.graphs.recorder import CudaRecorder, Recorder
 from services.worker.engine.graphs.sizes import ROW_BLOCKS_MAX, graphs_wanted, sizes_of
 from services.worker.engine.memory import graphs_bytes, host_blocks, kv_blocks, staging_bytes
-from services.worker.engine.ranks import ALONE, Ranks
+from services.worker.engine.ranks import SINGLE_RANK, Ranks
 from services.worker.engine.sampling.sampler import Sampler
 from services.worker.engine.step_clock import StepClock
 from services.worker.kernels.interface import AttentionKernels
@@ -46,7 +46,7 @@ class Parts:
     kv_bytes_per_token: int
 
 
-def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE) -> Parts:
+def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = SINGLE_RANK) -> Parts:
     """Raises ValueError, one sentence that says what to change, for a rope that depends on the
     batch, and if the attention or the machine's memory does not fit."""
     limit = model.max_context_tokens

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable
 from math import inf
-from typing import Protocol
 
 from observability.logs import trace_id_of
 from services.core import Plan, Report
@@ -49,13 +48,14 @@ MAX_FAILURES = 3  # consecutive failures of single requests, while nothing else 
 OnError = Callable[[Prompt, int, str], None]  # the prompt, its next offset, a sentence
 
 
-class Listener(Protocol):
+class Listener:
     """Receives results in the event loop. Each attribute is looked up when called."""
 
-    on_tokens: Callable[[list[NewToken]], None]
-    on_error: OnError
-    on_report: Callable[[Report], None]
-    on_drained: Call  # no request runs or is about to
+    def __init__(self) -> None:
+        self.on_tokens: Callable[[list[NewToken]], None] = lambda _: None
+        self.on_error: OnError = lambda *_: None
+        self.on_report: Callable[[Report], None] = lambda _: None
+        self.on_drained: Call = lambda: None  # no request runs or is about to
 
 
 class EngineLoop:

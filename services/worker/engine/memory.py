@@ -6,7 +6,6 @@ import torch
 
 from services.worker.config import EngineConfig
 from services.worker.engine.graphs.sizes import ROW_BLOCKS_MAX
-from services.worker.kv import host_cache
 from services.worker.kv.cache import bytes_per_token
 from services.worker.kv.capacity import KVMemory
 from services.worker.machine import batch_tokens_of, free_host_bytes
@@ -56,11 +55,18 @@ def host_blocks(
         most_bytes = min(int(free_bytes * FREE_SHARE), HOST_BYTES // settings.tensor_parallel)
         fitting = most_bytes // record_bytes
         return max(0, fitting if most_blocks is None else min(fitting, most_blocks))
-    try:
-        set_bytes = int(settings.host_gib * 2**30) // settings.tensor_parallel
-        return host_cache.host_blocks(set_bytes, record_bytes, free_bytes)
-    except host_cache.HostMemoryError as error:
-        raise ValueError(f"host_gib {settings.host_gib:g}: {error}") from error
+    pool_bytes = int(settings.host_gib * 2**30) // settings.tensor_parallel
+    if pool_bytes > free_bytes:
+        raise ValueError(
+            f"host_gib {settings.host_gib:g}: the host pool of {pool_bytes / 2**30:.2f} GiB is "
+            f"larger than the {free_bytes / 2**30:.2f} GiB of free host memory; make it smaller"
+        )
+    if 0 < pool_bytes < record_bytes:
+        raise ValueError(
+            f"host_gib {settings.host_gib:g}: the host pool of {pool_bytes} bytes is smaller than "
+            f"one block of {record_bytes} bytes; make it larger, or 0 for none"
+        )
+    return pool_bytes // record_bytes
 
 
 def _free_host_bytes(settings: EngineConfig) -> int:
@@ -89,10 +95,11 @@ def kv_memory(
         return KVMemory(_free_host_bytes(settings), 0, 0, token_bytes)
     free, total = torch.cuda.mem_get_info(model.device)
     staging = DIRECTIONS * staging_bytes(model.device)
+    batch_tokens = batch_tokens_of(settings.max_batch_tokens, model.device)
     return KVMemory(
         capacity_bytes=int(total * settings.gpu_memory_utilization),
         model_bytes=total - free,
-        engine_bytes=staging + _peak_bytes(model, settings) + graphs_bytes,
+        engine_bytes=staging + _forward_bytes(model, batch_tokens) + graphs_bytes,
         token_bytes=token_bytes,
     )
 
@@ -106,11 +113,6 @@ def graphs_bytes(model: PagedModel, sizes: Sequence[int]) -> int:
     row_bytes = model.vocab_size * model.dtype.itemsize + 4 * ROW_BLOCKS_MAX
     shared = _forward_bytes(model, rows) + rows * row_bytes + PARTIALS_BYTES
     return shared + len(sizes) * GRAPH_BYTES
-
-
-def _peak_bytes(model: PagedModel, settings: EngineConfig) -> int:
-    """What a full batch needs beside the cache."""
-    return _forward_bytes(model, batch_tokens_of(settings.max_batch_tokens, model.device))
 
 
 def _forward_bytes(model: PagedModel, tokens: int) -> int:

@@ -21,7 +21,7 @@ from services.worker.engine.graphs.decode_graphs import DecodeGraphs
 from services.worker.engine.graphs.sizes import graphs_wanted
 from services.worker.engine.inputs import StepInputs
 from services.worker.engine.phase_clock import Phase, PhaseClock, TimedAttention
-from services.worker.engine.ranks import ALONE, Ranks, RanksApart, rank_device
+from services.worker.engine.ranks import SINGLE_RANK, Ranks, RanksApart, rank_device
 from services.worker.engine.sampling.drawn import DrawnTokens
 from services.worker.engine.sampling.scored import PromptScores
 from services.worker.engine.spare_cores import SpareCores, spare_cores_for
@@ -65,16 +65,16 @@ class Engine:
     """One model replica, used by one thread at a time. Plans and prompts are applied between two
     steps, also while a step is in flight, which counts as work."""
 
-    def __init__(self, model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE):
+    def __init__(self, model: PagedModel, config: EngineConfig, ranks: Ranks = SINGLE_RANK):
         parts = assemble(model, config, ranks)
         self.model = model
         self.ranks = ranks
         self.kv_bytes_per_token = parts.kv_bytes_per_token * ranks.size
         self.state = WorkerState(parts.limits)
         self.phases = PhaseClock()
-        self.rest_block_bytes = parts.swapper.block_bytes * ranks.size
+        self.host_block_bytes = parts.swapper.block_bytes * ranks.size
         self._kernels = parts.kernels
-        self._swapper = ranks.wrap_swapper(parts.swapper)
+        self.swapper = parts.swapper
         self._step: AttentionStep = PagedStep(parts.cache, parts.kernels)
         self._inputs = StepInputs(model.device)
         on_cuda = model.device.type == "cuda"
@@ -94,7 +94,7 @@ class Engine:
         cls,
         config: EngineConfig,
         lap: Callable[[str], None] = lambda _: None,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_RANK,
     ) -> "Engine":
         """The engine of one process, or of this rank's part. Raises ValueError with a sentence if
         the model cannot be loaded or does not fit. `lap` receives the name of each finished
@@ -112,7 +112,7 @@ class Engine:
                 torch.set_num_threads(threads)
 
         fuse = config.fused_forward == "auto"
-        model = load_model(config.model, device, config.dtype, fuse, settle, ranks.part)
+        model = load_model(config.model, device, config.dtype, fuse, settle, ranks.sharder)
         lap("model")
         if is_wanted(config.compile, device):
             model.compile_forward()
@@ -143,7 +143,8 @@ class Engine:
         """Drops all requests and pending moves; the step in flight has no effect."""
         self._launched = None
         self.state.reset()
-        self._swapper.reset()
+        self.ranks.send_reset()
+        self.swapper.reset()
         self._sampler.clear()
 
     def step(self) -> StepResult | None:
@@ -171,9 +172,9 @@ class Engine:
     def _launch(self) -> Launched | None:
         """Launches the next step with nothing in flight."""
         batch = self._compose()
-        while batch is None and self._swapper.busy:
+        while batch is None and self.swapper.busy:
             self.phases.enter(Phase.SWAP)
-            self._swapper.wait()
+            self.swapper.wait()
             batch = self._compose()
         if batch is None:
             return None
@@ -202,11 +203,14 @@ class Engine:
     def _compose(self) -> StepBatch | None:
         """The next batch. The moves that it needs are issued before its computation."""
         self.phases.enter(Phase.COMPOSE)
-        self.state.arrived(self._swapper.settle())
-        self.state.swapped(self._swapper.take_timings())
+        if settled := self.swapper.settle():
+            self.ranks.send_settled(settled)
+            self.state.arrived(settled)
+        self.state.swapped(self.swapper.take_timings())
         batch = self.state.steps.compose()
         if moves := self.state.take_moves():
-            self.state.lost(self._swapper.start(moves))
+            self.ranks.send_moves(moves)
+            self.state.lost(self.swapper.start(moves))
         return batch
 
     def _start(self, batch: StepBatch) -> Launched:
@@ -268,7 +272,7 @@ class Engine:
         """Logits [sampling rows, then scoring rows, vocabulary] of the batch, valid until the next
         run. Stores its KV."""
         in_flight = self._launched.drawn.tokens if self._launched else None
-        with self.ranks.together(batch):
+        with self.ranks.run_together(batch):
             with torch.inference_mode():
                 inputs = self._inputs.prepare(batch, in_flight)
             if self._graphs is not None and self._graphs.takes(batch):

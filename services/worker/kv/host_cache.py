@@ -10,25 +10,6 @@ from torch import Tensor
 SLAB_BYTES = 64 * 2**20
 
 
-class HostMemoryError(ValueError):
-    """The configured host memory cannot be allocated; the message says what to change."""
-
-
-def host_blocks(kv_host_bytes: int, record_bytes: int, free_bytes: int) -> int:
-    """Returns the number of blocks of a host pool. Raises HostMemoryError if invalid."""
-    if kv_host_bytes > free_bytes:
-        raise HostMemoryError(
-            f"the host pool of {kv_host_bytes / 2**30:.2f} GiB is larger than the "
-            f"{free_bytes / 2**30:.2f} GiB of host memory that are free: make it smaller"
-        )
-    if 0 < kv_host_bytes < record_bytes:
-        raise HostMemoryError(
-            f"the host pool of {kv_host_bytes} bytes holds not even one block of "
-            f"{record_bytes} bytes: make it larger, or 0 for none"
-        )
-    return kv_host_bytes // record_bytes
-
-
 class HostCache:
     """Room for up to `blocks` records of `record_bytes`, allocated in slabs as it is needed.
 
@@ -64,9 +45,9 @@ class HostCache:
         return blocks <= self.capacity
 
     def require(self) -> None:
-        """Allocates the whole pool. Raises HostMemoryError on failure."""
+        """Allocates the whole pool. Raises ValueError, which says what to change, on failure."""
         if not self.ensure(self.blocks):
-            raise HostMemoryError(
+            raise ValueError(
                 f"the host pool should have {self.blocks * self.record_bytes / 2**30:.2f} GiB, "
                 f"but the system gave {self.capacity * self.record_bytes / 2**30:.2f} GiB "
                 f"({self.refused}): make it smaller"

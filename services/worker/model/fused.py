@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from services.worker.kernels.interface import AttentionOptions, AttentionStep
 from services.worker.model.fused_layouts import Layout
 from services.worker.model.layer_ops import LayerOps
-from services.worker.model.sharding import Collectives
+from services.worker.model.rank_group import RankGroup
 
 # Bytes of a table of rotations: that of a long context (131,072 positions of 128 numbers, bfloat16)
 # just fits. Above it each step computes its rotations, once for all layers.
@@ -40,7 +40,7 @@ class Linear:
 
     weight: Tensor
     bias: Tensor | None
-    ranks: Collectives | None = None
+    ranks: RankGroup | None = None
 
     def project(self, ops: LayerOps, x: Tensor) -> Tensor:
         return ops.product(x, self.weight, self.bias)
@@ -139,7 +139,7 @@ class FusedForward:
         layout: Layout,
         positions: int,
         ops: LayerOps,
-        ranks: Collectives | None = None,
+        ranks: RankGroup | None = None,
     ):
         self._ops = ops
         decoder = module.model
@@ -219,7 +219,7 @@ def _head_weight(head: nn.Linear) -> Tensor:
     return weight.contiguous() if small else weight
 
 
-def _layer_of(layer: Any, layout: Layout, ranks: Collectives | None) -> Layer:
+def _layer_of(layer: Any, layout: Layout, ranks: RankGroup | None) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     head_dim: int = attention.head_dim
     qkv = joined([getattr(attention, name) for name in layout.qkv])

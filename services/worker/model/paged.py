@@ -29,7 +29,8 @@ from services.worker.model.fused import FusedForward
 from services.worker.model.fused_layouts import layout_of
 from services.worker.model.layer_ops import layer_ops_for
 from services.worker.model.probe import Probe, probe_sequences, probe_tokens, relative_shift
-from services.worker.model.sharding import Collectives, ModelSharder
+from services.worker.model.rank_group import RankGroup
+from services.worker.model.tensor_sharding import TensorSharder
 from services.worker.model.weights import logged_loading, require_room
 
 ATTENTION = "foretoken_paged"
@@ -101,7 +102,7 @@ class PagedModel:
         module: PreTrainedModel,
         device: torch.device,
         fuse: bool = True,
-        ranks: Collectives | None = None,
+        ranks: RankGroup | None = None,
     ):
         # Registered without a mask function, so that transformers makes no masks, which would read
         # positions in each step and wait for the device. The kernels apply causality and windows.
@@ -219,7 +220,7 @@ class PagedModel:
             return
         self._fused, self.forward_name = compiled, f"{self.forward_name}, compiled"
 
-    def _fuse(self, ranks: Collectives | None) -> tuple[FusedForward | None, str]:
+    def _fuse(self, ranks: RankGroup | None) -> tuple[FusedForward | None, str]:
         """The fused forward, if the model's layout has one and it agrees, and a description of the
         forward in use."""
         try:
@@ -286,17 +287,17 @@ def load_model(
     dtype: str = "auto",
     fuse: bool = True,
     settle: Callable[[PreTrainedModel], None] = lambda _: None,
-    part: ModelSharder | None = None,
+    sharder: TensorSharder | None = None,
 ) -> PagedModel:
     """Loads a folder or a hub model. `dtype`: see dtypes.py. `settle` is called before anything
-    runs; `part` selects a rank's part.
+    runs; `sharder` keeps one rank's part.
 
     Raises ValueError with a sentence if there is no such model or it cannot run here.
     """
     with explained_load_errors(name):
         require_folder(name)
         choice = choose_dtype(name, device, dtype)
-        ranks = part.ranks if part else None
+        ranks = sharder.ranks if sharder else None
         # ranks on a CPU share host memory, which was checked before
         if ranks is None or device.type == "cuda":
             require_room(name, device, choice.dtype, parts=ranks.size if ranks else 1)
@@ -306,8 +307,8 @@ def load_model(
             )
         if missing := sorted(loaded["missing_keys"]):
             raise ValueError(f"{len(missing)} weights are not in its files, as {missing[0]}")
-        if part is not None:
-            part.cut(module)
+        if sharder is not None:
+            sharder.shard(module)
         settle(module)
         model = PagedModel(module, device, fuse, ranks)
         model.dtype_reason = choice.reason

@@ -10,7 +10,6 @@ import os
 import select
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from multiprocessing.connection import Connection
 from threading import Thread
@@ -20,47 +19,30 @@ import transformers
 
 from services.runtime.telemetry.logs import log_as
 from services.worker.config import EngineConfig
-from services.worker.engine.ranks import SwapperInterface, rank_device
+from services.worker.engine.ranks import Ranks, rank_device
 from services.worker.engine.step import Engine
 from services.worker.kv.transfers import TransferPlan
-from services.worker.model.sharding import ModelSharder
-from services.worker.parallel.group import RankGroup, find_store
+from services.worker.model.rank_group import RankGroup, find_store
+from services.worker.model.tensor_sharding import TensorSharder
 from services.worker.parallel.messages import BatchReader, MessageKind, Words, read_moves
-from services.worker.parallel.tensor_sharding import TensorSharder
-from services.worker.requests.types.batch import StepBatch
 
 log = logging.getLogger(__name__)
 
 EXIT_GRACE_S = 1.0  # a collective may notice the end of rank 0 before its socket does
 
 
-class FollowerRanks:
-    """`Ranks` on a rank other than 0."""
+class Follower(Ranks):
+    """A rank other than 0."""
 
     def __init__(self, rank: int, group: RankGroup, control: Connection):
         self.rank = rank
         self.size = group.size
-        self.swapper: SwapperInterface
-        self.part: ModelSharder = TensorSharder(group, partial(self.least, 0))
+        self.sharder = TensorSharder(group, partial(self.least, 0))
         self._control = control
-        self._nothing = nullcontext()
 
     def least(self, number: int) -> int:
         send_json(self._control, number=number)
         return int(json.loads(self._control.recv_bytes())["number"])
-
-    def wrap_swapper(self, swapper: SwapperInterface) -> SwapperInterface:
-        self.swapper = swapper
-        return swapper
-
-    def together(self, batch: StepBatch) -> AbstractContextManager[None]:
-        return self._nothing
-
-    def check(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def send_json(control: Connection, **what: int | str) -> None:
@@ -75,19 +57,18 @@ def follow(control: Connection) -> None:
     rank, size = hello["rank"], config.tensor_parallel
     device = rank_device(config, rank)
     group = RankGroup.join(rank, size, find_store(hello["port"], size), device)
-    ranks = FollowerRanks(rank, group, control)
-    engine = Engine.load(config, ranks=ranks)
+    engine = Engine.load(config, ranks=Follower(rank, group, control))
     send_json(control, number=0)
-    FollowerLoop(engine, ranks.swapper).run(control)
+    FollowerLoop(engine).run(control)
     group.leave()
 
 
 class FollowerLoop:
     """Repeats the steps of rank 0 in message order. Does not wait for the device."""
 
-    def __init__(self, engine: Engine, swapper: SwapperInterface):
+    def __init__(self, engine: Engine):
         self._engine = engine
-        self._swapper = swapper
+        self._swapper = engine.swapper
         self._batches = BatchReader(engine.state.limits.block_tokens)
         self._arrived: set[int] = set()  # uploads complete here, but not yet on rank 0
 

@@ -11,9 +11,9 @@ from services.worker.engine.step import Engine
 from services.worker.machine import device_of
 from services.worker.model.dtypes import choose_dtype
 from services.worker.model.paged import explained_load_errors, require_folder
+from services.worker.model.tensor_sharding import NO_PLAN, require_even_heads
 from services.worker.model.weights import require_room
 from services.worker.parallel.leader import Leader
-from services.worker.parallel.tensor_sharding import NO_PLAN, require_even_heads
 
 # Followers have neither the sampled tokens nor recorded or compiled steps.
 SINGLE_PROCESS_OPTIONS = ("overlap", "cuda_graphs", "compile")

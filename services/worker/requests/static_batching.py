@@ -62,8 +62,10 @@ class Batch:
         return not any(s.within_budget and not s.is_decode for s in self.members.values())
 
 
-class StaticBatching:
+class StaticBatching(Batching):
     """All static batches of one replica. Even invalid tokens end at `reach_tokens`."""
+
+    ends_known_ahead = False  # an ended member may continue with its batch
 
     def __init__(self, kv: KVManager, counters: Counters, reach_tokens: int):
         self._kv = kv
@@ -85,12 +87,7 @@ class StaticBatching:
         """The batching in use: this while there is a static batch, else continuous batching."""
         return self if self._batches else self._continuous
 
-    @property
-    def ends_known_ahead(self) -> bool:
-        """False: an ended member may continue with its batch."""
-        return False
-
-    # Who is in which batch
+    # Membership
 
     def gather(self, batch: StaticBatch, expected: Container[str]) -> None:
         """Begins a batch of running members and of those in `expected`. A known batch number has no
@@ -275,7 +272,6 @@ class StaticBatching:
     # Ends
 
     def end(self, sequence: Sequence, reason: FinishReason) -> bool:
-        """A request has ended; returns whether it continues with its batch, with its end unsent."""
         batch = self._of.get(sequence.request_id)
         if batch is None:
             return False

@@ -6,7 +6,6 @@ components that count them.
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 
 from prometheus_client import CollectorRegistry
@@ -57,15 +56,6 @@ LATER: Mapping[tuple[Metric, str], tuple[str, ...]] = {
 }
 
 
-@dataclass
-class Engine:
-    """What a worker's metrics read, of one that has done nothing yet."""
-
-    state: WorkerState
-    phases: PhaseClock
-    rest_block_bytes: int = 1
-
-
 @cache
 def values() -> Values:
     """Of every label of every metric."""
@@ -89,7 +79,7 @@ def _from_the_start() -> Mapping[tuple[str, str], set[str]]:
     for name in EVERYWHERE["worker"]:
         estimator.show(name, CostModel(1.0, 1.0, 1.0, 1.0), (0.1, 0.2))
     limits = Limits(4, block_tokens=4, max_batch_tokens=8, report_every_steps=1)
-    WorkerMetrics(registry, Engine(WorkerState(limits), PhaseClock()))
+    WorkerMetrics(registry, WorkerState(limits), PhaseClock(), 1)
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
     for family in registry.collect():
         name = family.name + ("_total" if family.type == "counter" else "")

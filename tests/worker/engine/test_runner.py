@@ -36,7 +36,10 @@ class Heard:
 
     def __init__(self) -> None:
         self.engine = engine_of("llama")
-        metrics = WorkerMetrics(CollectorRegistry(), self.engine)
+        engine = self.engine
+        metrics = WorkerMetrics(
+            CollectorRegistry(), engine.state, engine.phases, engine.host_block_bytes
+        )
         self.runner = EngineRunner(self.engine, metrics)
         self.tokens: list[NewToken] = []
         self.errors: dict[str, tuple[int, str]] = {}

@@ -94,6 +94,7 @@ def test_configured_host_pool_is_used(free):
     assert host_blocks(EngineConfig(host_gib=0), RECORD_BYTES) == 0
     assert host_blocks(EngineConfig(host_gib=0.5), RECORD_BYTES) == GIB // 2 // RECORD_BYTES
     assert host_blocks(EngineConfig(host_gib=2), RECORD_BYTES) == 2 * GIB // RECORD_BYTES
+    assert host_blocks(EngineConfig(host_gib=1050 / GIB), 100) == 10, "rounded down"
 
 
 def test_default_host_pool_is_a_share_of_free_memory(free):
@@ -107,11 +108,11 @@ def test_default_host_pool_is_a_share_of_free_memory(free):
 
 def test_host_pool_above_free_memory_is_refused(free):
     free(2 * GIB)
-    with pytest.raises(ValueError, match=r"host_gib 2.5: .*2.50 GiB.* 2.00 GiB .*free: make it"):
+    with pytest.raises(ValueError, match=r"host_gib 2.5: .*2.50 GiB.* 2.00 GiB .*; make it"):
         host_blocks(EngineConfig(host_gib=2.5), RECORD_BYTES)
-    with pytest.raises(ValueError, match=r"host_gib 1.5: .* 1.00 GiB .*free"):
+    with pytest.raises(ValueError, match=r"host_gib 1.5: .* 1.00 GiB of free"):
         host_blocks(EngineConfig(host_gib=1.5), RECORD_BYTES, kv_bytes=GIB)
-    with pytest.raises(ValueError, match=r"host_gib 1e-06: .*not even one block"):
+    with pytest.raises(ValueError, match=r"host_gib 1e-06: .*smaller than one block of"):
         host_blocks(EngineConfig(host_gib=1e-6), RECORD_BYTES)
 
 
@@ -144,7 +145,7 @@ def test_gpu_memory_model_table(model, monkeypatch):
     """85 of 100 GiB are ours, 30 are taken, and 2 are the engine's beside its staging."""
     monkeypatch.setattr(model, "device", torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 * GIB, 100 * GIB))
-    monkeypatch.setattr(memory, "_peak_bytes", lambda *_: 2 * GIB)
+    monkeypatch.setattr(memory, "_forward_bytes", lambda *_: 2 * GIB)
     on_gpu = kv_memory(model, EngineConfig(), NATIVE_BYTES)
     staging = 2 * staging_bytes(torch.device("cuda", 0))
     assert on_gpu == KVMemory(85 * GIB, 30 * GIB, 2 * GIB + staging, NATIVE_BYTES)

@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from services.worker.model.paged import PagedModel
 from services.worker.model.probe import Probe
-from services.worker.parallel.group import RankGroup
-from services.worker.parallel.tensor_sharding import TensorSharder, require_even_heads
+from services.worker.model.rank_group import RankGroup
+from services.worker.model.tensor_sharding import TensorSharder, require_even_heads
 from tests.worker.worker_fixtures import GROUPED, MODELS, SIZES, reference
 
 CPU = torch.device("cpu")
@@ -64,7 +64,7 @@ def cut_and_run(
     module: PreTrainedModel, fuse: bool, group: ThreadGroup
 ) -> tuple[Tensor, PagedModel]:
     part = deepcopy(module)
-    TensorSharder(group).cut(part)
+    TensorSharder(group).shard(part)
     model = PagedModel(part, CPU, fuse, group)
     return logits_of(model), model
 
@@ -155,7 +155,7 @@ def test_unknown_parallel_plan_is_refused(change, sentence):
     module = llama()
     change(module)
     with pytest.raises(ValueError, match=sentence):
-        TensorSharder(ThreadGroup(0, 2, Threads(2))).cut(module)
+        TensorSharder(ThreadGroup(0, 2, Threads(2))).shard(module)
 
 
 @pytest.mark.parametrize(
