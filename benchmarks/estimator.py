@@ -21,7 +21,7 @@ from services.costs import BatchTiming, CostModel, StepTiming
 from services.estimator.batches import BatchLearning
 from services.estimator.state import EstimatorState
 from services.policies.estimate import ESTIMATES
-from services.worker.compiled_code import keep_what_numba_compiles
+from services.worker.compiled_code import set_numba_cache_folder
 from services.worker.config import EngineConfig
 from services.worker.engine.profile import profile
 from services.worker.engine.step import Engine
@@ -177,5 +177,5 @@ if __name__ == "__main__":
     parser.add_argument("--slices", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    keep_what_numba_compiles()
+    set_numba_cache_folder()
     run(args.model, args.slices, args.seed)

@@ -11,11 +11,11 @@ import shutil
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
-from services.worker.compiled_code import keep_what_numba_compiles
+from services.worker.compiled_code import set_numba_cache_folder
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-keep_what_numba_compiles()
+set_numba_cache_folder()
 
 # `fixed` tries the same examples in every run; `fresh` draws new ones and prints how to reproduce a
 # failure. Neither has a deadline: an example's time says only how busy the machine is.

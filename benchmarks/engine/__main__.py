@@ -65,7 +65,7 @@ from benchmarks.engine.shapes import folder_of
 from benchmarks.engine.step_profile import Profile, profile_step
 from benchmarks.engine.systems import Serve, Standing, standing, starts_s
 from benchmarks.harness.report import parser, show, write
-from services.worker.compiled_code import keep_what_numba_compiles
+from services.worker.compiled_code import set_numba_cache_folder
 
 PATIENCE_S = 90.0
 WARM_STREAMS, WARM_TOKENS = 8, 8
@@ -73,7 +73,7 @@ Missing = dict[Key, str]  # the reason, by system, dtype and model
 
 
 def main() -> None:
-    keep_what_numba_compiles()
+    set_numba_cache_folder()
     given = _given()
     asked = asked_of(given)
     if asked.peer_python and not which(asked.peer_python):

@@ -1,4 +1,4 @@
-"""The worker's Prometheus metrics: engine counters are read at each scrape, steps are counted
+"""The worker's Prometheus metrics: the engine's counters are read at each scrape; steps are counted
 here."""
 
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Checks the state of every worker of a slow test at the test's end."""
+"""Checks the integrity of each worker state that a slow test creates."""
 
 from collections.abc import Iterator
 from weakref import WeakSet

@@ -1,4 +1,5 @@
-"""`python -m services.worker` as a process: bad settings, SIGTERM, a scheduler that goes away."""
+"""`python -m services.worker` as a process: wrong settings, SIGTERM, and the loss of a
+scheduler."""
 
 import asyncio
 import signal
@@ -44,7 +45,7 @@ def mounted(scheduler: RecordingScheduler) -> Mount:
 async def attached(
     folder: Path, **settings: object
 ) -> AsyncIterator[tuple[Process, RecordingScheduler, RecordingGateway]]:
-    """A worker process, the scheduler it attached to, and a gateway on its stream."""
+    """A worker process, the scheduler that it attached to, and a gateway on its stream."""
     with TemporaryDirectory() as sockets:
         scheduler = RecordingScheduler()
         addresses = {"address": f"unix:{sockets}/w", "scheduler_address": f"unix:{sockets}/s"}
@@ -54,7 +55,7 @@ async def attached(
             process = await start(model=folder, kv_tokens=512, profile_s=0, **addresses, **settings)
             channel = connect(addresses["address"])
             try:
-                await until(lambda: scheduler.hellos, 60)  # two processes may have to start
+                await until(lambda: scheduler.hellos, 60)  # time for two processes to start
                 yield process, scheduler, RecordingGateway(channel, "g")
             finally:
                 await channel.close()
@@ -92,7 +93,7 @@ async def test_first_sigterm_drains_requests(folder):
     assert len(gateway.tokens["r"]) == 200
     assert scheduler.drains_s == [30.0]
     finished = [each for report in scheduler.reports for each in report.finished]
-    assert [each.request_id for each in finished] == ["r"]  # told before it left
+    assert [each.request_id for each in finished] == ["r"]  # reported before it left
 
 
 @pytest.mark.slow
@@ -100,7 +101,7 @@ async def test_sigterm_returns_requests_that_the_scheduler_moves(folder):
     async with attached(folder) as (process, scheduler, gateway):
         reading = asyncio.create_task(gateway.read())
         gateway.send("r", prompt_tokens(1, 5), 200, ignore_eos=True)
-        scheduler.admit("r", limit=3)  # it could go on for ever
+        scheduler.admit("r", limit=3)  # an endless request
         await until(lambda: len(gateway.tokens["r"]) == 3)
         process.send_signal(signal.SIGTERM)
         await until(lambda: scheduler.drains_s)
@@ -189,7 +190,7 @@ async def test_unadopted_requests_are_dropped(folder):
 
 
 async def refuse_each(scheduler: RecordingScheduler, code: Code) -> None:
-    """Every stream that is opened: a refusal in the middle of a write may not be heard."""
+    """Refuses every stream, because a refusal during a write may be lost."""
     refused: list[object] = []
     while True:
         await until(lambda: len(scheduler.hellos) > len(refused))

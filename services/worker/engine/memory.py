@@ -1,4 +1,4 @@
-"""How much KV fits: on the device, and in host memory."""
+"""Sizes of the KV pools: on the device, and in host memory."""
 
 from collections.abc import Sequence
 
@@ -8,16 +8,16 @@ from services.worker.config import EngineConfig
 from services.worker.engine.graphs.sizes import ROW_BLOCKS_MAX
 from services.worker.kv.cache import bytes_per_token
 from services.worker.kv.capacity import KVMemory
-from services.worker.machine import batch_tokens_of, free_host_bytes
+from services.worker.machine import free_host_bytes, step_token_limit
 from services.worker.model.paged import PagedModel
 
-CPU_KV_TOKENS = 65_536  # more than the requests that one CPU decodes at a useful pace
+CPU_KV_TOKENS = 65_536  # more than one CPU decodes at a useful speed
 FREE_SHARE = 0.25  # of the free host memory, without a configured size
 HOST_BYTES = 4 * 2**30  # upper limit without a configured size
 STAGING_BYTES = {"cuda": 128 * 2**20, "cpu": 16 * 2**20}  # 5 ms of a PCIe 4.0 link; a CPU's caches
 DIRECTIONS = 2  # staging exists in both directions
-# Memory that the driver keeps of a recorded step, some hundred kernels of a few KiB: a conservative
-# guess, not measured. Partial results of attention are shared by all steps.
+# Memory that the driver keeps for one recorded step of some hundred kernels: a conservative guess,
+# not measured. All steps share the memory for partial results of attention.
 GRAPH_BYTES = 8 * 2**20
 PARTIALS_BYTES = 32 * 2**20
 
@@ -32,11 +32,12 @@ def kv_blocks(model: PagedModel, settings: EngineConfig, graphs_bytes: int = 0) 
         raise ValueError(
             f"kv_tokens {tokens} need {tokens * token_bytes / 2**20:.0f} MiB of KV cache "
             f"({token_bytes} bytes a token), but only {memory.available_bytes / 2**20:.0f} MiB are "
-            f"free; {memory.tokens} tokens fit"
+            f"free; set it to at most {memory.tokens}"
         )
     if tokens < settings.block_tokens:
         raise ValueError(
-            f"a KV cache of {tokens} tokens holds not even one block of {settings.block_tokens}"
+            f"a KV cache of {tokens} tokens is smaller than one block of {settings.block_tokens}: "
+            "set kv_tokens higher or block_tokens lower, or free memory"
         )
     return tokens // settings.block_tokens
 
@@ -44,11 +45,12 @@ def kv_blocks(model: PagedModel, settings: EngineConfig, graphs_bytes: int = 0) 
 def host_blocks(
     settings: EngineConfig, record_bytes: int, kv_bytes: int = 0, most_blocks: int | None = None
 ) -> int:
-    """Blocks of `record_bytes` for host memory; `most_blocks` without a configured size. With
-    several ranks, this rank's part of each.
+    """Blocks of `record_bytes` for host memory, at most `most_blocks` without a configured size.
+    With several ranks, this rank's part.
 
-    `kv_bytes` of the free memory are reserved: a CPU's own KV cache, which takes its memory only
-    when written. Raises ValueError if the configured pool is larger than the free memory.
+    `kv_bytes` of the free memory are reserved for a CPU's KV cache, which takes its memory only
+    when written. Raises ValueError if the configured pool does not fit into the free memory or is
+    smaller than a block.
     """
     free_bytes = _free_host_bytes(settings) - kv_bytes
     if settings.host_gib is None:
@@ -70,7 +72,7 @@ def host_blocks(
 
 
 def _free_host_bytes(settings: EngineConfig) -> int:
-    """This rank's share: all ranks ask before any allocates."""
+    """This rank's share of what is free, because all ranks ask before any of them allocates."""
     return free_host_bytes() // settings.tensor_parallel
 
 
@@ -88,14 +90,13 @@ def _default_tokens(model: PagedModel, fitting: int) -> int:
 def kv_memory(
     model: PagedModel, settings: EngineConfig, token_bytes: int, graphs_bytes: int = 0
 ) -> KVMemory:
-    """KV memory of the device as of now, with the model loaded. On a GPU the engine's part is
-    measured."""
-    # the free memory excludes the model already, and steps need little
+    """KV memory of the device with the model loaded. On a GPU the engine's part is measured."""
+    # On a CPU the free memory already excludes the model, and steps need little.
     if model.device.type == "cpu":
         return KVMemory(_free_host_bytes(settings), 0, 0, token_bytes)
     free, total = torch.cuda.mem_get_info(model.device)
     staging = DIRECTIONS * staging_bytes(model.device)
-    batch_tokens = batch_tokens_of(settings.max_batch_tokens, model.device)
+    batch_tokens = step_token_limit(settings.max_batch_tokens, model.device)
     return KVMemory(
         capacity_bytes=int(total * settings.gpu_memory_utilization),
         model_bytes=total - free,
@@ -105,8 +106,8 @@ def kv_memory(
 
 
 def graphs_bytes(model: PagedModel, sizes: Sequence[int]) -> int:
-    """Memory of decode steps recorded for these row counts: the workspace of the largest, its
-    inputs and logits, and what the driver keeps of each. Little on a CPU."""
+    """Memory of decode steps recorded for these row counts: workspace, inputs and logits of the
+    largest, and what the driver keeps of each. Not counted on a CPU."""
     if model.device.type == "cpu" or not sizes:
         return 0
     rows = max(sizes)
@@ -116,7 +117,7 @@ def graphs_bytes(model: PagedModel, sizes: Sequence[int]) -> int:
 
 
 def _forward_bytes(model: PagedModel, tokens: int) -> int:
-    """Measured with one forward of this many tokens, including their logits."""
+    """Memory of one forward of this many tokens and their logits, measured."""
     torch.cuda.reset_peak_memory_stats(model.device)
     before = torch.cuda.memory_allocated(model.device)
     model.forward_alone(min(tokens, model.max_context_tokens))

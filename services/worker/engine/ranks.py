@@ -1,8 +1,8 @@
 """The engine's interface to a replica that spans several processes.
 
-Every rank is an engine over its part of the model and of the KV heads. Rank 0 is the worker: it
-alone decides, draws and answers. The other ranks repeat its steps and moves in the same order, with
-the same block ids.
+Every rank is an engine over its part of the model and of the KV heads. Rank 0 is the worker: only
+rank 0 decides, draws and answers. The other ranks repeat its steps and transfers in the same order,
+with the same block ids.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ import torch
 
 from services.worker.config import EngineConfig
 from services.worker.kv.transfers import TransferPlan
-from services.worker.machine import device_of
+from services.worker.machine import select_device
 from services.worker.model.tensor_sharding import TensorSharder
 from services.worker.requests.types.batch import StepBatch
 
 
 class RanksApart(ValueError):
-    """The ranks have diverged, because one failed or is gone: the replica is lost. The message is a
-    sentence for the user."""
+    """The ranks have diverged, because one failed or is gone, and the replica is lost. The message
+    is a sentence for the user."""
 
 
 class Ranks:
@@ -58,10 +58,10 @@ SINGLE_RANK = Ranks()
 
 
 def rank_device(config: EngineConfig, rank: int) -> torch.device:
-    """One GPU per rank, adjacent for the ranks of one worker; or the CPU. Sets the process's
-    current device, so that kernel launches without a device use it. Raises ValueError with a
-    sentence."""
-    device = device_of(config.device, config.local_rank * config.tensor_parallel + rank)
+    """The device of a rank: a GPU, adjacent to those of the worker's other ranks, or the CPU. Makes
+    it the process's current device, for kernel launches without a device. Raises ValueError with a
+    sentence if there is no such GPU."""
+    device = select_device(config.device, config.local_rank * config.tensor_parallel + rank)
     if device.index is not None:
         torch.cuda.set_device(device)
     return device

@@ -1,4 +1,4 @@
-"""EngineRunner: the engine as the event loop sees it. Neither side ever waits for a step."""
+"""EngineRunner: the event loop's interface to the engine's thread. Neither waits for a step."""
 
 import asyncio
 import threading
@@ -12,10 +12,8 @@ MAX_WAITING_COMMANDS = 8_192  # stream readers then wait for the engine
 
 
 class EngineRunner(Listener):
-    """Sends commands to the engine's thread and makes its calls in the event loop.
-
-    Commands sent before `run` wait for it.
-    """
+    """Sends commands to the engine's thread, and makes its calls in the event loop. Commands sent
+    before `run` wait for it."""
 
     def __init__(self, engine: Engine, metrics: WorkerMetrics):
         super().__init__()

@@ -15,14 +15,13 @@ from services.worker.kv.prefixes import CachedPrefixes
 
 
 class BlockPool:
-    """Allocates block numbers 0 … blocks-1. All operations are O(blocks changed)."""
+    """Allocates blocks 0 … blocks-1. All operations are O(blocks changed)."""
 
     def __init__(self, blocks: int, block_tokens: int):
         self.blocks = blocks
         self.block_tokens = block_tokens
-        self._free = list(
-            range(blocks - 1, -1, -1)
-        )  # LIFO: the last freed block is likeliest to be in a CPU cache
+        # LIFO: the last freed block is the most likely one to be in a CPU cache.
+        self._free = list(range(blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._tables: dict[str, list[int]] = {}
         self._holders = [0] * blocks

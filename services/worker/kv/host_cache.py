@@ -6,15 +6,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-# PyTorch rounds pinned memory up to a power of two, so a slab is one.
+# A power of two, because PyTorch rounds pinned memory up to one.
 SLAB_BYTES = 64 * 2**20
 
 
 class HostCache:
     """Room for up to `blocks` records of `record_bytes`, allocated in slabs as it is needed.
 
-    If a slab exceeds `free_bytes()` or the system refuses it, the pool never grows again: another
-    attempt at every step would stall decoding.
+    If a slab exceeds `free_bytes()` or the system refuses it, the pool does not grow any more:
+    another attempt at every step would stall decoding.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class HostCache:
         """Allocates the whole pool. Raises ValueError, which says what to change, on failure."""
         if not self.ensure(self.blocks):
             raise ValueError(
-                f"the host pool should have {self.blocks * self.record_bytes / 2**30:.2f} GiB, "
-                f"but the system gave {self.capacity * self.record_bytes / 2**30:.2f} GiB "
-                f"({self.refused}): make it smaller"
+                f"the host pool needs {self.blocks * self.record_bytes / 2**30:.2f} GiB, but only "
+                f"{self.capacity * self.record_bytes / 2**30:.2f} GiB could be allocated "
+                f"({self.refused}): set host_gib lower"
             )
 
     def runs(self, blocks: Sequence[int]) -> Iterator[tuple[int, Tensor]]:

@@ -1,10 +1,10 @@
 """TensorSharder: keeps one rank's shard of a model, by transformers' tensor-parallel plan.
 
-`tp_plan` names a style for each linear map: "colwise" gives a rank some of its outputs, "rowwise"
-some of its inputs, so that all ranks' results add up. transformers' own classes for these need
-`accelerate` to load a model and wrap every weight in a DTensor. This module uses plain slices, and
-hooks where ranks exchange tensors; modules run unchanged. Heads are outputs of q, k and v, so
-attention and its KV are sharded by head without further code.
+`tp_plan` names a style for each linear map. "colwise" gives a rank some of the outputs; "rowwise"
+gives it some of the inputs, and the results of all ranks are summed. transformers' classes for
+these styles need `accelerate` to load a model and wrap every weight in a DTensor. This module uses
+plain slices, and hooks where ranks exchange tensors; modules run unchanged. Heads are outputs of q,
+k and v, so that attention and its KV are sharded by head without further code.
 """
 
 import re
@@ -23,14 +23,14 @@ HEADS = ("q_proj", "k_proj", "v_proj", "query_key_value")
 
 
 class TensorSharder:
-    """Shards a model once; tied weights stay tied. `meet` is a barrier of all ranks: one may read
-    its files for longer than the timeout of a collective."""
+    """Shards a model once; tied weights stay tied. `meet` is a barrier of all ranks, because a rank
+    may read its files for longer than the timeout of a collective."""
 
     def __init__(self, group: RankGroup, meet: Callable[[], object] = lambda: None):
         self.ranks = group
         self._meet = meet
         self._parts: dict[tuple[int, int], nn.Parameter] = {}
-        self._wholes: list[nn.Parameter] = []  # kept alive until done, so that ids stay unique
+        self._wholes: list[nn.Parameter] = []  # referenced until the end, so that ids stay unique
 
     def shard(self, module: PreTrainedModel) -> None:
         """Shards `module` in place. Shards are copies, so that the whole weights are freed. Raises
@@ -110,7 +110,7 @@ class TensorSharder:
 
 
 class _Lookup:
-    """Lookup in one rank's rows of an embedding: zero for other ids, then summed over ranks."""
+    """Lookup in one rank's rows of an embedding: other ids give zero, and ranks are summed."""
 
     def __init__(self, group: RankGroup, first: int, rows: int):
         self.ranks = group
@@ -167,8 +167,8 @@ def sharding_plan(module: PreTrainedModel) -> Mapping[str, str]:
         raise ValueError(NO_PLAN.format(kind))
     if unsupported:
         raise ValueError(
-            f"the tp_plan of {kind} splits parts as {', '.join(sorted(unsupported))}, which is not "
-            "supported: set tensor_parallel to 1"
+            f"the tp_plan of {kind} uses {', '.join(sorted(unsupported))}, which is not supported: "
+            "set tensor_parallel to 1"
         )
     return used
 
@@ -184,7 +184,7 @@ def require_even_heads(config: PreTrainedConfig, plan: Mapping[str, str], size: 
     kv_heads: int = getattr(config, "num_key_value_heads", None) or heads
     if heads % size or kv_heads % size:
         raise ValueError(
-            f"its {heads} attention heads and {kv_heads} key-value heads can't be split evenly "
+            f"its {heads} attention heads and {kv_heads} key-value heads cannot be split evenly "
             f"over {size} ranks: set tensor_parallel to a number that divides both"
         )
 

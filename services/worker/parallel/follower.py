@@ -1,7 +1,7 @@
 """`python -m services.worker.parallel.follower FD`: a rank that repeats the steps of rank 0.
 
-Rank 0 starts it and holds the other end of the control socket FD. The process ends when rank 0
-does, and reports the reason if it fails by itself.
+Rank 0 starts this process and holds the other end of the control socket FD. The process ends with
+rank 0. If it fails, it sends the reason to rank 0.
 """
 
 import json
@@ -28,7 +28,7 @@ from services.worker.parallel.messages import BatchReader, MessageKind, Words, r
 
 log = logging.getLogger(__name__)
 
-EXIT_GRACE_S = 1.0  # a collective may notice the end of rank 0 before its socket does
+EXIT_GRACE_S = 1.0  # a collective may detect the end of rank 0 before the control socket does
 
 
 class Follower(Ranks):
@@ -45,8 +45,8 @@ class Follower(Ranks):
         return int(json.loads(self._control.recv_bytes())["number"])
 
 
-def send_json(control: Connection, **what: int | str) -> None:
-    control.send_bytes(json.dumps(what).encode())
+def send_json(control: Connection, **fields: int | str) -> None:
+    control.send_bytes(json.dumps(fields).encode())
 
 
 def follow(control: Connection) -> None:
@@ -92,7 +92,7 @@ class FollowerLoop:
     def _move(self, moves: TransferPlan) -> None:
         self._arrived.difference_update(moves.recalled)
         if self._swapper.start(moves):
-            raise RuntimeError("host memory has no room for an offload that rank 0 had room for")
+            raise RuntimeError("this rank has no host memory for an offload for which rank 0 has")
 
     def _settle(self, serials: set[int]) -> None:
         """Waits until the uploads that are complete on rank 0 are complete here."""
@@ -103,7 +103,7 @@ class FollowerLoop:
 
 
 def exit_with(control: Connection) -> None:
-    """Exits when rank 0 ends, even if this process waits in a collective without other ranks."""
+    """Exits when rank 0 ends, even if this process is blocked in a collective."""
     hang_up = select.poll()
     hang_up.register(control.fileno(), 0)
     hang_up.poll()

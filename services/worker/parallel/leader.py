@@ -38,10 +38,9 @@ log = logging.getLogger(__name__)
 
 MODULE = "services.worker.parallel.follower"
 ENGINE_FIELDS = set(EngineConfig.model_fields)
-# After a failed step, how long to wait for a rank to end, which then is the reason.
-DETECT_S = 2.0
-# Time limit for a follower to exit, and for this process after the loss of a rank: it may wait
-# in a collective without other ranks.
+DETECT_S = 2.0  # wait after a failed step for the end of another rank, which then is the reason
+# Time limit for a follower to exit, and for this process to exit after the loss of a rank, because
+# it may be blocked in a collective.
 END_S = 10.0
 
 
@@ -70,17 +69,17 @@ class FollowerProcess:
     def receive_number(self) -> int:
         """Returns its next number. Raises RanksApart, with its reported reason, if it has ended."""
         try:
-            said = json.loads(self.control.recv_bytes())
+            reply = json.loads(self.control.recv_bytes())
         except (EOFError, OSError):
             raise RanksApart(self._ended()) from None
-        if "error" in said:
-            raise RanksApart(said["error"])
-        if "broken" in said:
-            raise RanksApart(f"{self.name} failed: {said['broken']}")
-        return int(said["number"])
+        if "error" in reply:
+            raise RanksApart(reply["error"])
+        if "broken" in reply:
+            raise RanksApart(f"{self.name} failed: {reply['broken']}")
+        return int(reply["number"])
 
     def end(self) -> None:
-        """Asks it to exit; it cannot while it waits in a collective."""
+        """Requests its exit, which fails while it is blocked in a collective."""
         with suppress(OSError):  # it has ended
             self.control.send_bytes(encode_message(MessageKind.END).data.cast("B"))
 
@@ -127,13 +126,13 @@ class Leader(Ranks):
         self._group: RankGroup | None = None
         self._loaded = False
         try:
-            self._group = self._joined(config, device)
+            self._group = self._start_group(config, device)
         except BaseException:
             self.close()
             raise
         self.sharder = TensorSharder(self._group, partial(self.least, 0))
 
-    def _joined(self, config: EngineConfig, device: torch.device) -> RankGroup:
+    def _start_group(self, config: EngineConfig, device: torch.device) -> RankGroup:
         self._store = open_store(self.size)
         for rank, follower in enumerate(self._followers, 1):
             hello = {

@@ -1,4 +1,4 @@
-"""Greedy answers equal transformers' own, token for token, however they are computed."""
+"""Greedy answers equal those of transformers, token for token, in any composition of steps."""
 
 import json
 
@@ -28,7 +28,7 @@ NEW_TOKENS = 24
 
 @pytest.mark.parametrize("name", MODELS)
 def test_answers_equal_generate(name: str):
-    """Alone; together with chunked prefill; and in memory for a third of them, in slices; these
+    """Alone; together with chunked prefill; with memory for a third of the requests, in slices,
     also with a step in flight."""
     cases = clear_cases(name, LENGTHS, NEW_TOKENS)
     expected = {request_id: answer for request_id, (_, answer) in cases.items()}
@@ -118,7 +118,8 @@ def test_saved_model_loads_with_its_limits(tmp_path):
 
 
 def test_every_end_of_a_generation_config_counts(tmp_path):
-    """Its eos ids stand before the model config's; the answer ends at whichever comes first."""
+    """The generation config's eos ids replace those of the model config; the answer ends at the
+    first one drawn."""
     tokens, answer = clear_cases("llama", (5,), NEW_TOKENS)["r0"]
     late, early = answer[len(answer) // 2], answer[len(answer) // 4]
     reference("llama").save_pretrained(tmp_path)

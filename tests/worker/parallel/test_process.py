@@ -1,4 +1,4 @@
-"""A worker of two processes: it serves, and whichever of them goes, none stays behind."""
+"""A worker of two processes: it serves, and the end of one process ends the other."""
 
 import asyncio
 import signal
