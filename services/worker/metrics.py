@@ -1,7 +1,7 @@
 """The worker's Prometheus metrics: the engine's counters are read at each scrape; steps are counted
 here."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from observability.metrics import worker as catalogue
 from observability.metrics.instruments import Instruments
 from observability.metrics.metric import Metric
-from services.costs import Direction, SwapTiming
+from services.costs import Direction
 from services.worker.engine.phase_clock import Phase, PhaseClock
 from services.worker.requests.state import WorkerState
 from services.worker.requests.types.batch import StepResult
@@ -67,11 +67,7 @@ class WorkerMetrics:
             self._prefilled.inc(timing.prefill_tokens)
             self._step.observe(timing.elapsed_s)
             self._batch_tokens.observe(timing.prefill_tokens + timing.decode_seqs)
-        if result.swaps:
-            self._swapped(result.swaps)
-
-    def _swapped(self, swaps: Iterable[SwapTiming]) -> None:
-        for swap in swaps:
+        for swap in result.swaps:
             blocks = -(-swap.tokens // self._block_tokens)
             self._swap.labels(swap.direction.value).observe(swap.elapsed_s)
             self._swap_bytes.labels(swap.direction.value).inc(blocks * self._block_bytes)

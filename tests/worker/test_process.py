@@ -216,7 +216,7 @@ async def test_displaced_or_refused_worker_exits_with_the_reason(folder, code, p
         _, errors = await asyncio.wait_for(process.communicate(), 20)
         refusing.cancel()
     assert process.returncode == 2
-    assert errors.decode().strip().endswith("for good: another worker is called that")
+    assert errors.decode().strip().endswith("refuses this worker: another worker is called that")
 
 
 @pytest.mark.slow

@@ -43,6 +43,7 @@ class Parts:
     graphs: GraphParts | None
     sampler: Sampler
     kv_bytes_per_token: int
+    host_block_bytes: int
 
 
 def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = SINGLE_RANK) -> Parts:
@@ -88,7 +89,9 @@ def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = SINGLE_RANK
     draws = sampling_for(model.device, config.kernels)
     sampler = Sampler(model.device, model.vocab_size, model.eos_ids, draws, streams)
     clock = StepClock(streams)
-    return Parts(limits, cache, kernels, swapper, clock, graphs, sampler, token_bytes)
+    return Parts(
+        limits, cache, kernels, swapper, clock, graphs, sampler, token_bytes, layout.record_bytes
+    )
 
 
 def recorder_for(config: EngineConfig, device: torch.device) -> Recorder | None:

@@ -27,7 +27,10 @@ def kv_blocks(model: PagedModel, settings: EngineConfig, graphs_bytes: int = 0) 
     that is too few."""
     token_bytes = bytes_per_token(model.shapes, model.dtype, settings.kv_dtype == "int8")
     memory = kv_memory(model, settings, token_bytes, graphs_bytes)
-    tokens = settings.kv_tokens or _default_tokens(model, memory.tokens)
+    fitting = memory.tokens
+    if model.device.type == "cpu":
+        fitting = min(CPU_KV_TOKENS, int(fitting * FREE_SHARE))
+    tokens = settings.kv_tokens or fitting
     if tokens > memory.tokens:
         raise ValueError(
             f"kv_tokens {tokens} need {tokens * token_bytes / 2**20:.0f} MiB of KV cache "
@@ -79,12 +82,6 @@ def _free_host_bytes(settings: EngineConfig) -> int:
 def staging_bytes(device: torch.device) -> int:
     """Bytes of one direction's staging ring."""
     return STAGING_BYTES[device.type]
-
-
-def _default_tokens(model: PagedModel, fitting: int) -> int:
-    if model.device.type == "cpu":
-        return min(CPU_KV_TOKENS, int(fitting * FREE_SHARE))
-    return fitting
 
 
 def kv_memory(

@@ -28,7 +28,7 @@ from services.worker.engine.spare_cores import SpareCores, spare_cores_for
 from services.worker.kernels.cpu.kernel_cache import kernel_source
 from services.worker.kernels.interface import AttentionStep
 from services.worker.machine import torch_threads
-from services.worker.model.compiled import compiles, require_compiler
+from services.worker.model.compiled import compiles
 from services.worker.model.paged import PagedModel, PagedStep, load_model
 from services.worker.requests.state import WorkerState
 from services.worker.requests.types.batch import DecodeRows, PrefillChunk, StepBatch, StepResult
@@ -71,7 +71,7 @@ class Engine:
         self.kv_bytes_per_token = parts.kv_bytes_per_token * ranks.size
         self.state = WorkerState(parts.limits)
         self.phases = PhaseClock()
-        self.host_block_bytes = parts.swapper.block_bytes * ranks.size
+        self.host_block_bytes = parts.host_block_bytes * ranks.size
         self._kernels = parts.kernels
         self.swapper = parts.swapper
         self._step: AttentionStep = PagedStep(parts.cache, parts.kernels)
@@ -102,8 +102,9 @@ class Engine:
             "parallel.loading loads an engine of several ranks"
         )
         device = rank_device(config, ranks.rank)
-        require_compiler(config.compile, device)
-        graphs_wanted(config, device)  # raises before weights are read
+        # Both raise ValueError before weights are read.
+        compiled = compiles(config.compile, device)
+        graphs_wanted(config, device)
 
         def set_threads(module: PreTrainedModel) -> None:
             parameters = module.num_parameters()
@@ -115,7 +116,7 @@ class Engine:
         fuse = config.fused_forward == "auto"
         model = load_model(config.model, device, config.dtype, fuse, set_threads, ranks.sharder)
         lap("model")
-        if compiles(config.compile, device):
+        if compiled:
             model.compile_forward()
             lap("compiling")
         engine = cls(model, config, ranks)

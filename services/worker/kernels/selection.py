@@ -137,7 +137,7 @@ def _triton(
     from services.worker.kernels.cuda.tile_sizes import require_supported
 
     for queries, shape in zip(heads, shapes, strict=True):
-        require_supported(queries, shape.kv_heads, shape.head_dim, dtype)
+        require_supported(queries, shape.kv_heads, shape.head_dim)
 
     from services.worker.kernels.cuda.attention import TritonAttention
     from services.worker.kernels.cuda.blocks import TritonBlocks

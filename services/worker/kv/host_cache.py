@@ -61,12 +61,13 @@ class HostCache:
         """
         if not blocks:
             return
-        cuts = [0, *(i for i in range(1, len(blocks)) if self._starts_run(blocks, i)), len(blocks)]
-        for first, end in pairwise(cuts):
+        starts = (
+            index
+            for index, (last, block) in enumerate(pairwise(blocks), 1)
+            if block != last + 1 or block % self._slab_blocks == 0
+        )
+        for first, end in pairwise([0, *starts, len(blocks)]):
             yield first, self._records(blocks[first], end - first)
-
-    def _starts_run(self, blocks: Sequence[int], i: int) -> bool:
-        return blocks[i] != blocks[i - 1] + 1 or blocks[i] % self._slab_blocks == 0
 
     def _records(self, block: int, count: int) -> Tensor:
         if not 0 <= block <= self.capacity - count:

@@ -97,11 +97,6 @@ class Swapper:
         self._clock = SwapClock(streams)
 
     @property
-    def block_bytes(self) -> int:
-        """Bytes of one block in host memory."""
-        return self._host.record_bytes
-
-    @property
     def busy(self) -> bool:
         """Whether uploads are in progress; call `settle` until this is False."""
         return bool(self._uploads or self._waiting)

@@ -32,20 +32,15 @@ OPS = TorchLayerOps()  # the only ops that a compiler can trace
 NO_RECOMPILE = "eager_on_recompile"  # a step never waits for a compiler
 
 
-def require_compiler(asked: CompileName, device: torch.device) -> None:
-    """Raises ValueError, with a sentence that says what to do, if compilation is `on` and a
-    compiler is missing."""
-    if asked == "on" and (missing := missing_compiler(device)):
-        raise ValueError(f"compile is on, but {missing}; or set compile to auto")
-
-
 def compiles(asked: CompileName, device: torch.device) -> bool:
     """Whether the forward is compiled; `auto` compiles only on GPUs. A CPU spends its time in GEMMs
     and attention, which are not compiled, and the compiler would take longer than the rest of the
-    start."""
-    if asked == "auto":
-        return device.type == "cuda" and not missing_compiler(device)
-    return asked == "on"
+    start. Raises ValueError, with a sentence that says what to do, if compilation is `on` and a
+    compiler is missing."""
+    missing = missing_compiler(device)
+    if asked == "on" and missing:
+        raise ValueError(f"compile is on, but {missing}; or set compile to auto")
+    return asked == "on" or (asked == "auto" and device.type == "cuda" and not missing)
 
 
 def missing_compiler(device: torch.device) -> str:

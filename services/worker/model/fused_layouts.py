@@ -27,10 +27,6 @@ STEADY_ROPE = frozenset(("default", "linear", "llama3", "yarn"))
 Window = Callable[[Any], int | None]  # the sliding window of an attention module
 
 
-def _none(_: Any) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Layout:
     """A model family: classes `prefix` + PARTS of transformers' module `source`; names of linear
@@ -40,7 +36,7 @@ class Layout:
     prefix: str
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
-    window: Window = _none
+    window: Window = lambda _: None
     head_norms: bool = False
 
     def classes(self) -> frozenset[type]:

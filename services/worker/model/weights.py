@@ -45,7 +45,9 @@ def require_memory(
     unknown (other formats, an unreachable Hub).
     """
     elements = stored_elements(name, hub or HfApi())
-    needed, free = needed_bytes(elements, dtype) // parts, _free_bytes(device)
+    in_host = device.type == "cpu"
+    free = free_host_bytes() if in_host else torch.cuda.mem_get_info(device)[0]
+    needed = needed_bytes(elements, dtype) // parts
     if needed <= free:
         return
     half = needed_bytes(elements, "bfloat16") // parts
@@ -56,7 +58,7 @@ def require_memory(
         else "use a smaller model, or a machine with more memory"
     )
     kind = f" as {dtype}" if dtype in DTYPES else ""
-    place = "host" if device.type == "cpu" else "GPU"
+    place = "host" if in_host else "GPU"
     raise ValueError(
         f"its weights take {needed / GIB:.1f} GiB{kind}, but only {free / GIB:.1f} GiB of {place} "
         f"memory are free: {remedy}"
@@ -108,10 +110,6 @@ def _hub_elements(name: str, hub: HfApi) -> Mapping[str, int]:
     elements = {str(kind): count for kind, count in counts.items()}
     log.info("downloading %s from the Hub: %.1f GiB", name, needed_bytes(elements, "") / GIB)
     return elements
-
-
-def _free_bytes(device: torch.device) -> int:
-    return free_host_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
 
 
 @contextmanager

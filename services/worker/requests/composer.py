@@ -158,7 +158,8 @@ class Composer:
             if not _may_run(sequence):
                 continue
             if sequence.resting:
-                if not self._bring_back(sequence):
+                length = len(sequence.tokens)
+                if self._reachable(sequence, length) < length or not self._kv.bring_back(sequence):
                     return chunks
                 continue
             most = room if sequence.scores is None else min(room, to_score)
@@ -186,11 +187,6 @@ class Composer:
         waits = self._kv.can_wait(sequence, _sequences(chunks), _sequences(in_flight))
         self._left_waiting |= waits
         return waits
-
-    def _bring_back(self, sequence: Sequence) -> bool:
-        """Begins the return of KV from host memory, evicting later requests if needed."""
-        length = len(sequence.tokens)
-        return self._reachable(sequence, length) == length and self._kv.bring_back(sequence)
 
     def _reachable(self, sequence: Sequence, end: int) -> int:
         """The tokens up to `end` that fit into memory, evicting later requests if needed."""

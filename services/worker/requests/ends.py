@@ -53,8 +53,7 @@ class RequestEnds:
 
     def settle_batches(self) -> None:
         """Begins and ends static batches."""
-        if self._static.active:
-            self.end_batches(self._static.settle())
+        self.end_batches(self._static.settle())
 
     def end_batches(self, batches: Iterable[Batch]) -> None:
         """Sends the ends of members; reports members that used up their budgets."""

@@ -9,7 +9,6 @@ from services.worker.kv.residency import (
     DEFAULT,
     RESIDENCIES,
     PoolRoom,
-    ResidencyPlan,
     Resident,
     plan_residency,
 )
@@ -41,8 +40,14 @@ class Evictor:
             self._kv.touch()  # requests that wait for memory may get it
         self._plan = plan
         if plan.order:
-            room = PoolRoom(self._kv.pool.blocks, self._kv.host.free_tokens)
-            self._carry_out(plan_residency(self._residents(), room, plan.costs, self._eviction))
+            room = PoolRoom(
+                self._kv.pool.blocks, self._kv.host.free_blocks * self._kv.host.block_tokens
+            )
+            transfers = plan_residency(self._residents(), room, plan.costs, self._eviction)
+            for request_id in transfers.offload:
+                self._kv.leave(self._kv.sequences[request_id], Residency.OFFLOAD)
+            for request_id in transfers.prefetch:
+                self.prefetch(request_id)
 
     def _residents(self) -> Iterator[Resident]:
         for queued in self._plan.order:
@@ -63,12 +68,6 @@ class Evictor:
             sequence.held_tokens,
             pool.blocks_for(tokens + ahead),
         )
-
-    def _carry_out(self, placing: ResidencyPlan) -> None:
-        for request_id in placing.offload:
-            self._kv.leave(self._kv.sequences[request_id], Residency.OFFLOAD)
-        for request_id in placing.prefetch:
-            self.prefetch(request_id)
 
     def prefetch(self, request_id: str) -> None:
         """Brings KV back ahead of need, if that evicts nothing."""

@@ -41,7 +41,7 @@ class WorkerState:
             self.pool, self.host, self.counters, limits.prefix_sharing, limits.exact_swaps
         )
         self._reporter = Reporter(limits.report_every_steps)
-        self._static = StaticBatching(self._kv, self.counters, limits.reach_tokens)
+        self._static = StaticBatching(self._kv, limits.reach_tokens)
         self._evictor = Evictor(self._kv, self._reporter, self._static)
         self.ends = RequestEnds(self._kv, self._static, self._reporter)
         self.steps = StepCycle(

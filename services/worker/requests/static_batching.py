@@ -28,7 +28,6 @@ from services.core import FinishReason, StaticBatch
 from services.worker.requests.batching import Batching, ContinuousBatching, Draw
 from services.worker.requests.kv_manager import KVManager
 from services.worker.requests.types.batch import NewToken, PrefillChunk
-from services.worker.requests.types.limits import Counters
 from services.worker.requests.types.prompt import Prompt
 from services.worker.requests.types.sequence import Phase, Sequence
 
@@ -66,20 +65,14 @@ class StaticBatching(Batching):
 
     ends_known_ahead = False  # an ended member may continue with its batch
 
-    def __init__(self, kv: KVManager, counters: Counters, reach_tokens: int):
+    def __init__(self, kv: KVManager, reach_tokens: int):
         self._kv = kv
-        self._counters = counters
         self._continuous = ContinuousBatching()
         self._reach_tokens = reach_tokens
         self._batches: dict[int, Batch] = {}
         self._batch_of: dict[str, Batch] = {}  # by member
         # batches whose members came, left, ended or used up their budgets
         self._changed: dict[int, Batch] = {}
-
-    @property
-    def active(self) -> bool:
-        """Whether there is any batch."""
-        return bool(self._batches)
 
     @property
     def current(self) -> Batching:
@@ -240,7 +233,7 @@ class StaticBatching(Batching):
 
     def _cut(self, pad: Sequence, end: int) -> None:
         """Truncates padding."""
-        self._counters.padding_left_out_tokens += len(pad.tokens) - 1 - end
+        self._kv.counters.padding_left_out_tokens += len(pad.tokens) - 1 - end
         del pad.tokens[end + 1 :]
 
     def _drop_pad(self, request_id: str) -> None:
@@ -255,18 +248,14 @@ class StaticBatching(Batching):
         for request_id, batch in reversed(self._batch_of.items()):
             pad = self._kv.pads.get(request_id)
             if pad and self._kv.pool.table(pad.request_id):
-                self._cut(pad, pad.computed)
+                self.leave_out(pad)
                 self._drop_pad(request_id)
                 return True
             sequence = batch.members.get(request_id)
             if sequence and sequence.ended and sequence.computed:
-                self.stop(sequence)
+                self._kv.stop_computing(sequence)
                 return True
         return False
-
-    def stop(self, sequence: Sequence) -> None:
-        """Stops computing an ended member."""
-        self._kv.stop_computing(sequence)
 
     # Ends
 
@@ -297,7 +286,7 @@ class StaticBatching(Batching):
                 continue
             sequence.set_drawn(token)
             sequence.unsent += 1
-            self._counters.invalid_tokens += 1
+            self._kv.counters.invalid_tokens += 1
             if not sequence.within_budget:
                 self._kv.touch()
 
@@ -305,7 +294,7 @@ class StaticBatching(Batching):
         self, chunks: Iterable[PrefillChunk], tokens: list[NewToken]
     ) -> list[NewToken]:
         """Counts the computed padding. A member's last token waits for its batch's end."""
-        self._counters.padding_tokens += sum(chunk.tokens for chunk in self.padding_in(chunks))
+        self._kv.counters.padding_tokens += sum(chunk.tokens for chunk in self.padding_in(chunks))
         released = []
         for token in tokens:
             batch = self._batch_of.get(token.request_id) if token.finish else None

@@ -147,7 +147,7 @@ class StepCycle:
         self._suspects.pass_part()
         for sequence in rows:
             if sequence.ended:
-                self._static.stop(sequence)
+                self._kv.stop_computing(sequence)
             else:
                 self._ends.finish(sequence, FinishReason.ERROR)
         self._ends.settle_batches()

@@ -30,7 +30,9 @@ def test_each_worker_gets_the_gpu_of_its_number():
 @pytest.mark.parametrize("gpus", [2], indirect=True)
 @pytest.mark.usefixtures("gpus")
 def test_worker_without_a_gpu_of_its_own_is_refused():
-    with pytest.raises(ValueError, match=r"worker 2 has no GPU .* at most 2 workers, or share one"):
+    with pytest.raises(
+        ValueError, match=r"worker 2 has no GPU .* at most 2 workers, or let them share a GPU"
+    ):
         select_device("auto", 2)
     with pytest.raises(ValueError, match="device is cuda:2, but PyTorch finds 2 CUDA GPUs: set"):
         select_device("cuda:2", 0)
@@ -40,7 +42,9 @@ def test_worker_without_a_gpu_of_its_own_is_refused():
 @pytest.mark.usefixtures("gpus")
 def test_auto_device_without_a_gpu_is_the_cpu():
     assert select_device("auto", 3) == CPU
-    with pytest.raises(ValueError, match="device is cuda, but PyTorch finds 0 CUDA GPUs: set device to auto or cpu"):
+    with pytest.raises(
+        ValueError, match="device is cuda, but PyTorch finds 0 CUDA GPUs: set device to auto or cpu"
+    ):
         select_device("cuda", 0)
 
 

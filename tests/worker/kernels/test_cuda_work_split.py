@@ -13,6 +13,8 @@ from services.worker.kernels.cuda.tile_sizes import (
     require_supported,
 )
 from services.worker.kernels.cuda.work_split import count_splits, list_items, list_tiles
+from services.worker.kernels.selection import kernels_for
+from services.worker.kv.cache import KVShape
 
 
 def test_single_long_sequence_fills_the_device():
@@ -60,21 +62,23 @@ def test_chunk_tiles_cover_every_query_once_longest_context_first():
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "dtype", "sentence"),
     [
-        (4, 4, 16, torch.float16, "heads of 16"),
-        (4, 4, 512, torch.float16, "heads of 512"),
+        (4, 4, 16, torch.float16, "not 16"),
+        (4, 4, 512, torch.float16, "not 512"),
         (4, 4, 64, torch.float64, "float64"),
-        (6, 4, 64, torch.float16, "6 query heads for 4"),
-        (1024, 1, 64, torch.float16, "256 at most"),
+        (6, 4, 64, torch.float16, "6 query heads and 4 key heads"),
+        (1024, 1, 64, torch.float16, "at most 256"),
     ],
 )
 def test_unsupported_shape_is_a_sentence(heads, kv_heads, head_dim, dtype, sentence):
     with pytest.raises(ValueError, match=sentence):
-        require_supported(heads, kv_heads, head_dim, dtype)
+        kernels_for(
+            torch.device("cpu"), 16, dtype, [KVShape(kv_heads, head_dim)], [heads], chosen="triton"
+        )
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 100, 128, 160, 192, 256])
 def test_all_heads_from_32_to_256_have_tiles(head_dim):
-    require_supported(32, 8, head_dim, torch.bfloat16)
+    require_supported(32, 8, head_dim)
     for dtype in (torch.float32, torch.bfloat16):
         for stored in (dtype, torch.int8):
             tiles = decode_tiles(4, head_dim, dtype, stored)

@@ -98,7 +98,7 @@ def test_model_that_int8_harms_is_refused():
     module = deepcopy(reference("qwen2"))
     for layer in module.model.layers:
         layer.self_attn.k_proj.bias.data[:1] = 1000
-    with pytest.raises(ValueError, match=r"moves this model's logits by \d+%.* kv_dtype to auto"):
+    with pytest.raises(ValueError, match=r"changes this model's logits by \d+%.* kv_dtype to auto"):
         PagedModel(module, CPU).require_int8()
 
 

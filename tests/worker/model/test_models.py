@@ -71,7 +71,7 @@ def test_logits_equal_the_model_s(name: str):
 
 def test_missing_or_broken_folder_is_one_sentence(tmp_path):
     device = torch.device("cpu")
-    with pytest.raises(ValueError, match=r"cannot load model .*nowhere': there is no such folder"):
+    with pytest.raises(ValueError, match=r"cannot load .*nowhere': the folder does not exist"):
         load_model(str(tmp_path / "nowhere"), device)
     with pytest.raises(ValueError, match=r"the folder has no config.json"):
         load_model(str(tmp_path), device)
@@ -98,7 +98,7 @@ def test_missing_weights_are_an_error(tmp_path):
     weights = load_file(tmp_path / "model.safetensors")
     del weights["model.norm.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"1 weights are not in its files, as model.norm.weight"):
+    with pytest.raises(ValueError, match=r"1 weights are not in its files, such as model.norm"):
         load_model(str(tmp_path), torch.device("cpu"))
 
 

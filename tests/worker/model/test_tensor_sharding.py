@@ -98,7 +98,7 @@ def test_two_ranks_compute_the_whole_result(name):
 def test_fused_forward_runs_on_shards(name):
     """Each rank uses it if it agrees with transformers' forward at start."""
     for model in check(reference(name), 2, 2 if name == "phi3" else 1, fuse=True):
-        divergence = "transformers' forward (its heads stay together)"
+        divergence = "transformers' forward (its joined projections cannot be sharded by head)"
         assert model.forward_name == (divergence if name == "phi3" else "fused forward")
 
 
@@ -149,8 +149,8 @@ def ask_for_experts(module: PreTrainedModel) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (replace_a_map, "the tp_plan of LlamaForCausalLM splits parts as colwise, which is not"),
-        (ask_for_experts, "splits parts as moe_tp_experts, which is not supported"),
+        (replace_a_map, "the tp_plan of LlamaForCausalLM uses colwise, which is not"),
+        (ask_for_experts, "uses moe_tp_experts, which is not supported"),
         (lambda module: module._tp_plan.clear(), "no tp_plan for LlamaForCausalLM: set tensor_par"),
     ],
 )
@@ -171,5 +171,5 @@ def test_ranks_have_equal_head_counts(heads, kv_heads, size, fits):
     if fits:
         require_even_heads(config, plan, size)
         return
-    with pytest.raises(ValueError, match=f"can't be split evenly over {size} ranks"):
+    with pytest.raises(ValueError, match=f"cannot be split evenly over {size} ranks"):
         require_even_heads(config, plan, size)

@@ -73,4 +73,4 @@ async def test_unsplittable_model_is_a_one_line_error(folder):
     process = await start(model=folder, device="cpu", tensor_parallel=4)
     _, errors = await process.communicate()
     assert process.returncode == 2 and errors.decode().count("\n") == 1
-    assert "2 key-value heads can't be split evenly over 4 ranks" in errors.decode()
+    assert "2 key-value heads cannot be split evenly over 4 ranks" in errors.decode()

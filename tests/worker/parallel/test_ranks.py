@@ -110,7 +110,7 @@ CASES = [
     ),
     pytest.param("qwen3", {"swap_dtype": "int8"}, marks=pytest.mark.slow),
     pytest.param("qwen3", {"kv_dtype": "int8"}, marks=pytest.mark.slow),
-    pytest.param("phi3", {}, marks=pytest.mark.slow, id="phi3, whose heads stay together"),
+    pytest.param("phi3", {}, marks=pytest.mark.slow, id="phi3, with replicated heads"),
 ]
 
 
@@ -175,7 +175,7 @@ def test_failed_step_on_one_rank_ends_all(folders, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "size", "settings", "sentence"),
     [
-        ("llama", 4, {}, "4 attention heads and 2 key-value heads can't be split evenly over 4"),
+        ("llama", 4, {}, "4 attention heads and 2 key-value heads cannot be split evenly over 4"),
         ("llama", 3, {}, "set tensor_parallel to a number that divides both"),
         *(
             ("llama", 2, {name: "on"}, f"{name} is on, but tensor_parallel 2 does not support it")
@@ -212,7 +212,7 @@ def test_impossible_rank_settings_are_one_sentence(folders, name, size, settings
 
 
 def test_missing_folder_has_the_usual_error(tmp_path: Path):
-    with pytest.raises(ValueError, match="there is no such folder"):
+    with pytest.raises(ValueError, match="the folder does not exist"):
         load_engine(EngineConfig(model=str(tmp_path / "none"), device="cpu", tensor_parallel=2))
 
 

@@ -52,11 +52,6 @@ def _sequence(token: int, computed: int) -> Sequence:
     return sequence
 
 
-def checked_blocks(max_rows: int, blocks: int) -> int:
-    """The number of blocks, from the first, that the check uses."""
-    return min(blocks, max_rows + SHARED_BLOCKS)
-
-
 @contextmanager
 def random_contexts(cache: KVCache, blocks: int) -> Iterator[None]:
     """Context in which the first `blocks` blocks hold random values; zeros afterwards. With zeros,

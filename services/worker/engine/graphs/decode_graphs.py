@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from services.worker.engine.graphs.check import (
+    SHARED_BLOCKS,
     RandomRows,
-    checked_blocks,
     difference,
     random_contexts,
 )
@@ -96,7 +96,7 @@ class DecodeGraphs:
         """Records every size whose logits agree with `eager`'s, within the available time and
         memory. Logs the result, and warns about omitted sizes."""
         most, block_tokens = parts.sizes[-1], parts.cache.block_tokens
-        blocks = checked_blocks(most, parts.blocks)
+        blocks = min(parts.blocks, most + SHARED_BLOCKS)  # those that the check uses
         reach = min(parts.attention.row_tokens, parts.model.max_context_tokens)
         rows = RandomRows(blocks, block_tokens, reach, parts.model.vocab_size)
         pad_slot = parts.pad_block * block_tokens

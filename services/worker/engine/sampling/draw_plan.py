@@ -14,7 +14,7 @@ from torch import Tensor
 
 from services.worker.engine.sampling.drawn import LogprobRows, Rows
 from services.worker.engine.sampling.seen_tokens import SeenTokens
-from services.worker.engine.sampling.token_masks import TokenMasks, build_masks
+from services.worker.engine.sampling.token_masks import Mask, build_masks
 from services.worker.kernels.interface import Filters, SamplingKernels
 from services.worker.kernels.reference.sampling import draw, stream_keys, uniforms
 from services.worker.kv.device_streams import to_device
@@ -31,7 +31,7 @@ NOTHING = torch.zeros(0)
 TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)
 
 Numbers = NDArray[np.float64]
-Mask = NDArray[np.bool_]
+RowMask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class DrawPlan:
     greedy: bool  # some rows are greedy
     random: list[Random]
     penalized: Penalized | None
-    masks: TokenMasks | None
+    masks: list[Mask]
     logprob_rows: LogprobRows | None
     numbers: Tensor = NOTHING
     taken: int = NUMBERS_AHEAD
@@ -111,8 +111,8 @@ class DrawPlan:
 
     def advance(self, drawn: Tensor) -> None:
         """Advances past the tokens just `drawn`."""
-        if self.masks:
-            self.masks.advance(drawn)
+        for mask in self.masks:
+            mask.advance(drawn)
         self.positions.add_(1)
         self.lengths += 1
 
@@ -198,7 +198,7 @@ class Planner:
         mask = np.isin(np.arange(len(samplings)), list(asked))
         return LogprobRows(list(asked), list(asked.values()), self._rows(mask))
 
-    def _rows(self, mask: Mask) -> Rows:
+    def _rows(self, mask: RowMask) -> Rows:
         return Rows(None if mask.all() else self._tensor(np.flatnonzero(mask)))
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:

@@ -96,8 +96,8 @@ class Sampler:
         logits = logits.float()
         if logits is given and (plan.penalized or plan.masks):
             logits = logits.clone()
-        if plan.masks:
-            plan.masks.change(logits, plan.positions)
+        for mask in plan.masks:
+            mask.change(logits, plan.positions)
         penalized = plan.penalized
         ids = times = NOTHING
         if penalized:

@@ -1,10 +1,11 @@
-"""TokenMasks: biases and masks by token id: logit_bias, allowed tokens, bad tokens, min_tokens.
+"""Biases and masks by token id: logit_bias, allowed tokens, bad tokens, min_tokens.
 
 As in vLLM, masks apply before penalties, temperature and filters. Tokens outside the allowed ones
 are never drawn. Other masked tokens are drawn only if no other token is left, such as before
 `min_tokens` when the end is the only allowed token. Rows without masks cost nothing.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -49,30 +50,42 @@ class Cells:
         self.write(logits, torch.where(which, x.clamp(max=MASKED_LOGIT), x))
 
 
+class Mask(ABC):
+    """One kind of mask, for the rows of a batch that have it."""
+
+    @abstractmethod
+    def change(self, logits: Tensor, positions: Tensor) -> None:
+        """Changes the logits in place. `positions` [rows] are the output positions of the tokens to
+        draw."""
+
+    def advance(self, drawn: Tensor) -> None:  # noqa: B027 - nothing to do by default
+        """Called after each row of the batch has drawn a token."""
+
+
 @dataclass(frozen=True, slots=True)
-class Biased:
+class Biased(Mask):
     cells: Cells
     bias: Tensor
 
-    def change(self, logits: Tensor) -> None:
+    def change(self, logits: Tensor, positions: Tensor) -> None:
         self.cells.write(logits, self.cells.read(logits) + self.bias)
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class Allowed(Mask):
     """`rows` draw only the tokens of their `cells`."""
 
     rows: Tensor
     cells: Cells
 
-    def change(self, logits: Tensor) -> None:
+    def change(self, logits: Tensor, positions: Tensor) -> None:
         kept = self.cells.read(logits)
         logits.index_fill_(0, self.rows, -torch.inf)
         self.cells.write(logits, kept)
 
 
 @dataclass(frozen=True, slots=True)
-class Early:
+class Early(Mask):
     """`cells` are tokens that end a row, masked while its position is below `min_tokens`
     [cells]."""
 
@@ -85,7 +98,7 @@ class Early:
 
 
 @dataclass(slots=True)
-class Banned:
+class Banned(Mask):
     """Bad token sequences: the last token of each is masked if the output ends with the others.
 
     `tail` [rows, longest] are the last output tokens of `rows`, on the device, so that the host
@@ -101,61 +114,35 @@ class Banned:
     ends: Tensor
     cells: Cells
 
-    def change(self, logits: Tensor) -> None:
+    def change(self, logits: Tensor, positions: Tensor) -> None:
         tail = self.tail.index_select(0, self.tail_row)
         met = ((self.prefix == tail) | (self.prefix == ANY_TOKEN)).all(-1)
         masked = torch.zeros_like(self.cells.ids).index_add_(0, self.ends, met.long()) > 0
         self.cells.mask(logits, masked)
 
     def advance(self, drawn: Tensor) -> None:
-        """Each row of the batch has drawn a token."""
         newest = self.rows.select(drawn)[:, None]
         self.tail = torch.cat([self.tail, newest], -1)[:, 1:]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenMasks:
-    """The masks of a batch, in the order of application."""
-
-    biased: Biased | None
-    allowed: Allowed | None
-    early: Early | None
-    banned: Banned | None
-
-    def change(self, logits: Tensor, positions: Tensor) -> None:
-        """Changes the logits in place. `positions` [rows] are the output positions of the tokens to
-        draw."""
-        if self.biased:
-            self.biased.change(logits)
-        if self.allowed:
-            self.allowed.change(logits)
-        if self.early:
-            self.early.change(logits, positions)
-        if self.banned:
-            self.banned.change(logits)
-
-    def advance(self, drawn: Tensor) -> None:
-        if self.banned:
-            self.banned.advance(drawn)
-
-
 def build_masks(
     sequences: list[Sequence], eos_ids: Iterable[int], newest: Tensor, send: ToDevice
-) -> TokenMasks | None:
-    """The masks of a batch; None if no row has any. `newest` are the tokens of the step in flight:
-    an unknown last token of a sequence is the one in the row `drawing` of that step. O(rows + named
-    ids).
+) -> list[Mask]:
+    """The masks of a batch, in the order of application. `newest` are the tokens of the step in
+    flight: an unknown last token of a sequence is the one in the row `drawing` of that step. O(rows
+    + named ids).
 
     Raises ValueError if a relevant token was not drawn here.
     """
     if not any(s.prompt.sampling.masked or s.prompt.sampling.min_tokens for s in sequences):
-        return None
-    return TokenMasks(
+        return []
+    masks = (
         _biased(sequences, send),
         _allowed(sequences, send),
         _early(sequences, eos_ids, send),
         _banned(sequences, newest, send),
     )
+    return [mask for mask in masks if mask is not None]
 
 
 def _biased(sequences: list[Sequence], send: ToDevice) -> Biased | None:

@@ -6,20 +6,14 @@ import torch
 
 SMALLEST_HEAD, LARGEST_HEAD = 32, 256
 LARGEST_GROUP = 256
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 # tl.dot needs 16 queries. A group of fewer heads is padded, which does not slow a decode: it is
 # bound by memory, and tensor cores compute 16 rows in the time of one.
 SMALLEST_DOT = 16
 
 
-def require_supported(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+def require_supported(heads: int, kv_heads: int, head_dim: int) -> None:
     """Raises ValueError, which says what to change, if no kernel supports the model."""
-    if dtype not in DTYPES:
-        raise ValueError(
-            f"the Triton kernels compute in float16, bfloat16 or float32, not {dtype}: "
-            "set worker.dtype to one of these"
-        )
     if not SMALLEST_HEAD <= head_dim <= LARGEST_HEAD:
         raise ValueError(
             f"the Triton kernels support head sizes from {SMALLEST_HEAD} to {LARGEST_HEAD}, not "
