@@ -153,8 +153,8 @@ def test_unsupported_model_is_refused_with_what_to_change():
     ("dtype", "head_dim", "heads", "what"),
     [
         (torch.float32, 16, 4, "not 16: set worker.kernels to torch"),
-        (torch.float32, 320, 4, "heads of 320: set worker.kernels to torch"),
-        (torch.bfloat16, 64, 3, "3 query heads for 2 key heads: set worker.kernels to torch"),
+        (torch.float32, 320, 4, "not 320: set worker.kernels to torch"),
+        (torch.bfloat16, 64, 3, "3 query heads and 2 key heads: set worker.kernels to torch"),
     ],
 )
 def test_triton_refuses_unsupported_models(dtype, head_dim, heads, what):

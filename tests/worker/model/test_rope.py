@@ -89,8 +89,8 @@ def test_answers_do_not_depend_on_a_long_neighbour(make, rope, longest):
 @pytest.mark.parametrize("make", [llama, gemma3])
 def test_longrope_is_refused_with_an_alternative(make):
     sentence = (
-        f"its longrope rope depends on the longest request of a batch beyond {ORIGINAL} tokens, .*: "
-        f"set max_context_tokens to at most {ORIGINAL}"
+        f"its longrope rope depends on the longest request of a batch beyond {ORIGINAL} tokens, "
+        f".*: set max_context_tokens to at most {ORIGINAL}"
     )
     for settings in ({}, {"max_context_tokens": ORIGINAL + 1}):
         with pytest.raises(ValueError, match=sentence):
