@@ -21,8 +21,8 @@ from services.worker.config import EngineConfig
 from services.worker.engine import assembly
 from services.worker.engine.graphs import decode_graphs
 from services.worker.engine.graphs.sizes import (
-    fitting,
     graphs_wanted,
+    next_larger_sizes,
     recorded_sizes,
     recording_order,
 )
@@ -97,7 +97,7 @@ def test_graphs_are_recorded_largest_first_then_coarse():
 
 
 def test_batch_runs_at_the_next_larger_graph_size():
-    assert fitting([4, 2, 7], 7) == [None, 2, 2, 4, 4, 7, 7, 7]
+    assert next_larger_sizes([4, 2, 7], 7) == [None, 2, 2, 4, 4, 7, 7, 7]
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class LongRun:
 
     def live(self, steps: int) -> None:
         changes = (
-            (0.30, self.come),
+            (0.30, self.add_requests),
             (0.25, self.plan),
             (0.05, self.cancel),
             (0.03, self.resubmit),
@@ -86,18 +86,18 @@ class LongRun:
             for chance, change in changes:
                 if self.random.random() < chance:
                     change()
-                    self.tell(self.state.ends.pop_late())
+                    self.check_tokens(self.state.ends.pop_late())
                     self.did[change.__name__] += 1
             self.step()
 
     def step(self) -> None:
         tokens = self.loop.step()
         self.did["steps"] += tokens is not None
-        self.tell([*(tokens or ()), *self.state.ends.pop_late()])
+        self.check_tokens([*(tokens or ()), *self.state.ends.pop_late()])
         if self.random.random() < 0.4:
             self.report()
 
-    def tell(self, tokens: list[NewToken]) -> None:
+    def check_tokens(self, tokens: list[NewToken]) -> None:
         for token in tokens:
             prompt = self.prompts[token.request_id]
             assert token.offset == self.output[token.request_id]
@@ -110,7 +110,7 @@ class LongRun:
                 self.did["scored"] += token.opening.prompt_logprobs is not None
                 check_opening(prompt, token.opening, self.state.limits.prefix_sharing)
             if token.finish:
-                self.gone(token.request_id)
+                self.forget(token.request_id)
 
     def report(self) -> None:
         report = self.state.report()
@@ -121,16 +121,16 @@ class LongRun:
             if ended.reason is FinishReason.ERROR and ended.request_id in self.prompts:
                 self.did["errors"] += 1  # it was alone in a failed step
                 assert ended.output_tokens == self.output[ended.request_id]
-                self.gone(ended.request_id)
+                self.forget(ended.request_id)
         for progress in (*report.progress, *report.evicted):
             assert progress.output_tokens == self.output[progress.request_id]
 
-    def gone(self, name: str) -> None:
+    def forget(self, name: str) -> None:
         del self.prompts[name]
         self.owed.discard(name)
         self.unopened.discard(name)
 
-    def come(self) -> None:
+    def add_requests(self) -> None:
         """Adds requests; some prompts and salts are equal."""
         if len(self.prompts) >= MOST:
             return
@@ -186,7 +186,7 @@ class LongRun:
             if name in self.owed:
                 self.owed.remove(name)
             else:
-                self.gone(name)
+                self.forget(name)
                 self.account.cancelled(name)
 
     def resubmit(self) -> None:

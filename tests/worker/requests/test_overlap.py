@@ -319,7 +319,7 @@ def test_attaching_scheduler_sees_known_tokens_only():
     t.prompt("a", 3)
     t.admit(a=9)
     t.step()
-    t.goes()
+    t.detach()
     t.attach()
     t.step()
     t.reads("""

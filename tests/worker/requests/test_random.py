@@ -258,7 +258,7 @@ class WorkerMachine(RuleBasedStateMachine):
         return {f"{gateway}#{stream}" for gateway, stream in self.streams.items()}
 
     @rule(gateway=GATEWAYS)
-    def gateway_connects_anew(self, gateway):
+    def gateway_reconnects(self, gateway):
         """A scheduler, if any, cancels the requests of the old stream."""
         self.streams[gateway] += 1
 
@@ -270,7 +270,7 @@ class WorkerMachine(RuleBasedStateMachine):
         assert self.state.sequences.keys() <= self.prompts.keys()
 
     @rule(unsent=st.booleans(), times=st.integers(0, 6), left=st.sets(GATEWAYS))
-    def a_scheduler_goes_and_another_comes(self, unsent, times, left):
+    def scheduler_is_replaced(self, unsent, times, left):
         """The last report may be lost. Without a scheduler, gateways may leave, too."""
         report = self.state.report() if unsent else None
         self.state.return_reports([report] if report else [])

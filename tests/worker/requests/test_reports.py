@@ -15,7 +15,7 @@ def test_attaching_scheduler_receives_all_requests_and_unreported_events():
     t.prompt("early", 7)
     t.admit(late=9)
     t.step()
-    t.goes()
+    t.detach()
     t.step(times=8)
     t.attach()
     t.prompt("late", 2)
@@ -57,7 +57,7 @@ def test_unsent_report_s_ends_and_evictions_are_reported_again():
     t.step()
     unsent = t.state.report()
     assert unsent and unsent.evicted and unsent.finished
-    t.goes(unsent)
+    t.detach(unsent)
     t.attach()
     t.reads("""
         old@8 -> old+3=length
@@ -73,7 +73,7 @@ def test_requests_of_closed_gateways_are_dropped_without_a_scheduler():
     t.prompt("unplanned", 4)
     t.admit(a=9)
     t.step()
-    t.goes()
+    t.detach()
     t.state.keep_only({"another stream"})
     assert t.state.idle and t.state.pool.free_blocks == 16
     t.attach()

@@ -249,7 +249,7 @@ def test_batches_end_with_their_scheduler():
     t.prompt("c", 1)
     together(t, 2, c=2, d=2)
     t.step({"a": EOS})
-    t.goes()
+    t.detach()
     t.attach()
     t.step()
     t.reads("""

@@ -58,7 +58,7 @@ class LockstepMachine(RuleBasedStateMachine):
 
     @rule(names=st.sets(NAMES, max_size=4), length=st.integers(1, 15), most=st.integers(1, 14),
           ignore=st.booleans())  # fmt: skip
-    def prompts_come(self, names, length, most, ignore):
+    def prompts_arrive(self, names, length, most, ignore):
         for name in sorted(names - self.prompts.keys()):
             here = max(1, length - int(name[1:]))
             tokens = tuple(1 + i % 3 for i in range(here))
@@ -92,11 +92,11 @@ class LockstepMachine(RuleBasedStateMachine):
         limit=st.integers(3, 14),
         times=st.integers(0, 5),
     )
-    def a_batch_begins(self, lengths, most, limit, times):
+    def batch_begins(self, lengths, most, limit, times):
         """New requests whose prompts are here; most end at different times."""
         names = [name for name in IDS if name not in self.prompts][: len(lengths)]
         for name, length, tokens in zip(names, lengths, most, strict=False):
-            self.prompts_come({name}, length + int(name[1:]), tokens, True)
+            self.prompts_arrive({name}, length + int(name[1:]), tokens, True)
         self.number += 1
         grants = tuple(Grant(name, limit) for name in names)
         self._plan(admit=grants, batches=(StaticBatch(self.number, tuple(names)),))
@@ -110,17 +110,17 @@ class LockstepMachine(RuleBasedStateMachine):
         self.seq += 1
         plan = Plan(self.seq, **directives)
         for request_id in plan.cancel:
-            self._gone(request_id)
+            self._forget(request_id)
         paused = {pause.request_id for pause in plan.pause if self._is_here(pause)}
         to_tell = {r for r in paused - {*plan.cancel} if self.state.running[r].ended}
-        self._part(*paused)
+        self._leave(*paused)
         self.account.cancelled(*plan.cancel)
         self.state.apply_plan(plan, 0.0)
         late = self.state.ends.pop_late()
         assert {token.request_id for token in late} == to_tell, (
             "late tokens of paused requests only"
         )
-        self._tell(late)  # a request that the plan names again restarts and has not ended
+        self._check_tokens(late)  # a request that the plan names again restarts and has not ended
         for batch in plan.batches:
             here = {*self.state.running, *self.state.pending.admissions}
             ended = {r for r, s in self.state.running.items() if s.ended}
@@ -129,13 +129,13 @@ class LockstepMachine(RuleBasedStateMachine):
     def _is_here(self, pause: Pause) -> bool:
         return pause.request_id in self.state.running
 
-    def _part(self, *request_ids: str) -> None:
+    def _leave(self, *request_ids: str) -> None:
         """These requests leave their batches."""
         for request_id in request_ids:
             self.batch_of.pop(request_id, None)
 
-    def _gone(self, request_id: str) -> None:
-        self._part(request_id)
+    def _forget(self, request_id: str) -> None:
+        self._leave(request_id)
         self.prompts.pop(request_id, None)
 
     @rule(times=st.integers(1, 8))
@@ -146,11 +146,11 @@ class LockstepMachine(RuleBasedStateMachine):
     def _step(self) -> bool:
         batch = self.state.steps.compose()
         self.state.check_integrity()
-        self._part(*(r for r, s in self.state.sequences.items() if s.phase is not Phase.RUNNING))
-        self._part_the_spent()
+        self._leave(*(r for r, s in self.state.sequences.items() if s.phase is not Phase.RUNNING))
+        self._leave_finished_batches()
         self.device.carry_out(self.state.take_moves())
         if batch is None:
-            self._tell(self.state.ends.pop_late())
+            self._check_tokens(self.state.ends.pop_late())
             assert self.device.pending or not self._could_run(), "a request could run"
             return False
         self._check_gate([*batch.decodes.sequences, *(c.sequence for c in batch.chunks)])
@@ -159,15 +159,15 @@ class LockstepMachine(RuleBasedStateMachine):
         assert len(batch.decodes) + batch.prefill_tokens <= 11
         assert len(batch.decodes) + len(batch.chunks) - len(pads) <= 5
         result = self.state.steps.commit(batch, self.device.run(batch), [])
-        self._tell(result.tokens)
-        self._part_the_spent()
+        self._check_tokens(result.tokens)
+        self._leave_finished_batches()
         self.state.check_integrity()
         return True
 
-    def _part_the_spent(self) -> None:
+    def _leave_finished_batches(self) -> None:
         """A batch is also over when all members have used up their budgets and none has ended."""
         going = {n for r, n in self.batch_of.items() if not self._is_spent(r)}
-        self._part(*(r for r, number in self.batch_of.items() if number not in going))
+        self._leave(*(r for r, number in self.batch_of.items() if number not in going))
 
     def _is_spent(self, request_id: str) -> bool:
         sequence = self.state.running.get(request_id)
@@ -188,7 +188,7 @@ class LockstepMachine(RuleBasedStateMachine):
         numbers = {self.batch_of.get(s.request_id, 0) for s in ran} - {0}
         assert not [r for r in expected if self.batch_of.get(r) in numbers]
 
-    def _tell(self, tokens: list[NewToken]) -> None:
+    def _check_tokens(self, tokens: list[NewToken]) -> None:
         """Sent tokens are those of the oracle, in order; ends of a batch are sent together."""
         for token in tokens:
             prompt = self.prompts[token.request_id]
@@ -205,7 +205,7 @@ class LockstepMachine(RuleBasedStateMachine):
                 sequence = self.state.sequences[request_id]
                 assert not sequence.within_budget, "sent before the batch was over"
         for request_id in [r for r, n in self.batch_of.items() if n in numbers]:
-            self._part(request_id)
+            self._leave(request_id)
         for request_id in ended:
             del self.prompts[request_id]
         self.ended += [token.request_id for token in tokens if token.finish]
@@ -219,11 +219,11 @@ class LockstepMachine(RuleBasedStateMachine):
         self.state.arrived(serials)
 
     @rule()
-    def a_scheduler_goes_and_another_comes(self):
+    def scheduler_is_replaced(self):
         """Batches of the old scheduler end in their present stage, and earlier ends are sent."""
         self.batch_of.clear()
         held = self.state.attach()
-        self._tell(self.state.ends.pop_late())
+        self._check_tokens(self.state.ends.pop_late())
         assert {request.request_id for request in held} == self.prompts.keys()
         self.account.begin(held)
         self.seq = self.number = 0
@@ -233,7 +233,7 @@ class LockstepMachine(RuleBasedStateMachine):
     @rule()
     def missing_members_expire(self):
         lost = list(self.state.pending.admissions)
-        self._part(*lost)
+        self._leave(*lost)
         for name in list(self.prompts):
             if name in self.state.pending.prompts:
                 del self.prompts[name]

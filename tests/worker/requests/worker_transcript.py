@@ -78,7 +78,7 @@ class Transcript:
     def admit(self, **limits: int) -> None:
         self.plan(admit=[Grant(request_id, limit) for request_id, limit in limits.items()])
 
-    def goes(self, *unsent: Report) -> None:
+    def detach(self, *unsent: Report) -> None:
         """The scheduler is gone, and these reports did not reach it."""
         self.listened = False
         self.state.return_reports(unsent)

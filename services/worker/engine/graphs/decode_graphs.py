@@ -22,7 +22,7 @@ from services.worker.engine.graphs.check import (
     random_contexts,
 )
 from services.worker.engine.graphs.recorder import Recorder
-from services.worker.engine.graphs.sizes import fitting, recording_order
+from services.worker.engine.graphs.sizes import next_larger_sizes, recording_order
 from services.worker.engine.inputs import Inputs, StepInputs
 from services.worker.kernels.interface import RecordableAttention
 from services.worker.kv.cache import KVCache
@@ -89,7 +89,7 @@ class DecodeGraphs:
     parts: GraphParts
     buffers: _Buffers
     _replays: dict[int, Callable[[], None]] = field(default_factory=dict)
-    _fitting: list[int | None] = field(default_factory=list)
+    _size_by_rows: list[int | None] = field(default_factory=list)
 
     @classmethod
     def record(cls, parts: GraphParts, eager: Callable[[StepBatch], Tensor]) -> "DecodeGraphs":
@@ -121,13 +121,17 @@ class DecodeGraphs:
     def accepts(self, batch: StepBatch) -> bool:
         """Whether a batch has only decodes, and no more or longer ones than were recorded."""
         rows = batch.decodes
-        if batch.chunks or len(rows) >= len(self._fitting) or self._fitting[len(rows)] is None:
+        if (
+            batch.chunks
+            or len(rows) >= len(self._size_by_rows)
+            or self._size_by_rows[len(rows)] is None
+        ):
             return False
         return int(rows.positions.max()) < self.parts.attention.row_tokens
 
     def run(self, batch: StepBatch, inputs: Inputs) -> Tensor:
         """Logits [rows, vocabulary], valid until the next run."""
-        size = self._fitting[len(batch.decodes)]
+        size = self._size_by_rows[len(batch.decodes)]
         assert size is not None, "run requires accepts"
         self._play(batch, inputs, size, self._replays[size])
         return self.buffers.logits[: len(batch.decodes)]
@@ -156,7 +160,7 @@ class DecodeGraphs:
             log.warning("decode steps of %d rows run eagerly: %s", size, why)
             return
         self._replays[size] = replay
-        self._fitting = fitting(list(self._replays), max(self._replays))
+        self._size_by_rows = next_larger_sizes(list(self._replays), max(self._replays))
 
     def _compute(self, size: int) -> None:
         """The recorded computation."""

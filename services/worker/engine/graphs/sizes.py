@@ -45,6 +45,6 @@ def recording_order(sizes: list[int]) -> list[int]:
     return [*largest, *reversed(powers), *reversed(between)]
 
 
-def fitting(sizes: list[int], max_rows: int) -> list[int | None]:
+def next_larger_sizes(sizes: list[int], max_rows: int) -> list[int | None]:
     """For each number of rows from 0 to `max_rows`, the smallest of `sizes` that holds them."""
     return [next((s for s in sorted(sizes) if s >= n > 0), None) for n in range(max_rows + 1)]
