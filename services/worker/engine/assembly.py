@@ -81,7 +81,7 @@ def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = SINGLE_RANK
     )
     host = _host(model, config, layout, limits.host_blocks, ranks.size > 1)
     if ranks.size > 1:  # all ranks use the smallest size of any rank
-        limits = replace(limits, host_blocks=ranks.least(host.capacity))
+        limits = replace(limits, host_blocks=ranks.all_reduce_min(host.capacity))
     streams = streams_for(model.device)
     ring = RingSize.within(staging_bytes(model.device), layout.record_bytes)
     swapper = Swapper(cache.layers, copies, layout, host, streams, ring)
@@ -126,7 +126,7 @@ def _limits(
     set_aside: int,
     ranks: Ranks,
 ) -> Limits:
-    blocks = ranks.least(kv_blocks(model, config, set_aside))
+    blocks = ranks.all_reduce_min(kv_blocks(model, config, set_aside))
     in_host = model.device.type == "cpu"  # the cache itself is in host memory
     kv_bytes = blocks * config.block_tokens * token_bytes if in_host else 0
     return Limits(
@@ -137,7 +137,7 @@ def _limits(
         max_context_tokens=context_tokens,
         report_every_steps=config.report_every_steps,
         eos_ids=model.eos_ids,
-        host_blocks=ranks.least(
+        host_blocks=ranks.all_reduce_min(
             host_blocks(config, layout.record_bytes, kv_bytes, HOST_BLOCKS * blocks)
         ),
         exact_swaps=layout.exact,

@@ -28,7 +28,7 @@ class Ranks:
     rank, size = 0, 1
     sharder: TensorSharder | None = None  # keeps this rank's part of the model; None: the whole
 
-    def least(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         """The smallest value of any rank. All ranks call it and wait for each other."""
         return number
 

@@ -23,12 +23,12 @@ HEADS = ("q_proj", "k_proj", "v_proj", "query_key_value")
 
 
 class TensorSharder:
-    """Shards a model once; tied weights stay tied. `meet` is a barrier of all ranks, because a rank
+    """Shards a model once; tied weights stay tied. `barrier` is one of all ranks, because a rank
     may read its files for longer than the timeout of a collective."""
 
-    def __init__(self, group: RankGroup, meet: Callable[[], object] = lambda: None):
+    def __init__(self, group: RankGroup, barrier: Callable[[], object] = lambda: None):
         self.ranks = group
-        self._meet = meet
+        self._barrier = barrier
         self._parts: dict[tuple[int, int], nn.Parameter] = {}
         self._wholes: list[nn.Parameter] = []  # referenced until the end, so that ids stay unique
 
@@ -43,7 +43,7 @@ class TensorSharder:
                 STYLES[style](self, part)
         self._parts.clear()
         self._wholes.clear()
-        self._meet()
+        self._barrier()
 
     def colwise(self, linear: nn.Linear) -> None:
         """Keeps outputs [first, end)."""

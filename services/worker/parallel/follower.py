@@ -37,10 +37,10 @@ class Follower(Ranks):
     def __init__(self, rank: int, group: RankGroup, control: Connection):
         self.rank = rank
         self.size = group.size
-        self.sharder = TensorSharder(group, partial(self.least, 0))
+        self.sharder = TensorSharder(group, partial(self.all_reduce_min, 0))
         self._control = control
 
-    def least(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         send_json(self._control, number=number)
         return int(json.loads(self._control.recv_bytes())["number"])
 

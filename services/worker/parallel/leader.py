@@ -130,7 +130,7 @@ class Leader(Ranks):
         except BaseException:
             self.close()
             raise
-        self.sharder = TensorSharder(self._group, partial(self.least, 0))
+        self.sharder = TensorSharder(self._group, partial(self.all_reduce_min, 0))
 
     def _start_group(self, config: EngineConfig, device: torch.device) -> RankGroup:
         self._store = open_store(self.size)
@@ -152,7 +152,7 @@ class Leader(Ranks):
         self._loaded = True
         Thread(target=self._watch_followers, name="ranks", daemon=True).start()
 
-    def least(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         least = min(number, *(follower.receive_number() for follower in self._followers))
         self._send_all(json.dumps({"number": least}).encode())
         return least
