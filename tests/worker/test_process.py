@@ -67,7 +67,10 @@ async def attached(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"model": "/nowhere/at/all"}, "cannot load model '/nowhere/at/all': there is no such"),
+        (
+            {"model": "/nowhere/at/all"},
+            "cannot load model '/nowhere/at/all': the folder does",
+        ),
         ({"kv_tokenz": 5}, "unknown config key worker.kv_tokenz, did you mean kv_tokens?"),
         ({"max_running": 0}, "worker.max_running: Input should be greater than or equal to 1"),
         ({"device": "tpu"}, "Input should be 'auto', 'cpu', 'cuda', or 'cuda:' and a"),

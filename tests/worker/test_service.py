@@ -222,7 +222,7 @@ async def test_plans_with_an_unknown_residency_are_applied_and_logged_once(folde
         await until(lambda: "r" in gateway.ended)
     stated = [r.getMessage() for r in caplog.records if "levitate" in r.getMessage()]
     assert stated == [
-        "the scheduler's plans name the residency policy 'levitate', which this worker does not "
+        "the scheduler's plan names the residency policy 'levitate', which this worker does not "
         "have; it uses recompute"
     ]
 

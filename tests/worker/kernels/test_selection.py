@@ -133,7 +133,7 @@ def test_kernel_source_is_empty_without_numba():
 
 
 def test_numba_refuses_unsupported_models():
-    with pytest.raises(ValueError, match=r"not on cpu in torch\.float16: set kernels to auto"):
+    with pytest.raises(ValueError, match=r"not cpu with torch\.float16: set kernels to auto"):
         kernels_for(CPU, BLOCK, torch.float16, [KVShape(2, 32)], chosen="numba")
 
 
