@@ -207,7 +207,7 @@ def test_empty_upload_settles():
 
 
 def test_mismatched_transfer_is_refused():
-    with pytest.raises(ValueError, match="offload 1 of 5 tokens needs 2 blocks; it has 1 device and 1"):
+    with pytest.raises(ValueError, match="5 tokens needs 2 blocks; it has 1 device and 1 host"):
         Bench().start(offload(1, [0], [0], tokens=BLOCK + 1))
 
 
