@@ -24,7 +24,7 @@ from services.costs import BatchTiming, CostModel, StepTiming
 from services.estimator.batches import BatchLearning
 from services.estimator.state import EstimatorState
 from services.policies.estimate import ESTIMATES
-from services.worker.compiled_code import keep_what_numba_compiles
+from services.worker.compiled_code import set_numba_cache_folder
 from services.worker.config import EngineConfig
 from services.worker.engine.profile import profile
 from services.worker.engine.step import Engine
@@ -190,7 +190,7 @@ def main() -> None:
     options.add_argument("--model", default="models/demo", help="folder; models/demo by default")
     options.add_argument("--slices", type=int, default=0, help="300 by default, 30 with --quick")
     options.add_argument("--seed", type=int, default=0, help="of the batches")
-    keep_what_numba_compiles()
+    set_numba_cache_folder()
     run(options.parse_args())
 
 

@@ -7,15 +7,16 @@ computes in one thread.
 
 import os
 import shutil
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
-from services.worker.compiled_code import keep_what_numba_compiles
+from services.worker.compiled_code import set_numba_cache_folder
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-keep_what_numba_compiles()
+set_numba_cache_folder()
 
 # `fixed` tries the same examples in every run; `fresh` draws new ones and prints how to reproduce a
 # failure. Neither has a deadline: the time of an example depends on the load of the machine.
@@ -60,6 +61,31 @@ def _program(fixture: str) -> str:
     found = shutil.which(PROGRAMS[fixture][0])
     assert found, missing(fixture)
     return found
+
+
+@pytest.fixture(autouse=True)
+def worker_integrity(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """After a slow test, runs `check_integrity` on each WorkerState that it created in this
+    process."""
+    if request.node.get_closest_marker("slow") is None:
+        yield
+        return
+    from services.worker.requests.state import WorkerState
+    from services.worker.requests.types.limits import Limits
+
+    states: list[WorkerState] = []  # strong references: a test drops its engines when it returns
+    create = WorkerState.__init__
+
+    def create_and_record(state: WorkerState, limits: Limits) -> None:
+        create(state, limits)
+        states.append(state)
+
+    monkeypatch.setattr(WorkerState, "__init__", create_and_record)
+    yield
+    for state in states:
+        state.check_integrity()
 
 
 @pytest.fixture(scope="session")

@@ -59,14 +59,14 @@ from benchmarks.engine.step_profile import Profile, profile_step
 from benchmarks.engine.systems import LoadedSystems, SystemSettings, cold_starts_s, load_systems
 from benchmarks.harness.report import Key, Measurements, alternating, nested, parser, show, write
 from benchmarks.harness.throughput import make_prompts
-from services.worker.compiled_code import keep_what_numba_compiles
+from services.worker.compiled_code import set_numba_cache_folder
 
 PATIENCE_S = 90.0
 WARM_UP_STREAMS, WARM_UP_TOKENS = 8, 8
 
 
 def main() -> None:
-    keep_what_numba_compiles()
+    set_numba_cache_folder()
     options = _options()
     plan = make_run_plan(options)
     if plan.peer_python and not which(plan.peer_python):

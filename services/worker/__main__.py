@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from observability.tracing import OFF, Tracing
 from services.runtime.main import Unit, run_service
 from services.runtime.startup import Laps, importing, stage_reporter
-from services.worker.compiled_code import keep_what_numba_compiles
+from services.worker.compiled_code import set_numba_cache_folder
 from services.worker.config import WorkerConfig
 
 # The activity that follows each finished part of the start.
@@ -28,7 +28,7 @@ def build(config: WorkerConfig, registry: CollectorRegistry, tracing: Tracing = 
     report_stage("importing PyTorch")
     following = FOLLOWING | {"imports": f"loading weights{_megabytes(config.model)}"}
     laps = Laps(report_stage=report_stage, following=following)
-    keep_what_numba_compiles()
+    set_numba_cache_folder()
     with importing():
         from services.worker import serving
     laps.lap("imports")
@@ -36,7 +36,7 @@ def build(config: WorkerConfig, registry: CollectorRegistry, tracing: Tracing = 
 
 
 def _megabytes(model: str) -> str:
-    """The size of its weights, if they are in a folder."""
+    """The size of the weights for the log; empty if the model is no folder."""
     size = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
     return f", {size / 1e6:.1f} MB" if size else ""
 

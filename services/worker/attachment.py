@@ -1,5 +1,5 @@
-"""The worker's Attach stream to the scheduler: connect, send a hello, report, receive plans,
-reconnect."""
+"""The worker's Attach stream to the scheduler: it sends a hello and reports, receives plans, and is
+reopened when it ends."""
 
 import asyncio
 import logging
@@ -32,9 +32,9 @@ from services.worker.spans import WorkerSpans
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
-DETACH_S = 1.0  # for the last reports to be written and the scheduler to end the stream
+DETACH_S = 1.0  # time to write the last reports and for the scheduler to end the stream
 EARLY_S = 15.0  # a scheduler that starts beside this worker is available within this time
-# Statuses that refuse this hello for good.
+# Statuses that refuse this hello permanently.
 REFUSALS = (StatusCode.INVALID_ARGUMENT, StatusCode.FAILED_PRECONDITION)
 
 
@@ -46,10 +46,10 @@ class UpStream:
         self.unsent: deque[Report] = deque()
         self._outbox: Outbox[scheduler_pb2.WorkerMessage] = Outbox(limit)
 
-    def greet(self, hello: scheduler_pb2.WorkerHello) -> None:
+    def send_hello(self, hello: scheduler_pb2.WorkerHello) -> None:
         self._outbox.put(scheduler_pb2.WorkerMessage(hello=hello))
 
-    def say_draining(self, drain_s: float) -> None:
+    def send_draining(self, drain_s: float) -> None:
         message = scheduler_pb2.WorkerDraining(drain_s=drain_s)
         self._outbox.put(scheduler_pb2.WorkerMessage(draining=message))
 
@@ -97,9 +97,9 @@ class Attachment:
         runner.on_report = self._report
 
     async def run(self) -> None:
-        """Runs until cancelled or drained. Raises ValueError with a sentence if there is no point
-        in reconnecting: the scheduler has another worker of this name or refuses this one, or it
-        is gone for `orphaned_s` and the configuration says to exit then."""
+        """Runs until cancelled or drained. Raises ValueError with a sentence if reconnecting is
+        useless: the scheduler has another worker of this name or refuses this one, or it is gone
+        for `orphaned_s` and the configuration says to exit then."""
         self._seen_s = time.monotonic()
         pauses, failures = Backoff(FIRST_PAUSE_S, self._config.reconnect_s), 0
         while not self._left:
@@ -112,7 +112,7 @@ class Attachment:
         reports sent. The scheduler moves what other workers can continue."""
         self._leaving = True
         if self._upstream:
-            self._upstream.say_draining(self._config.drain_s)
+            self._upstream.send_draining(self._config.drain_s)
         await self._runner.drain()
         self._left = True
         if self._upstream:
@@ -163,19 +163,18 @@ class Attachment:
 
     def _greet(self, upstream: UpStream, held: Sequence[HeldRequest]) -> None:
         self._greeted = True
-        upstream.greet(_holding(self._hello, held))
+        upstream.send_hello(_with_held(self._hello, held))
         if self._leaving:
-            upstream.say_draining(self._config.drain_s)
+            upstream.send_draining(self._config.drain_s)
 
     def _end(self) -> None:
-        self._runner.send(DetachScheduler(self._gone))
+        self._runner.send(DetachScheduler(self._return_unsent))
         self._seen_s = time.monotonic()
         later = asyncio.get_running_loop().call_later
         self._giving_up = later(self._config.orphan_hold_s, self._runner.send, Reset())
 
-    def _gone(self) -> None:
-        """All reports for the ended stream have been collected: returns the unsent ones to the
-        engine."""
+    def _return_unsent(self) -> None:
+        """Returns the unsent reports to the engine, once all for the ended stream are collected."""
         if self._upstream:
             self._runner.send(ReturnReports(tuple(self._upstream.unsent)))
         self._upstream = None
@@ -185,8 +184,8 @@ class Attachment:
         displaced = error.code() is StatusCode.ALREADY_EXISTS
         if displaced or (error.code() in REFUSALS and not welcome):
             raise ValueError(
-                f"the scheduler at {self._config.scheduler_address} ended this worker's stream for "
-                f"good: {error.details()}"
+                f"the scheduler at {self._config.scheduler_address} refuses this worker: "
+                f"{error.details()}"
             ) from error
 
     def _give_up_if_orphaned(self) -> None:
@@ -204,17 +203,17 @@ class Attachment:
 
 
 def _ends_our_task(call: aio.StreamStreamCall[Any, Any]) -> bool:
-    """Whether reading was cancelled because this task ends, and not because grpc cancelled the
-    call, which it does if the other side ends the stream during a write."""
+    """Whether reading was cancelled because this task ends. gRPC, too, cancels a call: if the other
+    side ends the stream during a write."""
     task = asyncio.current_task()
     return not call.cancelled() or bool(task and task.cancelling())
 
 
-def _holding(
+def _with_held(
     hello: scheduler_pb2.WorkerHello, held: Sequence[HeldRequest]
 ) -> scheduler_pb2.WorkerHello:
     """The hello of a worker that holds these requests."""
-    said = scheduler_pb2.WorkerHello()
-    said.CopyFrom(hello)
-    said.held.extend(encode_held(request) for request in held)
-    return said
+    complete = scheduler_pb2.WorkerHello()
+    complete.CopyFrom(hello)
+    complete.held.extend(encode_held(request) for request in held)
+    return complete

@@ -1,4 +1,4 @@
-"""Where compiled code is kept between starts."""
+"""The folders that keep compiled code between starts."""
 
 import os
 import time
@@ -18,14 +18,14 @@ def cache_folder(name: str) -> str:
     return str(folder / "foretoken" / name)
 
 
-def keep_what_numba_compiles() -> None:
-    """Points Numba at the user's cache folder, unless NUMBA_CACHE_DIR is set: the folder of the
-    code may not be writable. Numba reads the setting when a kernel is defined, so this is called
-    before the first import of one.
+def set_numba_cache_folder() -> None:
+    """Sets Numba's cache folder to the user's, unless NUMBA_CACHE_DIR is set: the folder of the
+    code may not be writable. Must run before the first import of a kernel, because Numba reads the
+    setting when a kernel is defined.
 
-    Numba recompiles when a kernel's own file changes, but not when a file that it uses does.
-    Each version of the kernels therefore has a folder of its own, and folders unused for long
-    are removed. With NUMBA_CACHE_DIR the user empties the folder when kernels change.
+    Numba recompiles when a kernel's file changes, but not when a file that it imports changes. Each
+    version of the kernels therefore has a separate folder, and folders unused for long are removed.
+    With NUMBA_CACHE_DIR the user empties the folder when kernels change.
     """
     if "NUMBA_CACHE_DIR" in os.environ:
         return
@@ -40,6 +40,6 @@ def keep_what_numba_compiles() -> None:
 
 
 def _remove_unused(folder: Path) -> None:
-    for each in folder.iterdir():
-        if each.stat().st_mtime < time.time() - UNUSED_S:
-            rmtree(each, ignore_errors=True)
+    for version in folder.iterdir():
+        if version.stat().st_mtime < time.time() - UNUSED_S:
+            rmtree(version, ignore_errors=True)

@@ -30,8 +30,8 @@ class EngineConfig(BaseModel):
     # worker takes the GPU of its number, or its share of the cores.
     local_rank: int = Field(default=0, ge=0)
     local_workers: int = Field(default=1, ge=1)
-    # Processes of one replica, each with a part of the weights and of the KV heads: a GPU each, or
-    # a share of the cores; `torch_threads` applies to each.
+    # Processes of one replica, each with a part of the weights and of the KV heads: one GPU per
+    # process, or a share of the cores; `torch_threads` applies to each process.
     tensor_parallel: int = Field(default=1, ge=1, le=64)
     # auto: a forward with fewer calls if the model's layout has one and its results agree with
     # those of transformers at start. off: transformers' forward.

@@ -1,5 +1,4 @@
-"""The worker's share of a machine: a GPU of its own, its share of the cores, and the free host
-memory."""
+"""The worker's share of a machine: its GPU, its share of the cores, and the free host memory."""
 
 import os
 from math import inf
@@ -15,7 +14,7 @@ TINY_PARAMETERS = 20_000_000
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def device_of(name: str, rank: int) -> torch.device:
+def select_device(name: str, rank: int) -> torch.device:
     """The device of a worker by its number on the machine: with `auto` the GPU of that number if
     there are GPUs, else the CPU.
 
@@ -25,26 +24,28 @@ def device_of(name: str, rank: int) -> torch.device:
     if name == "auto" and count:
         if rank >= count:
             raise ValueError(
-                f"worker {rank} has no GPU of its own, for this machine has {count}: start at most "
-                f"{count} workers, or share one by worker.device=cuda:0"
+                f"worker {rank} has no GPU, because this machine has {count}: start at most "
+                f"{count} workers, or let them share a GPU with worker.device=cuda:0"
             )
         return torch.device("cuda", rank)
     device = torch.device("cpu" if name == "auto" else name)
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise ValueError(f"device is {name}, but PyTorch finds {count} CUDA GPUs here")
+        raise ValueError(
+            f"device is {name}, but PyTorch finds {count} CUDA GPUs: set device to auto or cpu"
+        )
     return device
 
 
-def threads_of(parameters: int, device: torch.device, local_workers: int) -> int:
+def torch_threads(parameters: int, device: torch.device, local_workers: int) -> int:
     """The number of PyTorch threads; 0: PyTorch's default."""
     if device.type != "cpu":
         return 0
     if parameters < TINY_PARAMETERS:
         return 1
-    return share_of_cores(local_workers) if local_workers > 1 else 0
+    return cores_per_worker(local_workers) if local_workers > 1 else 0
 
 
-def share_of_cores(local_workers: int) -> int:
+def cores_per_worker(local_workers: int) -> int:
     return max(1, cores() // local_workers)
 
 
@@ -53,7 +54,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def batch_tokens_of(configured: int, device: torch.device) -> int:
+def step_token_limit(configured: int, device: torch.device) -> int:
     """Tokens of one step: as configured, or the device type's default."""
     return configured or BATCH_TOKENS[device.type]
 

@@ -1,17 +1,16 @@
-"""The worker's Prometheus metrics: engine counters are read at each scrape, steps are counted
+"""The worker's Prometheus metrics: the engine's counters are read at each scrape; steps are counted
 here."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
 from observability.metrics import worker as catalogue
 from observability.metrics.instruments import Instruments
 from observability.metrics.metric import Metric
-from services.costs import Direction, SwapTiming
+from services.costs import Direction
 from services.worker.engine.phase_clock import Phase, PhaseClock
 from services.worker.requests.state import WorkerState
 from services.worker.requests.types.batch import StepResult
@@ -34,23 +33,17 @@ COUNTED: Mapping[str, Metric] = {
 }
 
 
-class Counted(Protocol):
-    """The counters of an engine."""
-
-    @property
-    def state(self) -> WorkerState: ...
-    @property
-    def phases(self) -> PhaseClock: ...
-    @property
-    def rest_block_bytes(self) -> int:
-        """Bytes of a block in host memory, on all ranks."""
-
-
 class WorkerMetrics:
-    """Prometheus metrics of one worker in the given registry. Work before its creation, such as the
-    profile, is not counted."""
+    """Prometheus metrics of one worker. A block takes `host_block_bytes` of host memory, on all
+    ranks. Work before the creation, such as the profile, is not counted."""
 
-    def __init__(self, registry: CollectorRegistry, engine: Counted):
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        state: WorkerState,
+        phases: PhaseClock,
+        host_block_bytes: int,
+    ):
         make = Instruments(registry)
         self._decoded = make.counter(catalogue.DECODED)
         self._prefilled = make.counter(catalogue.PREFILLED)
@@ -58,11 +51,11 @@ class WorkerMetrics:
         self._batch_tokens = make.histogram(catalogue.BATCH_TOKENS)
         self._swap = make.histogram(catalogue.SWAP, *Direction)
         self._swap_bytes = make.counter(catalogue.SWAP_BYTES, *Direction)
-        self._block_tokens = engine.state.limits.block_tokens
-        self._block_bytes = engine.rest_block_bytes
-        _read_memory(make, engine.state)
-        _read_counters(make, engine.state.counters)
-        _read_phases(make, engine.phases)
+        self._block_tokens = state.limits.block_tokens
+        self._block_bytes = host_block_bytes
+        _read_memory(make, state)
+        _read_counters(make, state.counters)
+        _read_phases(make, phases)
 
     def generated(self, tokens: int) -> None:
         """Counts tokens of requests whose static batch ended between two steps."""
@@ -74,11 +67,7 @@ class WorkerMetrics:
             self._prefilled.inc(timing.prefill_tokens)
             self._step.observe(timing.elapsed_s)
             self._batch_tokens.observe(timing.prefill_tokens + timing.decode_seqs)
-        if result.swaps:
-            self._swapped(result.swaps)
-
-    def _swapped(self, swaps: Iterable[SwapTiming]) -> None:
-        for swap in swaps:
+        for swap in result.swaps:
             blocks = -(-swap.tokens // self._block_tokens)
             self._swap.labels(swap.direction.value).observe(swap.elapsed_s)
             self._swap_bytes.labels(swap.direction.value).inc(blocks * self._block_bytes)

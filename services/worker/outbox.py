@@ -20,13 +20,11 @@ LONGEST_PAUSE_S = 0.02
 
 
 class TokenOutbox(Outbox[worker_pb2.TokenBatch]):
-    """Merges tokens into one waiting batch until the writer takes it. A batch full of scored
-    prompts is followed by another.
+    """Merges tokens into one waiting batch until the writer takes it. Another batch follows one
+    that is full of scored prompts.
 
-    The writer takes a batch with the beginning or end of an answer at once, others after a
-    pause.
-
-    A gateway with more than `limit_tokens` or MAX_BATCHES waiting is disconnected.
+    A batch with the beginning or end of an answer is written at once, others after a pause. A
+    gateway with more than `limit_tokens` or MAX_BATCHES waiting is disconnected.
     """
 
     def __init__(self, limit_tokens: int):
@@ -36,7 +34,7 @@ class TokenOutbox(Outbox[worker_pb2.TokenBatch]):
         self._batch: worker_pb2.TokenBatch | None = None  # the batch that accepts more
         self._scored_bytes = 0  # in that batch
         self._waiting: dict[str, worker_pb2.RequestTokens] = {}  # its messages by request
-        self._urgent = asyncio.Event()  # whether it begins or ends an answer
+        self._urgent = asyncio.Event()  # whether that batch begins or ends an answer
         self._next_s = 0.0
 
     def add(self, token: NewToken) -> None:
@@ -44,7 +42,7 @@ class TokenOutbox(Outbox[worker_pb2.TokenBatch]):
             return
         extend_tokens(self._message(token.request_id, token.offset), token)
         if token.opening is not None and token.opening.prompt_logprobs is not None:
-            self._scored(token.opening.prompt_logprobs)
+            self._count_scores(token.opening.prompt_logprobs)
         if token.opening is not None or token.finish is not None:
             self._urgent.set()
         self._waiting_tokens += 1
@@ -61,7 +59,7 @@ class TokenOutbox(Outbox[worker_pb2.TokenBatch]):
         super().close()
         self._urgent.set()
 
-    def _scored(self, scores: PromptLogprobs) -> None:
+    def _count_scores(self, scores: PromptLogprobs) -> None:
         """Closes a batch with many scores, so that the next prompt's scores do not make it too
         large to send."""
         self._scored_bytes += encoded_bytes(*scores.top.shape)

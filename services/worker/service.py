@@ -16,7 +16,7 @@ from services.worker.requests.types.batch import NewToken
 from services.worker.requests.types.prompt import Prompt
 from services.worker.spans import WorkerSpans
 
-OVERFLOW = "too many tokens were waiting to be read; connect again and resubmit"
+OVERFLOW = "more tokens wait than worker.outbox_tokens allows; reconnect and resubmit"
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
@@ -63,8 +63,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._runner.send(RefuseRequest(message.request_id))
             self._outboxes[origin].add_error(message.request_id, 0, str(error))
             return
-        made = len(prompt.token_ids) - prompt.prompt_tokens
-        self._spans.received(prompt.request_id, prompt.traceparent, made, time.monotonic())
+        delivered = prompt.delivered_tokens
+        self._spans.received(prompt.request_id, prompt.traceparent, delivered, time.monotonic())
         self._runner.send(AddPrompt(prompt))
 
     def _post(self, tokens: list[NewToken]) -> None:

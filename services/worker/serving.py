@@ -1,4 +1,4 @@
-"""Assembles a worker from its configuration: the engine, its runner, and both streams."""
+"""Assembles a worker from its configuration: engine, runner, service and attachment."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ from services.worker.spans import WorkerSpans
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # between two checks of an idle worker's ranks
+RANK_CHECK_S = 1.0  # between two checks of the ranks, also of an idle worker
 
 
 def build(config: WorkerConfig, registry: CollectorRegistry, laps: Laps, tracing: Tracing) -> Unit:
@@ -46,7 +46,8 @@ def build(config: WorkerConfig, registry: CollectorRegistry, laps: Laps, tracing
         process_age_s(),
         laps,
     )
-    runner = EngineRunner(engine, WorkerMetrics(registry, engine))
+    metrics = WorkerMetrics(registry, engine.state, engine.phases, engine.host_block_bytes)
+    runner = EngineRunner(engine, metrics)
     spans = WorkerSpans(tracing.service(config.section))
     service = WorkerService(runner, config.outbox_tokens, spans)
     channel = connect(config.scheduler_address)
@@ -70,4 +71,4 @@ async def _watch_ranks(ranks: Ranks) -> None:
     """Raises RanksApart once a rank is gone, even if the engine is idle."""
     while True:
         ranks.check()
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(RANK_CHECK_S)

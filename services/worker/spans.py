@@ -1,8 +1,9 @@
 """Spans of traced requests on this worker, from the plans, tokens and reports that pass.
 
 A `slice` span lasts from the start of a budget until it is used up, or the request is paused,
-evicted or ended. A `swap` span is the transfer of its KV to host memory or back. The worker's state
-is not involved. All of it runs on the event loop; without traced requests it costs a dict lookup.
+evicted or ended. A `swap` span is the transfer of a request's KV to host memory or back. Spans read
+no state of the engine. They are made on the event loop; without traced requests an event costs a
+dict lookup.
 """
 
 from collections import deque
@@ -15,8 +16,8 @@ from services.core import Plan, Report
 from services.runtime.bounded_dict import BoundedDict
 from services.worker.requests.types.batch import NewToken
 
-MOST_TRACED = 8_192  # as many as prompts are held; the oldest is dropped
-MOST_AHEAD = 64  # budgets of one request ahead; further ones extend the last
+MOST_TRACED = 8_192  # equals the limit of held prompts; the oldest is dropped
+MOST_AHEAD = 64  # budgets of one request that are not used up; further ones extend the last
 FIRST_TOKEN = "first_token"
 
 
@@ -25,11 +26,11 @@ class _TracedRequest:
     """A traced request on this worker."""
 
     parent: str
-    made: int  # output tokens in total
-    limits: deque[int] = field(default_factory=deque)  # granted and not used up, ascending
+    output_tokens: int  # in total
+    limits: deque[int] = field(default_factory=deque)  # budgets not used up, ascending
     since_s: float = inf  # beginning of the current slice; infinite without one
-    first_s: float = inf  # time of its first token
-    had: int = 0  # output tokens at its beginning
+    first_token_s: float = inf  # time of the slice's first token
+    start_tokens: int = 0  # output tokens at the beginning of the slice
 
 
 class WorkerSpans:
@@ -41,15 +42,15 @@ class WorkerSpans:
         # admissions before their prompts
         self._admitted = BoundedDict[str, tuple[int, float]](MOST_TRACED)
 
-    def received(self, request_id: str, parent: str, made: int, now_s: float) -> None:
-        """A prompt has arrived, with `made` output tokens; plan and prompt arrive in either
+    def received(self, request_id: str, parent: str, delivered: int, now_s: float) -> None:
+        """A prompt has arrived, with `delivered` output tokens; plan and prompt arrive in either
         order."""
         if not self._spans.on:
             return
         limit, since_s = self._admitted.pop(request_id, (0, now_s))
         if not parent:
             return
-        request = self._requests[request_id] = _TracedRequest(parent, made)
+        request = self._requests[request_id] = _TracedRequest(parent, delivered)
         if limit:
             self._grant(request, limit, since_s)
 
@@ -68,7 +69,7 @@ class WorkerSpans:
         for pause in plan.pause:
             self._stop(pause.request_id, "paused", now_s)
         for request_id in plan.cancel:
-            self._over(request_id, "cancelled", now_s)
+            self._finish(request_id, "cancelled", now_s)
 
     def tokens(self, tokens: Iterable[NewToken], now_s: float) -> None:
         """A step has made these tokens. O(tokens) while any request is traced."""
@@ -78,11 +79,11 @@ class WorkerSpans:
             request = self._requests.get(token.request_id)
             if request is None:
                 continue
-            request.made = token.offset + 1
-            request.first_s = min(request.first_s, now_s)
+            request.output_tokens = token.offset + 1
+            request.first_token_s = min(request.first_token_s, now_s)
             if token.finish is not None:
-                self._over(token.request_id, token.finish.value, now_s)
-            elif request.limits and request.made >= request.limits[0]:
+                self._finish(token.request_id, token.finish.value, now_s)
+            elif request.limits and request.output_tokens >= request.limits[0]:
                 self._end_slice(token.request_id, request, "budget", now_s)
                 request.limits.popleft()
                 if request.limits:
@@ -103,10 +104,10 @@ class WorkerSpans:
                 }
                 self._spans.record("swap", request.parent, now_s - swap.elapsed_s, now_s, about)
         for done in report.finished:
-            self._over(done.request_id, done.reason.value, now_s)
+            self._finish(done.request_id, done.reason.value, now_s)
 
     def _grant(self, request: _TracedRequest, limit: int, now_s: float) -> None:
-        if limit <= (request.limits[-1] if request.limits else request.made):
+        if limit <= (request.limits[-1] if request.limits else request.output_tokens):
             return
         if len(request.limits) == MOST_AHEAD:
             request.limits[-1] = limit
@@ -116,20 +117,24 @@ class WorkerSpans:
             self._begin_slice(request, now_s)
 
     def _begin_slice(self, request: _TracedRequest, now_s: float) -> None:
-        request.since_s, request.first_s, request.had = now_s, inf, request.made
+        request.since_s, request.first_token_s, request.start_tokens = (
+            now_s,
+            inf,
+            request.output_tokens,
+        )
 
     def _end_slice(self, request_id: str, request: _TracedRequest, why: str, now_s: float) -> None:
         if request.since_s == inf:
             return
         about: dict[str, Value] = {
             REQUEST_ID: request_id,
-            "foretoken.slice.tokens": request.made - request.had,
-            "foretoken.slice.limit": request.limits[0] if request.limits else request.made,
+            "foretoken.slice.tokens": request.output_tokens - request.start_tokens,
+            "foretoken.slice.limit": request.limits[0] if request.limits else request.output_tokens,
             "foretoken.slice.end": why,
         }
         span = self._spans.begin("slice", request.parent, request.since_s, about)
-        if not request.had and request.first_s < inf:
-            span.mark(FIRST_TOKEN, request.first_s)
+        if not request.start_tokens and request.first_token_s < inf:
+            span.mark(FIRST_TOKEN, request.first_token_s)
         span.end(now_s)
         request.since_s = inf
 
@@ -139,6 +144,6 @@ class WorkerSpans:
             self._end_slice(request_id, request, why, now_s)
             request.limits.clear()
 
-    def _over(self, request_id: str, why: str, now_s: float) -> None:
+    def _finish(self, request_id: str, why: str, now_s: float) -> None:
         if request := self._requests.pop(request_id, None):
             self._end_slice(request_id, request, why, now_s)

@@ -9,8 +9,8 @@ from benchmarks.gpu import steps as gpu_steps
 from benchmarks.harness.report import figure
 from services.worker.engine import assembly
 from services.worker.engine.graphs import decode_graphs
+from services.worker.kernels.reference.layer_ops import TorchLayerOps
 from services.worker.model import paged
-from services.worker.model.layer_ops import TorchLayerOps
 from services.worker.model.paged import PagedModel
 from tests.worker.engine.tape_recorder import TapeRecorder
 from tests.worker.engine.test_graphs import model

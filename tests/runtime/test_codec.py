@@ -243,7 +243,9 @@ def test_prompt_scores_too_large_for_a_message_are_refused() -> None:
     message = worker_pb2.Prompt(
         token_ids=range(30_000), prompt_tokens=30_000, max_tokens=1, sampling=sampling
     )
-    with pytest.raises(ValueError, match=r"prompt_logprobs 20 are told of at most \d+ tokens"):
+    with pytest.raises(
+        ValueError, match=r"prompt_logprobs 20 needs a prompt of at most \d+ tokens"
+    ):
         decode_prompt(message, "")
     sampling.prompt_logprobs = 1
     message.sampling.CopyFrom(sampling)

@@ -1,4 +1,4 @@
-"""What a worker counts, of a real engine that does a bit of everything, and of transcripts."""
+"""The worker's metrics, of a real engine under a mixed load, and of transcripts."""
 
 from collections import Counter as Tally
 from pathlib import Path
@@ -14,21 +14,24 @@ from services.worker.engine.step import Engine
 from services.worker.metrics import COUNTED, WorkerMetrics
 from services.worker.requests.types.batch import StepResult
 from tests.observability.metrics.seen import uncatalogued, unseen
-from tests.worker.kv.test_swap_answers import BLOCK, LENGTHS, NEW_TOKENS, Restless
+from tests.worker.kv.test_swap_answers import BLOCK, LENGTHS, NEW_TOKENS, SwappingFeeder
 from tests.worker.requests.worker_transcript import Transcript
 from tests.worker.worker_fixtures import Feeder, engine_of, prompt_tokens, reference
 from tests.worker.worker_serving import KV_TOKENS, running, until
 
-# At rest, of llama here: 2 layers · keys and values · 2 heads · 4 tokens · 8 floats of 4 bytes.
+# In host memory, of this Llama: 2 layers · keys and values · 2 heads · 4 tokens · 8 floats of 4
+# bytes.
 BLOCK_BYTES = 2 * 2 * 2 * 4 * 8 * 4
 
 
-class Metered:
-    """The series of an engine."""
+class EngineMetrics:
+    """The metrics of an engine."""
 
     def __init__(self, engine: Engine):
         self.registry = CollectorRegistry()
-        self.metrics = WorkerMetrics(self.registry, engine)
+        self.metrics = WorkerMetrics(
+            self.registry, engine.state, engine.phases, engine.host_block_bytes
+        )
 
     def value(self, name: str, **labels: str) -> float:
         value = self.registry.get_sample_value(f"foretoken_{name}", labels)
@@ -41,11 +44,12 @@ class Metered:
 
 
 @pytest.fixture(scope="module")
-def metered() -> tuple[Metered, Restless, list[StepResult], list[Report]]:
-    """Eight requests, swapped at random until they have ended; the blocks looked at each step."""
-    feeder = Restless(0, "swap", host_gib=0.01)
+def metered() -> tuple[EngineMetrics, SwappingFeeder, list[StepResult], list[Report]]:
+    """Eight requests, swapped at random until they end; the block counts are checked at each
+    step."""
+    feeder = SwappingFeeder(0, "swap", host_gib=0.01)
     engine = feeder.engine
-    metered = Metered(engine)
+    metered = EngineMetrics(engine)
     results: list[StepResult] = []
     reports: list[Report] = []
     feeder.on_report = reports.append
@@ -129,7 +133,7 @@ def test_phases_add_up_to_the_time_in_steps(metered) -> None:
     assert reported.value("worker_busy_seconds_total") == pytest.approx(sum(phases.values()))
     computed = ("compose", "model", "attention", "sampling", "commit")
     assert all(phases[phase] > 0 for phase in computed)
-    # The clock of steps is around what is computed, and around a bit of what surrounds that.
+    # The clock of a step covers the computation, and a little work around it.
     device_s = sum(timing.elapsed_s for result in results for timing in result.timings)
     assert phases["attention"] < device_s < reported.value("worker_busy_seconds_total")
 
@@ -138,7 +142,7 @@ def test_phases_add_up_to_the_time_in_steps(metered) -> None:
 
 
 def test_eviction_without_host_memory_is_dropped() -> None:
-    """As in the state's own: the newest leaves in the fourth step."""
+    """The newest request is evicted in the fourth step, as in test_state.py."""
     t = Transcript(kv_tokens=16)
     t.prompt("old", 6, max_tokens=7)
     t.prompt("new", 5, max_tokens=7)
@@ -173,7 +177,7 @@ def test_planned_pause_is_not_an_eviction() -> None:
 
 
 class Clock:
-    """Goes on by what a test says."""
+    """Advances when a test says so."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -197,7 +201,7 @@ def test_phase_lasts_until_the_next_one_begins(monkeypatch) -> None:
         ):
             phases.enter(phase)
             time.now_s += seconds
-        if not lost:  # else it broke: the next one begins
+        if not lost:  # a failed step has no end; the next one begins
             phases.end()
         time.now_s += 1_000.0
     reported = {phase.name: phases.seconds[phase] for phase in Phase if phases.seconds[phase]}
@@ -205,11 +209,11 @@ def test_phase_lasts_until_the_next_one_begins(monkeypatch) -> None:
 
 
 def test_work_before_the_start_is_not_counted() -> None:
-    """As its profile at start is."""
+    """Such as the profile at start."""
     feeder = Feeder(engine_of("llama"))
     feeder.add("before", prompt_tokens(1, 9), 4)
     feeder.run()
-    reported = Metered(feeder.engine)
+    reported = EngineMetrics(feeder.engine)
     assert reported.value("worker_busy_seconds_total") == 0
     assert reported.value("prefix_cache_queries_total") == 0
     feeder.on_step = reported.metrics.stepped

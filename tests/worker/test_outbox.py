@@ -1,4 +1,4 @@
-"""What waits for a gateway that reads slowly, or not at all."""
+"""Tokens that wait for a gateway that reads slowly, or not at all."""
 
 import asyncio
 
@@ -35,7 +35,12 @@ async def test_unread_tokens_of_a_slow_gateway_are_one_message():
 
 async def test_returning_request_keeps_offsets_while_old_tokens_wait():
     outbox = TokenOutbox(limit_tokens=100)
-    for offset, token in ((0, 10), (1, 11), (5, 15), (6, 16)):  # cancelled at 2, prompted with 5
+    for offset, token in (
+        (0, 10),
+        (1, 11),
+        (5, 15),
+        (6, 16),
+    ):  # cancelled at 2 tokens, resubmitted with 5
         outbox.add(NewToken("g", "a", offset, token, None, None))
     batch = await anext(aiter(outbox))
     reported = [(m.request_id, m.offset, list(m.token_ids)) for m in batch.requests]
@@ -89,7 +94,7 @@ async def test_gateway_that_does_not_read_is_disconnected():
 
 
 def scored(tokens: int, k: int) -> PromptLogprobs:
-    """Of ids and numbers that take most."""
+    """Scores with the largest encoded size."""
     scores = PromptLogprobs.room(tokens, k)
     scores.ids[:], scores.top_ids[:] = 2_000_000, 2_000_000
     scores.chosen[:], scores.top[:] = -1.5, -2.5
@@ -110,7 +115,7 @@ async def test_first_message_has_cached_tokens_and_prompt_scores():
 
 
 async def test_scored_prompts_stay_within_the_message_limit():
-    """Each as large as may be. What comes behind one is merged, and all comes in order."""
+    """Each has the largest size. Tokens after one are merged, and all arrive in order."""
     tokens = SCORES_BYTES // encoded_bytes(1, 20)
     outbox, opening = TokenOutbox(limit_tokens=100), Opening(0, scored(tokens, 20))
     for number in range(5):

@@ -1,4 +1,5 @@
-"""`python -m services.worker` as a process: bad settings, SIGTERM, a scheduler that goes away."""
+"""`python -m services.worker` as a process: wrong settings, SIGTERM, and the loss of a
+scheduler."""
 
 import asyncio
 import signal
@@ -44,7 +45,7 @@ def mounted(scheduler: RecordingScheduler) -> Mount:
 async def attached(
     folder: Path, **settings: object
 ) -> AsyncIterator[tuple[Process, RecordingScheduler, RecordingGateway]]:
-    """A worker process, the scheduler it attached to, and a gateway on its stream."""
+    """A worker process, the scheduler that it attached to, and a gateway on its stream."""
     with TemporaryDirectory() as sockets:
         scheduler = RecordingScheduler()
         addresses = {"address": f"unix:{sockets}/w", "scheduler_address": f"unix:{sockets}/s"}
@@ -54,7 +55,7 @@ async def attached(
             process = await start(model=folder, kv_tokens=512, profile_s=0, **addresses, **settings)
             channel = connect(addresses["address"])
             try:
-                await until(lambda: scheduler.hellos, 60)  # two processes may have to start
+                await until(lambda: scheduler.hellos, 60)  # time for two processes to start
                 yield process, scheduler, RecordingGateway(channel, "g")
             finally:
                 await channel.close()
@@ -66,7 +67,10 @@ async def attached(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"model": "/nowhere/at/all"}, "cannot load model '/nowhere/at/all': there is no such"),
+        (
+            {"model": "/nowhere/at/all"},
+            "cannot load model '/nowhere/at/all': the folder does",
+        ),
         ({"kv_tokenz": 5}, "unknown config key worker.kv_tokenz, did you mean kv_tokens?"),
         ({"max_running": 0}, "worker.max_running: Input should be greater than or equal to 1"),
         ({"device": "tpu"}, "Input should be 'auto', 'cpu', 'cuda', or 'cuda:' and a"),
@@ -92,7 +96,7 @@ async def test_first_sigterm_drains_requests(folder):
     assert len(gateway.tokens["r"]) == 200
     assert scheduler.drains_s == [30.0]
     finished = [each for report in scheduler.reports for each in report.finished]
-    assert [each.request_id for each in finished] == ["r"]  # told before it left
+    assert [each.request_id for each in finished] == ["r"]  # reported before it left
 
 
 @pytest.mark.slow
@@ -100,7 +104,7 @@ async def test_sigterm_returns_requests_that_the_scheduler_moves(folder):
     async with attached(folder) as (process, scheduler, gateway):
         reading = asyncio.create_task(gateway.read())
         gateway.send("r", prompt_tokens(1, 5), 200, ignore_eos=True)
-        scheduler.admit("r", limit=3)  # it could go on for ever
+        scheduler.admit("r", limit=3)  # an endless request
         await until(lambda: len(gateway.tokens["r"]) == 3)
         process.send_signal(signal.SIGTERM)
         await until(lambda: scheduler.drains_s)
@@ -189,7 +193,7 @@ async def test_unadopted_requests_are_dropped(folder):
 
 
 async def refuse_each(scheduler: RecordingScheduler, code: Code) -> None:
-    """Every stream that is opened: a refusal in the middle of a write may not be heard."""
+    """Refuses every stream, because a refusal during a write may be lost."""
     refused: list[object] = []
     while True:
         await until(lambda: len(scheduler.hellos) > len(refused))
@@ -215,7 +219,7 @@ async def test_displaced_or_refused_worker_exits_with_the_reason(folder, code, p
         _, errors = await asyncio.wait_for(process.communicate(), 20)
         refusing.cancel()
     assert process.returncode == 2
-    assert errors.decode().strip().endswith("for good: another worker is called that")
+    assert errors.decode().strip().endswith("refuses this worker: another worker is called that")
 
 
 @pytest.mark.slow

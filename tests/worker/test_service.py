@@ -64,7 +64,8 @@ async def test_tokens_stream_and_the_end_is_reported_to_both_sides(folder):
 
 
 async def test_named_tokens_and_scored_prompts(folder):
-    """What is asked by a message is done, and told by one; an id that is none is a sentence."""
+    """Options that name tokens, and prompt scores, over the wire; an invalid id is an error with a
+    sentence."""
     tokens = prompt_tokens(1, 40)
     async with running(folder) as world:
         gateway = world.gateway()
@@ -160,7 +161,7 @@ async def test_worker_reattaches_with_a_hello_that_lists_held_requests(folder):
 
 
 async def test_ended_member_is_reported_when_the_last_of_its_batch_is_cancelled(folder):
-    """The end comes between two steps, and nothing is left to compute."""
+    """The end comes between two steps, when nothing is left to compute."""
     async with running(folder) as world:
         gateway = world.gateway()
         gateway.send("short", prompt_tokens(1, 5), 3, ignore_eos=True)
@@ -177,7 +178,8 @@ async def test_ended_member_is_reported_when_the_last_of_its_batch_is_cancelled(
 
 
 async def test_returning_prompt_restarts_after_the_cancel_of_its_first_placement(folder):
-    """The next scheduler places anew what its worker holds: prompt and cancel race."""
+    """The next scheduler places the requests of its worker again: prompt and cancel arrive in
+    either order."""
     async with running(folder) as world:
         gateway = world.gateway()
         gateway.send("r", prompt_tokens(1, 5), 200, ignore_eos=True)
@@ -204,7 +206,7 @@ async def test_closed_gateway_s_requests_are_dropped_without_a_scheduler(folder)
         world.scheduler.admit("a", "b", limit=10)
         await until(lambda: len(leaver.tokens["a"]) == len(stayer.tokens["b"]) == 10)
         leaver.leave()
-        await asyncio.sleep(0.1)  # the worker has seen it go
+        await asyncio.sleep(0.1)  # the worker has detected the loss
         world.scheduler.hang_up()
         await until(lambda: len(world.scheduler.hellos) == 2)
         held = decode_held(world.scheduler.hellos[1])
@@ -220,7 +222,7 @@ async def test_plans_with_an_unknown_residency_are_applied_and_logged_once(folde
         await until(lambda: "r" in gateway.ended)
     stated = [r.getMessage() for r in caplog.records if "levitate" in r.getMessage()]
     assert stated == [
-        "the scheduler's plans name the residency policy 'levitate', which this worker does not "
+        "the scheduler's plan names the residency policy 'levitate', which this worker does not "
         "have; it uses recompute"
     ]
 

@@ -24,7 +24,7 @@ from tests.observability.tracing.otlp import WrittenSpans
 
 
 def plan(**directives) -> Plan:
-    """As it comes, over the wire."""
+    """A plan as received."""
     wire = encode_plan(Plan(1, **directives)).SerializeToString()
     return decode_plan(scheduler_pb2.Plan.FromString(wire))
 
@@ -37,22 +37,22 @@ def token(request_id: str, offset: int, finish: FinishReason | None = None) -> l
     return [NewToken("g#1", request_id, offset, 7, finish, None)]
 
 
-class Told:
-    """A worker's spans, told of one thing a second."""
+class RecordedSpans:
+    """A worker's spans, with one event per second."""
 
     def __init__(self) -> None:
         self.written = WrittenSpans()
         self.spans = WorkerSpans(self.written)
 
     def make(self, request_id: str, offsets: range, from_s: float) -> float:
-        """Tokens, one a second; returns when the last came."""
+        """Makes tokens, one per second; returns the time of the last."""
         for at, offset in enumerate(offsets):
             self.spans.tokens(token(request_id, offset), from_s + at)
         return from_s + len(offsets) - 1
 
     @property
     def slices(self) -> list[tuple[float, float | None, int, int, str]]:
-        """From, until, tokens, limit and end of each."""
+        """Start, end, tokens, limit and end reason of each slice."""
         return [
             (
                 span.start_s,
@@ -67,13 +67,13 @@ class Told:
 
 
 def test_consecutive_budgets_are_slices():
-    sent = Told()
+    sent = RecordedSpans()
     sent.spans.received("r", "p", 0, 0.0)
     sent.spans.planned(admit("r", 2), 1.0)
-    sent.make("r", range(0, 2), 2.0)  # the budget is made at 3
+    sent.make("r", range(0, 2), 2.0)  # the budget is used up at 3
     sent.spans.planned(plan(extend=(Grant("r", 4),)), 5.0)
-    sent.spans.planned(plan(extend=(Grant("r", 6),)), 6.0)  # before the one under way is made
-    sent.make("r", range(2, 5), 7.0)  # 4 are made at 8, and it goes on at once
+    sent.spans.planned(plan(extend=(Grant("r", 6),)), 6.0)  # before the present budget is used up
+    sent.make("r", range(2, 5), 7.0)  # 4 tokens at 8, and the next slice begins at once
     sent.spans.tokens(token("r", 5, FinishReason.STOP), 11.0)
     assert sent.slices == [
         (1.0, 3.0, 2, 2, "budget"),
@@ -86,7 +86,7 @@ def test_consecutive_budgets_are_slices():
 
 @pytest.mark.parametrize("plan_first", [False, True])
 def test_span_needs_plan_and_prompt_in_any_order(plan_first: bool) -> None:
-    sent = Told()
+    sent = RecordedSpans()
     if plan_first:
         sent.spans.planned(admit("r", 9), 1.0)
         sent.spans.received("r", "p", 0, 2.0)
@@ -98,21 +98,21 @@ def test_span_needs_plan_and_prompt_in_any_order(plan_first: bool) -> None:
 
 
 def test_resumed_request_s_span_continues_after_its_tokens():
-    sent = Told()
+    sent = RecordedSpans()
     sent.spans.received("r", "p", 5, 0.0)
     sent.spans.planned(admit("r", 8), 1.0)
     sent.make("r", range(5, 8), 2.0)
     assert sent.slices == [(1.0, 4.0, 3, 8, "budget")]
-    assert sent.written.all[0].marks == []  # its first token was made elsewhere
+    assert sent.written.all[0].marks == []  # its first token was drawn elsewhere
 
 
 def test_pause_eviction_or_cancel_ends_a_slice():
-    sent = Told()
+    sent = RecordedSpans()
     sent.spans.received("r", "p", 0, 0.0)
     sent.spans.planned(admit("r", 99), 1.0)
     sent.make("r", range(0, 3), 2.0)
     sent.spans.planned(plan(pause=(Pause("r", Residency.OFFLOAD),)), 5.0)
-    sent.make("r", range(3, 4), 5.5)  # made before it read that it should stop
+    sent.make("r", range(3, 4), 5.5)  # drawn before it received the pause
     sent.spans.planned(admit("r", 99), 8.0)
     sent.make("r", range(4, 5), 9.0)
     sent.spans.reported(Report(1, 1, evicted=(RequestProgress("r", 5, 0),)), 10.0)
@@ -127,7 +127,7 @@ def test_pause_eviction_or_cancel_ends_a_slice():
 
 
 def test_end_known_only_from_a_report_ends_the_span():
-    sent = Told()
+    sent = RecordedSpans()
     sent.spans.received("r", "p", 0, 0.0)
     sent.spans.planned(admit("r", 9), 1.0)
     error = Completion("r", 0, FinishReason.ERROR)
@@ -137,7 +137,7 @@ def test_end_known_only_from_a_report_ends_the_span():
 
 
 def test_swap_span_belongs_to_its_request():
-    sent = Told()
+    sent = RecordedSpans()
     sent.spans.received("r", "p", 0, 0.0)
     swaps = (
         SwapTiming(Direction.OFFLOAD, 32, 0.25, 0.1, "r"),
@@ -152,7 +152,7 @@ def test_swap_span_belongs_to_its_request():
 
 
 def test_untraced_request_leaves_nothing():
-    sent = Told()
+    sent = RecordedSpans()
     sent.spans.received("r", "", 0, 0.0)
     sent.spans.planned(admit("r", 2), 1.0)
     sent.make("r", range(0, 2), 2.0)
@@ -165,7 +165,7 @@ def test_untraced_request_leaves_nothing():
 
 
 def test_traced_requests_are_bounded():
-    sent = Told()
+    sent = RecordedSpans()
     for number in range(MOST_TRACED + 3):
         sent.spans.planned(admit(f"early{number}", 2), 0.0)
         sent.spans.received(f"r{number}", "p", 0, 0.0)

@@ -1,4 +1,4 @@
-"""Small models of every architecture, and a scheduler of ten lines that keeps an engine busy."""
+"""Small models of every architecture, and a minimal scheduler that keeps an engine busy."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "max_position_embeddings": 256,
-    "initializer_range": 0.3,  # wide enough for answers that are no single token repeated
+    "initializer_range": 0.3,  # wide enough for answers with different tokens
     "bos_token_id": EOS,
     "eos_token_id": EOS,
     "pad_token_id": EOS,
@@ -85,7 +85,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
 
 @cache
 def reference(name: str) -> PreTrainedModel:
-    """The model as transformers runs it; the same weights at each call."""
+    """transformers' model; the same weights at each call."""
     torch.manual_seed(len(name))
     return MODELS[name]().eval()
 
@@ -106,7 +106,7 @@ def prompt_tokens(seed: int, length: int) -> tuple[int, ...]:
 
 
 def generate(name: str, tokens: Sequence[int], new_tokens: int) -> tuple[list[int], float]:
-    """What `generate()` answers greedily, and the smallest lead of a token over the runner-up."""
+    """The greedy answer of `generate()`, and the smallest lead of a token over the second."""
     output: Any = reference(name).generate(
         torch.tensor([tokens]),
         attention_mask=torch.ones(1, len(tokens), dtype=torch.long),
@@ -120,7 +120,7 @@ def generate(name: str, tokens: Sequence[int], new_tokens: int) -> tuple[list[in
 
 
 def clear_cases(name: str, lengths: Sequence[int], new_tokens: int) -> dict[str, Any]:
-    """Prompts of these lengths, and answers no rounding can change: {id: (prompt, answer)}."""
+    """Prompts of these lengths, and answers that rounding cannot change: {id: (prompt, answer)}."""
     cases = {}
     for number, length in enumerate(lengths):
         for seed in range(100 * number, 100 * number + 100):
@@ -133,7 +133,7 @@ def clear_cases(name: str, lengths: Sequence[int], new_tokens: int) -> dict[str,
 
 
 class Feeder:
-    """Admits requests, extends ended slices, and admits the evicted again, as a scheduler does."""
+    """A scheduler that admits requests, extends ended slices, and admits evicted requests again."""
 
     def __init__(self, engine: Engine, slice_tokens: int = 0):
         self.engine = engine

@@ -1,4 +1,4 @@
-"""A real worker between a scheduler and gateways that record what they hear."""
+"""A real worker between a scheduler and gateways that record what they receive."""
 
 import asyncio
 from collections import defaultdict
@@ -35,7 +35,7 @@ Prompt = worker_pb2.Prompt
 
 
 class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
-    """Writes down hellos and reports; sends the plans it is told to."""
+    """Records hellos and reports; sends the plans of a test."""
 
     def __init__(self) -> None:
         self.hellos: list[scheduler_pb2.WorkerHello] = []
@@ -92,7 +92,7 @@ class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
 
 class RecordingGateway:
-    """Sends prompts; writes down the tokens that come, checking their offsets."""
+    """Sends prompts; records the received tokens and checks their offsets."""
 
     def __init__(self, channel: aio.Channel, name: str):
         self._up: Outbox[worker_pb2.WorkerInput] = Outbox(1000)
@@ -133,7 +133,7 @@ class RecordingGateway:
 
 
 @dataclass
-class World:
+class RunningWorker:
     scheduler: RecordingScheduler
     channel: aio.Channel
     address: str
@@ -153,13 +153,15 @@ class World:
 
 async def until(condition: Callable[[], object], limit_s: float = 20) -> None:
     async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        while not condition():  # noqa: ASYNC110 - the condition has no event
             await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
-async def running(folder: Path, tracing: Tracing = OFF, **settings: Any) -> AsyncIterator[World]:
-    """A worker of the small Llama, attached."""
+async def running(
+    folder: Path, tracing: Tracing = OFF, **settings: Any
+) -> AsyncIterator[RunningWorker]:
+    """An attached worker with the small Llama."""
     with TemporaryDirectory() as sockets:
         scheduler = RecordingScheduler()
         add = scheduler_pb2_grpc.add_SchedulerServicer_to_server
@@ -181,7 +183,7 @@ async def running(folder: Path, tracing: Tracing = OFF, **settings: Any) -> Asyn
             listening(unit.mounts, config.address),
         ):
             channel = connect(config.address)
-            world = World(scheduler, channel, config.address, registry)
+            world = RunningWorker(scheduler, channel, config.address, registry)
             await until(lambda: scheduler.hellos)
             try:
                 yield world

@@ -1,4 +1,4 @@
-"""Assembles an engine's parts, sized to the machine: the two KV pools and the kernels."""
+"""Assembles an engine's parts, sized to the machine: KV pools, kernels, sampler and recorder."""
 
 from dataclasses import dataclass, replace
 
@@ -7,20 +7,19 @@ import torch
 from services.worker.config import EngineConfig
 from services.worker.engine.graphs.decode_graphs import GraphParts
 from services.worker.engine.graphs.recorder import CudaRecorder, Recorder
-from services.worker.engine.graphs.sizes import ROW_BLOCKS_MAX, graphs_wanted, sizes_of
+from services.worker.engine.graphs.sizes import ROW_BLOCKS_MAX, graphs_wanted, recorded_sizes
 from services.worker.engine.memory import graphs_bytes, host_blocks, kv_blocks, staging_bytes
-from services.worker.engine.ranks import ALONE, Ranks
+from services.worker.engine.ranks import SINGLE_RANK, Ranks
 from services.worker.engine.sampling.sampler import Sampler
 from services.worker.engine.step_clock import StepClock
 from services.worker.kernels.interface import AttentionKernels
 from services.worker.kernels.selection import kernels_for, recordable_for, sampling_for
 from services.worker.kv.cache import KVCache, bytes_per_token
-from services.worker.kv.copies import BlockCopies
-from services.worker.kv.device_streams import Streams, streams_for
+from services.worker.kv.device_streams import streams_for
 from services.worker.kv.host_cache import HostCache
 from services.worker.kv.staging import RecordLayout, RingSize
 from services.worker.kv.swapper import Swapper
-from services.worker.machine import batch_tokens_of, free_host_bytes, share_of_cores
+from services.worker.machine import cores_per_worker, free_host_bytes, step_token_limit
 from services.worker.model.paged import PagedModel
 from services.worker.model.rope import freeze_rope
 from services.worker.requests.types.limits import Limits
@@ -28,12 +27,12 @@ from services.worker.requests.types.limits import Limits
 # Bytes of the logits that score prompts in one step, in the model's dtype: 500 to 900 tokens of a
 # vocabulary of 150,000. On a GPU the logits of a full batch are reserved in any case.
 SCORED_BYTES = 256 * 2**20
-HOST_BLOCKS = 8  # host blocks per device block, without a configured size; more would wait too long
+HOST_BLOCKS = 8  # per device block, without a configured size; KV of more would wait too long
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The limits of the state, and everything allocated within them. `graphs` is set if decode
+    """The limits of the state, and everything allocated within them. `graphs` is None unless decode
     steps are recorded."""
 
     limits: Limits
@@ -44,11 +43,12 @@ class Parts:
     graphs: GraphParts | None
     sampler: Sampler
     kv_bytes_per_token: int
+    host_block_bytes: int
 
 
-def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE) -> Parts:
-    """Raises ValueError, one sentence that says what to change, for a rope that depends on the
-    batch, and if the attention or the machine's memory does not fit."""
+def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = SINGLE_RANK) -> Parts:
+    """Raises ValueError, with a sentence that says what to change, if the model's rope depends on
+    the batch, no kernel supports its attention, or memory is short."""
     limit = model.max_context_tokens
     context_tokens = min(limit, config.max_context_tokens or limit)
     freeze_rope(model.module, context_tokens)
@@ -61,7 +61,7 @@ def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE) -> P
         model.heads,
         int8,
         config.kernels,
-        config.torch_threads or share_of_cores(config.local_workers * ranks.size),
+        config.torch_threads or cores_per_worker(config.local_workers * ranks.size),
     )
     if int8:
         model.require_int8()
@@ -70,7 +70,8 @@ def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE) -> P
     )
     token_bytes = bytes_per_token(model.shapes, model.dtype, int8)
     recorder = recorder_for(config, model.device)
-    sizes = sizes_of(_most_rows(model, config)) if recorder else []
+    max_rows = min(config.max_running, step_token_limit(config.max_batch_tokens, model.device))
+    sizes = recorded_sizes(max_rows) if recorder else []
     set_aside = graphs_bytes(model, sizes)
     limits = _limits(model, config, layout, token_bytes, context_tokens, set_aside, ranks)
     # One block beyond the pool: the padding of recorded steps writes there.
@@ -80,30 +81,28 @@ def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE) -> P
     )
     host = _host(model, config, layout, limits.host_blocks, ranks.size > 1)
     if ranks.size > 1:  # all ranks use the smallest size of any rank
-        limits = replace(limits, host_blocks=ranks.least(host.capacity))
+        limits = replace(limits, host_blocks=ranks.all_reduce_min(host.capacity))
     streams = streams_for(model.device)
-    swapper = _swapper(cache, copies, layout, host, streams)
+    ring = RingSize.within(staging_bytes(model.device), layout.record_bytes)
+    swapper = Swapper(cache.layers, copies, layout, host, streams, ring)
     graphs = _graphs(model, cache, limits, recorder, set_aside) if recorder else None
     draws = sampling_for(model.device, config.kernels)
     sampler = Sampler(model.device, model.vocab_size, model.eos_ids, draws, streams)
     clock = StepClock(streams)
-    return Parts(limits, cache, kernels, swapper, clock, graphs, sampler, token_bytes)
+    return Parts(
+        limits, cache, kernels, swapper, clock, graphs, sampler, token_bytes, layout.record_bytes
+    )
 
 
 def recorder_for(config: EngineConfig, device: torch.device) -> Recorder | None:
-    """The recorder of decode steps, if they are recorded."""
+    """The recorder of decode steps; None if they are not recorded."""
     return CudaRecorder(device) if graphs_wanted(config, device) else None
-
-
-def _most_rows(model: PagedModel, config: EngineConfig) -> int:
-    """Rows of a decode step, apart from memory."""
-    return min(config.max_running, batch_tokens_of(config.max_batch_tokens, model.device))
 
 
 def _graphs(
     model: PagedModel, cache: KVCache, limits: Limits, recorder: Recorder, set_aside: int
 ) -> GraphParts:
-    """Every row has at least one block, so that there are no more rows than blocks."""
+    # Every row has a block or more, so that a step has no more rows than the pool has blocks.
     rows = min(limits.max_running, limits.max_batch_tokens, limits.kv_blocks)
     row_blocks = min(-(-limits.reach_tokens // limits.block_tokens), ROW_BLOCKS_MAX)
     return GraphParts(
@@ -111,7 +110,7 @@ def _graphs(
         cache=cache,
         attention=recordable_for(model.device, limits.block_tokens, rows, row_blocks),
         recorder=recorder,
-        sizes=sizes_of(rows),
+        sizes=recorded_sizes(rows),
         pad_block=limits.kv_blocks,
         blocks=limits.kv_blocks,
         limit_bytes=set_aside,
@@ -127,18 +126,18 @@ def _limits(
     set_aside: int,
     ranks: Ranks,
 ) -> Limits:
-    blocks = ranks.least(kv_blocks(model, config, set_aside))
+    blocks = ranks.all_reduce_min(kv_blocks(model, config, set_aside))
     in_host = model.device.type == "cpu"  # the cache itself is in host memory
     kv_bytes = blocks * config.block_tokens * token_bytes if in_host else 0
     return Limits(
         kv_blocks=blocks,
         block_tokens=config.block_tokens,
         max_running=config.max_running,
-        max_batch_tokens=batch_tokens_of(config.max_batch_tokens, model.device),
+        max_batch_tokens=step_token_limit(config.max_batch_tokens, model.device),
         max_context_tokens=context_tokens,
         report_every_steps=config.report_every_steps,
         eos_ids=model.eos_ids,
-        host_blocks=ranks.least(
+        host_blocks=ranks.all_reduce_min(
             host_blocks(config, layout.record_bytes, kv_bytes, HOST_BLOCKS * blocks)
         ),
         exact_swaps=layout.exact,
@@ -150,9 +149,9 @@ def _limits(
 def _host(
     model: PagedModel, config: EngineConfig, layout: RecordLayout, blocks: int, shared: bool
 ) -> HostCache:
-    """Allocated at start if it is pinned, which takes too long between two steps, or `shared` with
-    other ranks, which must have the same size. A configured size must be available; a default size
-    is reduced to what is free."""
+    """The host pool. It is allocated now if it is pinned, which takes too long between two steps,
+    or if all ranks must have the same size (`shared`). A configured size must be available; a
+    default size is reduced to what is free."""
     pinned = model.device.type == "cuda"
     host = HostCache(blocks, layout.record_bytes, free_host_bytes, pinned)
     if (pinned or shared) and config.host_gib is not None:
@@ -160,11 +159,3 @@ def _host(
     elif pinned or shared:
         host.ensure(blocks)
     return host
-
-
-def _swapper(
-    cache: KVCache, copies: BlockCopies, layout: RecordLayout, host: HostCache, streams: Streams
-) -> Swapper:
-    device = cache.layers[0].data.device
-    ring = RingSize.within(staging_bytes(device), layout.record_bytes)
-    return Swapper(cache.layers, copies, layout, host, streams, ring)

@@ -1,8 +1,8 @@
-"""EngineLoop: handle commands, step, report, again; in a thread of its own.
+"""EngineLoop: the engine's thread. It handles commands, steps, reports, and repeats.
 
-Only this thread touches the engine. It handles all waiting commands between two steps, so that a
-command that arrives during a step takes effect in the very next one, and neither streams nor health
-checks ever wait for a step. Results are posted as calls to the event loop.
+Only this thread accesses the engine. It handles all waiting commands between two steps, so that a
+command that arrives during a step takes effect in the next one, and neither streams nor health
+checks wait for a step. Results are posted as calls to the event loop.
 
 A plan's path: Attach stream → `ApplyPlan` in the inbox → `WorkerState.apply_plan` → the next step.
 """
@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable
 from math import inf
-from typing import Protocol
 
 from observability.logs import trace_id_of
 from services.core import Plan, Report
@@ -44,22 +43,23 @@ log = logging.getLogger(__name__)
 PROMPT_WAIT_S = 1.0  # the prompt of an admitted request normally arrives within milliseconds
 EXPIRE_INTERVAL_S = 5.0  # between two checks for prompts and plans that waited too long
 INTEGRITY_INTERVAL_S = 60.0  # at least, between two integrity checks of an idle worker
-MAX_FAILURES = 3  # consecutive failures of single requests, while nothing else computes either
+MAX_FAILURES = 3  # consecutive failures of single requests, if a probe fails, too
 
 OnError = Callable[[Prompt, int, str], None]  # the prompt, its next offset, a sentence
 
 
-class Listener(Protocol):
+class Listener:
     """Receives results in the event loop. Each attribute is looked up when called."""
 
-    on_tokens: Callable[[list[NewToken]], None]
-    on_error: OnError
-    on_report: Callable[[Report], None]
-    on_drained: Call  # no request runs or is about to
+    def __init__(self) -> None:
+        self.on_tokens: Callable[[list[NewToken]], None] = lambda _: None
+        self.on_error: OnError = lambda *_: None
+        self.on_report: Callable[[Report], None] = lambda _: None
+        self.on_drained: Call = lambda: None  # no request runs or is about to
 
 
 class EngineLoop:
-    """`run` is the body of the engine's thread."""
+    """The body of the engine's thread is `run`."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class EngineLoop:
         match command:
             case AddPrompt(prompt):
                 if refusal := self._engine.add(prompt, time.monotonic()):
-                    self._post_error(prompt, len(prompt.token_ids) - prompt.prompt_tokens, refusal)
+                    self._post_error(prompt, prompt.delivered_tokens, refusal)
             case RefuseRequest(request_id):
                 state.refuse(request_id)
             case OpenStream(origin):
@@ -149,14 +149,14 @@ class EngineLoop:
         if unknown and residency != self._unknown_residency:
             self._unknown_residency = residency
             log.warning(
-                "the scheduler's plans name the residency policy %r, which this worker does not "
+                "the scheduler's plan names the residency policy %r, which this worker does not "
                 "have; it uses %s",
                 residency,
                 DEFAULT,
             )
 
     def _is_drained(self) -> bool:
-        """No request runs, is computed, or was just admitted with its prompt on the way.
+        """Whether no request runs, is computed, or was just admitted before its prompt arrived.
 
         Prompts without a plan and paused requests do not count: they are resubmitted elsewhere.
         """
@@ -176,22 +176,21 @@ class EngineLoop:
             self._check_integrity()
 
     def _check_integrity(self) -> None:
-        """Raises AssertionError, which ends the process: a defect of the worker."""
         try:
             self._engine.state.check_integrity()
-        except AssertionError as error:
+        except AssertionError as error:  # a defect of the worker
             log.error("the worker's state is inconsistent (%s); the process ends", error)
             raise
 
     def _expire(self) -> None:
-        """Drops prompts and admissions that waited too long. Usually costs one clock read."""
+        """Drops prompts and admissions that waited too long. Usually it only reads the clock."""
         now = time.monotonic()
         if now >= self._expire_at_s:
             self._expire_at_s = now + EXPIRE_INTERVAL_S
             self._engine.state.expire(now)
 
     def _step(self) -> bool:
-        """Whether there was anything to compute."""
+        """Computes one step; returns whether there was anything to compute."""
         try:
             result = self._engine.step()
         except StepFailed as failure:
@@ -211,8 +210,8 @@ class EngineLoop:
     def _on_failure(self, failure: StepFailed) -> None:
         """Ends the requests that failed alone and continues.
 
-        Raises RuntimeError after MAX_FAILURES in a row, if nothing else can be computed either.
-        Independent failures, such as all choices of one bad prompt, are no reason to end.
+        Raises RuntimeError after MAX_FAILURES in a row if the engine cannot compute a probe either.
+        Independent failures, such as all choices of one bad prompt, do not end the process.
         """
         if not failure.sequences:
             log.warning("%s: %r", failure, failure.__cause__)
@@ -223,10 +222,10 @@ class EngineLoop:
             "trace_id": trace_id_of(first.prompt.traceparent),
         }
         log.error("%s", failure, exc_info=failure.__cause__, extra=context)
-        for prompt, offset in [(s.prompt, s.output_tokens) for s in failure.sequences]:
-            message = "the model failed on this request; the worker's log has the details"
-            self._post_error(prompt, offset, message)
-        self._failures = 0 if self._engine.works() else self._failures + 1
+        message = "the model failed on this request; the worker's log has the details"
+        for sequence in failure.sequences:
+            self._post_error(sequence.prompt, sequence.output_tokens, message)
+        self._failures = 0 if self._engine.can_compute() else self._failures + 1
         if self._failures >= MAX_FAILURES:
             raise RuntimeError(f"{self._failures} steps in a row failed") from failure.__cause__
 

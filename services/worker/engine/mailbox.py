@@ -1,4 +1,4 @@
-"""Between the event loop and the engine's thread: typed commands one way, calls the other."""
+"""The mailbox between event loop and engine thread: typed commands in, calls out."""
 
 import asyncio
 import threading
@@ -11,34 +11,34 @@ from services.worker.requests.types.prompt import Prompt
 
 Call = Callable[[], None]
 
-MAX_UNDELIVERED = 4_096  # calls to the event loop; the engine then waits for it
+MAX_UNDELIVERED = 4_096  # pending calls to the event loop; at this number the engine waits
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """A gateway's stream opens: prompts arrive on it, and their tokens are read."""
+    """A gateway has opened a stream: it sends prompts and reads their tokens."""
 
     origin: str
 
 
 @dataclass(frozen=True, slots=True)
 class CloseStream:
-    """A gateway's stream is closed: its tokens are lost. Without a scheduler, which would cancel
-    its requests, they are dropped."""
+    """A gateway's stream is closed. Its tokens are lost. If no scheduler is attached that would
+    cancel its requests, they are dropped."""
 
     origin: str
 
 
 @dataclass(frozen=True, slots=True)
 class AddPrompt:
-    """A prompt arrives. If it can never run here, it ends with an error."""
+    """Adds a prompt. If it can never run here, it ends with an error."""
 
     prompt: Prompt
 
 
 @dataclass(frozen=True, slots=True)
 class RefuseRequest:
-    """A request's prompt is invalid."""
+    """Reports a request whose prompt is invalid as an error."""
 
     request_id: str
 
@@ -50,15 +50,15 @@ class ApplyPlan:
 
 @dataclass(frozen=True, slots=True)
 class AttachScheduler:
-    """A scheduler attaches. `on_attached` receives the held requests, for adoption; reports follow,
-    beginning with what happened without a scheduler."""
+    """A scheduler has attached. `on_attached` receives the held requests, for adoption. Reports
+    follow; the first one contains what happened without a scheduler."""
 
     on_attached: Callable[[tuple[HeldRequest, ...]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class DetachScheduler:
-    """The scheduler is gone; no report follows `on_detached`. Requests continue within their
+    """The scheduler is gone. No report follows `on_detached`. Requests continue within their
     budgets, and events are kept for the next scheduler."""
 
     on_detached: Call
@@ -66,26 +66,26 @@ class DetachScheduler:
 
 @dataclass(frozen=True, slots=True)
 class ReturnReports:
-    """These reports were not sent: their contents go into the next one."""
+    """Returns reports that were not sent: the next report repeats their contents."""
 
     reports: tuple[Report, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Drop all requests: no scheduler has adopted them."""
+    """Drops all requests, because no scheduler has adopted them."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryDrained:
-    """Answers whether no request runs or is about to, after all earlier commands."""
+    """Calls `answer` with whether no request runs or is about to, after all earlier commands."""
 
     answer: Callable[[bool], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the thread after the current step."""
+    """Ends the thread after the current step."""
 
 
 GatewayCommand = OpenStream | CloseStream | AddPrompt | RefuseRequest
@@ -109,7 +109,7 @@ class Inbox:
             self._changed.notify()
 
     def take_all(self, wait_s: float) -> list[Command]:
-        """All commands; if there are none, those that arrive within `wait_s`."""
+        """Removes and returns all commands; if there are none, waits up to `wait_s` for some."""
         if not self._commands and not wait_s:
             return []
         with self._changed:
@@ -121,10 +121,8 @@ class Inbox:
 
 
 class Outbox:
-    """Calls for the event loop, which makes all pending ones in one turn.
-
-    The engine's thread posts; it waits while MAX_UNDELIVERED calls are pending.
-    """
+    """Calls for the event loop, which makes all pending ones in one turn. The engine's thread posts
+    them; it waits while MAX_UNDELIVERED are pending."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop

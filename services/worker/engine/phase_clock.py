@@ -1,9 +1,9 @@
-"""PhaseClock: how the engine's thread spends its time, by phase.
+"""PhaseClock: the time of the engine's thread by phase.
 
 It reads the clock at the beginning of each phase: 2 µs per step and 0.5 µs per layer on a CPU,
-without waiting for the device. On a CPU, attention is separate from the rest of the model. On a GPU
-both are only launched here, and the time passes while waiting for the drawn tokens: all of it
-counts as `model`, and `sampling` is the time to launch it.
+without waiting for the device. On a CPU, attention is separate from the rest of the model. A GPU's
+work is only launched in these phases, and its time passes while the thread waits for the drawn
+tokens: all of it counts as `model`, and `sampling` is the time to launch the sampling.
 """
 
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class PhaseClock:
 
 @dataclass(frozen=True, slots=True)
 class TimedAttention:
-    """An AttentionStep whose time counts as attention, within the model's."""
+    """An AttentionStep whose time counts as ATTENTION instead of MODEL."""
 
     step: AttentionStep
     clock: PhaseClock

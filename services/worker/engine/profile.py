@@ -1,5 +1,4 @@
-"""Measures steps and swaps at start: the data for the estimator's first cost model of this
-worker."""
+"""Measures steps and swaps at start, for the estimator's first cost model of this worker."""
 
 from math import inf
 from time import perf_counter
@@ -10,11 +9,11 @@ from services.worker.engine.step import Engine
 from services.worker.requests.types.prompt import Prompt, SamplingParams
 
 # (sequences, prompt tokens each): prefills of several lengths and decodes over several contexts,
-# the most informative first, because time may run out at any point.
+# the most informative first, because the time may run out.
 SHAPES = ((1, 16), (4, 16), (16, 16), (1, 256), (64, 16), (8, 128), (1, 1024), (32, 128), (16, 512))
 DECODES = 4
 SWAPS = (64, 512)  # tokens: a small one to initialise, a large one for the rate
-ROUNDS = 2  # round trips of each
+ROUND_TRIPS = 2  # of each
 SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
@@ -49,17 +48,17 @@ def profile_swaps(engine: Engine, limit_s: float) -> list[SwapTiming]:
 
 
 def _time_swaps(engine: Engine, tokens: int) -> tuple[SwapTiming, ...]:
-    """Computes one prompt once and swaps it out and in `ROUNDS` times."""
+    """Computes one prompt once and swaps it out and in ROUND_TRIPS times."""
     name = "profile"
     output = _output_tokens(engine, 1, tokens)
     engine.add(Prompt(name, (0,) * tokens, tokens, output, SAMPLING), 0.0)
     engine.state.apply_plan(Plan(1, admit=(Grant(name, 1),)), 0.0)
     while engine.step():
         pass
-    for turn in range(ROUNDS):
+    for turn in range(ROUND_TRIPS):
         engine.state.apply_plan(Plan(2 * turn + 2, pause=(Pause(name, Residency.OFFLOAD),)), 0.0)
         engine.step()
-        engine.state.pool.unpublish_all()  # otherwise the next prompt would find its prefix
+        engine.state.pool.unpublish_all()  # otherwise the upload would find its prefix
         engine.state.apply_plan(Plan(2 * turn + 3, prefetch=(name,)), 0.0)
         engine.step()
     report = engine.state.report()
@@ -77,19 +76,19 @@ def _fits(engine: Engine, seqs: int, tokens: int) -> bool:
 
 
 def _output_tokens(engine: Engine, seqs: int, tokens: int) -> int:
-    """Enough that the first request still decodes a few steps when the last is prefilled."""
+    """Output tokens with which the first request still decodes when the last one is prefilled."""
     return DECODES + 2 * -(-seqs * tokens // engine.state.limits.max_batch_tokens)
 
 
 def _time_steps(engine: Engine, seqs: int, tokens: int, until_s: float) -> list[StepTiming]:
-    """Steps of equal requests, until they have ended or time is up."""
-    ids = [f"profile-{i}" for i in range(seqs)]
+    """Runs steps of equal requests until they end or the time is over; returns their timings."""
+    names = [f"profile-{i}" for i in range(seqs)]
     output = _output_tokens(engine, seqs, tokens)
-    for request_id in ids:
-        same = (0,) * tokens
-        prompt = Prompt(request_id, same, tokens, output, SAMPLING, cache_salt=request_id)
+    for request_id in names:
+        ids = (0,) * tokens
+        prompt = Prompt(request_id, ids, tokens, output, SAMPLING, cache_salt=request_id)
         engine.add(prompt, 0.0)
-    engine.state.apply_plan(Plan(1, admit=tuple(Grant(i, output) for i in ids)), 0.0)
+    engine.state.apply_plan(Plan(1, admit=tuple(Grant(name, output) for name in names)), 0.0)
     timings = []
     while perf_counter() < until_s and (result := engine.step()):
         timings += result.timings

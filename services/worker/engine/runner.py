@@ -1,31 +1,24 @@
-"""EngineRunner: the engine as the event loop sees it. Neither side ever waits for a step."""
+"""EngineRunner: the event loop's interface to the engine's thread. Neither waits for a step."""
 
 import asyncio
 import threading
-from collections.abc import Callable
 
-from services.core import Report
-from services.worker.engine.loop import EngineLoop, OnError
+from services.worker.engine.loop import EngineLoop, Listener
 from services.worker.engine.mailbox import Call, Command, Inbox, Outbox, QueryDrained, Stop
 from services.worker.engine.step import Engine
 from services.worker.metrics import WorkerMetrics
-from services.worker.requests.types.batch import NewToken
 
 MAX_WAITING_COMMANDS = 8_192  # stream readers then wait for the engine
 
 
-class EngineRunner:
-    """Sends commands to the engine's thread and makes its calls in the event loop.
-
-    Commands sent before `run` wait for it.
-    """
+class EngineRunner(Listener):
+    """Sends commands to the engine's thread, and makes its calls in the event loop. Commands sent
+    before `run` wait for it."""
 
     def __init__(self, engine: Engine, metrics: WorkerMetrics):
-        self.on_tokens: Callable[[list[NewToken]], None] = lambda _: None
-        self.on_error: OnError = lambda *_: None
-        self.on_report: Callable[[Report], None] = lambda _: None
+        super().__init__()
         self._drained = asyncio.Event()
-        self.on_drained: Call = self._drained.set
+        self.on_drained = self._drained.set
         self._inbox = Inbox()
         self._outbox: Outbox | None = None  # while it runs
         self._loop = EngineLoop(engine, metrics, self._inbox, self._post, self)

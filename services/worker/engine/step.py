@@ -1,9 +1,9 @@
-"""Engine: state, model and cache. One `step`: settle → compose → run → draw → commit.
+"""Engine: state, model and cache. A `step` settles transfers, composes, runs, draws and commits.
 
-With `overlap`, step N + 1 is composed and launched before N is committed, so that the device never
-waits for the host. N + 1 reads the tokens of N on the device. All operations on blocks are issued
-on one stream: blocks that N's commit frees can be reused at once, although N + 1 may still write to
-them, because a new owner's writes come later on the stream.
+With `overlap`, step N + 1 is composed and launched before N is committed, so that the device does
+not wait for the host. N + 1 reads the tokens of N on the device. All operations on blocks are
+issued on one stream. Blocks that the commit of N frees can therefore be reused at once: N + 1 may
+still write to them, but the writes of a new owner come later on the stream.
 """
 
 from collections.abc import Callable
@@ -21,14 +21,14 @@ from services.worker.engine.graphs.decode_graphs import DecodeGraphs
 from services.worker.engine.graphs.sizes import graphs_wanted
 from services.worker.engine.inputs import StepInputs
 from services.worker.engine.phase_clock import Phase, PhaseClock, TimedAttention
-from services.worker.engine.ranks import ALONE, Ranks, RanksApart, rank_device
+from services.worker.engine.ranks import SINGLE_RANK, Ranks, RanksApart, rank_device
 from services.worker.engine.sampling.drawn import DrawnTokens
 from services.worker.engine.sampling.scored import PromptScores
 from services.worker.engine.spare_cores import SpareCores, spare_cores_for
 from services.worker.kernels.cpu.kernel_cache import kernel_source
 from services.worker.kernels.interface import AttentionStep
-from services.worker.machine import threads_of
-from services.worker.model.compiled import is_wanted, require_compiler
+from services.worker.machine import torch_threads
+from services.worker.model.compiled import compiles
 from services.worker.model.paged import PagedModel, PagedStep, load_model
 from services.worker.requests.state import WorkerState
 from services.worker.requests.types.batch import DecodeRows, PrefillChunk, StepBatch, StepResult
@@ -42,8 +42,8 @@ _PROBE = Prompt("\0probe", (0, 0), 2, 1)  # not a possible request id
 class StepFailed(Exception):
     """A step failed and has no effect; `__cause__` is the error.
 
-    `sequences` are those that it ended: one that was alone in the step; or none, because its
-    sequences are computed in parts from now on, or one of them was evicted.
+    `sequences` are those that the failure ended: the only one of the step. There is none if the
+    sequences of the step are computed in parts from now on, or if one of them was evicted.
     """
 
     def __init__(self, what: str, sequences: list[Sequence]):
@@ -53,8 +53,7 @@ class StepFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A launched step whose tokens are on the device, and the scores of its prompts, if
-    requested."""
+    """A launched step: its tokens on the device, and the scores of its prompts if requested."""
 
     batch: StepBatch
     drawn: DrawnTokens
@@ -63,22 +62,22 @@ class Launched:
 
 class Engine:
     """One model replica, used by one thread at a time. Plans and prompts are applied between two
-    steps, also while a step is in flight, which counts as work."""
+    calls of `step`, also while a step is in flight."""
 
-    def __init__(self, model: PagedModel, config: EngineConfig, ranks: Ranks = ALONE):
+    def __init__(self, model: PagedModel, config: EngineConfig, ranks: Ranks = SINGLE_RANK):
         parts = assemble(model, config, ranks)
         self.model = model
         self.ranks = ranks
         self.kv_bytes_per_token = parts.kv_bytes_per_token * ranks.size
         self.state = WorkerState(parts.limits)
         self.phases = PhaseClock()
-        self.rest_block_bytes = parts.swapper.block_bytes * ranks.size
+        self.host_block_bytes = parts.host_block_bytes * ranks.size
         self._kernels = parts.kernels
-        self._swapper = ranks.wrap_swapper(parts.swapper)
+        self.swapper = parts.swapper
         self._step: AttentionStep = PagedStep(parts.cache, parts.kernels)
         self._inputs = StepInputs(model.device)
         on_cuda = model.device.type == "cuda"
-        if not on_cuda:  # on a GPU it is launched, not computed, when it returns
+        if not on_cuda:  # a call on a GPU returns when its work is launched, not computed
             self._step = TimedAttention(self._step, self.phases)
         self._overlap = config.overlap == "on" or (config.overlap == "auto" and on_cuda)
         self._launched: Launched | None = None
@@ -94,27 +93,30 @@ class Engine:
         cls,
         config: EngineConfig,
         lap: Callable[[str], None] = lambda _: None,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_RANK,
     ) -> "Engine":
         """The engine of one process, or of this rank's part. Raises ValueError with a sentence if
         the model cannot be loaded or does not fit. `lap` receives the name of each finished
         phase."""
-        assert config.tensor_parallel == ranks.size, "several are loaded by parallel.loading"
+        assert config.tensor_parallel == ranks.size, (
+            "parallel.loading loads an engine of several ranks"
+        )
         device = rank_device(config, ranks.rank)
-        require_compiler(config.compile, device)
-        graphs_wanted(config, device)  # raises before weights are read
+        # Both raise ValueError before weights are read.
+        compiled = compiles(config.compile, device)
+        graphs_wanted(config, device)
 
-        def settle(module: PreTrainedModel) -> None:
+        def set_threads(module: PreTrainedModel) -> None:
             parameters = module.num_parameters()
             sharing = config.local_workers * ranks.size
-            threads = config.torch_threads or threads_of(parameters, device, sharing)
+            threads = config.torch_threads or torch_threads(parameters, device, sharing)
             if threads:
                 torch.set_num_threads(threads)
 
         fuse = config.fused_forward == "auto"
-        model = load_model(config.model, device, config.dtype, fuse, settle, ranks.part)
+        model = load_model(config.model, device, config.dtype, fuse, set_threads, ranks.sharder)
         lap("model")
-        if is_wanted(config.compile, device):
+        if compiled:
             model.compile_forward()
             lap("compiling")
         engine = cls(model, config, ranks)
@@ -125,7 +127,7 @@ class Engine:
         return engine
 
     def enter_thread(self) -> None:
-        """Called first by the thread that steps: PyTorch keeps these settings per thread."""
+        """Applies PyTorch's settings, which are per thread, to the thread that calls `step`."""
         torch.set_num_threads(torch.get_num_threads())
         if self.model.device.type == "cuda":
             torch.cuda.set_device(self.model.device)
@@ -143,25 +145,26 @@ class Engine:
         """Drops all requests and pending moves; the step in flight has no effect."""
         self._launched = None
         self.state.reset()
-        self._swapper.reset()
+        self.ranks.send_reset()
+        self.swapper.reset()
         self._sampler.clear()
 
     def step(self) -> StepResult | None:
         """Computes one step and returns its result; None if nothing can run.
 
         With `overlap`, the next step has been launched, and the next call commits it: commands
-        before that call affect the step that it launches in turn.
+        before that call affect the step after it.
 
         Raises StepFailed if the computation fails; the next call computes a different step. Raises
-        RanksApart if there is no next one.
+        RanksApart if the replica is lost.
         """
         self.phases.begin()
         self._launched = self._launched or self._launch()
         if self._launched is None:
             return None
         ahead = self._launch_behind(self._launched) if self._overlap else None
-        landing, self._launched = self._launched, None
-        result = self._land(landing)
+        completed, self._launched = self._launched, None
+        result = self._complete(completed)
         if ahead:
             self.state.steps.advance(ahead.batch)
             self._launched = ahead
@@ -171,9 +174,9 @@ class Engine:
     def _launch(self) -> Launched | None:
         """Launches the next step with nothing in flight."""
         batch = self._compose()
-        while batch is None and self._swapper.busy:
+        while batch is None and self.swapper.busy:
             self.phases.enter(Phase.SWAP)
-            self._swapper.wait()
+            self.swapper.wait()
             batch = self._compose()
         if batch is None:
             return None
@@ -185,8 +188,8 @@ class Engine:
             raise self._failed(batch, error) from error
 
     def _launch_behind(self, launched: Launched) -> Launched | None:
-        """Launches the step after `launched`, if it depends on nothing that the host does not know
-        yet. A failed launch is repeated with nothing in flight."""
+        """Launches the step after `launched`, unless it depends on tokens that the host does not
+        know yet. A failed launch is repeated when nothing is in flight."""
         if not self.state.steps.in_flight:
             self.state.steps.advance(launched.batch)
         batch = self._compose()
@@ -200,19 +203,22 @@ class Engine:
             return None
 
     def _compose(self) -> StepBatch | None:
-        """The next batch. The moves that it needs are issued before its computation."""
+        """The next batch. Issues the transfers that must precede its computation."""
         self.phases.enter(Phase.COMPOSE)
-        self.state.arrived(self._swapper.settle())
-        self.state.swapped(self._swapper.take_timings())
+        if settled := self.swapper.settle():
+            self.ranks.send_settled(settled)
+            self.state.arrived(settled)
+        self.state.swapped(self.swapper.take_timings())
         batch = self.state.steps.compose()
         if moves := self.state.take_moves():
-            self.state.lost(self._swapper.start(moves))
+            self.ranks.send_moves(moves)
+            self.state.lost(self.swapper.start(moves))
         return batch
 
     def _start(self, batch: StepBatch) -> Launched:
         if self._cores is not None:
             self._cores.set_threads()
-        watch = self._clock.begin(batch)
+        timer = self._clock.begin(batch)
         self.phases.enter(Phase.MODEL)
         logits = self.run(batch)
         self.phases.enter(Phase.SAMPLING)
@@ -220,34 +226,36 @@ class Engine:
         if chunks := batch.scored:
             draws = len(batch.sampling)
             scored, logits = PromptScores.from_logits(chunks, logits[draws:]), logits[:draws]
-        drawn = self._draw(batch, logits)
-        self._clock.end(watch)
+        drawn = self._sampler.draw(batch.sampling, logits)
+        self._clock.end(timer)
         return Launched(batch, drawn, scored)
 
-    def _land(self, landing: Launched) -> StepResult:
-        """Waits for a step and commits it. Times are the device's: a step begins after the one
-        before, and waits neither for the host nor for later launches."""
+    def _complete(self, launched: Launched) -> StepResult:
+        """Waits for a step and commits it. Its time is the device's, from the end of the step
+        before, without waits for the host or later launches."""
         self.phases.enter(Phase.MODEL)
         try:
-            tokens, logprobs = landing.drawn.to_host()
-            scores = landing.scored.to_host() if landing.scored else ()
+            tokens, logprobs = launched.drawn.to_host()
+            scores = launched.scored.to_host() if launched.scored else ()
         except Exception as error:
-            raise self._failed(landing.batch, error) from error
+            raise self._failed(launched.batch, error) from error
         self.phases.enter(Phase.COMMIT)
         return self.state.steps.commit(
-            landing.batch, tokens, self._clock.pop_completed(), logprobs, scores
+            launched.batch, tokens, self._clock.pop_completed(), logprobs, scores
         )
 
     def _failed(self, batch: StepBatch, error: Exception) -> StepFailed:
         rows = len(batch.sequences)
         clear_frames(error.__traceback__)  # releases the memory of its tensors
         if isinstance(error, OUT_OF_MEMORY) and self.state.steps.out_of_memory(batch):
-            return StepFailed(f"a step of {rows} rows found no memory; one gave way", [])
+            return StepFailed(
+                f"the device had no memory for a step of {rows} rows; one request was evicted", []
+            )
         return StepFailed(f"a step of {rows} rows failed", self.state.steps.fail(batch))
 
-    def works(self) -> bool:
-        """Whether the device can compute anything: prefills a probe token and decodes one.
-        Distinguishes a request that fails alone from a broken device."""
+    def can_compute(self) -> bool:
+        """Whether the device can compute anything: prefills and decodes a probe token. This
+        distinguishes a request that fails from a broken device."""
         pool, probe = self.state.pool, Sequence.start(_PROBE, 0)
         try:
             if not pool.grow(probe.request_id, len(probe.tokens)):
@@ -265,17 +273,14 @@ class Engine:
         return True
 
     def run(self, batch: StepBatch) -> Tensor:
-        """Logits [sampling rows, then scoring rows, vocabulary] of the batch, valid until the next
-        run. Stores its KV."""
+        """Runs the batch and stores its KV. Returns logits [rows that draw, then rows that score,
+        vocabulary], valid until the next run."""
         in_flight = self._launched.drawn.tokens if self._launched else None
-        with self.ranks.together(batch):
+        with self.ranks.run_together(batch):
             with torch.inference_mode():
                 inputs = self._inputs.prepare(batch, in_flight)
-            if self._graphs is not None and self._graphs.takes(batch):
+            if self._graphs is not None and self._graphs.accepts(batch):
                 return self._graphs.run(batch, inputs)
             with torch.inference_mode():
                 self._kernels.prepare(batch, inputs.slots)
             return self.model.forward(inputs.tokens, inputs.positions, self._step, inputs.rows)
-
-    def _draw(self, batch: StepBatch, logits: Tensor) -> DrawnTokens:
-        return self._sampler.draw(batch.sampling, logits)

@@ -1,8 +1,8 @@
-"""StepClock: how long steps took on their device, by the events around them.
+"""StepClock: the time of steps on their device, measured by events.
 
-A host that launches a step finishes long before the device: a prefill that draws nothing would seem
-to take no time. The time is therefore measured between two events on the compute stream, and
-reported once the later one has passed. On a CPU that is immediate.
+The host finishes launching a step long before the device computes it, so that by the host's clock a
+prefill that draws nothing would take no time. The time is therefore measured between two events on
+the compute stream, and reported once the later one has passed. On a CPU that is immediate.
 """
 
 from collections import deque
@@ -16,9 +16,9 @@ MAX_PENDING = 1_024  # unread steps; the oldest is dropped when more accumulate
 
 
 @dataclass(frozen=True, slots=True)
-class StepWatch:
-    """A step in progress: a copy of its batch's composition, since the batch advances when it is
-    over."""
+class StepTimer:
+    """A step in progress. It copies the composition of its batch, because the batch advances at the
+    end of the step."""
 
     prefill_tokens: int
     decode_seqs: int
@@ -31,28 +31,28 @@ class StepClock:
 
     def __init__(self, streams: Streams):
         self._streams = streams
-        self._pending: deque[tuple[StepWatch, Event]] = deque(maxlen=MAX_PENDING)
+        self._pending: deque[tuple[StepTimer, Event]] = deque(maxlen=MAX_PENDING)
 
-    def begin(self, batch: StepBatch) -> StepWatch:
+    def begin(self, batch: StepBatch) -> StepTimer:
         """Call before anything of the step is issued. A failed step has no end."""
-        return StepWatch(
+        return StepTimer(
             batch.prefill_tokens,
             len(batch.decodes),
             batch.context_tokens,
             self._streams.record(Lane.COMPUTE),
         )
 
-    def end(self, watch: StepWatch) -> None:
+    def end(self, timer: StepTimer) -> None:
         """Call after everything of the step was issued."""
-        self._pending.append((watch, self._streams.record(Lane.COMPUTE)))
+        self._pending.append((timer, self._streams.record(Lane.COMPUTE)))
 
     def pop_completed(self) -> list[StepTiming]:
-        """Steps completed since the last call, in order, without waiting for others."""
+        """Timings of steps completed since the last call, in order; does not wait for others."""
         timings = []
         while self._pending and self._pending[0][1].query():
-            watch, end = self._pending.popleft()
-            elapsed_s = self._streams.elapsed_s(watch.start, end)
+            timer, end = self._pending.popleft()
+            elapsed_s = self._streams.elapsed_s(timer.start, end)
             timings.append(
-                StepTiming(watch.prefill_tokens, watch.decode_seqs, watch.context_tokens, elapsed_s)
+                StepTiming(timer.prefill_tokens, timer.decode_seqs, timer.context_tokens, elapsed_s)
             )
         return timings

@@ -7,6 +7,7 @@ from services.worker.config import KernelSet
 from services.worker.kernels.interface import AttentionKernels, RecordableAttention, SamplingKernels
 from services.worker.kernels.reference.attention import TorchAttention
 from services.worker.kernels.reference.blocks import TorchBlocks
+from services.worker.kernels.reference.layer_ops import TorchLayerOps
 from services.worker.kernels.reference.sampling import TorchSampling
 from services.worker.kv.cache import KVCache, KVShape, bytes_per_token
 from services.worker.kv.copies import BlockCopies
@@ -25,19 +26,19 @@ def kernels_for(
     chosen: KernelSet = "auto",
     threads: int = 0,
 ) -> Kernels:
-    """Attention and block copies for a model's layers: `shapes` of KV, `heads` of queries (by
-    default as many as of keys). `int8`: the cache itself is INT8. `threads` is the limit for
-    attention on a CPU; 0: PyTorch's.
+    """Attention and block copies for a model's layers: `shapes` of KV, numbers of query `heads` (by
+    default equal to those of keys). `int8`: the cache is INT8. `threads` is the limit for attention
+    on a CPU; 0: PyTorch's.
 
-    Raises ValueError, with a sentence that says what to change, if no kernel supports a head
-    size or dtype, or INT8 would save nothing. INT8 supports windows and soft-caps, because it
-    only changes how keys and values are stored; `PagedModel.require_int8` detects models that
-    lose too much.
+    Raises ValueError, with a sentence that says what to change, if no kernel supports a head size
+    or dtype, or INT8 would save nothing. INT8 supports windows and soft-caps, because it only
+    changes how keys and values are stored; `PagedModel.require_int8` detects models that lose too
+    much.
     """
     if dtype not in DTYPES:
         raise ValueError(
-            f"the KV cache is kept in float32, bfloat16 or float16, not in {dtype}: "
-            "set the worker's dtype to one of these"
+            f"the KV cache supports float32, bfloat16 and float16, not {dtype}: "
+            "set worker.dtype to one of these"
         )
     if int8:
         _require_gain(shapes, dtype)
@@ -56,15 +57,15 @@ def runs_triton(device: torch.device, chosen: KernelSet) -> bool:
 def recordable_for(
     device: torch.device, block_tokens: int, max_rows: int, row_blocks: int
 ) -> RecordableAttention:
-    """Attention of up to `max_rows` decodes of `row_blocks` blocks that can be recorded: Triton's,
-    where `runs_triton`."""
+    """Attention that can be recorded, for up to `max_rows` decodes of `row_blocks` blocks. Requires
+    `runs_triton`."""
     from services.worker.kernels.cuda.recordable import RecordableDecodes
 
     return RecordableDecodes(block_tokens, device, max_rows, row_blocks)
 
 
 def sampling_for(device: torch.device, chosen: KernelSet = "auto") -> SamplingKernels:
-    """On a CPU numpy's and Numba's, compiled here so that no step waits for it; else PyTorch's."""
+    """NumPy's and Numba's on a CPU, compiled now so that no step waits for it; else PyTorch's."""
     if device.type != "cpu" or chosen == "torch":
         return TorchSampling()
     from services.worker.kernels.cpu.sampling import CpuSampling
@@ -72,6 +73,19 @@ def sampling_for(device: torch.device, chosen: KernelSet = "auto") -> SamplingKe
     draws = CpuSampling()
     draws.warm()
     return draws
+
+
+def layer_ops_for(device: torch.device, dtype: torch.dtype) -> TorchLayerOps:
+    """Numba's on a CPU in float32 and bfloat16, compiled or loaded now; else PyTorch's."""
+    if not _suits_numba(device, dtype):
+        return TorchLayerOps()
+    # Imported here, because a worker on a GPU does not need Numba.
+    from services.worker.kernels.cpu.layer_ops import NumbaLayerOps
+    from services.worker.kernels.cpu.threads import wide_vectors
+
+    ops = NumbaLayerOps(dtype, wide_vectors())
+    ops.warm()
+    return ops
 
 
 def _suits_numba(device: torch.device, dtype: torch.dtype) -> bool:
@@ -86,11 +100,11 @@ def _numba(
     int8: bool,
     threads: int,
 ) -> AttentionKernels:
-    """Imported here, so that a machine with a GPU does without Numba. Compiled here, once for
-    each size of heads, so that no step waits for it."""
+    """Imports Numba here, because a worker on a GPU does not need it. Compiles the kernels for each
+    head size, so that no step waits for it."""
     if not _suits_numba(device, dtype):
         raise ValueError(
-            f"kernels numba attend on a CPU in float32 or bfloat16, not on {device.type} in "
+            f"kernels numba supports a CPU with float32 or bfloat16, not {device.type} with "
             f"{dtype}: set kernels to auto"
         )
     from services.worker.kernels.cpu.attention import NumbaAttention
@@ -107,8 +121,8 @@ def _require_gain(shapes: list[KVShape], dtype: torch.dtype) -> None:
     native, int8 = bytes_per_token(shapes, dtype), bytes_per_token(shapes, dtype, int8=True)
     if int8 >= native:
         raise ValueError(
-            f"kv_dtype int8 takes {int8} bytes a token with its scales and {dtype} only {native}, "
-            f"for heads of {shapes[0].head_dim} are too small: set kv_dtype to auto"
+            f"kv_dtype int8 with its scales takes {int8} bytes a token, {dtype} only {native}, "
+            f"because heads of {shapes[0].head_dim} are too small: set kv_dtype to auto"
         )
 
 
@@ -119,11 +133,11 @@ def _triton(
     shapes: list[KVShape],
     heads: list[int],
 ) -> Kernels:
-    """Imported here, so that a machine without a GPU needs no Triton."""
+    """Imports Triton here, because a machine without a GPU does not need it."""
     from services.worker.kernels.cuda.tile_sizes import require_supported
 
     for queries, shape in zip(heads, shapes, strict=True):
-        require_supported(queries, shape.kv_heads, shape.head_dim, dtype)
+        require_supported(queries, shape.kv_heads, shape.head_dim)
 
     from services.worker.kernels.cuda.attention import TritonAttention
     from services.worker.kernels.cuda.blocks import TritonBlocks

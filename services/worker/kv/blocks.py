@@ -15,14 +15,13 @@ from services.worker.kv.prefixes import CachedPrefixes
 
 
 class BlockPool:
-    """Allocates block numbers 0 … blocks-1. All operations are O(blocks changed)."""
+    """Allocates blocks 0 … blocks-1. All operations are O(blocks changed)."""
 
     def __init__(self, blocks: int, block_tokens: int):
         self.blocks = blocks
         self.block_tokens = block_tokens
-        self._free = list(
-            range(blocks - 1, -1, -1)
-        )  # LIFO: the last freed block is likeliest to be in a CPU cache
+        # LIFO: the last freed block is the most likely one to be in a CPU cache.
+        self._free = list(range(blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._tables: dict[str, list[int]] = {}
         self._holders = [0] * blocks
@@ -45,10 +44,6 @@ class BlockPool:
     def cached_blocks(self) -> int:
         """Free blocks whose content is still found by its key."""
         return len(self._cached)
-
-    @property
-    def free_tokens(self) -> int:
-        return self.free_blocks * self.block_tokens
 
     @property
     def usage(self) -> float:
@@ -98,10 +93,12 @@ class BlockPool:
         """
         for block in reversed(self._tables.pop(owner, [])):
             self._holders[block] -= 1
-            if self._holders[block] == 0:
-                self._free_block(block)
-            else:
+            if self._holders[block]:
                 self.shared_blocks -= 1
+            elif block in self._keys:
+                self._cached[block] = None
+            else:
+                self._free.append(block)
 
     def share(self, owner: str, keys: Sequence[bytes]) -> int:
         """Gives `owner` the published blocks of the longest prefix of `keys`. Returns their number.
@@ -143,22 +140,15 @@ class BlockPool:
         self._cached.clear()
 
     def _allocate(self) -> int:
-        block = self._free.pop() if self._free else self._reuse()
+        if self._free:
+            block = self._free.pop()
+        else:
+            block, _ = self._cached.popitem(last=False)
+            key = self._keys.pop(block)
+            del self._by_key[key]
+            self.cached.remove(key)
         self._holders[block] = 1
         return block
-
-    def _reuse(self) -> int:
-        block, _ = self._cached.popitem(last=False)
-        key = self._keys.pop(block)
-        del self._by_key[key]
-        self.cached.remove(key)
-        return block
-
-    def _free_block(self, block: int) -> None:
-        if block in self._keys:
-            self._cached[block] = None
-        else:
-            self._free.append(block)
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless block states and reference counts match."""

@@ -78,8 +78,5 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 def bytes_per_token(shapes: list[KVShape], dtype: torch.dtype, int8: bool = False) -> int:
     """Returns the device bytes of one token's keys and values in all layers, including scales."""
-    return sum(2 * s.kv_heads * _head_bytes(s.head_dim, dtype, int8) for s in shapes)
-
-
-def _head_bytes(head_dim: int, dtype: torch.dtype, int8: bool) -> int:
-    return head_dim + SCALE_BYTES if int8 else head_dim * dtype.itemsize
+    number_bytes, scale_bytes = (1, SCALE_BYTES) if int8 else (dtype.itemsize, 0)
+    return sum(2 * s.kv_heads * (s.head_dim * number_bytes + scale_bytes) for s in shapes)

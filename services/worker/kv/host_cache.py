@@ -6,34 +6,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-# PyTorch rounds pinned memory up to a power of two, so a slab is one.
+# A power of two, because PyTorch rounds pinned memory up to one.
 SLAB_BYTES = 64 * 2**20
-
-
-class HostMemoryError(ValueError):
-    """The configured host memory cannot be allocated; the message says what to change."""
-
-
-def host_blocks(kv_host_bytes: int, record_bytes: int, free_bytes: int) -> int:
-    """Returns the number of blocks of a host pool. Raises HostMemoryError if invalid."""
-    if kv_host_bytes > free_bytes:
-        raise HostMemoryError(
-            f"the host pool of {kv_host_bytes / 2**30:.2f} GiB is larger than the "
-            f"{free_bytes / 2**30:.2f} GiB of host memory that are free: make it smaller"
-        )
-    if 0 < kv_host_bytes < record_bytes:
-        raise HostMemoryError(
-            f"the host pool of {kv_host_bytes} bytes holds not even one block of "
-            f"{record_bytes} bytes: make it larger, or 0 for none"
-        )
-    return kv_host_bytes // record_bytes
 
 
 class HostCache:
     """Room for up to `blocks` records of `record_bytes`, allocated in slabs as it is needed.
 
-    If a slab exceeds `free_bytes()` or the system refuses it, the pool never grows again: another
-    attempt at every step would stall decoding.
+    If a slab exceeds `free_bytes()` or the system refuses it, the pool does not grow any more:
+    another attempt at every step would stall decoding.
     """
 
     def __init__(
@@ -64,12 +45,12 @@ class HostCache:
         return blocks <= self.capacity
 
     def require(self) -> None:
-        """Allocates the whole pool. Raises HostMemoryError on failure."""
+        """Allocates the whole pool. Raises ValueError, which says what to change, on failure."""
         if not self.ensure(self.blocks):
-            raise HostMemoryError(
-                f"the host pool should have {self.blocks * self.record_bytes / 2**30:.2f} GiB, "
-                f"but the system gave {self.capacity * self.record_bytes / 2**30:.2f} GiB "
-                f"({self.refused}): make it smaller"
+            raise ValueError(
+                f"the host pool needs {self.blocks * self.record_bytes / 2**30:.2f} GiB, but only "
+                f"{self.capacity * self.record_bytes / 2**30:.2f} GiB could be allocated "
+                f"({self.refused}): set host_gib lower"
             )
 
     def runs(self, blocks: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
@@ -80,12 +61,13 @@ class HostCache:
         """
         if not blocks:
             return
-        cuts = [0, *(i for i in range(1, len(blocks)) if self._starts_run(blocks, i)), len(blocks)]
-        for first, end in pairwise(cuts):
+        starts = (
+            index
+            for index, (last, block) in enumerate(pairwise(blocks), 1)
+            if block != last + 1 or block % self._slab_blocks == 0
+        )
+        for first, end in pairwise([0, *starts, len(blocks)]):
             yield first, self._records(blocks[first], end - first)
-
-    def _starts_run(self, blocks: Sequence[int], i: int) -> bool:
-        return blocks[i] != blocks[i - 1] + 1 or blocks[i] % self._slab_blocks == 0
 
     def _records(self, block: int, count: int) -> Tensor:
         if not 0 <= block <= self.capacity - count:

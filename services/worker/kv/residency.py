@@ -1,12 +1,12 @@
 """KV residency when device memory is short: ALISE (Zhao et al., 2024), §3.3, Alg. 2.
 
-Pure: takes resident requests and pool sizes, returns transfers. An eviction rule decides how one
-request leaves the device; the walk over all requests, most urgent first, is the same for each rule.
+Pure: takes resident requests and pool sizes, returns transfers. An eviction rule decides whether
+one request's KV is kept, offloaded or dropped; the walk over all requests, most urgent first, is
+the same for each rule.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import inf
 
 from services.core import Residency
 from services.costs import KVCosts
@@ -40,9 +40,8 @@ class ResidencyPlan:
     prefetch: tuple[str, ...] = ()
 
 
-EvictionRule = Callable[
-    [int, float, KVCosts], Residency
-]  # (tokens of KV, expected wait in s, costs)
+# Arguments: tokens of KV, expected wait in s (infinite if unknown), costs.
+EvictionRule = Callable[[int, float, KVCosts], Residency]
 
 
 def recompute(tokens: int, wait_s: float, costs: KVCosts) -> Residency:
@@ -78,9 +77,9 @@ DEFAULT = "recompute"
 
 
 def plan_residency(
-    residents: Iterable[Resident], room: PoolRoom, costs: KVCosts, leave: EvictionRule
+    residents: Iterable[Resident], room: PoolRoom, costs: KVCosts, rule: EvictionRule
 ) -> ResidencyPlan:
-    """Returns the transfers of ALISE's walk. O(residents).
+    """Returns the transfers of ALISE's walk, Alg. 2. O(residents).
 
     The first requests that fit stay on the device or are prefetched; the others are offloaded,
     longest wait first, while the host has room. Requests that the rule would drop keep their KV,
@@ -96,20 +95,15 @@ def plan_residency(
             beyond.append(resident)
         elif fits and not resident.on_device and resident.tokens:
             prefetch.append(resident.request_id)
-    return ResidencyPlan(tuple(_offloads(beyond, room, costs, leave)), tuple(prefetch))
+    return ResidencyPlan(tuple(_offloads(beyond, room, costs, rule)), tuple(prefetch))
 
 
 def _offloads(
-    beyond: list[Resident], room: PoolRoom, costs: KVCosts, leave: EvictionRule
+    beyond: list[Resident], room: PoolRoom, costs: KVCosts, rule: EvictionRule
 ) -> Iterable[str]:
     host_free_tokens = room.host_free_tokens
     for resident in sorted(beyond, key=lambda r: -r.wait_s):
-        action = leave(resident.tokens, resident.wait_s, costs)
+        action = rule(resident.tokens, resident.wait_s, costs)
         if action is Residency.OFFLOAD and resident.tokens <= host_free_tokens:
             host_free_tokens -= resident.tokens
             yield resident.request_id
-
-
-def choose_eviction(tokens: int, costs: KVCosts, leave: EvictionRule) -> Residency:
-    """Returns how a request leaves that must be evicted now, with unknown wait."""
-    return leave(tokens, inf, costs)

@@ -1,4 +1,4 @@
-"""SwapTimer: device time of KV transfers, measured by events around their parts."""
+"""SwapClock: device time of KV transfers, measured by events around their parts."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class TransferTimer:
         self.spans.append((lane, start, end))
 
 
-class SwapTimer:
+class SwapClock:
     """Issued transfers whose last part has not completed. O(parts) per transfer."""
 
     def __init__(self, streams: Streams):

@@ -1,21 +1,22 @@
 """Swapper: transfers KV between device blocks and host memory, concurrently with compute.
 
-An offload is gather (compute: blocks → slot), then copy (copy lane: slot → host). An upload is
-copy (host → slot), then, once that has arrived, scatter (compute: slot → blocks). Longer ones go
-through the staging slots chunk by chunk. Which lane accesses what, and what orders the accesses:
+An offload gathers blocks into a slot (compute lane), then copies the slot to the host (copy lane).
+An upload copies from the host to a slot (copy lane) and, once that has arrived, scatters the slot
+to blocks (compute lane). Long transfers pass through the slots in chunks. These rules order the
+accesses of the two lanes:
 
-    device blocks   compute only: gathers, scatters and the model's kernels, in order of issue.
-                    So a block may be reallocated once its gather is issued, and read once
-                    its scatter is issued. A recalled upload's scatter is never issued.
-    host blocks     the copy lane only, in order of issue. An upload keeps its host blocks until it
-                    settles or is recalled, since its later chunks are issued later.
-    outgoing slots  compute writes, copy reads: copy waits for the gather (event `gathered`),
-                    the next gather for the copy (`slot.reusable`).
-    incoming slots  copy writes, compute reads: the scatter is issued once the copy was seen to
-                    have passed (`arrived`), the next copy waits for the scatter
-                    (`slot.reusable`). A recalled chunk's slot has no scatter to wait for: its
-                    next copy comes after the old one on the same lane.
-    index tensors   made and read on compute, freed to its allocator.
+    device blocks   Only the compute lane accesses them: gathers, scatters and the model's kernels,
+                    in order of issue. A block may be reallocated once its gather is issued, and
+                    read once its scatter is issued. The scatter of a recalled upload is not issued.
+    host blocks     Only the copy lane accesses them, in order of issue. An upload keeps its host
+                    blocks until it settles or is recalled, because later chunks are issued later.
+    outgoing slots  Compute writes, copy reads. The copy waits for the gather (event `gathered`),
+                    the next gather waits for the copy (`slot.reusable`).
+    incoming slots  Copy writes, compute reads. The scatter is issued after the copy has passed
+                    (`arrived`), and the next copy waits for the scatter (`slot.reusable`). The slot
+                    of a recalled chunk has no scatter: its next copy follows the old one on the
+                    same lane.
+    index tensors   Created and read on the compute lane, and freed to its allocator.
 """
 
 from collections import deque
@@ -31,7 +32,7 @@ from services.worker.kv.copies import BlockCopies
 from services.worker.kv.device_streams import Event, Lane, Streams, to_device
 from services.worker.kv.host_cache import HostCache
 from services.worker.kv.staging import RecordLayout, RingSize, Slot, StagingRing
-from services.worker.kv.swap_clock import SwapTimer, TransferTimer
+from services.worker.kv.swap_clock import SwapClock, TransferTimer
 from services.worker.kv.transfers import KVTransfer, TransferPlan
 
 
@@ -42,7 +43,7 @@ class CopyChunk:
     move: KVTransfer
     first: int
     end: int
-    watch: TransferTimer
+    timer: TransferTimer
 
     @property
     def device_blocks(self) -> Sequence[int]:
@@ -91,16 +92,9 @@ class Swapper:
         self._device = layers[0].data.device
         self._outgoing = StagingRing(layout, ring, streams, self._device)
         self._incoming = StagingRing(layout, ring, streams, self._device)
-        self._waiting: deque[CopyChunk] = (
-            deque()
-        )  # waiting for a slot; bounded by the device's blocks
+        self._waiting: deque[CopyChunk] = deque()  # for a slot; bounded by the device's blocks
         self._uploads: deque[Upload] = deque()  # in order of arrival; bounded by the slots
-        self._timer = SwapTimer(streams)
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block in host memory."""
-        return self._host.record_bytes
+        self._clock = SwapClock(streams)
 
     @property
     def busy(self) -> bool:
@@ -113,7 +107,7 @@ class Swapper:
         Later compute may overwrite the device blocks of an offload. It must not access the device
         or host blocks of an upload until `settle` returns its serial. An upload that the same plan
         recalls never starts. Returns the requests whose offload found no host memory: their KV is
-        lost. Raises ValueError for a transfer whose blocks and tokens don't match.
+        lost. Raises ValueError for a transfer whose blocks and tokens do not match.
         """
         recalled = frozenset(moves.recalled)
         if recalled:
@@ -157,35 +151,35 @@ class Swapper:
 
     def take_timings(self) -> list[SwapTiming]:
         """Returns the device time of the transfers finished since the last call, without waits."""
-        return self._timer.pop_finished()
+        return self._clock.pop_finished()
 
     def _offload(self, move: KVTransfer) -> bool:
         """Returns False, with nothing issued, if host memory cannot be allocated."""
         if not self._host.ensure(max(move.host_blocks) + 1):
             return False
-        watch = TransferTimer(move.direction, move.tokens, move.request_id)
-        for chunk in self._chunks(move, watch):
+        timer = TransferTimer(move.direction, move.tokens, move.request_id)
+        for chunk in self._chunks(move, timer):
             slot = self._outgoing.rotate()
             self._gather(chunk, slot)
             self._to_host(chunk, slot)
-        self._timer.add(watch)
+        self._clock.add(timer)
         return True
 
     def _upload(self, move: KVTransfer) -> None:
-        watch = TransferTimer(move.direction, move.tokens, move.request_id)
-        self._waiting.extend(self._chunks(move, watch))
+        timer = TransferTimer(move.direction, move.tokens, move.request_id)
+        self._waiting.extend(self._chunks(move, timer))
         self._fill()
 
-    def _chunks(self, move: KVTransfer, watch: TransferTimer) -> Iterator[CopyChunk]:
+    def _chunks(self, move: KVTransfer, timer: TransferTimer) -> Iterator[CopyChunk]:
         """Yields at least one chunk, so that an empty transfer (all blocks shared) settles, too."""
         blocks = -(-move.tokens // self._block_tokens)
         if not blocks == len(move.device_blocks) == len(move.host_blocks):
             raise ValueError(
-                f"{move.direction} {move.serial} of {move.tokens} tokens: "
-                f"{len(move.device_blocks)} device blocks, {len(move.host_blocks)} host blocks"
+                f"{move.direction} {move.serial} of {move.tokens} tokens needs {blocks} blocks; it "
+                f"has {len(move.device_blocks)} device and {len(move.host_blocks)} host blocks"
             )
         for first in range(0, max(1, blocks), self._slot_blocks):
-            yield CopyChunk(move, first, min(first + self._slot_blocks, blocks), watch)
+            yield CopyChunk(move, first, min(first + self._slot_blocks, blocks), timer)
 
     def _gather(self, chunk: CopyChunk, slot: Slot) -> None:
         """Copies blocks to the slot on the compute lane; the copy lane waits for it."""
@@ -195,7 +189,7 @@ class Swapper:
         for layer, staged in zip(self._layers, slot.first(len(blocks)), strict=True):
             self._copies.gather(layer, blocks, filled, staged)
         gathered = self._streams.record(Lane.COMPUTE)
-        chunk.watch.add(Lane.COMPUTE, started, gathered)
+        chunk.timer.add(Lane.COMPUTE, started, gathered)
         self._streams.wait(Lane.COPY, gathered)
 
     def _to_host(self, chunk: CopyChunk, slot: Slot) -> None:
@@ -203,7 +197,7 @@ class Swapper:
         for first, records in self._host.runs(chunk.host_blocks):
             self._streams.copy(records, slot.records[first : first + len(records)])
         slot.reusable = self._streams.record(Lane.COPY)
-        chunk.watch.add(Lane.COPY, started, slot.reusable)
+        chunk.timer.add(Lane.COPY, started, slot.reusable)
 
     def _fill(self) -> None:
         """Issues waiting chunks while slots are free."""
@@ -216,7 +210,7 @@ class Swapper:
         for first, records in self._host.runs(chunk.host_blocks):
             self._streams.copy(slot.records[first : first + len(records)], records)
         arrived = self._streams.record(Lane.COPY)
-        chunk.watch.add(Lane.COPY, started, arrived)
+        chunk.timer.add(Lane.COPY, started, arrived)
         return Upload(chunk, slot, arrived)
 
     def _scatter(self, chunk: CopyChunk, slot: Slot) -> None:
@@ -227,9 +221,9 @@ class Swapper:
         finally:  # return the slot to the ring even on an error
             slot.reusable = self._streams.record(Lane.COMPUTE)
             self._incoming.push(slot)
-        chunk.watch.add(Lane.COMPUTE, started, slot.reusable)
+        chunk.timer.add(Lane.COMPUTE, started, slot.reusable)
         if chunk.is_last:
-            self._timer.add(chunk.watch)
+            self._clock.add(chunk.timer)
 
     def _scatter_layers(self, device_blocks: Sequence[int], slot: Slot) -> None:
         if not device_blocks:

@@ -1,11 +1,11 @@
 """The fused forward through `torch.compile`: the code between two attentions becomes one or a few
 kernels.
 
-Attention stays as it is, called between the compiled pieces, so that it needs no custom operator,
-and compile time does not grow with the model: all layers share one piece. There are three pieces
-(before the first attention, between two, after the last), each for one row and for many, with a
-dynamic number of rows. All six graphs are created by `verify`'s two calls. Nothing is compiled
-later: inputs that fit no graph run eagerly.
+Attention is not compiled: it is called between the compiled pieces, so that it needs no custom
+operator. All layers share one piece, so that the compile time does not grow with the model. There
+are three pieces (before the first attention, between two, after the last), each for one row and for
+a dynamic number of rows. The check at start creates all six graphs. Nothing is compiled later:
+inputs that fit no graph run eagerly.
 """
 
 import os
@@ -21,30 +21,26 @@ from torch import Tensor
 
 from services.worker.compiled_code import cache_folder
 from services.worker.kernels.interface import AttentionStep
+from services.worker.kernels.reference.layer_ops import TorchLayerOps
 from services.worker.model.fused import FusedForward, Layer
-from services.worker.model.layer_ops import TorchLayerOps
 
 CompileName = Literal["auto", "on", "off"]
 Backend = str | Callable[..., Any]
 
 INDUCTOR = "inductor"
 OPS = TorchLayerOps()  # the only ops that a compiler can trace
-FOREVER = "eager_on_recompile"  # a step never waits for a compiler
+NO_RECOMPILE = "eager_on_recompile"  # a step never waits for a compiler
 
 
-def require_compiler(asked: CompileName, device: torch.device) -> None:
-    """Raises ValueError, with a sentence that says what to do, if compilation is `on` but
-    impossible."""
-    if asked == "on" and (missing := missing_compiler(device)):
+def compiles(asked: CompileName, device: torch.device) -> bool:
+    """Whether the forward is compiled; `auto` compiles only on GPUs. A CPU spends its time in GEMMs
+    and attention, which are not compiled, and the compiler would take longer than the rest of the
+    start. Raises ValueError, with a sentence that says what to do, if compilation is `on` and a
+    compiler is missing."""
+    missing = missing_compiler(device)
+    if asked == "on" and missing:
         raise ValueError(f"compile is on, but {missing}; or set compile to auto")
-
-
-def is_wanted(asked: CompileName, device: torch.device) -> bool:
-    """`auto` compiles only on GPUs. On a CPU the time is in GEMMs and attention, which are not
-    compiled, and the compiler would take longer than the rest of the start."""
-    if asked == "auto":
-        return device.type == "cuda" and not missing_compiler(device)
-    return asked == "on"
+    return asked == "on" or (asked == "auto" and device.type == "cuda" and not missing)
 
 
 def missing_compiler(device: torch.device) -> str:
@@ -55,12 +51,12 @@ def missing_compiler(device: torch.device) -> str:
     command = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if which(command):
         return ""
-    return f"there is no C++ compiler {command} here: install one, or name yours in CXX"
+    return f"there is no C++ compiler {command}: install one, or set CXX to another"
 
 
 class CompiledForward:
-    """Like FusedForward, whose weights it shares. Compiled at the first call, for the rows that
-    `opening` declares; later calls run within `settled`."""
+    """The compiled FusedForward, with which it shares weights. `prepare` compiles; other calls
+    never do."""
 
     def __init__(self, fused: FusedForward, backend: Backend = INDUCTOR):
         # Inductor's own default is a temporary folder.
@@ -76,13 +72,12 @@ class CompiledForward:
         self, tokens: Tensor, positions: Tensor, step: AttentionStep, rows: Tensor | None
     ) -> Tensor:
         """Logits [rows, vocabulary] of the packed batch; of all its tokens if `rows` is None."""
-        with torch.compiler.set_stance(FOREVER):
+        with torch.compiler.set_stance(NO_RECOMPILE):
             return self._run(tokens, positions, step, rows)
 
     def prepare(self, tokens: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
-        """The same for all tokens, compiled: for this number only if it is one, else for any number
-        from two on."""
-        return self._run(tokens, positions, step, None, opens=len(tokens) > 1)
+        """Logits of all tokens. Compiles for exactly one token, or for any number from two on."""
+        return self._run(tokens, positions, step, None, dynamic=len(tokens) > 1)
 
     def _run(
         self,
@@ -90,25 +85,25 @@ class CompiledForward:
         positions: Tensor,
         step: AttentionStep,
         rows: Tensor | None,
-        opens: bool = False,
+        dynamic: bool = False,
     ) -> Tensor:
-        opened = _with_dynamic_rows if opens else _unchanged
+        mark = _mark_dynamic_rows if dynamic else _unchanged
         fused, layers = self._fused, self._fused.layers
-        # Indexed outside the graph: the result does not depend on how the numbers were made.
+        # Outside the graph, so that the rotations do not depend on how they are computed.
         hidden, cos, sin = fused.embed(tokens, positions)
-        q, k, v = self._project_first(layers[0], *opened(hidden, cos, sin))
+        q, k, v = self._project_first(layers[0], *mark(hidden, cos, sin))
         for layer, after in pairwise(layers):
             attended = _attended(step, layer, q, k, v)
-            q, k, v = self._finish_and_project(layer, after, *opened(hidden, attended, cos, sin))
+            q, k, v = self._finish_and_project(layer, after, *mark(hidden, attended, cos, sin))
         attended = _attended(step, layers[-1], q, k, v)
         if rows is not None:
             hidden, attended = hidden.index_select(0, rows), attended.index_select(0, rows)
-        logits: Tensor = self._finish_last(fused, *opened(hidden, attended))
+        logits: Tensor = self._finish_last(fused, *mark(hidden, attended))
         return logits
 
 
 def _attended(step: AttentionStep, layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[Σ tokens, heads · head_dim], contiguous: another layout would be another graph."""
+    """[Σ tokens, heads · head_dim], contiguous: another layout would need another graph."""
     return step.attend(layer.index, q, k, v, layer.options).flatten(1).contiguous()
 
 
@@ -134,9 +129,9 @@ def _unchanged(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tensors
 
 
-def _with_dynamic_rows(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Marks the row dimension as dynamic, so that the graph takes any number of rows from two on.
-    Raises if a graph does not."""
+def _mark_dynamic_rows(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Marks the row dimension as dynamic, so that the graph accepts any number of rows from two on.
+    PyTorch raises an error if a graph does not."""
     for tensor in tensors:
         torch._dynamo.mark_dynamic(tensor, 0)
     return tensors

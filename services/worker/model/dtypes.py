@@ -28,22 +28,20 @@ def choose_dtype(name: str, device: torch.device, requested: str) -> DtypeChoice
     checkpoint = AutoConfig.from_pretrained(name).get_text_config().dtype
     if checkpoint is None:
         return DtypeChoice(FLOAT32, "the checkpoint declares no dtype")
-    own = str(checkpoint).removeprefix("torch.")
-    if checkpoint is torch.float32:
-        return DtypeChoice(FLOAT32, "the checkpoint's")
+    stored = str(checkpoint).removeprefix("torch.")
+    on_gpu = device.type == "cuda"
     if checkpoint is torch.bfloat16:
-        if device.type == "cuda":
-            supported, instructions = cuda_has_bfloat16(device), "the GPU's bfloat16"
+        if on_gpu:
+            instructions = "the GPU's bfloat16" if cuda_has_bfloat16(device) else ""
         else:
             instructions = cpu_bfloat16_instructions()
-            supported = bool(instructions)
-        if supported:
-            return DtypeChoice(own, f"the checkpoint's; {instructions}")
-        missing = "a newer GPU" if device.type == "cuda" else "AVX512-BF16 or AMX"
-        return DtypeChoice(FLOAT32, f"the checkpoint's {own} needs {missing}")
-    if device.type == "cuda":
-        return DtypeChoice(own, "the checkpoint's")
-    return DtypeChoice(FLOAT32, f"no CPU instructions for the checkpoint's {own}")
+        if instructions:
+            return DtypeChoice(stored, f"the checkpoint's; {instructions}")
+        missing = "a newer GPU" if on_gpu else "AVX512-BF16 or AMX"
+        return DtypeChoice(FLOAT32, f"the checkpoint's {stored} needs {missing}")
+    if on_gpu or checkpoint is torch.float32:
+        return DtypeChoice(stored, "the checkpoint's")
+    return DtypeChoice(FLOAT32, f"no CPU instructions for the checkpoint's {stored}")
 
 
 def cpu_bfloat16_instructions() -> str:

@@ -1,11 +1,11 @@
 """A fused forward for the decoder layout that Llama, Qwen2, Qwen3, Mistral and Phi-3 share.
 
-Per layer: one GEMM for queries, keys and values, one for gate and up; residual sums inside the
-GEMMs; norm, rotation and gate by one call each (layer_ops.py); after the last layer's attention
-only the rows whose logits are needed. Weights are the module's own. Where several are joined, the
-module's parameters become views of the joined one: except for a small output head and head norms
-nothing is stored twice, and transformers' forward still runs. No call waits for the device, and no
-shape depends on data.
+Each layer has one GEMM for queries, keys and values, and one for gate and up. The GEMMs add the
+residual. Norm, rotation and gate are one call each (layer_ops.py). After the last attention only
+the rows are computed whose logits are needed. The weights are those of the module. Where several
+are joined, the module's parameters become views of the joined weight: only a small output head and
+head norms are stored twice, and transformers' forward still runs. No call waits for the device, and
+no shape depends on data.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,33 +19,33 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from services.worker.kernels.interface import AttentionOptions, AttentionStep
+from services.worker.kernels.reference.layer_ops import TorchLayerOps
 from services.worker.model.fused_layouts import Layout
-from services.worker.model.layer_ops import LayerOps
-from services.worker.model.sharding import Collectives
+from services.worker.model.rank_group import RankGroup
 
-# Bytes of a table of rotations: that of a long context (131,072 positions of 128 numbers, bfloat16)
-# just fits. Above it each step computes its rotations, once for all layers.
+# Limit of a table of rotations, which that of 131,072 positions of 128 numbers in bfloat16 reaches.
+# For a larger table each step computes its rotations, once for all layers.
 ROTARY_TABLE_BYTES = 64 * 2**20
-# Size of a weight that a CPU reads fastest in input-major layout (measured with one thread in
-# float32 and bfloat16: up to twice as fast for 1 to 64 rows): it fits in a core's cache, and its
-# products are computed by kernels/cpu/matmul.py if possible.
+# Numbers of a weight up to which a CPU reads it fastest in input-major layout: it fits in a core's
+# cache, and kernels/cpu/matmul.py computes its products if possible. Measured with one thread in
+# float32 and bfloat16: up to twice as fast for 1 to 64 rows.
 BY_INPUT_NUMBERS = 2**19
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """x · weight + bias, for x [rows, in]; `weight` [in, out] is a view of the module's own, except
-    for a small output head. With `ranks`, each rank has some of the inputs, and the results of all
-    ranks are summed."""
+    """x · weight + bias, for x [rows, in]. `weight` [in, out] is a view of the module's weight,
+    except for a small output head. With `ranks`, each rank has some of the inputs, and the results
+    of all ranks are summed."""
 
     weight: Tensor
     bias: Tensor | None
-    ranks: Collectives | None = None
+    ranks: RankGroup | None = None
 
-    def project(self, ops: LayerOps, x: Tensor) -> Tensor:
+    def project(self, ops: TorchLayerOps, x: Tensor) -> Tensor:
         return ops.product(x, self.weight, self.bias)
 
-    def add_to(self, ops: LayerOps, total: Tensor, x: Tensor) -> None:
+    def add_to(self, ops: TorchLayerOps, total: Tensor, x: Tensor) -> None:
         """total += product(x), summed by the GEMM itself."""
         if self.ranks is not None:
             total.add_(self.ranks.sum(self.project(ops, x)))
@@ -57,17 +57,18 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """An RMSNorm's weight, [numbers]; of queries and keys [heads + kv_heads, head_dim]."""
+    """An RMSNorm. Its weight is [numbers]; that of queries and keys is [heads + kv_heads,
+    head_dim]."""
 
     weight: Tensor
     eps: float
 
 
 class Rotary:
-    """cos and sin of every position, with the module's own frequencies and scaling.
+    """cos and sin of every position, with the module's frequencies and scaling.
 
-    The first half of each sin is negated: rotate_half(x) · sin is then x with swapped halves, times
-    this.
+    The first half of each sin is negated: rotate_half(x) · sin then equals x with swapped halves
+    times sin.
     """
 
     def __init__(self, rotary: Any, positions: int, dtype: torch.dtype):
@@ -82,10 +83,10 @@ class Rotary:
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[Σ tokens, 1, rotated dimensions], cos and sin."""
         if self._table is None:
-            turns = self._rotations(positions)
+            rotations = self._rotations(positions)
         else:
-            turns = self._table.index_select(0, positions)
-        cos, sin = turns.unsqueeze(1).chunk(2, -1)
+            rotations = self._table.index_select(0, positions)
+        cos, sin = rotations.unsqueeze(1).chunk(2, -1)
         return cos, sin
 
     def _rotations(self, positions: Tensor) -> Tensor:
@@ -112,21 +113,21 @@ class Layer:
     down: Linear
 
     def project(
-        self, ops: LayerOps, hidden: Tensor, cos: Tensor, sin: Tensor
+        self, ops: TorchLayerOps, hidden: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v [Σ tokens, heads, head_dim], as strided slices of one product."""
         normed = ops.norm(hidden, self.attention_norm.weight, self.attention_norm.eps)
         qkv = self.qkv.project(ops, normed).view(len(hidden), -1, self.head_dim)
         weight, eps = (self.head_norm.weight, self.head_norm.eps) if self.head_norm else (None, 0.0)
-        turned = ops.turn(qkv, self.heads + self.kv_heads, weight, eps, cos, sin)
-        return turned[:, : self.heads], turned[:, self.heads :], qkv[:, -self.kv_heads :]
+        rotated = ops.rotate(qkv, self.heads + self.kv_heads, weight, eps, cos, sin)
+        return rotated[:, : self.heads], rotated[:, self.heads :], qkv[:, -self.kv_heads :]
 
-    def finish(self, ops: LayerOps, hidden: Tensor, attended: Tensor) -> None:
+    def finish(self, ops: TorchLayerOps, hidden: Tensor, attended: Tensor) -> None:
         """Adds the output projection of attention [Σ tokens, heads · head_dim] and the MLP to
         `hidden`."""
         self.output.add_to(ops, hidden, attended)
         normed = ops.norm(hidden, self.mlp_norm.weight, self.mlp_norm.eps)
-        self.down.add_to(ops, hidden, ops.gated(self.gate_up.project(ops, normed)))
+        self.down.add_to(ops, hidden, ops.silu_and_mul(self.gate_up.project(ops, normed)))
 
 
 class FusedForward:
@@ -138,12 +139,12 @@ class FusedForward:
         module: PreTrainedModel,
         layout: Layout,
         positions: int,
-        ops: LayerOps,
-        ranks: Collectives | None = None,
+        ops: TorchLayerOps,
+        ranks: RankGroup | None = None,
     ):
         self._ops = ops
         decoder = module.model
-        # The module itself if it is split over ranks, where a lookup needs communication.
+        # With ranks a lookup needs communication, which the hooks of the module do.
         self._embed: Callable[[Tensor], Tensor] = decoder.embed_tokens
         if ranks is None:
             self._embed = partial(embedding, weight=decoder.embed_tokens.weight)
@@ -175,7 +176,7 @@ class FusedForward:
         """The initial residual stream, and the rotations cos and sin."""
         return self._embed(tokens), *self._rotary.at(positions)
 
-    def logits(self, ops: LayerOps, hidden: Tensor) -> Tensor:
+    def logits(self, ops: TorchLayerOps, hidden: Tensor) -> Tensor:
         """Logits of rows that have passed all layers."""
         logits = self._head.project(ops, ops.norm(hidden, self._norm.weight, self._norm.eps))
         if self._ranks is None or logits.shape[-1] == self._vocabulary:
@@ -183,18 +184,16 @@ class FusedForward:
         return self._ranks.all_gather(logits)
 
 
-def joined(linears: Sequence[nn.Linear]) -> Linear:
-    """The joined linear map of several `linears` with the same input.
-
-    Their parameters move into it and become views of it. Peak memory is one additional map of this
-    size.
-    """
+def join(linears: Sequence[nn.Linear]) -> Linear:
+    """Joins linear maps with the same input into one. Their parameters become views of the joined
+    ones. Peak memory is one additional map of this size."""
     biased = linears[0].bias is not None
-    return Linear(_moved(linears, "weight").t(), _moved(linears, "bias") if biased else None)
+    bias = _join_parameters(linears, "bias") if biased else None
+    return Linear(_join_parameters(linears, "weight").t(), bias)
 
 
-def _moved(linears: Sequence[nn.Linear], name: str) -> Tensor:
-    """[out, in], or [out] for a bias."""
+def _join_parameters(linears: Sequence[nn.Linear], name: str) -> Tensor:
+    """The joined parameter: [out, in], or [out] for a bias."""
     parts: list[Tensor] = [getattr(linear, name).detach() for linear in linears]
     numbers = sum(part.numel() for part in parts)
     by_input = parts[0].device.type == "cpu" and numbers <= BY_INPUT_NUMBERS
@@ -212,17 +211,17 @@ def _moved(linears: Sequence[nn.Linear], name: str) -> Tensor:
 
 
 def _head_weight(head: nn.Linear) -> Tensor:
-    """[in, out]. If it is also the embedding, which is read by rows, a small one is stored
-    twice."""
+    """The output head [in, out]. A small one is copied to the input-major layout, because the
+    embedding may share it, which is read by rows."""
     weight = head.weight.detach().t()
     small = weight.device.type == "cpu" and weight.numel() <= BY_INPUT_NUMBERS
     return weight.contiguous() if small else weight
 
 
-def _layer_of(layer: Any, layout: Layout, ranks: Collectives | None) -> Layer:
+def _layer_of(layer: Any, layout: Layout, ranks: RankGroup | None) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     head_dim: int = attention.head_dim
-    qkv = joined([getattr(attention, name) for name in layout.qkv])
+    qkv = join([getattr(attention, name) for name in layout.qkv])
     heads: int = attention.o_proj.in_features // head_dim  # of this rank
     kv_heads = (qkv.weight.shape[1] // head_dim - heads) // 2
     fused = Layer(
@@ -234,13 +233,13 @@ def _layer_of(layer: Any, layout: Layout, ranks: Collectives | None) -> Layer:
         attention_norm=_norm_of(layer.input_layernorm),
         qkv=qkv,
         head_norm=_head_norm_of(attention, heads, kv_heads) if layout.head_norms else None,
-        output=replace(joined([attention.o_proj]), ranks=ranks),
+        output=replace(join([attention.o_proj]), ranks=ranks),
         mlp_norm=_norm_of(layer.post_attention_layernorm),
-        gate_up=joined([getattr(mlp, name) for name in layout.gate_up]),
-        down=replace(joined([mlp.down_proj]), ranks=ranks),
+        gate_up=join([getattr(mlp, name) for name in layout.gate_up]),
+        down=replace(join([mlp.down_proj]), ranks=ranks),
     )
     if fused.qkv.weight.device.type == "cuda":
-        torch.cuda.empty_cache()  # the freed parts fit no later allocation and would stay cached
+        torch.cuda.empty_cache()  # no later allocation fits the freed parts
     return fused
 
 
@@ -249,7 +248,7 @@ def _norm_of(norm: Any) -> Norm:
 
 
 def _head_norm_of(attention: Any, heads: int, kv_heads: int) -> Norm:
-    """A few numbers per head, stored twice so that queries and keys are normalised in one call."""
+    """The norms of queries and keys, copied, so that one call normalises both."""
     q, k = attention.q_norm, attention.k_norm
     weight = torch.cat([q.weight.expand(heads, -1), k.weight.expand(kv_heads, -1)]).detach()
     return Norm(weight, q.variance_epsilon)

@@ -1,7 +1,7 @@
-"""The model families whose decoder layout the fused forward computes, and their differences.
+"""The model families that the fused forward computes, and their differences.
 
-A model qualifies only if every one of its modules is exactly of a known class. A replacement (an
-adapter, a quantised linear map, another activation) has another class, and the model then runs
+A model qualifies only if each of its modules is exactly of a known class. A replacement, such as an
+adapter, a quantised linear map or another activation, has another class, and the model then runs
 through transformers' forward.
 """
 
@@ -27,20 +27,16 @@ STEADY_ROPE = frozenset(("default", "linear", "llama3", "yarn"))
 Window = Callable[[Any], int | None]  # the sliding window of an attention module
 
 
-def _none(_: Any) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Layout:
-    """A family: classes `prefix` + PARTS of transformers' `source`; names of linear maps with the
-    same input; the attention window; whether heads have separate norms."""
+    """A model family: classes `prefix` + PARTS of transformers' module `source`; names of linear
+    maps with the same input; the attention window; whether queries and keys have norms."""
 
     source: str
     prefix: str
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
-    window: Window = _none
+    window: Window = lambda _: None
     head_norms: bool = False
 
     def classes(self) -> frozenset[type]:
@@ -69,27 +65,27 @@ LAYOUTS = {
 }
 
 
-def layout_of(module: PreTrainedModel, cut: bool = False) -> Layout | str:
-    """The module's layout, or why it has none: a phrase about the model, "it …". A module that is
-    `cut` over ranks has hooks, which its fused forward handles."""
+def find_layout(module: PreTrainedModel, sharded: bool = False) -> Layout | str:
+    """The module's layout, or why it has none, as a phrase about the model. A module that is
+    `sharded` over ranks has hooks, which the fused forward handles."""
     name = type(module).__name__
     layout = LAYOUTS.get(name)
     if layout is None:
         return f"{name} has another layout"
-    if cut and len(layout.qkv) == 1:
-        return "its heads stay together"
+    if sharded and len(layout.qkv) == 1:
+        return "its joined projections cannot be sharded by head"
     return (
-        _find_unknown_part(module, layout.classes(), cut)
+        _find_unknown_part(module, layout.classes(), sharded)
         or _find_unsupported_setting(module)
         or layout
     )
 
 
-def _find_unknown_part(module: nn.Module, known: frozenset[type], cut: bool) -> str:
+def _find_unknown_part(module: nn.Module, known: frozenset[type], sharded: bool) -> str:
     for part in module.modules():
         if type(part) not in known:
             return f"it contains a {type(part).__module__}.{type(part).__qualname__}"
-        if not cut and (part._forward_hooks or part._forward_pre_hooks):
+        if not sharded and (part._forward_hooks or part._forward_pre_hooks):
             return f"a hook is set on its {type(part).__name__}"
     return ""
 

@@ -1,8 +1,8 @@
-"""Any causal LM that transformers loads, with attention over paged blocks.
+"""A causal LM loaded by transformers, with attention over paged blocks.
 
-The model runs on a packed row [1, Σ tokens]; every layer's attention is delegated to a `PagedStep`,
-which passes through transformers' unchanged modules as a keyword argument of their forward. Common
-layouts have a fused forward, used if its logits agree at start.
+The model runs on a packed row [1, Σ tokens]. The attention of every layer is delegated to a
+`PagedStep`, which transformers' unchanged modules receive as a keyword argument of their forward.
+Common layouts have a fused forward, used if its logits agree at start.
 """
 
 import logging
@@ -22,26 +22,27 @@ from transformers import (
 )
 
 from services.worker.kernels.interface import AttentionKernels, AttentionOptions, AttentionStep
+from services.worker.kernels.selection import layer_ops_for
 from services.worker.kv.cache import KVCache
 from services.worker.model.compiled import INDUCTOR, Backend, CompiledForward
 from services.worker.model.dtypes import choose_dtype
 from services.worker.model.fused import FusedForward
-from services.worker.model.fused_layouts import layout_of
-from services.worker.model.layer_ops import layer_ops_for
+from services.worker.model.fused_layouts import find_layout
 from services.worker.model.probe import Probe, probe_sequences, probe_tokens, relative_shift
-from services.worker.model.sharding import Collectives, ModelSharder
-from services.worker.model.weights import logged_loading, require_room
+from services.worker.model.rank_group import RankGroup
+from services.worker.model.tensor_sharding import TensorSharder
+from services.worker.model.weights import logged_loading, require_memory
 
 ATTENTION = "foretoken_paged"
 MAX_ERROR_CHARS = 300  # of an error message from another library
 UNBOUNDED_TOKENS = 2**31 - 1  # positions of a model without a limit
 INT8_PROBE_TOKENS = 32
-MAX_INT8_SHIFT = 0.1  # relative to the logits' size; models that tolerate INT8 stay near 0.01
-# Relative difference of logits between two forwards: deep models in float32 stay below 1e-4. In
-# half precision two correct roundings may differ by a tenth where attention is sharp; a wrong
-# forward differs more.
+MAX_INT8_SHIFT = 0.1  # relative to the size of the logits; about 0.01 for models that tolerate INT8
+# Limits of the relative difference of logits between two forwards. Deep models in float32 stay
+# below 1e-4. In half precision two correct roundings may differ by a tenth where attention is
+# sharp; a wrong forward differs more.
 MAX_SHIFT, MAX_SHIFT_HALF = 1e-3, 0.15
-THEIR_FORWARD = "transformers' forward"
+TRANSFORMERS_FORWARD = "transformers' forward"
 
 WholeForward = Callable[[Tensor, Tensor, AttentionStep], Tensor]  # logits of all tokens
 
@@ -50,7 +51,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PagedStep:
-    """Attention into the cache, for the batch that `kernels` were prepared for."""
+    """Attention over the cache, for the batch that `kernels` were prepared for."""
 
     cache: KVCache
     kernels: AttentionKernels
@@ -78,7 +79,7 @@ def paged_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention function: query [1, heads, Σ tokens, head_dim] → [1, Σ, heads, dim].
 
-    `unused` holds what only other backends or training read (dropout, position_ids …).
+    `unused` holds arguments of other backends and of training (dropout, position_ids …).
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     options = _options(scale, sliding_window, softcap)
@@ -92,33 +93,34 @@ def _options(scale: float, window: int | None, softcap: float | None) -> Attenti
 
 
 class PagedModel:
-    """A loaded model. `shapes` are its layers' KV, `heads` their query heads; `eos_ids` end a
-    sequence; `forward_name` describes the forward in use. With `fuse`, the fused forward is used if
-    it agrees with the model's own. `ranks` is set if the module is one rank's part."""
+    """A loaded model. `shapes` are the KV shapes of its layers, `heads` their numbers of query
+    heads; `eos_ids` end a sequence; `forward_name` describes the forward in use. With `fuse`, the
+    fused forward is used if it agrees with transformers'. `ranks` is set if the module is one
+    rank's part."""
 
     def __init__(
         self,
         module: PreTrainedModel,
         device: torch.device,
         fuse: bool = True,
-        ranks: Collectives | None = None,
+        ranks: RankGroup | None = None,
     ):
-        # Registered without a mask function, so that transformers makes no masks, which would read
-        # positions in each step and wait for the device. The kernels apply causality and windows.
+        # Registered without a mask function: transformers' masks would read positions in each step
+        # and wait for the device. The kernels apply causality and windows.
         AttentionInterface.register(ATTENTION, paged_attention)
         module.train(False)
         self.module = module.requires_grad_(False).to(device)
         self.device = device
         self.dtype: torch.dtype = module.dtype
-        self.dtype_reason = "configured"  # why it computes in this dtype
+        self.dtype_reason = "configured"  # why this dtype was chosen
         config = module.config.get_text_config()
         limit = getattr(config, "max_position_embeddings", None)
         self.max_context_tokens: int = limit or UNBOUNDED_TOKENS
         self.vocab_size: int = config.vocab_size
         self.eos_ids = _eos_ids(module)
         self._fused: FusedForward | CompiledForward | None = None
-        self.forward_name = THEIR_FORWARD
-        self._noted = probe = self._probe(config.num_hidden_layers)
+        self.forward_name = TRANSFORMERS_FORWARD
+        self._recorded = probe = self._probe(config.num_hidden_layers)
         self.shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
         self.heads = [probe.heads[layer] for layer in sorted(probe.heads)]
         if fuse:
@@ -147,7 +149,7 @@ class PagedModel:
         return cast(Tensor, output.logits[0])
 
     def forward_alone(self, tokens: int) -> None:
-        """A forward of one sequence without a cache, for what memory it takes."""
+        """Runs one sequence without a cache, to measure the memory of a forward."""
         row = torch.zeros(tokens, dtype=torch.long, device=self.device)
         positions = torch.arange(tokens, device=self.device)
         self.forward(row, positions, Probe(), None)
@@ -155,29 +157,29 @@ class PagedModel:
     def require_int8(self) -> None:
         """Raises ValueError if the model's attention does not tolerate INT8 keys and values.
 
-        A scale covers a head's channels together, so that a model with a few much larger channels
-        (such as from large key biases) loses the others. That shows on any tokens.
+        A scale covers all channels of a head. A model with a few much larger channels, such as from
+        large key biases, loses the precision of the others, with any tokens.
         """
         tokens = torch.arange(INT8_PROBE_TOKENS, device=self.device)
         spread = tokens * max(1, self.vocab_size // INT8_PROBE_TOKENS) % self.vocab_size
-        own = self.forward(spread, tokens, Probe(), None).float()
-        moved = self.forward(spread, tokens, Probe(int8=True), None).float() - own
-        shift = float(moved.norm() / (own - own.mean(-1, keepdim=True)).norm())
+        native = self.forward(spread, tokens, Probe(), None).float()
+        change = self.forward(spread, tokens, Probe(int8=True), None).float() - native
+        shift = float(change.norm() / (native - native.mean(-1, keepdim=True)).norm())
         if not shift <= MAX_INT8_SHIFT:
             raise ValueError(
-                f"kv_dtype int8 moves this model's logits by {shift:.0%} of their size, so its "
-                "answers would suffer: set kv_dtype to auto"
+                f"kv_dtype int8 changes this model's logits by {shift:.0%} of their size: set "
+                "kv_dtype to auto"
             )
 
     def _probe(self, layers: int) -> Probe:
-        """Runs a few tokens to find each layer's KV shape, and to check that the result is the
-        model's own.
+        """Runs a few tokens to find each layer's KV shape, and to compare the result with that of
+        transformers' attention.
 
         Raises ValueError for a model whose attention cannot be replaced.
         """
         tokens = torch.arange(6, device=self.device) % self.vocab_size
         positions = torch.arange(6, device=self.device)
-        own = self._own(tokens[None], None)[0]
+        expected = self._eager_logits(tokens[None], None)[0]
         probe = Probe()
         try:
             ours = self.forward(tokens, positions, probe, None)
@@ -186,12 +188,12 @@ class PagedModel:
         if sorted(probe.shapes) != list(range(layers)):
             raise ValueError(f"only {len(probe.shapes)} of its {layers} layers attend")
         tolerance = 1e-3 if self.dtype is torch.float32 else 5e-2
-        if not torch.allclose(ours, own, rtol=0, atol=tolerance * float(own.abs().max())):
-            raise ValueError("its own attention gives other results than ours")
+        if not torch.allclose(ours, expected, rtol=0, atol=tolerance * float(expected.abs().max())):
+            raise ValueError("its attention has other results with the paged kernels")
         return probe
 
     @torch.inference_mode()
-    def _own(self, ids: Tensor, positions: Tensor | None) -> Tensor:
+    def _eager_logits(self, ids: Tensor, positions: Tensor | None) -> Tensor:
         """Logits [sequences, tokens, vocabulary] by transformers' forward and attention."""
         self.module.set_attn_implementation("eager")
         try:
@@ -204,46 +206,46 @@ class PagedModel:
 
     def compile_forward(self, backend: Backend = INDUCTOR) -> None:
         """Compiles the fused forward, which takes seconds and a compiler. If that fails, or the
-        results differ, a warning says so and the eager forward stays. The number of threads must be
-        final, because a graph is made for it."""
+        results differ, the eager forward is used with a warning. The number of threads must be
+        final, because a graph is compiled for it."""
         if not isinstance(self._fused, FusedForward):
-            log.warning("nothing is compiled: %s runs", self.forward_name)
+            log.warning("nothing is compiled, because %s is used", self.forward_name)
             return
         compiled = CompiledForward(self._fused, backend)
         try:
-            why = self._mismatch(compiled.prepare) or self._mismatch_alone(compiled.prepare)
+            why = self._mismatch(compiled.prepare) or self._mismatch_of_one(compiled.prepare)
         except Exception as error:  # any error of the compiler
             why = f"it fails: {' '.join(str(error).split())[:MAX_ERROR_CHARS]}"
         if why:
-            log.warning("the compiled forward is left aside, the fused one runs: %s", why)
+            log.warning("the compiled forward is not used: %s", why)
             return
         self._fused, self.forward_name = compiled, f"{self.forward_name}, compiled"
 
-    def _fuse(self, ranks: Collectives | None) -> tuple[FusedForward | None, str]:
-        """The fused forward, if the model's layout has one and it agrees, and a description of the
-        forward in use."""
+    def _fuse(self, ranks: RankGroup | None) -> tuple[FusedForward | None, str]:
+        """The fused forward, if the model's layout has one and it agrees, else None; and a
+        description of the forward in use."""
         try:
-            layout = layout_of(self.module, cut=ranks is not None)
+            layout = find_layout(self.module, sharded=ranks is not None)
             if isinstance(layout, str):
-                return None, f"{THEIR_FORWARD} ({layout})"
+                return None, f"{TRANSFORMERS_FORWARD} ({layout})"
             ops = layer_ops_for(self.device, self.dtype)
             fused = FusedForward(self.module, layout, self.max_context_tokens, ops, ranks)
             why = self._mismatch(lambda tokens, at, step: fused(tokens, at, step, None))
         except (TypeError, AttributeError, ValueError, RuntimeError) as error:
             why = f"it fails: {' '.join(str(error).split())[:MAX_ERROR_CHARS]}"
         if why:
-            log.warning("the fused forward is left aside, transformers' runs: %s", why)
-            return None, f"{THEIR_FORWARD} (the fused one is left aside)"
+            log.warning("the fused forward is not used: %s", why)
+            return None, f"{TRANSFORMERS_FORWARD} (the fused one is not used)"
         return fused, "fused forward"
 
     @torch.inference_mode()
     def _mismatch(self, forward: WholeForward) -> str:
-        """How it differs from transformers' forward; empty if it agrees.
+        """How a forward differs from transformers'; empty if it agrees.
 
-        Compares logits over two sequences, from both ends of the context, and each layer's
-        attention arguments: a wrong window that is too long to matter at start shows there.
+        Compares the logits of two sequences, from both ends of the context, and each layer's
+        attention options, which show a wrong window that the sequences are too short for.
         """
-        known = self._noted
+        known = self._recorded
         windows = [options.window for options in known.options.values()]
         numbers = sum(known.heads[i] * shape.head_dim for i, shape in known.shapes.items())
         limit = self.max_context_tokens
@@ -251,23 +253,23 @@ class PagedModel:
         ids, positions = (
             x.to(self.device) for x in probe_sequences(tokens, self.vocab_size, limit)
         )
-        noted = Probe(sequences=len(ids))
-        ours = forward(ids.flatten(), positions.flatten(), noted)
-        if noted.options != known.options:
+        recorded = Probe(sequences=len(ids))
+        ours = forward(ids.flatten(), positions.flatten(), recorded)
+        if recorded.options != known.options:
             return "its layers attend with other options"
-        return self._moved(ours, self._own(ids, positions).flatten(0, 1))
+        return self._difference(ours, self._eager_logits(ids, positions).flatten(0, 1))
 
     @torch.inference_mode()
-    def _mismatch_alone(self, forward: WholeForward) -> str:
-        """The same for one token, which has a graph of its own."""
+    def _mismatch_of_one(self, forward: WholeForward) -> str:
+        """As `_mismatch`, for one token, which has a separate graph."""
         token = torch.ones(1, dtype=torch.long, device=self.device)
         ours = forward(token, token - 1, Probe())
-        return self._moved(ours, self._own(token[None], None)[0])
+        return self._difference(ours, self._eager_logits(token[None], None)[0])
 
-    def _moved(self, ours: Tensor, own: Tensor) -> str:
-        shift = relative_shift(ours, own)
+    def _difference(self, ours: Tensor, expected: Tensor) -> str:
+        shift = relative_shift(ours, expected)
         if not shift <= (MAX_SHIFT if self.dtype is torch.float32 else MAX_SHIFT_HALF):
-            return f"it moves logits by {shift:.2%} of their size"
+            return f"its logits differ by {shift:.2%} of their size"
         return ""
 
 
@@ -285,30 +287,30 @@ def load_model(
     device: torch.device,
     dtype: str = "auto",
     fuse: bool = True,
-    settle: Callable[[PreTrainedModel], None] = lambda _: None,
-    part: ModelSharder | None = None,
+    before_run: Callable[[PreTrainedModel], None] = lambda _: None,
+    sharder: TensorSharder | None = None,
 ) -> PagedModel:
-    """Loads a folder or a hub model. `dtype`: see dtypes.py. `settle` is called before anything
-    runs; `part` selects a rank's part.
+    """Loads a folder or a hub model. `dtype`: see dtypes.py. `before_run` is called before anything
+    runs; `sharder` keeps one rank's part.
 
     Raises ValueError with a sentence if there is no such model or it cannot run here.
     """
     with explained_load_errors(name):
         require_folder(name)
         choice = choose_dtype(name, device, dtype)
-        ranks = part.ranks if part else None
-        # ranks on a CPU share host memory, which was checked before
+        ranks = sharder.ranks if sharder else None
+        # Ranks on a CPU share host memory, which `settled` has checked.
         if ranks is None or device.type == "cuda":
-            require_room(name, device, choice.dtype, parts=ranks.size if ranks else 1)
+            require_memory(name, device, choice.dtype, parts=ranks.size if ranks else 1)
         with logged_loading():
             module, loaded = AutoModelForCausalLM.from_pretrained(
                 name, dtype=choice.dtype, attn_implementation="eager", output_loading_info=True
             )
         if missing := sorted(loaded["missing_keys"]):
-            raise ValueError(f"{len(missing)} weights are not in its files, as {missing[0]}")
-        if part is not None:
-            part.cut(module)
-        settle(module)
+            raise ValueError(f"{len(missing)} weights are not in its files, such as {missing[0]}")
+        if sharder is not None:
+            sharder.shard(module)
+        before_run(module)
         model = PagedModel(module, device, fuse, ranks)
         model.dtype_reason = choice.reason
         return model
@@ -316,7 +318,7 @@ def load_model(
 
 @contextmanager
 def explained_load_errors(name: str) -> Iterator[None]:
-    """Context that turns any error into a ValueError that names the model."""
+    """Context that converts any error into a ValueError that names the model."""
     try:
         yield
     except Exception as error:  # any error of transformers, safetensors or json about a bad folder
@@ -330,4 +332,4 @@ def require_folder(name: str) -> None:
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ValueError("the folder has no config.json")
     if not folder.is_dir() and (name.count("/") > 1 or name.startswith(("/", ".", "~"))):
-        raise ValueError("there is no such folder")
+        raise ValueError("the folder does not exist")

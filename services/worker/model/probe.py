@@ -1,5 +1,5 @@
-"""Checks that a forward equals the model's own: plain attention that records its calls, and the
-comparison of logits."""
+"""Tools to compare a forward with transformers': attention that records its calls, probe inputs,
+and the difference of logits."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from services.worker.kernels.interface import AttentionOptions
 from services.worker.kernels.reference.paging import quantize
 from services.worker.kv.cache import KVShape
 
-PROBE_TOKENS = 8  # two of them cost a model of 0.6 B parameters most of a second on one core
+PROBE_TOKENS = 8  # two such sequences take a model of 0.6 B parameters a second on one core
 # Multiplications allowed to probe beyond a window: 0.25 s on two slow cores.
 MAX_PROBE_WORK = 2e10
 
@@ -77,8 +77,8 @@ def probe_sequences(tokens: int, vocabulary: int, max_context_tokens: int) -> tu
     return ids, starts + torch.arange(tokens)
 
 
-def relative_shift(ours: Tensor, own: Tensor) -> float:
+def relative_shift(ours: Tensor, expected: Tensor) -> float:
     """Returns the largest relative difference of a row of logits […, rows, vocabulary]. The mean of
     a row is ignored, as in a softmax."""
-    ours, own = (x.float() - x.float().mean(-1, keepdim=True) for x in (ours, own))
-    return float(((ours - own).norm(dim=-1) / own.norm(dim=-1)).max())
+    ours, expected = (x.float() - x.float().mean(-1, keepdim=True) for x in (ours, expected))
+    return float(((ours - expected).norm(dim=-1) / expected.norm(dim=-1)).max())

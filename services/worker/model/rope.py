@@ -1,10 +1,10 @@
 """Freezes rope frequencies that would otherwise depend on the longest sequence of a batch.
 
-transformers chooses the frequencies of two rope types anew in each forward, by the longest position
-in it (`modeling_rope_utils.dynamic_rope_update`): `dynamic` beyond max_position_embeddings,
-`longrope` beyond original_max_position_embeddings. A batch is one forward here, so a long request
-would change the rotation of its neighbours and no longer match its own cached keys. While no
-sequence can pass that bound, there is one constant set of frequencies.
+In each forward, transformers chooses the frequencies of two rope types by the longest position
+(`modeling_rope_utils.dynamic_rope_update`): `dynamic` beyond max_position_embeddings, `longrope`
+beyond original_max_position_embeddings. A batch is one forward here. A long request would therefore
+change the rotation of the other requests, and would not match the keys in its cache. If no sequence
+can exceed that bound, the frequencies are constant.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,17 +16,17 @@ DEFAULT_TYPE = "default"  # transformers never updates frequencies of this type
 
 
 def freeze_rope(module: PreTrainedModel, context_tokens: int) -> None:
-    """Fix the rotation of a model that serves sequences of at most `context_tokens`.
+    """Fixes the rotation of a model that serves sequences of at most `context_tokens`.
 
-    Raises ValueError, one sentence that says what to change, if its frequencies would depend
-    on other requests of the batch.
+    Raises ValueError, with a sentence that says what to change, if its frequencies would depend on
+    other requests of the batch.
     """
     for kind, bound in _length_dependent(module.config.get_text_config()):
         if context_tokens > bound:
             raise ValueError(
-                f"its {kind} rope turns all requests of a batch by the length of the longest, once "
-                f"that passes {bound} tokens, so that neighbours would change each other's "
-                f"answers: set max_context_tokens to at most {bound}"
+                f"its {kind} rope depends on the longest request of a batch beyond {bound} tokens, "
+                "so that answers would depend on other requests: set max_context_tokens to at most "
+                f"{bound}"
             )
     for part in module.modules():
         _freeze(part)
@@ -46,8 +46,7 @@ def _length_dependent(config: object) -> Iterator[tuple[str, int]]:
 
 
 def _ropes(config: object) -> Iterator[Mapping[str, object]]:
-    """A model's rope parameters (`rope_scaling` is transformers' other name of them): one set, or
-    one a type of layer."""
+    """Yields a model's rope parameters: one set, or one set per type of layer."""
     parameters = getattr(config, "rope_parameters", None)
     if isinstance(parameters, Mapping):
         yield parameters
@@ -60,8 +59,8 @@ def _tokens(config: object, name: str) -> int:
 
 
 def _freeze(part: Any) -> None:
-    """Of a rotary embedding, whose `rope_type` is one or one a type of layer, the frequencies stay:
-    to look for the longest position would have the host wait for the device at every step."""
+    """Sets a rotary embedding's `rope_type`, one or one per type of layer, to a constant one.
+    Otherwise the host would wait at every step for the longest position."""
     kind = getattr(part, "rope_type", None)
     if isinstance(kind, str):
         part.rope_type = _frozen_type(kind)

@@ -1,8 +1,7 @@
 """Memory check before a model's weights are loaded, and progress while they are.
 
-transformers maps safetensors files into memory. A CPU computes on the mapped pages where the files
-hold the dtype that is asked for, and on one converted copy elsewhere; a GPU gets each tensor
-straight from the mapped pages.
+transformers maps safetensors files into memory. A CPU computes on the mapped pages if the files
+have the requested dtype, else on a converted copy. A GPU copies each tensor from the mapped pages.
 """
 
 import json
@@ -36,7 +35,7 @@ OTHERS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def require_room(
+def require_memory(
     name: str, device: torch.device, dtype: str, hub: HfApi | None = None, parts: int = 1
 ) -> None:
     """Raises ValueError if the weights of a folder or Hub id, or one of `parts` equal shards, need
@@ -46,21 +45,23 @@ def require_room(
     unknown (other formats, an unreachable Hub).
     """
     elements = stored_elements(name, hub or HfApi())
-    needed, free = needed_bytes(elements, dtype) // parts, _free_bytes(device)
+    in_host = device.type == "cpu"
+    free = free_host_bytes() if in_host else torch.cuda.mem_get_info(device)[0]
+    needed = needed_bytes(elements, dtype) // parts
     if needed <= free:
         return
     half = needed_bytes(elements, "bfloat16") // parts
     smaller = half < needed and half <= free
-    way = (
+    remedy = (
         f"set dtype to bfloat16, which takes {half / GIB:.1f} GiB"
         if smaller
-        else ("take a smaller model, or a machine with more")
+        else "use a smaller model, or a machine with more memory"
     )
     kind = f" as {dtype}" if dtype in DTYPES else ""
-    place = "host" if device.type == "cpu" else "GPU"
+    place = "host" if in_host else "GPU"
     raise ValueError(
         f"its weights take {needed / GIB:.1f} GiB{kind}, but only {free / GIB:.1f} GiB of {place} "
-        f"memory are free: {way}"
+        f"memory are free: {remedy}"
     )
 
 
@@ -93,9 +94,9 @@ def _weight_files(folder: Path) -> Sequence[Path]:
 def _elements(files: Sequence[Path]) -> Mapping[str, int]:
     count: Counter[str] = Counter()
     for path in files:
-        # As NumPy: reading mappings, which no limit of memory counts however large they are.
+        # With NumPy the file is mapped, which counts towards no limit of memory.
         with safe_open(path, framework="numpy") as file:
-            for key in file.keys():  # noqa: SIM118 - it isn't a dict
+            for key in file.keys():  # noqa: SIM118 - not a dict
                 tensor = file.get_slice(key)
                 count[tensor.get_dtype()] += prod(tensor.get_shape())
     return count
@@ -104,15 +105,11 @@ def _elements(files: Sequence[Path]) -> Mapping[str, int]:
 def _hub_elements(name: str, hub: HfApi) -> Mapping[str, int]:
     try:
         counts = hub.get_safetensors_metadata(name).parameter_count
-    except Exception:  # loading reports a wrong name, Hub or network error
+    except Exception:  # a wrong name, a Hub or network error: loading reports it
         return {}
     elements = {str(kind): count for kind, count in counts.items()}
-    log.info("%s comes from the Hub: %.1f GiB", name, needed_bytes(elements, "") / GIB)
+    log.info("downloading %s from the Hub: %.1f GiB", name, needed_bytes(elements, "") / GIB)
     return elements
-
-
-def _free_bytes(device: torch.device) -> int:
-    return free_host_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
 
 
 @contextmanager
@@ -138,11 +135,11 @@ def logged_progress(
     items: Collection[T], label: str, clock: Callable[[], float] = monotonic
 ) -> Iterator[T]:
     """Yields the items; logs the progress every `LOG_INTERVAL_S`."""
-    began_s = said_s = clock()
+    began_s = logged_s = clock()
     for done, item in enumerate(items):
-        if (now_s := clock()) - said_s >= LOG_INTERVAL_S:
+        if (now_s := clock()) - logged_s >= LOG_INTERVAL_S:
             log.info("%s: %d%% in %.0f s", label, 100 * done // len(items), now_s - began_s)
-            said_s = now_s
+            logged_s = now_s
         yield item
-    if said_s > began_s:
+    if logged_s > began_s:
         log.info("%s: done in %.0f s", label, clock() - began_s)

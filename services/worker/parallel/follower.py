@@ -1,7 +1,7 @@
 """`python -m services.worker.parallel.follower FD`: a rank that repeats the steps of rank 0.
 
-Rank 0 starts it and holds the other end of the control socket FD. The process ends when rank 0
-does, and reports the reason if it fails by itself.
+Rank 0 starts this process and holds the other end of the control socket FD. The process ends with
+rank 0. If it fails, it sends the reason to rank 0.
 """
 
 import json
@@ -10,7 +10,6 @@ import os
 import select
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from multiprocessing.connection import Connection
 from threading import Thread
@@ -20,51 +19,34 @@ import transformers
 
 from services.runtime.telemetry.logs import configure_logging
 from services.worker.config import EngineConfig
-from services.worker.engine.ranks import SwapperInterface, rank_device
+from services.worker.engine.ranks import Ranks, rank_device
 from services.worker.engine.step import Engine
 from services.worker.kv.transfers import TransferPlan
-from services.worker.model.sharding import ModelSharder
-from services.worker.parallel.group import RankGroup, find_store
+from services.worker.model.rank_group import RankGroup, find_store
+from services.worker.model.tensor_sharding import TensorSharder
 from services.worker.parallel.messages import BatchReader, MessageKind, Words, read_moves
-from services.worker.parallel.tensor_sharding import TensorSharder
-from services.worker.requests.types.batch import StepBatch
 
 log = logging.getLogger(__name__)
 
-EXIT_GRACE_S = 1.0  # a collective may notice the end of rank 0 before its socket does
+EXIT_GRACE_S = 1.0  # a collective may detect the end of rank 0 before the control socket does
 
 
-class FollowerRanks:
-    """`Ranks` on a rank other than 0."""
+class Follower(Ranks):
+    """A rank other than 0."""
 
     def __init__(self, rank: int, group: RankGroup, control: Connection):
         self.rank = rank
         self.size = group.size
-        self.swapper: SwapperInterface
-        self.part: ModelSharder = TensorSharder(group, partial(self.least, 0))
+        self.sharder = TensorSharder(group, partial(self.all_reduce_min, 0))
         self._control = control
-        self._nothing = nullcontext()
 
-    def least(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         send_json(self._control, number=number)
         return int(json.loads(self._control.recv_bytes())["number"])
 
-    def wrap_swapper(self, swapper: SwapperInterface) -> SwapperInterface:
-        self.swapper = swapper
-        return swapper
 
-    def together(self, batch: StepBatch) -> AbstractContextManager[None]:
-        return self._nothing
-
-    def check(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def send_json(control: Connection, **what: int | str) -> None:
-    control.send_bytes(json.dumps(what).encode())
+def send_json(control: Connection, **fields: int | str) -> None:
+    control.send_bytes(json.dumps(fields).encode())
 
 
 def follow(control: Connection) -> None:
@@ -75,19 +57,18 @@ def follow(control: Connection) -> None:
     rank, size = hello["rank"], config.tensor_parallel
     device = rank_device(config, rank)
     group = RankGroup.join(rank, size, find_store(hello["port"], size), device)
-    ranks = FollowerRanks(rank, group, control)
-    engine = Engine.load(config, ranks=ranks)
+    engine = Engine.load(config, ranks=Follower(rank, group, control))
     send_json(control, number=0)
-    FollowerLoop(engine, ranks.swapper).run(control)
+    FollowerLoop(engine).run(control)
     group.leave()
 
 
 class FollowerLoop:
     """Repeats the steps of rank 0 in message order. Does not wait for the device."""
 
-    def __init__(self, engine: Engine, swapper: SwapperInterface):
+    def __init__(self, engine: Engine):
         self._engine = engine
-        self._swapper = swapper
+        self._swapper = engine.swapper
         self._batches = BatchReader(engine.state.limits.block_tokens)
         self._arrived: set[int] = set()  # uploads complete here, but not yet on rank 0
 
@@ -111,7 +92,7 @@ class FollowerLoop:
     def _move(self, moves: TransferPlan) -> None:
         self._arrived.difference_update(moves.recalled)
         if self._swapper.start(moves):
-            raise RuntimeError("host memory has no room for an offload that rank 0 had room for")
+            raise RuntimeError("this rank has no host memory for an offload for which rank 0 has")
 
     def _settle(self, serials: set[int]) -> None:
         """Waits until the uploads that are complete on rank 0 are complete here."""
@@ -122,7 +103,7 @@ class FollowerLoop:
 
 
 def exit_with(control: Connection) -> None:
-    """Exits when rank 0 ends, even if this process waits in a collective without other ranks."""
+    """Exits when rank 0 ends, even if this process is blocked in a collective."""
     hang_up = select.poll()
     hang_up.register(control.fileno(), 0)
     hang_up.poll()

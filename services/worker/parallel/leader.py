@@ -11,7 +11,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -20,12 +20,11 @@ from threading import Event, Thread
 
 import torch
 
-from services.costs import SwapTiming
 from services.worker.config import EngineConfig
-from services.worker.engine.ranks import RanksApart, SwapperInterface
+from services.worker.engine.ranks import Ranks, RanksApart
 from services.worker.kv.transfers import TransferPlan
-from services.worker.model.sharding import ModelSharder
-from services.worker.parallel.group import RankGroup, open_store
+from services.worker.model.rank_group import RankGroup, open_store
+from services.worker.model.tensor_sharding import TensorSharder
 from services.worker.parallel.messages import (
     BatchWriter,
     MessageKind,
@@ -33,17 +32,15 @@ from services.worker.parallel.messages import (
     encode_message,
     write_moves,
 )
-from services.worker.parallel.tensor_sharding import TensorSharder
 from services.worker.requests.types.batch import StepBatch
 
 log = logging.getLogger(__name__)
 
 MODULE = "services.worker.parallel.follower"
 ENGINE_FIELDS = set(EngineConfig.model_fields)
-# After a failed step, how long to wait for a rank to end, which then is the reason.
-DETECT_S = 2.0
-# Time limit for a follower to exit, and for this process after the loss of a rank: it may wait
-# in a collective without other ranks.
+DETECT_S = 2.0  # wait after a failed step for the end of another rank, which then is the reason
+# Time limit for a follower to exit, and for this process to exit after the loss of a rank, because
+# it may be blocked in a collective.
 END_S = 10.0
 
 
@@ -72,17 +69,17 @@ class FollowerProcess:
     def receive_number(self) -> int:
         """Returns its next number. Raises RanksApart, with its reported reason, if it has ended."""
         try:
-            said = json.loads(self.control.recv_bytes())
+            reply = json.loads(self.control.recv_bytes())
         except (EOFError, OSError):
             raise RanksApart(self._ended()) from None
-        if "error" in said:
-            raise RanksApart(said["error"])
-        if "broken" in said:
-            raise RanksApart(f"{self.name} failed: {said['broken']}")
-        return int(said["number"])
+        if "error" in reply:
+            raise RanksApart(reply["error"])
+        if "broken" in reply:
+            raise RanksApart(f"{self.name} failed: {reply['broken']}")
+        return int(reply["number"])
 
     def end(self) -> None:
-        """Asks it to exit; it cannot while it waits in a collective."""
+        """Requests its exit, which fails while it is blocked in a collective."""
         with suppress(OSError):  # it has ended
             self.control.send_bytes(encode_message(MessageKind.END).data.cast("B"))
 
@@ -115,10 +112,8 @@ class FollowerProcess:
         return f"{self.name} ended with {how}"
 
 
-class Leader:
-    """`Ranks` on rank 0."""
-
-    rank = 0
+class Leader(Ranks):
+    """Rank 0."""
 
     def __init__(self, config: EngineConfig, device: torch.device):
         """Starts the other ranks and waits until they have joined. Raises RanksApart."""
@@ -131,13 +126,13 @@ class Leader:
         self._group: RankGroup | None = None
         self._loaded = False
         try:
-            self._group = self._joined(config, device)
+            self._group = self._start_group(config, device)
         except BaseException:
             self.close()
             raise
-        self.part: ModelSharder = TensorSharder(self._group, partial(self.least, 0))
+        self.sharder = TensorSharder(self._group, partial(self.all_reduce_min, 0))
 
-    def _joined(self, config: EngineConfig, device: torch.device) -> RankGroup:
+    def _start_group(self, config: EngineConfig, device: torch.device) -> RankGroup:
         self._store = open_store(self.size)
         for rank, follower in enumerate(self._followers, 1):
             hello = {
@@ -157,18 +152,15 @@ class Leader:
         self._loaded = True
         Thread(target=self._watch_followers, name="ranks", daemon=True).start()
 
-    def least(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         least = min(number, *(follower.receive_number() for follower in self._followers))
         self._send_all(json.dumps({"number": least}).encode())
         return least
 
-    def wrap_swapper(self, swapper: SwapperInterface) -> "MirroredSwapper":
-        return MirroredSwapper(swapper, self.send)
-
     @contextmanager
-    def together(self, batch: StepBatch) -> Iterator[None]:
+    def run_together(self, batch: StepBatch) -> Iterator[None]:
         self.check()
-        self.send(self._writer.write(batch))
+        self._send(self._writer.write(batch))
         try:
             yield
         except Exception as error:
@@ -186,7 +178,16 @@ class Leader:
         if self.lost:
             raise RanksApart(self.lost)
 
-    def send(self, message: Words) -> None:
+    def send_moves(self, moves: TransferPlan) -> None:
+        self._send(write_moves(moves))
+
+    def send_settled(self, serials: Sequence[int]) -> None:
+        self._send(encode_message(MessageKind.SETTLE, serials))
+
+    def send_reset(self) -> None:
+        self._send(encode_message(MessageKind.RESET))
+
+    def _send(self, message: Words) -> None:
         self._send_all(message.data.cast("B"))
 
     def _send_all(self, message: bytes | memoryview) -> None:
@@ -218,35 +219,3 @@ class Leader:
         if not self._closed.wait(END_S):
             log.critical("%s, and rank 0 does not respond; the worker exits", self.lost)
             os._exit(2)
-
-
-class MirroredSwapper:
-    """A swapper whose transfers all ranks repeat. Followers wait for uploads complete here."""
-
-    def __init__(self, swapper: SwapperInterface, send: Callable[[Words], None]):
-        self._swapper = swapper
-        self._send = send
-
-    @property
-    def busy(self) -> bool:
-        return self._swapper.busy
-
-    def start(self, moves: TransferPlan) -> list[str]:
-        self._send(write_moves(moves))
-        return self._swapper.start(moves)
-
-    def settle(self) -> list[int]:
-        settled = self._swapper.settle()
-        if settled:
-            self._send(encode_message(MessageKind.SETTLE, settled))
-        return settled
-
-    def wait(self) -> None:
-        self._swapper.wait()
-
-    def reset(self) -> None:
-        self._send(encode_message(MessageKind.RESET))
-        self._swapper.reset()
-
-    def take_timings(self) -> list[SwapTiming]:
-        return self._swapper.take_timings()

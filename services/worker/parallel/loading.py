@@ -8,20 +8,20 @@ from transformers import AutoConfig
 from services.worker.config import EngineConfig
 from services.worker.engine.ranks import rank_device
 from services.worker.engine.step import Engine
-from services.worker.machine import device_of
+from services.worker.machine import select_device
 from services.worker.model.dtypes import choose_dtype
 from services.worker.model.paged import explained_load_errors, require_folder
-from services.worker.model.weights import require_room
+from services.worker.model.tensor_sharding import NO_PLAN, require_even_heads
+from services.worker.model.weights import require_memory
 from services.worker.parallel.leader import Leader
-from services.worker.parallel.tensor_sharding import NO_PLAN, require_even_heads
 
-# Followers have neither the sampled tokens nor recorded or compiled steps.
+# Unsupported with several ranks: followers neither sample tokens nor record or compile steps.
 SINGLE_PROCESS_OPTIONS = ("overlap", "cuda_graphs", "compile")
 
 
 def load_engine(config: EngineConfig, lap: Callable[[str], None] = lambda _: None) -> Engine:
-    """Loads the engine; the caller closes its `ranks`. Raises ValueError, a sentence, if the model
-    cannot be loaded or split, or does not fit."""
+    """Loads the engine; the caller closes its `ranks`. Raises ValueError with a sentence if the
+    model cannot be loaded or sharded, or does not fit."""
     if config.tensor_parallel == 1:
         return Engine.load(config, lap)
     requested, config = config.dtype, settled(config)
@@ -32,7 +32,7 @@ def load_engine(config: EngineConfig, lap: Callable[[str], None] = lambda _: Non
         device = engine.model.device
         engine.model.dtype_reason = choose_dtype(config.model, device, requested).reason
     except Exception as error:
-        # A broken collective is a symptom: the reason is on another rank.
+        # A collective fails if another rank fails, which has the reason.
         broken = isinstance(error, RuntimeError) or isinstance(error.__cause__, RuntimeError)
         reason = ranks.divergence(error) if broken else error
         ranks.close()
@@ -41,13 +41,13 @@ def load_engine(config: EngineConfig, lap: Callable[[str], None] = lambda _: Non
 
 
 def settled(config: EngineConfig) -> EngineConfig:
-    """Returns the configuration that all ranks share. Raises ValueError, one sentence, if it cannot
-    work; checked before any rank starts."""
+    """Returns the configuration that all ranks share, before any rank starts. Raises ValueError
+    with a sentence if it cannot work."""
     size = config.tensor_parallel
     for name in SINGLE_PROCESS_OPTIONS:
         if getattr(config, name) == "on":
             raise ValueError(
-                f"{name} is on, but tensor_parallel {size} does not support it: set it to auto"
+                f"{name} is on, but tensor_parallel {size} does not support it: set {name} to auto"
             )
     if ":" in config.device:
         raise ValueError(
@@ -59,9 +59,11 @@ def settled(config: EngineConfig) -> EngineConfig:
     if config.device != "cpu" and gpus and first + size > gpus:
         raise ValueError(
             f"tensor_parallel {size} takes GPUs {first} to {first + size - 1}, but this machine "
-            f"has {gpus}: set it lower, or start fewer workers"
+            f"has {gpus}: set tensor_parallel lower, or start fewer workers"
         )
-    device = device_of(config.device, first)  # raises ValueError if cuda is configured and missing
+    device = select_device(
+        config.device, first
+    )  # raises ValueError if cuda is configured and missing
     with explained_load_errors(config.model):
         require_folder(config.model)
         model = AutoConfig.from_pretrained(config.model).get_text_config()
@@ -70,7 +72,7 @@ def settled(config: EngineConfig) -> EngineConfig:
         require_even_heads(model, model.base_model_tp_plan, size)
         dtype = choose_dtype(config.model, device, config.dtype).dtype
         if device.type == "cpu":
-            require_room(config.model, device, dtype)
+            require_memory(config.model, device, dtype)
     kind = "auto" if device.type == "cuda" else "cpu"  # each rank uses its own GPU
     off = dict.fromkeys(SINGLE_PROCESS_OPTIONS, "off")
     return config.model_copy(update={**off, "device": kind, "dtype": dtype})

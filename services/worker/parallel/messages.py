@@ -1,8 +1,8 @@
 """Control messages of rank 0, encoded as 64-bit integers: batches to run, transfers to start.
 
-A batch message holds what forwards and kernels read. While the same rows decode, their block tables
-are sent only when one has grown, and only as wide as the longest: a step of 64 rows takes a few
-kilobytes. Encoding is linear in the message size.
+A batch message has the inputs of forwards and kernels. While the same rows decode, their block
+tables are sent only when one has grown, and only as wide as the longest: a step of 64 rows takes a
+few kilobytes. Encoding is linear in the message size.
 """
 
 from collections.abc import Iterator
@@ -32,8 +32,8 @@ class MessageKind(IntEnum):
 
 
 DIRECTIONS = tuple(Direction)
-# Header sizes in words. A batch: kind, rows, whether they are the last batch's rows, width of the
-# tables that follow (0: unchanged), chunks.
+# Header sizes in words. That of a batch: kind, rows, whether they are those of the last batch,
+# width of the tables that follow (0: unchanged), chunks.
 HEAD = 5
 CHUNK = 5  # start, end, whether it samples, scored tokens, blocks
 MOVE = 4  # serial, direction, tokens, blocks
@@ -95,7 +95,7 @@ class BatchReader:
             start, end, samples, scored, blocks = left[:CHUNK].tolist()
             table, left = left[CHUNK : CHUNK + blocks].copy(), left[CHUNK + blocks :]
             tokens, left = left[: end - start].tolist(), left[end - start :]
-            # Only the number of tokens before and after the chunk matters.
+            # Of the tokens before and after the chunk, only their number matters.
             sequence = _sequence([0] * start + tokens + [0] * (not samples))
             chunk = PrefillChunk(sequence, start, end, table)
             chunk.scored = scored
@@ -117,7 +117,8 @@ def _sequence(tokens: list[int]) -> Sequence:
 
 
 def _set_tables(rows: DecodeRows, tables: Ints) -> None:
-    """Sets the tables in place while they fit, as on rank 0: kernels compare array identity."""
+    """Sets the tables in place if they fit, as on rank 0, because kernels compare array
+    identity."""
     wide = tables.shape[1]
     if wide > rows.tables.shape[1]:
         rows.tables = np.zeros((len(rows), 2 * wide), np.int64)
@@ -144,7 +145,7 @@ def _moves(left: list[int]) -> Iterator[KVTransfer]:
         serial, direction, tokens, blocks = left[:MOVE]
         device, host = left[MOVE : MOVE + blocks], left[MOVE + blocks : MOVE + 2 * blocks]
         left = left[MOVE + 2 * blocks :]
-        # Identified by its serial: one request may have two transfers.
+        # The serial stands for the request id, because one request may have two transfers.
         yield KVTransfer(
             serial, str(serial), DIRECTIONS[direction], tuple(device), tuple(host), tokens
         )

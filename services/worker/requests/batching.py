@@ -4,9 +4,9 @@
 outside of it. Otherwise `ContinuousBatching` applies. `StaticBatching.current` is the one in use.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Protocol
 
 from services.core import FinishReason
 from services.worker.requests.types.batch import NewToken, PrefillChunk
@@ -15,84 +15,57 @@ from services.worker.requests.types.sequence import Sequence
 Draw = tuple[int, Sequence, int]  # a draw of a step: its row, the sequence, the token
 
 
-class Batching(Protocol):
-    """Decides which running requests are in a step, and what happens at their ends."""
+class Batching(ABC):
+    """Decides which running requests are in a step, and what happens at their ends.
 
-    @property
-    def ends_known_ahead(self) -> bool:
-        """Whether the end of a budget is known before its last token. Only then can a step be
-        composed while another one is in flight."""
-        ...
+    The defaults are those of requests that join and leave at every step.
+    """
 
-    def begin_step(self) -> None:
-        """Called before each composition."""
-        ...
+    # Whether the end of a budget is known before its last token. Only then can a step be composed
+    # while another one is in flight.
+    ends_known_ahead = True
 
+    @abstractmethod
     def select(self, running: Iterable[Sequence], slots: int) -> list[Sequence]:
         """Requests that may be in the next step, at most `slots`, in order of admission."""
-        ...
+
+    def begin_step(self) -> None:  # noqa: B027 - nothing to do by default
+        """Called before each composition."""
 
     def pad_chunks(self, room: int) -> list[PrefillChunk]:
         """Padding for the rest of a step."""
-        ...
-
-    def force_progress(self) -> bool:
-        """Called when nothing can run; returns whether something may run now."""
-        ...
-
-    def give_way(self) -> bool:
-        """Called when memory runs out: frees work that is not delivered; False without any."""
-        ...
-
-    def accept_draws(self, draws: Iterable[Draw]) -> Iterator[Draw]:
-        """The valid draws of a step."""
-        ...
-
-    def release_tokens(
-        self, chunks: Iterable[PrefillChunk], tokens: list[NewToken]
-    ) -> list[NewToken]:
-        """The tokens of a step that are sent now; `chunks` were computed in it."""
-        ...
-
-    def end(self, sequence: Sequence, reason: FinishReason) -> bool:
-        """A request has ended; returns whether it continues in its batch, with its end unsent."""
-        ...
-
-    def on_budget_changed(self, sequence: Sequence) -> bool:
-        """A budget was used up or changed; returns whether that is reported later."""
-        ...
-
-
-class ContinuousBatching:
-    """Requests join and leave at every step. O(running) per step."""
-
-    ends_known_ahead = True
-
-    def begin_step(self) -> None: ...
-
-    def select(self, running: Iterable[Sequence], slots: int) -> list[Sequence]:
-        first = islice(running, slots)
-        return [each for each in first if each.within_budget and not (each.arriving or each.waits)]
-
-    def pad_chunks(self, room: int) -> list[PrefillChunk]:
         return []
 
     def force_progress(self) -> bool:
+        """Called when nothing can run; returns whether something may run now."""
         return False
 
     def give_way(self) -> bool:
+        """Called when memory runs out: frees work that is not delivered; False without any."""
         return False
 
     def accept_draws(self, draws: Iterable[Draw]) -> Iterator[Draw]:
+        """The valid draws of a step."""
         return iter(draws)
 
     def release_tokens(
         self, chunks: Iterable[PrefillChunk], tokens: list[NewToken]
     ) -> list[NewToken]:
+        """The tokens of a step that are sent now; `chunks` were computed in it."""
         return tokens
 
     def end(self, sequence: Sequence, reason: FinishReason) -> bool:
+        """A request has ended; returns whether it continues in its batch, with its end unsent."""
         return False
 
     def on_budget_changed(self, sequence: Sequence) -> bool:
+        """A budget was used up or changed; returns whether that is reported later."""
         return False
+
+
+class ContinuousBatching(Batching):
+    """Requests join and leave at every step. O(running) per step."""
+
+    def select(self, running: Iterable[Sequence], slots: int) -> list[Sequence]:
+        first = islice(running, slots)
+        return [each for each in first if each.within_budget and not (each.arriving or each.waits)]

@@ -1,4 +1,4 @@
-"""Composer: which tokens the next iteration computes, and the memory they need."""
+"""Composer: selects the tokens of the next step, and allocates their memory."""
 
 from collections.abc import Iterable
 
@@ -17,18 +17,18 @@ class Composer:
     """Decodes first, then prefill chunks up to `max_batch_tokens`, in order of admission.
 
     When memory runs out, a decode may evict any request. A prefill, or the return of KV from host
-    memory, evicts only later ones, so that the oldest always progresses. Where eviction is not
-    allowed (residency defer) a decode waits; if all wait, one is evicted. While the same sequences
-    decode, the last batch advances by one token instead of being composed again: a step then costs
-    only its new blocks. The batching in use decides which requests may run. Padding
+    memory, evicts only later requests, so that the oldest one always progresses. If the residency
+    policy allows no eviction (defer), a decode waits; if all wait, one is evicted. While the same
+    sequences decode, the last batch advances by one token instead of being composed again: a step
+    then costs only its new blocks. The batching in use decides which requests may run. Padding
     follows all other prefill.
 
-    Of prompts with a common beginning (the choices of one request) the oldest prefills, and the
-    others wait one step for its blocks. After a failed step, `suspects` decides which part is tried
-    next.
+    If prompts have a common beginning, such as the choices of one request, the oldest prefills, and
+    the others wait one step for its blocks. After a failed step, `suspects` selects the part that
+    is computed next.
 
-    While a step is in flight, nothing is evicted: the end of that step frees memory, too. If an
-    eviction were needed, no further step is composed before that one is committed.
+    While a step is in flight, nothing is evicted, because the end of that step frees memory, too. A
+    step that needs an eviction is composed after that commit.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class Composer:
         self._max_running = limits.max_running
         self._max_batch_tokens = limits.max_batch_tokens
         self._max_scored_tokens = limits.max_scored_tokens
-        self._steady: StepBatch | None = None  # the last batch, advanced
-        self._needy = np.zeros(0, np.int64)  # its rows that need another block
+        self._steady: StepBatch | None = None  # the last batch, if it was advanced
+        self._needy = np.zeros(0, np.int64)  # rows of `_steady` that need another block
         self._version = 0  # of the KV state, before composition
         self._ahead_of: StepBatch | None = None  # the step in flight
         self._must_wait = False  # an eviction is needed, which has to wait for it
         self._left_waiting = False  # a request outside the batch waits for it
 
     def compose(self, ahead_of: StepBatch | None = None) -> StepBatch | None:
-        """The next step with its memory, or None if nothing can run, or not before the step
-        `ahead_of` it is committed."""
+        """The next step with its memory. None if nothing can run, or nothing can run before the
+        step in flight, `ahead_of`, is committed."""
         if (
             self._steady
             and self._version == self._kv.version
@@ -66,33 +66,33 @@ class Composer:
         self._steady = None
         self._ahead_of = ahead_of
         self._left_waiting = False
-        # an eviction for this step may free a slot for another request
+        # From before the composition: an eviction for this step may free a slot for a request.
         self._version = self._kv.version
-        return self._compose_ahead() if ahead_of else self._compose_surely()
+        return self._compose_ahead() if ahead_of else self._compose_with_evictions()
 
     def advanced(self, batch: StepBatch) -> None:
-        """Advances the batch if the next one can be the same: no request came, left, or waits for
-        the commit."""
+        """Advances the batch if the next one has the same rows: no request arrived, left, or waits
+        for the commit."""
         same = not self._left_waiting and self._version == self._kv.version
         if same and not batch.chunks:
             self._steady = batch
             self._needy = batch.decodes.advance()
 
     def committed(self, batch: StepBatch, sampled: list[int]) -> None:
-        """The advanced rows may read their tokens from the host again."""
+        """The advanced rows read their tokens from the host again."""
         if batch is self._steady:
-            batch.decodes.learn(sampled)
+            batch.decodes.set_drawn(sampled)
 
     def _compose_ahead(self) -> StepBatch | None:
-        """A batch of requests whose next token does not depend on the step in flight, or can read
+        """A batch of requests whose next token does not depend on the step in flight, or that read
         its tokens on the device."""
         self._must_wait = False
         self._left_waiting = any(s.waits for s in self._kv.running.values())
         batch = self._compose()
         return None if self._must_wait else batch
 
-    def _compose_surely(self) -> StepBatch | None:
-        """A batch with whatever evictions it needs."""
+    def _compose_with_evictions(self) -> StepBatch | None:
+        """A batch, with the evictions that it needs."""
         batch = self._compose()
         while batch is None and self._suspects:  # no request of this part can run
             self._suspects.pass_part()
@@ -116,12 +116,12 @@ class Composer:
         return StepBatch(DecodeRows(decodes, tables, self._pool.block_tokens), chunks)
 
     def _runnable(self) -> list[Sequence]:
-        """Requests that the next step may run, memory permitting."""
+        """Requests that may be in the next step if memory suffices."""
         running = self._kv.running.values()
         return self._suspects.narrow(self._static.current.select(running, self._max_running))
 
     def _grow_rows(self, rows: DecodeRows) -> bool:
-        """Gives a new block to each row that needs one; False when memory runs out."""
+        """Allocates a block for each row that needs one; False when memory runs out."""
         for row in self._needy.tolist():
             sequence = rows.sequences[row]
             if not self._pool.grow(sequence.request_id, len(sequence.tokens)):
@@ -130,14 +130,14 @@ class Composer:
         return True
 
     def _compose_decodes(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Decodes with memory; one may evict another that got memory before it."""
+        """Decodes with memory. One may evict another that got memory before it."""
         first = sequences[: self._max_batch_tokens]
         placed = [s for s in first if _may_run(s) and self._make_room(s)]
         return [s for s in placed if _may_run(s)]
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Makes room for a decode, evicting if needed; False if it was evicted itself. A token that
-        is not delivered evicts nothing."""
+        """Makes room for a decode, evicting if needed; False if it must wait or was evicted. A
+        member that has ended evicts nothing."""
         while not self._pool.grow(sequence.request_id, len(sequence.tokens)):
             if sequence.ended:
                 return False
@@ -158,7 +158,8 @@ class Composer:
             if not _may_run(sequence):
                 continue
             if sequence.resting:
-                if not self._bring_back(sequence):
+                length = len(sequence.tokens)
+                if self._reachable(sequence, length) < length or not self._kv.bring_back(sequence):
                     return chunks
                 continue
             most = room if sequence.scores is None else min(room, to_score)
@@ -178,22 +179,17 @@ class Composer:
         return chunks if self._suspects else chunks + self._static.current.pad_chunks(room)
 
     def _can_wait(self, sequence: Sequence, chunks: list[PrefillChunk]) -> bool:
-        """Whether another request is computing its beginning, in this step or in the one in flight,
-        which publishes blocks only at its commit."""
-        landing = self._ahead_of.chunks if self._ahead_of else ()
-        if not chunks and not landing:
+        """Whether another request is computing the beginning of this one, in this step or in the
+        one in flight, which publishes blocks only at its commit."""
+        in_flight = self._ahead_of.chunks if self._ahead_of else ()
+        if not chunks and not in_flight:
             return False
-        waits = self._kv.can_wait(sequence, _of(chunks), _of(landing))
+        waits = self._kv.can_wait(sequence, _sequences(chunks), _sequences(in_flight))
         self._left_waiting |= waits
         return waits
 
-    def _bring_back(self, sequence: Sequence) -> bool:
-        """Begins the return of its KV, evicting later requests if needed."""
-        length = len(sequence.tokens)
-        return self._reachable(sequence, length) == length and self._kv.bring_back(sequence)
-
     def _reachable(self, sequence: Sequence, end: int) -> int:
-        """How far a prefill can get, evicting later requests if needed."""
+        """The tokens up to `end` that fit into memory, evicting later requests if needed."""
         end = min(end, len(sequence.tokens))
         while end > self._pool.reach(sequence.request_id):
             if self._static.current.give_way():
@@ -209,9 +205,9 @@ class Composer:
 
 
 def _may_run(sequence: Sequence) -> bool:
-    """Whether it was neither evicted nor stopped meanwhile."""
+    """Whether the request still runs: it was not evicted or stopped during the composition."""
     return sequence.phase is Phase.RUNNING and sequence.within_budget
 
 
-def _of(chunks: Iterable[PrefillChunk]) -> Iterable[Sequence]:
+def _sequences(chunks: Iterable[PrefillChunk]) -> Iterable[Sequence]:
     return (chunk.sequence for chunk in chunks)

@@ -1,4 +1,4 @@
-"""RequestEnds: how requests leave a worker, and which of their ends are sent later."""
+"""RequestEnds: removes requests from a worker, at once or when their static batch is over."""
 
 from collections.abc import Iterable
 
@@ -19,10 +19,12 @@ class RequestEnds:
         self._static = static
         self._reporter = reporter
         self._owed_cancels: set[str] = set()
-        self._late: list[NewToken] = []  # last tokens to send, of static batches that are over
+        self._late: list[
+            NewToken
+        ] = []  # last tokens, still to send, of static batches that are over
 
     def forget(self, request_id: str) -> None:
-        """Frees everything of a request, and reports nothing of it."""
+        """Frees everything of a request, and reports nothing about it."""
         self._static.leave(request_id)
         self._kv.forget(request_id)
         self._reporter.forget(request_id)
@@ -34,28 +36,27 @@ class RequestEnds:
         self._reporter.finished(sequence.request_id, sequence.output_tokens, reason)
 
     def expect_cancel(self, request_id: str) -> None:
-        """The next cancel of this request belongs to its earlier placement."""
+        """Ignores the next cancel of this request: it belongs to an earlier placement."""
         if len(self._owed_cancels) < HELD_MAX:
             self._owed_cancels.add(request_id)
 
     def ignores_cancel(self, request_id: str) -> bool:
-        """Whether a cancel belongs to an earlier placement; true once for each expected one."""
+        """Whether a cancel belongs to an earlier placement; true once per expected cancel."""
         if request_id not in self._owed_cancels:
             return False
         self._owed_cancels.remove(request_id)
         return True
 
     def ignore_no_cancel(self) -> None:
-        """No cancel of an earlier placement arrives any more: its scheduler is gone."""
+        """Expects no cancels of earlier placements, because their scheduler is gone."""
         self._owed_cancels.clear()
 
     def settle_batches(self) -> None:
         """Begins and ends static batches."""
-        if self._static.active:
-            self.end_batches(self._static.settle())
+        self.end_batches(self._static.settle())
 
     def end_batches(self, batches: Iterable[Batch]) -> None:
-        """Sends the ends of members, and reports those that used up their budgets."""
+        """Sends the ends of members; reports members that used up their budgets."""
         for batch in batches:
             for request_id, sequence in batch.members.items():
                 if last := batch.last.get(request_id):
@@ -64,8 +65,8 @@ class RequestEnds:
                     self._reporter.include(sequence)
 
     def end_late(self, sequence: Sequence, last: NewToken) -> None:
-        """Ends a member that had drawn its last token before."""
-        assert sequence.ended, "it goes on"
+        """Ends a member that drew its last token in an earlier step."""
+        assert sequence.ended, "the member has not ended"
         sequence.unsent -= 1
         self._late.append(last)
         self.finish(sequence, sequence.ended)

@@ -1,16 +1,15 @@
-"""Evictor: which requests leave the device when memory runs out, and how, as the last plan
-orders."""
+"""Evictor: moves KV off the device when memory runs out, by the residency policy of the last
+plan."""
 
 from collections.abc import Iterable, Iterator
+from math import inf
 
 from services.core import Plan, Residency
 from services.worker.kv.residency import (
     DEFAULT,
     RESIDENCIES,
     PoolRoom,
-    ResidencyPlan,
     Resident,
-    choose_eviction,
     plan_residency,
 )
 from services.worker.requests.kv_manager import KVManager
@@ -18,7 +17,7 @@ from services.worker.requests.reporting import Reporter
 from services.worker.requests.static_batching import StaticBatching
 from services.worker.requests.types.sequence import Phase, Sequence
 
-# of a request's growth, kept free for a prefetch: a plan comes before they are generated
+# Growth of a request that a prefetch reserves; the next plan arrives before it is used up.
 AHEAD_TOKENS = 32
 
 
@@ -30,24 +29,30 @@ class Evictor:
         self._reporter = reporter
         self._static = static
         self._plan = Plan(0)
-        self._leave = RESIDENCIES[DEFAULT]
+        self._eviction = RESIDENCIES[DEFAULT]
 
     def planned(self, plan: Plan) -> None:
-        """Follows this plan from now on; the default policy if it names an unknown one."""
-        leave = RESIDENCIES.get(plan.residency, RESIDENCIES[DEFAULT])
-        if leave is not self._leave:
-            self._leave = leave
-            self._kv.touch()  # requests that wait for memory may get it now
+        """Adopts a plan's residency policy, order and victims; the default policy for an unknown
+        name."""
+        eviction = RESIDENCIES.get(plan.residency, RESIDENCIES[DEFAULT])
+        if eviction is not self._eviction:
+            self._eviction = eviction
+            self._kv.touch()  # requests that wait for memory may get it
         self._plan = plan
         if plan.order:
-            pools = self._kv
-            room = PoolRoom(pools.pool.blocks, pools.host.free_tokens)
-            self._carry_out(plan_residency(self._residents(), room, plan.costs, self._leave))
+            room = PoolRoom(
+                self._kv.pool.blocks, self._kv.host.free_blocks * self._kv.host.block_tokens
+            )
+            transfers = plan_residency(self._residents(), room, plan.costs, self._eviction)
+            for request_id in transfers.offload:
+                self._kv.leave(self._kv.sequences[request_id], Residency.OFFLOAD)
+            for request_id in transfers.prefetch:
+                self.prefetch(request_id)
 
     def _residents(self) -> Iterator[Resident]:
-        for standing in self._plan.order:
-            if sequence := self._kv.sequences.get(standing.request_id):
-                yield self._resident(sequence, standing.wait_s)
+        for queued in self._plan.order:
+            if sequence := self._kv.sequences.get(queued.request_id):
+                yield self._resident(sequence, queued.wait_s)
 
     def _resident(self, sequence: Sequence, wait_s: float) -> Resident:
         pool = self._kv.pool
@@ -64,12 +69,6 @@ class Evictor:
             pool.blocks_for(tokens + ahead),
         )
 
-    def _carry_out(self, placing: ResidencyPlan) -> None:
-        for request_id in placing.offload:
-            self._kv.leave(self._kv.sequences[request_id], Residency.OFFLOAD)
-        for request_id in placing.prefetch:
-            self.prefetch(request_id)
-
     def prefetch(self, request_id: str) -> None:
         """Brings KV back ahead of need, if that evicts nothing."""
         sequence = self._kv.sequences.get(request_id)
@@ -77,25 +76,26 @@ class Evictor:
             self._kv.bring_back(sequence)
 
     def may_leave(self, sequence: Sequence) -> bool:
-        """Whether the policy allows its eviction."""
-        return self._way_out(sequence) is not Residency.KEEP
+        """Whether the policy allows to evict a request."""
+        return self._choose_eviction(sequence) is not Residency.KEEP
 
     def evict(self, sequence: Sequence) -> bool:
-        """Evicts it at once; False if the policy evicts nothing."""
-        how = self._way_out(sequence)
+        """Evicts a request at once; False if the policy does not allow it."""
+        how = self._choose_eviction(sequence)
         if how is Residency.KEEP:
             return False
         self._evict(sequence, how)
         return True
 
-    def _way_out(self, sequence: Sequence) -> Residency:
+    def _choose_eviction(self, sequence: Sequence) -> Residency:
         if sequence.resting:
-            return Residency.OFFLOAD  # it was returning, and its host copy still exists
-        return choose_eviction(sequence.held_tokens, self._plan.costs, self._leave)
+            return Residency.OFFLOAD  # its upload is pending, so its host copy still exists
+        unknown_wait_s = inf
+        return self._eviction(sequence.held_tokens, unknown_wait_s, self._plan.costs)
 
     def give_way(self) -> bool:
-        """Called when nothing can run for lack of memory: frees undelivered work, or evicts the
-        first victim, whatever the policy; False if no request holds memory."""
+        """Called when nothing can run for lack of memory: frees undelivered work, or drops the
+        first victim under any policy; False if no request holds memory."""
         if self._static.current.give_way():
             return True
         victim = next((s for s in self._eviction_order() if self._holds(s)), None)
@@ -105,8 +105,8 @@ class Evictor:
         return True
 
     def relieve(self, rows: list[Sequence]) -> bool:
-        """A step of these rows had no memory to compute in: frees undelivered work, or evicts the
-        newest of them, whatever the policy; False if there is only one."""
+        """Called when the device had no memory for a step of these rows: frees undelivered work, or
+        evicts the newest row under any policy; False if there is only one."""
         if self._static.current.give_way():
             return True
         if len(rows) < 2:
@@ -125,15 +125,15 @@ class Evictor:
 
     def victims_for(self, sequence: Sequence, decoding: bool) -> Iterator[Sequence]:
         """Candidates for eviction in order: paused requests, the last of the plan's order first;
-        running ones, in the plan's victim order; then the newest.
+        then running ones, in the plan's victim order; then the newest first.
 
-        A decode may evict any request, itself included; a prefill may evict later ones and paused
-        ones.
+        A decode may evict any request, including itself; a prefill may evict later requests and
+        paused ones.
         """
-        for holder in self._eviction_order():
-            behind = holder.phase is Phase.PAUSED or holder.serial > sequence.serial
-            if self._holds(holder) and (decoding or behind):
-                yield holder
+        for candidate in self._eviction_order():
+            behind = candidate.phase is Phase.PAUSED or candidate.serial > sequence.serial
+            if self._holds(candidate) and (decoding or behind):
+                yield candidate
 
     def _holds(self, sequence: Sequence) -> bool:
         return bool(self._kv.pool.table(sequence.request_id))

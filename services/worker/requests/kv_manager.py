@@ -1,7 +1,7 @@
-"""KVManager: the requests of this worker, their phases, and where their KV is.
+"""KVManager: the requests of this worker, their phases, and the location of their KV.
 
-Owns the blocks of both pools. An offload frees its device blocks, and an upload takes them, at
-once. The copies follow in the order of `take_moves`, before the step is computed.
+It owns the blocks of both pools. An offload frees device blocks, and an upload takes them, at once.
+The copies follow in the order of `take_moves`, before the step is computed.
 """
 
 from collections.abc import Collection, Iterable
@@ -22,7 +22,7 @@ from services.worker.requests.types.sequence import UNKNOWN, Phase, Sequence
 
 class KVManager:
     """All sequences and blocks of one replica. `version` changes whenever the set of runnable
-    requests may."""
+    requests may have changed."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class KVManager:
         self._arriving: dict[int, Sequence] = {}
 
     def is_here(self, sequence: Sequence) -> bool:
-        """Whether this very sequence is still here, not another one with its name."""
+        """Whether this sequence is still here; another one may have its id."""
         return self.sequences.get(sequence.request_id) is sequence
 
     # Phases
@@ -60,12 +60,12 @@ class KVManager:
 
     def park(self, prompt: Prompt) -> None:
         """Keeps a prompt without a budget until it is admitted."""
-        delivered_tokens = len(prompt.token_ids) - prompt.prompt_tokens
-        sequence = self.sequences[prompt.request_id] = Sequence.start(prompt, delivered_tokens)
+        sequence = Sequence.start(prompt, prompt.delivered_tokens)
+        self.sequences[prompt.request_id] = sequence
         sequence.phase = Phase.PARKED
 
     def run(self, sequence: Sequence) -> None:
-        """Admits, or admits again: it is now the newest."""
+        """Admits a request, or admits it again, as the newest."""
         self._admissions += 1
         sequence.serial = self._admissions
         sequence.phase = Phase.RUNNING
@@ -73,7 +73,7 @@ class KVManager:
         self.version += 1
 
     def pause(self, sequence: Sequence) -> None:
-        """Stops it from running and keeps its KV where it is."""
+        """Stops a request from running, and keeps its KV where it is."""
         del self.running[sequence.request_id]
         rests = sequence.resting and not sequence.arriving
         sequence.phase = Phase.PARKED if rests else Phase.PAUSED
@@ -82,9 +82,9 @@ class KVManager:
     def forget(self, request_id: str) -> None:
         """Frees everything of a request; ignores an unknown one.
 
-        Its blocks can be reused at once although a step in flight may still write to them: a new
-        owner's operations are issued after that step on the same stream, and the writes lie behind
-        published blocks.
+        Its blocks can be reused at once, although a step in flight may still write to them: the
+        operations of a new owner are issued later on the same stream, and the step writes behind
+        all published blocks.
         """
         if sequence := self.sequences.pop(request_id, None):
             self.running.pop(request_id, None)
@@ -97,14 +97,14 @@ class KVManager:
             self.version += 1
 
     def set_limit(self, sequence: Sequence, limit_tokens: int) -> None:
-        """Sets its budget."""
+        """Sets a request's budget."""
         before = sequence.within_budget
         sequence.limit_length = sequence.prompt_tokens + limit_tokens
         if sequence.within_budget != before:
             self.version += 1
 
     def touch(self) -> None:
-        """The set of runnable requests may have changed."""
+        """Records that the set of runnable requests may have changed."""
         self.version += 1
 
     def steps_in_memory(self, rows: Collection[Sequence], most: int) -> int:
@@ -137,10 +137,10 @@ class KVManager:
         self.version += 1
 
     def unwind(self, sequence: Sequence, computed: int) -> Sequence | None:
-        """A step with it failed: only the KV of its first `computed` tokens is valid, wherever it
-        is now. Returns the request if it waits and must be recomputed.
+        """Undoes a failed step: only the KV of the first `computed` tokens is valid, in either
+        pool. Returns the request if it lost all its KV and does not run.
 
-        Blocks that other requests computed remain valid: they are published.
+        Blocks that other requests computed remain valid, because they are published.
         """
         if sequence.resting:
             return self.lost(sequence.request_id)
@@ -162,7 +162,8 @@ class KVManager:
     # Leaving the device and coming back
 
     def leave(self, sequence: Sequence, how: Residency) -> None:
-        """Frees its device blocks; with OFFLOAD its KV moves to host memory, if there is room."""
+        """Frees a request's device blocks; with OFFLOAD its KV moves to host memory, if there is
+        room."""
         self.running.pop(sequence.request_id, None)
         self.version += 1
         self._recall(sequence)
@@ -191,8 +192,8 @@ class KVManager:
         return True
 
     def bring_back(self, sequence: Sequence) -> bool:
-        """Begins the upload of resting KV, with room for its next token; False, with nothing
-        changed, if memory runs out."""
+        """Begins the upload of KV from host memory, with room for the next token; False, with no
+        effect, if memory runs out."""
         if self.pool.blocks_for(len(sequence.tokens)) > self.pool.free_blocks:
             return False
         shared = self._share(sequence, sequence.resting // self.pool.block_tokens)
@@ -206,7 +207,7 @@ class KVManager:
         return True
 
     def arrived(self, serial: int) -> None:
-        """An upload is complete; ignores one that was revoked meanwhile."""
+        """Completes an upload; ignores one that was recalled meanwhile."""
         sequence = self._arriving.pop(serial, None)
         if sequence is None:
             return
@@ -217,8 +218,8 @@ class KVManager:
         self.version += 1
 
     def lost(self, request_id: str) -> Sequence | None:
-        """Its KV could not be stored in host memory and is recomputed. Returns the request if it
-        waits; a running one restarts by itself."""
+        """Drops KV that could not be stored in host memory; it is recomputed. Returns the request
+        if it does not run; a running one restarts without a report."""
         sequence = self.sequences.get(request_id)
         if sequence is None or not sequence.resting:
             return None
@@ -263,7 +264,7 @@ class KVManager:
     # Shared prefixes
 
     def adopt_prefix(self, sequence: Sequence) -> None:
-        """Adopts cached blocks of its beginning; at least one token is left to compute."""
+        """Adopts cached blocks of a request's beginning; leaves one token or more to compute."""
         if not self._may_adopt(sequence):
             return
         blocks = self._share(sequence, (len(sequence.tokens) - 1) // self.pool.block_tokens)
@@ -275,11 +276,11 @@ class KVManager:
         self.counters.prefix_hit_tokens += sequence.computed
 
     def can_wait(
-        self, sequence: Sequence, elders: Iterable[Sequence], landing: Iterable[Sequence] = ()
+        self, sequence: Sequence, earlier: Iterable[Sequence], in_flight: Iterable[Sequence] = ()
     ) -> bool:
-        """Whether one of `elders`, which all progress in this step or in the one in flight
-        (`landing`), is computing at least half of its missing blocks, so that it adopts them later.
-        A prompt of a single such block does not wait. O(elders)."""
+        """Whether a request prefilled in this step (`earlier`) or in the one in flight computes
+        half or more of the blocks that this request lacks, so that it adopts them later. A prompt
+        of a single such block does not wait. O(requests)."""
         if not self._may_adopt(sequence):
             return False
         size, length = self.pool.block_tokens, len(sequence.tokens)
@@ -289,12 +290,12 @@ class KVManager:
         last = first + -(-left // (2 * size))  # the blocks that justify a wait
         if len(keys) < max(2, last):
             return False
-        computed = (s for s in landing if s.computed >= last * size and self.is_here(s))
+        computed = (s for s in in_flight if s.computed >= last * size and self.is_here(s))
         return any(
-            elder.exact
-            and elder.published <= first  # it will publish the blocks behind that
-            and elder.keys[last - 1 : last] == keys[last - 1 : last]
-            for elder in chain(elders, computed)
+            other.exact
+            and other.published <= first  # it will publish the blocks after these
+            and other.keys[last - 1 : last] == keys[last - 1 : last]
+            for other in chain(earlier, computed)
         )
 
     def publish_all(self, chunks: Iterable[PrefillChunk]) -> None:
@@ -304,7 +305,7 @@ class KVManager:
                 self.publish(chunk.sequence)
 
     def publish(self, sequence: Sequence) -> None:
-        """Publishes the blocks that it has filled."""
+        """Publishes the blocks that a request has filled."""
         full = sequence.computed // self.pool.block_tokens
         if full == sequence.published or not (self._sharing and sequence.exact):
             return
@@ -319,17 +320,17 @@ class KVManager:
         return self.pool.share(sequence.request_id, self._keys_of(sequence, blocks))
 
     def _may_adopt(self, sequence: Sequence) -> bool:
-        """Whether it has nothing on the device yet, and needs no logits of cached tokens."""
+        """Whether a request has no KV on the device, and needs no logits of cached tokens."""
         has = sequence.computed or self.pool.table(sequence.request_id)
         return self._sharing and not has and sequence.scores is None
 
     def _keys_of(self, sequence: Sequence, blocks: int) -> list[bytes]:
-        """Keys of its first full blocks; each is hashed once."""
+        """Keys of a request's first full blocks; each is hashed once."""
         salt = sequence.prompt.cache_salt
         extend_keys(sequence.keys, sequence.tokens, blocks, self.pool.block_tokens, salt)
         return sequence.keys[:blocks]
 
-    # Whole
+    # Integrity
 
     def check_integrity(self) -> None:
         """Blocks, phases and moves agree. Raises AssertionError."""
@@ -344,7 +345,7 @@ class KVManager:
         pads = {pad.request_id for pad in self.pads.values()}
         for owner in (*self.pool.owners(), *self.host.owners()):
             assert owner in self.sequences or owner in pads, "blocks of an absent request"
-        assert self.pads.keys() <= self.running.keys(), "padding of one that does not run"
+        assert self.pads.keys() <= self.running.keys(), "padding of a request that does not run"
 
     def _check(self, sequence: Sequence) -> None:
         request_id = sequence.request_id
@@ -354,8 +355,10 @@ class KVManager:
         assert 0 <= kept < len(sequence.tokens) < sequence.max_length + draws
         assert (sequence.tokens[-1] == UNKNOWN) == draws, "a token is unknown, and none is drawn"
         assert UNKNOWN not in sequence.tokens[-3:-1], "two tokens are unknown"
-        assert not (sequence.computed and sequence.resting), "KV in two places"
-        assert bool(sequence.resting) == bool(host), "host blocks without KV, or KV without"
+        assert not (sequence.computed and sequence.resting), "KV in both pools"
+        assert bool(sequence.resting) == bool(host), (
+            "host blocks without KV, or KV without host blocks"
+        )
         assert not (sequence.phase is Phase.PARKED and device), "parked with device blocks"
         assert not (sequence.resting and device) or sequence.arriving
         assert sequence.published <= len(device)

@@ -1,21 +1,21 @@
-"""Prompts and admissions that wait for each other.
+"""Prompts that wait for their admissions, and admissions that wait for their prompts.
 
-A prompt comes from a gateway and its admission from the scheduler, on different streams, in any
+A prompt arrives from a gateway and its admission from the scheduler, on different streams, in any
 order. Both waits are bounded in number and time.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from services.worker.requests.types.prompt import Prompt
 
-HELD_MAX = 8_192  # of each kind; twice the scheduler's queue
+HELD_MAX = 8_192  # prompts, and admissions: twice the scheduler's queue
 HELD_S = 60.0  # the other half normally arrives within milliseconds
 
 
 @dataclass
 class PendingRequests:
-    """Returns a request once both its prompt and its admission are here."""
+    """Holds the part of a request that arrives first, and returns it when the other one arrives."""
 
     held_max: int = HELD_MAX
     held_s: float = HELD_S
@@ -26,7 +26,7 @@ class PendingRequests:
         return bool(self.prompts or self.admissions)
 
     def prompt(self, prompt: Prompt, now: float) -> int | None:
-        """The limit of its admission, if that is here; else holds the prompt."""
+        """The limit of the prompt's admission if that has arrived; else holds the prompt."""
         admission = self.admissions.pop(prompt.request_id, None)
         if admission:
             return admission[0]
@@ -34,7 +34,7 @@ class PendingRequests:
         return None
 
     def admit(self, request_id: str, limit_tokens: int, now: float) -> Prompt | None:
-        """The admitted prompt, if it is here; else holds the admission."""
+        """The admitted prompt if it has arrived; else holds the admission."""
         held = self.prompts.pop(request_id, None)
         if held:
             return held[0]
@@ -67,8 +67,7 @@ class PendingRequests:
             del self.admissions[lost[-1]]
         return lost
 
-    def _over(self, held: dict[str, tuple[Prompt, float]] | dict[str, tuple[int, float]],
-              now: float) -> bool:  # fmt: skip
+    def _over(self, held: Mapping[str, tuple[object, float]], now: float) -> bool:
         if not held:
             return False
         _, since = next(iter(held.values()))

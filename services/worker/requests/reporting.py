@@ -14,10 +14,8 @@ FINISHED_MAX = 16_384  # without a scheduler: more than all prompts and requests
 
 
 class Reporter:
-    """Events at once; the progress of all requests every `every_steps` steps and after each plan.
-
-    Between reports it collects, each request once, so that the next report is complete.
-    """
+    """Reports events at once, and the progress of all requests every `every_steps` steps and after
+    each plan. A report contains each request once."""
 
     def __init__(self, every_steps: int):
         self._every_steps = every_steps
@@ -34,9 +32,9 @@ class Reporter:
         self._everything = False
 
     def begin(self, held: Container[str], blocks: dict[str, int]) -> None:
-        """A new scheduler, which receives the held requests and their block counts. The next report
-        has the progress of all, and unreported ends, except those of earlier placements of held
-        requests. Plans and reports are numbered from 1 again."""
+        """Begins reports to a new scheduler, which has received the held requests and their block
+        counts. The next report has the progress of all, and unreported ends except those of earlier
+        placements of held requests. Plans and reports are numbered from 1 again."""
         self._seq = self.applied_plan_seq = 0
         unsent = [ended for ended in self._finished if ended.request_id not in held]
         self._finished = deque(unsent, FINISHED_MAX)
@@ -44,7 +42,7 @@ class Reporter:
         self._everything = True
 
     def stepped(self, timings: Iterable[StepTiming]) -> tuple[SwapTiming, ...]:
-        """A step is over; `timings` became known, of it or of earlier ones. Returns the copies
+        """Counts a step, and records the timings that became known with it. Returns the copies
         completed since the previous step."""
         self._steps += 1
         self._timings.extend(timings)
@@ -64,7 +62,7 @@ class Reporter:
         return self._every_steps - self._steps
 
     def swapped(self, timings: Collection[SwapTiming]) -> None:
-        """These copies are complete."""
+        """Records completed copies."""
         self._swaps.extend(timings)
         self._new_swaps.extend(timings)
 
@@ -77,7 +75,7 @@ class Reporter:
         self._finished.append(Completion(request_id, output_tokens, reason))
 
     def restore_finished(self, finished: Iterable[Completion]) -> None:
-        """Reports again the ends of reports that were not sent."""
+        """Reports ends again, from reports that were not sent."""
         later = list(self._finished)
         self._finished.clear()
         self._finished.extend((*finished, *later))
@@ -87,16 +85,17 @@ class Reporter:
         self._evicted[sequence.request_id] = sequence
 
     def include(self, sequence: Sequence) -> None:
-        """Includes its progress in the next report: its slice ended, or it was paused."""
+        """Includes a request's progress in the next report, because its slice ended or it was
+        paused."""
         self._included[sequence.request_id] = sequence
 
     def forget(self, request_id: str) -> None:
-        """Reports nothing more of a request that is gone."""
+        """Reports nothing more about a request that is gone."""
         self._included.pop(request_id, None)
         self._evicted.pop(request_id, None)
 
     def next_report(self, kv: KVManager) -> Report | None:
-        """The next report, if there is anything to report. O(holders of blocks)."""
+        """The next report; None if there is nothing to report. O(requests with blocks)."""
         everything = self._everything or self._steps >= self._every_steps
         if not (everything or self._finished or self._evicted or self._included):
             return None

@@ -1,9 +1,8 @@
 """WorkerState: the effects of prompts and plans on a worker. Pure, without I/O.
 
-The cycle: prompts and plans change the running requests (`receive`, `apply_plan`) → `steps`
-composes one step and commits its tokens (step_cycle.py) → `report`. Schedulers come and go
-(`attach`). Without one there are no plans and no reports, and requests continue within their
-budgets.
+Prompts and plans change the running requests (`receive`, `apply_plan`); `steps` composes one step
+and commits its tokens (step_cycle.py); `report` returns what happened. A scheduler begins with
+`attach`. Without one there are no plans and no reports, and requests continue within their budgets.
 """
 
 from collections.abc import Collection, Container, Iterable, Mapping
@@ -42,7 +41,7 @@ class WorkerState:
             self.pool, self.host, self.counters, limits.prefix_sharing, limits.exact_swaps
         )
         self._reporter = Reporter(limits.report_every_steps)
-        self._static = StaticBatching(self._kv, self.counters, limits.reach_tokens)
+        self._static = StaticBatching(self._kv, limits.reach_tokens)
         self._evictor = Evictor(self._kv, self._reporter, self._static)
         self.ends = RequestEnds(self._kv, self._static, self._reporter)
         self.steps = StepCycle(
@@ -51,7 +50,8 @@ class WorkerState:
 
     @property
     def sequences(self) -> Mapping[str, Sequence]:
-        """All requests here. The last token of one that draws in a step in flight is unknown."""
+        """All requests here. The last token of a request that the step in flight draws is
+        unknown."""
         return self._kv.sequences
 
     @property
@@ -65,11 +65,11 @@ class WorkerState:
         return not (self.sequences or self.steps.in_flight or self.pending)
 
     def attach(self) -> tuple[HeldRequest, ...]:
-        """A scheduler attaches. Returns all requests here, which it adopts by plans or cancels. The
+        """Attaches a scheduler. Returns all requests here, which it adopts by plans or cancels. The
         step in flight is not included; it is reported like any other.
 
         Plans and reports are numbered from 1. Prompts without an admission are kept without a
-        budget. Unfinished business of the previous scheduler is dropped, including static batches.
+        budget. Static batches and expected cancels of the previous scheduler are dropped.
         """
         self.ends.ignore_no_cancel()
         self.ends.end_batches(self._static.dissolve())
@@ -81,8 +81,8 @@ class WorkerState:
         return tuple(s.held(blocks.get(s.request_id, 0)) for s in self.sequences.values())
 
     def return_reports(self, reports: Iterable[Report]) -> None:
-        """These reports were not sent: their ends and evictions go into the next one. The step in
-        flight was in none of them."""
+        """Puts the ends and evictions of reports that were not sent into the next one. None of them
+        contains the step in flight."""
         unsent = list(reports)
         self._reporter.restore_finished(ended for report in unsent for ended in report.finished)
         for progress in (left for report in unsent for left in report.evicted):
@@ -91,7 +91,7 @@ class WorkerState:
                 self._reporter.evicted(sequence)
 
     def keep_only(self, origins: Container[str]) -> None:
-        """Drops requests of other gateway streams than these: their tokens cannot be delivered."""
+        """Drops requests of other gateway streams, because their tokens cannot be delivered."""
         here = [s.prompt for s in self.sequences.values()]
         expected = [prompt for prompt, _ in self.pending.prompts.values()]
         for prompt in (*here, *expected):
@@ -103,13 +103,12 @@ class WorkerState:
 
     def receive(self, prompt: Prompt, now: float) -> str | None:
         """Accepts a prompt, before or after the plan that admits it. Returns why it can never run
-        here, in which case it is reported as an ERROR. A request that is here already restarts from
-        the tokens that the prompt says were delivered; the step in flight of its earlier placement
+        here, in which case it is reported as an ERROR; else None. A request that is already here
+        restarts after the delivered tokens of the prompt; a step in flight of its earlier placement
         has no effect on it."""
         request_id = prompt.request_id
         if request_id in self.sequences:
-            # Placed elsewhere and here again: the cancel of its earlier placement is still on its
-            # way.
+            # It was moved away and back before the cancel of its earlier placement arrived.
             self.ends.forget(request_id)
             self.ends.expect_cancel(request_id)
         if why := self.limits.refusal(prompt):
@@ -154,7 +153,7 @@ class WorkerState:
         self.pending.forget(request_id)
 
     def refuse(self, request_id: str) -> None:
-        """Reports a request that cannot begin as an ERROR; ends an earlier placement of it, too."""
+        """Reports a request that cannot begin as an ERROR, and drops an earlier placement of it."""
         self.ends.forget(request_id)
         self.pending.forget(request_id)
         self._reporter.finished(request_id, 0, FinishReason.ERROR)
@@ -166,8 +165,8 @@ class WorkerState:
             self._reporter.finished(request_id, 0, FinishReason.ERROR)
 
     def report(self) -> Report | None:
-        """What happened since the last report, if the scheduler must know anything. A token in
-        flight does not count, but its blocks do."""
+        """What happened since the last report; None if nothing did. A token in flight does not
+        count, but its blocks do."""
         return self._reporter.next_report(self._kv)
 
     def _admit(self, grant: Grant, now: float) -> None:
@@ -212,17 +211,18 @@ class WorkerState:
         return self._kv.take_moves()
 
     def arrived(self, serials: Iterable[int]) -> None:
-        """These uploads are complete. A request that waited for one may be in the next step."""
+        """Completes these uploads: their requests may be in the next step."""
         for serial in serials:
             self._kv.arrived(serial)
 
     def lost(self, request_ids: Iterable[str]) -> None:
-        """Host memory could not take these; they are recomputed once their tokens are known."""
+        """Drops the KV of requests that host memory had no room for; it is recomputed."""
         for request_id in request_ids:
             if sequence := self._kv.lost(request_id):
                 self._reporter.evicted(sequence)
 
     def swapped(self, timings: Collection[SwapTiming]) -> None:
+        """Records completed transfers for the next report."""
         self._reporter.swapped(timings)
 
     def check_integrity(self) -> None:

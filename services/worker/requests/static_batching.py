@@ -1,17 +1,16 @@
 """Static batches: members begin together, are padded to the longest, and leave together (SCLS,
 Cheng et al., 2024, §2.4).
 
-    gathering  until the prompts of all expected members are here; nothing is computed
-    prefill    all contexts, and padding for shorter ones; none decodes
-    decode     one token per member and step. An ended member continues: its tokens are invalid and
-               not sent. A member that has used up its budget waits for the others
-    over       no member has anything left to generate: ends are sent, and a member that did not
-               end becomes an ordinary request with its budget used up
+    gathering  The batch waits for the prompts of all expected members. Nothing is computed.
+    prefill    All contexts are prefilled, shorter ones with padding. No member decodes.
+    decode     Each member decodes one token per step. An ended member continues; its tokens are
+               invalid and not sent. A member without budget left waits for the others.
+    over       No member has anything left to generate. Ends are sent. A member that did not end
+               becomes an ordinary request without budget left.
 
-Padding belongs to its member: its blocks are that member's, its KV is neither read nor shared,
-and it is freed when the member leaves or the batch is over. Invalid work only uses spare time
-and memory: when memory runs out, padding is dropped first, then the KV of ended members, and
-only then a member that still generates is evicted.
+Padding belongs to a member: its blocks count as the member's, its KV is neither read nor shared,
+and it is freed when the member leaves or the batch is over. When memory runs out, padding is
+dropped first, then the KV of ended members; only then is a member that still generates evicted.
 
 A failed step is computed in parts (suspects.py): no member gets more than one step ahead of the
 others, and the padding is omitted.
@@ -29,7 +28,6 @@ from services.core import FinishReason, StaticBatch
 from services.worker.requests.batching import Batching, ContinuousBatching, Draw
 from services.worker.requests.kv_manager import KVManager
 from services.worker.requests.types.batch import NewToken, PrefillChunk
-from services.worker.requests.types.limits import Counters
 from services.worker.requests.types.prompt import Prompt
 from services.worker.requests.types.sequence import Phase, Sequence
 
@@ -42,8 +40,8 @@ class Stage(Enum):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """`awaited` are members without a prompt yet; `last` the final tokens of ended members, kept
-    until the batch is over."""
+    """A static batch. `awaited` are members without a prompt; `last` are the final tokens of ended
+    members, kept until the batch is over."""
 
     number: int
     members: dict[str, Sequence] = field(default_factory=dict)
@@ -62,39 +60,30 @@ class Batch:
         return not any(s.within_budget and not s.is_decode for s in self.members.values())
 
 
-class StaticBatching:
+class StaticBatching(Batching):
     """All static batches of one replica. Even invalid tokens end at `reach_tokens`."""
 
-    def __init__(self, kv: KVManager, counters: Counters, reach_tokens: int):
+    ends_known_ahead = False  # an ended member may continue with its batch
+
+    def __init__(self, kv: KVManager, reach_tokens: int):
         self._kv = kv
-        self._counters = counters
         self._continuous = ContinuousBatching()
         self._reach_tokens = reach_tokens
         self._batches: dict[int, Batch] = {}
-        self._of: dict[str, Batch] = {}  # by member
+        self._batch_of: dict[str, Batch] = {}  # by member
         # batches whose members came, left, ended or used up their budgets
         self._changed: dict[int, Batch] = {}
-
-    @property
-    def active(self) -> bool:
-        """Whether there is any batch."""
-        return bool(self._batches)
 
     @property
     def current(self) -> Batching:
         """The batching in use: this while there is a static batch, else continuous batching."""
         return self if self._batches else self._continuous
 
-    @property
-    def ends_known_ahead(self) -> bool:
-        """False: an ended member may continue with its batch."""
-        return False
-
-    # Who is in which batch
+    # Membership
 
     def gather(self, batch: StaticBatch, expected: Container[str]) -> None:
         """Begins a batch of running members and of those in `expected`. A known batch number has no
-        effect; a member of another batch leaves that."""
+        effect. A member of another batch leaves that batch."""
         if batch.number in self._batches:
             return
         gathered = Batch(batch.number)
@@ -107,20 +96,20 @@ class StaticBatching:
                 self.leave(request_id)
                 gathered.awaited.add(request_id)
         self._batches[batch.number] = self._changed[batch.number] = gathered
-        self._of |= dict.fromkeys((*gathered.members, *gathered.awaited), gathered)
+        self._batch_of |= dict.fromkeys((*gathered.members, *gathered.awaited), gathered)
         self._kv.touch()
 
     def came(self, sequence: Sequence) -> None:
-        """A request has arrived; it may be an awaited member."""
-        if batch := self._of.get(sequence.request_id):
+        """Adds an arrived request to the batch that awaits it, if any."""
+        if batch := self._batch_of.get(sequence.request_id):
             batch.awaited.discard(sequence.request_id)
             batch.members[sequence.request_id] = sequence
             self._changed[batch.number] = batch
 
     def leave(self, request_id: str) -> NewToken | None:
-        """Removes a request from its batch; returns its final token if it had ended. No effect on a
-        request outside batches."""
-        batch = self._of.pop(request_id, None)
+        """Removes a request from its batch, if it has one; returns its final token if it had
+        ended."""
+        batch = self._batch_of.pop(request_id, None)
         if batch is None:
             return None
         self._drop_pad(request_id)
@@ -146,7 +135,7 @@ class StaticBatching:
         return over
 
     def dissolve(self) -> list[Batch]:
-        """Ends all batches as they are; returns them."""
+        """Ends and returns all batches, in any stage."""
         batches = list(self._batches.values())
         for batch in batches:
             self._forget(batch)
@@ -164,11 +153,11 @@ class StaticBatching:
     def _forget(self, batch: Batch) -> None:
         del self._batches[batch.number]
         for request_id in (*batch.members, *batch.awaited):
-            del self._of[request_id]
+            del self._batch_of[request_id]
             self._drop_pad(request_id)
         self._kv.touch()
 
-    # What a step may compute
+    # Selection for a step
 
     def begin_step(self) -> None:
         """Moves fully prefilled batches to the decode stage. O(members) of prefilling batches."""
@@ -177,8 +166,8 @@ class StaticBatching:
                 batch.stage = Stage.DECODE
 
     def force_progress(self) -> bool:
-        """Called when nothing can run: batches that lack memory for prefill decode early, as far as
-        they are; False without any."""
+        """Called when nothing can run: batches that lack memory for their prefill decode early;
+        False without any."""
         stuck = [
             batch
             for batch in self._prefilling()
@@ -193,15 +182,15 @@ class StaticBatching:
     def select(self, running: Iterable[Sequence], slots: int) -> list[Sequence]:
         """Requests that may be in the next step, in order of admission, ended members last. A
         request with nothing to generate takes no slot. O(running)."""
-        making: list[Sequence] = []
+        generating: list[Sequence] = []
         ended: list[Sequence] = []
         for sequence in running:
             if sequence.within_budget and not sequence.arriving and self._may_run(sequence):
-                (ended if sequence.ended else making).append(sequence)
-        return (making + ended)[:slots]
+                (ended if sequence.ended else generating).append(sequence)
+        return (generating + ended)[:slots]
 
     def _may_run(self, sequence: Sequence) -> bool:
-        batch = self._of.get(sequence.request_id)
+        batch = self._batch_of.get(sequence.request_id)
         if batch is None or batch.stage is Stage.DECODE:
             return True
         return batch.stage is Stage.PREFILL and not sequence.is_decode
@@ -224,7 +213,7 @@ class StaticBatching:
         return chunks
 
     def padding_in(self, chunks: Iterable[PrefillChunk]) -> list[PrefillChunk]:
-        """Those of them that are padding."""
+        """The chunks that are padding."""
         pads = set(self._kv.pads.values())
         return [chunk for chunk in chunks if chunk.sequence in pads]
 
@@ -244,7 +233,7 @@ class StaticBatching:
 
     def _cut(self, pad: Sequence, end: int) -> None:
         """Truncates padding."""
-        self._counters.padding_left_out_tokens += len(pad.tokens) - 1 - end
+        self._kv.counters.padding_left_out_tokens += len(pad.tokens) - 1 - end
         del pad.tokens[end + 1 :]
 
     def _drop_pad(self, request_id: str) -> None:
@@ -256,27 +245,22 @@ class StaticBatching:
     def give_way(self) -> bool:
         """Called when memory runs out: frees padding or ended members, the newest batch's first;
         False without any. O(members)."""
-        for request_id, batch in reversed(self._of.items()):
+        for request_id, batch in reversed(self._batch_of.items()):
             pad = self._kv.pads.get(request_id)
             if pad and self._kv.pool.table(pad.request_id):
-                self._cut(pad, pad.computed)
+                self.leave_out(pad)
                 self._drop_pad(request_id)
                 return True
             sequence = batch.members.get(request_id)
             if sequence and sequence.ended and sequence.computed:
-                self.stop(sequence)
+                self._kv.stop_computing(sequence)
                 return True
         return False
-
-    def stop(self, sequence: Sequence) -> None:
-        """Stops computing an ended member."""
-        self._kv.stop_computing(sequence)
 
     # Ends
 
     def end(self, sequence: Sequence, reason: FinishReason) -> bool:
-        """A request has ended; returns whether it continues with its batch, with its end unsent."""
-        batch = self._of.get(sequence.request_id)
+        batch = self._batch_of.get(sequence.request_id)
         if batch is None:
             return False
         sequence.ended, sequence.unsent = reason, 1
@@ -287,9 +271,9 @@ class StaticBatching:
         return True
 
     def on_budget_changed(self, sequence: Sequence) -> bool:
-        """Its budget was used up or changed; returns whether that is reported at its batch's
-        end."""
-        batch = self._of.get(sequence.request_id)
+        """Records that a budget was used up or changed; returns whether that is reported at the end
+        of the batch."""
+        batch = self._batch_of.get(sequence.request_id)
         if batch:
             self._changed[batch.number] = batch
         return batch is not None
@@ -300,9 +284,9 @@ class StaticBatching:
             if not sequence.ended:
                 yield row, sequence, token
                 continue
-            sequence.learn(token)
+            sequence.set_drawn(token)
             sequence.unsent += 1
-            self._counters.invalid_tokens += 1
+            self._kv.counters.invalid_tokens += 1
             if not sequence.within_budget:
                 self._kv.touch()
 
@@ -310,10 +294,10 @@ class StaticBatching:
         self, chunks: Iterable[PrefillChunk], tokens: list[NewToken]
     ) -> list[NewToken]:
         """Counts the computed padding. A member's last token waits for its batch's end."""
-        self._counters.padding_tokens += sum(chunk.tokens for chunk in self.padding_in(chunks))
+        self._kv.counters.padding_tokens += sum(chunk.tokens for chunk in self.padding_in(chunks))
         released = []
         for token in tokens:
-            batch = self._of.get(token.request_id) if token.finish else None
+            batch = self._batch_of.get(token.request_id) if token.finish else None
             if batch:
                 batch.last[token.request_id] = token
             else:
@@ -323,24 +307,28 @@ class StaticBatching:
     def check_integrity(self) -> None:
         """Batches, members and padding agree. Raises AssertionError."""
         members = {r: b for b in self._batches.values() for r in (*b.members, *b.awaited)}
-        assert members == self._of, "a member is in two batches, or in none"
+        assert members == self._batch_of, "a member is in two batches, or in none"
         assert self._kv.pads.keys() <= members.keys(), "padding without a member"
         for pad in self._kv.pads.values():
-            assert pad.computed < len(pad.tokens), "padding that draws"
-            assert pad.computed <= self._kv.pool.reach(pad.request_id), "without a block"
+            assert pad.computed < len(pad.tokens), "padding draws a token"
+            assert pad.computed <= self._kv.pool.reach(pad.request_id), "padding without a block"
         for number, batch in self._batches.items():
-            assert number in self._changed or batch.awaited or not batch.is_over, "over, unseen"
-            assert not batch.awaited & self._kv.sequences.keys(), "awaited, and here"
+            assert number in self._changed or batch.awaited or not batch.is_over, (
+                "a batch is over and not marked as changed"
+            )
+            assert not batch.awaited & self._kv.sequences.keys(), "an awaited member is here"
             for request_id, sequence in batch.members.items():
                 assert self._kv.running.get(request_id) is sequence, "a member does not run"
                 assert bool(sequence.ended) == (request_id in batch.last)
         for sequence in self._kv.sequences.values():
-            assert not sequence.ended or sequence.request_id in self._of, "ended, and still here"
+            assert not sequence.ended or sequence.request_id in self._batch_of, (
+                "an ended request is in no batch"
+            )
 
 
 def _padding(request_id: str, tokens: int) -> Sequence:
-    """A padding sequence; it has one token more, so that it never draws. Its id is not a possible
-    request id: those end in a number (gateway/sessions/table.py)."""
+    """A padding sequence. It has one token more, so that it never draws. No request has its id,
+    because request ids end in a number (gateway/sessions/table.py)."""
     length = tokens + 1
     prompt = Prompt(f"{request_id}\0padding", (0,) * length, length, 1)
     pad = Sequence.start(prompt, 0)

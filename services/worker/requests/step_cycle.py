@@ -1,9 +1,9 @@
 """StepCycle: composes steps of the running requests and commits their tokens. Pure, without I/O.
 
-`compose` one step → the engine computes it → `commit` its tokens, or `fail`. One step may be in
-flight: `advance` marks it as launched, and the next one can be composed. Between `compose` and
-`advance` (or `commit`, if nothing is composed ahead) the only permitted call commits the step in
-flight; between `advance` and `commit` any call is permitted (see flight.py).
+The engine calls `compose`, computes the step, and calls `commit` with its tokens, or `fail`. One
+step may be in flight: `advance` marks it as launched, and the next one can be composed. Between
+`compose` and `advance` (or `commit`, if nothing is composed ahead), the only permitted call commits
+the step in flight. Between `advance` and `commit` any call is permitted (see flight.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ from services.worker.requests.types.sequence import Phase, Sequence
 
 
 class StepCycle:
-    """At most one step in flight, and one composed after it."""
+    """Holds at most one step in flight, and one composed after it."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class StepCycle:
         return bool(self._flight)
 
     def compose(self) -> StepBatch | None:
-        """The next step with its memory, or None if nothing can run. After a step in flight, rows
-        may read its tokens (`DecodeRows.fed`). None also if the step depends on the end of that
-        one, as with exhausted memory and static batches: commit, then compose."""
+        """The next step with its memory. None if nothing can run, or if the step depends on the end
+        of the one in flight, as with exhausted memory and static batches: then compose again after
+        the commit. Rows may read tokens of the step in flight (`DecodeRows.fed`)."""
         if self._flight:
-            alone = not self._static.current.ends_known_ahead or self._suspects
-            return None if alone else self._composer.compose(self._flight.batch)
+            must_wait = not self._static.current.ends_known_ahead or self._suspects
+            return None if must_wait else self._composer.compose(self._flight.batch)
         self._ends.settle_batches()
         batch = self._composer.compose()
         if batch is None:
@@ -67,12 +67,13 @@ class StepCycle:
         return batch
 
     def withdraw(self) -> None:
-        """The last composed step was not launched: compose another, so that kernels start
-        afresh."""
+        """Discards the last composed step, which was not launched. The next one is composed again,
+        so that kernels rebuild what they keep per batch."""
         self._kv.touch()
 
     def advance(self, batch: StepBatch) -> None:
-        """The last composed step was launched: continues as if it were computed. O(rows)."""
+        """Marks the last composed step as launched, and continues as if it were computed.
+        O(rows)."""
         used_up = self._flight.launch(batch)
         if used_up and self._static.current.ends_known_ahead:
             self._kv.touch()
@@ -86,10 +87,10 @@ class StepCycle:
         logprobs: Mapping[int, TokenLogprobs] | None = None,
         scores: Iterable[PromptLogprobs] = (),
     ) -> StepResult:
-        """Stores the drawn tokens, one for each of `batch.sampling`; `logprobs` by index; `scores`,
-        one for each of `batch.scored`. `timings` are of steps whose time is known by now. Returns
-        what is sent: no invalid tokens, none of requests that left during the step, and the last
-        tokens of static batches only once these are over."""
+        """Stores the drawn tokens: `sampled` has one for each of `batch.sampling`, `logprobs` are
+        by its index, `scores` are those of `batch.scored`. `timings` are of steps whose time is
+        known by now. Returns the tokens to send, without invalid ones, those of requests that left
+        during the step, and the last tokens of static batches that are not over."""
         if not self._flight:
             self.advance(batch)
         self._flight.land(batch, scores)
@@ -114,10 +115,10 @@ class StepCycle:
     def _commit_draw(
         self, batching: Batching, sequence: Sequence, token: int, logprobs: TokenLogprobs | None
     ) -> NewToken:
-        length = sequence.learn(token)
+        length = sequence.set_drawn(token)
         if sequence.computed % self._limits.block_tokens == 0:
             self._kv.publish(sequence)
-        finish = sequence.finish_of(token, self._limits.eos_ids)
+        finish = sequence.finish_reason(token, self._limits.eos_ids)
         if finish:
             if not batching.end(sequence, finish):
                 self._ends.finish(sequence, finish)
@@ -134,7 +135,9 @@ class StepCycle:
         """How many times the composed batch can be computed before its result matters: only lengths
         change, no budget ends, no report is due, and memory suffices for the step that follows.
         Ends that a drawn token decides are not considered. O(rows · log steps)."""
-        if batch.chunks or self._flight or self._static.active or self._suspects:
+        if batch.chunks or self._flight or self._suspects:
+            return 0
+        if not self._static.current.ends_known_ahead:
             return 0
         rows = batch.decodes.sequences
         budget = min(min(s.limit_length, s.max_length) - len(s.tokens) for s in rows)
@@ -148,10 +151,10 @@ class StepCycle:
         self._reporter.repeated(times)
 
     def fail(self, batch: StepBatch) -> list[Sequence]:
-        """The step failed and has no effect, nor has a step launched after it. A request alone in
-        it ends with ERROR and is returned. Several are computed in halves from now on, without
-        their padding. A member that had ended computes no more, and its own end is sent when its
-        static batch is over."""
+        """Undoes a failed step, and a step launched after it. The only request of a step ends with
+        ERROR and is returned. Several are computed in halves from now on, without their padding. A
+        member that had ended is not computed any more; its end is sent when its static batch is
+        over."""
         self._unwind()
         rows = [s for s in batch.sequences if self._kv.is_here(s)]
         self._kv.touch()
@@ -163,15 +166,15 @@ class StepCycle:
         self._suspects.pass_part()
         for sequence in rows:
             if sequence.ended:
-                self._static.stop(sequence)
+                self._kv.stop_computing(sequence)
             else:
                 self._ends.finish(sequence, FinishReason.ERROR)
         self._ends.settle_batches()
         return [s for s in rows if not s.ended]
 
     def out_of_memory(self, batch: StepBatch) -> bool:
-        """The device has no memory for the step, which has no effect; one request is evicted. False
-        if one was alone in it, which would need as much again."""
+        """Undoes a step for which the device has no memory, and evicts one request. False if the
+        step has only one request, which would need the same memory again."""
         self._unwind()
         rows = [
             s for s in batch.sequences if self._kv.running.get(s.request_id) is s and not s.ended

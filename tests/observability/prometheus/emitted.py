@@ -6,7 +6,6 @@ constants of the components that count them.
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 
 from prometheus_client import CollectorRegistry
@@ -55,15 +54,6 @@ EVENTS: Mapping[tuple[Metric, str], tuple[str, ...]] = {
 }
 
 
-@dataclass
-class Engine:
-    """An idle engine, for the metrics of a worker."""
-
-    state: WorkerState
-    phases: PhaseClock
-    rest_block_bytes: int = 1
-
-
 @cache
 def values() -> Values:
     """The values of each label of each metric."""
@@ -86,7 +76,7 @@ def _initial_values() -> Mapping[tuple[str, str], set[str]]:
     for name in DEPLOYMENT["worker"]:
         estimator.show(name, CostModel(1.0, 1.0, 1.0, 1.0), (0.1, 0.2))
     limits = Limits(4, block_tokens=4, max_batch_tokens=8, report_every_steps=1)
-    WorkerMetrics(registry, Engine(WorkerState(limits), PhaseClock()))
+    WorkerMetrics(registry, WorkerState(limits), PhaseClock(), 1)
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
     for family in registry.collect():
         name = family.name + ("_total" if family.type == "counter" else "")

@@ -1,5 +1,5 @@
-"""A token as it is defined to be drawn: one row at a time, in plain Python and numpy, all sorted.
-And the sampler's own answers, for sequences that are made up."""
+"""An oracle of sampling: one row at a time, in plain Python and NumPy, with a full sort; and the
+sampler's draws for given sequences."""
 
 from collections.abc import Iterable, Sequence
 from math import inf
@@ -22,13 +22,13 @@ from tests.worker.worker_fixtures import EOS
 CPU = torch.device("cpu")
 WAYS: dict[str, SamplingKernels] = {"numba": sampling_for(CPU), "torch": TorchSampling()}
 SHUT = -1e30
-EDGE = 1e-7  # of the mass: so near to a token's edge either side is right
+EDGE = 1e-7  # of the mass; closer to a boundary, either token is correct
 
 
 def row_of(
     sampling: SamplingParams, tokens: Sequence[int] = (1,), prompt_tokens: int = 1, name: str = "r"
 ) -> Row:
-    """A request that has these tokens."""
+    """A request with these tokens."""
     most = len(tokens) - prompt_tokens + 1_000
     return Row.start(Prompt(name, tuple(tokens), prompt_tokens, most, sampling), most)
 
@@ -36,13 +36,14 @@ def row_of(
 def sample(
     logits: Tensor, rows: list[Row], eos_ids: Iterable[int] = (EOS,), way: str = "numba"
 ) -> tuple[list[int], dict[int, TokenLogprobs]]:
-    """By a sampler that never saw them."""
+    """Draws with a new sampler."""
     sampler = Sampler(CPU, logits.shape[-1], eos_ids, WAYS[way], ImmediateStreams())
     return sampler.draw(rows, logits).to_host()
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
-    """A number in [0, 1) for each (seed, position): SplitMix64 keyed twice, in unsigned numbers."""
+    """A number in [0, 1) for each (seed, position): SplitMix64, keyed twice, in unsigned
+    integers."""
     state = _mix(np.array([seed % 2**64 for seed in seeds], np.uint64))
     counter = np.array(positions, np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return (_mix(state + counter) >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -56,7 +57,7 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def penalized(logits: list[float], row: Row) -> list[float]:
-    """Token by token, in float32."""
+    """Penalized logits, token by token, in float32."""
     s, output = row.prompt.sampling, row.tokens[row.prompt_tokens :]
     changed = [np.float32(x) for x in logits]
     for token in set(row.tokens):
@@ -70,8 +71,8 @@ def penalized(logits: list[float], row: Row) -> list[float]:
 
 
 def masked(logits: list[float], row: Row, eos_ids: Iterable[int]) -> list[float]:
-    """Token by token: its bias; only those that are allowed; no end too early, and no bad word's
-    last token behind the rest of it. What is shut stays above what is not allowed."""
+    """Masked logits, token by token: bias, allowed tokens, early ends, bad words. Masked tokens
+    stay above tokens that are not allowed."""
     s, output = row.prompt.sampling, tuple(row.tokens[row.prompt_tokens :])
     changed = [np.float32(x) for x in logits]
     for token, bias in s.logit_bias:
@@ -85,8 +86,9 @@ def masked(logits: list[float], row: Row, eos_ids: Iterable[int]) -> list[float]
 
 
 def drawn_of(probs: Tensor, sampling: SamplingParams, u: float) -> int:
-    """No filter: by index. Else all sorted, equals by index; cut by top_k, by top_p of what that
-    left, and by min_p; then the first whose running sum passes u."""
+    """The drawn token. Without filters, tokens are in index order. Else they are sorted, equal ones
+    by index, and cut by top_k, by top_p of the rest, and by min_p. The first token whose running
+    sum exceeds u is drawn."""
     p = probs.double().numpy()
     filtered = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
     order = np.argsort(-p, kind="stable") if filtered else np.arange(len(p))
@@ -102,7 +104,7 @@ def drawn_of(probs: Tensor, sampling: SamplingParams, u: float) -> int:
 
 
 def right(logits: list[float], row: Row, eos_ids: Iterable[int] = (EOS,)) -> set[int]:
-    """Which tokens may be drawn next: one, but where the number falls on an edge."""
+    """The tokens that may be drawn next: one, or two if the number falls on a boundary."""
     sampling = row.prompt.sampling
     position = len(row.tokens) - row.prompt_tokens
     changed = masked(logits, row, eos_ids)

@@ -1,9 +1,9 @@
-"""TapeRecorder: a Recorder that keeps what a CUDA graph keeps, on the CPU.
+"""TapeRecorder: a Recorder for a CPU that freezes what a CUDA graph freezes.
 
-What was called is written down: PyTorch's operations with the very tensors and numbers they were
-called with, and launches of Triton's interpreter. Played again, no line of ours runs: whatever the
-host would have decided anew, or read from an array of its own, is as it was when it was recorded.
-Results of an operation are undefined between two runs: they are overwritten before and after.
+It records PyTorch operations with their tensors and numbers, and launches of Triton's interpreter.
+A replay runs no Python code of the engine: decisions of the host, and values read from its arrays,
+are those of the recording. Results of an operation are undefined between two replays: they are
+overwritten before and after.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ READS = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero")
 
 @dataclass
 class Tape:
-    """Calls in order, and the tensors that they made."""
+    """Calls in order, and the tensors that they create."""
 
     calls: list[Callable[[], None]] = field(default_factory=list)
     made: list[Tensor] = field(default_factory=list)
@@ -68,7 +68,7 @@ class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # no types
         return out
 
     def seen(self, tree: object) -> None:
-        """These were there before."""
+        """Registers tensors that existed before the recording."""
         self._known |= {_storage(x) for x in tree_leaves(tree) if isinstance(x, Tensor)}
 
 
@@ -91,14 +91,14 @@ def _launches_noted(tape: Tape, noting: _Noting) -> Iterator[None]:
 
 
 class TapeRecorder:
-    """`recorded` counts tapes; `played` runs of them."""
+    """`recorded` counts tapes, `played` counts replays."""
 
     def __init__(self) -> None:
         self.recorded = 0
         self.played = 0
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        work()  # as CudaRecorder does, what is set up lazily is set up before
+        work()  # as CudaRecorder does, so that lazy initialisation is not recorded
         self.recorded += 1
         tape = Tape()
         noting = _Noting(tape)

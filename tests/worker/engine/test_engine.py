@@ -1,4 +1,4 @@
-"""The engine as a whole: memory, profile, long answers, and what a steady step reuses."""
+"""The engine: memory, profile, long answers, and what a steady step reuses."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
 
 
 def test_engine_grows_a_long_answer_s_table_block_by_block():
-    """230 tokens in blocks of 2, among neighbours that come and go."""
+    """230 tokens in blocks of 2, while other requests start and end."""
     feeder = Feeder(engine_of("gpt2", block_tokens=2))
     feeder.add("long", prompt_tokens(5, 3), 230, ENDLESS)
     for number in range(6):
@@ -69,7 +69,7 @@ def test_profile_swaps_whole_requests_and_leaves_no_trace():
 
 
 def test_profile_ends_with_its_time_and_leaves_no_trace():
-    """None is left for the first measured step; warming up comes before the clock starts."""
+    """The limit leaves no time for a measured step. The warm-up is outside the limit."""
     engine = engine_of("llama", host_gib=0.01)
     assert profile(engine, limit_s=0.0) == []
     assert profile_swaps(engine, limit_s=0.0) == []
@@ -78,9 +78,9 @@ def test_profile_ends_with_its_time_and_leaves_no_trace():
 
 def test_cache_that_does_not_fit_is_an_error_with_a_size_that_does(tmp_path):
     reference("llama").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"kv_tokens 10000000000000 need .* tokens fit"):
+    with pytest.raises(ValueError, match=r"kv_tokens 10000000000000 need .* set it to at most"):
         Engine.load(EngineConfig(model=str(tmp_path), kv_tokens=10**13))
-    with pytest.raises(ValueError, match="not even one block"):
+    with pytest.raises(ValueError, match="smaller than one block"):
         Engine.load(EngineConfig(model=str(tmp_path), kv_tokens=15))
 
 
@@ -92,13 +92,13 @@ def test_default_cache_is_bounded(tmp_path):
 
 def test_missing_gpu_is_a_one_sentence_error(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="PyTorch finds 0 CUDA GPUs here"):
+    with pytest.raises(ValueError, match="PyTorch finds 0 CUDA GPUs: set device to auto or cpu"):
         Engine.load(EngineConfig(model=str(tmp_path), device="cuda"))
 
 
 @pytest.mark.slow
 def test_numba_start_leaves_pytorch_s_threads(tmp_path):
-    """In a process of its own, where Numba has not begun: its threads are OpenMP's as well."""
+    """Runs in a new process, in which Numba has not started its OpenMP threads."""
     reference("llama").save_pretrained(tmp_path)
     load = (
         "import torch; from services.worker.config import EngineConfig; "
@@ -107,4 +107,4 @@ def test_numba_start_leaves_pytorch_s_threads(tmp_path):
         "print(torch.get_num_threads())"
     )
     ran = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, check=True)
-    assert ran.stdout.split()[-1] == "1", "a tiny model's steps are not worth a second thread"
+    assert ran.stdout.split()[-1] == "1", "a tiny model uses one thread"

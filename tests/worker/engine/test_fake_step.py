@@ -1,8 +1,5 @@
-"""A step that never waits for the device: run on tensors that have no data.
-
-Whatever reads a value on the host raises there: `.item()`, `bool()`, `.tolist()`, an index by a
-mask. A GPU would have stood still for it.
-"""
+"""A step never waits for the device: it runs on fake tensors, which have no data. An operation that
+reads a value on the host raises there: `.item()`, `bool()`, `.tolist()`, an index by a mask."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -16,10 +13,10 @@ from services.worker.engine.inputs import StepInputs
 from services.worker.engine.sampling.sampler import Sampler
 from services.worker.engine.sampling.scored import PromptScores
 from services.worker.kernels.interface import AttentionOptions
+from services.worker.kernels.reference.layer_ops import TorchLayerOps
 from services.worker.kernels.reference.sampling import TorchSampling
 from services.worker.kv.device_streams import ImmediateStreams
 from services.worker.model import paged
-from services.worker.model.layer_ops import TorchLayerOps
 from services.worker.model.paged import PagedModel
 from services.worker.requests.types.batch import DecodeRows, PrefillChunk, StepBatch
 from services.worker.requests.types.prompt import GREEDY, SamplingParams
@@ -28,8 +25,8 @@ from tests.worker.engine.sampling_oracle import row_of
 from tests.worker.worker_fixtures import EOS, MODELS, VOCABULARY, reference
 
 
-class Blind:
-    """Attention's shapes only: the kernels that a GPU runs are its own matter."""
+class ShapeOnlyAttention:
+    """Attention that returns only shapes, because a GPU's kernels are not under test."""
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
@@ -39,7 +36,7 @@ class Blind:
 
 @pytest.fixture(autouse=True)
 def rows_as_a_gpu_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU's are Numba's, which reads all there is."""
+    """Uses PyTorch's layer operations, because Numba's read the values."""
     monkeypatch.setattr(paged, "layer_ops_for", lambda *_: TorchLayerOps())
 
 
@@ -48,8 +45,8 @@ def test_decode_step_reads_nothing_on_the_host(name: str):
     model = PagedModel(deepcopy(reference(name)), torch.device("cpu"))
     with FakeTensorMode(allow_non_fake_inputs=True):
         tokens, positions = torch.zeros(5, dtype=torch.long), torch.arange(5)
-        every = model.forward(tokens, positions, Blind(), None)
-        some = model.forward(tokens, positions, Blind(), torch.tensor([0, 3]))
+        every = model.forward(tokens, positions, ShapeOnlyAttention(), None)
+        some = model.forward(tokens, positions, ShapeOnlyAttention(), torch.tensor([0, 3]))
     assert every.shape == (5, VOCABULARY) and some.shape == (2, VOCABULARY)
 
 
@@ -78,7 +75,7 @@ def decoding(sampling: SamplingParams) -> Sequence:
 
 
 def going_on(rows: list[Sequence]) -> None:
-    """By a token that the host does not know."""
+    """Continues with a token that the host does not know."""
     for row in rows:
         row.tokens.append(-1)
 
@@ -89,9 +86,8 @@ def fake_model(name: str) -> PagedModel:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_whole_step_reads_nothing_on_the_host(name: str):
-    """All kinds of rows decode, and one ends its prompt, which is scored; the next step reads their
-    tokens where they are, and the host has not heard of them. As a GPU runs it, its kernels
-    apart."""
+    """All kinds of rows decode, and one completes a scored prompt; the next step reads their tokens
+    on the device before the host knows them."""
     model, rows = fake_model(name), [decoding(sampling) for sampling in KINDS]
     decodes = DecodeRows(rows, [[0]] * len(rows), 16)
     new = row_of(replace(EVERYTHING, prompt_logprobs=2), (7, 8, 9), 3)
@@ -99,7 +95,7 @@ def test_whole_step_reads_nothing_on_the_host(name: str):
     with FakeTensorMode(allow_non_fake_inputs=True):
         sampler = Sampler(model.device, VOCABULARY, {EOS}, TorchSampling(), ImmediateStreams())
         inputs = StepInputs(model.device).prepare(batch)
-        logits = model.forward(inputs.tokens, inputs.positions, Blind(), inputs.rows)
+        logits = model.forward(inputs.tokens, inputs.positions, ShapeOnlyAttention(), inputs.rows)
         drawing = batch.sampling
         scored = PromptScores.from_logits(batch.scored, logits[len(drawing) :])
         assert [x.shape[0] for x in scored.copies] == [2, 2, 2]
@@ -108,14 +104,14 @@ def test_whole_step_reads_nothing_on_the_host(name: str):
         for _ in range(2):  # the second needs no new plan
             going_on(drawing)
             positions = torch.arange(len(rows) + 1)
-            logits = model.forward(drawn.tokens, positions, Blind(), None)
+            logits = model.forward(drawn.tokens, positions, ShapeOnlyAttention(), None)
             drawn = sampler.draw(drawing, logits)
         going_on(drawing)
         for row, sequence in enumerate(drawing):
             sequence.drawing = row
-        drawn = sampler.draw(drawing[1:], logits[1:])  # another plan, of tokens that are not known
+        drawn = sampler.draw(drawing[1:], logits[1:])  # another plan, with unknown tokens
         with pytest.raises(DataDependentOutputException):
-            drawn.to_host()  # here it waits, and nowhere else
+            drawn.to_host()  # the only wait
 
 
 @pytest.mark.parametrize("sampling", KINDS, ids=str)

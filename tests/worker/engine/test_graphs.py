@@ -1,4 +1,5 @@
-"""Decode steps that are recorded and played again: the same answers, or the engine as it was."""
+"""Recorded decode steps: their answers equal those of eager steps, and unusable ones are
+omitted."""
 
 import logging
 from collections.abc import Callable
@@ -19,10 +20,15 @@ from transformers import (
 from services.worker.config import EngineConfig
 from services.worker.engine import assembly
 from services.worker.engine.graphs import decode_graphs
-from services.worker.engine.graphs.sizes import fitting, graphs_wanted, order_of, sizes_of
+from services.worker.engine.graphs.sizes import (
+    graphs_wanted,
+    next_larger_sizes,
+    recorded_sizes,
+    recording_order,
+)
 from services.worker.engine.step import Engine
+from services.worker.kernels.reference.layer_ops import TorchLayerOps
 from services.worker.model import paged
-from services.worker.model.layer_ops import TorchLayerOps
 from services.worker.requests.types.prompt import SamplingParams
 from tests.worker.engine.tape_recorder import TapeRecorder
 from tests.worker.worker_fixtures import GROUPED, Feeder, make_engine, prompt_tokens
@@ -47,7 +53,7 @@ def model(name: str) -> PreTrainedModel:
 def recorded_by(
     recorder: Any, monkeypatch: pytest.MonkeyPatch, limit_s: float = inf, **settings: Any
 ) -> Engine:
-    """An engine on the CPU whose decode steps are recorded all the same."""
+    """An engine on the CPU whose decode steps are recorded by `recorder`."""
     few = {"kernels": "triton", "block_tokens": 4, "max_running": 4, "kv_tokens": 256}
     with monkeypatch.context() as patched:
         patched.setattr(assembly, "recorder_for", lambda *_: recorder)
@@ -57,7 +63,7 @@ def recorded_by(
 
 
 def answers(engine: Engine, lengths: tuple[int, ...], new_tokens: int = 3) -> dict[str, list[int]]:
-    """Of prompts that come one after the other, so that batches of all sizes decode."""
+    """Answers to prompts that arrive one after another, so that batches of all sizes decode."""
     feeder = Feeder(engine)
     for number, length in enumerate(lengths):
         feeder.add(f"r{number}", prompt_tokens(number, length), new_tokens + number, ENDLESS)
@@ -65,7 +71,7 @@ def answers(engine: Engine, lengths: tuple[int, ...], new_tokens: int = 3) -> di
     return dict(feeder.run())
 
 
-# --- which sizes, and where
+# --- sizes and conditions
 
 
 @pytest.mark.parametrize(
@@ -82,16 +88,16 @@ def answers(engine: Engine, lengths: tuple[int, ...], new_tokens: int = 3) -> di
     ],
 )
 def test_graph_sizes_table(max_rows, sizes):
-    assert sizes_of(max_rows) == sizes
+    assert recorded_sizes(max_rows) == sizes
 
 
 def test_graphs_are_recorded_largest_first_then_coarse():
-    assert order_of([1, 2, 4, 8, 16, 24, 32, 40]) == [40, 32, 16, 8, 4, 2, 1, 24]
-    assert order_of([1]) == [1]
+    assert recording_order([1, 2, 4, 8, 16, 24, 32, 40]) == [40, 32, 16, 8, 4, 2, 1, 24]
+    assert recording_order([1]) == [1]
 
 
 def test_batch_runs_at_the_next_larger_graph_size():
-    assert fitting([4, 2, 7], 7) == [None, 2, 2, 4, 4, 7, 7, 7]
+    assert next_larger_sizes([4, 2, 7], 7) == [None, 2, 2, 4, 4, 7, 7, 7]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +128,7 @@ def test_graphs_on_a_cpu_are_refused_before_weights_are_read():
         Engine.load(EngineConfig(model="/nowhere", device="cpu", cuda_graphs="on"))
 
 
-# --- what they answer
+# --- answers
 
 
 @pytest.mark.slow
@@ -136,7 +142,7 @@ def test_graphs_on_a_cpu_are_refused_before_weights_are_read():
     ids=["fused", "a window, transformers' forward", "INT8"],
 )
 def test_recorded_steps_equal_eager_steps(settings, monkeypatch):
-    """Batches of 1, 2, 3 (padded to 4) and 4 decode, joined by prefills and left by ended rows."""
+    """Batches of 1, 2, 3 (padded to 4) and 4 rows decode; prefills join and ended rows leave."""
     lengths = (3, 18, 7, 11)
     eager = make_engine(
         model(settings["model"]),
@@ -148,7 +154,7 @@ def test_recorded_steps_equal_eager_steps(settings, monkeypatch):
     assert recorder.recorded == recorder.played == 3  # of 1, 2 and 4 rows, each checked once
     assert answers(engine, lengths) == answers(eager, lengths)
     assert recorder.played > 3 + 4
-    assert engine.works()
+    assert engine.can_compute()
 
 
 def test_graph_padding_stays_in_its_own_block(monkeypatch):
@@ -158,7 +164,7 @@ def test_graph_padding_stays_in_its_own_block(monkeypatch):
     parts = graphs.parts
     layers = [layer.data for layer in parts.cache.layers]
     assert parts.pad_block == engine.state.pool.blocks == len(layers[0][0]) - 1
-    assert not any(layer[:, :-1].any() for layer in layers), "the check left something behind"
+    assert not any(layer[:, :-1].any() for layer in layers), "the check changed the cache"
     for layer in layers:
         layer.fill_(torch.nan)
     feeder = Feeder(engine)
@@ -187,11 +193,12 @@ def answers_of_one(length: int, new_tokens: int) -> dict[str, list[int]]:
     return dict(feeder.run())
 
 
-# --- what is left aside
+# --- omitted recordings
 
 
 class Faulty(TapeRecorder):
-    """What it records is wrong, or cannot be recorded, from the nth on; each takes memory."""
+    """A recorder that fails, or records something else, from the nth recording on. Each recording
+    takes memory."""
 
     def __init__(self, wrong: int = 99, broken: int = 99, each_bytes: int = 0):
         super().__init__()
@@ -211,11 +218,11 @@ class Faulty(TapeRecorder):
 
 
 def test_deviating_graph_size_is_omitted(monkeypatch, caplog):
-    """The second and third do nothing, so that the logits of another batch stay."""
+    """The second and third replays do nothing, so that the logits of another batch remain."""
     recorder = Faulty(wrong=1)
     engine = recorded_by(recorder, monkeypatch)
     assert [r.levelname for r in caplog.records] == ["WARNING"] * 2
-    assert caplog.messages[0].startswith("decode steps of 2 rows are not run as recorded: it moves")
+    assert caplog.messages[0].startswith("decode steps of 2 rows run eagerly: its logits differ")
     played = recorder.played
     feeder = Feeder(engine)
     feeder.add("r", prompt_tokens(1, 9), 8, ENDLESS)
@@ -252,6 +259,6 @@ def test_recording_is_bounded_in_time_and_memory(bound, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     recorder = Faulty(each_bytes=3 << 20 if bound == "memory" else 0)
     engine = recorded_by(recorder, monkeypatch, limit_s=-1.0 if bound == "time" else inf)
-    assert recorder.recorded == 1, "the largest, which serves all"
+    assert recorder.recorded == 1, "the largest size"
     assert "up to 4 rows run as CUDA graphs: 1 of 3 sizes, recorded in" in caplog.messages[-1]
     assert len(answers(engine, (3, 5))["r1"]) == 4

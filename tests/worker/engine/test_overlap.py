@@ -1,4 +1,4 @@
-"""The engine with a step in flight: what it reads, answers and measures, and steps that break."""
+"""The engine with a step in flight: its inputs, answers and timings, and failing steps."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -57,15 +57,15 @@ def rows_of(*drawing: int) -> DecodeRows:
     ],
 )
 def test_rows_read_tokens_on_the_device(drawing, tokens):
-    """Of rows that are fed, those come first: they are a token longer."""
+    """Rows that read from the device come first, because they are one token longer."""
     drawn = torch.tensor([100, 101, 102])
     inputs = StepInputs(torch.device("cpu")).prepare(StepBatch(rows_of(*drawing), []), drawn)
     assert inputs.tokens.tolist() == tokens
-    assert (inputs.tokens is drawn) == (drawing == (0, 1, 2)), "nothing is gathered in vain"
+    assert (inputs.tokens is drawn) == (drawing == (0, 1, 2)), "nothing is gathered"
 
 
 def test_fed_tokens_are_not_read_on_the_host():
-    """Any look at a value would raise."""
+    """Reading a value of a fake tensor would raise."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         drawn = torch.zeros(3, dtype=torch.long)
         inputs = StepInputs(torch.device("cpu")).prepare(StepBatch(rows_of(1, -1, 0), []), drawn)
@@ -76,7 +76,7 @@ def test_fed_tokens_are_not_read_on_the_host():
 
 
 def test_static_batch_may_arrive_while_a_step_is_in_flight():
-    """Of three that decode already; what they answer stays the same."""
+    """Three decoding requests become members; their answers stay the same."""
     cases = clear_cases("llama", LENGTHS, 24)
     feeder = Feeder(engine_of("llama", overlap="on"))
     for request_id, (tokens, _) in cases.items():
@@ -90,7 +90,8 @@ def test_static_batch_may_arrive_while_a_step_is_in_flight():
 
 @pytest.mark.slow
 def test_overlapped_answers_equal_sequential_ones_under_mixed_load():
-    """Seeded and penalized draws, stops and common beginnings, in memory for a few of them."""
+    """Seeded and penalized draws, stops and common prefixes, with memory for a few of the
+    requests."""
     config = EngineConfig(
         model=demo_model(),
         device="cpu",
@@ -119,7 +120,7 @@ def test_overlapped_answers_equal_sequential_ones_under_mixed_load():
 
 
 def test_steady_decode_composes_and_gathers_nothing(monkeypatch):
-    """One batch, moved on in place, that reads the tensor that was drawn as it is."""
+    """One batch advances in place and reads the drawn tensor without a copy."""
     engine = engine_of("llama", block_tokens=4, overlap="on")
     for request_id in ("a", "b"):
         engine.add(Prompt(request_id, prompt_tokens(1, 6), 6, 50, ENDLESS), 0.0)
@@ -143,7 +144,7 @@ def test_steady_decode_composes_and_gathers_nothing(monkeypatch):
 
 @dataclass
 class Mark:
-    """The how manyth thing that was issued."""
+    """The number of an issued event."""
 
     at: int
 
@@ -155,7 +156,7 @@ class Mark:
 
 
 class Ordered(ImmediateStreams):
-    """Time is the number of events recorded so far."""
+    """Streams whose time is the number of recorded events."""
 
     def __init__(self) -> None:
         self.events = 0
@@ -170,8 +171,8 @@ class Ordered(ImmediateStreams):
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
 def test_step_time_is_its_own_with_several_in_flight(overlap):
-    """From its start to its end on the device, the next event, be the next step launched or not
-    before its tokens are taken."""
+    """The time is from the start to the end of a step on the device, one event later, whether or
+    not the next step is launched before its tokens are read."""
     feeder = Feeder(engine_of("llama", overlap=overlap))
     feeder.engine._clock = StepClock(Ordered())
     times: list[float] = []
@@ -181,12 +182,12 @@ def test_step_time_is_its_own_with_several_in_flight(overlap):
     assert times == [1.0] * 6
 
 
-class Late:
-    """A device that says only when its tokens are taken that a step broke: one with a certain
-    token among what it reads, and whatever was launched behind it."""
+class LateFailure:
+    """A device that reports a failed step only when its tokens are read: a step that reads the
+    poison token, and any step launched behind it."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, poison: int):
-        forward, draw = engine.model.forward, engine._draw
+        forward, draw = engine.model.forward, engine._sampler.draw
         self.poison = poison
         self.raised = 0
         self._seen = False
@@ -195,14 +196,14 @@ class Late:
             self._seen = self.poison in tokens.tolist()
             return forward(tokens, *rest)
 
-        def draws(batch: StepBatch, logits: Tensor) -> DrawnTokens:
-            drawn = draw(batch, logits)
+        def draws(sequences: list[Sequence], logits: Tensor) -> DrawnTokens:
+            drawn = draw(sequences, logits)
             if self._seen:
                 drawn.to_host = self._breaks  # type: ignore[method-assign]
             return drawn
 
         monkeypatch.setattr(engine.model, "forward", sees)
-        monkeypatch.setattr(engine, "_draw", draws)
+        monkeypatch.setattr(engine._sampler, "draw", draws)
 
     def _breaks(self) -> Any:
         self.raised += 1
@@ -211,14 +212,14 @@ class Late:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_poisoned_request_ends_alone_with_a_step_in_flight(late, monkeypatch):
-    """It comes while five others decode and one prefills behind it; a token that one of them draws
-    breaks another step later on."""
+    """The request arrives while five others decode and one prefills. A token that one of them draws
+    fails another step later."""
     cases = clear_cases("llama", (9, 14, 22, 5, 18), 24)
-    poison = 1  # which no prompt has, and no answer here
+    poison = 1  # a token of no prompt and no answer here
     assert all(poison not in (*tokens, *answer) for tokens, answer in cases.values())
     engine = engine_of("llama", overlap="on", block_tokens=4)
     feeder = Feeder(engine)
-    breaking = Late(engine, monkeypatch, poison)
+    breaking = LateFailure(engine, monkeypatch, poison)
     if not late:
         monkeypatch.setattr(
             DrawnTokens, "__init__", _breaks_at_once(breaking, DrawnTokens.__init__)
@@ -251,7 +252,7 @@ def test_poisoned_request_ends_alone_with_a_step_in_flight(late, monkeypatch):
     assert engine.state.pool.free_blocks == engine.state.pool.blocks
 
 
-def _breaks_at_once(breaking: Late, init: Any) -> Any:
+def _breaks_at_once(breaking: LateFailure, init: Any) -> Any:
     def breaks(drawn: DrawnTokens, *rest: Any) -> None:
         if breaking._seen:
             breaking._breaks()
@@ -276,8 +277,8 @@ def test_reset_drops_the_step_in_flight():
 
 
 def test_penalized_request_is_drawn_ahead():
-    """What the step in flight draws is counted on the device; the answers are those of one step at
-    a time."""
+    """The device counts the token of the step in flight. The answers equal those of sequential
+    steps."""
     how = SamplingParams(temperature=0, ignore_eos=True, repetition_penalty=1.3)
     answers: list[dict[str, list[int]]] = []
     flights: list[list[bool]] = []

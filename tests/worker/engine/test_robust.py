@@ -1,4 +1,4 @@
-"""Failing steps: the faulty request is isolated, and the others' answers stay the same."""
+"""Failing steps: the faulty request is isolated, and other answers stay the same."""
 
 from math import ceil, log2
 from typing import Any
@@ -17,14 +17,14 @@ from services.worker.requests.types.batch import StepBatch
 from services.worker.requests.types.limits import Limits
 from services.worker.requests.types.prompt import GREEDY, Prompt, SamplingParams
 from services.worker.requests.types.sequence import Sequence
-from tests.worker.requests.worker_loop import DumbLoop
-from tests.worker.requests.worker_oracle import DumbDevice, answer
+from tests.worker.requests.worker_loop import RuleLoop
+from tests.worker.requests.worker_oracle import RuleDevice, answer
 from tests.worker.requests.worker_transcript import Transcript
 from tests.worker.worker_fixtures import Feeder, engine_of, prompt_tokens
 
 ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
 ROWS, NEW_TOKENS = 32, 12
-POISON = 1_290  # the demo model's last token, which no good prompt or answer has
+POISON = 1_290  # the demo model's last token, which is in no good prompt or answer
 
 
 # Parts
@@ -38,7 +38,8 @@ def sequences(count: int) -> list[Sequence]:
 
 
 def test_suspects_are_split_in_halves_older_first():
-    """Of five: three and two; the three break again, as two and one."""
+    """Five requests are split into three and two; the three fail again and are split into two and
+    one."""
     rows = sequences(5)
     suspects = Suspects()
     assert suspects.narrow(rows) == rows, "no request is suspected"
@@ -54,7 +55,8 @@ def test_suspects_are_split_in_halves_older_first():
 
 @given(rows=st.integers(2, 100), data=st.data())
 def test_suspects_compute_every_row_once_and_find_faults_in_logarithmic_time(rows, data):
-    """k culprits of n: at most k (⌈log2 n⌉ + 1) failed tries, and of each row as many."""
+    """k faulty rows of n cost at most k (⌈log2 n⌉ + 1) failed attempts, and as many computations of
+    each row."""
     everybody = sequences(rows)
     bad = set(data.draw(st.sets(st.sampled_from(everybody), min_size=1)))
     suspects, failed = Suspects(), 0
@@ -85,8 +87,8 @@ def test_suspects_compute_every_row_once_and_find_faults_in_logarithmic_time(row
 
 
 def test_faulty_prefill_ends_alone_and_is_not_shared():
-    """KV of a failed step is not shared: `c` begins as `b` does, whose first block was not
-    computed; `a` is of another tenant."""
+    """KV of a failed step is not shared: `c` begins like `b`, whose first block was not computed;
+    `a` belongs to another tenant."""
     t = Transcript(prefix_sharing=True, max_batch_tokens=32)
     for name, salt in (("a", "s"), ("b", "")):
         t.prompt(name, 6, salt=salt)
@@ -127,7 +129,7 @@ def test_new_request_waits_while_suspects_are_tried():
 
 
 def test_out_of_memory_evicts_the_newest_request():
-    """Even if plans allow no eviction; a lone request cannot make room for itself."""
+    """The policy allows no eviction. A single request cannot make room for itself."""
     t = Transcript()
     for name in "abc":
         t.prompt(name, 2)
@@ -159,10 +161,10 @@ def test_out_of_memory_evicts_the_newest_request():
 def test_healthy_requests_end_as_without_faulty_ones(
     lengths, bad, static, room, blocks, overlap, early
 ):
-    """`bad` requests break every step they are in once they have so many tokens of output: when it
-    is launched, or when it is waited for and another has been launched behind it."""
+    """`bad` requests fail every step with them once they have a given number of output tokens: at
+    launch, or when the step is awaited and another one has been launched behind it."""
     state = WorkerState(Limits(blocks, 4, 256, room))
-    device = DumbDevice(4)
+    device = RuleDevice(4)
     output: dict[str, int] = {}
     ended: dict[str, FinishReason] = {}
     names = [f"r{i}" for i in range(len(lengths))]
@@ -178,14 +180,14 @@ def test_healthy_requests_end_as_without_faulty_ones(
         made = {s.request_id: len(s.tokens) - s.prompt_tokens - s.unsent for s in here}
         return any(most >= bad.get(int(name[1:]), 99) for name, most in made.items())
 
-    loop = DumbLoop(state, device, overlap, early, poisoned)
+    loop = RuleLoop(state, device, overlap, early, poisoned)
     for seq in range(2, 2_000):
         if len(ended) == len(names):
             break
         tokens = loop.step()
         for sequence in loop.failed:
             number = int(sequence.request_id[1:])
-            assert output[sequence.request_id] == bad[number], "another broke it"
+            assert output[sequence.request_id] == bad[number], "another request failed the step"
         for token in (*(tokens or ()), *state.ends.pop_late()):
             length = lengths[int(token.request_id[1:])] + token.offset
             assert token.offset == output[token.request_id]
@@ -206,19 +208,19 @@ def test_healthy_requests_end_as_without_faulty_ones(
 # Real models
 
 
-class Breaking:
-    """A model whose forward raises while a certain token is among what it reads."""
+class FailingModel:
+    """A model whose forward raises if its input has a given token."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, poison: int = POISON):
         forward = engine.model.forward
-        self.out_of_memory_at: set[int] = set()  # the how manyth forwards
+        self.out_of_memory_at: set[int] = set()  # numbers of the failing forwards
         self.calls = self.raised = 0
 
         def breaks(tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
             self.calls += 1
             if self.calls in self.out_of_memory_at:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            logits = forward(tokens, *rest)  # its KV is stored, and nothing of it counts
+            logits = forward(tokens, *rest)  # KV is stored, but the step has no effect
             if poison in tokens.tolist():
                 self.raised += 1
                 raise RuntimeError("poison")
@@ -227,8 +229,9 @@ class Breaking:
         monkeypatch.setattr(engine.model, "forward", breaks)
 
 
-class Enduring(Feeder):
-    """Goes on where a step has failed, as a runner does; its plans all ask for one residency."""
+class RecoveringFeeder(Feeder):
+    """Continues after a failed step, as the engine's loop does. All its plans have one residency
+    policy."""
 
     residency = ""
 
@@ -252,8 +255,8 @@ def demo(**settings: Any) -> Engine:
 
 @pytest.fixture(scope="module")
 def good() -> dict[str, tuple[tuple[int, ...], list[int]]]:
-    """31 prompts and answers without poison, in which no token is close to another that could
-    have been drawn: however a step is cut, they are the same."""
+    """31 prompts and answers without the poison token. No drawn token is close to another one, so
+    that the answers do not depend on how steps are composed."""
     feeder = Feeder(demo())
     how = SamplingParams(temperature=0, ignore_eos=True, logprobs=2)
     prompts = {f"r{seed}": prompt_tokens(seed, 3 + seed % 29) for seed in range(3 * ROWS)}
@@ -273,7 +276,8 @@ def good() -> dict[str, tuple[tuple[int, ...], list[int]]]:
 def served(
     feeder: Feeder, good: dict[str, Any], *bad: int, static: bool = False
 ) -> dict[str, list[int]]:
-    """All of them at once, a bad prompt at each of these places; their answers."""
+    """Serves all prompts at once, with a bad prompt at each of the given places; returns the
+    answers."""
     names = list(good)
     for place in sorted(bad, reverse=True):
         names.insert(place, f"bad{place}")
@@ -291,18 +295,18 @@ def served(
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("bad", [(0,), (17,), (31,), (3, 20), (8, 9)])
 def test_poisoned_prompt_ends_alone(good, bad, static, monkeypatch):
-    feeder = Enduring(demo())
-    model = Breaking(feeder.engine, monkeypatch)
+    feeder = RecoveringFeeder(demo())
+    model = FailingModel(feeder.engine, monkeypatch)
     assert served(feeder, good, *bad, static=static) == {n: out for n, (_, out) in good.items()}
     for name, reason in feeder.finished.items():
         assert reason is (FinishReason.LENGTH if name in good else FinishReason.ERROR)
     assert len(feeder.finished) == ROWS - 1 + len(bad) and not feeder.evictions
-    # One try more where prompts took several steps, or padding was left out of what broke.
+    # One more attempt if prompts took several steps, or the failed step had padding.
     assert model.raised <= len(bad) * (ceil(log2(ROWS + 1)) + 2)
 
 
 def test_token_that_breaks_decoding_ends_its_requests(good, monkeypatch):
-    """Each good answer's tokens, and one that only one of them draws, in the middle of it."""
+    """For each good answer, a token that only this answer draws fails its step."""
     name, at = next(
         (name, at)
         for name, (_, output) in good.items()
@@ -312,8 +316,8 @@ def test_token_that_breaks_decoding_ends_its_requests(good, monkeypatch):
         and output.index(token) == at
         and token not in good[name][0]
     )
-    feeder = Enduring(demo())
-    Breaking(feeder.engine, monkeypatch, good[name][1][at])
+    feeder = RecoveringFeeder(demo())
+    FailingModel(feeder.engine, monkeypatch, good[name][1][at])
     answers = served(feeder, good)
     assert answers == {n: out[: at + 1] if n == name else out for n, (_, out) in good.items()}
     assert [n for n, r in feeder.finished.items() if r is FinishReason.ERROR] == [name]
@@ -321,10 +325,11 @@ def test_token_that_breaks_decoding_ends_its_requests(good, monkeypatch):
 
 @pytest.mark.parametrize("residency", ["recompute", "swap", "defer"])
 def test_out_of_memory_costs_an_eviction_but_no_answer(good, residency, monkeypatch):
-    """At the first prefill, and among decodes; the newest leaves, and is admitted again."""
-    feeder = Enduring(demo(host_gib=0.05))
+    """Memory runs out at the first prefill, and among decodes. The newest request is evicted and
+    admitted again."""
+    feeder = RecoveringFeeder(demo(host_gib=0.05))
     feeder.residency = residency
-    Breaking(feeder.engine, monkeypatch).out_of_memory_at |= {1, 8}
+    FailingModel(feeder.engine, monkeypatch).out_of_memory_at |= {1, 8}
     assert served(feeder, good) == {n: out for n, (_, out) in good.items()}
     assert feeder.evictions == 2
     assert set(feeder.finished.values()) == {FinishReason.LENGTH}
@@ -332,8 +337,8 @@ def test_out_of_memory_costs_an_eviction_but_no_answer(good, residency, monkeypa
 
 
 def test_out_of_memory_of_a_single_request_ends_it(monkeypatch):
-    feeder = Enduring(engine_of("llama"))
-    Breaking(feeder.engine, monkeypatch).out_of_memory_at.add(2)
+    feeder = RecoveringFeeder(engine_of("llama"))
+    FailingModel(feeder.engine, monkeypatch).out_of_memory_at.add(2)
     feeder.add("r", prompt_tokens(1, 5), 9, ENDLESS)
     assert len(feeder.run()["r"]) == 1
     assert feeder.finished == {"r": FinishReason.ERROR} and not feeder.evictions
@@ -345,7 +350,7 @@ def test_device_probe_leaves_no_trace(monkeypatch):
     engine.state.apply_plan(Plan(1, admit=(Grant("r", 4),)), 0.0)
     engine.step()
     free = engine.state.pool.free_blocks
-    assert engine.works() and engine.state.pool.free_blocks == free
-    Breaking(engine, monkeypatch, poison=0)
-    assert not engine.works() and engine.state.pool.free_blocks == free
+    assert engine.can_compute() and engine.state.pool.free_blocks == free
+    FailingModel(engine, monkeypatch, poison=0)
+    assert not engine.can_compute() and engine.state.pool.free_blocks == free
     engine.state.check_integrity()

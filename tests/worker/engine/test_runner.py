@@ -1,4 +1,4 @@
-"""The runner: what it does of failures, and what it looks at however busy it is."""
+"""The runner: failures, expiry, commands during a step, reports, drain and integrity checks."""
 
 import asyncio
 import threading
@@ -31,12 +31,15 @@ from tests.worker.worker_fixtures import engine_of, prompt_tokens
 ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
 
 
-class Heard:
-    """A runner, and all that it has said."""
+class RecordedRunner:
+    """A runner, and everything that it has posted."""
 
     def __init__(self) -> None:
         self.engine = engine_of("llama")
-        metrics = WorkerMetrics(CollectorRegistry(), self.engine)
+        engine = self.engine
+        metrics = WorkerMetrics(
+            CollectorRegistry(), engine.state, engine.phases, engine.host_block_bytes
+        )
         self.runner = EngineRunner(self.engine, metrics)
         self.tokens: list[NewToken] = []
         self.errors: dict[str, tuple[int, str]] = {}
@@ -54,7 +57,7 @@ class Heard:
         self.finished |= {f.request_id: f.reason for f in report.finished}
 
     def begin(self, *requests: tuple[str, tuple[int, ...], int]) -> None:
-        """All at once."""
+        """Sends all prompts and their plan."""
         for name, tokens, most in requests:
             self.runner.send(AddPrompt(Prompt(name, tokens, len(tokens), most, ENDLESS)))
         grants = tuple(Grant(name, most) for name, _, most in requests)
@@ -64,13 +67,13 @@ class Heard:
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        while not condition():  # noqa: ASYNC110 - the condition has no event
             await asyncio.sleep(0)
 
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps with a 7 in a prompt break."""
+    """Makes steps fail whose prompts have a 7."""
     run = Engine.run
 
     def run_or_break(engine: Engine, batch: Any) -> Any:
@@ -82,7 +85,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_faulty_request_gets_an_error_and_others_continue(poisoned):
-    heard = Heard()
+    heard = RecordedRunner()
     async with background(heard.runner.run()):
         heard.begin(("a", (5, 6), 3), ("b", (5, 7), 3), ("c", (5, 8), 3))
         await until(lambda: len(heard.finished) == 3)
@@ -95,8 +98,8 @@ async def test_faulty_request_gets_an_error_and_others_continue(poisoned):
 
 
 async def test_many_choices_of_a_faulty_prompt_do_not_end_the_process(poisoned):
-    """More than MAX_FAILURES fail alone, one after the other; the device is none the worse."""
-    heard = Heard()
+    """More than MAX_FAILURES requests fail one after another, but the device still computes."""
+    heard = RecordedRunner()
     bad = [(f"bad{i}", (5, 7), 3) for i in range(2 * loop.MAX_FAILURES)]
     async with background(heard.runner.run()):
         heard.begin(*bad)
@@ -113,18 +116,18 @@ async def test_broken_device_ends_the_process(
         raise RuntimeError("always")
 
     monkeypatch.setattr(Engine, "run", fail)
-    heard = Heard()
+    heard = RecordedRunner()
     heard.begin(*((f"r{i}", (5, 6), 3) for i in range(16)))
     with pytest.raises(RuntimeError, match="3 steps in a row failed"):
         async with asyncio.timeout(20):
             await heard.runner.run()
-    assert len(heard.errors) == 3, "the gateways send the others again"
+    assert len(heard.errors) == 3, "the gateways resubmit the others"
 
 
 async def test_expired_prompts_and_admissions_are_dropped_while_others_run(monkeypatch):
     """A prompt that no plan admits and an admission without a prompt expire together."""
     monkeypatch.setattr(loop, "EXPIRE_INTERVAL_S", 0.0)
-    heard = Heard()
+    heard = RecordedRunner()
     state = heard.engine.state
     heard.begin(("busy", prompt_tokens(1, 5), 200))
     state.pending.held_s = -1.0
@@ -134,13 +137,13 @@ async def test_expired_prompts_and_admissions_are_dropped_while_others_run(monke
         heard.runner.send(ApplyPlan(Plan(2, admit=(Grant("absent", 3),))))
         await until(lambda: "absent" in heard.finished)
         assert not state.pending.prompts and not state.pending.admissions
-        assert "busy" in state.running, "it was given up by a busy worker"
+        assert "busy" in state.running, "a busy worker expired it"
     assert heard.finished == {"absent": FinishReason.ERROR}
 
 
 async def test_waiting_prompts_are_kept_until_they_expire(monkeypatch):
     monkeypatch.setattr(loop, "EXPIRE_INTERVAL_S", 0.0)
-    heard = Heard()
+    heard = RecordedRunner()
     async with background(heard.runner.run()):
         heard.runner.send(AddPrompt(Prompt("early", (5, 6), 2, 3, ENDLESS)))
         heard.begin(("busy", prompt_tokens(1, 5), 20))
@@ -149,7 +152,7 @@ async def test_waiting_prompts_are_kept_until_they_expire(monkeypatch):
 
 
 class Gate:
-    """Holds a step in the middle until it is opened, and remembers what each step computed."""
+    """Holds a step until the gate opens, and records what each step computed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.inside = threading.Event()
@@ -167,9 +170,9 @@ class Gate:
 
 
 async def test_commands_during_a_step_take_effect_in_the_next_one(monkeypatch):
-    """64 prompts and their plan, while a step is held: the loop goes on, and the next step has
-    them all."""
-    gate, heard = Gate(monkeypatch), Heard()
+    """64 prompts and their plan arrive while a step is held: the event loop continues, and the next
+    step has all of them."""
+    gate, heard = Gate(monkeypatch), RecordedRunner()
     async with background(heard.runner.run()):
         heard.begin(("first", (5, 6), 9))
         await until(gate.inside.is_set)
@@ -184,7 +187,7 @@ async def test_commands_during_a_step_take_effect_in_the_next_one(monkeypatch):
 
 async def test_reader_waits_while_the_inbox_is_full(monkeypatch):
     monkeypatch.setattr(runner_module, "MAX_WAITING_COMMANDS", 3)
-    gate, heard = Gate(monkeypatch), Heard()
+    gate, heard = Gate(monkeypatch), RecordedRunner()
     async with background(heard.runner.run()):
         heard.begin(("first", (5, 6), 2))
         await until(gate.inside.is_set)
@@ -201,7 +204,7 @@ async def test_reader_waits_while_the_inbox_is_full(monkeypatch):
 
 
 async def test_reports_stop_before_detach_and_returned_ones_are_sent_again():
-    heard = Heard()
+    heard = RecordedRunner()
     order: list[str] = []
     heard.runner.on_report = lambda report: order.extend(f.request_id for f in report.finished)
     unsent = Report(1, 0, finished=(Completion("lost", 3, FinishReason.STOP),))
@@ -217,22 +220,22 @@ async def test_reports_stop_before_detach_and_returned_ones_are_sent_again():
 
 
 async def test_engine_waits_for_a_blocked_event_loop(monkeypatch):
-    """Nothing piles up without end: what is not heard yet is bounded, and nothing of it is lost."""
+    """The number of pending calls is bounded, and none is lost."""
     monkeypatch.setattr(mailbox, "MAX_UNDELIVERED", 2)
-    gate, heard = Gate(monkeypatch), Heard()
+    gate, heard = Gate(monkeypatch), RecordedRunner()
     gate.open.set()
     async with background(heard.runner.run()):
         heard.begin(("a", (5, 6), 50))
         await until(lambda: heard.tokens)
-        time.sleep(0.4)  # noqa: ASYNC251 - the loop is deaf, as under load
+        time.sleep(0.4)  # noqa: ASYNC251 - blocks the loop, as load does
         ahead = len(gate.steps) - len(heard.tokens)
-        assert ahead <= 2 + 2, "what is unheard, what is being said and the step after it"
+        assert ahead <= 2 + 2, "pending calls, the call in progress, and the step after it"
         await until(lambda: "a" in heard.finished)
     assert [token.offset for token in heard.tokens] == list(range(50))
 
 
 async def test_drain_waits_for_the_last_request_and_the_inbox():
-    heard = Heard()
+    heard = RecordedRunner()
     async with background(heard.runner.run()):
         heard.begin(("a", (5, 6), 30))
         await asyncio.wait_for(heard.runner.drain(), 20)
@@ -241,7 +244,7 @@ async def test_drain_waits_for_the_last_request_and_the_inbox():
 
 
 async def test_drain_ignores_prompts_without_a_plan_and_paused_requests():
-    heard = Heard()
+    heard = RecordedRunner()
     async with background(heard.runner.run()):
         heard.runner.send(AddPrompt(Prompt("unplanned", (5, 6), 2, 9, ENDLESS)))
         heard.runner.send(AddPrompt(Prompt("rests", (5, 6), 2, 50, ENDLESS)))
@@ -253,7 +256,7 @@ async def test_drain_ignores_prompts_without_a_plan_and_paused_requests():
 
 
 async def test_cancelled_runner_finishes_its_step_and_its_thread(monkeypatch):
-    gate, heard = Gate(monkeypatch), Heard()
+    gate, heard = Gate(monkeypatch), RecordedRunner()
     running = asyncio.ensure_future(heard.runner.run())
     heard.begin(("a", (5, 6), 50))
     await until(gate.inside.is_set)
@@ -268,9 +271,9 @@ async def test_cancelled_runner_finishes_its_step_and_its_thread(monkeypatch):
 
 
 async def test_idle_worker_checks_its_integrity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An inconsistent state ends the engine, once nothing runs."""
+    """An inconsistent state ends the engine when nothing runs."""
     monkeypatch.setattr(loop, "EXPIRE_INTERVAL_S", 0.01)
-    heard = Heard()
+    heard = RecordedRunner()
     heard.engine.state.pool.grow("unknown", 16)
     with pytest.raises(AssertionError):
         await asyncio.wait_for(heard.runner.run(), 20)

@@ -1,4 +1,4 @@
-"""What a sampler keeps between steps: that it changes no answer, is bounded, and costs nothing
+"""State that the sampler keeps between steps: it changes no answer, is bounded, and costs nothing
 while the same sequences draw."""
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ from tests.worker.engine.sampling_oracle import CPU, WAYS, right, row_of, sample
 from tests.worker.kv.deferred_streams import DeferredStreams
 from tests.worker.worker_fixtures import EOS, VOCABULARY, Feeder, engine_of, prompt_tokens
 
-SIZE = 300  # more than two blocks, and no whole number of them
+SIZE = 300  # more than two blocks, and not a multiple of one
 PAIRS = tuple((a, b) for a in range(VOCABULARY) for b in range(a % 10, VOCABULARY, 10))
 EVERYTHING = SamplingParams(
     temperature=0.8, top_p=0.9, top_k=20, min_p=0.01, seed=7, min_tokens=5,
@@ -42,11 +42,11 @@ def logits_of(seed: int, rows: int, size: int = SIZE) -> Tensor:
 
 
 def again(row: Sequence) -> Sequence:
-    """The same request at another worker, or here for a second time."""
+    """The same request at another worker, or at this one again."""
     return row_of(row.prompt.sampling, tuple(row.tokens), row.prompt_tokens, row.request_id)
 
 
-FEW = st.integers(0, 7)  # tokens that the logits below favour: so that sequences of them come up
+FEW = st.integers(0, 7)  # tokens that the logits below favour, so that sequences of them occur
 MASKS: dict[str, st.SearchStrategy[Any]] = {
     "stop_token_ids": st.sampled_from([(), (), (3, 4)]),
     "logit_bias": st.dictionaries(FEW, st.sampled_from([-100.0, -2.5, 0.5, 8.0]), max_size=3).map(
@@ -76,7 +76,7 @@ PARAMETERS = st.builds(
 STARTS = st.tuples(
     PARAMETERS, st.lists(st.one_of(FEW, st.integers(0, SIZE - 1)), min_size=1, max_size=5)
 )
-# A step: its rows, whether it is committed, and rows that are different objects since.
+# A step: its rows, whether it is committed, and rows that are new objects since.
 EVENTS = st.tuples(
     st.sampled_from(["counts", "counts", "counts", "fails"]),
     st.permutations(range(5)),
@@ -92,8 +92,8 @@ EVENTS = st.tuples(
     st.sampled_from(list(WAYS)),
 )
 def test_draws_do_not_depend_on_the_order_of_steps(starts, events, way):
-    """Rows come and go and change places, steps fail, requests move: a token is as it is defined,
-    of the request's own tokens."""
+    """Rows arrive, leave and change places, steps fail, requests move: each token is that of the
+    oracle for the request's tokens."""
     rows = [row_of(sampling, tokens) for sampling, tokens in starts]
     sampler = sampler_of(way=way)
     for number, (outcome, order, count, moved) in enumerate(events):
@@ -110,7 +110,8 @@ def test_draws_do_not_depend_on_the_order_of_steps(starts, events, way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_token_counts_as_seen_before_the_host_knows_it(way):
-    """Two steps in flight: the second is drawn while the first's tokens are on the device."""
+    """With two steps in flight, the second one is drawn while the tokens of the first are only on
+    the device."""
     parameters = [replace(EVERYTHING, seed=seed, logprobs=None) for seed in range(3)]
     parameters[1] = SamplingParams(temperature=1.0, seed=4)
     ahead = [row_of(sampling, (2, 3, 4)) for sampling in parameters]
@@ -132,7 +133,7 @@ def test_token_counts_as_seen_before_the_host_knows_it(way):
 
 
 def test_host_waits_for_the_draw_and_not_for_later_launches():
-    """One event tells, behind the copies to the host."""
+    """The host waits for one event after the copies."""
     streams = DeferredStreams(Random(0), haste=(0.0,))
     sampler = Sampler(CPU, SIZE, [EOS], WAYS["numba"], streams)
     done: list[str] = []
@@ -152,8 +153,8 @@ def test_unknown_token_of_another_sampler_is_an_error():
 
 
 def test_failed_draw_counts_nothing(monkeypatch):
-    """The device may have counted a token that was not delivered: it is counted again from the
-    request's own."""
+    """The device may have counted a token that was not delivered: the counts are rebuilt from the
+    request's tokens."""
     size = 8
     counts = SamplingParams(frequency_penalty=1.0, logprobs=1)
     rows = [row_of(replace(counts, seed=seed), (5, 6)) for seed in range(3)]
@@ -206,7 +207,7 @@ def test_steady_batch_builds_no_index_and_copies_nothing(monkeypatch):
 
     assert step(rows) == (True, [0])
     for _ in range(STEP):
-        assert step(list(rows)) == (False, [])  # another list of the same
+        assert step(list(rows)) == (False, [])  # another list of the same sequences
     assert step(rows[:2]) == (True, [])  # a continuing row is not counted again
     assert step(rows) == (True, [])
 
@@ -241,7 +242,7 @@ def test_requests_without_penalties_use_no_row():
 
 
 def test_request_may_have_seen_every_token():
-    """Columns are as many as there are distinct tokens, however long the answer."""
+    """The number of columns is that of distinct tokens, for any length of the answer."""
     size = STEP + 1
     row = row_of(SamplingParams(temperature=0, presence_penalty=2.0, frequency_penalty=2.0), (0,))
     sampler = Sampler(CPU, size, [], WAYS["numba"], ImmediateStreams())
@@ -270,8 +271,8 @@ def test_logprobs_are_those_of_the_requesting_rows():
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
 def test_answers_with_all_options_survive_eviction_and_resumption(overlap):
-    """Little memory: requests are evicted in the middle of their answers, and computed again in
-    other company. Or in a static batch, paying for padding."""
+    """Memory is short: requests are evicted during their answers and recomputed in other batches,
+    or are members of a static batch with padding."""
     some: dict[str, Any] = {
         "bad_tokens": tuple(pair for pair in PAIRS if pair[1] < 30),
         "prompt_logprobs": 2,
@@ -299,7 +300,7 @@ def test_answers_with_all_options_survive_eviction_and_resumption(overlap):
         expected |= alone.run()
     assert roomy.run() == narrow.run() == static.run() == expected
     assert narrow.evictions > 0 and static.engine.state.counters.padding_tokens > 0
-    assert len({len(answer) for answer in expected.values()}) > 2, "some stop on their way"
+    assert len({len(answer) for answer in expected.values()}) > 2, "some requests end by a stop"
     assert all(min(token) >= 0 and max(token) < VOCABULARY for token in expected.values())
 
 

@@ -1,4 +1,4 @@
-"""SamplingParams against its definition: plain formulas, support sets, and counted draws."""
+"""SamplingParams against its definition: formulas, support sets, and counted draws."""
 
 from collections.abc import Sequence
 from math import exp, log
@@ -47,8 +47,8 @@ def test_temperature_0_is_argmax(logits):
 def allowed(
     logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> set[int]:
-    """Which tokens may be drawn, by the book; ties are kept or cut together in no rule, so the
-    set holds every token whose weight equals that of one that must stay."""
+    """The tokens that may be drawn by definition. The set includes every token with the weight of
+    one that must stay, because the order of equal tokens is not defined."""
     weights = [exp(x / temperature) for x in logits]
     order = sorted(range(SIZE), key=lambda i: -weights[i])
     kept = order[:top_k] if top_k else order
@@ -79,7 +79,7 @@ def test_filtered_tokens_are_never_drawn(integers, temperature, top_k, top_p, mi
     assert set(drawn) <= support
     weights = {i: exp(logits[i] / temperature) for i in support}
     likely = {i for i, w in weights.items() if w / sum(weights.values()) > 0.1}
-    assert likely <= set(drawn)  # a chance of 0.9^300 to miss one
+    assert likely <= set(drawn)  # misses one with a probability of 0.9^300
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_filtered_tokens_are_never_drawn(integers, temperature, top_k, top_p, mi
     ids=str,
 )
 def test_draws_follow_the_distribution(parameters):
-    """Chi-square over 20,000 draws; 0.1 % critical value of the degrees of freedom there are."""
+    """Chi-square test over 20,000 draws, with the 0.1 % critical value."""
     logits, count = [0.3 * i for i in range(SIZE)], 20_000
     settings: dict[str, Any] = {
         "temperature": 1.0,
@@ -106,7 +106,7 @@ def test_draws_follow_the_distribution(parameters):
 
 
 def numbers(seeds: Sequence[int], positions: Sequence[int]) -> Any:
-    """As the sampler makes them, of unsigned seeds in signed numbers."""
+    """Random numbers as the sampler computes them, with unsigned seeds in signed integers."""
     signed = np.array([seed % 2**64 for seed in seeds], np.uint64).view(np.int64)
     return uniforms(stream_keys(torch.tensor(signed)), torch.tensor(positions)).numpy()
 
@@ -167,7 +167,8 @@ def test_row_does_not_depend_on_its_neighbours(rows):
 
 
 def test_penalties_follow_their_formulas():
-    """Prompt (1, 2), output (2, 3, 3): repetition sees {1, 2, 3}, the others 2 once and 3 twice."""
+    """Prompt (1, 2), output (2, 3, 3): repetition counts {1, 2, 3}; the other penalties count 2
+    once and 3 twice."""
     tokens, logits = (1, 2, 2, 3, 3), [0.0, 2.0, 2.0, 2.0, -1.0, 1.4]
     cases: list[tuple[dict[str, Any], list[float]]] = [
         ({"repetition_penalty": 2.0}, [0.0, 1.0, 1.0, 1.0, -1.0, 1.4]),
@@ -247,8 +248,8 @@ FILTERED = st.builds(
     min_p=st.sampled_from([0.0, 0.0, 0.02, 0.37]),
     seed=st.integers(0, 10**6),
 )
-# Flat ones have nearly all tokens in a bin, steep ones few in many, and steps make equals in any
-# number.
+# Flat distributions have most tokens in one bin, steep ones few tokens in many bins; rounding to
+# steps makes equal tokens.
 SPREADS = st.tuples(st.sampled_from([0.0, 0.1, 2.0, 6.0, 40.0]), st.sampled_from([0.0, 0.25, 2.0]))
 
 
@@ -279,7 +280,7 @@ def test_draws_equal_those_of_a_full_sort(seed, rows):
     st.sets(st.sampled_from(["top_k", "top_p", "min_p"]), min_size=1),
 )
 def test_numba_sorts_one_bin_and_draws_as_a_sort_does(seed, size, spread, set_filters):
-    """Hundreds of rows at once, each of its own parameters."""
+    """Hundreds of rows at once, each with different parameters."""
     rng, rows = np.random.default_rng(seed), 300
     probs = torch.tensor(rng.normal(scale=spread, size=(rows, size))).float().softmax(-1)
     top_k = rng.integers(1, size, rows, endpoint=True)
@@ -297,7 +298,7 @@ def test_numba_sorts_one_bin_and_draws_as_a_sort_does(seed, size, spread, set_fi
 
 
 def test_pytorch_sorts_fully_only_for_rows_without_top_k(monkeypatch):
-    """Whether it does is known without looking at a number."""
+    """The choice needs no value of a tensor."""
     sorted_rows: list[int] = []
     sort = Tensor.sort
 
@@ -326,7 +327,7 @@ def test_pytorch_sorts_fully_only_for_rows_without_top_k(monkeypatch):
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
 )
 def test_argmax_is_the_first_of_the_largest(seed, rows, size, step, dtype):
-    """With equals and without, and of numbers that are none the first."""
+    """With and without equal logits; NaN counts as the largest."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, size, generator=generator)
     logits = ((logits / step).round() * step if step else logits).to(dtype)
@@ -340,7 +341,7 @@ def test_argmax_is_the_first_of_the_largest(seed, rows, size, step, dtype):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("parameters", [{}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.5}], ids=str)
 def test_nan_logits_still_draw_a_token(size, way, parameters):
-    """A model that has gone astray: its answer means nothing, but breaks no other request."""
+    """NaN logits of a faulty model give some token, and do not affect other requests."""
     logits = torch.full((2, size), torch.nan)
     logits[1] = 0.0
     rows = [row_of(SamplingParams(seed=5, **parameters)) for _ in range(2)]
@@ -353,7 +354,8 @@ def test_nan_logits_still_draw_a_token(size, way, parameters):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size", [SIZE, 700])
 def test_zero_probability_is_never_drawn(monkeypatch, number, way, size):
-    """The smallest and the largest there are; the ends of the row can't be drawn."""
+    """With the smallest and the largest uniform number; tokens at both ends of the row have
+    probability 0."""
     monkeypatch.setattr(
         "services.worker.engine.sampling.draw_plan.uniforms",
         lambda _, positions: torch.full(positions.shape, number, dtype=torch.float64),

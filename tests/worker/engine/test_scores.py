@@ -1,4 +1,4 @@
-"""A prompt's own log-probabilities: transformers' own, however the prompt was cut and moved."""
+"""Log-probabilities of prompt tokens equal those of transformers, for any chunks and moves."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -23,7 +23,7 @@ ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
 
 
 def right(module: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
-    """log_softmax at every token but the last [tokens - 1, vocabulary], by transformers alone."""
+    """log_softmax at every token but the last [tokens - 1, vocabulary], by transformers."""
     with torch.no_grad():
         logits = module(torch.tensor([tokens])).logits[0, :-1]
     raw: torch.Tensor = logits.float().log_softmax(-1)
@@ -31,7 +31,7 @@ def right(module: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
 
 
 def reported(feeder: Feeder, name: str) -> PromptLogprobs:
-    """With its first token, and with that alone."""
+    """The scores sent with the first token; later tokens have none."""
     first, *others = feeder.drawn[name]
     assert not any(token.opening for token in others)
     assert first.opening is not None and first.opening.prompt_logprobs is not None
@@ -51,8 +51,8 @@ def check(scores: PromptLogprobs, raw: torch.Tensor, tokens: Sequence[int], k: i
 @pytest.mark.parametrize("fused", ["auto", "off"])
 @pytest.mark.parametrize("name", MODELS)
 def test_prompt_scores_equal_the_model_s(name, fused):
-    """Cut into chunks, beside one that decodes, one that asks for none and one that asks for all of
-    20; by our forward where the model has one, and by transformers'."""
+    """The prompts are computed in chunks, beside a decode, a request without scores and one with 20
+    alternatives; by the fused forward if the model has one, and by transformers'."""
     feeder = Feeder(engine_of(name, max_batch_tokens=9, fused_forward=fused))
     feeder.add("before", prompt_tokens(9, 4), 30, ENDLESS)
     feeder.step()
@@ -74,7 +74,7 @@ def test_prompt_scores_equal_the_model_s(name, fused):
 
 @cache
 def demo() -> tuple[Any, list[int], torch.Tensor]:
-    """The demo model, a prompt of its own task, and how likely each of its tokens is."""
+    """The demo model, a prompt of its training task, and the scores of the prompt's tokens."""
     module = AutoModelForCausalLM.from_pretrained(demo_model(), dtype=torch.float32).eval()
     text = "Repeat: the quick brown fox jumps over the lazy dog. " * 6
     tokens = Text(demo_model()).encode(text)
@@ -104,14 +104,15 @@ LENGTHS = (30, 11, 24, 17, 40, 9)
 @pytest.mark.parametrize("overlap", ["off", "on"])
 @pytest.mark.parametrize("settings", [{}, {"host_gib": 0.01}], ids=str)
 def test_evicted_prompt_is_scored_again_before_its_first_token(overlap, settings):
-    """Memory for a few of them: KV is dropped, or rests with what is scored so far."""
+    """Memory is short: KV is dropped, or moves to host memory while the scores computed so far are
+    kept."""
     shape = {"kv_tokens": 96, "block_tokens": 4, "max_batch_tokens": 11, **settings}
     feeder = Feeder(engine_of("llama", overlap=overlap, **shape), slice_tokens=5)
     for number, length in enumerate(LENGTHS):
         feeder.add(f"r{number}", prompt_tokens(number, length), 12, SCORE)
         for _ in range(2):
             feeder.step()
-    # One that is paused half-way and resumed.
+    # A request that is paused during its prefill and resumed.
     for residency in (Residency.DROP, Residency.OFFLOAD, Residency.KEEP):
         waiting = [s for s in feeder.engine.state.running.values() if s.scores is not None]
         if waiting:
@@ -147,7 +148,7 @@ def test_scored_prompt_publishes_to_the_cache_but_does_not_read_it():
 
 
 def test_scores_are_not_sent_again_with_delivered_output():
-    """And no more of it is found than its prompt, though its output was computed here, too."""
+    """The prefix cache counts only prompt tokens, although the output was computed here, too."""
     feeder = Feeder(engine_of("llama", block_tokens=4))
     tokens = prompt_tokens(1, 10)
     feeder.add("r", tokens, 20, SCORE)
@@ -163,7 +164,7 @@ def test_scores_are_not_sent_again_with_delivered_output():
 
 
 def test_scoring_logits_are_bounded_and_sliced(monkeypatch):
-    """Five tokens a step are scored, though there is room for more; others fill it."""
+    """At most five tokens per step are scored; other requests use the rest of the step."""
     feeder = Feeder(engine_of("llama", max_batch_tokens=32))
     feeder.engine.state.steps._composer._max_scored_tokens = 5
     monkeypatch.setattr(scored, "SLICE", 2)

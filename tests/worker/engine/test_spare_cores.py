@@ -1,4 +1,4 @@
-"""How many threads a tiny model's step takes, by what others leave of the cores."""
+"""The number of threads for a tiny model, by the load of other processes."""
 
 import threading
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 
 from services.core import Grant, Plan
 from services.worker.engine.spare_cores import (
-    LOOK_S,
+    MEASURE_INTERVAL_S,
     STALE_S,
     SpareCores,
     machine_busy_s,
@@ -21,7 +21,7 @@ from tests.worker.worker_fixtures import engine_of, prompt_tokens
 
 @dataclass
 class Machine:
-    """Its clock, and what has been taken of its cores: by all, and by this process."""
+    """A clock, and the core time used by all processes and by this one."""
 
     now_s: float = 100.0
     all_s: float | None = 40.0
@@ -33,7 +33,7 @@ class Machine:
         )
 
     def pass_by(self, seconds: float, own: float, others: float) -> None:
-        """Cores taken meanwhile by this process and by others."""
+        """Advances the clock while this process and others use cores."""
         assert self.all_s is not None
         self.now_s += seconds
         self.own_s += own * seconds
@@ -43,11 +43,11 @@ class Machine:
 @pytest.mark.parametrize(
     ("all_cores", "most", "own", "others", "threads"),
     [
-        (2, 2, 1.0, 0.0, 2),  # alone
-        (2, 2, 1.9, 0.1, 2),  # a little beside it
+        (2, 2, 1.0, 0.0, 2),  # no other load
+        (2, 2, 1.9, 0.1, 2),  # little other load
         (2, 2, 1.0, 0.3, 1),  # the other core is not free
-        (2, 2, 0.5, 1.5, 1),  # nor is its own, whole
-        (2, 2, 0.2, 2.4, 1),  # never less than one
+        (2, 2, 0.5, 1.5, 1),  # no core is free
+        (2, 2, 0.2, 2.4, 1),  # at least one
         (4, 2, 1.0, 2.0, 2),
         (4, 2, 1.0, 3.0, 1),
         (4, 3, 1.0, 1.0, 3),
@@ -59,7 +59,7 @@ def test_threads_follow_free_cores(
 ):
     machine = Machine()
     spare = machine.spare(all_cores, most)
-    machine.pass_by(LOOK_S, own, others)
+    machine.pass_by(MEASURE_INTERVAL_S, own, others)
     assert spare.threads() == threads
 
 
@@ -67,29 +67,29 @@ def test_threads_stay_between_two_measurements():
     machine = Machine()
     spare = machine.spare(2, 2)
     assert spare.threads() == 1
-    machine.pass_by(LOOK_S, 1.0, 0.0)
+    machine.pass_by(MEASURE_INTERVAL_S, 1.0, 0.0)
     assert spare.threads() == 2
-    machine.pass_by(LOOK_S / 2, 0.5, 1.5)
+    machine.pass_by(MEASURE_INTERVAL_S / 2, 0.5, 1.5)
     assert spare.threads() == 2
-    machine.pass_by(LOOK_S / 2, 0.5, 1.5)
+    machine.pass_by(MEASURE_INTERVAL_S / 2, 0.5, 1.5)
     assert spare.threads() == 1
 
 
 def test_measurement_after_idle_time_is_discarded():
     machine = Machine()
     spare = machine.spare(2, 2)
-    machine.pass_by(LOOK_S, 1.0, 0.0)
+    machine.pass_by(MEASURE_INTERVAL_S, 1.0, 0.0)
     assert spare.threads() == 2
     machine.pass_by(STALE_S + 1, 0.0, 2.0)
     assert spare.threads() == 2
-    machine.pass_by(LOOK_S, 1.0, 0.5)
+    machine.pass_by(MEASURE_INTERVAL_S, 1.0, 0.5)
     assert spare.threads() == 1
 
 
 def test_unknown_system_counts_give_one_thread():
     machine = Machine(all_s=None)
     spare = machine.spare(2, 2)
-    machine.now_s += LOOK_S
+    machine.now_s += MEASURE_INTERVAL_S
     assert spare.threads() == 1
 
 
@@ -115,9 +115,9 @@ def test_engine_adjusts_threads_at_each_step():
     engine.state.apply_plan(Plan(1, admit=(Grant("r", 4),)), 0.0)
     seen: list[int] = []
 
-    def run() -> None:  # in a thread of its own, whose number of PyTorch's threads is its own
+    def run() -> None:  # in a new thread, because PyTorch's number of threads is per thread
         for others in (0.0, 1.0, 0.1):
-            machine.pass_by(LOOK_S, 0.5, others)
+            machine.pass_by(MEASURE_INTERVAL_S, 0.5, others)
             assert engine.step() is not None
             seen.append(torch.get_num_threads())
 

@@ -1,4 +1,4 @@
-"""How long steps took: by the device's events, told when they have passed, never waited for."""
+"""Step times by events of the device, reported when they have passed, without waiting."""
 
 from random import Random
 from typing import Any
@@ -22,12 +22,12 @@ PROMPT = Prompt("r", (1,) * 9, 9, 1)
 
 
 def slow_device() -> DeferredStreams:
-    """Nothing runs there before it is waited for."""
+    """A device that computes only when it is awaited."""
     return DeferredStreams(Random(0), haste=(0.0,))
 
 
 class OnDevice:
-    """An engine on a slow device: one piece of work per token, and a draw waits for it."""
+    """An engine on a slow device: one operation per token; a draw waits for it."""
 
     def __init__(self, monkeypatch: Any) -> None:
         self.streams = slow_device()
@@ -54,15 +54,15 @@ class OnDevice:
 
 
 def test_step_without_draws_is_timed_by_its_events(monkeypatch):
-    """40 tokens in chunks of 16, 16 and 8: the first two only launch. A work takes 1 s, an event
-    another; each is told with a later step, and to the scheduler, too."""
+    """40 tokens in chunks of 16, 16 and 8; the first two chunks only launch. An operation takes 1
+    s, and so does an event. Each time is reported with a later step, also to the scheduler."""
     device = OnDevice(monkeypatch)
     device.engine.add(Prompt("r", prompt_tokens(1, 40), 40, 9, ENDLESS), 0.0)
     device.engine.state.apply_plan(Plan(1, admit=(Grant("r", 9),)), 0.0)
     assert device.step() == []
-    assert device.step() == [], "it was not waited for"
+    assert device.step() == [], "nothing waited for the step"
     chunks = [StepTiming(16, 0, 16, 17.0), StepTiming(16, 0, 32, 17.0)]
-    assert device.step() == chunks, "the third is over, but the event behind it is not seen yet"
+    assert device.step() == chunks, "the third is complete, but its event was not queried yet"
     assert device.step() == [StepTiming(8, 0, 40, 9.0)]
     device.streams.finish_all()
     assert device.step() == [StepTiming(0, 1, 40, 2.0)]

@@ -1,4 +1,5 @@
-"""Tokens by name: biased, allowed, bad and too early; worked by hand, and in flight."""
+"""Masks by token id: bias, allowed tokens, bad tokens and early ends, computed by hand and with a
+step in flight."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ FALLING = [9.0, 8.0, 7.0, 6.0, 5.0, 4.0]  # token 0 is the end
 
 
 def draws(output: tuple[int, ...] = (), **how: Any) -> int:
-    """Greedily, behind the prompt (2, 3) and this output."""
+    """Greedy draws after the prompt (2, 3) and this output."""
     row = row_of(SamplingParams(temperature=0, **how), (2, 3, *output), 2)
     return sample(torch.tensor([FALLING]), [row])[0][0]
 
@@ -34,25 +35,26 @@ def draws(output: tuple[int, ...] = (), **how: Any) -> int:
         (2, (), {"allowed_token_ids": (5, 2, 4)}),
         (4, (), {"allowed_token_ids": (5, 2, 4), "logit_bias": ((0, 100.0), (4, 2.5))}),
         (2, (), {"bad_tokens": ((0,), (1,))}),
-        # A sequence is shut behind its beginning, where that is output: the prompt's doesn't count.
+        # A bad sequence's last token is masked after the others if these are output; the prompt
+        # does not count.
         (0, (), {"bad_tokens": ((3, 0),)}),
         (1, (3,), {"bad_tokens": ((3, 0),)}),
         (0, (3, 4), {"bad_tokens": ((3, 0),)}),
         (1, (5, 4, 3), {"bad_tokens": ((4, 3, 0), (5, 4, 0))}),
         (0, (4, 3), {"bad_tokens": ((5, 4, 3, 0),)}),
         (0, (3,), {"bad_tokens": ((2, 3, 0),)}),
-        # Two sequences of one end: one that does not match opens nothing.
+        # Two bad sequences with the same last token: the one that does not match removes no mask.
         (1, (3,), {"bad_tokens": ((3, 0), (4, 0))}),
         (1, (3,), {"bad_tokens": ((4, 0), (3, 0), (5, 0), (4, 1))}),
-        # An end comes not before its time, be it the model's or the request's own.
+        # Neither an end of the model nor a stop token of the request comes before min_tokens.
         (2, (), {"min_tokens": 1, "stop_token_ids": (1,)}),
         (2, (), {"min_tokens": 1, "stop_token_ids": (1, EOS), "ignore_eos": True}),
         (0, (5,), {"min_tokens": 1, "stop_token_ids": (1,)}),
-        # Of what is allowed something is drawn, even if all of it is shut.
+        # An allowed token is drawn even if all allowed tokens are masked.
         (4, (), {"allowed_token_ids": (4,), "bad_tokens": ((4,),)}),
         (0, (), {"allowed_token_ids": (0,), "min_tokens": 1}),
         (5, (), {"allowed_token_ids": (0, 5), "min_tokens": 1}),
-        # Penalties come behind: 8 / 1.25 is 6.4, and 7 / 1.25 is 5.6.
+        # Penalties apply after masks: 8 / 1.25 is 6.4, and 7 / 1.25 is 5.6.
         (3, (1, 2), {"bad_tokens": ((0,),), "repetition_penalty": 1.25, "logit_bias": ((3, 2.1),)}),
     ],
 )
@@ -63,7 +65,7 @@ def test_token_masks_table(token, output, how):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("how", [{}, {"top_k": 3}, {"top_p": 0.9}, {"temperature": 1e-4}], ids=str)
 def test_masked_tokens_are_never_sampled(way, how):
-    """Of 300 tokens two are allowed, and one of these is shut; then both are."""
+    """Two of 300 tokens are allowed, and one of them is masked; then both are."""
     logits = torch.zeros(50, 300)
     for bad, drawn in (((7,),), {250}), (((7,), (250,)), {7, 250}):
         rows = [
@@ -113,7 +115,8 @@ BAD = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), m
     st.sampled_from(list(WAYS)),
 )  # fmt: skip
 def test_bad_words_follow_tokens_known_only_on_the_device(bads, batches, way):
-    """One step ahead of the host, in batches that change: each reads the one before's tokens."""
+    """The device is one step ahead of the host, and batches change: each step reads the tokens of
+    the one before."""
     sampler = Sampler(CPU, SIZE, [EOS], WAYS[way], ImmediateStreams())
     rows = [row_of(SamplingParams(seed=i, bad_tokens=bad)) for i, bad in enumerate(bads)]
     flights: list[Any] = []
@@ -130,7 +133,7 @@ def test_bad_words_follow_tokens_known_only_on_the_device(bads, batches, way):
 
 
 def learn(flights: list[Any]) -> None:
-    """The host hears of the oldest step, if any is in flight: its tokens are the right ones."""
+    """The host receives the tokens of the oldest step in flight, and checks them."""
     if not flights:
         return
     batch, logits, drawn = flights.pop()
@@ -182,7 +185,7 @@ def test_steady_masked_batch_copies_nothing(monkeypatch):
     ],
 )
 def test_out_of_vocabulary_ids_name_their_field(field, ids):
-    """No request may break a step that others stand in."""
+    """No request can fail a step that other requests are in."""
     engine = engine_of("llama")
     prompt = Prompt("r", (1, 2), 2, 3, SamplingParams(**{field: ids}))
     assert engine.add(prompt, 0.0) == f"{field} must lie in [0, {VOCABULARY})"

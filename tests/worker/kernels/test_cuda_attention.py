@@ -1,4 +1,5 @@
-"""Triton's store and attention kernels in its interpreter, against float64; poison all around."""
+"""Triton's store and attention kernels in the interpreter, against float64, with poisoned memory
+around the data."""
 
 import random
 
@@ -31,7 +32,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def seed():
-    """Fresh at every run; pytest shows it where a test fails."""
+    """A new seed in each run; pytest prints it if a test fails."""
     seed = random.SystemRandom().randrange(2**31)
     print(f"seed {seed}")
     return seed
@@ -48,7 +49,7 @@ def test_step_stores_and_attends(case: Case, seed):
 
 @pytest.mark.parametrize("processors", [1, 3, 400])
 def test_splits_do_not_change_results(processors, seed):
-    """One split a row, a few, or as many as its tiles allow."""
+    """One split per row, a few, or as many as its tiles allow."""
     case = Case("splits", ((1100, 1), (300, 1), (2, 1)), 4, 2, 32)
     outcome = run_step(case, seed, CPU, processors)
     assert attention_error(outcome) < BOUNDS[torch.float32]
@@ -69,8 +70,8 @@ def sequence_of(length: int) -> Sequence:
 
 
 def test_continued_decode_rows(seed):
-    """The same rows, step after step: tables on the device follow them from block to block, into
-    a table that had to grow, and past a step that was never prepared."""
+    """The same rows decode step after step: the tables on the device are updated at new blocks, in
+    a larger table, and after a step that was not prepared."""
     generator = torch.Generator().manual_seed(seed)
     lengths, size, heads, dim = [19, 7, 1], 2, 2, 32
     free = torch.randperm(200, generator=generator).tolist()
@@ -105,7 +106,7 @@ def test_continued_decode_rows(seed):
 
 
 def test_prepared_step_serves_every_layer(seed):
-    """Layers of other heads, windows and soft-caps attend from one `prepare`."""
+    """Layers with other heads, windows and soft-caps use one `prepare`."""
     case = Case("", ((300, 1), (40, 1), (0, 20), (60, 9)), 4, 2, 32)
     generator = torch.Generator().manual_seed(seed)
     layout = layout_of(case, generator)

@@ -1,4 +1,4 @@
-"""Triton's block copies in its interpreter: bit for bit, or INT8 at rest within half a step."""
+"""Triton's block copies in the interpreter: bit for bit, or INT8 within half a step."""
 
 import random
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def seed():
-    """Fresh at every run; pytest shows it where a test fails."""
+    """A new seed in each run; pytest prints it if a test fails."""
     seed = random.SystemRandom().randrange(2**31)
     print(f"seed {seed}")
     return seed
@@ -53,7 +53,7 @@ def test_quantized_blocks_with_a_head_of_80_and_two_heads(dtype, seed):
 
 @pytest.mark.parametrize("case", copy_cases(1, 32), ids=lambda c: c.name)
 def test_quantized_blocks_equal_pytorch_s(case, seed):
-    """Codes and ranges to the bit, so that one may write what the other reads."""
+    """Codes and ranges have the same bits, so that each can read what the other wrote."""
     layer = make_layer(case, torch.Generator().manual_seed(seed))
     blocks, filled = torch.tensor([5, 2]), torch.tensor([16, 9])
     staged = []

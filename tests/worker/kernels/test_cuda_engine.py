@@ -1,4 +1,4 @@
-"""The whole engine on the Triton kernels, in their interpreter: the same tokens as `generate()`."""
+"""The engine with the Triton kernels in the interpreter: the same tokens as `generate()`."""
 
 from functools import cache
 from typing import Any
@@ -15,13 +15,13 @@ NEW_TOKENS = 6
 
 @cache
 def model() -> LlamaForCausalLM:
-    """Heads of 32, the smallest that the kernels take."""
+    """Heads of 32, the smallest that the kernels support."""
     torch.manual_seed(3)
     return LlamaForCausalLM(LlamaConfig(**{**GROUPED, "hidden_size": 128})).eval()
 
 
 def answers(prompts: dict[str, tuple[int, ...]]) -> dict[str, list[int]]:
-    """By transformers, one at a time; none may hang on a rounding."""
+    """Answers of transformers, one at a time; none may depend on rounding."""
     made = {}
     for name, tokens in prompts.items():
         output: Any = model().generate(

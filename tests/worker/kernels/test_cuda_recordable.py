@@ -1,4 +1,4 @@
-"""Decode attention as it is recorded: fixed grids and pointers, against float64."""
+"""Recordable decode attention: fixed grids and pointers, against float64."""
 
 import random
 
@@ -20,7 +20,7 @@ from benchmarks.gpu.checks import (
     store_faults,
 )
 from services.worker.kernels.cuda.recordable import RecordableDecodes
-from services.worker.kernels.cuda.work_split import spare_splits, splits_of
+from services.worker.kernels.cuda.work_split import count_splits, spare_splits
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kv.cache import KVLayer
 from services.worker.requests.types.batch import DecodeRows, StepBatch
@@ -34,7 +34,7 @@ OPTIONS = AttentionOptions(0.2)
 
 @pytest.fixture
 def seed():
-    """Fresh at every run; pytest shows it where a test fails."""
+    """A new seed in each run; pytest prints it if a test fails."""
     seed = random.SystemRandom().randrange(2**31)
     print(f"seed {seed}")
     return seed
@@ -42,7 +42,7 @@ def seed():
 
 @pytest.mark.parametrize("case", DECODES, ids=lambda c: c.name)
 def test_recorded_decodes_with_padding(case: Case, seed):
-    """Where idle thread blocks went on, they would divide by no splits."""
+    """A thread block that is not used would divide by zero splits if it continued."""
     with np.errstate(divide="raise"):
         outcome = run_fixed(case, seed, CPU, padding=seed % 4)
     assert store_faults(outcome) == []
@@ -69,7 +69,7 @@ def test_splits_do_not_change_recorded_results(processors, seed):
     st.integers(1, 200),
 )
 def test_recorded_grid_fits_every_batch(lengths, window, tile, heads, processors):
-    splits = splits_of(np.array(lengths), window, tile, heads, processors)
+    splits = count_splits(np.array(lengths), window, tile, heads, processors)
     assert splits.sum() <= len(lengths) + spare_splits(heads, processors)
 
 
@@ -80,8 +80,7 @@ def sequence_of(length: int) -> Sequence:
 
 
 class Growing:
-    """Rows that decode, their contexts in float64 beside the layer, and a recorded step of
-    `size` rows that follows them."""
+    """Decoding rows, their contexts in float64, and a recorded step of `size` rows."""
 
     def __init__(self, lengths: list[int], size: int, window: int | None, seed: int):
         self.random = torch.Generator().manual_seed(seed)
@@ -106,7 +105,7 @@ class Growing:
         self.out.copy_(out)
 
     def begin(self, lengths: list[int]) -> None:
-        """Others decode from now on."""
+        """Replaces the rows by others."""
         tables = [[self.free.pop() for _ in range(-(-n // self.block))] for n in lengths]
         self.rows = DecodeRows([sequence_of(n) for n in lengths], tables, self.block)
         shape = (self.heads, self.dim)
@@ -117,7 +116,7 @@ class Growing:
                 self.layer.data[:, block, :, offset] = context[:, at]
 
     def step(self, recorded: bool = True) -> None:
-        """One token more each; where it is recorded, what it gives is checked."""
+        """Adds a token to each row; checks the result if the step is recorded."""
         rows = len(self.rows)
         self.q[:], self.k[:], self.v[:] = torch.randn(3, *self.q.shape, generator=self.random)
         self.positions.zero_()
@@ -132,7 +131,7 @@ class Growing:
             self.kernels.prepare(StepBatch(self.rows, []), self.slots)
             with poisoned_memory():
                 self.replay()
-            assert self.out.isfinite().all(), "padding has no numbers"
+            assert self.out.isfinite().all(), "padding gives NaN"
             expected = [
                 dense(self.q[i : i + 1].double(), c[0].double(), c[1].double(), self.options)
                 for i, c in enumerate(self.contexts)
@@ -144,13 +143,13 @@ class Growing:
             self.layer.data[at] = news
         for row in self.rows.advance():
             self.rows.set_block(int(row), self.free.pop())
-        self.rows.learn([0] * rows)
+        self.rows.set_drawn([0] * rows)
 
 
 @pytest.mark.parametrize("window", [None, 9])
 def test_recording_of_padding_serves_growing_and_changing_rows(window, seed):
-    """From block to block, past a table that had to grow, past steps that ran otherwise, and then
-    for fewer rows, longer ones, and as many as there may be."""
+    """Rows grow from block to block and beyond the table's width, skip recorded steps, and are
+    replaced by fewer and longer rows, and by the largest number of rows."""
     growing = Growing([19, 7, 1], 4, window, seed)
     for step in range(12):
         growing.step(recorded=step not in (4, 5))
@@ -161,25 +160,25 @@ def test_recording_of_padding_serves_growing_and_changing_rows(window, seed):
 
 
 def test_work_is_split_again_for_every_batch():
-    """However it is cut the answer is the same, but one thread block would take a long row. Two
-    rows of 4,000 and 10 tokens, one of 700, none; 2 heads on 2 processors, tiles of 32."""
+    """Other splits give the same answer, but would leave a long row to one thread block. Two rows
+    of 4,000 and 10 tokens, one of 700, none; 2 heads on 2 processors, tiles of 32."""
     growing = Growing([2], 3, None, 0)
     (plan,) = growing.kernels._plans.values()
     for lengths in ([4_000, 10], [700], []):
         tables = [[0] * 2_000 for _ in lengths]
         rows = DecodeRows([sequence_of(n) for n in lengths], tables, 2)
         growing.kernels.prepare(StepBatch(rows, []), growing.slots)
-        wanted = splits_of(np.array(lengths, np.int64), None, 32, 2, 2).tolist()
+        wanted = count_splits(np.array(lengths, np.int64), None, 32, 2, 2).tolist()
         assert (plan.cut.tiles.keys == 32 and sum(wanted) > len(lengths)) or not lengths
         counts = [*wanted, *[1] * (3 - len(lengths))]
         items = plan.items.view(-1, 3)
         assert items[: sum(counts), 0].tolist() == np.repeat(range(3), counts).tolist()
-        assert not items[sum(counts) :, 2].any(), "what is left over is idle"
+        assert not items[sum(counts) :, 2].any(), "unused items have 0 splits"
         assert plan.ranges.view(-1, 2)[:, 1].tolist() == counts
 
 
 def test_host_number_is_frozen_in_a_recording():
-    """The tape keeps what a graph keeps: this is how a wrong step would show."""
+    """The tape freezes what a graph freezes, so that the other tests can detect a wrong step."""
     host, x, y = [1.0], torch.ones(2), torch.zeros(2)
 
     def work() -> None:

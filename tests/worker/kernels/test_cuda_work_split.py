@@ -1,4 +1,5 @@
-"""How attention is cut into pieces: every key of every row once, in pieces that fill the device."""
+"""The division of attention into thread blocks: every key of every row once, and enough of them to
+fill the device."""
 
 import numpy as np
 import pytest
@@ -11,30 +12,32 @@ from services.worker.kernels.cuda.tile_sizes import (
     prefill_tiles,
     require_supported,
 )
-from services.worker.kernels.cuda.work_split import items_of, splits_of, tiles_of
+from services.worker.kernels.cuda.work_split import count_splits, list_items, list_tiles
+from services.worker.kernels.selection import kernels_for
+from services.worker.kv.cache import KVShape
 
 
 def test_single_long_sequence_fills_the_device():
-    splits = splits_of(np.array([1_000_000]), None, 64, 8, 132)
+    splits = count_splits(np.array([1_000_000]), None, 64, 8, 132)
     assert splits[0] * 8 >= 132 * 8
 
 
 def test_short_rows_are_not_split():
-    assert splits_of(np.array([200, 64, 1]), None, 64, 1, 132).tolist() == [1, 1, 1]
+    assert count_splits(np.array([200, 64, 1]), None, 64, 1, 132).tolist() == [1, 1, 1]
 
 
 def test_full_batch_is_split_only_as_needed():
-    splits = splits_of(np.full(512, 2048), None, 64, 8, 132)
+    splits = count_splits(np.full(512, 2048), None, 64, 8, 132)
     assert splits.tolist() == [4] * 512 or splits.sum() * 8 <= 2 * 16 * 132
 
 
 def test_positions_hidden_by_a_window_are_no_work():
     lengths = np.array([100_000, 500])
-    assert splits_of(lengths, 256, 64, 8, 132).max() <= 2
+    assert count_splits(lengths, 256, 64, 8, 132).max() <= 2
 
 
 def test_work_items_name_each_split_once():
-    items, ranges = items_of(np.array([3, 1, 2]))
+    items, ranges = list_items(np.array([3, 1, 2]))
     assert items.tolist() == [[0, 0, 3], [0, 1, 3], [0, 2, 3], [1, 0, 1], [2, 0, 2], [2, 1, 2]]
     assert ranges.tolist() == [[0, 3], [3, 1], [4, 2]]
 
@@ -43,7 +46,7 @@ def test_chunk_tiles_cover_every_query_once_longest_context_first():
     case = Case("", ((5, 1), (0, 21), (50, 9), (3, 40)), 4, 2, 32)
     layout = layout_of(case, torch.Generator().manual_seed(1))
     chunks = layout.batch.chunks
-    tiles, blocks = tiles_of(chunks, 1, 16)
+    tiles, blocks = list_tiles(chunks, 1, 16)
     assert tiles.dtype == blocks.dtype == np.int32
     assert tiles[:, 1].tolist() == sorted(tiles[:, 1].tolist(), reverse=True)
     covered = [row for row, _, tokens, _ in tiles for row in range(row, row + tokens)]
@@ -59,21 +62,23 @@ def test_chunk_tiles_cover_every_query_once_longest_context_first():
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "dtype", "sentence"),
     [
-        (4, 4, 16, torch.float16, "heads of 16"),
-        (4, 4, 512, torch.float16, "heads of 512"),
+        (4, 4, 16, torch.float16, "not 16"),
+        (4, 4, 512, torch.float16, "not 512"),
         (4, 4, 64, torch.float64, "float64"),
-        (6, 4, 64, torch.float16, "6 query heads for 4"),
-        (1024, 1, 64, torch.float16, "256 at most"),
+        (6, 4, 64, torch.float16, "6 query heads and 4 key heads"),
+        (1024, 1, 64, torch.float16, "at most 256"),
     ],
 )
 def test_unsupported_shape_is_a_sentence(heads, kv_heads, head_dim, dtype, sentence):
     with pytest.raises(ValueError, match=sentence):
-        require_supported(heads, kv_heads, head_dim, dtype)
+        kernels_for(
+            torch.device("cpu"), 16, dtype, [KVShape(kv_heads, head_dim)], [heads], chosen="triton"
+        )
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 100, 128, 160, 192, 256])
 def test_all_heads_from_32_to_256_have_tiles(head_dim):
-    require_supported(32, 8, head_dim, torch.bfloat16)
+    require_supported(32, 8, head_dim)
     for dtype in (torch.float32, torch.bfloat16):
         for stored in (dtype, torch.int8):
             tiles = decode_tiles(4, head_dim, dtype, stored)

@@ -1,4 +1,4 @@
-"""INT8 keys and values: the numbers themselves, and what they cost the demo model in quality."""
+"""INT8 keys and values: their numbers, and the quality of the demo model with them."""
 
 from copy import deepcopy
 from dataclasses import dataclass
@@ -30,15 +30,15 @@ from tests.examples import examples
 from tests.worker.worker_fixtures import reference
 
 BLOCK = 16
-CHUNK = 24  # one and a half blocks, so that half-filled ones rest too
-TURNS = 3  # as many as the longest conversations the model was trained on
+CHUNK = 24  # one and a half blocks, so that half-filled blocks are copied, too
+TURNS = 3  # the longest conversations of the model's training
 CPU = torch.device("cpu")
-UNSEEN = 20_417  # a seed no training and no other test drew held-out text with
+UNSEEN = 20_417  # a seed that no training and no other test uses for held-out text
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def check_row(row: Tensor) -> None:
-    """Against the definition, one number at a time in float64."""
+    """Compares a row with the definition, number by number in float64."""
     codes, scale = quantize(row)
     largest = max(abs(x) for x in row.tolist())
     if largest == 0:
@@ -94,24 +94,25 @@ def test_windows_and_softcaps_support_int8():
 
 
 def test_model_that_int8_harms_is_refused():
-    """As Qwen2's large biases of a few key channels do, only more so."""
+    """A few key channels have large biases, as in Qwen2, but larger."""
     module = deepcopy(reference("qwen2"))
     for layer in module.model.layers:
         layer.self_attn.k_proj.bias.data[:1] = 1000
-    with pytest.raises(ValueError, match=r"moves this model's logits by \d+%.* kv_dtype to auto"):
+    with pytest.raises(ValueError, match=r"changes this model's logits by \d+%.* kv_dtype to auto"):
         PagedModel(module, CPU).require_int8()
 
 
 @dataclass
 class Reader:
-    """Reads text through the paged model, chunk by chunk; between chunks all KV may rest."""
+    """Computes text with the paged model in chunks; between chunks all KV may move to host
+    memory."""
 
     model: PagedModel
     kv_int8: bool = False
     rests: bool = False
 
     def logits(self, tokens: list[int]) -> Tensor:
-        """[tokens, vocabulary]."""
+        """Logits [tokens, vocabulary] of a text."""
         model, blocks = self.model, -(-len(tokens) // BLOCK)
         shapes = model.shapes
         cache = KVCache.allocate(shapes, blocks + 2, BLOCK, model.dtype, CPU, self.kv_int8)
@@ -134,7 +135,7 @@ class Reader:
         return torch.cat(parts)
 
     def _rest(self, cache: KVCache, copies: BlockCopies, blocks: Tensor, tokens: int) -> None:
-        """Every block out to a host record, wiped, and back."""
+        """Copies every block to a host record, clears it, and copies it back."""
         shapes, dtype = tuple(self.model.shapes), self.model.dtype
         layout = RecordLayout(shapes, BLOCK, dtype, swap_int8=True)
         records = torch.empty(len(blocks), layout.record_bytes, dtype=torch.uint8)
@@ -148,7 +149,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Held-out tasks in turn. `answers` marks the tokens the model should know."""
+    """Held-out tasks in turn. `answers` marks the tokens that the model should predict."""
 
     tokens: list[int]
     answers: list[bool]
@@ -156,8 +157,8 @@ class Conversation:
 
 @dataclass
 class Quality:
-    """Over conversations: the perplexity of all their tokens and of the answers' alone, and the
-    likeliest next token at each position."""
+    """Over conversations: the perplexity of all tokens and of the answers, and the most likely next
+    token at each position."""
 
     perplexity: float
     answers: float

@@ -1,4 +1,4 @@
-"""Attention kernels against dense attention in float64, written out."""
+"""Attention kernels against dense attention in float64."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,12 +25,12 @@ from services.worker.requests.types.sequence import Sequence
 from tests.examples import examples
 
 BLOCK, DIM = 4, 8
-STARTED = numba_threads()  # before any setting changes it
+STARTED = numba_threads()  # before a test changes it
 
 
 @dataclass
 class Case:
-    """Sequences as (context before the step, tokens in the step); decodes have one."""
+    """Sequences as (context before the step, tokens in the step); a decode has one token."""
 
     shapes: list[tuple[int, int]]
     heads: tuple[int, int]  # of queries, of keys and values
@@ -40,7 +40,8 @@ class Case:
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, start: int, options: AttentionOptions) -> Tensor:
-    """q [n, heads, dim] at positions start…, over k and v [start + n, kv_heads, dim]."""
+    """Dense attention of q [n, heads, dim] at positions start…, over k and v [start + n, kv_heads,
+    dim]."""
     group = q.shape[1] // k.shape[1]
     q, k, v = (
         q.double(),
@@ -65,20 +66,20 @@ def sequence_of(length: int) -> Sequence:
 
 
 def layer_of(values: Tensor, int8: bool) -> KVLayer:
-    """A layer that holds values [2, blocks, kv_heads, tokens, dim]."""
+    """A layer with values [2, blocks, kv_heads, tokens, dim]."""
     return KVLayer(*quantize(values)) if int8 else KVLayer(values.clone())
 
 
 def read(layer: KVLayer) -> Tensor:
-    """What a layer holds, as [2, slots, kv_heads, dim]."""
+    """The content of a layer as [2, slots, kv_heads, dim]."""
     values = layer.data if layer.scales is None else layer.data * layer.scales[..., None]
     return values.transpose(2, 3).flatten(1, 2)
 
 
 @dataclass
 class Answer:
-    """What the kernels give, what dense attention over the stored values would, and over what
-    was given to store."""
+    """The result of the kernels, that of dense attention over the stored values, and that over the
+    values before they were stored."""
 
     got: Tensor
     stored: Tensor
@@ -98,7 +99,7 @@ def attend(
     int8: bool = False,
     make: Callable[[int], AttentionKernels] = torch_kernels,
 ) -> Answer:
-    """For random states in scattered blocks."""
+    """Attention for random states in scattered blocks."""
     heads, kv_heads = case.heads
     block, dim = case.block, case.dim
     generator = torch.Generator().manual_seed(seed)
@@ -134,7 +135,7 @@ def attend(
     got = kernels.attend(layer, q, k, v, case.options)
 
     in_blocks = expected.view(2, -1, block, kv_heads, dim).transpose(2, 3)
-    assert torch.equal(read(layer), read(layer_of(in_blocks, int8))), "stored where it belongs"
+    assert torch.equal(read(layer), read(layer_of(in_blocks, int8))), "stored in the right slot"
 
     def dense_over(keys: Tensor, values: Tensor) -> Tensor:
         parts, row = [], 0
@@ -160,7 +161,7 @@ CASES = st.builds(
     ),
 )
 
-# Tokens of a block and numbers of a head: less than are computed with at once; more, and not whole.
+# Tokens of a block and numbers of a head: fewer than a vector has lanes, more, and not a multiple.
 SHAPES = [(BLOCK, DIM), (16, 40)]
 
 
@@ -175,7 +176,7 @@ def shaped(case: Case, shape: tuple[int, int]) -> Case:
 @settings(deadline=None, max_examples=examples(40))
 @given(case=CASES, seed=st.integers(0, 99))
 def test_attention_equals_dense_attention(padding, group_tokens, int8, case, seed):
-    """However padding and size cut decodes into groups: none, some, all."""
+    """Padding and size divide decodes into no groups, some groups, or one group per row."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_attention, "PADDING_TOKENS", padding)
         patch.setattr(torch_attention, "GROUP_BYTES", group_tokens * 512)
@@ -190,7 +191,7 @@ def test_attention_equals_dense_attention(padding, group_tokens, int8, case, see
 @settings(deadline=None, max_examples=examples(20))
 @given(case=st.builds(shaped, CASES, st.sampled_from(SHAPES)), seed=st.integers(0, 99))
 def test_in_place_attention_equals_dense_attention(thread_work, rows_max, tiles, int8, case, seed):
-    """On one thread and on two, whichever chunks are rows, products here, or PyTorch's."""
+    """With one thread and two; chunks are computed as rows, as tiles, or by PyTorch."""
 
     def make(block: int) -> AttentionKernels:
         return NumbaAttention(block, torch.float32, tiles=tiles)
@@ -211,7 +212,7 @@ def test_in_place_attention_equals_dense_attention(thread_work, rows_max, tiles,
 ])  # fmt: skip
 @pytest.mark.parametrize("threads", [1, 2])
 def test_long_chunks_over_many_tiles(threads, options, group, int8, monkeypatch):
-    """Of queries, of keys, and of both; beside a decode, after a context and without one."""
+    """Many tiles of queries, of keys, and of both; beside a decode, with and without a context."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     taken: list[int] = []
 
@@ -224,14 +225,14 @@ def test_long_chunks_over_many_tiles(threads, options, group, int8, monkeypatch)
     case = Case([(0, 300), (130, 200), (3, 1), (63, 65)], (2 * group, 2), options, 16, 24)
     answer = attend(case, 7, int8, lambda block: NumbaAttention(block, torch.float32, tiles=True))
     torch.testing.assert_close(answer.got, answer.stored, rtol=0, atol=2e-5)
-    few = 1 if options.window == 1 else threads  # so little is not worth waking another
+    few = 1 if options.window == 1 else threads  # too little work for a second thread
     assert len(taken) == 3 and taken[0] == min(few, STARTED)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("int8", [False, True])
 def test_long_chunks_in_bfloat16(int8):
-    """Against the same numbers in float32: all that is lost is in the answer's own rounding."""
+    """Against the same numbers in float32: only the rounding of the answer differs."""
     tokens, block, dim = 150, 16, 24
     generator = torch.Generator().manual_seed(5)
     q = torch.randn(tokens, 4, dim, generator=generator).bfloat16()
@@ -255,12 +256,14 @@ def test_long_chunks_in_bfloat16(int8):
 
 
 def test_extreme_scores_and_nan_queries():
-    """Weights are relative to the largest score, wherever that comes; no query spoils another."""
+    """Weights are relative to the largest score, at any position. No query affects another."""
     tokens, block = 200, 16
     generator = torch.Generator().manual_seed(1)
     q, k, v = 12 * torch.randn(3, tokens, 2, DIM, generator=generator)
     chunk = PrefillChunk(sequence_of(tokens), 0, tokens, torch.arange(13).numpy())
-    layer = KVLayer(torch.full((2, 13, 2, block, DIM), torch.nan))  # what is beyond is not read
+    layer = KVLayer(
+        torch.full((2, 13, 2, block, DIM), torch.nan)
+    )  # memory after the tokens is not read
     kernels = NumbaAttention(block, torch.float32, tiles=True)
     kernels.prepare(StepBatch(DecodeRows([], [], block), [chunk]), torch.arange(tokens))
     kernels.store(layer, k, v)
@@ -274,7 +277,8 @@ def test_extreme_scores_and_nan_queries():
 
 
 def test_in_place_attention_follows_advancing_rows():
-    """The same batch, a token later each, over the end of a block and of the tables' width."""
+    """The same batch advances by a token per step, beyond the end of a block and the width of the
+    tables."""
     steps, kv_heads = 45, 2
     layer = layer_of(torch.randn(2, 64, kv_heads, BLOCK, DIM), int8=False)
     blocks = iter(torch.randperm(64).tolist())
@@ -303,7 +307,7 @@ def test_in_place_attention_follows_advancing_rows():
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("int8", [False, True])
 def test_bfloat16_is_read_in_place(int8, shape):
-    """Against the same numbers in float32: all that is lost is in the answer's own rounding."""
+    """Against the same numbers in float32: only the rounding of the answer differs."""
     block, dim = shape
     generator = torch.Generator().manual_seed(5)
     values = torch.randn(2, 6, 2, block, dim, generator=generator).bfloat16()
@@ -328,7 +332,7 @@ def test_bfloat16_is_read_in_place(int8, shape):
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_unwritten_memory_is_not_read(shape, window, softcap):
-    """Memory that holds no numbers beyond each row's last token, and before its window."""
+    """Memory after each row's last token, and before its window, is NaN."""
     block, dim = shape
     options = AttentionOptions(0.3, window, softcap)
     lengths, tables = (2 * block + 3, 2 * block, 2), [[4, 1, 3], [5, 2], [0]]

@@ -1,4 +1,4 @@
-"""Products by Numba: PyTorch's own, to the rounding, whatever the shapes, by one thread or many."""
+"""Numba's products equal PyTorch's up to rounding, for any shapes, with one thread or many."""
 
 import pytest
 import torch
@@ -9,12 +9,12 @@ from torch import Tensor
 from services.worker.kernels.cpu import layer_ops
 from services.worker.kernels.cpu.layer_ops import NumbaLayerOps, multiply
 from services.worker.kernels.cpu.threads import numba_threads
-from services.worker.model.layer_ops import TorchLayerOps
+from services.worker.kernels.reference.layer_ops import TorchLayerOps
 
 OURS, THEIRS = NumbaLayerOps(torch.float32), TorchLayerOps()
 SEEDS = st.integers(0, 2**31)
-ROWS = st.one_of(st.integers(0, 15), st.sampled_from([47, 48, 49, 103]))  # 48 are taken together
-COLUMNS = st.one_of(st.integers(1, 40), st.integers(60, 150))  # of 64, of 16, and what is left
+ROWS = st.one_of(st.integers(0, 15), st.sampled_from([47, 48, 49, 103]))  # a task has 48
+COLUMNS = st.one_of(st.integers(1, 40), st.integers(60, 150))  # tiles of 64, of 16, and the rest
 
 
 def numbers(seed: int, *shape: int) -> Tensor:
@@ -45,7 +45,7 @@ def test_bfloat16_matmul_sums_in_float32_and_rounds_once(
     out = before.clone()
     multiply(x, weight, out, added, many)
     exact = x.double() @ weight.double() + (before.double() if added else 0)
-    # Half of a bfloat16's last bit, and what float32 sums differ by where it is at the edge.
+    # Half of a bfloat16's last bit, and the difference of float32 sums at its boundary.
     torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=1e-5)
 
 
@@ -81,7 +81,7 @@ def test_layer_products_equal_the_library_s(rows, dtype):
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """Rows of each product that is computed here, and whether by many threads."""
+    """Rows of each product that matmul.py computes, and whether it uses many threads."""
     asked: list[tuple[int, bool]] = []
 
     def note(x: Tensor, weight: Tensor, out: Tensor, added: bool, many: bool) -> None:
@@ -106,7 +106,12 @@ def test_single_float32_row_and_many_bfloat16_rows_use_the_library(asked):
         OURS.product(numbers(2, rows, 100), weight, None)
         x = numbers(2, rows, 100).bfloat16()
         NumbaLayerOps(torch.bfloat16).product(x, weight.bfloat16(), None)
-    assert [rows for rows, _ in asked] == [1, 2, 2, 131]  # the first, and one of 2, of bfloat16
+    assert [rows for rows, _ in asked] == [
+        1,
+        2,
+        2,
+        131,
+    ]  # the first product, and one of 2 rows in bfloat16
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -1,4 +1,4 @@
-"""Blocks out to a staging buffer and back, against one number at a time in float64."""
+"""Block copies to a staging buffer and back, against float64, number by number."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ POISON = 0x55
 
 
 def staged(n: int, dtype: torch.dtype, scales: bool = False, ranges: bool = False) -> StagedLayer:
-    """Poisoned, and strided as a view of larger records is."""
+    """A poisoned buffer, strided as a view of larger records."""
 
     def view(dtype: torch.dtype, *shape: int) -> Tensor:
         size = dtype.itemsize * torch.Size(shape).numel()
@@ -35,8 +35,8 @@ def staged(n: int, dtype: torch.dtype, scales: bool = False, ranges: bool = Fals
 
 
 def through_rest(values: Tensor, filled: list[int]) -> tuple[Tensor, StagedLayer]:
-    """values [n, 2, HEADS, TOKENS, DIM] out of scattered blocks, and into others: as they come
-    back, and as they rested."""
+    """Copies values [n, 2, HEADS, TOKENS, DIM] from scattered blocks to records and into other
+    blocks; returns the result and the records."""
     n = len(values)
     layer = KVLayer(torch.zeros(2, 2 * n + 1, HEADS, TOKENS, DIM, dtype=values.dtype))
     out, back = torch.arange(n - 1, -1, -1), torch.arange(n, 2 * n)
@@ -45,13 +45,13 @@ def through_rest(values: Tensor, filled: list[int]) -> tuple[Tensor, StagedLayer
     TorchBlocks().gather(layer, out, torch.tensor(filled), rest)
     assert torch.equal(layer.data[:, back], torch.zeros_like(layer.data[:, back]))
     TorchBlocks().scatter(layer, back, rest)
-    assert not layer.data[:, 2 * n].any(), "another's block"
+    assert not layer.data[:, 2 * n].any(), "another block changed"
     return layer.data[:, back].transpose(0, 1), rest
 
 
 @dataclass
 class Channel:
-    """One channel of one block and head: what was stored, λ and minimum, what came back."""
+    """One channel of one block and head: stored numbers, λ and minimum, restored numbers."""
 
     given: list[float]
     step: float
@@ -74,7 +74,7 @@ def channels(values: Tensor, filled: list[int], got: Tensor, rest: StagedLayer) 
 
 
 def check(channel: Channel, dtype: torch.dtype) -> None:
-    """As ALISE's formula in float64 promises: half a step, and what rounding adds to that."""
+    """Checks a channel against ALISE's formula in float64: half a step, plus rounding."""
     low, high = min(channel.given), max(channel.given)
     eps, tiny = torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal
     assert channel.low == low
@@ -88,12 +88,12 @@ def check(channel: Channel, dtype: torch.dtype) -> None:
     for given_, got in zip(channel.given, channel.got, strict=True):
         assert abs(got) <= torch.finfo(dtype).max  # neither inf nor NaN
         assert abs(got - given_) <= channel.step / 2 * (1 + 2**-16) + rounding
-    halved = tiny * eps if channel.step > 1e35 else 0  # the last bit of a denormal, then
+    halved = tiny * eps if channel.step > 1e35 else 0  # the last bit of a denormal
     assert abs(channel.got[channel.given.index(low)] - low) <= halved
 
 
 def spread(dtype: torch.dtype) -> st.SearchStrategy[list[float]]:
-    """A channel's values: of one size, from denormal to the largest, or of any mixture."""
+    """Numbers of a channel: of one size, from denormal to the largest, or of mixed sizes."""
     info = torch.finfo(dtype)
     sizes = [info.smallest_normal * info.eps * 9, info.smallest_normal, 1e-3, 1.0, 300.0, info.max]
     parts = st.floats(-1, 1, width=32)
@@ -110,7 +110,7 @@ def spread(dtype: torch.dtype) -> st.SearchStrategy[list[float]]:
 
 
 def tensor_of(pools: list[list[float]], n: int, dtype: torch.dtype) -> Tensor:
-    """[n, 2, HEADS, TOKENS, DIM], a pool of values after another along the channels."""
+    """[n, 2, HEADS, TOKENS, DIM] with the channels filled from the pool in turn."""
     values = torch.zeros(n, 2, HEADS, TOKENS, DIM, dtype=torch.float64)
     flat = values.transpose(3, 4).reshape(-1, TOKENS)
     for row in range(len(flat)):
@@ -163,7 +163,8 @@ def test_zero_and_constant_channels_are_exact(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_256_evenly_spaced_numbers_are_exact(dtype):
-    """Worked by hand: λ = 1/8, from −16 up; what the middle of two steps becomes is even."""
+    """Computed by hand: λ = 1/8, from −16 up; a number in the middle of two steps rounds to the
+    even one."""
     layer = KVLayer(torch.zeros(2, 1, 1, 256, 1, dtype=dtype))
     layer.data[:] = (torch.arange(256) / 8 - 16).view(-1, 1)
     rest = StagedLayer(
@@ -182,7 +183,7 @@ def test_256_evenly_spaced_numbers_are_exact(dtype):
 @settings(deadline=None, max_examples=examples(30))
 @given(seed=st.integers(0, 99), n=st.integers(1, 5))
 def test_native_and_live_int8_blocks_are_bit_exact(dtype, seed, n):
-    """Any bits at all, NaN's payload included; blocks not named stay as they are."""
+    """Any bits, including the payload of NaN; other blocks are unchanged."""
     generator = torch.Generator().manual_seed(seed)
 
     def noise(*shape: int) -> Tensor:

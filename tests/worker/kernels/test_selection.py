@@ -1,4 +1,4 @@
-"""Which kernels a device and its numbers get, what is refused, and what Numba keeps on disk."""
+"""The kernels of each device and dtype, refused combinations, and Numba's cache on disk."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ def test_cpu_selects_numba_without_importing_triton():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     attention, blocks = choose()
     assert isinstance(attention, NumbaAttention) and isinstance(blocks, TorchBlocks)
-    assert isinstance(choose(torch.float16)[0], TorchAttention)  # which Numba does not have
+    assert isinstance(choose(torch.float16)[0], TorchAttention)  # which Numba does not support
 
 
 KERNELS = (
@@ -49,14 +49,14 @@ KERNELS = (
 
 
 def built(*used: str, **environment: str) -> str:
-    """What a process that uses these says."""
+    """The output of a process that builds these kernels."""
     code = (
-        "from services.worker.compiled_code import keep_what_numba_compiles;"
-        "keep_what_numba_compiles();"
+        "from services.worker.compiled_code import set_numba_cache_folder;"
+        "set_numba_cache_folder();"
         "import sys, torch; from services.worker.kv.cache import KVShape;"
         "from services.worker.kernels.selection import sampling_for, kernels_for;"
         "from services.worker.kernels.cpu.kernel_cache import kernel_source;"
-        "from services.worker.model.layer_ops import layer_ops_for;"
+        "from services.worker.kernels.selection import layer_ops_for;"
         "cpu = torch.device('cpu');" + "".join(used) + "print(kernel_source())"
     )
     process = subprocess.run(
@@ -67,7 +67,7 @@ def built(*used: str, **environment: str) -> str:
 
 @pytest.mark.slow
 def test_compiled_kernels_are_cached_and_loaded_next_time(tmp_path):
-    """Whichever of the kernels it is: one more than is known there has to be compiled."""
+    """One kernel more than the cache has is compiled."""
     given = {name: x for name, x in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     given["XDG_CACHE_HOME"] = str(tmp_path)
     for count in (1, 2, 3):
@@ -79,36 +79,36 @@ def test_compiled_kernels_are_cached_and_loaded_next_time(tmp_path):
 
 
 def test_each_kernel_version_has_its_own_cache_folder(tmp_path, monkeypatch):
-    """Numba's own stamp is of the file a kernel is in, and not of those it calls."""
+    """Numba's stamp covers the file of a kernel, not the files that it imports."""
     monkeypatch.setattr(compiled_code, "KERNELS", tmp_path)
     folders = []
     for text in ("one", "other", "one"):
         (tmp_path / "lanes.py").write_text(text)
         monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-        compiled_code.keep_what_numba_compiles()
+        compiled_code.set_numba_cache_folder()
         folders.append(os.environ["NUMBA_CACHE_DIR"])
     assert folders[0] == folders[2] != folders[1]
     monkeypatch.setenv("NUMBA_CACHE_DIR", "mine")
-    compiled_code.keep_what_numba_compiles()
+    compiled_code.set_numba_cache_folder()
     assert os.environ["NUMBA_CACHE_DIR"] == "mine"
 
 
 def test_unused_kernel_caches_are_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    compiled_code.keep_what_numba_compiles()
+    compiled_code.set_numba_cache_folder()
     ours, kept = Path(os.environ["NUMBA_CACHE_DIR"]), tmp_path / "foretoken/numba"
     for folder, days in ((kept / "old", 31), (kept / "new", 29), (ours, 99)):
         (folder / "kernels").mkdir(parents=True)
         os.utime(folder, (0, time.time() - days * 86_400))
     monkeypatch.delenv("NUMBA_CACHE_DIR")
-    compiled_code.keep_what_numba_compiles()
+    compiled_code.set_numba_cache_folder()
     assert {each.name for each in kept.iterdir()} == {"new", ours.name}
 
 
 @pytest.mark.slow
 def test_single_threaded_cache_is_not_loaded_for_many_threads(tmp_path):
-    """Compiled one after the other, neither takes the other's place."""
+    """Each variant has a separate entry in the cache."""
     code = (
         "import torch; from services.worker.kv.cache import KVLayer;"
         "from services.worker.kernels.cpu import decode_loops as loops;"
@@ -133,7 +133,7 @@ def test_kernel_source_is_empty_without_numba():
 
 
 def test_numba_refuses_unsupported_models():
-    with pytest.raises(ValueError, match=r"not on cpu in torch\.float16: set kernels to auto"):
+    with pytest.raises(ValueError, match=r"not cpu with torch\.float16: set kernels to auto"):
         kernels_for(CPU, BLOCK, torch.float16, [KVShape(2, 32)], chosen="numba")
 
 
@@ -152,9 +152,9 @@ def test_unsupported_model_is_refused_with_what_to_change():
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "heads", "what"),
     [
-        (torch.float32, 16, 4, "heads of 16: set worker.kernels to torch"),
-        (torch.float32, 320, 4, "heads of 320: set worker.kernels to torch"),
-        (torch.bfloat16, 64, 3, "3 query heads for 2 key heads: set worker.kernels to torch"),
+        (torch.float32, 16, 4, "not 16: set worker.kernels to torch"),
+        (torch.float32, 320, 4, "not 320: set worker.kernels to torch"),
+        (torch.bfloat16, 64, 3, "3 query heads and 2 key heads: set worker.kernels to torch"),
     ],
 )
 def test_triton_refuses_unsupported_models(dtype, head_dim, heads, what):

@@ -1,9 +1,9 @@
-"""DeferredStreams: a device that puts off what it may, so that a wait that is missing shows.
+"""DeferredStreams: a device that defers work as long as it may, so that a missing wait is detected.
 
-Each operation knows what it comes after: the one before it in its lane, and the events its lane
-was told to wait for. A seed decides which of those that could run runs next, and when; nothing
-runs before a result is read or time passes. The copies of blocks go through `DeferredCopies`, as
-kernels on a GPU do: issued when called, run later.
+Each operation knows its predecessors: the operation before it in its lane, and the events for which
+its lane waits. A seed decides which of the ready operations runs next, and when. Nothing runs
+before a result is read or time passes. Copies of blocks go through `DeferredCopies`: like kernels
+on a GPU, they are issued when called and run later.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from services.worker.kv.device_streams import Event, Lane
 
 
 class Missing(StrEnum):
-    """What orders one lane after the other, to be left out."""
+    """The kinds of waits that a test can leave out."""
 
     GATHERED = "copy does not wait for the gather"
     COPIED_OUT = "the next gather does not wait for the slot's copy"
@@ -28,7 +28,7 @@ class Missing(StrEnum):
     ONE_COPY_LANE = "copies overtake each other"
 
 
-# The wait that is left out: the lane told to wait, and what its event comes after.
+# The wait that is left out: the waiting lane, and the lane of its event.
 WAITS = {
     (Lane.COPY, "gather"): Missing.GATHERED,
     (Lane.COMPUTE, "copy"): Missing.COPIED_OUT,
@@ -52,7 +52,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Marker:
-    """An Event: passes when `operation` is done."""
+    """An Event that passes when `operation` is done."""
 
     streams: "DeferredStreams"
     operation: Operation
@@ -67,11 +67,9 @@ class Marker:
 
 
 class DeferredStreams:
-    """Streams whose interleaving is drawn; `missing` leaves one kind of order out.
-
-    `haste` are the chances that an operation runs while time passes: by default some seeds have
-    a slow copy lane, some slow compute, some are slow altogether. At 0 only `finish` runs any.
-    """
+    """Streams with a random interleaving; `missing` leaves out one kind of wait. `haste` are the
+    probabilities that an operation of a lane runs when time passes: by default some seeds have a
+    slow copy lane, some a slow compute lane, some both. At 0 only `finish` runs operations."""
 
     def __init__(
         self,
@@ -123,7 +121,7 @@ class DeferredStreams:
         return lane is Lane.COPY and self.missing is Missing.ONE_COPY_LANE
 
     def pass_time(self) -> None:
-        """Run some of what could run, in an order of its own."""
+        """Runs some of the ready operations, in random order."""
         lanes = list(Lane)
         self._chance.shuffle(lanes)
         for lane in lanes:
@@ -137,7 +135,7 @@ class DeferredStreams:
         return bool(ready)
 
     def finish(self, operation: Operation) -> None:
-        """Run it, and nothing that it doesn't come after."""
+        """Runs an operation and its predecessors only."""
         ahead = [operation]
         while ahead:
             before = next((o for o in ahead[-1].after if not o.done), None)
@@ -149,7 +147,7 @@ class DeferredStreams:
                 ahead.pop()
 
     def finish_all(self) -> None:
-        """Run all that was issued."""
+        """Runs everything that was issued."""
         for lane in Lane:
             while self._pending[lane]:
                 self.finish(self._pending[lane][0])

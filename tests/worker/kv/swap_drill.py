@@ -1,7 +1,7 @@
 """Drill: random offloads, uploads, recalls and reuse of blocks on a deferred device.
 
-It is the state's side of the contract, kept dumb: a dict says what each request's KV must be,
-and whatever is free is overwritten. `run` returns what was found to be something else.
+It replaces the worker's state by a dict of what each request's KV must be, and overwrites all free
+blocks. `run` returns the requests whose KV differs.
 """
 
 from random import Random
@@ -70,7 +70,7 @@ def filled_tokens(tokens: int) -> Tensor:
 
 
 def there_and_back(layout: RecordLayout, content: list[KVLayer], tokens: int) -> list[KVLayer]:
-    """What an offload and an upload make of it."""
+    """The content after an offload and an upload."""
     blocks = torch.arange(-(-tokens // BLOCK))
     records = torch.empty(len(blocks), layout.record_bytes, dtype=torch.uint8)
     result = empty_layers(layout, len(blocks))
@@ -126,7 +126,7 @@ class Drill:
         self.compute()
         self.streams.pass_time()
 
-    # What a state does between two steps
+    # Changes of the state between two steps
 
     def begin(self) -> None:
         blocks = self.take(self.free, self.chance.randint(1, MOST_BLOCKS))
@@ -190,7 +190,7 @@ class Drill:
         if count > len(free):
             return []
         if self.chance.random() < 0.5:
-            free.sort()  # runs of consecutive blocks, now and then
+            free.sort()  # sometimes runs of consecutive blocks
         return [free.pop() for _ in range(count)][::-1]
 
     def move(self, name: str, direction: Direction, blocks: list[int]) -> None:
@@ -200,7 +200,7 @@ class Drill:
             KVTransfer(self.serials, name, direction, tuple(blocks), host_blocks, self.tokens[name])
         )
 
-    # What the model's kernels do
+    # The model's kernels
 
     def compute(self) -> None:
         for name in self.fresh:
@@ -224,7 +224,7 @@ class Drill:
         self.streams.issue(Lane.COMPUTE, "model", check)
 
     def drain(self) -> None:
-        """Read all that is here, and all that rests once it is here."""
+        """Reads all KV on the device, and all in host memory after its upload."""
         while self.here or self.resting:
             for name in list(self.here):
                 self.read(name)

@@ -1,4 +1,4 @@
-"""Random calls of a pool of blocks; integrity after each."""
+"""Random calls of a block pool, with an integrity check after each."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,22 +12,24 @@ IDS = st.sampled_from([f"r{i}" for i in range(8)])
 
 
 class BlockMachine(RuleBasedStateMachine):
-    """BlockPool against tables kept as plain lists, and contents by block.
-
-    Every owner's text is its letter, then digits: those that begin alike may share blocks.
-    """
+    """BlockPool against tables kept as lists, and contents by block. The text of an owner is its
+    letter, then digits; owners whose texts begin alike may share blocks."""
 
     def __init__(self):
         super().__init__()
         self.pool = BlockPool(BLOCKS, BLOCK)
         self.held: dict[str, list[int]] = {}
-        self.published: dict[str, int] = {}  # by owner: so many of its first blocks are
-        self.content: dict[int, bytes] = {}  # of published blocks, until they are overwritten
+        self.published: dict[
+            str, int
+        ] = {}  # by owner: the number of its first blocks that are published
+        self.content: dict[
+            int, bytes
+        ] = {}  # contents of published blocks, until they are overwritten
 
     @staticmethod
     def keys(owner: str, blocks: int) -> list[bytes]:
-        """Two owners have the same text if their numbers are alike modulo 3. No key is all
-        zeros, as no digest is: that hash stands for no block."""
+        """Keys of a text. Owners with equal numbers modulo 3 have the same text. No key is all
+        zeros, which is the hash for no block."""
         return [bytes([1 + int(owner[1:]) % 3, i]) for i in range(blocks)]
 
     def free(self) -> int:

@@ -1,4 +1,4 @@
-"""How much KV fits, on the device and in host memory, and what is said where it does not."""
+"""Sizes of the KV pools on the device and in host memory, and errors if memory is short."""
 
 from copy import deepcopy
 from math import inf
@@ -39,7 +39,7 @@ def model() -> PagedModel:
 
 @pytest.fixture
 def free(monkeypatch):
-    """Sets what is free."""
+    """Sets the free host memory."""
 
     def set_free(free_bytes: int) -> None:
         monkeypatch.setattr(memory, "free_host_bytes", lambda: free_bytes)
@@ -48,8 +48,8 @@ def free(monkeypatch):
 
 
 def test_a100_memory_table() -> None:
-    """80 GiB less 26 of LLaMA2-13B's parameters and 4 of the engine leave 50. Its KV takes 2 · 40
-    layers · 40 heads · 128 · 2 bytes = 819,200 a token: 65,536 tokens."""
+    """80 GiB minus 26 of LLaMA2-13B's parameters and 4 of the engine leave 50. A token of KV takes
+    2 · 40 layers · 40 heads · 128 · 2 bytes = 819,200: 65,536 tokens."""
     memory = KVMemory(80 * GIB, 26 * GIB, 4 * GIB, 2 * 40 * 40 * 128 * 2)
     assert memory.available_bytes == 50 * GIB
     assert memory.tokens == 65_536
@@ -69,7 +69,7 @@ def test_configured_blocks_are_used(model, free):
 
 
 def test_int8_holds_more_in_the_same_memory(model, free):
-    """A quarter of what is free; here 32 bytes a head become 8 and a scale of 4."""
+    """A quarter of the free memory; 32 bytes per head become 8 and a scale of 4."""
     free(4 * 1600 * NATIVE_BYTES)
     assert kv_blocks(model, EngineConfig()) == 100
     assert (
@@ -81,11 +81,13 @@ def test_int8_holds_more_in_the_same_memory(model, free):
 
 def test_too_many_tokens_are_refused_with_how_many_fit(model, free):
     free(1000 * NATIVE_BYTES)
-    with pytest.raises(ValueError, match=r"kv_tokens 1001 need .* \(256 bytes.*; 1000 tokens fit"):
+    with pytest.raises(
+        ValueError, match=r"kv_tokens 1001 need .* \(256 bytes.*; set it to at most 1000"
+    ):
         kv_blocks(model, EngineConfig(kv_tokens=1001))
-    with pytest.raises(ValueError, match=r"\(96 bytes a token\).* 2666 tokens fit"):
+    with pytest.raises(ValueError, match=r"\(96 bytes a token\).* at most 2666"):
         kv_blocks(model, EngineConfig(kv_tokens=2667, kv_dtype="int8"))
-    with pytest.raises(ValueError, match="not even one block of 16"):
+    with pytest.raises(ValueError, match="smaller than one block of 16"):
         kv_blocks(model, EngineConfig(kv_tokens=15))
 
 
@@ -94,6 +96,7 @@ def test_configured_host_pool_is_used(free):
     assert host_blocks(EngineConfig(host_gib=0), RECORD_BYTES) == 0
     assert host_blocks(EngineConfig(host_gib=0.5), RECORD_BYTES) == GIB // 2 // RECORD_BYTES
     assert host_blocks(EngineConfig(host_gib=2), RECORD_BYTES) == 2 * GIB // RECORD_BYTES
+    assert host_blocks(EngineConfig(host_gib=1050 / GIB), 100) == 10, "rounded down"
 
 
 def test_default_host_pool_is_a_share_of_free_memory(free):
@@ -107,11 +110,11 @@ def test_default_host_pool_is_a_share_of_free_memory(free):
 
 def test_host_pool_above_free_memory_is_refused(free):
     free(2 * GIB)
-    with pytest.raises(ValueError, match=r"host_gib 2.5: .*2.50 GiB.* 2.00 GiB .*free: make it"):
+    with pytest.raises(ValueError, match=r"host_gib 2.5: .*2.50 GiB.* 2.00 GiB .*; make it"):
         host_blocks(EngineConfig(host_gib=2.5), RECORD_BYTES)
-    with pytest.raises(ValueError, match=r"host_gib 1.5: .* 1.00 GiB .*free"):
+    with pytest.raises(ValueError, match=r"host_gib 1.5: .* 1.00 GiB of free"):
         host_blocks(EngineConfig(host_gib=1.5), RECORD_BYTES, kv_bytes=GIB)
-    with pytest.raises(ValueError, match=r"host_gib 1e-06: .*not even one block"):
+    with pytest.raises(ValueError, match=r"host_gib 1e-06: .*smaller than one block of"):
         host_blocks(EngineConfig(host_gib=1e-6), RECORD_BYTES)
 
 
@@ -132,7 +135,7 @@ def test_staging_is_small():
 
 
 def test_memory_model_equals_the_allocated_blocks(model, free):
-    """On a CPU what is free is without the model."""
+    """On a CPU the free memory excludes the model."""
     free(1000 * NATIVE_BYTES + 7)
     memory_of = kv_memory(model, EngineConfig(), NATIVE_BYTES)
     assert memory_of == KVMemory(1000 * NATIVE_BYTES + 7, 0, 0, NATIVE_BYTES)
@@ -141,10 +144,10 @@ def test_memory_model_equals_the_allocated_blocks(model, free):
 
 
 def test_gpu_memory_model_table(model, monkeypatch):
-    """85 of 100 GiB are ours, 30 are taken, and 2 are the engine's beside its staging."""
+    """85 of 100 GiB are usable, 30 are taken, and the engine takes 2 besides its staging."""
     monkeypatch.setattr(model, "device", torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 * GIB, 100 * GIB))
-    monkeypatch.setattr(memory, "_peak_bytes", lambda *_: 2 * GIB)
+    monkeypatch.setattr(memory, "_forward_bytes", lambda *_: 2 * GIB)
     on_gpu = kv_memory(model, EngineConfig(), NATIVE_BYTES)
     staging = 2 * staging_bytes(torch.device("cuda", 0))
     assert on_gpu == KVMemory(85 * GIB, 30 * GIB, 2 * GIB + staging, NATIVE_BYTES)
@@ -154,8 +157,9 @@ def test_gpu_memory_model_table(model, monkeypatch):
 
 
 def test_recorded_steps_memory_table(model, monkeypatch):
-    """Of 8 rows: a forward of 8, and of each 96 logits in float32 and a table of 16,384 blocks."""
-    assert graphs_bytes(model, [1, 8]) == 0, "a CPU has none"
+    """8 rows: a forward of 8, and for each row 96 logits in float32 and a table of 16,384
+    blocks."""
+    assert graphs_bytes(model, [1, 8]) == 0, "a CPU records no steps"
     monkeypatch.setattr(model, "device", torch.device("cuda", 0))
     monkeypatch.setattr(memory, "_forward_bytes", lambda _, tokens: tokens * 1000)
     assert graphs_bytes(model, []) == 0

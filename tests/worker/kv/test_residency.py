@@ -1,4 +1,6 @@
-"""ALISE's residency walk as hand-worked tables: kept, offloaded and returned requests."""
+"""ALISE's residency walk as tables computed by hand: kept, offloaded and returned requests."""
+
+from math import inf
 
 import pytest
 
@@ -9,7 +11,6 @@ from services.worker.kv.residency import (
     PoolRoom,
     ResidencyPlan,
     Resident,
-    choose_eviction,
     plan_residency,
 )
 
@@ -19,7 +20,7 @@ FREE = KVCosts()
 def at(
     name: str, wait_s: float, blocks: int, *, runs: bool = False, host: bool = False
 ) -> Resident:
-    """Eight tokens a block."""
+    """Eight tokens per block."""
     return Resident(name, wait_s, runs, not host, 8 * blocks, blocks)
 
 
@@ -64,7 +65,8 @@ def test_dropped_or_deferred_kv_stays_until_needed(residency):
 
 
 def test_swap_longer_than_the_wait_is_not_started():
-    """One second a token there and back: `soon` (24 tokens) waits 2 s, the others less than 16."""
+    """A round trip takes one second per token: `soon` (24 tokens) waits 2 s, the others less than
+    16."""
     costs = KVCosts(9.0, 0.5, 0.5)
     assert plan_residency(QUEUE, PoolRoom(6, 99), costs, RESIDENCIES["swap"]).offload == ()
     costs = KVCosts(9.0, 0.2, 0.2)  # 6.4 s for `late` and `last`, 9.6 s for `soon`
@@ -86,4 +88,4 @@ def test_swap_longer_than_the_wait_is_not_started():
     ],
 )
 def test_victim_eviction_table(residency, costs, how):
-    assert choose_eviction(100, costs, RESIDENCIES[residency]) is how
+    assert RESIDENCIES[residency](100, inf, costs) is how

@@ -1,4 +1,4 @@
-"""The real engine under swaps forced at random: the same tokens as without, and no block lost."""
+"""The engine with random swaps: the same tokens as without, and no block is lost."""
 
 from random import Random
 
@@ -15,8 +15,9 @@ NEW_TOKENS = 24
 COSTS = (KVCosts(), KVCosts(1.0, 0.1, 0.1), KVCosts(0.1, 1.0, 1.0))
 
 
-class Restless(Feeder):
-    """A scheduler that changes its mind at every other step: pauses, ranks, prefetches, cancels."""
+class SwappingFeeder(Feeder):
+    """A scheduler that changes its plan at every other step: pauses, ranks, prefetches and
+    cancels."""
 
     def __init__(self, seed: int, residency: str, **settings: object):
         settings = {"block_tokens": BLOCK, "kv_tokens": 88, "max_batch_tokens": 32} | settings
@@ -55,7 +56,8 @@ class Restless(Feeder):
         self.plan(cancel=(name,), residency=self.residency)
 
     def finish(self, cancels: int = 0) -> None:
-        """Until everybody has finished or was cancelled, `cancels` of them at random steps."""
+        """Runs until all requests have finished or were cancelled, `cancels` of them at random
+        steps."""
         for _ in range(2_000):
             if not self.engine.state.sequences:
                 break
@@ -74,8 +76,8 @@ def cases():
     return clear_cases("llama", LENGTHS, NEW_TOKENS)
 
 
-def serve(cases, seed: int, residency: str, cancels: int = 0, **settings: object) -> Restless:
-    feeder = Restless(seed, residency, **settings)
+def serve(cases, seed: int, residency: str, cancels: int = 0, **settings: object) -> SwappingFeeder:
+    feeder = SwappingFeeder(seed, residency, **settings)
     for name, (tokens, _) in cases.items():
         feeder.add(name, tokens, NEW_TOKENS)
     feeder.finish(cancels)
@@ -107,7 +109,7 @@ def test_cancel_at_any_point_of_a_swap_leaves_no_trace(cases, seed, overlap):
 
 
 def test_small_host_pool_recomputes_the_rest(cases):
-    """One block of llama's here at rest is 2 layers · 2 · 2 heads · 4 tokens · 8 floats."""
+    """One block of this model in host memory is 2 layers · 2 · 2 heads · 4 tokens · 8 floats."""
     few = 8 * 2 * 2 * 2 * 4 * 8 * 4 / 2**30
     feeder = serve(cases, 0, "swap", host_gib=few)
     assert feeder.engine.state.limits.host_blocks == 8
@@ -117,7 +119,7 @@ def test_small_host_pool_recomputes_the_rest(cases):
 
 
 def test_refused_host_memory_at_run_time_means_recompute(cases, monkeypatch):
-    """Enough was free at start; when the first slab is wanted, others have taken it."""
+    """Enough memory is free at start, but not when the first slab is allocated."""
     monkeypatch.setattr("services.worker.engine.assembly.free_host_bytes", lambda: 0)
     feeder = serve(cases, 0, "swap", host_gib=0.01)
     assert dict(feeder.output) == {name: answer for name, (_, answer) in cases.items()}
@@ -127,7 +129,7 @@ def test_refused_host_memory_at_run_time_means_recompute(cases, monkeypatch):
 
 @pytest.mark.parametrize("sharing", [True, False])
 def test_answers_do_not_depend_on_shared_prefixes(sharing):
-    """Six prompts with the same first 17 tokens, four whole blocks of them."""
+    """Six prompts have the same first 17 tokens, which are four full blocks."""
     cases = clear_cases("llama", (17,), NEW_TOKENS)
     prefix = cases["r0"][0]
     feeder = Feeder(engine_of("llama", block_tokens=BLOCK, prefix_sharing=sharing))

@@ -1,4 +1,4 @@
-"""The swapper: bytes arrive where they should, whatever the device puts off."""
+"""The swapper: bytes arrive at the right places in any order that the device permits."""
 
 from collections.abc import Callable
 from random import Random
@@ -51,7 +51,7 @@ def test_swapper_preserves_every_byte_with_deferred_streams(layout, seed):
 
 @pytest.mark.parametrize("missing", Missing)
 def test_missing_wait_corrupts(missing):
-    """Or the test above would prove nothing."""
+    """Without this, the test above would prove nothing."""
     assert any(Drill(seed, NATIVE, missing).run() for seed in range(60))
 
 
@@ -59,7 +59,7 @@ def test_missing_wait_corrupts(missing):
 
 
 class Bench:
-    """A swapper on the CPU, everything done when it is issued."""
+    """A swapper on the CPU; work completes when it is issued."""
 
     def __init__(self, layout: RecordLayout = NATIVE, ring: RingSize = TWO_OF_TWO):
         self.layout = layout
@@ -80,7 +80,7 @@ class Bench:
         return self.swapper.start(TransferPlan(moves, recalled))
 
     def finish(self) -> list[int]:
-        """Serials of the uploads, all settled."""
+        """Serials of all uploads, after they have settled."""
         settled = []
         while self.swapper.busy:
             self.swapper.wait()
@@ -89,7 +89,7 @@ class Bench:
 
 
 class LazyBench(Bench):
-    """No copy is executed before it is awaited."""
+    """No copy runs before it is awaited."""
 
     def make(self, layout: RecordLayout, ring: RingSize) -> Swapper:
         self.streams = DeferredStreams(Random(0), haste=(0.0,))
@@ -141,7 +141,7 @@ def test_uploads_settle_in_order_when_complete():
     bench.start(upload(3, [4, 5], [0, 1]), upload(4, [6], [2]))
     assert bench.swapper.busy
     bench.swapper.wait()
-    assert bench.swapper.settle() == [], "the first of two blocks is there"
+    assert bench.swapper.settle() == [], "only the first of two blocks has arrived"
     assert bench.finish() == [3, 4]
     assert not bench.swapper.busy
     bench.swapper.wait()
@@ -157,7 +157,7 @@ def test_recalled_upload_is_not_scattered(settled_chunks):
     for _ in range(settled_chunks):
         bench.swapper.wait()
         bench.swapper.settle()
-    bench.start(offload(4, [8], [0]), recalled=(2,))  # whose host block is used again at once
+    bench.start(offload(4, [8], [0]), recalled=(2,))  # whose host block is reused at once
     bench.streams.finish_all()
     owner = bench.put([4, 5, 6], seed=2)
     assert bench.finish() == [3]
@@ -192,7 +192,7 @@ def test_reset_drops_uploads_and_later_ones_arrive():
     assert not bench.swapper.busy
     bench.streams.finish_all()
     owner = bench.put([4, 5, 6], seed=2)
-    bench.start(upload(1, [7, 8, 9], [0, 1, 2]))  # serials may begin again
+    bench.start(upload(1, [7, 8, 9], [0, 1, 2]))  # serials may restart
     assert bench.finish() == [1]
     assert holds(bench.layers, [4, 5, 6], owner, 3 * BLOCK)
     assert holds(bench.layers, [7, 8, 9], content, 3 * BLOCK)
@@ -207,12 +207,12 @@ def test_empty_upload_settles():
 
 
 def test_mismatched_transfer_is_refused():
-    with pytest.raises(ValueError, match="offload 1 of 5 tokens: 1 device blocks, 1 host blocks"):
+    with pytest.raises(ValueError, match="5 tokens needs 2 blocks; it has 1 device and 1 host"):
         Bench().start(offload(1, [0], [0], tokens=BLOCK + 1))
 
 
 class FailsOnce(TorchBlocks):
-    """Its first scatter finds no memory."""
+    """Its first scatter raises an out-of-memory error."""
 
     failed = False
 
@@ -269,7 +269,7 @@ def test_offload_without_host_memory_is_lost_and_others_continue():
     again = KVTransfer(9, "r2", Direction.UPLOAD, (7,), (2,), BLOCK)
     moves = TransferPlan((offload(1, [0, 1], [0, 1]), offload(2, [2], [2]), again))
     assert swapper.start(moves) == ["r2"]
-    assert not swapper.busy, "what is lost does not come back"
+    assert not swapper.busy, "lost KV is not uploaded"
     swapper.start(TransferPlan((upload(3, [4, 5], [0, 1]),)))
     assert swapper.settle() == [3]
     assert holds(bench.layers, [4, 5], content, 2 * BLOCK)

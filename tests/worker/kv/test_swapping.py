@@ -1,7 +1,5 @@
-"""KV that leaves the device and comes back, and prefixes that are shared, as transcripts.
-
-Blocks of 4 tokens; all prompts are 1, 2, 3 … so that they begin alike.
-"""
+"""KV that is offloaded and uploaded, and shared prefixes, as transcripts. Blocks have 4 tokens; all
+prompts are 1, 2, 3 …, so that they begin alike."""
 
 from typing import Any
 
@@ -72,7 +70,7 @@ def test_recompute_never_swaps():
 
 @pytest.mark.parametrize(("token_s", "line"), [(0.4, "(6 rest)"), (0.6, "")])
 def test_cost_policy_takes_the_cheaper_way(token_s, line):
-    """There and back costs twice `token_s` a token, computing it again one second."""
+    """A round trip costs twice `token_s` per token, a recomputation one second per token."""
     t = crowded("cost", costs=KVCosts(1.0, token_s, token_s))
     t.step()
     assert t.lines[-1].endswith(f"evicted new:2 {line}".strip())
@@ -96,7 +94,8 @@ def test_defer_evicts_nothing_and_requests_wait_for_memory():
 
 
 def test_defer_evicts_if_nothing_could_ever_run():
-    """Both need a third block of three; one must let go, or both would wait for ever."""
+    """Two requests each need a second of three blocks more; without an eviction, both would wait
+    forever."""
     t = Transcript(kv_tokens=12)
     for name in "ab":
         t.prompt(name, 4, max_tokens=8)
@@ -110,7 +109,7 @@ def test_defer_evicts_if_nothing_could_ever_run():
 
 
 def test_residency_plan_offloads_waiting_and_returns_next_requests():
-    """Ten blocks, and each will need four until its slice ends: `c` does not fit."""
+    """Ten blocks; each request needs four until its slice ends, so that `c` does not fit."""
     t = Transcript(kv_tokens=40, host_blocks=8)
     for name in "abc":
         t.prompt(name, 7, max_tokens=20)
@@ -174,7 +173,8 @@ def test_pause_may_name_the_residency():
 
 
 def test_request_paused_during_its_upload_keeps_its_host_copy():
-    """Admitted, but for lack of memory its upload never began, or has not ended."""
+    """The request was admitted, but its upload did not begin for lack of memory, or has not
+    ended."""
     for kv_tokens, recalled in ((8, ()), (64, (2,))):
         t = Transcript(kv_tokens=kv_tokens, host_blocks=8)
         t.prompt("a", 6, max_tokens=2)
@@ -316,6 +316,6 @@ def test_quantized_kv_is_not_shared():
     t.step()
     t.arrive()
     t.step(times=8)
-    # The first block was published before it left, the later ones are near, not equal.
+    # The first block was published before the offload; the later ones are not exact.
     assert t.state.sequences["a"].computed > 12
     assert t.state.sequences["a"].published <= 1

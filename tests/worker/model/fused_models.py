@@ -1,4 +1,4 @@
-"""Small models of every layout that the fused forward takes, and what they answer by themselves."""
+"""Small models of every layout that the fused forward supports, and transformers' answers."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -92,7 +92,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 def made(make: Callable[[], PreTrainedModel], dtype: torch.dtype = torch.float32) -> Any:
-    """A model with random norms and biases too, which a fresh one has at 1 and 0."""
+    """A model with random norms and biases, which are 1 and 0 in a new one."""
     torch.manual_seed(1)
     module: Any = make().eval()
     with torch.no_grad():

@@ -1,4 +1,5 @@
-"""The fused forward through torch.compile: the same answers, six graphs, and never one later."""
+"""The fused forward through torch.compile: the same answers, and six graphs, all compiled at
+start."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +15,8 @@ from services.worker.config import EngineConfig
 from services.worker.engine.step import Engine
 from services.worker.model.compiled import (
     CompiledForward,
-    is_wanted,
+    compiles,
     missing_compiler,
-    require_compiler,
 )
 from services.worker.model.fused import FusedForward
 from services.worker.model.paged import PagedModel
@@ -39,14 +39,14 @@ with_compiler = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """PyTorch keeps graphs by function, for the whole process."""
+    """Clears PyTorch's graphs, which it keeps per function for the whole process."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 
 
 class Recorder:
-    """A backend that runs a graph as it was traced, and counts."""
+    """A backend that runs a graph as traced, and counts graphs."""
 
     def __init__(self) -> None:
         self.graphs = 0
@@ -67,7 +67,7 @@ def model_of(name: str) -> PagedModel:
 
 
 def compiled(name: str, backend: Any) -> tuple[PagedModel, FusedForward]:
-    """A model, and the forward it had before."""
+    """A model with a compiled forward, and the forward it had before."""
     model = model_of(name)
     fused = model._fused
     assert isinstance(fused, FusedForward)
@@ -78,7 +78,7 @@ def compiled(name: str, backend: Any) -> tuple[PagedModel, FusedForward]:
 
 
 def agree(model: PagedModel, fused: FusedForward) -> None:
-    """Of every number of tokens and rows that is a case of its own."""
+    """Compares the forwards for every case of numbers of tokens and rows."""
     for count in (1, 2, 5, 64):
         generator = torch.Generator().manual_seed(count)
         ids = torch.randint(VOCABULARY, (count,), generator=generator)
@@ -108,7 +108,7 @@ def test_compiled_forward_equals_eager(name: str):
 
 
 def test_every_engine_step_runs_compiled():
-    """Prefills and decodes, one row and several, on a thread of their own as a worker's do."""
+    """Prefills and decodes with one row and several, on a separate thread like a worker's."""
     recorder = Recorder()
     model, _ = compiled("llama", recorder)
     engine = Engine(model, EngineConfig(model="", kv_tokens=2048, host_gib=0))
@@ -133,7 +133,7 @@ def test_every_engine_step_runs_compiled():
 
 
 def test_rows_without_a_graph_run_eagerly():
-    """Without requested logits: no graph has zero rows."""
+    """No logits are requested: no graph has zero rows."""
     recorder = Recorder()
     model, _ = compiled("llama", recorder)
     recorder.runs = 0
@@ -148,7 +148,7 @@ def broken(graph: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
 
 
 def wrong(graph: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
-    """Compiles to something else: the last hidden number is another."""
+    """A backend that changes the last hidden number."""
 
     def run(*inputs: Any) -> Any:
         (*others, last) = graph.forward(*inputs)
@@ -158,7 +158,7 @@ def wrong(graph: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
 
 
 def breaks_alone(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """A compiler that can't do a single row."""
+    """A backend that cannot compile a single row."""
     if any(isinstance(x, Tensor) and x.shape[0] == 1 for x in inputs):
         raise RuntimeError("no such instruction")
     return graph.forward
@@ -168,7 +168,7 @@ def breaks_alone(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., 
     ("backend", "reported"),
     [
         (broken, "it fails: .*no such instruction"),
-        (wrong, "it moves logits by .*%"),
+        (wrong, "its logits differ by .*%"),
         (breaks_alone, "it fails: .*no such instruction"),
     ],
 )
@@ -180,7 +180,7 @@ def test_failing_or_wrong_compiler_is_not_used(backend: Any, reported: str, capl
     assert model.forward_name == "fused forward"
     [record] = [r for r in caplog.records if r.name.startswith("services.")]
     assert record.levelname == "WARNING"
-    expect = f"the compiled forward is left aside, the fused one runs: {reported}"
+    expect = f"the compiled forward is not used: {reported}"
     assert re.match(expect, record.getMessage())
 
 
@@ -189,28 +189,28 @@ def test_model_without_fused_forward_is_not_compiled(caplog):
     model.compile_forward(broken)
     assert model.forward_name == "transformers' forward (GPT2LMHeadModel has another layout)"
     assert [r.getMessage() for r in caplog.records if r.name.startswith("services.")] == [
-        f"nothing is compiled: {model.forward_name} runs"
+        f"nothing is compiled, because {model.forward_name} is used"
     ]
 
 
 def test_compile_on_without_a_compiler_is_refused_before_loading(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "/no/such/compiler")
-    message = r"compile is on, but there is no C\+\+ compiler /no/such/compiler here: .* to auto"
+    message = r"compile is on, but there is no C\+\+ compiler /no/such/compiler: .* to auto"
     with pytest.raises(ValueError, match=message):
-        require_compiler("on", CPU)
+        compiles("on", CPU)
     with pytest.raises(ValueError, match=message):
         Engine.load(EngineConfig(model=str(tmp_path / "none"), device="cpu", compile="on"))
     for asked in ("auto", "off"):
-        require_compiler(asked, CPU)
+        assert not compiles(asked, CPU)
 
 
 def test_auto_compiles_on_gpus_with_triton(monkeypatch):
     gpu = torch.device("cuda")
-    assert not is_wanted("auto", CPU)
-    assert is_wanted("on", CPU) and is_wanted("on", gpu)
-    assert not is_wanted("off", gpu)
+    assert not compiles("auto", CPU)
+    assert compiles("on", CPU) and compiles("on", gpu)
+    assert not compiles("off", gpu)
     for found in (object(), None):
         monkeypatch.setattr("services.worker.model.compiled.find_spec", lambda _, f=found: f)
-        assert is_wanted("auto", gpu) == bool(found)
+        assert compiles("auto", gpu) == bool(found)
     with pytest.raises(ValueError, match="Triton is not installed"):
-        require_compiler("on", gpu)
+        compiles("on", gpu)

@@ -1,4 +1,4 @@
-"""The fused forward gives what transformers' own gives, and shares its weights."""
+"""The fused forward equals transformers', and shares its weights."""
 
 from copy import deepcopy
 from functools import partial
@@ -9,8 +9,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from services.worker.kernels.interface import AttentionOptions
+from services.worker.kernels.reference.layer_ops import TorchLayerOps
 from services.worker.model.fused import FusedForward
-from services.worker.model.layer_ops import TorchLayerOps
 from services.worker.model.probe import PROBE_TOKENS, Probe, probe_tokens
 from tests.worker.model.fused_models import (
     FAMILIES,
@@ -43,7 +43,7 @@ def test_fused_forward_equals_transformers(name: str):
 
 @pytest.mark.parametrize("name", ["llama, biased", "qwen2, slides", "qwen3", "phi3, turns half"])
 def test_fused_bfloat16_is_as_near_the_exact_result(name: str):
-    """Both forwards round; ours is no further from float32 than a little more than theirs."""
+    """Both forwards round; the fused one is not much further from float32 than transformers'."""
     module = made(FAMILIES[name], torch.bfloat16)
     ids, positions = random_tokens()
     exact = own_logits(deepcopy(module).float(), ids, positions)
@@ -75,7 +75,8 @@ def test_fused_rows_do_not_affect_each_other():
 
 @pytest.mark.parametrize("limit", [LIMIT, 2**24])
 def test_rotations_with_and_without_a_table(limit: int):
-    """A context too long for a table; float32 tells its positions apart no better than ours do."""
+    """One context is too long for a table. float32 distinguishes its positions as well as the fused
+    forward."""
     module = made(partial(llama, max_position_embeddings=limit))
     model = fused(module)
     ids, positions = random_tokens(limit - TOKENS)
@@ -85,7 +86,7 @@ def test_rotations_with_and_without_a_table(limit: int):
 
 
 def memory(module: nn.Module) -> int:
-    """Bytes behind its parameters, each storage once."""
+    """Bytes of the parameters, each storage counted once."""
     storages = [weight.untyped_storage() for weight in module.parameters()]
     return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
@@ -120,7 +121,7 @@ def test_q_k_and_v_are_one_tensor():
 
 @pytest.mark.slow
 def test_bfloat16_engine_decodes():
-    """Through the paged kernels, whose queries are now slices of a wider row."""
+    """Through the paged kernels, whose queries are slices of a wider row."""
     engine = make_engine(made(FAMILIES["qwen3, slides"], torch.bfloat16))
     assert engine.model.forward_name == "fused forward"
     feeder = Feeder(engine)
@@ -131,8 +132,8 @@ def test_bfloat16_engine_decodes():
 
 
 def test_fused_check_covers_windows_where_affordable():
-    """A model of 1.4 M parameters and 5 layers of 128 numbers: two sequences of 1,032 tokens take
-    2 · 1,032 · (1.4e6 + 2 · 1,032 · 640) = 5.6e9 multiplications, of 4,104 they take 5.5e10."""
+    """A model of 1.4 M parameters and 5 layers of 128 numbers: two sequences of 1,032 tokens take 2
+    · 1,032 · (1.4e6 + 2 · 1,032 · 640) = 5.6e9 multiplications; of 4,104 tokens, 5.5e10."""
     assert 2 * 1032 * (1.4e6 + 2 * 1032 * 640) < 2e10 < 2 * 4104 * (1.4e6 + 2 * 4104 * 640)
     demo = partial(probe_tokens, 1_400_000, 640)
     assert demo([None, 1024], 2048) == 1032
@@ -151,8 +152,8 @@ def test_layer_attention_arguments_are_recorded():
 
 
 def test_fused_forward_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch):
-    """A fake tensor has no numbers: whatever asks for one raises. With the row operations that a
-    GPU has; Numba's read all numbers."""
+    """Reading a value of a fake tensor raises. Uses PyTorch's layer operations, because Numba's
+    read the values."""
     monkeypatch.setattr("services.worker.model.paged.layer_ops_for", lambda *_: TorchLayerOps())
     model = fused(made(FAMILIES["qwen3, slides"]))
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -164,7 +165,7 @@ def test_fused_forward_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("numbers", [0, 2**19])
 def test_weight_layout_suits_the_cpu(numbers: int, monkeypatch):
-    """Small ones input by input; large ones stay, and both give the same."""
+    """Small weights are input-major, large ones unchanged; results are equal."""
     monkeypatch.setattr("services.worker.model.fused.BY_INPUT_NUMBERS", numbers)
     module = made(FAMILIES["llama, tied"])
     model = fused(module)

@@ -1,4 +1,4 @@
-"""Models that the fused forward leaves aside: what they are, and that they run as they did."""
+"""Models for which the fused forward is not used: they run as before."""
 
 import logging
 import re
@@ -42,13 +42,13 @@ def another_norm(module: Any) -> None:
 
 
 def another_window(module: Any) -> None:
-    """One that no check of a few tokens could see."""
+    """A window that a check of a few tokens cannot detect."""
     attention = module.model.layers[1].self_attn
     attention.forward = partial(attention.forward, sliding_window=5000)
 
 
 def another_rope(module: Any) -> None:
-    """From position 100 on, as a rope that switches would."""
+    """Other rotations from position 100 on, as with a switching rope."""
     rotary = module.model.rotary_emb
 
     def later(call: Any, x: Tensor, position_ids: Tensor) -> Any:
@@ -58,7 +58,7 @@ def another_rope(module: Any) -> None:
 
 
 def another_shape(module: Any) -> None:
-    """Its own forward reads the head size elsewhere."""
+    """Its forward reads the head size elsewhere."""
     attention = module.model.layers[0].self_attn
     other = deepcopy(attention)
     other.config = attention.config
@@ -69,10 +69,10 @@ def another_shape(module: Any) -> None:
 @pytest.mark.parametrize(
     ("lie", "reported"),
     [
-        (another_mlp, "moves logits by"),
-        (another_norm, "moves logits by"),
+        (another_mlp, "logits differ by"),
+        (another_norm, "logits differ by"),
         (another_window, "other options"),
-        (another_rope, "moves logits by"),
+        (another_rope, "logits differ by"),
         (another_shape, "it fails"),
     ],
 )
@@ -83,9 +83,9 @@ def test_modified_model_keeps_its_own_forward(lie: Any, reported: str, caplog):
     own = own_logits(module, ids, positions)
     model = PagedModel(module, CPU)
     (warning,) = warnings(caplog)
-    assert "left aside" in warning
+    assert "is not used" in warning
     assert reported in warning
-    assert model.forward_name.startswith("transformers' forward (the fused one is left aside")
+    assert model.forward_name.startswith("transformers' forward (the fused one is not used")
     ours = model.forward(ids, positions, Probe(), None)
     torch.testing.assert_close(ours, own, rtol=1e-4, atol=1e-4)
 
@@ -96,7 +96,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 class Adapted(nn.Linear):
-    """As an adapter would, it takes a linear map's place."""
+    """Replaces a linear map, as an adapter does."""
 
 
 def adapted() -> PreTrainedModel:
@@ -118,11 +118,11 @@ def mixed() -> PreTrainedModel:
 
 
 class Derived(LlamaForCausalLM):  # type: ignore[misc]
-    """Of its class, but not exactly."""
+    """A subclass of a known class."""
 
 
 class LlamaLike(LlamaForCausalLM):  # type: ignore[misc]
-    """Named as one that is known."""
+    """Has the name of a known class."""
 
 
 LlamaLike.__name__ = "LlamaForCausalLM"

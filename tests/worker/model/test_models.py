@@ -1,4 +1,4 @@
-"""Greedy answers equal transformers' own, token for token, however they are computed."""
+"""Greedy answers equal those of transformers, token for token, in any composition of steps."""
 
 import json
 
@@ -28,7 +28,7 @@ NEW_TOKENS = 24
 
 @pytest.mark.parametrize("name", MODELS)
 def test_answers_equal_generate(name: str):
-    """Alone; together with chunked prefill; and in memory for a third of them, in slices; these
+    """Alone; together with chunked prefill; with memory for a third of the requests, in slices,
     also with a step in flight."""
     cases = clear_cases(name, LENGTHS, NEW_TOKENS)
     expected = {request_id: answer for request_id, (_, answer) in cases.items()}
@@ -71,7 +71,7 @@ def test_logits_equal_the_model_s(name: str):
 
 def test_missing_or_broken_folder_is_one_sentence(tmp_path):
     device = torch.device("cpu")
-    with pytest.raises(ValueError, match=r"cannot load model .*nowhere': there is no such folder"):
+    with pytest.raises(ValueError, match=r"cannot load .*nowhere': the folder does not exist"):
         load_model(str(tmp_path / "nowhere"), device)
     with pytest.raises(ValueError, match=r"the folder has no config.json"):
         load_model(str(tmp_path), device)
@@ -98,7 +98,7 @@ def test_missing_weights_are_an_error(tmp_path):
     weights = load_file(tmp_path / "model.safetensors")
     del weights["model.norm.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"1 weights are not in its files, as model.norm.weight"):
+    with pytest.raises(ValueError, match=r"1 weights are not in its files, such as model.norm"):
         load_model(str(tmp_path), torch.device("cpu"))
 
 
@@ -118,7 +118,8 @@ def test_saved_model_loads_with_its_limits(tmp_path):
 
 
 def test_every_end_of_a_generation_config_counts(tmp_path):
-    """Its eos ids stand before the model config's; the answer ends at whichever comes first."""
+    """The generation config's eos ids replace those of the model config; the answer ends at the
+    first one drawn."""
     tokens, answer = clear_cases("llama", (5,), NEW_TOKENS)["r0"]
     late, early = answer[len(answer) // 2], answer[len(answer) // 4]
     reference("llama").save_pretrained(tmp_path)

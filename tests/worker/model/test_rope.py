@@ -1,4 +1,4 @@
-"""Rope neighbours: a long request in the batch does not turn a short one's keys."""
+"""Rope: a long request in a batch does not change the rotation of a short one."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from services.worker.model.rope import freeze_rope
 from services.worker.requests.types.prompt import SamplingParams
 from tests.worker.worker_fixtures import GROUPED, Feeder, make_engine, prompt_tokens, reference
 
-ORIGINAL, LIMIT = 32, 128  # tokens trained on, and extended to
+ORIGINAL, LIMIT = 32, 128  # trained and extended context
 SCALED = {"rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": ORIGINAL}
 ROPES: dict[str, dict[str, Any]] = {
     "yarn": SCALED | {"rope_type": "yarn"},
@@ -36,7 +36,7 @@ def llama(rope: str) -> PreTrainedModel:
 
 
 def gemma3(rope: str) -> PreTrainedModel:
-    """Rope parameters by type of layer: `rope` is the global layers'."""
+    """Rope parameters by type of layer: `rope` is that of the global layers."""
     torch.manual_seed(7)
     ropes = {"sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
     config = Gemma3TextConfig(
@@ -89,8 +89,8 @@ def test_answers_do_not_depend_on_a_long_neighbour(make, rope, longest):
 @pytest.mark.parametrize("make", [llama, gemma3])
 def test_longrope_is_refused_with_an_alternative(make):
     sentence = (
-        f"its longrope rope turns all requests of a batch by the length of the longest, once that "
-        f"passes {ORIGINAL} tokens, .*: set max_context_tokens to at most {ORIGINAL}"
+        f"its longrope rope depends on the longest request of a batch beyond {ORIGINAL} tokens, "
+        f".*: set max_context_tokens to at most {ORIGINAL}"
     )
     for settings in ({}, {"max_context_tokens": ORIGINAL + 1}):
         with pytest.raises(ValueError, match=sentence):
@@ -113,7 +113,7 @@ def test_dynamic_rope_is_refused_above_its_bound():
 
 @pytest.mark.parametrize("rope", ["dynamic", "longrope"])
 def test_frozen_rope_does_not_depend_on_positions(rope):
-    """What transformers does to a neighbour, and that it no longer does."""
+    """With and without the freeze: transformers changes the rotation of the other requests."""
     near = torch.arange(5)
     beside = torch.cat([near, torch.tensor([2 * LIMIT])])
 

@@ -21,7 +21,7 @@ from services.worker.model.weights import (
     logged_loading,
     logged_progress,
     needed_bytes,
-    require_room,
+    require_memory,
     stored_elements,
 )
 from tests.worker.worker_fixtures import reference
@@ -32,7 +32,7 @@ MAPS = Path("/proc/self/maps")
 
 
 def claim(path: Path, elements: int, dtype: str = "BF16") -> None:
-    """A safetensors file with one tensor of 2-byte elements, all of them a hole in the file."""
+    """A safetensors file with one tensor of 2-byte elements, stored as a hole."""
     stored = {"dtype": dtype, "shape": [elements // 8, 8], "data_offsets": [0, 2 * elements]}
     header = json.dumps({"weight": stored}).encode()
     header += b" " * (-len(header) % 8)
@@ -59,7 +59,9 @@ def test_model_larger_than_memory_is_refused_before_reading(folder):
     sentence = r"cannot load model .*: its weights take 2048\.0 GiB as float32, but only "
     with pytest.raises(ValueError, match=sentence) as no:
         load_model(str(folder), CPU)
-    assert "of host memory are free: take a smaller model, or a machine with more" in str(no.value)
+    assert "of host memory are free: use a smaller model, or a machine with more memory" in str(
+        no.value
+    )
     assert "\n" not in str(no.value)
 
 
@@ -67,17 +69,17 @@ def test_half_precision_is_proposed_if_it_fits(folder, free):
     """6 Gi of elements: 12 GiB as stored and as bfloat16, 24 GiB as float32."""
     claim(folder / "model.safetensors", 6 * 2**30)
     free(24)
-    require_room(str(folder), CPU, "float32")
+    require_memory(str(folder), CPU, "float32")
     free(23)
     sentence = r"24\.0 GiB as float32, but only 23\.0 GiB of host memory are free"
     with pytest.raises(ValueError, match=sentence) as no:
-        require_room(str(folder), CPU, "float32")
+        require_memory(str(folder), CPU, "float32")
     assert str(no.value).endswith("set dtype to bfloat16, which takes 12.0 GiB")
-    require_room(str(folder), CPU, "bfloat16")
+    require_memory(str(folder), CPU, "bfloat16")
     free(11)
     for dtype in ("float32", "bfloat16", "float16"):
-        with pytest.raises(ValueError, match=r"take a smaller model, or a machine with more$"):
-            require_room(str(folder), CPU, dtype)
+        with pytest.raises(ValueError, match=r"use a smaller model, or a machine with more"):
+            require_memory(str(folder), CPU, dtype)
 
 
 def test_all_files_of_an_index_count(folder, free):
@@ -88,9 +90,9 @@ def test_all_files_of_an_index_count(folder, free):
     assert stored_elements(str(folder), HfApi()) == {"BF16": 2**30, "F16": 2**31}
     free(5.9)
     with pytest.raises(ValueError, match=r"take 6\.0 GiB as float16, but only 5\.9 GiB"):
-        require_room(str(folder), CPU, "float16")
-    (folder / "b.safetensors").unlink()  # loading says what is missing
-    require_room(str(folder), CPU, "float16")
+        require_memory(str(folder), CPU, "float16")
+    (folder / "b.safetensors").unlink()  # loading reports the missing file
+    require_memory(str(folder), CPU, "float16")
 
 
 def test_bytes_are_of_the_loaded_dtype_and_only_floats_are_converted():
@@ -103,21 +105,21 @@ def test_bytes_are_of_the_loaded_dtype_and_only_floats_are_converted():
 
 def test_other_formats_are_left_to_loading(folder, free):
     free(0)
-    require_room(str(folder), CPU, "float32")
+    require_memory(str(folder), CPU, "float32")
     (folder / "pytorch_model.bin").write_bytes(b"0" * 100)
-    require_room(str(folder), CPU, "float32")
+    require_memory(str(folder), CPU, "float32")
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HfApi]:
-    """A Hub's paths over files: made/small has 3 Gi elements, and is in no cache."""
+    """A Hub with these files: made/small has 3 Gi elements, and is in no cache."""
 
     class Handler(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:
-            """Quiet."""
+            """Logs nothing."""
 
         def do_GET(self) -> None:
-            """Just the beginning, as asked for: the file is a hole of 6 GiB."""
+            """Returns the requested beginning of the file, which is a hole of 6 GiB."""
             self.send_response(206)
             self.end_headers()
             with Path(self.translate_path(self.path)).open("rb") as file:
@@ -137,16 +139,16 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HfApi]:
 def test_hub_model_is_refused_before_download(hub, free, caplog):
     caplog.set_level(logging.INFO)
     free(12)
-    require_room("made/small", CPU, "float32", hub)
-    assert "made/small comes from the Hub: 6.0 GiB" in caplog.text
+    require_memory("made/small", CPU, "float32", hub)
+    assert "downloading made/small from the Hub: 6.0 GiB" in caplog.text
     free(11)
     with pytest.raises(ValueError, match=r"take 12\.0 GiB as float32, but only 11\.0 GiB"):
-        require_room("made/small", CPU, "float32", hub)
-    require_room("made/nothing", CPU, "float32", hub)  # loading says that there is none
+        require_memory("made/small", CPU, "float32", hub)
+    require_memory("made/nothing", CPU, "float32", hub)  # loading reports a missing model
 
 
 def file_at(tensor: Tensor) -> str:
-    """Which file the memory of a tensor is a mapping of; empty if of none."""
+    """The file that the memory of a tensor maps; empty if none."""
     for line in MAPS.read_text().splitlines():
         span, *_, name = [*line.split(maxsplit=5), ""][:6]
         start, end = (int(address, 16) for address in span.split("-"))
@@ -166,7 +168,8 @@ def test_weights_are_memory_mapped_and_copied_only_to_convert(tmp_path):
 
 
 def test_slow_loading_is_logged_every_two_seconds(caplog):
-    """Six items, one a second: said at 2, 4 and 6 s, when 1, 3 and 5 are done, and at the end."""
+    """Six items, one per second: logged at 2, 4 and 6 s, when 1, 3 and 5 are done, and at the
+    end."""
     caplog.set_level(logging.INFO)
     ticks = iter(range(100))
     assert list(logged_progress("abcdef", "Loading weights", lambda: next(ticks))) == list("abcdef")

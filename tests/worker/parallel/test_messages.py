@@ -1,4 +1,4 @@
-"""What rank 0 tells the others: batches that run the same, and moves."""
+"""Messages of rank 0 to other ranks: batches that compute the same, and transfers."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ SCORED = SamplingParams(prompt_logprobs=1)
 
 
 def across(message: Words) -> Words:
-    """As it is read at the other end: bytes, not to be written to."""
+    """The message as received: read-only bytes."""
     return np.frombuffer(bytes(message.data.cast("B")), np.int64)
 
 
@@ -40,7 +40,7 @@ def sequence(tokens: int, computed: int, how: SamplingParams = GREEDY) -> Sequen
 
 
 def seen(batch: StepBatch) -> list[Any]:
-    """All that a forward and kernels read of a batch."""
+    """Everything of a batch that a forward and kernels read."""
     rows, inputs = batch.decodes, StepInputs(torch.device("cpu")).prepare(batch)
     wide = int(rows.positions[0]) // rows.block_tokens + 1 if len(rows) else 0
     packed = [inputs.tokens, inputs.positions, inputs.slots]
@@ -64,8 +64,8 @@ def seen(batch: StepBatch) -> list[Any]:
     steps=st.integers(1, 12),
 )
 def test_sent_batch_runs_as_the_original(lengths, chunks, steps):
-    """Rows that decode on for a few steps, each getting blocks as it needs them, some of the steps
-    with chunks beside them; then others."""
+    """Rows decode for a few steps and grow by blocks, some steps have chunks; then other rows
+    follow."""
     writer, reader, block = BatchWriter(), BatchReader(BLOCK_TOKENS), iter(range(1, 10**6))
     for _ in range(2):
         rows = DecodeRows(
@@ -90,16 +90,16 @@ def test_sent_batch_runs_as_the_original(lengths, chunks, steps):
             reported = reader.read(across(writer.write(batch)))
             assert seen(reported) == seen(batch)
             assert before is None or reported.decodes is before, (
-                "kernels keep what is of these rows"
+                "kernels keep state per rows object"
             )
             before = reported.decodes
             for row in rows.advance().tolist():
                 rows.set_block(row, next(block))
-            rows.learn([7 + step] * len(rows))
+            rows.set_drawn([7 + step] * len(rows))
 
 
 def test_steady_decode_message_is_a_few_numbers_per_row():
-    """64 rows of 24 blocks: their tables cross once, and when one of them has grown."""
+    """64 rows of 24 blocks: the tables are sent once, and again when one has grown."""
     writer = BatchWriter()
     rows = DecodeRows([sequence(95, 94)] * 64, [list(range(24))] * 64, BLOCK_TOKENS)
     sizes = []
@@ -107,12 +107,12 @@ def test_steady_decode_message_is_a_few_numbers_per_row():
         sizes.append(len(writer.write(StepBatch(rows, []))))
         for row in rows.advance().tolist():
             rows.set_block(row, 9)
-        rows.learn([1] * 64)
+        rows.set_drawn([1] * 64)
     assert sizes == [5 + 64 * (3 + 24), 5 + 64 * 3, 5 + 64 * (3 + 25)]
 
 
 def test_follower_engine_computes_the_same():
-    """The other has the same weights, and never hears of a request."""
+    """The follower has the same weights, and no requests."""
     reported, reader = engine_of("llama"), BatchReader(16)
     teller, writer = engine_of("llama"), BatchWriter()
     run = teller.run

@@ -1,4 +1,4 @@
-"""A worker of two processes: it serves, and whichever of them goes, none stays behind."""
+"""A worker of two processes: it serves, and the end of one process ends the other."""
 
 import asyncio
 import signal
@@ -73,4 +73,4 @@ async def test_unsplittable_model_is_a_one_line_error(folder):
     process = await start(model=folder, device="cpu", tensor_parallel=4)
     _, errors = await process.communicate()
     assert process.returncode == 2 and errors.decode().count("\n") == 1
-    assert "2 key-value heads can't be split evenly over 4 ranks" in errors.decode()
+    assert "2 key-value heads cannot be split evenly over 4 ranks" in errors.decode()

@@ -1,4 +1,4 @@
-"""A replica over two processes answers as one does: every kind of request, KV that moves, ends."""
+"""A replica of two processes answers as one does: all kinds of requests, KV transfers, and ends."""
 
 import os
 import signal
@@ -30,8 +30,8 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "presence_penalty": 0.7, "frequency_penalty": 0.4, "min_tokens": 9},
 )
 REQUESTS = 18
-ALIKE = prompt_tokens(99, 40)  # how some of the prompts begin
-CLEAR = 1e-3  # what no order of summing changes: a token's lead, and a score
+ALIKE = prompt_tokens(99, 40)  # the beginning of some prompts
+CLEAR = 1e-3  # above the rounding differences of sums: the lead of a token, and scores
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +56,15 @@ def engine_over(size: int, model: str, **settings: Any) -> Iterator[Engine]:
 
 
 class Swapping(Feeder):
-    """What has to make way rests in host memory."""
+    """Evicted KV moves to host memory."""
 
     def plan(self, **directives: Any) -> None:
         super().plan(residency="swap", **directives)
 
 
 def answers(engine: Engine) -> dict[str, tuple[list[int], FinishReason, list[float]]]:
-    """Of a load that needs more KV than there is; some are paused by a plan besides, and come
-    back. Those a near tie decides are left out: they say nothing of either."""
+    """Answers to a load that needs more KV than fits; a plan pauses some requests and resumes them.
+    Answers with a nearly equal choice are left out, because rounding decides them."""
     feeder = Swapping(engine, slice_tokens=7)
     for number in range(REQUESTS):
         length = 3 + 11 * number % 50
@@ -87,7 +87,7 @@ def answers(engine: Engine) -> dict[str, tuple[list[int], FinishReason, list[flo
 
 
 def scores(feeder: Feeder, name: str) -> list[float]:
-    """Of its prompt; none where it asks for none."""
+    """The scores of the prompt; none if not requested."""
     opening = feeder.drawn[name][0].opening
     assert opening is not None
     reported = opening.prompt_logprobs
@@ -110,14 +110,14 @@ CASES = [
     ),
     pytest.param("qwen3", {"swap_dtype": "int8"}, marks=pytest.mark.slow),
     pytest.param("qwen3", {"kv_dtype": "int8"}, marks=pytest.mark.slow),
-    pytest.param("phi3", {}, marks=pytest.mark.slow, id="phi3, whose heads stay together"),
+    pytest.param("phi3", {}, marks=pytest.mark.slow, id="phi3, with replicated heads"),
 ]
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_two_ranks_answer_as_one(folders, name, settings):
     with engine_over(1, folders[name], **settings) as engine:
-        alone = {  # whose sums are taken in another order
+        alone = {  # sums have another order
             name: (*exact, pytest.approx(scored, abs=CLEAR))
             for name, (*exact, scored) in answers(engine).items()
         }
@@ -125,7 +125,7 @@ def test_two_ranks_answer_as_one(folders, name, settings):
         counted = engine.state.counters
     with engine_over(2, folders[name], **settings) as engine:
         assert answers(engine) == alone and len(alone) > REQUESTS / 2
-        assert engine.works()
+        assert engine.can_compute()
         assert engine.state.counters == counted
         parts = 1 if name == "phi3" else 2
         assert [s.kv_heads * parts for s in engine.model.shapes] == [s.kv_heads for s in shapes]
@@ -135,7 +135,7 @@ def test_two_ranks_answer_as_one(folders, name, settings):
 
 
 def test_ranks_end_together(folders):
-    """A reset in between; and one of them killed: the next step names it, and is the last."""
+    """After a reset, one rank is killed: the next step names it and is the last."""
     with engine_over(2, folders["llama"]) as engine:
         feeder = Swapping(engine)
         feeder.add("r", prompt_tokens(1, 20), 30)
@@ -159,7 +159,7 @@ def test_ranks_end_together(folders):
 
 @pytest.mark.slow
 def test_failed_step_on_one_rank_ends_all(folders, monkeypatch):
-    """It fails in the midst of what the other waits for; so nothing can be tried again."""
+    """The step fails while the other rank waits in a collective, so that it cannot be repeated."""
     with engine_over(2, folders["llama"]) as engine:
 
         def breaks(*_: object) -> None:
@@ -175,7 +175,7 @@ def test_failed_step_on_one_rank_ends_all(folders, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "size", "settings", "sentence"),
     [
-        ("llama", 4, {}, "4 attention heads and 2 key-value heads can't be split evenly over 4"),
+        ("llama", 4, {}, "4 attention heads and 2 key-value heads cannot be split evenly over 4"),
         ("llama", 3, {}, "set tensor_parallel to a number that divides both"),
         *(
             ("llama", 2, {name: "on"}, f"{name} is on, but tensor_parallel 2 does not support it")
@@ -212,13 +212,13 @@ def test_impossible_rank_settings_are_one_sentence(folders, name, size, settings
 
 
 def test_missing_folder_has_the_usual_error(tmp_path: Path):
-    with pytest.raises(ValueError, match="there is no such folder"):
+    with pytest.raises(ValueError, match="the folder does not exist"):
         load_engine(EngineConfig(model=str(tmp_path / "none"), device="cpu", tensor_parallel=2))
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 def test_each_rank_gets_its_own_gpu(folders, device, monkeypatch):
-    """Of four: worker 1 has the latter two. What the workers before it may take is not asked."""
+    """Of four GPUs, worker 1 gets the last two."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
@@ -241,7 +241,7 @@ def test_device_and_dtype_are_settled_before_ranks_start(folders):
 
 @pytest.mark.slow
 def test_blocked_rank_0_is_ended_after_the_loss_of_another(folders, monkeypatch):
-    """As on a GPU, in a collective that no other rank has entered."""
+    """Rank 0 is blocked, as in a collective that no other rank has entered."""
     ended: list[int] = []
     with engine_over(2, folders["llama"]):
         monkeypatch.setattr(leader, "END_S", 0.5)

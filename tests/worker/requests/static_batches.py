@@ -1,4 +1,4 @@
-"""Static batches in a worker's transcript."""
+"""Static batches for transcripts."""
 
 from services.core import Grant, StaticBatch
 from tests.worker.requests.worker_transcript import Transcript
@@ -10,6 +10,6 @@ def together(t: Transcript, number: int = 1, **limits: int) -> None:
 
 
 def wasted(t: Transcript) -> tuple[int, int, int]:
-    """Padding, padding left out, invalid tokens."""
+    """Padding, omitted padding, invalid tokens."""
     counters = t.state.counters
     return counters.padding_tokens, counters.padding_left_out_tokens, counters.invalid_tokens

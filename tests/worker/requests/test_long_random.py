@@ -1,8 +1,8 @@
-"""300,000 steps under random plans and cancels, in flight and not; whole after each of them.
+"""300,000 steps under random plans and cancels, with and without overlap, and an integrity check
+after each.
 
-Where hypothesis looks for a short story that goes wrong (test_worker_random.py), this is a long
-one: states that take hundreds of steps to come about. Each seed is a life of its own, so that the
-processes of the suite can share them.
+Where hypothesis looks for a short failing sequence (test_random.py), this test reaches states that
+take hundreds of steps. Each seed is a separate run, so that processes can share them.
 """
 
 from collections import Counter
@@ -17,8 +17,8 @@ from services.worker.requests.state import WorkerState
 from services.worker.requests.types.batch import NewToken, StepBatch
 from services.worker.requests.types.limits import Limits
 from services.worker.requests.types.prompt import Prompt, SamplingParams
-from tests.worker.requests.worker_loop import DumbLoop
-from tests.worker.requests.worker_oracle import EOS, DumbDevice, answer, check_opening
+from tests.worker.requests.worker_loop import RuleLoop
+from tests.worker.requests.worker_oracle import EOS, RuleDevice, answer, check_opening
 from tests.worker.requests.worker_transcript import Account
 
 SEEDS, STEPS = 30, 10_000
@@ -27,9 +27,9 @@ MOST = 24  # requests at once
 COSTS = (KVCosts(), KVCosts(0.6, 0.5, 0.5), KVCosts(0.1, 1.0, 1.0))
 
 
-class LongLife:
-    """A worker that never rests; what is told must be the rule's tokens, each once, in order. Its
-    integrity is checked by the loop, behind every step and what was done between the two."""
+class LongRun:
+    """A worker that is always busy. Sent tokens must be the oracle's, each once, in order. The loop
+    checks the integrity after every step and all changes before it."""
 
     def __init__(self, seed: int, overlap: bool):
         self.random = draw = Random(seed)
@@ -47,16 +47,16 @@ class LongLife:
             max_scored_tokens=draw.choice([5, 256]),
         )
         self.state = WorkerState(limits)
-        self.device = DumbDevice(BLOCK)
-        self.poisoned: set[str] = set()  # break every step that they stand in
+        self.device = RuleDevice(BLOCK)
+        self.poisoned: set[str] = set()  # fail every step that they are in
         early = draw.random() < 0.5
-        self.loop = DumbLoop(self.state, self.device, overlap, early, self._breaks)
+        self.loop = RuleLoop(self.state, self.device, overlap, early, self._breaks)
         self.loop.compose = self._compose
         self.account = Account(self.blocks)
         self.account.begin(self.state.attach())
         self.prompts: dict[str, Prompt] = {}
         self.output: Counter[str] = Counter()
-        self.unopened: set[str] = set()  # nothing was told of their stay
+        self.unopened: set[str] = set()  # nothing was reported of their placement
         self.owed: set[str] = set()
         self.did: Counter[str] = Counter()
         self.seq = self.names = self.batches = 0
@@ -73,7 +73,7 @@ class LongLife:
 
     def live(self, steps: int) -> None:
         changes = (
-            (0.30, self.come),
+            (0.30, self.add_requests),
             (0.25, self.plan),
             (0.05, self.cancel),
             (0.03, self.resubmit),
@@ -86,18 +86,18 @@ class LongLife:
             for chance, change in changes:
                 if self.random.random() < chance:
                     change()
-                    self.tell(self.state.ends.pop_late())
+                    self.check_tokens(self.state.ends.pop_late())
                     self.did[change.__name__] += 1
             self.step()
 
     def step(self) -> None:
         tokens = self.loop.step()
         self.did["steps"] += tokens is not None
-        self.tell([*(tokens or ()), *self.state.ends.pop_late()])
+        self.check_tokens([*(tokens or ()), *self.state.ends.pop_late()])
         if self.random.random() < 0.4:
             self.report()
 
-    def tell(self, tokens: list[NewToken]) -> None:
+    def check_tokens(self, tokens: list[NewToken]) -> None:
         for token in tokens:
             prompt = self.prompts[token.request_id]
             assert token.offset == self.output[token.request_id]
@@ -110,7 +110,7 @@ class LongLife:
                 self.did["scored"] += token.opening.prompt_logprobs is not None
                 check_opening(prompt, token.opening, self.state.limits.prefix_sharing)
             if token.finish:
-                self.gone(token.request_id)
+                self.forget(token.request_id)
 
     def report(self) -> None:
         report = self.state.report()
@@ -119,19 +119,19 @@ class LongLife:
         self.account.check(report)
         for ended in report.finished:
             if ended.reason is FinishReason.ERROR and ended.request_id in self.prompts:
-                self.did["errors"] += 1  # it stood alone in a step that broke
+                self.did["errors"] += 1  # it was alone in a failed step
                 assert ended.output_tokens == self.output[ended.request_id]
-                self.gone(ended.request_id)
+                self.forget(ended.request_id)
         for progress in (*report.progress, *report.evicted):
             assert progress.output_tokens == self.output[progress.request_id]
 
-    def gone(self, name: str) -> None:
+    def forget(self, name: str) -> None:
         del self.prompts[name]
         self.owed.discard(name)
         self.unopened.discard(name)
 
-    def come(self) -> None:
-        """Some texts are alike, and some tenants."""
+    def add_requests(self) -> None:
+        """Adds requests; some prompts and salts are equal."""
         if len(self.prompts) >= MOST:
             return
         draw = self.random
@@ -186,11 +186,11 @@ class LongLife:
             if name in self.owed:
                 self.owed.remove(name)
             else:
-                self.gone(name)
+                self.forget(name)
                 self.account.cancelled(name)
 
     def resubmit(self) -> None:
-        """Those that are here come again, before the cancel of their first stay."""
+        """Requests that are here arrive again, before the cancel of their first placement."""
         for name in self.some(2):
             sequence = self.state.sequences.get(name)
             if sequence is None or sequence.ended:
@@ -233,7 +233,7 @@ class LongLife:
             assert request.output_tokens == self.output[request.request_id]
 
     def end(self) -> None:
-        """However it got here, admitting what is left often enough ends it."""
+        """From any state, repeated admission of the remaining requests ends all of them."""
         self.poisoned.clear()
         for _ in range(5_000):
             if not self.prompts:
@@ -254,7 +254,7 @@ class LongLife:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(SEEDS // 2))
 def test_long_random_life_keeps_integrity(seed, overlap):
-    life = LongLife(seed, overlap)
+    life = LongRun(seed, overlap)
     life.live(STEPS)
     life.end()
     assert life.did["steps"] > STEPS / 2 and life.did["errors"] > 0 and life.did["scored"] > 0

@@ -8,9 +8,9 @@ from tests.worker.requests.worker_oracle import EOS
 from tests.worker.requests.worker_transcript import Transcript, drew, ran
 
 
-class Ahead(Transcript):
-    """A line a step: what it computed, what was launched behind it, and what it drew. A step is in
-    flight between two lines wherever something was."""
+class OverlapTranscript(Transcript):
+    """One line per step: what it computed, what was launched behind it, and what it drew. If
+    something was launched behind it, that step is in flight between two lines."""
 
     def __init__(self, kv_tokens: int = 64, **limits: int):
         super().__init__(kv_tokens, **limits)
@@ -18,7 +18,7 @@ class Ahead(Transcript):
         self.ran = ""
 
     def step(self, drawn: dict[str, int] | None = None, times: int = 1, poison: str = "") -> None:
-        """With one of `poison` in it, the step that was in flight turns out to have broken."""
+        """If a request of `poison` was in the step in flight, that step fails."""
         for _ in range(times):
             self._step(drawn or {}, poison)
             self.state.check_integrity()
@@ -62,8 +62,9 @@ class Ahead(Transcript):
 
 
 def test_decode_continues_from_an_unknown_token():
-    """One by its budget, the other by its length, stand in no step behind their last."""
-    t = Ahead()
+    """One request ends its budget, the other its length; neither is in a step after its last
+    token."""
+    t = OverlapTranscript()
     t.prompt("a", 3, max_tokens=3)
     t.prompt("b", 7)
     t.admit(a=9, b=2)
@@ -80,8 +81,8 @@ def test_decode_continues_from_an_unknown_token():
 
 
 def test_end_in_flight_drops_the_next_row():
-    """Nothing of that row is told, shared or kept, and its neighbour goes on."""
-    t = Ahead(prefix_sharing=True)
+    """The row is neither reported nor shared, and the other request continues."""
+    t = OverlapTranscript(prefix_sharing=True)
     t.prompt("a", 3, ignore_eos=False)
     t.prompt("b", 3, salt="other")
     t.admit(a=9, b=9)
@@ -101,7 +102,7 @@ def test_end_in_flight_drops_the_next_row():
 
 
 def test_commands_during_a_step_in_flight_apply_to_the_next():
-    t = Ahead(kv_tokens=512, max_batch_tokens=256)
+    t = OverlapTranscript(kv_tokens=512, max_batch_tokens=256)
     t.prompt("old", 3)
     t.admit(old=9)
     t.step()
@@ -116,9 +117,9 @@ def test_commands_during_a_step_in_flight_apply_to_the_next():
 
 @pytest.mark.parametrize("residency", Residency)
 def test_request_paused_with_a_token_in_flight_still_gets_it(residency):
-    """The scheduler is told of it. Admitted again before it is known, it waits for it, unless its
-    KV has stayed: then it goes on."""
-    t = Ahead(host_blocks=8)
+    """The token is reported. If the request is admitted before the token is known, it waits for it,
+    unless its KV stayed on the device."""
+    t = OverlapTranscript(host_blocks=8)
     t.prompt("a", 3)
     t.prompt("b", 3)
     t.admit(a=9, b=9)
@@ -140,7 +141,7 @@ def test_request_paused_with_a_token_in_flight_still_gets_it(residency):
 
 
 def test_pause_with_a_token_in_flight_is_reported_after_it():
-    t = Ahead()
+    t = OverlapTranscript()
     t.prompt("a", 3)
     t.admit(a=9)
     t.step()
@@ -156,8 +157,8 @@ def test_pause_with_a_token_in_flight_is_reported_after_it():
 
 
 def test_cancelled_and_resubmitted_request_gets_nothing_of_its_first_placement():
-    """Known by identity: the same name is another request."""
-    t = Ahead()
+    """Requests are compared by identity: the new one has the same id."""
+    t = OverlapTranscript()
     t.prompt("a", 3)
     t.prompt("b", 3)
     t.admit(a=9, b=9)
@@ -177,16 +178,18 @@ def test_cancelled_and_resubmitted_request_gets_nothing_of_its_first_placement()
 
 
 def test_blocks_are_published_once_their_tokens_are_known():
-    """`b` begins as `a` does and waits for its block: not one step, but until it is committed. The
-    block that a token in flight fills has no key before."""
-    t = Ahead(prefix_sharing=True, max_batch_tokens=32)
+    """`b` begins like `a` and waits for its block until the commit. The block that a token in
+    flight fills has no key before."""
+    t = OverlapTranscript(prefix_sharing=True, max_batch_tokens=32)
     t.prompt("a", 11)
     t.prompt("b", 11)
     t.admit(a=9, b=9)
     t.step(times=2)
     assert t.state.counters.prefix_hit_tokens == 8
     t.step()
-    assert t.state.pool.known(t.state.sequences["a"].keys) == 3, "the third has what was drawn"
+    assert t.state.pool.known(t.state.sequences["a"].keys) == 3, (
+        "the third block has the drawn token"
+    )
     t.reads("""
         a[0:11] | a@11 -> a+0
           report plan 1, free 13: a:1/11, b:0/0
@@ -196,8 +199,8 @@ def test_blocks_are_published_once_their_tokens_are_known():
 
 
 def test_exhausted_memory_waits_for_the_step_in_flight():
-    """What it ends may be all that is needed: `a` ends in it, as `b` and `c` need a block each."""
-    t = Ahead(kv_tokens=24, max_batch_tokens=32)
+    """The end of that step may free enough: `a` ends in it, when `b` and `c` need a block each."""
+    t = OverlapTranscript(kv_tokens=24, max_batch_tokens=32)
     t.prompt("a", 4, max_tokens=4)
     t.prompt("b", 5, max_tokens=15)
     t.prompt("c", 5, max_tokens=15)
@@ -215,8 +218,8 @@ def test_exhausted_memory_waits_for_the_step_in_flight():
 
 
 def test_static_batch_is_computed_one_step_at_a_time():
-    """What is in flight when it comes is committed first, and it goes on from there."""
-    t = Ahead()
+    """The step in flight is committed first, and the batch begins after it."""
+    t = OverlapTranscript()
     t.prompt("a", 3)
     t.prompt("b", 3)
     t.admit(a=3, b=3)
@@ -235,8 +238,8 @@ def test_static_batch_is_computed_one_step_at_a_time():
 
 
 def test_failed_step_in_flight_takes_the_next_one_along():
-    """`b` breaks it; `c`, paused to host memory meanwhile, has to be computed again."""
-    t = Ahead(host_blocks=8)
+    """`b` fails the step; `c`, offloaded meanwhile, is recomputed."""
+    t = OverlapTranscript(host_blocks=8)
     for name in "abc":
         t.prompt(name, 2)
     t.admit(a=9, b=9, c=9)
@@ -265,8 +268,8 @@ def test_failed_step_in_flight_takes_the_next_one_along():
 
 
 def test_survivors_of_a_failed_step_in_flight_are_not_blamed():
-    """`a`, which did, is cancelled before it is known: `b` goes on."""
-    t = Ahead()
+    """`a`, which failed the step, is cancelled before the failure is known: `b` continues."""
+    t = OverlapTranscript()
     t.prompt("a", 2)
     t.prompt("b", 2)
     t.admit(a=9, b=9)
@@ -285,14 +288,14 @@ def test_survivors_of_a_failed_step_in_flight_are_not_blamed():
 
 
 def test_step_that_could_not_be_launched_is_composed_again():
-    """Whatever kernels keep of the batch that they failed on."""
-    t = Ahead()
+    """Kernels may keep state of the batch that failed."""
+    t = OverlapTranscript()
     t.prompt("a", 2)
     t.admit(a=9)
     t.step(times=2)
     assert t.flight
     behind = t.state.steps.compose()
-    assert behind is t.flight, "moved on"
+    assert behind is t.flight, "the batch advanced"
     t.state.steps.withdraw()
     t.state.steps.commit(t.flight, [7], [])
     again = t.state.steps.compose()
@@ -301,7 +304,7 @@ def test_step_that_could_not_be_launched_is_composed_again():
 
 
 def test_step_in_flight_without_requests_counts_as_work():
-    t = Ahead()
+    t = OverlapTranscript()
     t.prompt("a", 3)
     t.admit(a=9)
     t.step()
@@ -312,11 +315,11 @@ def test_step_in_flight_without_requests_counts_as_work():
 
 
 def test_attaching_scheduler_sees_known_tokens_only():
-    t = Ahead()
+    t = OverlapTranscript()
     t.prompt("a", 3)
     t.admit(a=9)
     t.step()
-    t.goes()
+    t.detach()
     t.attach()
     t.step()
     t.reads("""

@@ -1,4 +1,4 @@
-"""Random plans, prompts and steps against a dumb oracle; integrity after each."""
+"""Random plans, prompts and steps against a simple oracle, with an integrity check after each."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -17,8 +17,8 @@ from services.worker.requests.types.limits import Limits
 from services.worker.requests.types.prompt import Prompt, SamplingParams
 from services.worker.requests.types.sequence import Phase, Sequence
 from tests.examples import examples
-from tests.worker.requests.worker_loop import DumbLoop
-from tests.worker.requests.worker_oracle import EOS, DumbDevice, answer, check_opening
+from tests.worker.requests.worker_loop import RuleLoop
+from tests.worker.requests.worker_oracle import EOS, RuleDevice, answer, check_opening
 from tests.worker.requests.worker_transcript import Account
 
 BLOCK, BLOCKS, BATCH, RUNNING = 4, 9, 11, 5
@@ -29,12 +29,10 @@ GATEWAYS = st.sampled_from(["g0", "g1"])
 
 
 class WorkerMachine(RuleBasedStateMachine):
-    """WorkerState against what a client has seen: every token once, in order, by the rule.
-
-    Some prompts begin alike; KV moves to a small host and back, arriving when it pleases.
-    Schedulers come and go, and so do the streams of two gateways; plans may be nonsense. With
-    `overlap`, a step is in flight whenever anything of this happens.
-    """
+    """WorkerState against what a client receives: every token once, in order, by the oracle. Some
+    prompts begin alike; KV moves to a small host pool and back, with random arrival. Schedulers and
+    the streams of two gateways come and go; plans may be invalid. With `overlap`, a step is in
+    flight during all of this."""
 
     @initialize(
         host=st.sampled_from([0, 3, 30]),
@@ -49,20 +47,20 @@ class WorkerMachine(RuleBasedStateMachine):
             max_scored_tokens=scored_tokens,
         )  # fmt: skip
         self.state = WorkerState(limits)
-        self.device = DumbDevice(BLOCK)
-        self.loop = DumbLoop(self.state, self.device, overlap)
+        self.device = RuleDevice(BLOCK)
+        self.loop = RuleLoop(self.state, self.device, overlap)
         self.loop.compose = self._compose
-        self.owed: set[str] = set()  # cancels that are on their way to an earlier stay
+        self.owed: set[str] = set()  # cancels of earlier placements that have not arrived
         self.seq = 0
         self.prompts: dict[str, Prompt] = {}  # received, not ended
         self.output: dict[str, int] = {}
-        self.unopened: set[str] = set()  # nothing was told of their stay
+        self.unopened: set[str] = set()  # nothing was reported of their placement
         self.victims: tuple[str, ...] = ()
         self.residency = ""
         self.reported = 0
-        self.ended: list[str] = []  # finished, and no scheduler was told
-        self.runs: set[str] = set()  # as the scheduler has to believe by now
-        self.streams = {"g0": 1, "g1": 1}  # which stream of a gateway is open
+        self.ended: list[str] = []  # finished, and not reported to a scheduler
+        self.runs: set[str] = set()  # the scheduler's knowledge
+        self.streams = {"g0": 1, "g1": 1}  # the open stream of each gateway
         self.account = Account(BLOCKS)
         self._attach()
 
@@ -89,7 +87,7 @@ class WorkerMachine(RuleBasedStateMachine):
 
     @rule(request_id=IDS)
     def resubmit(self, request_id):
-        """It was placed elsewhere, and comes back before its first stay is cancelled."""
+        """A request was moved away, and returns before its first placement is cancelled."""
         prompt = self.prompts.get(request_id)
         if prompt is None or request_id not in self.state.sequences:
             return
@@ -106,7 +104,7 @@ class WorkerMachine(RuleBasedStateMachine):
 
     @rule(lengths=st.lists(st.integers(1, 12), min_size=2, max_size=5), limit=st.integers(4, 14))
     def crowd(self, lengths, limit):
-        """As many as want more than there is, at once."""
+        """Enough requests at once to exceed the memory."""
         names = [f"r{i}" for i in range(8) if f"r{i}" not in self.prompts][: len(lengths)]
         for name, length in zip(names, lengths, strict=False):
             self.prompt(name, length, 14, True, 0)
@@ -201,12 +199,12 @@ class WorkerMachine(RuleBasedStateMachine):
         may_leave = eldest.request_id in self.victims or self.residency == "defer"
         if eldest in runnable and not may_leave:
             getting_on = eldest.request_id in planned or eldest.arriving
-            assert getting_on or ahead, "the eldest must get on"
+            assert getting_on or ahead, "the oldest request must progress"
         return batch
 
     def _check_left(self, out: list[Sequence], decodes: set[Sequence], batch: StepBatch) -> None:
-        """Who could run and does not: for want of memory or of room in the step, or behind a
-        prefill in flight, whose blocks it may find."""
+        """Requests that could run and are not in the step lack memory or room, or wait for a
+        prefill in flight that computes their blocks."""
         if len(batch.decodes) + batch.prefill_tokens == BATCH or self.residency == "defer":
             return
         reach = self.state.pool.reach
@@ -241,7 +239,7 @@ class WorkerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def arrive(self, data):
-        """Uploads end in order, some now and some later."""
+        """Completes uploads in order, some now and some later."""
         self.device.carry_out(self.state.take_moves())
         pending = list(self.device.pending)
         self._arrive(pending[: data.draw(st.integers(0, len(pending)))])
@@ -260,8 +258,8 @@ class WorkerMachine(RuleBasedStateMachine):
         return {f"{gateway}#{stream}" for gateway, stream in self.streams.items()}
 
     @rule(gateway=GATEWAYS)
-    def gateway_connects_anew(self, gateway):
-        """What came on its last stream is the scheduler's to cancel, while there is one."""
+    def gateway_reconnects(self, gateway):
+        """A scheduler, if any, cancels the requests of the old stream."""
         self.streams[gateway] += 1
 
     def _forget_unread(self) -> None:
@@ -272,8 +270,8 @@ class WorkerMachine(RuleBasedStateMachine):
         assert self.state.sequences.keys() <= self.prompts.keys()
 
     @rule(unsent=st.booleans(), times=st.integers(0, 6), left=st.sets(GATEWAYS))
-    def a_scheduler_goes_and_another_comes(self, unsent, times, left):
-        """The last report may not have reached it; without it, gateways may leave too."""
+    def scheduler_is_replaced(self, unsent, times, left):
+        """The last report may be lost. Without a scheduler, gateways may leave, too."""
         report = self.state.report() if unsent else None
         self.state.return_reports([report] if report else [])
         self._forget_unread()
@@ -284,7 +282,7 @@ class WorkerMachine(RuleBasedStateMachine):
         self._attach()
 
     def _attach(self) -> None:
-        """The scheduler knows what the hello and the first report tell, and nothing else."""
+        """The scheduler knows only the hello and the first report."""
         held = self.state.attach()
         self.owed.clear()
         self.seq = self.reported = 0
@@ -327,7 +325,7 @@ class WorkerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.prompts)
     @rule()
     def finish_everything(self):
-        """However it got here, admitting what is left often enough ends it."""
+        """From any state, repeated admission of the remaining requests ends all of them."""
         for _ in range(400):
             if not self.prompts:
                 break

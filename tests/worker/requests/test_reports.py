@@ -1,12 +1,12 @@
-"""What a worker's state tells its scheduler, again where it was not heard, as transcripts."""
+"""Reports of a worker's state, also repeated after lost ones, as transcripts."""
 
 from services.core import Grant, Pause, Residency
 from tests.worker.requests.worker_transcript import Transcript
 
 
 def test_attaching_scheduler_receives_all_requests_and_unreported_events():
-    """`done` ends and `new` is evicted while detached; `early` was never admitted, and the
-    admission of `late` has not found its prompt: it is forgotten."""
+    """`done` ends and `new` is evicted while detached; `early` was never admitted; the admission of
+    `late` has no prompt and is dropped."""
     t = Transcript(kv_tokens=24)
     for name, length, most in (("done", 3, 3), ("old", 9, 9), ("new", 5, 9)):
         t.prompt(name, length, max_tokens=most)
@@ -15,7 +15,7 @@ def test_attaching_scheduler_receives_all_requests_and_unreported_events():
     t.prompt("early", 7)
     t.admit(late=9)
     t.step()
-    t.goes()
+    t.detach()
     t.step(times=8)
     t.attach()
     t.prompt("late", 2)
@@ -57,7 +57,7 @@ def test_unsent_report_s_ends_and_evictions_are_reported_again():
     t.step()
     unsent = t.state.report()
     assert unsent and unsent.evicted and unsent.finished
-    t.goes(unsent)
+    t.detach(unsent)
     t.attach()
     t.reads("""
         old@8 -> old+3=length
@@ -73,7 +73,7 @@ def test_requests_of_closed_gateways_are_dropped_without_a_scheduler():
     t.prompt("unplanned", 4)
     t.admit(a=9)
     t.step()
-    t.goes()
+    t.detach()
     t.state.keep_only({"another stream"})
     assert t.state.idle and t.state.pool.free_blocks == 16
     t.attach()
@@ -86,7 +86,8 @@ def test_requests_of_closed_gateways_are_dropped_without_a_scheduler():
 
 
 def test_every_report_has_block_holders():
-    """`b` shares the first two of `a`; both are told when they grow, and while they rest."""
+    """`b` shares the first two blocks of `a`; block counts are reported when they grow, and during
+    an offload."""
     t = Transcript(prefix_sharing=True, max_batch_tokens=16)
     t.prompt("a", 10)
     t.admit(a=9)

@@ -132,7 +132,7 @@ def test_plan_orders_victims():
 
 
 def test_prefill_evicts_only_later_requests():
-    """`b` needs a second block: it takes those of `c`, admitted after it, never that of `a`."""
+    """`b` needs a second block: it gets that of `c`, admitted after it, never that of `a`."""
     t = Transcript(kv_tokens=16, max_batch_tokens=6)
     t.prompt("c", 4)
     t.admit(c=9)
@@ -229,13 +229,14 @@ def test_request_that_can_never_fit_is_refused_with_both_numbers():
     t = Transcript(kv_tokens=16)
     t.prompt("a", 10, max_tokens=7)
     t.reads("""
-        refused a: prompt (10) + max_tokens (7) is over 16 tokens, the longest request that fits
+        refused a: prompt (10) + max_tokens (7) exceeds 16 tokens, the longest request that fits
           report plan 0, free 4: finished a:0 error
     """)
 
 
 def test_prompt_that_overtakes_the_cancel_of_its_first_placement_is_kept():
-    """Moved away and back: the gateway's new prompt may be faster than the scheduler's cancel."""
+    """The request is moved away and back: the gateway's prompt may arrive before the scheduler's
+    cancel."""
     t = Transcript()
     t.prompt("a", 4)
     t.admit(a=9)

@@ -1,4 +1,4 @@
-"""Static batches at a worker, as transcripts: waiting members, and what waiting costs."""
+"""Static batches at a worker, as transcripts: waiting members, padding and invalid tokens."""
 
 from services.core import Grant, Pause, Residency, StaticBatch
 from services.worker.requests.pending import HELD_S
@@ -25,9 +25,10 @@ def test_static_batch_waits_for_all_prompts():
 
 
 def test_padding_is_prefilled_and_held_until_the_batch_is_over():
-    """Contexts of 2, 5 and 9: 7 + 4 tokens of padding, in 2 + 1 blocks beside the 1 + 2 + 3 of
-    their own. 8 tokens a step: 16 of prompts and 11 of padding are four steps, and no member
-    decodes before. All have drawn two tokens in the fifth; then all padding blocks are free."""
+    """Contexts of 2, 5 and 9: 7 + 4 tokens of padding, in 2 + 1 blocks besides the 1 + 2 + 3 of the
+    members. With 8 tokens per step, 16 of prompts and 11 of padding take four steps, and no member
+    decodes before. After the fifth step each member has drawn two tokens; then all padding blocks
+    are free."""
     t = Transcript()
     for name, length in (("a", 2), ("b", 5), ("c", 9)):
         t.prompt(name, length)
@@ -48,9 +49,9 @@ def test_padding_is_prefilled_and_held_until_the_batch_is_over():
 
 
 def test_ended_member_continues_unsent_until_the_last_one_ends():
-    """`a` stops at its second token and `b` has all it asked for with its third; `c` makes five.
-    So `a` draws 3 invalid tokens and `b` 2, and their ends are not sent before; nor
-    does a plan for an ended one change anything."""
+    """`a` stops at its second token, and `b` has its last one with the third; `c` draws five. So
+    `a` draws 3 invalid tokens and `b` 2, and their ends are not sent before. A plan for an ended
+    member changes nothing."""
     t = Transcript()
     t.prompt("a", 2, ignore_eos=False)
     t.prompt("b", 2, max_tokens=3)
@@ -92,7 +93,7 @@ def test_batch_is_over_when_all_members_have_ended():
 
 
 def test_member_at_its_budget_waits_for_the_others():
-    """And may be told to go on meanwhile: the batch is over when that is used up, too."""
+    """Its budget may be extended meanwhile: the batch is over when that is used up, too."""
     t = Transcript()
     for name in "ab":
         t.prompt(name, 2)
@@ -185,7 +186,7 @@ def test_refused_or_missing_member_is_not_awaited():
     t.state.expire(HELD_S + 1)
     t.step()
     t.reads("""
-        refused b: prompt (12) + max_tokens (9) is over 16 tokens, the longest request that fits
+        refused b: prompt (12) + max_tokens (9) exceeds 16 tokens, the longest request that fits
         nothing runs
           report plan 1, free 4: a:0/0, finished b:0 error
         a[0:1] -> a+0
@@ -212,9 +213,9 @@ def test_paused_member_leaves_its_batch_and_an_ended_one_is_reported():
 
 
 def test_end_reported_by_a_pause_is_not_of_a_later_batch():
-    """`b` has ended, untold. A plan that does not know it yet pauses it, and has it begin another
-    batch with `a`: its end is told by that pause, and `a`, taken out of the first batch, waits in
-    the second for one that begins again. It never does: it expires and is not awaited any more."""
+    """`b` has ended, unreported. A plan from before pauses it, and names it in another batch with
+    `a`. The pause reports its end. `a`, removed from the first batch, waits in the second for a
+    restart of `b`, which expires and is not awaited any more."""
     t = Transcript()
     t.prompt("a", 1, max_tokens=2)
     t.prompt("b", 1, max_tokens=1)
@@ -248,7 +249,7 @@ def test_batches_end_with_their_scheduler():
     t.prompt("c", 1)
     together(t, 2, c=2, d=2)
     t.step({"a": EOS})
-    t.goes()
+    t.detach()
     t.attach()
     t.step()
     t.reads("""
@@ -264,7 +265,7 @@ def test_batches_end_with_their_scheduler():
 
 
 def test_non_member_changes_nothing():
-    """Empty, with a member of an earlier one, and with a repeated number."""
+    """A batch without members, with a member of an earlier one, and with a repeated number."""
     t = Transcript()
     t.prompt("a", 1)
     t.admit(a=9)

@@ -1,4 +1,4 @@
-"""Static batches as transcripts: memory that is out, and steps that break."""
+"""Static batches as transcripts: exhausted memory, and failing steps."""
 
 from tests.worker.requests.static_batches import together, wasted
 from tests.worker.requests.worker_oracle import EOS
@@ -6,7 +6,8 @@ from tests.worker.requests.worker_transcript import Transcript
 
 
 def test_padding_is_limited_by_memory():
-    """16 tokens of KV: contexts of 1 and 9 take 4 blocks, so none is free for 8 of padding."""
+    """16 tokens of KV: contexts of 1 and 9 take 4 blocks, so that none is free for 8 tokens of
+    padding."""
     t = Transcript(kv_tokens=16)
     t.prompt("a", 1, max_tokens=2)
     t.prompt("b", 9, max_tokens=3)
@@ -25,10 +26,11 @@ def test_padding_is_limited_by_memory():
 
 
 def test_padding_then_ended_members_give_way_when_memory_runs_out():
-    """24 tokens of KV in 6 blocks. `a` (1 token) is padded by 7 to `b`'s 8: of 1 + 2 + 2 blocks
-    one is left, which `b`'s 9th token takes. `a` has ended: its 5th evicts no request, it waits.
-    For `b`'s 13th the padding does, and there is one more block for `a`. For `b`'s 17th `a` lets
-    go of both its blocks and is done: 7 invalid tokens, and `b` was never evicted."""
+    """24 tokens of KV in 6 blocks. `a` (1 token) is padded by 7 to the 8 of `b`: 1 + 2 + 2 blocks
+    leave one, which the 9th token of `b` takes. `a` has ended: its 5th token evicts nothing and
+    waits. For the 13th token of `b` the padding is dropped, which leaves a block for `a`. For the
+    17th token of `b`, `a` loses both blocks and is not computed any more: 7 invalid tokens, and `b`
+    was never evicted."""
     t = Transcript(kv_tokens=24, max_batch_tokens=16)
     t.prompt("a", 1, max_tokens=1)
     t.prompt("b", 8, max_tokens=16)
@@ -59,7 +61,8 @@ def test_padding_then_ended_members_give_way_when_memory_runs_out():
 
 
 def test_evicted_member_leaves_its_batch():
-    """16 tokens of KV, two that want 14 each: the newest leaves, and its mate ends without it."""
+    """16 tokens of KV, two members that need 14 each: the newest is evicted, and the other ends
+    without it."""
     t = Transcript(kv_tokens=16)
     for name in "ab":
         t.prompt(name, 6, max_tokens=8)
@@ -79,7 +82,8 @@ def test_evicted_member_leaves_its_batch():
 
 
 def test_faulty_member_ends_alone_and_others_stay_in_lockstep():
-    """The step of three is tried in parts: `a`, which has ended, and `b`; each alone; then `c`."""
+    """The step of three is computed in parts: `a`, which has ended, and `b`; each alone; then
+    `c`."""
     t = Transcript()
     for name in "abc":
         t.prompt(name, 1, ignore_eos=False)
@@ -124,7 +128,7 @@ def test_faulty_ended_member_stops_and_its_own_end_is_sent():
 
 
 def test_padding_is_omitted_after_a_failed_step():
-    """7 tokens of it, of which none is computed before `a` and `b` are tried by themselves."""
+    """7 tokens of padding, none of which is computed before `a` and `b` are computed separately."""
     t = Transcript(max_batch_tokens=32)
     t.prompt("a", 1)
     t.prompt("b", 8)

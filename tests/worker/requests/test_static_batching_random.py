@@ -1,5 +1,5 @@
-"""Static batches under random plans, against what members, gateways and schedulers may see; what
-they waste, counted; and real models, whose answers they must not change."""
+"""Static batches under random plans: what members, gateways and schedulers may observe, counted
+waste, and unchanged answers of real models."""
 
 from collections import Counter
 from typing import Any
@@ -17,7 +17,7 @@ from services.worker.requests.types.limits import Limits
 from services.worker.requests.types.prompt import GREEDY, Prompt, SamplingParams
 from services.worker.requests.types.sequence import Phase
 from tests.examples import examples
-from tests.worker.requests.worker_oracle import EOS, DumbDevice, answer
+from tests.worker.requests.worker_oracle import EOS, RuleDevice, answer
 from tests.worker.requests.worker_transcript import Account
 from tests.worker.worker_fixtures import Feeder, clear_cases, engine_of
 
@@ -28,7 +28,7 @@ ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
 
 
 def length_of(prompt: Prompt) -> int:
-    """How many tokens its answer has, by the oracle's rule."""
+    """The number of tokens of a request's answer, by the oracle."""
     for count in range(1, prompt.max_tokens):
         token = answer(prompt.request_id, prompt.prompt_tokens + count - 1)
         if token == EOS and not prompt.sampling.ignore_eos:
@@ -37,8 +37,8 @@ def length_of(prompt: Prompt) -> int:
 
 
 class LockstepMachine(RuleBasedStateMachine):
-    """What is told of a member, and when. `batch_of` is what the plans have made of it, without
-    those that were cancelled, paused, evicted or named in a later batch."""
+    """Which tokens of a member are sent, and when. `batch_of` are the batches of the plans, without
+    members that were cancelled, paused, evicted or named in a later batch."""
 
     @initialize(
         blocks=st.sampled_from([9, 30]), host=st.sampled_from([0, 12]), sharing=st.booleans()
@@ -47,7 +47,7 @@ class LockstepMachine(RuleBasedStateMachine):
         self.blocks = blocks
         limits = Limits(blocks, BLOCK, 5, 11, 34, 3, frozenset([EOS]), host, True, sharing)
         self.state = WorkerState(limits)
-        self.device = DumbDevice(BLOCK)
+        self.device = RuleDevice(BLOCK)
         self.account = Account(blocks)
         self.account.begin(self.state.attach())
         self.seq = self.number = 0
@@ -58,7 +58,7 @@ class LockstepMachine(RuleBasedStateMachine):
 
     @rule(names=st.sets(NAMES, max_size=4), length=st.integers(1, 15), most=st.integers(1, 14),
           ignore=st.booleans())  # fmt: skip
-    def prompts_come(self, names, length, most, ignore):
+    def prompts_arrive(self, names, length, most, ignore):
         for name in sorted(names - self.prompts.keys()):
             here = max(1, length - int(name[1:]))
             tokens = tuple(1 + i % 3 for i in range(here))
@@ -75,7 +75,7 @@ class LockstepMachine(RuleBasedStateMachine):
         residency=st.sampled_from(["", "swap", "defer"]),
     )
     def plan(self, limits, beside, cancel, pause, residency):
-        """Members may be here, expected, or never come, and stand in a batch that goes on."""
+        """Members may be here, expected, or missing, and in a batch that continues."""
         self.number += 1
         grants = tuple(Grant(*item) for item in limits.items())
         self._plan(
@@ -92,11 +92,11 @@ class LockstepMachine(RuleBasedStateMachine):
         limit=st.integers(3, 14),
         times=st.integers(0, 5),
     )
-    def a_batch_begins(self, lengths, most, limit, times):
-        """Of newcomers, all of whose prompts are here; most of them end at different times."""
+    def batch_begins(self, lengths, most, limit, times):
+        """New requests whose prompts are here; most end at different times."""
         names = [name for name in IDS if name not in self.prompts][: len(lengths)]
         for name, length, tokens in zip(names, lengths, most, strict=False):
-            self.prompts_come({name}, length + int(name[1:]), tokens, True)
+            self.prompts_arrive({name}, length + int(name[1:]), tokens, True)
         self.number += 1
         grants = tuple(Grant(name, limit) for name in names)
         self._plan(admit=grants, batches=(StaticBatch(self.number, tuple(names)),))
@@ -110,17 +110,17 @@ class LockstepMachine(RuleBasedStateMachine):
         self.seq += 1
         plan = Plan(self.seq, **directives)
         for request_id in plan.cancel:
-            self._gone(request_id)
+            self._forget(request_id)
         paused = {pause.request_id for pause in plan.pause if self._is_here(pause)}
         to_tell = {r for r in paused - {*plan.cancel} if self.state.running[r].ended}
-        self._part(*paused)
+        self._leave(*paused)
         self.account.cancelled(*plan.cancel)
         self.state.apply_plan(plan, 0.0)
         late = self.state.ends.pop_late()
         assert {token.request_id for token in late} == to_tell, (
             "late tokens of paused requests only"
         )
-        self._tell(late)  # a request that the plan names again restarts and has not ended
+        self._check_tokens(late)  # a request that the plan names again restarts and has not ended
         for batch in plan.batches:
             here = {*self.state.running, *self.state.pending.admissions}
             ended = {r for r, s in self.state.running.items() if s.ended}
@@ -129,13 +129,13 @@ class LockstepMachine(RuleBasedStateMachine):
     def _is_here(self, pause: Pause) -> bool:
         return pause.request_id in self.state.running
 
-    def _part(self, *request_ids: str) -> None:
-        """These are in no batch any more."""
+    def _leave(self, *request_ids: str) -> None:
+        """These requests leave their batches."""
         for request_id in request_ids:
             self.batch_of.pop(request_id, None)
 
-    def _gone(self, request_id: str) -> None:
-        self._part(request_id)
+    def _forget(self, request_id: str) -> None:
+        self._leave(request_id)
         self.prompts.pop(request_id, None)
 
     @rule(times=st.integers(1, 8))
@@ -146,11 +146,11 @@ class LockstepMachine(RuleBasedStateMachine):
     def _step(self) -> bool:
         batch = self.state.steps.compose()
         self.state.check_integrity()
-        self._part(*(r for r, s in self.state.sequences.items() if s.phase is not Phase.RUNNING))
-        self._part_the_spent()
+        self._leave(*(r for r, s in self.state.sequences.items() if s.phase is not Phase.RUNNING))
+        self._leave_finished_batches()
         self.device.carry_out(self.state.take_moves())
         if batch is None:
-            self._tell(self.state.ends.pop_late())
+            self._check_tokens(self.state.ends.pop_late())
             assert self.device.pending or not self._could_run(), "a request could run"
             return False
         self._check_gate([*batch.decodes.sequences, *(c.sequence for c in batch.chunks)])
@@ -159,22 +159,22 @@ class LockstepMachine(RuleBasedStateMachine):
         assert len(batch.decodes) + batch.prefill_tokens <= 11
         assert len(batch.decodes) + len(batch.chunks) - len(pads) <= 5
         result = self.state.steps.commit(batch, self.device.run(batch), [])
-        self._tell(result.tokens)
-        self._part_the_spent()
+        self._check_tokens(result.tokens)
+        self._leave_finished_batches()
         self.state.check_integrity()
         return True
 
-    def _part_the_spent(self) -> None:
-        """A batch is over, too, when all have used up their budgets and none has ended."""
+    def _leave_finished_batches(self) -> None:
+        """A batch is also over when all members have used up their budgets and none has ended."""
         going = {n for r, n in self.batch_of.items() if not self._is_spent(r)}
-        self._part(*(r for r, number in self.batch_of.items() if number not in going))
+        self._leave(*(r for r, number in self.batch_of.items() if number not in going))
 
     def _is_spent(self, request_id: str) -> bool:
         sequence = self.state.running.get(request_id)
         return bool(sequence and not sequence.ended and not sequence.within_budget)
 
     def _could_run(self) -> bool:
-        """While there is a batch, a request without budget takes none of the 5 slots."""
+        """With a batch, a request without budget left takes none of the 5 slots."""
         first = list(self.state.running.items())[: None if self.batch_of else 5]
         waiting = {self.batch_of.get(r, 0) for r in self.state.pending.admissions} - {0}
         return any(
@@ -183,13 +183,13 @@ class LockstepMachine(RuleBasedStateMachine):
         )
 
     def _check_gate(self, ran) -> None:
-        """Whoever runs has all its mates here."""
+        """All members of a batch with a running member are here."""
         expected = self.state.pending.admissions
         numbers = {self.batch_of.get(s.request_id, 0) for s in ran} - {0}
         assert not [r for r in expected if self.batch_of.get(r) in numbers]
 
-    def _tell(self, tokens: list[NewToken]) -> None:
-        """Tokens are those of the rule, in order; ends come together."""
+    def _check_tokens(self, tokens: list[NewToken]) -> None:
+        """Sent tokens are those of the oracle, in order; ends of a batch are sent together."""
         for token in tokens:
             prompt = self.prompts[token.request_id]
             assert token.offset == self.output[token.request_id]
@@ -203,9 +203,9 @@ class LockstepMachine(RuleBasedStateMachine):
         for request_id, number in self.batch_of.items():
             if number in numbers and request_id not in ended:
                 sequence = self.state.sequences[request_id]
-                assert not sequence.within_budget, "told before the batch was over"
+                assert not sequence.within_budget, "sent before the batch was over"
         for request_id in [r for r, n in self.batch_of.items() if n in numbers]:
-            self._part(request_id)
+            self._leave(request_id)
         for request_id in ended:
             del self.prompts[request_id]
         self.ended += [token.request_id for token in tokens if token.finish]
@@ -219,11 +219,11 @@ class LockstepMachine(RuleBasedStateMachine):
         self.state.arrived(serials)
 
     @rule()
-    def a_scheduler_goes_and_another_comes(self):
-        """Its batches end as they are, and earlier ends are sent."""
+    def scheduler_is_replaced(self):
+        """Batches of the old scheduler end in their present stage, and earlier ends are sent."""
         self.batch_of.clear()
         held = self.state.attach()
-        self._tell(self.state.ends.pop_late())
+        self._check_tokens(self.state.ends.pop_late())
         assert {request.request_id for request in held} == self.prompts.keys()
         self.account.begin(held)
         self.seq = self.number = 0
@@ -231,9 +231,9 @@ class LockstepMachine(RuleBasedStateMachine):
         self.report()
 
     @rule()
-    def who_does_not_come_is_given_up(self):
+    def missing_members_expire(self):
         lost = list(self.state.pending.admissions)
-        self._part(*lost)
+        self._leave(*lost)
         for name in list(self.prompts):
             if name in self.state.pending.prompts:
                 del self.prompts[name]
@@ -255,8 +255,8 @@ class LockstepMachine(RuleBasedStateMachine):
 
     @rule()
     def finish_everything(self):
-        """From any state, expiring missing members and admitting the rest ends it."""
-        self.who_does_not_come_is_given_up()
+        """From any state, expiring missing members and admitting the others ends all requests."""
+        self.missing_members_expire()
         for _ in range(300):
             if not self.prompts:
                 break
@@ -285,10 +285,10 @@ TestLockstep.settings = settings(max_examples=examples(80), stateful_step_count=
 )
 @settings(deadline=None)
 def test_waste_equals_the_papers_count(shapes, limit):
-    """SCLS, §2.4: padding up to the longest prompt, and every member draws as many tokens as
-    the one that draws most. With memory and steps for all, whatever else is true."""
+    """SCLS, §2.4: padding up to the longest prompt, and every member draws as many tokens as the
+    one that draws most. Memory and steps suffice for all."""
     state = WorkerState(Limits(200, BLOCK, 8, 10**4, eos_ids=frozenset([EOS])))
-    device = DumbDevice(BLOCK)
+    device = RuleDevice(BLOCK)
     prompts = []
     for number, (length, most, ignore) in enumerate(shapes):
         sampling = ENDLESS if ignore else GREEDY
@@ -313,8 +313,8 @@ def test_waste_equals_the_papers_count(shapes, limit):
     }
 
 
-class Together(Feeder):
-    """Serves all it has as one static batch, slice after slice."""
+class StaticFeeder(Feeder):
+    """Serves all requests as one static batch, slice after slice."""
 
     def serve(self, cases, slice_tokens: int) -> None:
         self.cases = cases
@@ -336,15 +336,16 @@ class Together(Feeder):
 
 @pytest.mark.parametrize(("name", "kv_tokens"), [("llama", 512), ("llama", 64), ("gpt2", 96)])
 def test_static_answers_equal_those_of_single_requests(name, kv_tokens):
-    """Of several lengths, in slices of 5, padded and beyond ends; with memory for all and not."""
+    """Answers of several lengths, in slices of 5, padded and continued after ends; with memory for
+    all requests and for fewer."""
     cases = clear_cases(name, lengths=[3, 30, 11, 18], new_tokens=12)
     cases = {r: (tokens, output[: 3 + 3 * int(r[1:])]) for r, (tokens, output) in cases.items()}
-    feeder = Together(engine_of(name, kv_tokens=kv_tokens, block_tokens=4, max_batch_tokens=32))
+    feeder = StaticFeeder(engine_of(name, kv_tokens=kv_tokens, block_tokens=4, max_batch_tokens=32))
     feeder.serve(cases, slice_tokens=5)
     assert feeder.output == {request_id: output for request_id, (_, output) in cases.items()}
     counters = feeder.engine.state.counters
     assert counters.invalid_tokens > 0
-    assert bool(feeder.evictions) == (kv_tokens == 64), "undelivered work gives way first"
+    assert bool(feeder.evictions) == (kv_tokens == 64), "undelivered work is dropped first"
     assert bool(counters.padding_left_out_tokens) == (kv_tokens < 512)
     assert bool(counters.padding_tokens) == (kv_tokens > 64)
     assert feeder.engine.state.pool.free_blocks == feeder.engine.state.pool.blocks

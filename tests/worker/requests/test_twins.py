@@ -1,4 +1,5 @@
-"""Prompts that begin alike and come at once, as choices of one request do: computed once."""
+"""Prompts with a common beginning that arrive at once, such as the choices of one request: the
+beginning is computed once."""
 
 import pytest
 
@@ -15,7 +16,8 @@ CHOICES = 8
     [(512, True, 100 + 7 * 4), (48, True, 100 + 7 * 4), (512, False, 8 * 100)],
 )
 def test_eight_choices_prefill_their_full_blocks_once(max_batch_tokens, sharing, prefilled):
-    """100 tokens in blocks of 16: 96 in six full ones, computed once, and 4 that each computes."""
+    """100 tokens in blocks of 16: 96 in six full blocks, computed once, and 4 that each request
+    computes."""
     ((tokens, answer),) = clear_cases("llama", lengths=[100], new_tokens=6).values()
     feeder = Feeder(engine_of("llama", max_batch_tokens=max_batch_tokens, prefix_sharing=sharing))
     timings: list[StepTiming] = []
@@ -45,14 +47,15 @@ def ran(t: Transcript) -> str:
 
 
 def test_equal_prompt_waits_one_step_without_delaying_others():
-    """`b` and `d` find two blocks of three: their last token is always computed."""
+    """`b` and `d` find two of three blocks, because the last token is always computed."""
     t = twins(12, 12, 6, 12, salts="  s ")
     assert ran(t) == "a[0:12] c[0:6]"
     assert ran(t) == "a@12 c@6 b[8:12] d[8:12]"
 
 
 def test_prompt_waits_only_for_half_of_its_work():
-    """Two blocks of 4 are half of 16 tokens and less than half of 17. One block is not awaited."""
+    """Two blocks of 4 are half of 16 tokens and less than half of 17. A single block is not
+    awaited."""
     assert ran(twins(12, 16)) == "a[0:12]"
     assert ran(twins(12, 17, max_batch_tokens=64)) == "a[0:12] b[0:17]"
     assert ran(twins(8, 8)) == "a[0:8] b[0:8]"
@@ -60,27 +63,28 @@ def test_prompt_waits_only_for_half_of_its_work():
 
 
 def test_longer_equal_prompt_waits_for_the_rest():
-    """`a` of 20 in steps of 8 goes first as it did; then `b`, too, has all but its end."""
+    """`a`, of 20 tokens in steps of 8, goes first; then `b` has all but its end."""
     t = twins(20, 20, max_batch_tokens=8)
     assert [ran(t) for _ in range(3)] == ["a[0:8]", "a[8:16]", "a[16:20] b[16:20]"]
 
 
 @pytest.mark.parametrize("residency", [None, *Residency])
 def test_prompt_does_not_wait_for_a_stalled_one(residency):
-    """`a` is cancelled or paused half way; `b` finds what was computed, and computes the rest."""
+    """`a` is cancelled or paused during its prefill; `b` finds the computed blocks, and computes
+    the rest."""
     t = twins(14, 14, 14, max_batch_tokens=8, host_blocks=8)
     assert ran(t) == "a[0:8]"
     if residency is None:
         t.plan(cancel=["a"])
     else:
         t.plan(pause=[Pause("a", residency)])
-    assert ran(t) == "b[8:14]", "and c waits for it"
+    assert ran(t) == "b[8:14]", "c waits for b"
     assert ran(t) == "b@14 c[12:14]"
 
 
 @pytest.mark.parametrize(("exact", "second"), [(True, ""), (False, " b[8:10]")])
 def test_prompt_does_not_wait_for_unshareable_blocks(exact, second):
-    """`a` has been to host memory and back: if that is not exact, no request shares it."""
+    """`a` has been in host memory: if that is not exact, its blocks are not shared."""
     t = twins(14, max_batch_tokens=8, host_blocks=8, exact_swaps=exact)
     assert ran(t) == "a[0:8]"
     t.plan(pause=[Pause("a", Residency.OFFLOAD)])

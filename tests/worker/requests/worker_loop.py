@@ -1,26 +1,24 @@
-"""The engine's loop around a worker's state alone, over a device that answers by rule."""
+"""The engine's loop over a worker's state without a model: a device that answers by rule."""
 
 from collections.abc import Callable
 
 from services.worker.requests.state import WorkerState
 from services.worker.requests.types.batch import NewToken, StepBatch
 from services.worker.requests.types.sequence import Sequence
-from tests.worker.requests.worker_oracle import DumbDevice, scores_of
+from tests.worker.requests.worker_oracle import RuleDevice, scores_of
 
-Flight = tuple[StepBatch, list[int], bool]  # what it drew, and whether it breaks
+Flight = tuple[StepBatch, list[int], bool]  # its draws, and whether it fails
 
 
-class DumbLoop:
-    """With `overlap`, a step is in flight between two calls of `step`.
-
-    Steps that `breaks` names break when they are waited for, and so does what was launched behind
-    them; with `early`, when they are launched.
-    """
+class RuleLoop:
+    """With `overlap`, a step is in flight between two calls of `step`. Steps that `breaks` selects
+    fail when they are awaited, and so does a step launched behind them; with `early`, they fail at
+    launch."""
 
     def __init__(
         self,
         state: WorkerState,
-        device: DumbDevice,
+        device: RuleDevice,
         overlap: bool,
         early: bool = False,
         breaks: Callable[[StepBatch], bool] = lambda _: False,
@@ -35,15 +33,15 @@ class DumbLoop:
         self._flight: Flight | None = None
 
     def step(self) -> list[NewToken] | None:
-        """What one iteration tells; None when nothing can run."""
-        landing = self._flight or self._launch()
+        """The result of one iteration; None when nothing can run."""
+        launched = self._flight or self._launch()
         self._flight = None
-        if landing is None:
+        if launched is None:
             return None
-        batch, drawn, broken = landing
+        batch, drawn, broken = launched
         if broken and not self.state.steps.in_flight and (self.early or not self.overlap):
             return self._fail(batch)
-        ahead = self._launch_behind(landing) if self.overlap else None
+        ahead = self._launch_behind(launched) if self.overlap else None
         if broken:
             return self._fail(batch)
         scores = [scores_of(chunk) for chunk in batch.scored]
@@ -53,10 +51,10 @@ class DumbLoop:
             self._flight = ahead
         return result.tokens
 
-    def _launch_behind(self, landing: Flight) -> Flight | None:
+    def _launch_behind(self, launched: Flight) -> Flight | None:
         if not self.state.steps.in_flight:
-            self.state.steps.advance(landing[0])
-        ahead = self._launch(behind_broken=landing[2])
+            self.state.steps.advance(launched[0])
+        ahead = self._launch(behind_broken=launched[2])
         if ahead and ahead[2] and self.early:
             self.state.steps.withdraw()
             return None

@@ -1,4 +1,4 @@
-"""A device too dumb to be wrong: it remembers what was written where, and answers by rule."""
+"""A simple device: it remembers what was written to each slot, and answers by rule."""
 
 from zlib import crc32
 
@@ -13,11 +13,11 @@ from services.worker.requests.types.sequence import UNKNOWN, Sequence
 
 EOS = 0
 
-# Of the prompt's token at an index, none of them 0; and of the k likeliest in its place.
+# Scores of the prompt token at an index, none of them 0, and of the k most likely tokens there.
 LOGPROB, TOP_LOGPROB = -1.0, -2.0
 
-Written = tuple[str, tuple[int, ...]]  # the salt, and all tokens up to the one whose KV it is
-BROKEN: Written = ("", ())  # by a step that breaks, or behind one
+Written = tuple[str, tuple[int, ...]]  # the salt, and all tokens up to the one of this KV
+BROKEN: Written = ("", ())  # by a failed step, or one launched behind it
 
 
 def answer(request_id: str, length: int) -> int:
@@ -26,7 +26,7 @@ def answer(request_id: str, length: int) -> int:
 
 
 def scores_of(chunk: PrefillChunk) -> PromptLogprobs:
-    """By rule, of the prompt's tokens that this chunk scores."""
+    """The scores of a chunk's prompt tokens, by rule."""
     first, tokens = chunk.start + 1, chunk.sequence.tokens
     ids = np.array(tokens[first : first + chunk.scored], np.int64)
     indices = np.arange(first, first + chunk.scored)
@@ -40,7 +40,7 @@ def scores_of(chunk: PrefillChunk) -> PromptLogprobs:
 
 
 def check_opening(prompt: Prompt, opening: Opening, sharing: bool) -> None:
-    """What is told with the first token of a stay."""
+    """Checks what is sent with the first token of a placement."""
     sampling, delivered = prompt.sampling, len(prompt.token_ids) > prompt.prompt_tokens
     scored = sampling.prompt_logprobs is not None and not delivered
     assert 0 <= opening.cached_tokens <= prompt.prompt_tokens * sharing * (not scored)
@@ -55,18 +55,16 @@ def check_opening(prompt: Prompt, opening: Opening, sharing: bool) -> None:
     assert top == [[TOP_LOGPROB * index] * k for index in indices]
 
 
-class DumbDevice:
-    """Stores by slot what KV stands for, in two memories, and checks every context it reads.
-
-    Uploads write only when a test says that they arrive.
-    """
+class RuleDevice:
+    """Stores by slot what KV stands for, in two memories, and checks every context that it reads.
+    Uploads write only when a test completes them."""
 
     def __init__(self, block_tokens: int):
         self._block_tokens = block_tokens
         self._memory: dict[int, Written] = {}
         self._host: dict[int, Written] = {}
         self.pending: dict[int, KVTransfer] = {}
-        self.drawn: list[int] = []  # in the last step, for the one behind it to read
+        self.drawn: list[int] = []  # in the last step, read by the next one
 
     def carry_out(self, moves: TransferPlan) -> None:
         for serial in moves.recalled:
@@ -80,7 +78,7 @@ class DumbDevice:
                 self.pending[move.serial] = move
 
     def finish(self, serial: int) -> None:
-        """An upload arrives."""
+        """Completes an upload."""
         move = self.pending.pop(serial)
         self._copy(self._host, move.host_blocks, self._memory, move.device_blocks, move)
 
@@ -130,7 +128,7 @@ class DumbDevice:
         end: int,
         breaks: bool,
     ) -> None:
-        """Write tokens [start, end), then read all before `end` as attention does."""
+        """Writes tokens [start, end), then reads all before `end`, as attention does."""
         salt = sequence.prompt.cache_salt
         for position in range(start, end):
             written = BROKEN if breaks else (salt, text[: position + 1])

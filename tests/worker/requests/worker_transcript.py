@@ -1,4 +1,4 @@
-"""A worker's state driven by hand, and what it did written down a line a step."""
+"""A worker's state driven by hand, with one line per step."""
 
 from collections.abc import Sequence
 from textwrap import dedent
@@ -11,11 +11,11 @@ from services.worker.requests.state import WorkerState
 from services.worker.requests.types.batch import NewToken, StepBatch
 from services.worker.requests.types.limits import Limits
 from services.worker.requests.types.prompt import Prompt, SamplingParams
-from tests.worker.requests.worker_oracle import EOS, DumbDevice
+from tests.worker.requests.worker_oracle import EOS, RuleDevice
 
 
 class Account:
-    """A scheduler's account of one device's blocks, kept by what it is told and by nothing else."""
+    """A scheduler's account of one device's blocks, from its reports alone."""
 
     def __init__(self, blocks: int):
         self._all = blocks
@@ -29,7 +29,7 @@ class Account:
             self.blocks.pop(request_id, None)
 
     def check(self, report: Report) -> None:
-        """Take the report in; it must add up."""
+        """Applies a report, which must add up."""
         self.cancelled(*(f.request_id for f in report.finished))
         self.blocks |= {p.request_id: p.blocks for p in (*report.progress, *report.evicted)}
         in_use = sum(self.blocks.values()) - report.shared_blocks
@@ -37,7 +37,7 @@ class Account:
 
 
 class Transcript:
-    """Drives a state and writes down what it does. Blocks of 4 tokens."""
+    """Drives a state and writes down what it does. Blocks have 4 tokens."""
 
     def __init__(self, kv_tokens: int = 64, **limits: int):
         shape: dict[str, Any] = {
@@ -49,7 +49,7 @@ class Transcript:
         self.state = WorkerState(
             Limits(kv_tokens // 4, block_tokens=4, eos_ids=frozenset([EOS]), **shape)
         )
-        self.device = DumbDevice(block_tokens=4)
+        self.device = RuleDevice(block_tokens=4)
         self.account = Account(self.state.limits.kv_blocks)
         self.lines: list[str] = []
         self.listened = True  # by a scheduler
@@ -78,13 +78,13 @@ class Transcript:
     def admit(self, **limits: int) -> None:
         self.plan(admit=[Grant(request_id, limit) for request_id, limit in limits.items()])
 
-    def goes(self, *unsent: Report) -> None:
-        """The scheduler is gone, and these reports never reached it."""
+    def detach(self, *unsent: Report) -> None:
+        """The scheduler is gone, and these reports did not reach it."""
         self.listened = False
         self.state.return_reports(unsent)
 
     def attach(self) -> None:
-        """Another scheduler comes, whose plans are numbered from 1 on."""
+        """Another scheduler attaches, whose plans are numbered from 1."""
         held = self.state.attach()
         self.listened, self._seq = True, 0
         self.account.begin(held)
@@ -93,7 +93,7 @@ class Transcript:
         self._report()
 
     def step(self, drawn: dict[str, int] | None = None, times: int = 1, poison: str = "") -> None:
-        """Steps with one of `poison` (a letter a request) in them break."""
+        """Steps with one of `poison` (one letter per request) fail."""
         for _ in range(times):
             batch = self.state.steps.compose()
             self._carry_out(self.state.take_moves())
@@ -120,7 +120,7 @@ class Transcript:
             self.lines.append(f"  {move.request_id}: {move.tokens} in {blocks} blocks {way}")
 
     def arrive(self) -> None:
-        """All uploads under way are over."""
+        """Completes all uploads."""
         self._carry_out(self.state.take_moves())
         serials = list(self.device.pending)
         for serial in serials:
@@ -139,7 +139,7 @@ class Transcript:
             self.lines.append("  " + _said(report))
 
     def reads(self, text: str) -> None:
-        """The lines since the last time."""
+        """The lines since the last call."""
         self._report()
         lines, self.lines = self.lines, []
         assert lines == dedent(text).strip("\n").splitlines()

@@ -32,7 +32,7 @@ class RandomRows:
         self._rng = np.random.default_rng(0)
 
     def batch(self, rows: int) -> StepBatch:
-        """Each row writes into a block of its own and reads any others. O(tokens)."""
+        """A batch whose rows each write into a separate block and read any others. O(tokens)."""
         longest = np.log(self._reach_tokens)
         lengths = np.exp(self._rng.uniform(0, longest, rows)).astype(int)
         tables = []
@@ -46,21 +46,16 @@ class RandomRows:
 
 
 def _sequence(token: int, computed: int) -> Sequence:
-    """Only its newest token matters, so it has no others."""
+    """A sequence with only its newest token, because no other matters."""
     sequence = Sequence.start(Prompt("\0check", (token,), 1, 1), 1)
     sequence.computed = computed
     return sequence
 
 
-def checked_blocks(max_rows: int, blocks: int) -> int:
-    """The number of first blocks that take part."""
-    return min(blocks, max_rows + SHARED_BLOCKS)
-
-
 @contextmanager
 def random_contexts(cache: KVCache, blocks: int) -> Iterator[None]:
-    """Random values in the first `blocks` blocks within the context, zeros afterwards. In an empty
-    cache, a row that reads another's blocks would go unnoticed."""
+    """Context in which the first `blocks` blocks hold random values; zeros afterwards. With zeros,
+    a row that reads the blocks of another row would not be detected."""
     first = [(layer.data[:, :blocks], layer.scales) for layer in cache.layers]
     generator = torch.Generator(cache.layers[0].data.device).manual_seed(0)
     try:
@@ -85,4 +80,4 @@ def difference(recorded: Tensor, eager: Tensor) -> str:
     shifts = [relative_shift(recorded[part], eager[part]) for part in parts]
     if all(shift <= most for shift in shifts):  # true for NaN, too
         return ""
-    return f"it moves logits by {max(shifts):.2%} of their size"
+    return f"its logits differ by {max(shifts):.2%} of their size"

@@ -1,9 +1,9 @@
-"""Decode steps recorded by batch size and replayed: one launch for a whole step.
+"""Decode steps recorded by batch size and replayed with one launch per step.
 
 A decode step of a small batch is some hundred kernels of a few microseconds each, which the host
-launches more slowly than a GPU runs them. Steps of every size are therefore recorded at start. A
+launches more slowly than a GPU runs them. Steps of several sizes are therefore recorded at start. A
 batch runs at the next larger size. Its padding rows are token 0 at position 0, in a cache block
-outside the pool, attending to themselves.
+outside the pool, and attend only to themselves.
 """
 
 import logging
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from services.worker.engine.graphs.check import (
+    SHARED_BLOCKS,
     RandomRows,
-    checked_blocks,
     difference,
     random_contexts,
 )
 from services.worker.engine.graphs.recorder import Recorder
-from services.worker.engine.graphs.sizes import fitting, order_of
+from services.worker.engine.graphs.sizes import next_larger_sizes, recording_order
 from services.worker.engine.inputs import Inputs, StepInputs
 from services.worker.kernels.interface import RecordableAttention
 from services.worker.kv.cache import KVCache
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GraphParts:
-    """What recording needs. `pad_block` of the cache is outside the pool; `blocks` is the pool's
-    size; `limit_bytes` of device memory are reserved for all recordings."""
+    """Inputs of the recording. `pad_block` is a block of the cache outside the pool, `blocks` the
+    size of the pool, `limit_bytes` the device memory reserved for all recordings."""
 
     model: PagedModel
     cache: KVCache
@@ -52,7 +52,7 @@ class GraphParts:
 @dataclass
 class _Buffers:
     """Inputs and outputs of a recorded step, for the largest number of rows. Rows from `used` on
-    are padding. All sizes share the logits, which would be too large per size."""
+    are padding. All sizes share them, because logits per size would be too large."""
 
     tokens: Tensor
     positions: Tensor
@@ -69,7 +69,8 @@ class _Buffers:
         return cls(zeros(), zeros(), zeros().fill_(pad_slot), logits, pad_slot)
 
     def copy_from(self, inputs: Inputs) -> None:
-        """Copies the batch's inputs and pads the rest: one launch, rarely three."""
+        """Copies the batch's inputs and pads the rest. One launch; four if the batch is smaller
+        than the one before."""
         rows = len(inputs.tokens)
         into = [self.tokens[:rows], self.positions[:rows], self.slots[:rows]]
         torch._foreach_copy_(into, [inputs.tokens, inputs.positions, inputs.slots])
@@ -82,28 +83,29 @@ class _Buffers:
 
 @dataclass
 class DecodeGraphs:
-    """The recorded steps. `run` requires that `takes` is true, on the thread that computes."""
+    """The recorded steps. `run` requires that `accepts` is true, and runs on the engine's
+    thread."""
 
     parts: GraphParts
     buffers: _Buffers
     _replays: dict[int, Callable[[], None]] = field(default_factory=dict)
-    _fitting: list[int | None] = field(default_factory=list)
+    _size_by_rows: list[int | None] = field(default_factory=list)
 
     @classmethod
     def record(cls, parts: GraphParts, eager: Callable[[StepBatch], Tensor]) -> "DecodeGraphs":
         """Records every size whose logits agree with `eager`'s, within the available time and
         memory. Logs the result, and warns about omitted sizes."""
         most, block_tokens = parts.sizes[-1], parts.cache.block_tokens
-        blocks = checked_blocks(most, parts.blocks)
+        blocks = min(parts.blocks, most + SHARED_BLOCKS)  # those that the check uses
         reach = min(parts.attention.row_tokens, parts.model.max_context_tokens)
         rows = RandomRows(blocks, block_tokens, reach, parts.model.vocab_size)
         pad_slot = parts.pad_block * block_tokens
         graphs = cls(parts, _Buffers.allocate(most, pad_slot, eager(rows.batch(1))))
         begun_s, begun_bytes = perf_counter(), parts.recorder.used_bytes()
         with torch.inference_mode(), random_contexts(parts.cache, blocks):
-            for tried, size in enumerate(order_of(parts.sizes)):
+            for tried, size in enumerate(recording_order(parts.sizes)):
                 took_s = perf_counter() - begun_s
-                # negative if caches were emptied
+                # Negative if other memory was freed meanwhile.
                 took_bytes = parts.recorder.used_bytes() - begun_bytes
                 if tried and (took_s > RECORD_S or took_bytes > parts.limit_bytes):
                     break
@@ -116,17 +118,21 @@ class DecodeGraphs:
         graphs._log_summary(perf_counter() - begun_s, parts.recorder.used_bytes() - begun_bytes)
         return graphs
 
-    def takes(self, batch: StepBatch) -> bool:
+    def accepts(self, batch: StepBatch) -> bool:
         """Whether a batch has only decodes, and no more or longer ones than were recorded."""
         rows = batch.decodes
-        if batch.chunks or len(rows) >= len(self._fitting) or self._fitting[len(rows)] is None:
+        if (
+            batch.chunks
+            or len(rows) >= len(self._size_by_rows)
+            or self._size_by_rows[len(rows)] is None
+        ):
             return False
         return int(rows.positions.max()) < self.parts.attention.row_tokens
 
     def run(self, batch: StepBatch, inputs: Inputs) -> Tensor:
         """Logits [rows, vocabulary], valid until the next run."""
-        size = self._fitting[len(batch.decodes)]
-        assert size is not None, "a batch that it does not take"
+        size = self._size_by_rows[len(batch.decodes)]
+        assert size is not None, "run requires accepts"
         self._play(batch, inputs, size, self._replays[size])
         return self.buffers.logits[: len(batch.decodes)]
 
@@ -139,21 +145,22 @@ class DecodeGraphs:
         replay()
 
     def _add(self, size: int, batch: StepBatch, eager: Callable[[StepBatch], Tensor]) -> None:
-        """Records a step of padding and compares its result on `batch`, which has as many rows: a
-        GEMM of fewer rows rounds differently, which half precision could mistake for a fault."""
-        parts, made = self.parts, StepInputs(self.parts.model.device)
+        """Records a step of `size` rows of padding, and compares its result on `batch` with
+        `eager`'s. The batch has as many rows, because a GEMM of fewer rows rounds differently,
+        which would look like a fault in half precision."""
+        parts, inputs = self.parts, StepInputs(self.parts.model.device)
         empty = StepBatch(DecodeRows([], [], parts.cache.block_tokens), [])
-        self.buffers.copy_from(made.prepare(empty))
+        self.buffers.copy_from(inputs.prepare(empty))
         parts.attention.prepare(empty, self.buffers.slots[:size])
         replay = parts.recorder.record(partial(self._compute, size))
-        wanted = eager(batch)
-        self._play(batch, made.prepare(batch), size, replay)
-        why = difference(self.buffers.logits[: len(batch.decodes)], wanted)
+        expected = eager(batch)
+        self._play(batch, inputs.prepare(batch), size, replay)
+        why = difference(self.buffers.logits[: len(batch.decodes)], expected)
         if why:
-            log.warning("decode steps of %d rows are not run as recorded: %s", size, why)
+            log.warning("decode steps of %d rows run eagerly: %s", size, why)
             return
         self._replays[size] = replay
-        self._fitting = fitting(list(self._replays), max(self._replays))
+        self._size_by_rows = next_larger_sizes(list(self._replays), max(self._replays))
 
     def _compute(self, size: int) -> None:
         """The recorded computation."""

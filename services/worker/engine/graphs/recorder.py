@@ -1,11 +1,11 @@
-"""Records the launches of a call, to repeat them at once."""
+"""Records the launches of a call, and repeats them with one launch."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
-WARM_UPS = 2  # kernels compile in the first; libraries are initialised by the second
+WARM_UPS = 2  # the first compiles kernels; the second initialises libraries
 
 
 class Recorder(Protocol):

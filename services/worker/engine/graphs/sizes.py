@@ -1,5 +1,4 @@
-"""The row counts for which decode steps are recorded, their order, and where graphs are
-available."""
+"""The row counts for which decode steps are recorded, and the condition for graphs."""
 
 import torch
 
@@ -14,7 +13,8 @@ ROW_BLOCKS_MAX = 16_384
 
 
 def graphs_wanted(config: EngineConfig, device: torch.device) -> bool:
-    """Raises ValueError with a sentence if graphs are configured but unavailable."""
+    """Whether decode steps are recorded. Raises ValueError with a sentence if graphs are configured
+    but unavailable."""
     possible = device.type == "cuda" and runs_triton(device, config.kernels)
     if config.cuda_graphs == "on" and device.type != "cuda":
         raise ValueError(
@@ -28,7 +28,7 @@ def graphs_wanted(config: EngineConfig, device: torch.device) -> bool:
     return possible and config.cuda_graphs != "off"
 
 
-def sizes_of(max_rows: int) -> list[int]:
+def recorded_sizes(max_rows: int) -> list[int]:
     """Ascending: 1, 2, 4, then every 8 rows to 128, every 16 to 256, and so on; `max_rows` last."""
     sizes, size = [*SMALL], STEP_ROWS
     while size < max_rows:
@@ -37,14 +37,14 @@ def sizes_of(max_rows: int) -> list[int]:
     return [*(size for size in sizes if size < max_rows), max_rows]
 
 
-def order_of(sizes: list[int]) -> list[int]:
-    """The recording order: the largest first, because the others fit into its memory; then a coarse
-    scale before the sizes in between, in case time or memory runs out."""
+def recording_order(sizes: list[int]) -> list[int]:
+    """The sizes in the order of recording: the largest, because the others reuse its memory; then
+    powers of two before the sizes in between, because time or memory may run out."""
     largest, powers = sizes[-1:], [size for size in sizes[:-1] if size & (size - 1) == 0]
     between = [size for size in sizes[:-1] if size & (size - 1)]
     return [*largest, *reversed(powers), *reversed(between)]
 
 
-def fitting(sizes: list[int], max_rows: int) -> list[int | None]:
+def next_larger_sizes(sizes: list[int], max_rows: int) -> list[int | None]:
     """For each number of rows from 0 to `max_rows`, the smallest of `sizes` that holds them."""
     return [next((s for s in sorted(sizes) if s >= n > 0), None) for n in range(max_rows + 1)]

@@ -1,7 +1,7 @@
-"""DrawPlan: how the rows of a batch draw, as tensors that are rebuilt when the batch changes.
+"""DrawPlan: the sampling parameters of a batch as tensors, rebuilt when the batch changes.
 
-A row's plan depends only on its own parameters. While the same sequences draw, a step builds no
-tensors and copies nothing to the device: positions advance there.
+The plan of a row depends only on the parameters of that row. While the same sequences draw, a step
+builds no tensors and copies nothing to the device: positions advance there.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from services.worker.engine.sampling.drawn import LogprobRows, Rows
 from services.worker.engine.sampling.seen_tokens import SeenTokens
-from services.worker.engine.sampling.token_masks import TokenMasks, masks_of
+from services.worker.engine.sampling.token_masks import Mask, build_masks
 from services.worker.kernels.interface import Filters, SamplingKernels
 from services.worker.kernels.reference.sampling import draw, stream_keys, uniforms
 from services.worker.kv.device_streams import to_device
@@ -31,17 +31,17 @@ NOTHING = torch.zeros(0)
 TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)
 
 Numbers = NDArray[np.float64]
-Mask = NDArray[np.bool_]
+RowMask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Penalized:
-    """Rows of the batch with penalties; `seen` are their rows in SeenTokens, and the parameters are
+    """The rows of a batch with penalties. `seen` are their rows in SeenTokens; the parameters are
     columns [rows, 1]."""
 
     rows: Rows
     seen: Ints
-    seen_index: Tensor  # the same, on the device
+    seen_index: Tensor  # `seen` on the device
     repetition: Tensor
     presence: Tensor
     frequency: Tensor
@@ -49,40 +49,41 @@ class Penalized:
     def change(self, logits: Tensor, ids: Tensor, times: Tensor) -> None:
         """Penalizes the logits of seen tokens in place. Repetition counts prompt and output (Keskar
         et al., "CTRL", 2019, §4.1), presence and frequency only output."""
-        mine = self.rows.select(logits)
-        x = mine.gather(-1, ids)
+        selected = self.rows.select(logits)
+        x = selected.gather(-1, ids)
         # Exact, because one of the two terms is 0; a conditional is slower.
         x = x.clamp(min=0) / self.repetition + x.clamp(max=0) * self.repetition
         x = x - self.presence * times.clamp(max=1) - self.frequency * times
-        mine.scatter_(-1, ids, x)
+        selected.scatter_(-1, ids, x)
         if self.rows.index is not None:
-            logits.index_copy_(0, self.rows.index, mine)
+            logits.index_copy_(0, self.rows.index, selected)
 
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """Rows that draw the same way; among all tokens if `filters` is None."""
+    """Rows with the same kind of random draw. They draw among all tokens if `filters` is None."""
 
     rows: Rows
     temperature: Tensor | None  # [rows, 1]; None if all are 1
     filters: Filters | None
 
-    def draw(self, logits: Tensor, uniform: Tensor, draws: SamplingKernels) -> Tensor:
-        """A token for each of these rows, from the batch's `logits` and `uniform` numbers."""
+    def draw(self, logits: Tensor, uniform: Tensor, kernels: SamplingKernels) -> Tensor:
+        """Draws a token for each of these rows, from the batch's `logits` and `uniform` numbers."""
         logits = self.rows.select(logits)
         if self.temperature is not None:
             logits = logits / self.temperature
         probs = logits.softmax(-1)
         if self.filters is None:
             return draw(probs, self.rows.select(uniform))
-        return draws.sample_filtered(probs, self.filters, self.rows.select(uniform))
+        return kernels.sample_filtered(probs, self.filters, self.rows.select(uniform))
 
 
 @dataclass(slots=True)
 class DrawPlan:
-    """`lengths`, on the host, are the tokens of each sequence. `positions` [rows] are the output
-    positions of the tokens to draw, and `keys` [rows] the generator's keys. `numbers`
-    [NUMBERS_AHEAD, rows] are the next random numbers, of which `taken` are used."""
+    """How a batch draws. `lengths`, on the host, are the numbers of tokens of the sequences.
+    `positions` [rows] are the output positions of the tokens to draw, and `keys` [rows] the
+    generator's keys. `numbers` [NUMBERS_AHEAD, rows] are random numbers, of which `taken` are
+    used."""
 
     sequences: list[Sequence]
     lengths: Ints
@@ -91,12 +92,13 @@ class DrawPlan:
     greedy: bool  # some rows are greedy
     random: list[Random]
     penalized: Penalized | None
-    masks: TokenMasks | None
+    masks: list[Mask]
     logprob_rows: LogprobRows | None
     numbers: Tensor = NOTHING
     taken: int = NUMBERS_AHEAD
 
     def suits(self, sequences: list[Sequence], lengths: Ints) -> bool:
+        """Whether these sequences, with these lengths, continue from this plan."""
         return self.sequences == sequences and bool((self.lengths == lengths).all())
 
     def uniform(self) -> Tensor:
@@ -109,14 +111,14 @@ class DrawPlan:
 
     def advance(self, drawn: Tensor) -> None:
         """Advances past the tokens just `drawn`."""
-        if self.masks:
-            self.masks.advance(drawn)
+        for mask in self.masks:
+            mask.advance(drawn)
         self.positions.add_(1)
         self.lengths += 1
 
 
 class Planner:
-    """Makes plans. O(rows) each."""
+    """Makes draw plans. O(rows) each."""
 
     def __init__(self, device: torch.device, eos_ids: Iterable[int], seen: SeenTokens):
         self._device = device
@@ -124,12 +126,12 @@ class Planner:
         self._seen = seen
 
     def plan(self, sequences: list[Sequence], lengths: Ints, newest: Tensor) -> DrawPlan:
-        """`newest` are the tokens of the last step. Raises ValueError if a penalty or a bad word
-        depends on a token that is neither known nor drawn here."""
-        all_of = [sequence.prompt.sampling for sequence in sequences]
-        numbers = np.array([_numbers(s) for s in all_of])
-        top_k = np.array([s.top_k or NO_TOP_K for s in all_of], np.int64)
-        seeds = np.array([s.seed & ALL_BITS for s in all_of], np.uint64).view(np.int64)
+        """The plan of a batch. `newest` are the tokens of the last step. Raises ValueError if a
+        penalty or a bad word depends on a token that is neither known nor drawn here."""
+        samplings = [sequence.prompt.sampling for sequence in sequences]
+        numbers = np.array([_numbers(s) for s in samplings])
+        top_k = np.array([s.top_k or NO_TOP_K for s in samplings], np.int64)
+        seeds = np.array([s.seed & ALL_BITS for s in samplings], np.uint64).view(np.int64)
         prompts = np.array([sequence.prompt_tokens for sequence in sequences], np.int64)
         return DrawPlan(
             sequences=list(sequences),
@@ -139,8 +141,8 @@ class Planner:
             greedy=bool((numbers[:, TEMPERATURE] == 0).any()),
             random=self._random(numbers, top_k),
             penalized=self._penalized(sequences, numbers),
-            masks=masks_of(sequences, self._eos, newest, self._tensor),
-            logprob_rows=self._logprob_rows(all_of),
+            masks=build_masks(sequences, self._eos, newest, self._tensor),
+            logprob_rows=self._logprob_rows(samplings),
         )
 
     def _random(self, numbers: Numbers, top_k: Ints) -> list[Random]:
@@ -148,7 +150,7 @@ class Planner:
         random = numbers[:, TEMPERATURE] > 0
         limited = top_k < NO_TOP_K
         filtered = limited | (numbers[:, TOP_P] < 1) | (numbers[:, MIN_P] > 0)
-        ways = (
+        groups = (
             (random & ~filtered, False),
             (random & limited, True),
             (random & filtered & ~limited, True),
@@ -159,7 +161,7 @@ class Planner:
                 self._temperatures(numbers[rows, TEMPERATURE].astype(np.float32)),
                 self._filters(numbers[rows], top_k[rows]) if is_filtered else None,
             )
-            for rows, is_filtered in ways
+            for rows, is_filtered in groups
             if rows.any()
         ]
 
@@ -180,7 +182,7 @@ class Planner:
         if not mask.any():
             return None
         rows = np.flatnonzero(mask)
-        seen = self._seen.rows_of([sequences[row] for row in rows])
+        seen = self._seen.find_rows([sequences[row] for row in rows])
         table = self._tensor(numbers[rows].astype(np.float32))
         return Penalized(
             self._rows(mask),
@@ -196,7 +198,7 @@ class Planner:
         mask = np.isin(np.arange(len(samplings)), list(asked))
         return LogprobRows(list(asked), list(asked.values()), self._rows(mask))
 
-    def _rows(self, mask: Mask) -> Rows:
+    def _rows(self, mask: RowMask) -> Rows:
         return Rows(None if mask.all() else self._tensor(np.flatnonzero(mask)))
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The tokens of a step: on the device at once, on the host on request."""
+"""The drawn tokens of a step: on the device at once, on the host on request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,20 +29,27 @@ class LogprobRows:
     where: Rows
 
     def gather(self, logits: Tensor, tokens: Tensor) -> list[Tensor]:
-        """Raw logprobs from the batch's logits: of the drawn token, and of the most likely ones
-        with their ids. The same number for every row, so that ties do not depend on other rows."""
-        raw = self.where.select(logits).float().log_softmax(-1)
-        chosen = raw.gather(-1, self.where.select(tokens)[:, None])[:, 0]
-        width = min(MAX_LOGPROBS, raw.shape[-1]) if any(self.tops) else 0
-        best = raw.topk(width)
-        return [chosen, best.values, best.indices]
+        """Raw logprobs from the batch's logits, as `gather_logprobs`."""
+        chosen = self.where.select(tokens)[:, None]
+        return gather_logprobs(self.where.select(logits), chosen, any(self.tops))
+
+
+def gather_logprobs(logits: Tensor, tokens: Tensor, alternatives: bool) -> list[Tensor]:
+    """Raw logprobs of `tokens` [rows, 1]; ids and logprobs of the most likely tokens [rows, k].
+
+    k is the same for every row, so that ties do not depend on other rows; 0 without
+    `alternatives`.
+    """
+    raw = logits.float().log_softmax(-1)
+    best = raw.topk(min(MAX_LOGPROBS, raw.shape[-1]) if alternatives else 0)
+    return [raw.gather(-1, tokens)[:, 0], best.indices, best.values]
 
 
 class DrawnTokens:
     """`tokens` [rows], int64, is on the device, where the next step can read it.
 
-    The copy to the host begins here. A copy begun later would wait for everything launched in
-    between, first of all the next step.
+    The copy to the host begins at creation. A later copy would wait for everything that was
+    launched in between, such as the next step.
     """
 
     def __init__(
@@ -55,13 +62,13 @@ class DrawnTokens:
         """`logprobs` are the requested logprobs of these tokens, if any."""
         self.tokens = tokens
         self._logprob_rows = logprob_rows
-        # From CUDA into pinned memory.
+        # PyTorch copies from CUDA into pinned memory.
         self._copies = [x.to("cpu", non_blocking=True) for x in (tokens, *logprobs)]
         self._copied = streams.record(Lane.COMPUTE)
 
     def to_host(self) -> tuple[list[int], dict[int, TokenLogprobs]]:
-        """One token per row, and logprobs of the rows that requested them. Waits for the device:
-        the only place in a step that does."""
+        """One token per row, and logprobs of the rows that requested them. Waits for the device;
+        nothing else in a step does."""
         self._copied.synchronize()
         tokens, *logprobs = (x.tolist() for x in self._copies)
         if self._logprob_rows is None:
@@ -69,5 +76,5 @@ class DrawnTokens:
         rows = zip(self._logprob_rows.rows, self._logprob_rows.tops, *logprobs, strict=True)
         return tokens, {
             row: TokenLogprobs(chosen, tuple(ids[:top]), tuple(best[:top]))
-            for row, top, chosen, best, ids in rows
+            for row, top, chosen, ids, best in rows
         }

@@ -1,10 +1,10 @@
-"""Sampler: draws one token per row of logits, a pure function of (seed, position, logits), whatever
-else is in the batch.
+"""Sampler: draws one token per row of logits, as a pure function of (seed, position, logits). The
+rest of the batch has no effect.
 
 A sequence that was evicted, moved or resumed therefore draws the same tokens. The order of filters
-is: tokens masked by name, penalties, temperature, top_k, top_p among the tokens that top_k left,
-min_p relative to the most likely token. Nothing here waits for the device. Of earlier draws the
-host needs only their number.
+is: masks by token id, penalties, temperature, top_k, top_p among the tokens that top_k kept, min_p
+relative to the most likely token. Nothing here waits for the device, and the host need not know the
+tokens drawn before.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ from services.worker.requests.types.sequence import Sequence
 
 
 def is_plain(sampling: SamplingParams) -> bool:
-    """Whether a row is a plain argmax, from its first token to its last."""
+    """Whether each token of a request is a plain argmax."""
     return (
         sampling.temperature == 0
         and not sampling.penalized
@@ -34,20 +34,20 @@ def is_plain(sampling: SamplingParams) -> bool:
 
 
 class Sampler:
-    """SamplingKernels for one model's batches. Not thread-safe."""
+    """Draws the tokens of one model's batches. Not thread-safe."""
 
     def __init__(
         self,
         device: torch.device,
         vocab_size: int,
         eos_ids: Iterable[int],
-        draws: SamplingKernels,
+        kernels: SamplingKernels,
         streams: Streams,
     ):
         self.seen = SeenTokens(device, vocab_size)
         ends = [token for token in eos_ids if token < vocab_size]
         self._planner = Planner(device, ends, self.seen)
-        self._draws = draws
+        self._kernels = kernels
         self._streams = streams
         self._plain: list[Sequence] = []  # the last batch with only plain rows
         self._plan: DrawPlan | None = None  # of the last batch with other rows
@@ -60,16 +60,15 @@ class Sampler:
 
     @torch.inference_mode()
     def draw(self, sequences: list[Sequence], logits: Tensor) -> DrawnTokens:
-        """A token for each of `sequences`, from its row of `logits` [rows, vocabulary], which are
-        not modified. It counts as seen at once: a step may be drawn before the host knows the
-        tokens of the previous one. Each such token has a placeholder at the end of its
-        sequence's `tokens`, negative until it is known. Raises ValueError if it was not drawn
-        here."""
+        """Draws a token for each of `sequences` from its row of `logits` [rows, vocabulary], which
+        are not modified. The token counts as seen at once: the next step may be drawn before the
+        host knows it, and `tokens` of its sequence then ends with a negative placeholder. Raises
+        ValueError if such a token was not drawn here."""
         if self._is_plain(sequences):
-            self._newest = self._draws.argmax(logits)
+            self._newest = self._kernels.argmax(logits)
             return DrawnTokens(self._newest, self._streams)
         plan = self._plan_for(sequences)
-        # in case of an error below, after which the device may be half a step ahead
+        # If an error occurs below, the device may be ahead of the plan by a part of a step.
         self._plan = None
         tokens = self._draw(plan, logits)
         logprobs = plan.logprob_rows.gather(logits, tokens) if plan.logprob_rows else []
@@ -97,12 +96,12 @@ class Sampler:
         logits = logits.float()
         if logits is given and (plan.penalized or plan.masks):
             logits = logits.clone()
-        if plan.masks:
-            plan.masks.change(logits, plan.positions)
+        for mask in plan.masks:
+            mask.change(logits, plan.positions)
         penalized = plan.penalized
         ids = times = NOTHING
         if penalized:
-            ids, times = self.seen.look(penalized.seen, penalized.seen_index)
+            ids, times = self.seen.read(penalized.seen, penalized.seen_index)
             penalized.change(logits, ids, times)
         tokens = self._choose(plan, logits)
         if penalized:
@@ -113,15 +112,15 @@ class Sampler:
     def _choose(self, plan: DrawPlan, logits: Tensor) -> Tensor:
         """Greedy rows first, then the others overwrite theirs."""
         if plan.greedy:
-            tokens = self._draws.argmax(logits)
+            tokens = self._kernels.argmax(logits)
         else:
             tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         if not plan.random:
             return tokens
         uniform = plan.uniform()
-        for way in plan.random:
-            drawn = way.draw(logits, uniform, self._draws)
-            if way.rows.index is None:
+        for group in plan.random:
+            drawn = group.draw(logits, uniform, self._kernels)
+            if group.rows.index is None:
                 return drawn
-            tokens.index_copy_(0, way.rows.index, drawn)
+            tokens.index_copy_(0, group.rows.index, drawn)
         return tokens

@@ -1,12 +1,12 @@
 """SeenTokens: which tokens each penalized request has seen, and how often in its output.
 
-Kept and counted on the device, so that the host need not know a token to count it. Of each request
-only the distinct tokens are kept, not a table over the vocabulary: a penalty reads and writes only
+The counts are on the device, so that the host need not know a token to count it. A row holds the
+distinct tokens of a request instead of a table over the vocabulary: a penalty reads and writes only
 those logits.
 
-A request's row is a cache of its `tokens`. It is rebuilt if its length differs (after an eviction,
-a move, a resumption or a failed step). A row that was not used recently is reassigned when none is
-free, so that the end of a request needs no notification.
+A row is a cache of its request's `tokens`. It is rebuilt if the length differs (after an eviction,
+a move, a resumption or a failed step). When no row is free, the least recently used one is
+reassigned, so that the end of a request needs no notification.
 """
 
 from collections import OrderedDict
@@ -52,11 +52,11 @@ class SeenTokens:
         self._rows.clear()
         self._lengths[:] = -1
 
-    def rows_of(self, sequences: Seq[Sequence]) -> Ints:
-        """The rows of a step's sequences. O(1) for one whose length is unchanged, O(its tokens) for
-        another.
+    def find_rows(self, sequences: Seq[Sequence]) -> Ints:
+        """The rows of a step's sequences. O(1) per sequence whose row is current; else the row is
+        rebuilt in O(its tokens).
 
-        Raises ValueError if such a one's tokens are not all known.
+        Raises ValueError if a row must be rebuilt and a token of its sequence is unknown.
         """
         for sequence in sequences:
             if sequence in self._rows:
@@ -69,9 +69,9 @@ class SeenTokens:
                 self._build(row, sequence)
         return rows
 
-    def look(self, rows: Ints, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens and their counts in the output [rows, columns], float; `index` is `rows` on the
-        device. Unused columns repeat the row's first, so that all can be written."""
+    def read(self, rows: Ints, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens, and their counts in the output, float [rows, columns]; `index` is `rows` on the
+        device. Unused columns repeat the row's first column, so that all can be written."""
         most = int(self._distinct[rows].max())
         width = -(-most // STEP) * STEP
         here = self._columns[:width] < self._used.index_select(0, index)[:, None]
@@ -87,7 +87,7 @@ class SeenTokens:
         again = ids == drawn[:, None]
         self._times[:, : ids.shape[1]].index_copy_(0, index, times + again)
         place = self._used.index_select(0, index)
-        # After the last column, where it has no effect if the token was seen before.
+        # Written after the last column, which is ignored if the token was seen before.
         self._ids[index, place] = drawn
         self._times[index, place] = torch.ones_like(place, dtype=self._times.dtype)
         self._used.index_add_(0, index, (~again.any(-1)).long())
@@ -95,8 +95,8 @@ class SeenTokens:
         self._lengths[rows] = lengths
 
     def _row(self, sequence: Sequence) -> int:
-        """Its row, a free one, or the least recently used one. That is never of this step: there
-        are as many rows as it needs, and its sequences are the most recent."""
+        """The sequence's row, a free one, or the least recently used one. The last is never of this
+        step: there are as many rows as the step needs, and its sequences are the most recent."""
         row = self._rows.get(sequence)
         if row is None:
             count = len(self._rows)
@@ -128,7 +128,7 @@ class SeenTokens:
         self._used = torch.cat([self._used, self._used.new_zeros(more)])
 
     def _make_columns(self, distinct: int) -> None:
-        """Makes room for this many tokens per row, plus one that is written after them."""
+        """Makes room for this many tokens per row, and for one that is written after them."""
         rows, width = self._ids.shape
         if distinct < width:
             return

@@ -1,11 +1,11 @@
-"""TokenMasks: which tokens a row may draw, by name: its bias, allowed and bad tokens, and early
-ends.
+"""Biases and masks by token id: logit_bias, allowed tokens, bad tokens, min_tokens.
 
-As in vLLM, masks apply before penalties, temperature and filters. Tokens outside the allowed
-ones are never drawn. Other masked tokens are drawn only if nothing else is left, such as when
-the end is the only allowed token and comes too early. Rows without masks cost nothing.
+As in vLLM, masks apply before penalties, temperature and filters. Tokens outside the allowed ones
+are never drawn. Other masked tokens are drawn only if no other token is left, such as before
+`min_tokens` when the end is the only allowed token. Rows without masks cost nothing.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -44,36 +44,50 @@ class Cells:
         logits[self.rows, self.ids] = x
 
     def mask(self, logits: Tensor, which: Tensor) -> None:
-        """Masks those of `which` [cells]; tokens that are not allowed stay so."""
+        """Masks the cells where `which` [cells] is true; tokens that are not allowed stay at
+        −inf."""
         x = self.read(logits)
         self.write(logits, torch.where(which, x.clamp(max=MASKED_LOGIT), x))
 
 
+class Mask(ABC):
+    """One kind of mask, for the rows of a batch that have it."""
+
+    @abstractmethod
+    def change(self, logits: Tensor, positions: Tensor) -> None:
+        """Changes the logits in place. `positions` [rows] are the output positions of the tokens to
+        draw."""
+
+    def advance(self, drawn: Tensor) -> None:  # noqa: B027 - nothing to do by default
+        """Called after each row of the batch has drawn a token."""
+
+
 @dataclass(frozen=True, slots=True)
-class Biased:
+class Biased(Mask):
     cells: Cells
     bias: Tensor
 
-    def change(self, logits: Tensor) -> None:
+    def change(self, logits: Tensor, positions: Tensor) -> None:
         self.cells.write(logits, self.cells.read(logits) + self.bias)
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
-    """Rows that may only draw the tokens of their `cells`."""
+class Allowed(Mask):
+    """`rows` draw only the tokens of their `cells`."""
 
     rows: Tensor
     cells: Cells
 
-    def change(self, logits: Tensor) -> None:
+    def change(self, logits: Tensor, positions: Tensor) -> None:
         kept = self.cells.read(logits)
         logits.index_fill_(0, self.rows, -torch.inf)
         self.cells.write(logits, kept)
 
 
 @dataclass(frozen=True, slots=True)
-class Early:
-    """`cells` would end their row: masked while its position is below `min_tokens` [cells]."""
+class Early(Mask):
+    """`cells` are tokens that end a row, masked while its position is below `min_tokens`
+    [cells]."""
 
     cells: Cells
     min_tokens: Tensor
@@ -84,72 +98,51 @@ class Early:
 
 
 @dataclass(slots=True)
-class Banned:
-    """Token sequences whose last token is masked after the others. `tail` [rows, longest] are the
-    last output tokens of `rows`, kept on the device, so that the host need not know the newest.
-    `behind` [sequences, longest] precedes each one's last token, `of` is its row of `tail`, and
-    `ends` the cell of its last token, which several may share."""
+class Banned(Mask):
+    """Bad token sequences: the last token of each is masked if the output ends with the others.
+
+    `tail` [rows, longest] are the last output tokens of `rows`, on the device, so that the host
+    need not know the newest. Of each bad sequence, `prefix` [sequences, longest] are all tokens but
+    the last, `tail_row` is its row of `tail`, and `ends` is the cell of its last token, which
+    several sequences may share.
+    """
 
     rows: Rows
     tail: Tensor
-    behind: Tensor
-    of: Tensor
+    prefix: Tensor
+    tail_row: Tensor
     ends: Tensor
     cells: Cells
 
-    def change(self, logits: Tensor) -> None:
-        here = self.tail.index_select(0, self.of)
-        met = ((self.behind == here) | (self.behind == ANY_TOKEN)).all(-1)
+    def change(self, logits: Tensor, positions: Tensor) -> None:
+        tail = self.tail.index_select(0, self.tail_row)
+        met = ((self.prefix == tail) | (self.prefix == ANY_TOKEN)).all(-1)
         masked = torch.zeros_like(self.cells.ids).index_add_(0, self.ends, met.long()) > 0
         self.cells.mask(logits, masked)
 
     def advance(self, drawn: Tensor) -> None:
-        """Each row of the batch has drawn a token."""
         newest = self.rows.select(drawn)[:, None]
         self.tail = torch.cat([self.tail, newest], -1)[:, 1:]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenMasks:
-    """The masks of a batch's rows, in the order of application."""
-
-    biased: Biased | None
-    allowed: Allowed | None
-    early: Early | None
-    banned: Banned | None
-
-    def change(self, logits: Tensor, positions: Tensor) -> None:
-        """In place. `positions` [rows] are the output positions of the tokens to draw."""
-        if self.biased:
-            self.biased.change(logits)
-        if self.allowed:
-            self.allowed.change(logits)
-        if self.early:
-            self.early.change(logits, positions)
-        if self.banned:
-            self.banned.change(logits)
-
-    def advance(self, drawn: Tensor) -> None:
-        if self.banned:
-            self.banned.advance(drawn)
-
-
-def masks_of(
+def build_masks(
     sequences: list[Sequence], eos_ids: Iterable[int], newest: Tensor, send: ToDevice
-) -> TokenMasks | None:
-    """None if no row has masks. `newest` are the tokens of the step in flight: if a sequence's last
-    token is unknown, it is the one in its row `drawing`. O(rows + named ids).
+) -> list[Mask]:
+    """The masks of a batch, in the order of application. `newest` are the tokens of the step in
+    flight: an unknown last token of a sequence is the one in the row `drawing` of that step. O(rows
+    + named ids).
 
     Raises ValueError if a relevant token was not drawn here.
     """
     if not any(s.prompt.sampling.masked or s.prompt.sampling.min_tokens for s in sequences):
-        return None
-    return TokenMasks(
+        return []
+    masks = (
         _biased(sequences, send),
         _allowed(sequences, send),
         _early(sequences, eos_ids, send),
         _banned(sequences, newest, send),
     )
+    return [mask for mask in masks if mask is not None]
 
 
 def _biased(sequences: list[Sequence], send: ToDevice) -> Biased | None:
@@ -193,8 +186,8 @@ def _banned(sequences: list[Sequence], newest: Tensor, send: ToDevice) -> Banned
     asked = enumerate(sequences[row].prompt.sampling.bad_tokens for row in rows)
     every = [(place, rows[place], bad) for place, each in asked for bad in each]
     longest = max(len(bad) for *_, bad in every) - 1
-    behind = np.full((len(every), longest), ANY_TOKEN, np.int64)
-    for known, (*_, bad) in zip(behind, every, strict=True):
+    prefix = np.full((len(every), longest), ANY_TOKEN, np.int64)
+    for known, (*_, bad) in zip(prefix, every, strict=True):
         known[longest + 1 - len(bad) :] = bad[:-1]
     last = dict.fromkeys((row, bad[-1]) for _, row, bad in every)
     cells = {cell: number for number, cell in enumerate(last)}
@@ -202,7 +195,7 @@ def _banned(sequences: list[Sequence], newest: Tensor, send: ToDevice) -> Banned
     return Banned(
         Rows(None if mask.all() else send(np.array(rows, np.int64))),
         _tail([sequences[row] for row in rows], longest, newest, send),
-        send(behind),
+        send(prefix),
         send(np.array([place for place, *_ in every], np.int64)),
         send(np.array([cells[row, bad[-1]] for _, row, bad in every], np.int64)),
         Cells.upload(list(cells), send),
@@ -210,7 +203,7 @@ def _banned(sequences: list[Sequence], newest: Tensor, send: ToDevice) -> Banned
 
 
 def _tail(sequences: list[Sequence], length: int, newest: Tensor, send: ToDevice) -> Tensor:
-    """Their last output tokens [sequences, length], NO_TOKEN before the first."""
+    """The last output tokens [sequences, length], NO_TOKEN before the first."""
     known = np.full((len(sequences), length), NO_TOKEN, np.int64)
     for row, sequence in zip(known, sequences, strict=True):
         output = sequence.tokens[max(sequence.prompt_tokens, len(sequence.tokens) - length) :]
@@ -223,6 +216,6 @@ def _tail(sequences: list[Sequence], length: int, newest: Tensor, send: ToDevice
             raise ValueError(
                 f"the newest token of {sequences[unknown[0]].request_id} was not drawn here"
             )
-        into, of = send(np.array([unknown, drawing], np.int64))
-        tail[:, -1] = tail[:, -1].index_copy(0, into, newest.index_select(0, of))
+        into, source = send(np.array([unknown, drawing], np.int64))
+        tail[:, -1] = tail[:, -1].index_copy(0, into, newest.index_select(0, source))
     return tail

@@ -1,8 +1,8 @@
-"""Paged attention on a CPU, in place: no context is gathered (decode_loops.py).
+"""Paged attention on a CPU that reads the blocks in place, without gathering contexts.
 
-Decode rows and short chunks of prompts are rows of one call a layer: each token is a query with a
-table and a position of its own. A chunk of many tokens is a product of matrices: prefill_loops.py,
-where vectors are wide, else PyTorch's own attention, by the reference.
+Decode rows and short prompt chunks are computed in one call per layer (decode_loops.py): each token
+is a query with a table and a position. A longer chunk is a matrix product: prefill_loops.py
+computes it on a processor with wide vectors, else PyTorch's attention (the reference kernels).
 """
 
 import math
@@ -25,10 +25,10 @@ from services.worker.kernels.reference.paging import LARGEST_SCALE, TINY
 from services.worker.kv.cache import KVLayer
 from services.worker.requests.types.batch import DecodeRows, Ints, PrefillChunk, StepBatch
 
-# A chunk of more tokens is a product of matrices (measured): by prefill_loops.py, or by PyTorch.
+# Longest chunk that is computed as rows, if longer ones go to prefill_loops.py, and if they go to
+# PyTorch (measured).
 MAX_ROW_TOKENS, MAX_ROW_TOKENS_BEFORE_TORCH = 7, 48
-# Of a layer's products, from how many on another thread pays for being woken.
-THREAD_WORK = 250_000
+THREAD_WORK = 250_000  # multiplications of a layer from which another thread saves time
 SCALE_BOUNDS = (np.float32(TINY), np.float32(LARGEST_SCALE))
 NO_SCALES = np.zeros((0, 0, 0, 0), np.float32)
 
@@ -37,8 +37,8 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The tokens that are attended in place: of which table each is, where in its sequence, and
-    where in the packed batch."""
+    """Tokens computed by decode_loops.py. Each has the number of its table (`owners`), its position
+    in its sequence, and its index in the packed batch (`places`)."""
 
     tables: Ints
     owners: Ints
@@ -47,8 +47,9 @@ class _Rows:
 
     @classmethod
     def from_batch(cls, decodes: DecodeRows, chunks: list[tuple[int, PrefillChunk]]) -> "_Rows":
-        """All decodes, and of these chunks, which begin at so many packed tokens, each token. Of
-        decodes alone, views of their arrays, which move on with them."""
+        """All decodes, and each token of `chunks`, given with their first index in the packed
+        batch. Without chunks, the arrays are views of those of the decodes, and advance with
+        them."""
         count = len(decodes)
         each = np.arange(count)
         if not chunks:
@@ -66,7 +67,8 @@ class _Rows:
 
 
 class _Span(NamedTuple):
-    """Positions [start, end) of a long chunk, whose packed tokens begin at `place`."""
+    """Positions [start, end) of a long chunk, whose tokens begin at index `place` of the packed
+    batch."""
 
     table: Ints
     start: int
@@ -75,7 +77,7 @@ class _Span(NamedTuple):
 
 
 class NumbaAttention:
-    """AttentionKernels of a CPU, for float32 and bfloat16, native or INT8."""
+    """AttentionKernels on a CPU, for float32 and bfloat16, native or INT8."""
 
     def __init__(
         self,
@@ -85,15 +87,15 @@ class NumbaAttention:
         threads: int = 0,
         tiles: bool | None = None,
     ):
-        """`threads` at most; 0: as many as PyTorch has here. `tiles`: whether long chunks are
-        attended here; None: where vectors are wide."""
+        """`threads` is the limit; 0: PyTorch's number. `tiles`: whether long chunks use
+        prefill_loops.py; None: if vectors are wide."""
         self._tiles = wide_vectors() if tiles is None else tiles
         self._torch = TorchAttention(block_tokens, torch.device("cpu"), dtype, token_bytes)
         self._threads = min(threads or torch.get_num_threads(), numba_threads())
         self._layers: dict[int, tuple[Numbers, Floats]] = {}
         self._decodes: DecodeRows | None = None
         self._rows = _Rows.from_batch(DecodeRows([], [], block_tokens), [])
-        self._work = 0  # positions, of all rows
+        self._work = 0  # sum of the positions of all rows
         self._slots = np.zeros(0, np.int64)
         self._long: list[tuple[slice, ChunkGroup]] = []
         self._tiled: list[_Span] = []
@@ -112,8 +114,8 @@ class NumbaAttention:
         self._work = int(self._rows.positions.sum())
 
     def _short(self, batch: StepBatch) -> list[tuple[int, PrefillChunk]]:
-        """The chunks whose tokens are rows, with the packed tokens before them; the others are
-        noted."""
+        """The chunks to compute as rows, with their first index in the packed batch. Records the
+        other chunks."""
         short, first = [], len(batch.decodes)
         most = MAX_ROW_TOKENS if self._tiles else MAX_ROW_TOKENS_BEFORE_TORCH
         for chunk in batch.chunks:
@@ -123,7 +125,7 @@ class NumbaAttention:
                 self._tiled.append(_Span(np.asarray(chunk.table), chunk.start, chunk.end, first))
             else:
                 rows = slice(first, first + chunk.tokens)
-                self._long.append((rows, self._torch.chunk_group(chunk, first)))
+                self._long.append((rows, ChunkGroup(self._torch, chunk, first)))
             first += chunk.tokens
         return short
 
@@ -142,7 +144,7 @@ class NumbaAttention:
         if len(self._rows.positions):
             self._attend(layer, queries, out, options, self._threads_for(q, self._work))
         for span in self._tiled:
-            seen = (span.start + span.end + 1) // 2  # on average
+            seen = (span.start + span.end + 1) // 2  # keys per query, on average
             pairs = (span.end - span.start) * min(seen, options.window or seen)
             threads = self._threads_for(q, pairs)
             self._attend_span(layer, queries, out, options, threads, span)
@@ -151,15 +153,15 @@ class NumbaAttention:
         return out if q.dtype is torch.float32 else out.to(q.dtype)
 
     def warm(self, layer: KVLayer, dtype: torch.dtype) -> None:
-        """Compile what such layers need, or load it from disk, so that no step waits for it."""
+        """Compiles the kernels for such layers, or loads them from disk, so that no step waits."""
         nothing = torch.zeros(0, layer.data.shape[2], layer.data.shape[4], dtype=dtype)
         self.store(layer, nothing, nothing)
         none = _Span(np.zeros(0, np.int64), 0, 0, 0)
-        about = layer, nothing.float(), nothing.float(), AttentionOptions(1.0)
+        arguments = layer, nothing.float(), nothing.float(), AttentionOptions(1.0)
         for threads in {1, self._threads}:
-            self._attend(*about, threads)
+            self._attend(*arguments, threads)
         if self._tiles:
-            self._attend_span(*about, 1, none)
+            self._attend_span(*arguments, 1, none)
 
     def _attend(
         self, layer: KVLayer, q: Tensor, out: Tensor, options: AttentionOptions, threads: int
@@ -168,7 +170,7 @@ class NumbaAttention:
         tile = math.gcd(layer.data.shape[3], LANES)
         attend = decode_loops.attention(q.shape[2], tile, threads > 1)
         if threads > 1:
-            numba.set_num_threads(threads)  # kept by the thread that calls
+            numba.set_num_threads(threads)  # a setting of the calling thread
         attend(
             *self._views(layer),
             rows.tables,
@@ -189,7 +191,7 @@ class NumbaAttention:
         threads: int,
         span: _Span,
     ) -> None:
-        numba.set_num_threads(threads)  # kept by the thread that calls
+        numba.set_num_threads(threads)  # a setting of the calling thread
         data, scales = self._views(layer)
         scale, window, softcap = _numbers(options)
         prefill_loops.attend(
@@ -214,7 +216,7 @@ class NumbaAttention:
         return min(self._threads, torch.get_num_threads()) if together else 1
 
     def _views(self, layer: KVLayer) -> tuple[Numbers, Floats]:
-        """A layer's memory, which stays where it is, as the loops read it."""
+        """A layer's blocks as arrays for the loops; kept, because the memory does not move."""
         key = layer.data.data_ptr()
         if key not in self._layers:
             scales = NO_SCALES if layer.scales is None else layer.scales.numpy()
@@ -223,6 +225,6 @@ class NumbaAttention:
 
 
 def _numbers(options: AttentionOptions) -> tuple[np.float32, int, np.float32]:
-    """As the loops take them."""
+    """Scale, window and soft-cap as the loops take them; 0: none."""
     softcap = np.float32(options.softcap or 0.0)
     return np.float32(options.scale), options.window or 0, softcap

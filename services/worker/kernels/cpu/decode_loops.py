@@ -1,6 +1,6 @@
-"""Attention that reads blocks where they lie, and what stores into them, compiled by Numba.
+"""Attention that reads blocks in place, and stores into blocks, compiled by Numba.
 
-Plain loops over numpy views of a layer, O(context · head_dim) per row and head. attention_ops.py
+Loops over NumPy views of a layer, O(context · head_dim) per row and head. attention_ops.py
 processes the keys and values of one block. Memory: the scores of one row and KV head.
 
 Stored numbers are float32, int8, or int16: the bits of a bfloat16.
@@ -32,7 +32,7 @@ _NEVER = np.float32(-1e30)  # the score of a position without a token
 
 @njit(inline="always", fastmath=True)
 def _mask_outside(scores: Any, first: int, last: int) -> None:
-    """Mask all scores but [first:last]."""
+    """Masks all scores outside [first:last]."""
     for t in range(first):
         scores[t] = _NEVER
     for t in range(last, len(scores)):
@@ -41,7 +41,7 @@ def _mask_outside(scores: Any, first: int, last: int) -> None:
 
 @njit(inline="always", fastmath=True)
 def _softmax_weights(scores: Any) -> Any:
-    """Replace scores [a multiple of LANES] with e^(score − maximum); returns their sum."""
+    """Replaces scores [a multiple of LANES] with e^(score − maximum); returns their sum."""
     top = scores[0]
     for t in range(len(scores)):
         top = max(top, scores[t])
@@ -63,8 +63,8 @@ def cap(scores: Any, softcap: Any) -> None:
 
 @njit(inline="always", fastmath=True)
 def _rescale(scores: Any, at: int, scales: Any, first: int, last: int) -> None:
-    """By what INT8 keys or values of [first, last) of a block were divided by; of no INT8 there
-    are none."""
+    """Multiplies the scores of tokens [first, last) of a block by the INT8 scales of their keys or
+    values. `scales` is empty if the layer is not INT8."""
     if scales.size:
         for g in range(len(scores)):
             for t in range(last - first):
@@ -78,7 +78,7 @@ def _scales_of(scales: Any, side: int, block: int, head: int) -> Any:
 
 @njit(inline="always")
 def _fetch(block: Any) -> None:
-    """All lines of a head's block."""
+    """Prefetches all cache lines of a head's block."""
     for at in range(0, block.size, LINE_BYTES // block.itemsize):
         prefetch(block, at)
 
@@ -87,7 +87,7 @@ def _fetch(block: Any) -> None:
 def _score_block(
     dim: int, tile: int, keys: Any, first: int, last: int, queries: Any, scores: Any, at: int
 ) -> None:
-    """scores[g, at…] = keys[first:last] · queries[g], for every query; of whole tiles."""
+    """scores[g, at…] = keys[first:last] · queries[g], for every query; computes whole tiles."""
     group = len(queries)
     for t in range(first, last, tile):
         for g in range(0, group - 1, 2):
@@ -100,8 +100,8 @@ def _score_block(
 def _weigh_block(
     dim: int, tile: int, values: Any, first: int, last: int, weights: Any, at: int, made: Any
 ) -> None:
-    """made[g] += weights[g, at…] · values[first:last], for every query. Nothing beyond is read:
-    a number that was never stored may be none, and spoil what it is weighed into by 0."""
+    """made[g] += weights[g, at…] · values[first:last], for every query. Reads no further values:
+    one that was never stored may be NaN, which a weight of 0 does not remove."""
     group = len(made)
     for t in range(first, last - tile + 1, tile):
         for g in range(0, group - 1, 2):
@@ -133,11 +133,11 @@ def attention(dim: int, tile: int, many: bool) -> Any:
         window: int,
         softcap: Any,
     ) -> None:
-        """out[places[r]] for every row r: its query over its own context, causally.
+        """out[places[r]] = causal attention of the query of every row r over its context.
 
         data [2, blocks, kv_heads, block_tokens, dim]; scales [2, blocks, kv_heads, block_tokens]
-        of an INT8 layer, else empty; tables [sequences, blocks at most]; owners [rows], of which
-        sequence; positions [rows]; places [rows], in q and out [Σ tokens, heads, dim], float32.
+        of an INT8 layer, else empty; tables [sequences, blocks]; owners [rows], indices of tables;
+        positions [rows]; places [rows], indices of q and out [Σ tokens, heads, dim], float32.
         window and softcap 0: none.
         """
         block_tokens, kv_heads = data.shape[3], data.shape[2]
@@ -147,7 +147,7 @@ def attention(dim: int, tile: int, many: bool) -> Any:
             table, place, head = tables[owners[row]], places[row], kv_head * group
             end = positions[row] + 1
             start = max(0, end - window) if window > 0 else 0
-            lead = start // tile * tile  # whole tiles are scored, and invisible positions discarded
+            lead = start // tile * tile  # whole tiles are scored, and invisible positions masked
             scores = np.empty((group, -(-(end - lead) // LANES) * LANES), np.float32)
             queries = np.zeros((group, filled), np.float32)
             for g in range(group):
@@ -178,10 +178,10 @@ def attention(dim: int, tile: int, many: bool) -> Any:
                 for i in range(dim):
                     out[place, head + g, i] = made[g, i] * share
 
-    # Numba's disk cache identifies a function by this name and its code, not by its compile
-    # options: without it, the single-threaded code would be loaded for many threads.
+    # Numba's disk cache identifies a function by its name and code, not by its compile options:
+    # with one name, the single-threaded code would be loaded for many threads.
     attend.__qualname__ += "_by_many" if many else "_by_one"
-    # A row with NaN may divide by 0, which affects that row alone and is no error of the batch.
+    # A row with NaN may divide by 0, which affects only that row and must not fail the batch.
     compiled = njit(
         attend, fastmath=True, error_model="numpy", nogil=True, cache=True, parallel=many
     )
@@ -191,7 +191,8 @@ def attention(dim: int, tile: int, many: bool) -> Any:
 @cached
 @njit(nogil=True, cache=True)
 def store(side: Any, slots: Any, x: Any) -> None:
-    """x [Σ tokens, kv_heads, dim] to side [blocks, kv_heads, block_tokens, dim], of one type."""
+    """Stores x [Σ tokens, kv_heads, dim] to side [blocks, kv_heads, block_tokens, dim], which have
+    the same type."""
     block_tokens = side.shape[2]
     for token in range(len(slots)):
         block, offset = slots[token] // block_tokens, slots[token] % block_tokens
@@ -205,8 +206,8 @@ def store(side: Any, slots: Any, x: Any) -> None:
 def store_int8(
     side: Any, scales: Any, slots: Any, x: Any, least_scale: Any, largest_scale: Any
 ) -> None:
-    """The same into int8, symmetric per (token, head): as the reference's `quantize`, bit for
-    bit. scales [blocks, kv_heads, block_tokens]."""
+    """As `store`, into int8, symmetric per (token, head), with the bits of the reference's
+    `quantize`. scales [blocks, kv_heads, block_tokens]."""
     block_tokens = side.shape[2]
     for token in range(len(slots)):
         block, offset = slots[token] // block_tokens, slots[token] % block_tokens

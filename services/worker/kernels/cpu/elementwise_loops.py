@@ -1,10 +1,10 @@
-"""Norms, rotations and gates of a few rows, each one pass over them, compiled by Numba.
+"""Norms, rotations and gates of a few rows, each in one pass, compiled by Numba.
 
-On a CPU PyTorch computes each with up to seven calls, half a step of a small model. Inputs are
-float32, or bfloat16's bits (number_formats.py), which are computed in float32 and rounded once.
+PyTorch needs up to seven calls for each on a CPU, which take half a step of a small model. Inputs
+are float32, or the bits of bfloat16 (number_formats.py), which are computed in float32 and rounded
+once.
 
-Slices are taken first and then indexed from 0, and divisors are not checked: otherwise LLVM cannot
-vectorise the loops.
+Loops index slices from 0, and divisors are not checked: otherwise LLVM cannot vectorise the loops.
 """
 
 from functools import cache
@@ -37,31 +37,32 @@ def norm(x: Any, weight: Any, eps: Any, out: Any) -> None:
 
 
 @cache
-def turn(dim: int, half: int, normed: bool) -> Any:
-    """For heads of `dim` numbers of which 2 · `half` are rotated; `normed` if they are normalised
-    first. Compile-time constants, because a head is too short for a loop without known bounds."""
-    norms = int(normed)  # a constant, as intrinsics take them
+def rotation(dim: int, half: int, normed: bool) -> Any:
+    """The rotation of heads of `dim` numbers, 2 · `half` of which are rotated, after a norm if
+    `normed`. These are compile-time constants, because a head is too short for a loop with unknown
+    bounds."""
+    norms = int(normed)  # intrinsics take integer constants
 
-    def turning(x: Any, heads: int, weight: Any, eps: Any, cos: Any, sin: Any) -> None:
+    def rotate(x: Any, heads: int, weight: Any, eps: Any, cos: Any, sin: Any) -> None:
         """Rotates the first `heads` of x [rows, all heads, dim] in place: normalised by weight
         [heads, dim], then rotated by cos and sin [rows, 2 · half]."""
         for row in range(x.shape[0]):
             for head in range(heads):
                 rotate_head(dim, half, norms, x, row, head, weight, eps, cos, sin)
 
-    return cached(njit(turning, fastmath=True, nogil=True, cache=True))
+    return cached(njit(rotate, fastmath=True, nogil=True, cache=True))
 
 
 @cached
 @njit(fastmath=True, nogil=True, cache=True, error_model="numpy")
-def gated(gate_up: Any, out: Any) -> None:
-    """out [rows, width] = silu(gate) · up, of gate_up [rows, 2 · width]."""
+def silu_and_mul(gate_up: Any, out: Any) -> None:
+    """out [rows, width] = silu(gate) · up, for gate_up [rows, 2 · width]."""
     width = out.shape[1]
     for row in range(out.shape[0]):
         gates, ups, into = gate_up[row, :width], gate_up[row, width:], out[row]
         for i in range(width):
             gate = real(gates[i])
-            e = exponential(-abs(gate))  # at most 1: no gate is too large
+            e = exponential(-abs(gate))  # at most 1, so that no gate overflows
             share = _ONE / (_ONE + e)
             weighed = gate * (share if gate >= _ZERO else e * share)
             into[i] = stored(weighed * real(ups[i]), into[i])

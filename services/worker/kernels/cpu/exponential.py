@@ -1,7 +1,7 @@
-"""e^x for x ≤ 0, for one number and for sixteen: Numba calls the C library's for one at a time.
+"""e^x for x ≤ 0, for code that is vectorised: Numba calls the C library's once per number.
 
-2^y from its exponent bits and a polynomial, within 2e-6 for x ≥ −30, and more exact near 0;
-constant below 1e-38.
+Computes 2^y from its exponent bits and a polynomial. The error is within 2e-6 for x ≥ −30 and less
+near 0; results below 1e-38 are constant.
 """
 
 from typing import Any
@@ -10,9 +10,9 @@ import numpy as np
 from numba import njit
 
 LOG2E = 1.4426950408889634
-LEAST = -126.0  # of y, whose 2^y is no denormal
+LEAST = -126.0  # smallest y for which 2^y is not denormal
 BIAS, MANTISSA_BITS = 127, 23  # of a float32
-# 2^f, |f| ≤ 0.5: Taylor's, to the sixth power, 1.2e-7 off at most.
+# Taylor polynomial of 2^f for |f| ≤ 0.5, to the sixth power; the error is at most 1.2e-7.
 POWERS = (1.0, 0.69314718, 0.24022651, 0.055504109, 0.0096181291, 0.0013333558, 0.00015403530)
 
 _LOG2E, _LEAST = np.float32(LOG2E), np.float32(LEAST)
@@ -33,7 +33,7 @@ def exponential(x: Any) -> Any:
 
 @njit(inline="always", fastmath=True)
 def tanh(x: Any) -> Any:
-    """By e^(−2|x|), which is at most 1."""
+    """tanh from e^(−2|x|), which does not overflow."""
     e = exponential(-_TWO * abs(x))
     size = (_ONE - e) / (_ONE + e)
     return size if x >= _ZERO else -size

@@ -9,25 +9,26 @@ from services.worker.kernels.cpu import elementwise_loops as loops
 from services.worker.kernels.cpu.matmul import product
 from services.worker.kernels.cpu.number_formats import as_numpy
 from services.worker.kernels.cpu.threads import numba_threads
+from services.worker.kernels.reference.layer_ops import TorchLayerOps
 
-MIN_ROWS = 2  # in float32; for one row a library call costs less
-# Multiplications in bfloat16 from which a library is faster, because processors multiply pairs.
+MIN_ROWS = 2  # in float32; a library call is faster for one row
+# Multiplications in bfloat16 above which a library is faster, because processors multiply pairs.
 PAIRED_WORK = 1_300_000
-THREAD_WORK = 500_000  # Multiplications from which waking another thread pays.
+THREAD_WORK = 500_000  # multiplications above which another thread saves time
 
 
-class NumbaLayerOps:
-    """LayerOps of the fused forward on a CPU, for float32 and bfloat16."""
+class NumbaLayerOps(TorchLayerOps):
+    """Layer operations on a CPU, for float32 and bfloat16."""
 
     def __init__(self, dtype: torch.dtype, multiplies: bool = True):
-        """`multiplies`: whether small products are computed here, which needs wide vectors."""
+        """`multiplies`: whether matmul.py computes small products, which needs wide vectors."""
         self._dtype, self._multiplies = dtype, multiplies
         self._threads = numba_threads()
         self._no_norm = as_numpy(torch.zeros(0, 0, dtype=dtype))
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not self._is_ours(x, weight):
-            return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+        if not self._is_small_product(x, weight):
+            return super().product(x, weight, bias)
         out = torch.empty(len(x), weight.shape[1], dtype=self._dtype)
         if bias is not None:
             out.copy_(bias)
@@ -35,41 +36,42 @@ class NumbaLayerOps:
         return out
 
     def add_product(self, total: Tensor, x: Tensor, weight: Tensor) -> None:
-        if self._is_ours(x, weight):
+        if self._is_small_product(x, weight):
             self._multiply(x, weight, total, added=True)
         else:
-            total.addmm_(x, weight)
+            super().add_product(total, x, weight)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x)
         loops.norm(as_numpy(x), as_numpy(weight), np.float32(eps), as_numpy(out))
         return out
 
-    def turn(
+    def rotate(
         self, qkv: Tensor, heads: int, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor
     ) -> Tensor:
         weight = self._no_norm if norm is None else as_numpy(norm)
-        turns = as_numpy(cos[:, 0]), as_numpy(sin[:, 0])
-        turn = loops.turn(qkv.shape[-1], cos.shape[-1] // 2, norm is not None)
-        turn(as_numpy(qkv), heads, weight, np.float32(eps), *turns)
+        cos_sin = as_numpy(cos[:, 0]), as_numpy(sin[:, 0])
+        rotate = loops.rotation(qkv.shape[-1], cos.shape[-1] // 2, norm is not None)
+        rotate(as_numpy(qkv), heads, weight, np.float32(eps), *cos_sin)
         return qkv[:, :heads]
 
-    def gated(self, gate_up: Tensor) -> Tensor:
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         out = torch.empty(len(gate_up), gate_up.shape[1] // 2, dtype=self._dtype)
-        loops.gated(as_numpy(gate_up), as_numpy(out))
+        loops.silu_and_mul(as_numpy(gate_up), as_numpy(out))
         return out
 
     def warm(self) -> None:
         """Compiles products, norms and gates, or loads them from disk, so that no step waits for
-        it. Rotations are compiled for a model's heads by its first forward, the check at start."""
+        it. The check of the forward at start compiles the rotations for the model's head size."""
         none, weight = torch.zeros(0, 2, dtype=self._dtype), torch.zeros(2, 2, dtype=self._dtype)
         for many in (False, True) if self._multiplies else ():
             multiply(none, weight, none.clone(), False, many)
         self.norm(none, weight[0], 0.0)
-        self.gated(none)
+        self.silu_and_mul(none)
 
-    def _is_ours(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether matmul.py is faster: for a matrix in input-major layout, as small ones are."""
+    def _is_small_product(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether matmul.py is faster. It needs a matrix in input-major layout, as small ones
+        have."""
         if not self._multiplies or not weight.is_contiguous():
             return False
         if self._dtype is torch.bfloat16:

@@ -1,9 +1,9 @@
 """Products of a step's rows with a small matrix, compiled by Numba.
 
-For a matrix that fits in a core's cache and few rows, libraries spend more time on preparation than
-on computing, and some do not use the processor's full vectors. Measured on such a processor: twice
+For few rows and a matrix that fits in a core's cache, libraries spend more time on preparation than
+on computing, and some do not use the full vectors of the processor. Measured with AVX-512: twice
 the library's speed in float32 for any number of rows; in bfloat16, which processors multiply in
-pairs, three times for one row and equal at about forty.
+pairs, three times for one row, and equal at about forty rows.
 """
 
 from functools import cache
@@ -16,17 +16,17 @@ from services.worker.kernels.cpu.codegen.vectors import LANES
 from services.worker.kernels.cpu.kernel_cache import cached
 from services.worker.kernels.cpu.number_formats import reals
 
-ROWS, PAIR = 6, 2  # of a tile: WIDE sums of each, and a row's weights, are what registers hold
+ROWS, PAIR = 6, 2  # rows of a tile: registers hold WIDE sums of each, and one row of weights
 WIDE = 4 * LANES
-TOGETHER = 48  # rows that one thread takes at once, a multiple of ROWS
+TOGETHER = 48  # rows of a task, a multiple of ROWS
 
 
 @njit(inline="always")
 def columns(
     wide: int, added: bool, x: Any, first: int, last: int, weight: Any, column: int, out: Any
 ) -> None:
-    """out[first : last, column : column + wide] = x · weight, or += where `added`; `wide` is a
-    constant, of whole lanes."""
+    """out[first : last, column : column + wide] = x · weight, or += if `added`; `wide` is a
+    constant, a multiple of LANES."""
     whole = last - (last - first) % ROWS
     paired = last - (last - whole) % PAIR
     for row in range(first, whole, ROWS):
@@ -41,7 +41,7 @@ def columns(
 def _last_columns(
     some: int, added: bool, x: Any, first: int, last: int, weight: Any, column: int, out: Any
 ) -> None:
-    """Fewer than there are lanes."""
+    """As `columns`, for `some` columns, fewer than LANES."""
     paired = last - (last - first) % PAIR
     for row in range(first, paired, PAIR):
         multiply_some(PAIR, some, added, x, row, weight, column, out)
@@ -51,10 +51,10 @@ def _last_columns(
 
 @cache
 def product(many: bool) -> Any:
-    """By one thread or by many."""
+    """The product, computed by one thread or by many."""
 
     def multiplying(x: Any, weight: Any, added: bool, out: Any) -> None:
-        """out = x · weight, or out += that where `added`; x [rows, in], weight [in, out], out
+        """out = x · weight, or out += x · weight if `added`; x [rows, in], weight [in, out], out
         [rows, out], all of one type. O(rows · in · out)."""
         numbers, rows, outputs = reals(x), out.shape[0], out.shape[1]
         wides, blocks = outputs // WIDE, -(-outputs // WIDE)
@@ -71,6 +71,6 @@ def product(many: bool) -> Any:
                     at = outputs - some
                     _last_columns(some, added, numbers, first, last, weight, at, out)
 
-    # decode_loops.py says why it has a name of its own.
+    # decode_loops.py explains the two names.
     multiplying.__qualname__ += "_by_many" if many else "_by_one"
     return cached(njit(multiplying, nogil=True, cache=True, error_model="numpy", parallel=many))

@@ -1,5 +1,5 @@
-"""Numbers as stored and as computed: float32, int8, or bfloat16, whose bits numpy only knows as
-int16."""
+"""Conversions between stored and computed numbers: float32, int8, and bfloat16, which NumPy handles
+as the int16 of its bits."""
 
 from typing import Any
 
@@ -12,28 +12,29 @@ from torch import Tensor
 Numbers = NDArray[np.generic]
 
 _SIXTEEN, _ONE = np.uint32(16), np.uint32(1)
-_BELOW_HALF = np.uint32(0x7FFF)  # of a bfloat16's last bit
+_BELOW_HALF = np.uint32(0x7FFF)  # just below half of the last bit of a bfloat16
 _NO_SIGN, _INFINITY, _NAN = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000), np.int16(0x7FC0)
 
 
 def as_numpy(x: Tensor) -> Numbers:
-    """The same memory; the bits of bfloat16."""
+    """A view of the same memory; for bfloat16, of its bits."""
     return (x.view(torch.int16) if x.dtype is torch.bfloat16 else x).numpy()
 
 
 def real(x: Any) -> Any:
-    """A stored number as float32; for code that Numba compiles, like the functions below."""
+    """Converts a stored number to float32. This and the next two are for code that Numba
+    compiles."""
     raise NotImplementedError
 
 
 def stored(x: Any, like: Any) -> Any:
-    """A float32 in the stored format of the other argument; bfloat16 rounds to nearest, ties to
+    """Converts a float32 to the stored format of `like`; bfloat16 rounds to nearest, ties to
     even."""
     raise NotImplementedError
 
 
 def reals(x: Any) -> Any:
-    """Stored numbers [rows, ·] as float32: unchanged, or a converted copy for bfloat16."""
+    """Converts stored numbers [rows, ·] to float32: unchanged, or a converted copy for bfloat16."""
     raise NotImplementedError
 
 

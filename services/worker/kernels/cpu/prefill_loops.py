@@ -1,8 +1,8 @@
-"""Attention of a prompt's chunk over its context and itself, in place, compiled by Numba.
+"""Attention of a prompt's chunk over its context and itself, compiled by Numba.
 
-Tiles of queries against tiles of keys, each a matrix product (matmul_ops.py), with running maxima
-and sums of weights, so that scores live only as long as their tile. Queries lie side by side in the
-vector lanes: sixteen are processed at once, and keys and values are read in their stored layout.
+Each tile of queries by keys is a matrix product (matmul_ops.py). Maxima and sums of weights are
+kept over the tiles, so that the scores of one tile are in memory at a time. A vector holds sixteen
+queries; keys and values are read from the blocks in place.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from services.worker.kernels.cpu.kernel_cache import cached
 from services.worker.kernels.cpu.matmul import WIDE, columns
 from services.worker.kernels.cpu.number_formats import real
 
-QUERIES = 192  # of a tile, over all heads that share keys: with its scores, within a core's cache
+QUERIES = 192  # of a tile, over all heads that share keys: its scores fit in a core's cache
 KEYS = 64  # of a tile
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _NEVER = np.float32(-1e30)  # the score of an invisible position
@@ -25,7 +25,7 @@ _NEVER = np.float32(-1e30)  # the score of an invisible position
 
 @njit(inline="always")
 def _multiply(x: Any, weight: Any, added: bool, out: Any) -> None:
-    """Of outputs that are whole lanes."""
+    """out = x · weight, or += if `added`; the number of outputs is a multiple of LANES."""
     rows, outputs = out.shape
     wide = outputs - outputs % WIDE
     for column in range(0, wide, WIDE):
@@ -48,7 +48,7 @@ def _read(data: Any, scales: Any, side: int, table: Any, head: int, first: int, 
 
 @njit(inline="always", fastmath=True)
 def _lay_out_queries(q: Any, scale: Any, queries: Any) -> None:
-    """Write q [tokens, group, dim], scaled, to the columns of queries [dim, tokens · group …]."""
+    """Writes q [tokens, group, dim], scaled, to the columns of queries [dim, tokens · group …]."""
     group = q.shape[1]
     for token in range(q.shape[0]):
         for g in range(group):
@@ -58,7 +58,7 @@ def _lay_out_queries(q: Any, scale: Any, queries: Any) -> None:
 
 @njit(inline="always")
 def _set_visible_ranges(first: int, group: int, window: int, seen_from: Any, seen_to: Any) -> None:
-    """Set the visible positions of each query, [seen_from, seen_to)."""
+    """Sets the visible positions of each query, [seen_from, seen_to)."""
     for j in range(len(seen_from)):
         seen_to[j] = first + j // group + 1
         seen_from[j] = max(0, seen_to[j] - window) if window > 0 else 0
@@ -66,7 +66,7 @@ def _set_visible_ranges(first: int, group: int, window: int, seen_from: Any, see
 
 @njit(inline="always", fastmath=True)
 def _write_outputs(made: Any, sums: Any, out: Any) -> None:
-    """Write the normalised sums to out [tokens, group, dim]."""
+    """Writes the normalised sums to out [tokens, group, dim]."""
     group = out.shape[1]
     for token in range(out.shape[0]):
         for g in range(group):
@@ -92,8 +92,8 @@ def _scale(made: Any, by: Any) -> None:
 
 @njit(inline="always", fastmath=True)
 def _mask_scores(scores: Any, first: int, seen_from: Any, seen_to: Any) -> None:
-    """Mask the keys from position `first` on outside each query's visible range [seen_from,
-    seen_to)."""
+    """Masks the scores of keys, from position `first` on, outside each query's visible range
+    [seen_from, seen_to)."""
     for n in range(scores.shape[0]):
         line, position = scores[n], np.int32(first + n)
         for j in range(len(line)):
@@ -103,7 +103,8 @@ def _mask_scores(scores: Any, first: int, seen_from: Any, seen_to: Any) -> None:
 
 @njit(inline="always", fastmath=True)
 def _weigh(scores: Any, tops: Any, sums: Any, before: Any) -> None:
-    """Turn scores into weights relative to the running maximum; `before` rescales earlier ones."""
+    """Converts scores to weights relative to the running maximum. `before` becomes the factor that
+    rescales earlier weights."""
     wide = len(tops)
     for j in range(wide):
         before[j] = tops[j]
@@ -138,7 +139,7 @@ def _attend_tile(
     window: int,
     softcap: Any,
 ) -> None:
-    """Of the queries at positions [first, last) those that share a head's keys."""
+    """Computes the queries at positions [first, last) of all heads that share a KV head."""
     group, dim = q.shape[1] // data.shape[2], data.shape[4]
     wide = -(-(last - first) * group // LANES) * LANES
     queries = np.zeros((dim, wide), np.float32)
@@ -183,8 +184,8 @@ def attend(
     softcap: Any,
     threads: int,
 ) -> None:
-    """out[place : place + end − start]: the queries at positions [start, end), causally. Tiles are
-    distributed over `threads`, Numba's current number.
+    """out[place : place + end − start] = causal attention of the queries at positions [start, end).
+    Tiles are distributed over `threads`, Numba's current number.
 
     data [2, blocks, kv_heads, block_tokens, dim]; scales [2, blocks, kv_heads, block_tokens] of an
     INT8 layer, else empty; table [blocks]; q and out [Σ tokens, heads, dim], float32. window and
@@ -195,8 +196,8 @@ def attend(
     tasks = -(-(end - start) // most) * kv_heads
     each = -(-tasks // threads)
     for number in prange(each * threads):
-        # A thread has consecutive task numbers; later tiles see more context, so they are dealt out
-        # in turn.
+        # A thread gets consecutive numbers. Later tiles have more context, so that tiles are
+        # assigned to threads in turn.
         task = number % each * threads + number // each
         if task < tasks:
             first, kv_head = start + task // kv_heads * most, task % kv_heads

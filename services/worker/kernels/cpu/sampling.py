@@ -1,9 +1,9 @@
-"""Sampling on a CPU: the most likely token, and draws within top_k, top_p and min_p, without a
-sort, compiled by Numba.
+"""Sampling on a CPU: argmax, and draws within top_k, top_p and min_p without a full sort, compiled
+by Numba.
 
-The tokens of a row fall into bins by the leading bits of their probabilities, 16 bins per power
-of two, in falling order. The filters end inside one bin, and the drawn token lies in one; only
-these bins are sorted, whatever the distribution. Two or three passes of O(vocabulary) per row.
+The tokens of a row are counted in bins by the leading bits of their probabilities, 16 bins per
+power of two. The filters end inside one bin, and the drawn token is in one bin; only these bins are
+sorted. Two or three passes of O(vocabulary) per row.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 from services.worker.kernels.cpu.kernel_cache import cached
 from services.worker.kernels.interface import Filters
 
-_SHIFT = 19  # of a float32: what is left is its exponent and four bits of its fraction
+_SHIFT = 19  # of the bits of a float32; exponent and four bits of the fraction remain
 _BINS = 2_048  # up to 1.0 and beyond
 _ONES = 0x7FFFFFFF
 _ID_BITS = 32
@@ -24,7 +24,7 @@ _ZERO = np.float32(0.0)
 
 
 class CpuSampling:
-    """SamplingKernels on a CPU. `argmax` uses numpy: PyTorch's CPU argmax is scalar, 15 to 30 times
+    """SamplingKernels on a CPU. `argmax` uses NumPy, because PyTorch's is scalar and 15 to 30 times
     slower."""
 
     def argmax(self, logits: Tensor) -> Tensor:
@@ -50,15 +50,15 @@ class CpuSampling:
 
 @njit(inline="always")
 def _bin_of(bits: Any) -> Any:
-    """A NaN's too."""
+    """The bin of a number by its bits; also defined for NaN."""
     return min(max(bits >> _SHIFT, 0), _BINS - 1)
 
 
 @cached
 @njit(nogil=True, cache=True)
 def _fill(probs: Any, bits: Any, counts: Any, masses: Any) -> tuple[int, Any]:
-    """How many tokens a bin has, and their sum; returns the first bin that has any, and the
-    largest number."""
+    """Fills counts and sums of the bins; returns the highest bin with tokens, and the largest
+    probability."""
     counts[:] = 0
     masses[:] = 0.0
     largest = _ZERO
@@ -76,7 +76,8 @@ def _fill(probs: Any, bits: Any, counts: Any, masses: Any) -> tuple[int, Any]:
 @cached
 @njit(nogil=True, cache=True)
 def _order(bits: Any, place: int, keys: Any) -> int:
-    """The bin's tokens in falling order, equals by index, as the low bits of `keys`; how many."""
+    """Writes a bin's tokens in falling order, equal ones by index, to the low bits of `keys`;
+    returns their number."""
     count = 0
     for i in range(len(bits)):
         if _bin_of(bits[i]) == place:
@@ -99,8 +100,9 @@ def _kept(
     limit: float,
     least: Any,
 ) -> tuple[float, int]:
-    """The sum of the tokens kept, and the last bin that has one. They are the first `top_k` in
-    falling order, until their sum reaches `limit` or one is below `least`; the first always."""
+    """The sum of the kept tokens, and the last bin that has one. The first token is kept, and
+    others in falling order, up to `top_k`, until their sum reaches `limit` or one is below
+    `least`."""
     taken, total, end = 0, 0.0, top
     least_bin = _bin_of(np.float32(least).view(np.int32))
     for place in range(top, -1, -1):
@@ -128,8 +130,8 @@ def _kept(
 def _pick(
     probs: Any, bits: Any, counts: Any, masses: Any, keys: Any, top: int, end: int, target: float
 ) -> int:
-    """The first token in falling order whose running sum passes the target, none behind bin `end`;
-    the last that isn't 0 where rounding keeps the sum below."""
+    """The first token in falling order, up to bin `end`, whose running sum exceeds the target. If
+    rounding keeps the sum below, the last token with a probability above 0."""
     total, last = 0.0, 0
     for place in range(top, end - 1, -1):
         if counts[place] == 0:
@@ -151,8 +153,8 @@ def _pick(
 @cached
 @njit(nogil=True, cache=True)
 def _draw(probs: Any, top_k: Any, top_p: Any, min_p: Any, uniform: Any, tokens: Any) -> None:
-    """tokens[r] of each row of probs [rows, vocabulary], float32. The other columns [rows]: top_k
-    at least 1, top_p float64 where 2 is off, min_p float32, uniform float64."""
+    """Draws tokens[r] from each row of probs [rows, vocabulary], float32. The other arguments are
+    [rows]: top_k, at least 1; top_p, float64, 2 is off; min_p, float32; uniform, float64."""
     counts, masses = np.empty(_BINS, np.int64), np.empty(_BINS, np.float64)
     keys = np.empty(probs.shape[1], np.int64)
     for row in range(len(probs)):

@@ -9,8 +9,8 @@ from llvmlite import binding
 
 @cache
 def numba_threads() -> int:
-    """Numba's number of threads, whatever a thread's current setting. The first call starts them,
-    with an OpenMP call that changes PyTorch's number of threads in this thread; it is restored."""
+    """The number of threads that Numba starts. The first call starts them, which changes PyTorch's
+    number of threads in this thread through OpenMP; that number is restored."""
     threads = torch.get_num_threads()
     started: int = numba.get_num_threads()
     torch.set_num_threads(threads)
@@ -18,5 +18,5 @@ def numba_threads() -> int:
 
 
 def wide_vectors() -> bool:
-    """Whether a register holds sixteen float32 and there are 32 of them, as the tiles assume."""
+    """Whether the processor has 32 registers of sixteen float32 each, which the tiles need."""
     return bool(binding.get_host_cpu_features().get("avx512f"))

@@ -1,32 +1,32 @@
-"""Paged attention in Triton, with the results of the PyTorch kernels."""
+"""Paged attention in Triton."""
 
 import torch
 from torch import Tensor
 
 from services.worker.kernels.cuda.device import (
     Paged,
-    processors_of,
+    contiguous_rows,
+    count_processors,
     products,
     require_runnable,
-    rows_of,
     send,
 )
 from services.worker.kernels.cuda.prefill import prefill
 from services.worker.kernels.cuda.rows import RowsAttention
 from services.worker.kernels.cuda.store import store
 from services.worker.kernels.cuda.tile_sizes import Tiles, power_of_two, prefill_tiles
-from services.worker.kernels.cuda.work_split import tiles_of
+from services.worker.kernels.cuda.work_split import list_tiles
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kv.cache import KVLayer
 from services.worker.requests.types.batch import PrefillChunk, StepBatch
 
-STORE_NUMBERS = 4096  # of keys, and as many of values, to a thread block
+STORE_NUMBERS = 4096  # numbers of keys, and of values, per thread block
 
 
 def store_tokens(layer: KVLayer, k: Tensor, v: Tensor, slots: Tensor, block_tokens: int) -> None:
     """Stores k and v [Σ tokens, kv_heads, head_dim] into `slots` [Σ tokens]."""
     tokens, kv_heads, head_dim = k.shape
-    k, v, paged = rows_of(k), rows_of(v), Paged.from_layer(layer)
+    k, v, paged = contiguous_rows(k), contiguous_rows(v), Paged.from_layer(layer)
     dim = power_of_two(head_dim)
     rows = max(STORE_NUMBERS // dim, 1)
     store[(-(-tokens * kv_heads // rows),)](
@@ -55,7 +55,7 @@ class TritonAttention:
         self._block_tokens = block_tokens
         self._device = device
         self._dtype = dtype
-        self._rows = RowsAttention(block_tokens, device, processors or processors_of(device))
+        self._rows = RowsAttention(block_tokens, device, processors or count_processors(device))
         self._chunks: list[PrefillChunk] = []
         self._first_row = 0
         self._tiles: dict[int, tuple[Tensor, Tensor, int]] = {}
@@ -73,7 +73,7 @@ class TritonAttention:
     def attend(
         self, layer: KVLayer, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
-        q, paged = rows_of(q), Paged.from_layer(layer)
+        q, paged = contiguous_rows(q), Paged.from_layer(layer)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         kv_heads = layer.data.shape[2]
         if self._first_row:
@@ -105,7 +105,7 @@ class TritonAttention:
     def _tiling(self, sizes: Tiles, tile_heads: int) -> tuple[Tensor, Tensor, int]:
         tokens = sizes.queries // tile_heads
         if tokens not in self._tiles:
-            tiles, blocks = tiles_of(self._chunks, self._first_row, tokens)
+            tiles, blocks = list_tiles(self._chunks, self._first_row, tokens)
             there = send([tiles, blocks], self._device)
             self._tiles[tokens] = (there[0], there[1], len(tiles))
         return self._tiles[tokens]

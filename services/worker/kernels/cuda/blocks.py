@@ -1,4 +1,4 @@
-"""Copies of blocks to a staging buffer and back, in Triton."""
+"""Copies between blocks and a staging buffer, in Triton."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from services.worker.kv.copies import StagedLayer
 class TritonBlocks:
     """BlockCopies on a CUDA device; on the CPU under TRITON_INTERPRET=1.
 
-    All of a call runs on the current stream; nothing waits for the device.
+    Calls run on the current stream and do not wait for the device.
     """
 
     def __init__(self, device: torch.device):

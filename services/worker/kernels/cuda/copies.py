@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: N803 - what a kernel is compiled for is written large
-"""Copying blocks between a layer and a staging buffer, bit for bit or as INT8 at rest.
+"""Copies blocks between a layer and a staging buffer, bit for bit or as INT8 for host memory.
 
-A program takes one (block, keys or values, head): BLOCK_TOKENS by HEAD_DIM numbers.
+A program copies one (block, keys or values, head): BLOCK_TOKENS by HEAD_DIM numbers.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 
 from services.worker.kernels.cuda.rounding import narrow, narrow_up, nearest, widen
 
-# Where a range in float32 could overflow, it is computed of halves.
+# A range that could overflow float32 is computed from halved numbers.
 WIDE = tl.constexpr(1e38)
 
 
@@ -33,7 +33,7 @@ def copy(
     target_block, target_kv, target_head, target_token,
     source_scales_block, source_scales_kv, source_scales_head, source_scales_token,
     target_scales_block, target_scales_kv, target_scales_head, target_scales_token,
-    GATHER: tl.constexpr,  # `blocks` count in the source, else in the target
+    GATHER: tl.constexpr,  # `blocks` are those of the source, else of the target
     SCALES: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -80,7 +80,8 @@ def quantize(
     DIM: tl.constexpr,
     NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Returns λ and min of each channel over the filled tokens; min is stored behind them."""
+    """Quantizes blocks by λ and min of each channel over the filled tokens. Tokens after these are
+    stored as min."""
     index, kv, head = place(kv_heads)
     block = tl.load(blocks + index).to(tl.int64)
     tokens = tl.load(filled + index)

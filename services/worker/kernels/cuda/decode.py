@@ -1,10 +1,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: N803 - what a kernel is compiled for is written large
-"""Decode attention: one query per sequence, its context cut into splits that run in parallel.
+"""Decode attention: one query per sequence; its context is divided into splits that run in
+parallel.
 
-As flash-decoding (Dao et al. 2023): each split keeps its own softmax, a second kernel joins them.
-A list of (row, split, splits) is the grid, so that one long sequence among short ones costs no
-empty thread blocks. In a recorded grid, unused thread blocks are idle.
+As in flash-decoding (Dao et al. 2023), each split has a separate softmax, and a second kernel joins
+the splits. The grid is a list of (row, split, splits), so that a long sequence among short ones
+causes no empty thread blocks. In a recorded grid, unused thread blocks return at once.
 """
 
 import triton
@@ -37,7 +38,7 @@ def follow(
     BLOCK_TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Updates each row's length and newest block, from memory on the device alone."""
+    """Updates each row's length and newest block from memory on the device."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     position = tl.load(positions + row, mask=inside, other=0).to(tl.int32)
@@ -54,7 +55,7 @@ def decode(
     partial,  # [items, heads, HEAD_DIM] float32
     tops,  # [items, heads]
     totals,
-    items,  # [items, 3]: row, split, splits; 0 splits: idle
+    items,  # [items, 3]: row, split, splits; 0 splits: unused
     lengths,  # [rows]
     tables,  # [rows, width]
     width,
@@ -86,7 +87,7 @@ def decode(
     QK: tl.constexpr,
     PV: tl.constexpr,
 ):
-    # Heads next to one another read memory that is: they run at the same time.
+    # Programs of adjacent heads read adjacent memory, and have adjacent ids to run together.
     item = tl.program_id(0) // (KV_HEADS * HEAD_TILES)
     part = tl.program_id(0) % (KV_HEADS * HEAD_TILES)
     kv_head = part // HEAD_TILES
@@ -94,7 +95,7 @@ def decode(
     split = tl.load(items + 3 * item + 1)
     splits = tl.load(items + 3 * item + 2)
     if splits == 0:
-        return  # idle
+        return  # unused
     length = tl.load(lengths + row)
 
     begin = 0
@@ -159,7 +160,7 @@ def join(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
-    SPLITS: tl.constexpr,  # taken at once
+    SPLITS: tl.constexpr,  # loaded together
 ):
     """Joins one row and head: its splits' outputs, weighted by their shares of the softmax."""
     row = tl.program_id(0) // HEADS
@@ -167,7 +168,7 @@ def join(
     item = tl.load(ranges + 2 * row).to(tl.int64)
     splits = tl.load(ranges + 2 * row + 1)
     if splits == 1:
-        return  # `decode` wrote it
+        return  # `decode` has stored the output
     d = tl.arange(0, DIM)
     real = d < HEAD_DIM
     output = tl.zeros([DIM], tl.float32)

@@ -13,7 +13,7 @@ from services.worker.kernels.cuda.tiles import walk
 from services.worker.kernels.cuda.work_split import Words
 from services.worker.kv.cache import KVLayer
 
-# Under TRITON_INTERPRET=1 kernels are no JIT functions, and run on the CPU.
+# Under TRITON_INTERPRET=1 kernels run on the CPU and are not JIT functions.
 INTERPRETED = not isinstance(walk, triton.JITFunction)
 
 TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -27,7 +27,7 @@ def require_runnable(device: torch.device) -> None:
         )
 
 
-def processors_of(device: torch.device) -> int:
+def count_processors(device: torch.device) -> int:
     """Number of multiprocessors; a few under the interpreter."""
     if device.type != "cuda":
         return 4
@@ -37,8 +37,8 @@ def processors_of(device: torch.device) -> int:
 def products(dtype: torch.dtype, int8: bool) -> tuple[tl.dtype, tl.dtype]:
     """The types of the products q·k and p·v.
 
-    INT8 probabilities include the scales of the values, which may exceed float16's range: bfloat16
-    then. The interpreter multiplies bfloat16 as integers, so it gets float32.
+    With INT8, probabilities include the scales of the values, which may exceed the range of
+    float16: bfloat16 replaces it. The interpreter multiplies bfloat16 as integers and gets float32.
     """
     scores = TYPES[dtype]
     outputs = tl.bfloat16 if int8 and dtype == torch.float16 else scores
@@ -48,10 +48,9 @@ def products(dtype: torch.dtype, int8: bool) -> tuple[tl.dtype, tl.dtype]:
 
 
 def send(arrays: Sequence[Words], device: torch.device) -> list[Tensor]:
-    """Copies several arrays to the device in one transfer, without waiting, as `to_device` copies
-    one: they are written directly into pinned memory.
+    """Copies several arrays to the device in one transfer through pinned memory, without waiting.
 
-    Each starts at a multiple of 16 bytes: Triton recompiles for other pointers.
+    Each starts at a multiple of 16 bytes, because Triton would recompile for other pointers.
     """
     sizes = [-(-array.size // 4) * 4 for array in arrays]
     starts = [0, *accumulate(sizes)]
@@ -65,7 +64,7 @@ def send(arrays: Sequence[Words], device: torch.device) -> list[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """A layer as kernels take it; without scales, their pointers point to unread memory."""
+    """A layer as kernel arguments. Without scales, the pointers of the scales are not read."""
 
     pointers: tuple[Tensor, ...]  # keys, values, their scales
     strides: tuple[int, ...]  # block, head, token; block and head of the scales
@@ -81,6 +80,6 @@ class Paged:
         return cls((keys, values, *scales), (*strides, *scales[0].stride()[:2]), True)
 
 
-def rows_of(x: Tensor) -> Tensor:
+def contiguous_rows(x: Tensor) -> Tensor:
     """Returns x with a contiguous last dimension, as every kernel requires."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: N803 - what a kernel is compiled for is written large
-"""Prefill attention: all chunks of a step, packed, over the blocks that hold their contexts."""
+"""Prefill attention: all packed chunks of a step, over the blocks of their contexts."""
 
 import triton
 import triton.language as tl
@@ -68,7 +68,7 @@ def prefill(
     key_scales += kv_head * scales_head_stride
     value_scales += kv_head * scales_head_stride
 
-    # Tiles that all rows see whole lie in [whole, diagonal); only the others need masks.
+    # All rows see all keys of tiles [whole, diagonal). Only the other tiles need masks.
     whole = 0
     diagonal = (position + 1) // TILE
     end = (length + TILE - 1) // TILE

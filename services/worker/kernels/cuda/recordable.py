@@ -1,10 +1,10 @@
 """Decode attention whose launches can be recorded in a CUDA graph and replayed.
 
-Kernels, grids, pointers and numbers of a graph never change. Each step's contexts are therefore
-passed through memory at fixed addresses. Changed tables and splits are copied there; the device
-derives each row's length and newest block from the positions and slots that the model reads too.
-The grid has room for the largest number of splits of a batch of its size, which is slightly more
-than its rows: unused thread blocks are idle.
+Kernels, grids, pointers and numbers of a graph are constant. The contexts of a step are therefore
+passed in memory at fixed addresses. Changed tables and splits are copied there. The device derives
+each row's length and newest block from the positions and slots, which the model reads, too. The
+grid has room for the largest number of splits of a batch of its size, which is slightly more than
+its rows; unused thread blocks return at once.
 """
 
 from dataclasses import dataclass, field
@@ -15,17 +15,17 @@ from torch import Tensor
 
 from services.worker.kernels.cuda.attention import store_tokens
 from services.worker.kernels.cuda.decode import follow
-from services.worker.kernels.cuda.device import Paged, processors_of, rows_of, send
+from services.worker.kernels.cuda.device import Paged, contiguous_rows, count_processors, send
 from services.worker.kernels.cuda.rows import (
     APPEND_ROWS,
     Contexts,
     Grid,
     HeadTiling,
     launch,
-    partials_of,
-    room_of,
+    padded_size,
+    split_scratch,
 )
-from services.worker.kernels.cuda.work_split import items_of, spare_splits, splits_of
+from services.worker.kernels.cuda.work_split import count_splits, list_items, spare_splits
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kv.cache import KVLayer
 from services.worker.requests.types.batch import NO_INTS, DecodeRows, Ints, StepBatch
@@ -33,8 +33,9 @@ from services.worker.requests.types.batch import NO_INTS, DecodeRows, Ints, Step
 
 @dataclass(slots=True)
 class _Plan:
-    """How the rows of one kind of layer are split: `items` (row, split, splits) and `ranges` (first
-    item, splits), flat, for the largest number of rows; `sent`: the splits last copied there."""
+    """The splits of the rows for one kind of layer: `items` (row, split, splits) and `ranges`
+    (first item, splits), flat, for the largest number of rows. `sent` are the splits copied there
+    last."""
 
     cut: HeadTiling
     spare: int
@@ -61,7 +62,7 @@ class RecordableDecodes:
     ):
         self._block_tokens = block_tokens
         self._device = device
-        self._processors = processors or processors_of(device)
+        self._processors = processors or count_processors(device)
         self._max_rows = max_rows
         self.row_tokens = row_blocks * block_tokens
         lengths = torch.ones(max_rows, dtype=torch.int32, device=device)
@@ -69,7 +70,7 @@ class RecordableDecodes:
         self._contexts = Contexts(lengths, tables, row_blocks)
         self._plans: dict[tuple[int | None, ...], _Plan] = {}
         self._rows: DecodeRows | None = None
-        self._position = -1  # of the first row, when tables were last brought up to date
+        self._position = -1  # of the first row at the last update of the tables
         self._lengths = NO_INTS
         self._size = 0
 
@@ -98,7 +99,7 @@ class RecordableDecodes:
     def attend(
         self, layer: KVLayer, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
-        q, paged = rows_of(q), Paged.from_layer(layer)
+        q, paged = contiguous_rows(q), Paged.from_layer(layer)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         cut = HeadTiling.plan(q, layer.data.shape[2], paged, options.window)
         plan, rows = self._plan(cut), len(q)
@@ -121,26 +122,26 @@ class RecordableDecodes:
         if key not in self._plans:
             spare = spare_splits(cut.blocks_per_split, self._processors)
             most = self._max_rows + spare
-            room = room_of(most, cut.heads)
+            room = padded_size(most, cut.heads)
             scratch = torch.zeros(room * (cut.head_dim + 2), device=self._device)
             self._plans[key] = _Plan(
                 cut,
                 spare,
                 torch.zeros(3 * most, dtype=torch.int32, device=self._device),
                 torch.zeros(2 * self._max_rows, dtype=torch.int32, device=self._device),
-                partials_of(scratch, room, cut.head_dim),
+                split_scratch(scratch, room, cut.head_dim),
             )
             self._send(self._plans[key])
         return self._plans[key]
 
     def _send(self, plan: _Plan) -> None:
-        """Sends the splits if they have changed. Rows beyond the batch see one token and have one
-        split each, which does not affect the splits of other rows."""
+        """Sends the splits if they have changed. Padding rows have one split each, which does not
+        affect the splits of other rows."""
         counts = np.ones(self._size, np.int64)
-        counts[: len(self._lengths)] = splits_of(self._lengths, *plan.cut.work, self._processors)
+        counts[: len(self._lengths)] = count_splits(self._lengths, *plan.cut.work, self._processors)
         if np.array_equal(counts, plan.sent):
             return
-        used, ranges = items_of(counts)
+        used, ranges = list_items(counts)
         items = np.zeros((self._size + plan.spare, 3), np.int32)
         items[: len(used)] = used
         sent_items, sent_ranges = send([items, ranges], self._device)

@@ -9,18 +9,19 @@ from torch import Tensor
 from services.worker.kernels.cuda.decode import append_blocks, decode, join
 from services.worker.kernels.cuda.device import Paged, products, send
 from services.worker.kernels.cuda.tile_sizes import Tiles, decode_tiles, power_of_two
-from services.worker.kernels.cuda.work_split import items_of, splits_of
+from services.worker.kernels.cuda.work_split import count_splits, list_items
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.requests.types.batch import DecodeRows, Ints
 
 APPEND_ROWS = 128
-JOIN_NUMBERS = 4096  # of partial outputs, taken at once
+JOIN_NUMBERS = 4096  # numbers of partial outputs loaded together
 ALIGNED = 64  # numbers
 
 
 @dataclass(frozen=True, slots=True)
 class HeadTiling:
-    """How a layer's heads are cut into thread blocks, on which the splits of its rows depend."""
+    """The division of a layer's heads into thread blocks, on which the splits of its rows
+    depend."""
 
     heads: int
     kv_heads: int
@@ -61,8 +62,9 @@ class Contexts:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`items`: `count` triples (row, split, splits). `ranges`: (first item, splits) of each of
-    `rows`, which is 0 if no row is split. `partials`: memory for the results of splits."""
+    """The grid of a launch. `items` are `count` triples (row, split, splits), `ranges` are (first
+    item, splits) of each row. `rows` is 0 if no row is split. `partials` is memory for the results
+    of splits."""
 
     items: Tensor
     count: int
@@ -71,12 +73,12 @@ class Grid:
     partials: tuple[Tensor, Tensor, Tensor]
 
 
-def room_of(items: int, heads: int) -> int:
+def padded_size(items: int, heads: int) -> int:
     """Partial results of this many items, rounded up to the alignment."""
     return -(-items * heads // ALIGNED) * ALIGNED
 
 
-def partials_of(scratch: Tensor, room: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+def split_scratch(scratch: Tensor, room: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, maxima and totals; `scratch` has at least room · (head_dim + 2) numbers."""
     outputs = room * head_dim
     return (
@@ -145,7 +147,7 @@ class RowsAttention:
         self._device = device
         self._processors = processors
         self._rows: DecodeRows | None = None
-        self._position = -1  # of the first row, when tables were last brought up to date
+        self._position = -1  # of the first row at the last update of the tables
         self._splits: dict[tuple[int | None, int, int], _Splits] = {}
         self._fresh: set[tuple[int | None, int, int]] = set()
         self._scratch = torch.empty(0, device=device)
@@ -183,20 +185,20 @@ class RowsAttention:
         key = cut.work
         if key not in self._fresh:
             self._fresh.add(key)
-            counts = splits_of(self._lengths, *key, self._processors)
+            counts = count_splits(self._lengths, *key, self._processors)
             kept = self._splits.get(key)
             if kept is None or not np.array_equal(kept.counts, counts):
-                items, ranges = send(items_of(counts), self._device)
+                items, ranges = send(list_items(counts), self._device)
                 self._splits[key] = _Splits(counts, items, ranges)
         return self._splits[key]
 
     def _partials(self, items: int, cut: HeadTiling) -> tuple[Tensor, Tensor, Tensor]:
         """Memory for partial results, which all layers share."""
-        room = room_of(items, cut.heads)
+        room = padded_size(items, cut.heads)
         needed = room * (cut.head_dim + 2)
         if needed > len(self._scratch):
             self._scratch = torch.empty(2 * needed, device=self._device)
-        return partials_of(self._scratch, room, cut.head_dim)
+        return split_scratch(self._scratch, room, cut.head_dim)
 
     def attend(
         self, paged: Paged, kv_heads: int, q: Tensor, out: Tensor, options: AttentionOptions

@@ -7,14 +7,15 @@ import triton.language as tl
 
 from services.worker.kernels.cuda.rounding import nearest
 
-# Below TINY a scale would have lost precision itself; 127 times LARGEST is still finite.
+# A scale below TINY would be denormal and lose precision; 127 times LARGEST is still finite.
 TINY = tl.constexpr(1.1754943508222875e-38)
 LARGEST = tl.constexpr(2.679e36)
 
 
 @triton.jit
 def as_int8(x):
-    """x [rows, DIM] → int8 values and float32 scales [rows], symmetric: max|x| becomes 127."""
+    """Quantizes x [rows, DIM] to int8 and float32 scales [rows], symmetrically: max|x| becomes
+    127."""
     x = x.to(tl.float32)
     largest = tl.max(tl.abs(x), 1)
     scale = tl.div_rn(largest, tl.zeros_like(largest) + 127.0)

@@ -1,4 +1,4 @@
-"""Supported models of the Triton kernels, and tile sizes."""
+"""The models that the Triton kernels support, and their tile sizes."""
 
 from dataclasses import dataclass
 
@@ -6,30 +6,24 @@ import torch
 
 SMALLEST_HEAD, LARGEST_HEAD = 32, 256
 LARGEST_GROUP = 256
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-# tl.dot wants 16 queries; a group of fewer heads is padded, which costs a decode nothing: it
-# waits for memory, and the tensor cores do 16 rows in the time of one.
+# tl.dot needs 16 queries. A group of fewer heads is padded, which does not slow a decode: it is
+# bound by memory, and tensor cores compute 16 rows in the time of one.
 SMALLEST_DOT = 16
 
 
-def require_supported(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+def require_supported(heads: int, kv_heads: int, head_dim: int) -> None:
     """Raises ValueError, which says what to change, if no kernel supports the model."""
-    if dtype not in DTYPES:
-        raise ValueError(
-            f"the Triton kernels compute in float16, bfloat16 or float32, not {dtype}: "
-            "set the worker's dtype to one of these"
-        )
     if not SMALLEST_HEAD <= head_dim <= LARGEST_HEAD:
         raise ValueError(
-            f"the Triton kernels take heads of {SMALLEST_HEAD} to {LARGEST_HEAD}, and this model "
-            f"has heads of {head_dim}: set worker.kernels to torch"
+            f"the Triton kernels support head sizes from {SMALLEST_HEAD} to {LARGEST_HEAD}, not "
+            f"{head_dim}: set worker.kernels to torch"
         )
     if heads % kv_heads or heads // kv_heads > LARGEST_GROUP:
         raise ValueError(
-            f"the Triton kernels share each key head among an equal number of query heads, "
-            f"{LARGEST_GROUP} at most, and this model has {heads} query heads for {kv_heads} key "
-            "heads: set worker.kernels to torch"
+            "the Triton kernels need an equal number of query heads per key head, at most "
+            f"{LARGEST_GROUP}; this model has {heads} query heads and {kv_heads} key heads: set "
+            "worker.kernels to torch"
         )
 
 
@@ -49,11 +43,11 @@ class Tiles:
 
 
 def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, stored: torch.dtype) -> Tiles:
-    """Returns tiles of 16 KiB of keys and of values: two or three thread blocks then share a
-    multiprocessor of an A100 or H100, with at least 100 KiB of loads in flight; the memory's
-    latency needs about 30. INT8 is bound by the instructions that widen it, fewest per key in
-    large tiles on few warps. float32 products are computed in registers, so both sides of its
-    tiles are small."""
+    """Returns tiles of 16 KiB of keys and of values. Two or three thread blocks then share a
+    multiprocessor of an A100 or H100, with 100 KiB or more of loads in flight; the memory's latency
+    needs about 30 KiB. INT8 is bound by the instructions that widen it, which are fewest per key in
+    large tiles on few warps. float32 products are computed in registers, so that its tiles are
+    small."""
     keys = 16384 // (power_of_two(head_dim) * stored.itemsize)
     queries = max(power_of_two(group), SMALLEST_DOT)
     if dtype.itemsize == 4:

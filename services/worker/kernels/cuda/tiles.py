@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: N803, RET505 - Triton's compiler wants static branches in full
-"""Shared by decode and prefill: the loop of a tile of queries over tiles of keys and values.
+"""The loop of a query tile over tiles of keys and values, for decode and prefill.
 
-Online softmax as in FlashAttention-2 (Dao 2023, algorithm 1), in base 2. A query tile's rows are
-all query heads of one key head, so that its keys and values are loaded once for all of them.
+The online softmax of FlashAttention-2 (Dao 2023, algorithm 1), in base 2. The rows of a query tile
+are all query heads of one key head, so that keys and values are loaded once for all of them.
 """
 
 import triton
@@ -14,15 +14,15 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def small_int(x):
-    """int8 → float32, exactly: x + 128 set into the mantissa of 2²³, then 2²³ + 128 subtracted.
-    The conversion instruction runs at a quarter of this rate, too slow for the memory."""
+    """int8 → float32, exactly: sets x + 128 into the mantissa of 2²³, then subtracts 2²³ + 128. The
+    conversion instruction has a quarter of this rate, less than the memory's."""
     bits = (x.to(tl.int32) & 0xFF) ^ 0x4B000080
     return bits.to(tl.float32, bitcast=True) - 8388736.0
 
 
 @triton.jit
 def tanh(x):
-    """Near 0 by Cephes' polynomial (tanhf.c), since 1 − 2/(e²ˣ + 1) cancels there."""
+    """tanh; near 0 by the polynomial of Cephes (tanhf.c), because 1 − 2/(e²ˣ + 1) cancels there."""
     z = x * x
     near = -5.70498872745e-3 * z + 2.06390887954e-2
     near = near * z - 5.37397155531e-2
@@ -47,7 +47,7 @@ def fetch(pointers, mask, GUARDED: tl.constexpr):
 
 @triton.jit
 def visible(scores, n, positions, WINDOW: tl.constexpr):
-    """−inf where the key at position n is not for the query at `positions` to see."""
+    """Sets scores of keys n that the query at `positions` does not see to −inf."""
     seen = n[None, :] <= positions[:, None]
     if WINDOW > 0:
         seen = seen & (n[None, :] > positions[:, None] - WINDOW)
@@ -56,7 +56,7 @@ def visible(scores, n, positions, WINDOW: tl.constexpr):
 
 @triton.jit
 def scaled(scores, scale, SOFTCAP: tl.constexpr):
-    """In base 2, capped where there is a cap."""
+    """Scaled scores in base 2, capped if SOFTCAP is not 0."""
     if SOFTCAP > 0:
         return tanh(scores * (scale / SOFTCAP)) * (SOFTCAP * LOG2_E)
     else:
@@ -90,17 +90,17 @@ def walk(
     TILE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
-    QK: tl.constexpr,  # what the products are computed in
+    QK: tl.constexpr,  # types of the products
     PV: tl.constexpr,
 ):
-    """Take tiles [first, last) of TILE keys into the running softmax.
+    """Adds tiles [first, last) of TILE keys to the running softmax.
 
-    Without MASKED every key of them is stored and seen by every row.
+    Without MASKED, every key of these tiles must be stored and visible to every row.
     """
     d = tl.arange(0, DIM)
     guarded: tl.constexpr = MASKED or HEAD_DIM != DIM
-    # A tile ahead, so that keys and values wait for no table: the compiler then keeps as many
-    # tiles of them on their way as there are stages.
+    # Table entries are loaded a tile ahead, so that loads of keys and values do not wait for them.
+    # The compiler then pipelines as many tiles as there are stages.
     following = first * TILE + tl.arange(0, TILE)
     coming = tl.load(table + following // BLOCK_TOKENS, mask=following < length, other=0)
     for tile in tl.range(first, last):
@@ -127,7 +127,7 @@ def walk(
 
         higher = tl.maximum(top, tl.max(scores, 1))
         base = higher
-        if MASKED:  # a row that has seen nothing yet: −inf − −inf is no number
+        if MASKED:  # for a row without a visible key so far, −inf − −inf would be NaN
             base = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(top - base)

@@ -1,4 +1,4 @@
-"""Cutting a step's attention into pieces that fill the device: which thread block does what."""
+"""Divides a step's attention into thread blocks that fill the device."""
 
 from collections.abc import Sequence
 
@@ -9,17 +9,17 @@ from services.worker.requests.types.batch import Ints, PrefillChunk
 
 Words = NDArray[np.int32]
 
-# Thread blocks a multiprocessor gets in the course of a launch: with eight rounds of two at a
-# time, the last round, which runs half empty, costs no more than a sixteenth.
+# Thread blocks per multiprocessor and launch: with eight rounds of two at a time, the last round,
+# which is half empty on average, costs at most a sixteenth.
 BLOCKS_PER_PROCESSOR = 16
-# Fewer tiles than this in a split, and joining it costs more than what it hides.
+# Tiles of a split: with fewer, joining the splits costs more than they save.
 MIN_TILES = 4
 
 
-def splits_of(lengths: Ints, window: int | None, tile: int, heads: int, processors: int) -> Ints:
-    """How many splits each row's visible context is cut into, 1 at least; O(rows).
+def count_splits(lengths: Ints, window: int | None, tile: int, heads: int, processors: int) -> Ints:
+    """The number of splits of each row's visible context, at least 1. O(rows).
 
-    `heads` is how many thread blocks take each split side by side.
+    `heads` is the number of thread blocks per split.
     """
     hidden = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
     tiles = -(-lengths // tile) - hidden // tile
@@ -29,13 +29,13 @@ def splits_of(lengths: Ints, window: int | None, tile: int, heads: int, processo
 
 
 def spare_splits(heads: int, processors: int) -> int:
-    """How many more splits than rows `splits_of` makes at most, whatever the rows: each but a row's
-    last is of `each` tiles, and of those there are so many in all."""
+    """The largest number of splits beyond one per row that `count_splits` returns for any rows: all
+    but the last split of a row have the full size, and there are at most this many of those."""
     return BLOCKS_PER_PROCESSOR * processors // heads
 
 
-def items_of(splits: Ints) -> tuple[Words, Words]:
-    """The grid: (row, split, splits of the row), and of each row (its first item, splits)."""
+def list_items(splits: Ints) -> tuple[Words, Words]:
+    """The grid: triples (row, split, splits of the row), and for each row (first item, splits)."""
     firsts = np.cumsum(splits) - splits
     rows = np.repeat(np.arange(len(splits)), splits)
     number = np.arange(len(rows)) - firsts[rows]
@@ -43,11 +43,11 @@ def items_of(splits: Ints) -> tuple[Words, Words]:
     return items, np.stack([firsts, splits], 1).astype(np.int32)
 
 
-def tiles_of(chunks: Sequence[PrefillChunk], row: int, tokens: int) -> tuple[Words, Words]:
-    """Tiles of up to `tokens` queries, (row of the first, its position, queries, start of its
-    table), the longest contexts first; and all the chunks' tables, one after another.
+def list_tiles(chunks: Sequence[PrefillChunk], row: int, tokens: int) -> tuple[Words, Words]:
+    """Tiles of up to `tokens` queries, longest contexts first: (row of the first query, its
+    position, queries, start of the table); and the concatenated tables of all chunks.
 
-    `row` is the first chunk's in the packed queries.
+    `row` is that of the first chunk in the packed queries.
     """
     sizes = np.array([chunk.tokens for chunk in chunks])
     starts = np.array([chunk.start for chunk in chunks])
@@ -55,11 +55,11 @@ def tiles_of(chunks: Sequence[PrefillChunk], row: int, tokens: int) -> tuple[Wor
     widths = np.array([len(chunk.table) for chunk in chunks])
     tables = np.cumsum(widths) - widths
     counts = -(-sizes // tokens)
-    of = np.repeat(np.arange(len(chunks)), counts)
-    offsets = (np.arange(len(of)) - (np.cumsum(counts) - counts)[of]) * tokens
+    owner = np.repeat(np.arange(len(chunks)), counts)
+    offsets = (np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]) * tokens
     tiles = np.stack(
-        [rows[of] + offsets, starts[of] + offsets,
-         np.minimum(sizes[of] - offsets, tokens), tables[of]], 1
+        [rows[owner] + offsets, starts[owner] + offsets,
+         np.minimum(sizes[owner] - offsets, tokens), tables[owner]], 1
     )  # fmt: skip
     order = np.argsort(-tiles[:, 1], kind="stable")
     blocks = np.concatenate([chunk.table for chunk in chunks])

@@ -1,8 +1,8 @@
 """Paged attention in plain PyTorch.
 
-Context is gathered from its blocks (and dequantized if they are INT8), then PyTorch's own fused
-attention reads it. Decode rows come sorted by context length and are attended in groups of
-similar length, padded to the group's longest; each prefill chunk is a group of its own.
+The context is gathered from its blocks, dequantized if they are INT8, and read by PyTorch's fused
+attention. Decode rows are sorted by context length, and computed in groups of similar length,
+padded to the longest of the group. Each prefill chunk is a separate group.
 """
 
 from collections.abc import Iterator
@@ -17,16 +17,17 @@ from services.worker.kernels.reference.paging import Buffers, Context, TokenInde
 from services.worker.kv.cache import KVLayer
 from services.worker.requests.types.batch import NO_INTS, DecodeRows, Ints, PrefillChunk, StepBatch
 
-# Padding a group may carry before another group is cheaper: a further gather and attention call
-# cost about what this many tokens of context do (measured on a CPU, 2 kv heads of 32).
+# Padding of a group above which another group is cheaper: a further gather and attention call cost
+# as much as this many tokens of context (measured on a CPU, 2 KV heads of 32).
 PADDING_TOKENS = 1024
-# Context a group gathers before attention reads it: what a core's caches hold, beyond which it is
-# read from memory again (measured: up to 1.8 times as slow).
+# Context that a group gathers: more than a core's caches hold would be read from memory again
+# (measured: up to 1.8 times as slow).
 GROUP_BYTES = 2 * 2**20
 
 
 class TorchAttention:
-    """AttentionKernels on any device. `token_bytes` is one token's KV in one layer, about."""
+    """AttentionKernels on any device. `token_bytes` is the approximate size of a token's KV in one
+    layer."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class TorchAttention:
         self._groups: list[_DecodeGroup | ChunkGroup] = []
 
     def prepare(self, batch: StepBatch, slots: Tensor) -> None:
-        self._tokens.follow(slots)
+        self._tokens.set_slots(slots)
         if batch.decodes is not self._rows or self._needs_more_room():
             self._rows = batch.decodes
             self._decodes = [
@@ -58,19 +59,15 @@ class TorchAttention:
         self._groups = [*self._decodes, *self._chunk_groups(len(batch.decodes), batch.chunks)]
 
     def _needs_more_room(self) -> bool:
-        """Whether rows that grew make a group far larger than it should be."""
+        """Whether grown rows make a group twice as large as it should be."""
         return any(
             group.rows > 1 and group.tokens > 2 * self._group_tokens for group in self._decodes
         )
 
     def _chunk_groups(self, row: int, chunks: list[PrefillChunk]) -> Iterator["ChunkGroup"]:
         for chunk in chunks:
-            yield self.chunk_group(chunk, row)
+            yield ChunkGroup(self, chunk, row)
             row += chunk.tokens
-
-    def chunk_group(self, chunk: PrefillChunk, row: int) -> "ChunkGroup":
-        """One that begins at this packed row, for this step."""
-        return ChunkGroup(self, chunk, row)
 
     def store(self, layer: KVLayer, k: Tensor, v: Tensor) -> None:
         store(layer, self._tokens, k, v)
@@ -91,7 +88,7 @@ class TorchAttention:
         return self._arange[:length]
 
     def mask(self, positions: Tensor, length: int, window: int | None) -> Tensor:
-        """[…, length]: 0 where a query at `positions` […, 1] sees, −inf where it doesn't."""
+        """[…, length]: 0 for keys that a query at `positions` […, 1] sees, −inf for others."""
         keys = self.arange(length)
         hidden = keys > positions
         if window is not None:
@@ -101,8 +98,8 @@ class TorchAttention:
 
 
 def _similar(positions: Ints, group_tokens: int) -> Iterator[tuple[int, int]]:
-    """Cut rows of falling length where padding would cost more than another group, and where a
-    group's context is `group_tokens`."""
+    """Yields groups of rows, which have falling lengths. A group ends where its padding would cost
+    more than another group, or where its context exceeds `group_tokens`."""
     first, padding = 0, 0
     lengths = positions.tolist()
     for row, length in enumerate(lengths):
@@ -116,7 +113,8 @@ def _similar(positions: Ints, group_tokens: int) -> Iterator[tuple[int, int]]:
 
 
 class _DecodeGroup:
-    """Rows [first, last), one query each. Query heads of one kv head stand in as its queries."""
+    """Decode rows [first, last), one query each. The query heads that share a KV head are computed
+    as its queries."""
 
     def __init__(self, kernels: TorchAttention, rows: DecodeRows, first: int, last: int):
         self._kernels = kernels
@@ -129,11 +127,11 @@ class _DecodeGroup:
 
     @property
     def tokens(self) -> int:
-        """Of context, padding included."""
+        """Tokens of context, including padding."""
         return self.rows * (int(self._positions[0]) + 1)
 
     def refresh(self) -> None:
-        """Follow the rows to their present positions."""
+        """Updates the group to the present positions of its rows."""
         self._length = int(self._positions[0]) + 1
         blocks = -(-self._length // self._batch.block_tokens)
         tables = self._batch.tables[self._span, :blocks]
@@ -162,8 +160,8 @@ class _DecodeGroup:
         return self._masks[window]
 
     def _make_mask(self, window: int | None) -> Tensor | None:
-        everything = window is None or window >= self._length
-        if everything and int(self._positions[-1]) + 1 == self._length:
+        sees_all = window is None or window >= self._length
+        if sees_all and int(self._positions[-1]) + 1 == self._length:
             return None  # the shortest is as long as the longest
         positions = self._kernels.tensor(self._positions).view(-1, 1, 1, 1)
         return self._kernels.mask(positions, self._length, window)
@@ -192,8 +190,8 @@ class ChunkGroup:
     def _context(self, layer: KVLayer, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [1, kv_heads, end, head_dim].
 
-        From INT8 blocks even what this step stored, so that no result hangs on how a prompt was
-        cut into chunks.
+        From INT8 blocks even the tokens of this step are read, so that no result depends on how a
+        prompt is divided into chunks.
         """
         if self._chunk.start or layer.scales is not None:
             context = self._context_of(layer)

@@ -1,4 +1,4 @@
-"""Scattered blocks to a contiguous staging buffer and back, in plain PyTorch."""
+"""Copies between scattered blocks and a contiguous staging buffer, in plain PyTorch."""
 
 import torch
 from torch import Tensor
@@ -9,11 +9,11 @@ from services.worker.kv.copies import StagedLayer
 STEPS = 255  # between a channel's minimum and maximum, in one byte
 OFFSET = 128  # from unsigned steps to int8
 
-# Where a channel's range could leave float32's on the way, it is computed of halves: exact for
-# numbers so large.
+# A channel whose range could overflow float32 is computed from halved numbers, which is exact for
+# numbers of this size.
 WIDE = 1e38
 
-# A tensor's bits as integers; of a number ≥ 0, adding 1 gives the next larger one.
+# Integer types of the bits. For a number ≥ 0, adding 1 to its bits gives the next larger number.
 BITS = {
     torch.float32: torch.int32,
     torch.float16: torch.int16,
@@ -26,7 +26,7 @@ class TorchBlocks:
 
     def gather(self, layer: KVLayer, blocks: Tensor, filled: Tensor, out: StagedLayer) -> None:
         if out.ranges is not None:
-            _rest(layer.data[:, blocks].transpose(0, 1), filled, out.data, out.ranges)
+            _quantize(layer.data[:, blocks].transpose(0, 1), filled, out.data, out.ranges)
             return
         _copy_out(layer.data, blocks, out.data)
         if layer.scales is not None and out.scales is not None:
@@ -47,10 +47,11 @@ def _copy_out(source: Tensor, blocks: Tensor, out: Tensor) -> None:
         out[:, side].copy_(source[side].index_select(0, blocks))
 
 
-def _rest(x: Tensor, filled: Tensor, codes: Tensor, ranges: Tensor) -> None:
-    """x [n, 2, kv_heads, block_tokens, head_dim] → codes of its shape, ranges of λ and minimum.
+def _quantize(x: Tensor, filled: Tensor, codes: Tensor, ranges: Tensor) -> None:
+    """Quantizes x [n, 2, kv_heads, block_tokens, head_dim] to codes of the same shape, and ranges
+    of λ and minimum.
 
-    What lies behind `filled` counts as the minimum: it widens nothing and comes back finite.
+    Tokens after `filled` count as the minimum: they do not widen the range, and stay finite.
     """
     partial = (filled < x.shape[3]).nonzero().view(-1)
     tokens = torch.arange(x.shape[3], device=x.device).view(-1, 1)
@@ -64,7 +65,7 @@ def _rest(x: Tensor, filled: Tensor, codes: Tensor, ranges: Tensor) -> None:
 
 
 def _step(low: Tensor, high: Tensor, dtype: torch.dtype) -> Tensor:
-    """λ = (high − low) / 255, rounded up to dtype: 0 only for a constant channel."""
+    """λ = (high − low) / 255, rounded up in dtype; 0 only for a constant channel."""
     part = _part(high * 0.5 - low * 0.5, WIDE)
     exact = (high * part - low * part) / STEPS / part
     step = exact.to(dtype)
@@ -73,7 +74,7 @@ def _step(low: Tensor, high: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _codes(x: Tensor, step: Tensor, low: Tensor) -> Tensor:
-    """Steps above the minimum, 0 … 255, less 128; float32 with whole values."""
+    """Steps above the minimum, 0 … 255, minus 128; whole numbers in float32."""
     part = _part(step, WIDE / OFFSET)
     divisor = torch.where(step == 0, 1, step * part)
     codes = (x.float() * part).sub_(low * part).div_(divisor).round_()
@@ -81,7 +82,7 @@ def _codes(x: Tensor, step: Tensor, low: Tensor) -> Tensor:
 
 
 def dequantize(codes: Tensor, ranges: Tensor) -> Tensor:
-    """x = λ·(codes + 128) + minimum, in the dtype of `ranges` and within what it can hold.
+    """x = λ·(codes + 128) + minimum, in the dtype of `ranges`, limited to its finite range.
 
     codes [n, 2, kv_heads, block_tokens, head_dim], ranges [n, 2, kv_heads, 2, head_dim].
     """

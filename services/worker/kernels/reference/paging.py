@@ -1,7 +1,8 @@
-"""Tokens into scattered blocks and contexts out of them, native or INT8, in plain PyTorch.
+"""Stores tokens into scattered blocks and reads contexts from them, native or INT8, in plain
+PyTorch.
 
-A heads-first layer is read through its (block, head) rows, so that a context comes out as
-contiguous [rows, kv_heads, tokens, head_dim]: what PyTorch's fused attention reads fastest.
+A layer is read by its (block, head) rows, so that a context is contiguous [rows, kv_heads, tokens,
+head_dim], the layout that PyTorch's fused attention reads fastest.
 """
 
 from math import prod
@@ -12,13 +13,13 @@ from torch import Tensor
 from services.worker.kv.cache import KVLayer
 
 INT8_MAX = 127
-TINY = torch.finfo(torch.float32).tiny  # below it a scale would have lost precision itself
-LARGEST_SCALE = 2.6793e36  # 127 of it are still finite, and reach the largest float32
-GROWTH = 1.25  # of a buffer that became too small: contexts grow by a block at a time
+TINY = torch.finfo(torch.float32).tiny  # a smaller scale would be denormal and lose precision
+LARGEST_SCALE = 2.6793e36  # times 127 it is still finite, and close to the largest float32
+GROWTH = 1.25  # factor for a buffer that is too small, because contexts grow block by block
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x […, head_dim], finite → int8 of its shape, and scales […] float32.
+    """Quantizes finite x […, head_dim] to int8 of the same shape, and scales […] float32.
 
     Symmetric: scale = max|x| / 127, and 0 for an all-zero row; |x − scale·q| ≤ scale / 2.
     """
@@ -30,20 +31,20 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class TokenIndex:
-    """Where a step's tokens lie in a layer seen as rows of head_dim."""
+    """The places of a step's tokens in a layer viewed as rows of head_dim."""
 
     def __init__(self, block_tokens: int):
         self._block_tokens = block_tokens
         self._heads: dict[int, Tensor] = {}
         self._kept: dict[int, Tensor] = {}
 
-    def follow(self, slots: Tensor) -> None:
-        """Go on to another step's `slots` [Σ tokens]."""
+    def set_slots(self, slots: Tensor) -> None:
+        """Sets the `slots` [Σ tokens] of another step."""
         self._slots = slots
         self._kept.clear()
 
     def rows(self, kv_heads: int) -> Tensor:
-        """[Σ tokens, kv_heads]."""
+        """The rows of the tokens [Σ tokens, kv_heads]."""
         if kv_heads not in self._kept:
             self._kept[kv_heads] = self._rows(kv_heads)
         return self._kept[kv_heads]
@@ -58,7 +59,7 @@ class TokenIndex:
 
 
 def store(layer: KVLayer, index: TokenIndex, k: Tensor, v: Tensor) -> None:
-    """Write k and v [Σ tokens, kv_heads, head_dim] to their places."""
+    """Stores k and v [Σ tokens, kv_heads, head_dim]."""
     rows = (index.rows(k.shape[1]),)
     for side, x in enumerate((k, v)):
         data = layer.data[side].view(-1, x.shape[-1])
@@ -71,11 +72,9 @@ def store(layer: KVLayer, index: TokenIndex, k: Tensor, v: Tensor) -> None:
 
 
 class Buffers:
-    """Memory that every gather uses again: allocating it anew for each layer costs more than the
-    copy, and what is small enough stays in the CPU's caches until attention reads it.
-
-    Each grows to the largest context read at once (of one layer) and stays.
-    """
+    """Memory that all gathers reuse. An allocation per layer would cost more than the copy, and a
+    small buffer stays in the CPU's caches until attention reads it. Each grows to the largest
+    context of one layer that is read at once."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
         self.values = Buffer(device, dtype)
@@ -95,10 +94,10 @@ class Buffer:
 
 
 class Context:
-    """The blocks of `tables` [rows, n], to be read from any layer of this one's shape.
+    """Reads the blocks of `tables` [rows, n] from layers with the shape of `layer`.
 
-    `values` [2, rows, kv_heads, n · block_tokens, head_dim], in the model's dtype, are the last
-    layer's that was read; whatever else is read into the same buffers overwrites them.
+    `values` [2, rows, kv_heads, n · block_tokens, head_dim], in the model's dtype, are those of the
+    layer read last. Another read into the same buffers overwrites them.
     """
 
     def __init__(self, buffers: Buffers, tables: Tensor, layer: KVLayer):
@@ -114,7 +113,7 @@ class Context:
             self._scales = buffers.scales.view(*shape, 1)
 
     def read(self, layer: KVLayer) -> None:
-        """O(bytes read): every (block, head) row is copied once, whole."""
+        """Reads a layer. O(bytes): every (block, head) row is copied once."""
         if self._codes is None or self._scales is None or layer.scales is None:
             self._gather(layer.data, self.values)
             return

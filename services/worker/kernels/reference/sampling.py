@@ -1,9 +1,8 @@
-"""Drawing a token from each row of numbers, in PyTorch: the likeliest, by a uniform number, and
-among what filters leave.
+"""Sampling in PyTorch: argmax, draws by a uniform number, and draws within filters.
 
-Nothing here reads a value on the host, no shape depends on one, and no row on its neighbours.
-Sums that decide are float64; those of a block of weights are float32, so that where a uniform
-number falls within some 1e-7 of a token's edge, either side is right.
+Nothing here reads a value on the host, no shape depends on one, and no row depends on another. Sums
+that decide are float64. Sums of a block of weights are float32: if a uniform number is within about
+1e-7 of the boundary between two tokens, either of them is correct.
 """
 
 import torch
@@ -11,26 +10,26 @@ from torch import Tensor
 
 from services.worker.kernels.interface import Filters
 
-BLOCK = 128  # columns: enough that few blocks are left, few enough that one is read in no time
-ID_BITS = 29  # of a float64's own, what a float32 leaves zero: more than any vocabulary needs
+BLOCK = 128  # columns summed together; the second pass reads the sums and one block per row
+ID_BITS = 29  # bits of a float64 that are 0 if it holds a float32; enough for any vocabulary
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
 _SECOND = 0x94D049BB133111EB - 2**64
 
 
 def stream_keys(seeds: Tensor) -> Tensor:
-    """What `uniforms` takes of seeds [rows], int64 of any sign."""
+    """The keys of `uniforms` for seeds [rows], int64 of any sign."""
     return _mix(seeds)
 
 
 def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
-    """A number in [0, 1) for each (seed, position), float64: SplitMix64 (Steele et al. 2014)
-    keyed twice. Its state is a counter: no draw depends on which came before."""
+    """A number in [0, 1), float64, for each (seed, position): SplitMix64 (Steele et al. 2014),
+    keyed twice. Its state is a counter, so that no draw depends on earlier ones."""
     return _shifted(_mix(keys + positions * _GOLDEN), 11).double() * 2.0**-53
 
 
 def _mix(z: Tensor) -> Tensor:
-    """Of unsigned numbers, kept in int64: products and sums wrap alike."""
+    """Mixes the bits of unsigned numbers in int64, whose products and sums wrap in the same way."""
     z = z + _GOLDEN
     z = (z ^ _shifted(z, 30)) * _FIRST
     z = (z ^ _shifted(z, 27)) * _SECOND
@@ -42,20 +41,20 @@ def _shifted(z: Tensor, bits: int) -> Tensor:
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """First index where the running sum of float32 weights [rows, n] passes uniform × total: never
-    one of weight 0. Reads the weights once, and one block a row again."""
+    """The first index where the running sum of float32 weights [rows, n] exceeds uniform × total;
+    never one of weight 0. Reads the weights once, and one block per row again."""
     size = weights.shape[-1]
     if size <= 2 * BLOCK:
         total = weights.sum(-1, keepdim=True, dtype=torch.float64)
-        return _passed(weights, uniform[:, None] * total)
+        return _first_above(weights, uniform[:, None] * total)
     sums = _block_sums(weights).double()
     running = sums.cumsum(-1)
     target = uniform[:, None] * running[:, -1:]
     block = torch.searchsorted(running, target, right=True).clamp_(max=sums.shape[-1] - 1)
     target = target - (running.gather(-1, block) - sums.gather(-1, block))
-    # Behind the end of a short block stands the last token, again and again.
+    # A short last block is padded by repeating the last token.
     inside = weights.gather(-1, _columns(block).clamp_(max=size - 1))
-    return (block[:, 0] * BLOCK + _passed(inside, target)).clamp_(max=size - 1)
+    return (block[:, 0] * BLOCK + _first_above(inside, target)).clamp_(max=size - 1)
 
 
 class TorchSampling:
@@ -65,8 +64,8 @@ class TorchSampling:
         return logits.argmax(-1)
 
     def sample_filtered(self, probs: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
-        """Where all rows set a top_k, only so many of the likeliest are put in order; without one,
-        how many are enough is known on the device alone, and all are."""
+        """As the interface. If all rows set a top_k, only the most likely tokens are ordered; else
+        all are, because only the device knows how many are enough."""
         size, widest = probs.shape[-1], filters.widest
         if widest is not None and widest <= size // 2:
             ordered, ids = _first_of(probs, widest)
@@ -74,12 +73,13 @@ class TorchSampling:
             ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
         kept = _kept(ordered, filters)
         running = kept.double().cumsum(-1)
-        place = _passed(kept, uniform[:, None] * running[:, -1:])
+        place = _first_above(kept, uniform[:, None] * running[:, -1:])
         return ids.gather(-1, place[:, None])[:, 0]
 
 
 def _kept(probs: Tensor, filters: Filters) -> Tensor:
-    """Zero what the filters cut from rows in falling order; the first always stays."""
+    """Sets tokens that the filters remove to 0, in rows of falling order; the first always
+    stays."""
     places = torch.arange(probs.shape[-1], device=probs.device)
     probs = probs * (places < filters.top_k[:, None])
     running = probs.double().cumsum(-1)
@@ -89,9 +89,9 @@ def _kept(probs: Tensor, filters: Filters) -> Tensor:
 
 
 def _first_of(probs: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The first `width` of a stable falling sort. `topk` ranks equals by chance, so it ranks one
-    integer: the bits of the number, which grow with it from 0 up, and the index from the end in
-    those that it doesn't use."""
+    """The first `width` of a stable falling sort. `topk` does not order equal numbers by index.
+    Therefore it ranks integers: the bits of the number, which grow with a number ≥ 0, and in its
+    unused bits the index from the end."""
     last = probs.shape[-1] - 1
     index = torch.arange(last, -1, -1, device=probs.device)
     best = (probs.double().view(torch.int64) | index).topk(width).values
@@ -100,7 +100,7 @@ def _first_of(probs: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _block_sums(x: Tensor) -> Tensor:
-    """x [rows, n] → [rows, blocks]; the last may be a shorter one."""
+    """Sums of the blocks of x [rows, n]: [rows, blocks]; the last block may be shorter."""
     whole = x.shape[-1] // BLOCK * BLOCK
     sums = x[:, :whole].view(len(x), whole // BLOCK, BLOCK).sum(-1)
     if whole == x.shape[-1]:
@@ -109,13 +109,14 @@ def _block_sums(x: Tensor) -> Tensor:
 
 
 def _columns(block: Tensor) -> Tensor:
-    """Of a block a row [rows, 1]: [rows, BLOCK]; of the last, some may lie behind the end."""
+    """The columns [rows, BLOCK] of one block per row [rows, 1]; some of the last block may be
+    beyond the end."""
     return block * BLOCK + torch.arange(BLOCK, device=block.device)
 
 
-def _passed(weights: Tensor, target: Tensor) -> Tensor:
-    """First index where the running sum of weights [rows, n] passes the target [rows, 1], of one
-    whose weight is not 0; the last of those where rounding keeps it below."""
+def _first_above(weights: Tensor, target: Tensor) -> Tensor:
+    """The first index where the running sum of weights [rows, n] exceeds the target [rows, 1]. If
+    rounding keeps the sum below, the last index whose weight is not 0."""
     running = weights.double().cumsum(-1)
     last = (weights.shape[-1] - 1 - (weights.flip(-1) > 0).int().argmax(-1)).clamp(min=0)
     first = torch.searchsorted(running, target.clamp(min=0), right=True)[:, 0]

@@ -19,16 +19,16 @@ NO_INTS = np.zeros(0, np.int64)
 
 @dataclass(slots=True)
 class PrefillChunk:
-    """Tokens [start, end) of a sequence's prompt, or of what it recomputes, in this step."""
+    """Tokens [start, end) of a sequence that a step prefills: prompt, or output to recompute."""
 
     sequence: Sequence
     start: int
     end: int
     table: Ints  # blocks that hold [0, end)
-    # Whether the chunk ends at the newest token, so that the next one can be drawn. That one may
-    # have a placeholder in `tokens` before this chunk is committed.
+    # Whether the chunk ends at the newest token, so that the next one is drawn. `tokens` may have a
+    # placeholder for that one before the commit.
     samples: bool = field(init=False)
-    # The number of its first tokens whose logits score the prompt's next token.
+    # The number of the chunk's first tokens whose logits score the prompt's next token.
     scored: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -44,10 +44,10 @@ class PrefillChunk:
 class DecodeRows:
     """The decoding half of a batch: one token per row, in falling order of context length.
 
-    Kept between steps: while the same sequences decode, `advance` increments every array instead of
-    rebuilding it. `tables` is padded with block 0, which masks hide. `fed` is None if `tokens` has
-    every row's input. While a step is in flight, it is the row of that step that draws the input,
-    or -1 if `tokens` has it.
+    The arrays are kept between steps: while the same sequences decode, `advance` increments them.
+    `tables` is padded with block 0, which masks hide. `fed` is None if `tokens` has the input of
+    every row. While a step is in flight, `fed` is the row of that step that draws the input, or -1
+    if `tokens` has it.
     """
 
     def __init__(self, sequences: Seq[Sequence], tables: Seq[Seq[int]], block_tokens: int):
@@ -59,7 +59,7 @@ class DecodeRows:
         self.fed = np.array(drawing, np.int64) if max(drawing, default=-1) >= 0 else None
         self.positions = np.array([s.computed for s in self.sequences], np.int64)
         width = max((len(table) for table in tables), default=0)
-        # Spare room, so that an additional block rarely needs a new array.
+        # Spare columns, so that a further block rarely needs a new array.
         self.tables = np.zeros((len(order), width + 8), np.int64)
         for row, i in enumerate(order):
             self.tables[row, : len(tables[i])] = tables[i]
@@ -83,8 +83,8 @@ class DecodeRows:
         self.slots += 1
         return np.flatnonzero(self.positions % self.block_tokens == 0)
 
-    def learn(self, drawn: Seq[int]) -> None:
-        """Stores the tokens that each row drew in the step that it has advanced from."""
+    def set_drawn(self, drawn: Seq[int]) -> None:
+        """Stores the tokens that the rows drew in the step before the last `advance`."""
         self.tokens[:] = drawn
         self.fed = None
 
@@ -148,8 +148,8 @@ class TokenLogprobs(NamedTuple):
 
 
 class NewToken(NamedTuple):
-    """One drawn token. `offset` counts the request's output tokens from 0; `origin` is its
-    prompt's. `opening` comes with the first token since the request arrived."""
+    """One drawn token. `offset` counts the request's output tokens from 0; `origin` is the
+    prompt's. The first token since the request arrived has an `opening`."""
 
     origin: str
     request_id: str
@@ -162,9 +162,9 @@ class NewToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a step: at most one token per sequence, in batch order, and the timings known
-    by now: on a CPU its own, on a GPU some arrive later. `swaps` are copies completed since the
-    previous step."""
+    """The result of a step: at most one token per sequence, in batch order. `timings` are those
+    known by now: on a CPU the step's, on a GPU of earlier steps. `swaps` are copies completed since
+    the previous step."""
 
     tokens: list[NewToken]
     timings: list[StepTiming]

@@ -7,8 +7,8 @@ from services.worker.requests.types.prompt import Prompt
 
 @dataclass(frozen=True)
 class Limits:
-    """`kv_blocks * block_tokens` is the device's KV, `host_blocks` the host's. `exact_swaps`: KV
-    returns from the host bit for bit."""
+    """The limits of one replica. `kv_blocks` is the size of the device's pool. `exact_swaps`: KV
+    returns from host memory bit for bit."""
 
     kv_blocks: int
     block_tokens: int = 16
@@ -17,7 +17,7 @@ class Limits:
     max_context_tokens: int = 2**31 - 1
     report_every_steps: int = 16
     eos_ids: frozenset[int] = field(default_factory=frozenset)
-    host_blocks: int = 0  # of the same size, in host memory; 0: none
+    host_blocks: int = 0  # size of the pool in host memory
     exact_swaps: bool = True
     prefix_sharing: bool = True
     max_scored_tokens: int = 256  # of prompts in one step; each needs a row of logits
@@ -28,11 +28,11 @@ class Limits:
         return min(self.kv_blocks * self.block_tokens, self.max_context_tokens)
 
     def refusal(self, prompt: Prompt) -> str:
-        """Why it can never run here; empty if it can."""
+        """Why a prompt can never run here; empty if it can."""
         if prompt.total_tokens <= self.reach_tokens:
             return ""
         return (
-            f"prompt ({prompt.prompt_tokens}) + max_tokens ({prompt.max_tokens}) is over "
+            f"prompt ({prompt.prompt_tokens}) + max_tokens ({prompt.max_tokens}) exceeds "
             f"{self.reach_tokens} tokens, the longest request that fits"
         )
 
@@ -50,8 +50,8 @@ class Counters:
     prefix_asked_tokens: int = 0  # of prompts, and of recomputed contexts
     prefix_hit_tokens: int = 0  # of those, found in the prefix cache
     padding_tokens: int = 0  # padding prefilled in static batches
-    padding_left_out_tokens: int = 0  # padding omitted, for lack of memory or after a failed step
+    padding_left_out_tokens: int = 0  # padding omitted for lack of memory or after a failed step
     invalid_tokens: int = 0  # drawn after a member's end
-    stray_rows: int = 0  # rows of a step ahead whose request had ended or gone
+    stray_rows: int = 0  # rows of a step ahead whose request had ended or left
     evicted_offloaded: int = 0  # evicted for lack of memory with their KV in host memory
     evicted_dropped: int = 0  # evicted for lack of memory without KV

@@ -7,21 +7,22 @@ from services.worker.requests.types.scores import SCORES_BYTES, encoded_bytes
 
 MAX_LOGPROBS = 20
 MAX_BIAS = 100.0
-# Ids that a request may name; each is examined when a batch changes. Allowed tokens may be most of
-# a vocabulary and are handled as arrays.
+# Ids that a request may name: each is examined when a batch changes. `allowed_token_ids` have no
+# such limit, because they are handled as an array.
 MAX_NAMED = 4_096
-MAX_BAD_TOKENS, LONGEST_BAD = 1_024, 64  # sequences, and tokens of one: a batch's are a table
+MAX_BAD_TOKENS, LONGEST_BAD = 1_024, 64  # sequences, and tokens of one: both size a table
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Resolved sampling parameters: every field has its final value.
 
-    Off is `top_k=0`, `top_p=1`, `min_p=0`, `repetition_penalty=1`, other penalties 0,
-    `logprobs=None`, an empty tuple. `stop_token_ids` end an answer even with `ignore_eos`.
-    `logit_bias` holds ids and what is added to their logits. `allowed_token_ids`, if any, are the
-    only tokens that may be drawn. Of each sequence of `bad_tokens` the last is not drawn after the
-    others, if these are output. Raises ValueError, naming the field, for a value out of range.
+    These values turn a parameter off: `top_k=0`, `top_p=1`, `min_p=0`, `repetition_penalty=1`,
+    other penalties 0, `logprobs=None`, an empty tuple. `stop_token_ids` end an answer even with
+    `ignore_eos`. `logit_bias` holds pairs of an id and the number added to its logit. If
+    `allowed_token_ids` has any, no other token is drawn. The last token of a sequence of
+    `bad_tokens` is not drawn if the output ends with the tokens before it. Raises ValueError,
+    naming the field, for a value out of range.
     """
 
     temperature: float = 1.0
@@ -135,18 +136,23 @@ class Prompt:
             )
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
-        if self.max_tokens <= len(self.token_ids) - self.prompt_tokens:
+        if self.max_tokens <= self.delivered_tokens:
             raise ValueError(
                 f"max_tokens ({self.max_tokens}) must exceed the output already delivered "
-                f"({len(self.token_ids) - self.prompt_tokens} tokens)"
+                f"({self.delivered_tokens} tokens)"
             )
         asked = self.sampling.prompt_logprobs
         if asked is not None and encoded_bytes(self.prompt_tokens, asked) > SCORES_BYTES:
             most = SCORES_BYTES // encoded_bytes(1, asked)
             raise ValueError(
-                f"prompt_logprobs {asked} are told of at most {most} tokens, got "
+                f"prompt_logprobs {asked} needs a prompt of at most {most} tokens, got "
                 f"{self.prompt_tokens}"
             )
+
+    @property
+    def delivered_tokens(self) -> int:
+        """Output tokens that were delivered before."""
+        return len(self.token_ids) - self.prompt_tokens
 
     @property
     def total_tokens(self) -> int:

@@ -1,11 +1,11 @@
-"""Log-probabilities of prompt tokens, and what else accompanies a request's first token."""
+"""Log-probabilities of prompt tokens, and the opening that a request's first token carries."""
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Bytes of one prompt's scores in a message: a quarter of the message limit, so that a few fit.
+# Bytes of one prompt's scores in a message: a quarter of the message limit, so that several fit.
 SCORES_BYTES = 4 * 2**20
 
 Ids = NDArray[np.int64]
@@ -35,7 +35,7 @@ class PromptLogprobs(NamedTuple):
         )
 
     def fill(self, start: int, part: "PromptLogprobs") -> None:
-        """Fills rows from `start` on, with as many alternatives as there is room for."""
+        """Fills rows from `start` on, with at most k alternatives."""
         rows = slice(start, start + len(part.ids))
         self.ids[rows], self.chosen[rows] = part.ids, part.chosen
         k = min(self.top.shape[1], part.top.shape[1])

@@ -20,16 +20,17 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens` are prompt and output; the KV of the first `computed` of them is in the cache.
+    """A request at the worker. `tokens` are prompt and output.
 
-    Or the KV of the first `resting` of them is in host memory, never both. While it returns,
-    `arriving` is that move's serial, and `resting` stays.
+    Either the KV of the first `computed` tokens is in the device's cache, or that of the first
+    `resting` tokens is in host memory. During an upload, `arriving` is the serial of the move, and
+    `resting` is unchanged.
 
-    While a step in flight draws its next token, its last token is UNKNOWN, and only that one: it
+    While a step in flight draws the next token, the last token, and only that, is UNKNOWN: it
     counts for the length, and nothing may depend on its value.
 
-    If its prompt is scored, its KV is computed here completely, chunk by chunk, and `scores` are
-    those of the first `computed` tokens; they are sent with its first drawn token.
+    If the prompt is scored, no cached KV is used, and `scores` are those of the first `computed`
+    tokens; they are sent with the first drawn token.
     """
 
     prompt: Prompt
@@ -47,14 +48,14 @@ class Sequence:
     serial: int = 0  # order of admission
     keys: list[bytes] = field(default_factory=list)  # of its first full blocks
     published: int = 0  # number of its blocks that are published, or need not be
-    exact: bool = True  # its KV is as computed, never quantized
+    exact: bool = True  # its KV was never quantized
     phase: Phase = Phase.RUNNING
-    ended: FinishReason | None = None  # ended, but it continues with its static batch
-    unsent: int = 0  # last tokens not sent yet: the last valid one, and invalid ones after it
-    drawing: int = -1  # the row of the step in flight that draws its last token; -1: known
+    ended: FinishReason | None = None  # ended, but computed on with its static batch
+    unsent: int = 0  # tokens not sent yet: the last valid one, and invalid ones after it
+    drawing: int = -1  # the row of the step in flight that draws the last token; -1: it is known
     scores: PromptLogprobs | None = None  # until they are sent
     cached: int | None = None  # prompt tokens found at the first lookup in the prefix cache
-    opened: bool = False  # it has drawn a token since it arrived
+    opened: bool = False  # whether it has drawn a token since it arrived
 
     @classmethod
     def start(cls, prompt: Prompt, limit_tokens: int) -> "Sequence":
@@ -72,26 +73,26 @@ class Sequence:
         )
 
     def advance(self, row: int) -> bool:
-        """This row of a step draws its next token: continues as if it were known. Returns whether
-        it may get another one after it."""
+        """Continues as if the next token were known, which this row of a step draws. Returns
+        whether its budget and length allow another one after it."""
         self.computed = length = len(self.tokens)
         self.tokens.append(UNKNOWN)
         self.drawing = row
         return length + 1 < self.limit_length and length + 1 < self.max_length
 
-    def learn(self, token: int) -> int:
+    def set_drawn(self, token: int) -> int:
         """Stores the drawn token; returns the length."""
         self.tokens[-1] = token
         self.drawing = -1
         return len(self.tokens)
 
-    def unlearn(self) -> None:
+    def undo_advance(self) -> None:
         """Undoes `advance`: nothing was drawn."""
         self.tokens.pop()
         self.drawing = -1
 
-    def finish_of(self, token: int, eos_ids: frozenset[int]) -> FinishReason | None:
-        """Why its newest token ends it; None if it continues."""
+    def finish_reason(self, token: int, eos_ids: frozenset[int]) -> FinishReason | None:
+        """The reason for which the newest token ends the sequence; None if it continues."""
         length = len(self.tokens)
         ends = token in self.stop_ids or (token in eos_ids and self.ends_on_eos)
         if ends and length > self.min_length:
@@ -99,7 +100,7 @@ class Sequence:
         return FinishReason.LENGTH if length >= self.max_length else None
 
     def open(self) -> Opening:
-        """What is sent with its first drawn token, once."""
+        """The opening that is sent with the first drawn token; called once."""
         self.opened = True
         opening, self.scores = Opening(self.cached or 0, self.scores), None
         return opening
@@ -111,38 +112,38 @@ class Sequence:
 
     @property
     def within_budget(self) -> bool:
-        """Whether it may get another token before its length ends it."""
+        """Whether budget and length allow another token."""
         length = len(self.tokens)
         return length < self.limit_length and length < self.max_length
 
     @property
     def waits(self) -> bool:
-        """Whether it can continue only once its last token is known. A decode row reads that on the
-        device; evicted or resting KV is recomputed or brought back from known tokens."""
+        """Whether the sequence continues only when its last token is known. A decode row reads that
+        on the device; evicted KV is recomputed or uploaded for known tokens."""
         return self.drawing >= 0 and not self.is_decode
 
     @property
     def held_tokens(self) -> int:
-        """Tokens whose KV is kept anywhere."""
+        """Tokens whose KV is in either pool."""
         return self.computed or self.resting
 
     @property
     def is_decode(self) -> bool:
-        """All but its newest token are in the cache. A sequence without KV is a prefill even if it
-        has a single token: it must not evict older ones for its first block."""
+        """Whether all tokens but the newest are in the cache. A sequence without KV is a prefill
+        even with a single token: it must not evict older sequences for its first block."""
         return 0 < self.computed == len(self.tokens) - 1
 
     @property
     def reported_tokens(self) -> int:
-        """Held tokens as reported to the scheduler: never including the newest known token."""
+        """Held tokens as reported to the scheduler, without the newest known token."""
         return min(self.held_tokens, self.prompt_tokens + self.output_tokens + self.unsent - 1)
 
     def progress(self, blocks: int) -> RequestProgress:
-        """Its progress with this many device blocks."""
+        """The progress to report, with this many device blocks."""
         return RequestProgress(self.request_id, self.output_tokens, self.reported_tokens, blocks)
 
     def held(self, blocks: int) -> HeldRequest:
-        """Everything that a scheduler needs to adopt it."""
+        """Everything that a scheduler needs to adopt the request."""
         return HeldRequest(
             self.request_id,
             self.prompt_tokens,
@@ -156,7 +157,7 @@ class Sequence:
 
 
 def _room(prompt: Prompt) -> PromptLogprobs | None:
-    """Room for the prompt's scores. A request with output has received them already."""
+    """Empty scores for a prompt to score. A request with output has received its scores before."""
     asked = prompt.sampling.prompt_logprobs
     if asked is None or len(prompt.token_ids) > prompt.prompt_tokens:
         return None

@@ -1,8 +1,8 @@
 """Vector code of attention over a block of keys and values (see codegen/vectors.py).
 
-Numba alone sums the lanes of a dot product for each key separately. Here the sums of sixteen keys
-are fold into one vector together, with 45 operations instead of 128, and each key and value is
-read once for two queries.
+Numba sums the lanes of a dot product for each key separately. This code folds the sums of sixteen
+keys into one vector, with 45 operations instead of 128, and reads each key and value once for two
+queries.
 """
 
 from typing import Any
@@ -27,8 +27,9 @@ LINE_BYTES = 64
 
 
 def _fold_lanes(level: int) -> tuple[list[int], list[int]]:
-    """The lanes of two vectors, each with partial sums of 2^level keys, whose sum holds the partial
-    sums of both: pairs in each quarter first, then quarters, the shuffles that processors have."""
+    """Two shuffles of two vectors with partial sums of 2^level keys each; the sum of the shuffled
+    vectors holds the partial sums of both. Processors have these shuffles: pairs within quarters,
+    then quarters."""
     quarters = {
         0: ([0, 16, 1, 17], [2, 18, 3, 19]),
         1: ([0, 1, 16, 17], [2, 3, 18, 19]),
@@ -49,7 +50,7 @@ def _fold_lanes(level: int) -> tuple[list[int], list[int]]:
 def _score_code(typing_context: Any, dim: Any, tile: Any, count: Any, keys: Any, token: Any,
              queries: Any, scores: Any, first: Any, at: Any) -> Any:  # fmt: skip
     """scores[first + n, at : at + tile] = keys[token : token + tile] · queries[first + n], for n <
-    count; keys [tokens, dim], queries [·, dim, filled up to whole lanes by zeros]."""
+    count; keys [tokens, dim], queries [·, dim, padded with zeros to a multiple of LANES]."""
     dims, tiles, counts = (each.literal_value for each in (dim, tile, count))
 
     def build(code: Code) -> None:
@@ -91,7 +92,7 @@ def _score_code(typing_context: Any, dim: Any, tile: Any, count: Any, keys: Any,
 def _weigh_code(typing_context: Any, dim: Any, tile: Any, count: Any, values: Any, token: Any,
               weights: Any, out: Any, first: Any, at: Any) -> Any:  # fmt: skip
     """out[first + n] += weights[first + n, at : at + tile] · values[token : token + tile], for n <
-    count; values [tokens, dim], out [·, dim, filled up to whole lanes]."""
+    count; values [tokens, dim], out [·, dim, padded to a multiple of LANES]."""
     dims, tiles, counts = (each.literal_value for each in (dim, tile, count))
 
     def build(code: Code) -> None:
@@ -116,7 +117,8 @@ def _weigh_code(typing_context: Any, dim: Any, tile: Any, count: Any, values: An
 
 
 def _raise_code(typing_context: Any, scores: Any, at: Any, top: Any, totals: Any) -> Any:
-    """Replace scores[at : at + 16] with e^(score − top), at most 1, and add them to totals [16]."""
+    """Replaces scores[at : at + 16] with e^(score − top), at most 1, and adds them to totals
+    [16]."""
 
     def build(code: Code) -> None:
         place, sums = code.place(0, code.number(1)), code.place(3, 0)
@@ -144,7 +146,7 @@ def _exponential(code: Code, x: Any) -> Any:
 
 
 def _prefetch_code(typing_context: Any, array: Any, at: Any) -> Any:
-    """Prefetch the cache line of element `at`, in memory order, of a contiguous array."""
+    """Prefetches the cache line of element `at`, in memory order, of a contiguous array."""
 
     def build(code: Code) -> None:
         place = code.builder.gep(code.place(0, *[0] * array.ndim), [code.number(1)])

@@ -1,4 +1,4 @@
-"""A product of some rows with a matrix tile in registers (see codegen/vectors.py)."""
+"""Vector code of the product of some rows with a matrix tile (see codegen/vectors.py)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ def _multiply_code(typing_context: Any, rows: Any, columns: Any, added: Any, x: 
 
 def _multiply_some_code(typing_context: Any, rows: Any, columns: Any, added: Any, x: Any, row: Any,
                       weight: Any, column: Any, out: Any) -> Any:  # fmt: skip
-    """As `multiply`, for fewer columns than LANES; the count is known at run time."""
+    """As `multiply`, for fewer columns than LANES; their number is known at run time."""
     row_count = rows.literal_value
 
     def build(code: Code) -> None:
@@ -46,7 +46,7 @@ def _multiply_some_code(typing_context: Any, rows: Any, columns: Any, added: Any
 
 
 def _tile(code: Code, row_count: int, vectors: int, load: Load, store: Store) -> None:
-    """Keep the sums of a tile in registers while a loop over the weights adds to them."""
+    """Keeps the sums of a tile in registers during the loop over the weights."""
     builder, added, column = code.builder, code.number(2), code.number(6)
     lines = [code.plus(code.number(4), n) for n in range(row_count)]
     columns = [code.plus(column, LANES * n) for n in range(vectors)]

@@ -1,4 +1,4 @@
-"""A head's norm and rotation, in registers from load to store (see codegen/vectors.py)."""
+"""Vector code of a head's norm and rotation, in registers (see codegen/vectors.py)."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from services.worker.kernels.cpu.codegen.vectors import FLOAT, Code, builds, vec
 
 def _rotate_code(typing_context: Any, dim: Any, half: Any, normed: Any, x: Any, row: Any, head: Any,
              weight: Any, eps: Any, cos: Any, sin: Any) -> Any:  # fmt: skip
-    """Change x[row, head] in place: apply the norm of weight[head] and eps if `normed`, then rotate
-    the first 2 · half numbers by cos[row] and sin[row] [2 · half]; x [rows, heads, dim]."""
+    """Changes x[row, head] in place: applies the norm of weight[head] and eps if `normed`, then
+    rotates the first 2 · half numbers by cos[row] and sin[row] [2 · half]; x [rows, heads, dim]."""
     dims, halves = dim.literal_value, half.literal_value
 
     def build(code: Code) -> None:

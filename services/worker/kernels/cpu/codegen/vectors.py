@@ -1,10 +1,10 @@
-"""Sixteen numbers at a time: code in LLVM's vectors, where Numba's own loops are slow.
+"""Builder of LLVM vector code with sixteen lanes, for loops that Numba does not vectorise well.
 
 An intrinsic is a Python function that generates code when Numba compiles a kernel that calls it;
-its docstring describes that code. Sizes are compile-time constants, so that everything is unrolled.
-LLVM splits vectors that are wider than the processor's.
+its docstring describes the generated code. Sizes are compile-time constants, so that all loops over
+them are unrolled. LLVM splits vectors that are wider than the processor's.
 
-Stored numbers are float32, int8, or int16 for the bits of a bfloat16; they are computed in float32.
+Stored numbers are float32, int8, or int16 for the bits of a bfloat16. Computation is in float32.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,11 +19,11 @@ LANES = 16
 
 FLOAT, INT32, BYTE = ir.FloatType(), ir.IntType(32), ir.IntType(8)
 FLOATS, INT32S = ir.VectorType(FLOAT, LANES), ir.VectorType(INT32, LANES)
-FUSED = ("contract",)  # a product and a sum in one rounding, where there is such an operation
+FUSED = ("contract",)  # allows a product and a sum with one rounding
 
 
 class Code:
-    """The code under construction: a call of an intrinsic, with the values of its arguments."""
+    """Builds the code of one call of an intrinsic. `values` are those of its arguments."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, values: Sequence[Any]):
         self.builder = builder
@@ -31,10 +31,11 @@ class Code:
         self._kinds, self._values = signature.args, values
 
     def number(self, argument: int) -> Any:
+        """The value of a number argument."""
         return self._values[argument]
 
     def place(self, argument: int, *indices: Any) -> Any:
-        """Where an array argument's element is; indices are values or plain numbers."""
+        """The address of an array argument's element; indices are values or Python integers."""
         kind, array = self._kinds[argument], self._array(argument)
         wide = self._context.get_value_type(types.intp)
         at = [ir.Constant(wide, x) if isinstance(x, int) else x for x in indices]
@@ -46,7 +47,7 @@ class Code:
         return self.builder.add(value, ir.Constant(value.type, number))
 
     def length(self, argument: int) -> Any:
-        """Of an array argument's first dimension."""
+        """The length of an array argument's first dimension."""
         return self.builder.extract_value(self._array(argument).shape, 0)
 
     def _array(self, argument: int) -> Any:
@@ -55,12 +56,12 @@ class Code:
 
     @contextmanager
     def counting(self, count: Any) -> Iterator[Any]:
-        """A loop whose body is built within, by its number from 0 on."""
+        """A loop; its body is built within the context, which yields the loop index."""
         with cgutils.for_range(self.builder, count) as loop:
             yield loop.index
 
     def load(self, place: Any, count: int = LANES) -> Any:
-        """So many stored numbers as floats, and zeros after them up to sixteen."""
+        """Loads `count` stored numbers as floats; the other lanes are 0."""
         stored = place.type.pointee
         size = 4 if stored == FLOAT else stored.width // 8
         whole = ir.VectorType(stored, count).as_pointer()
@@ -71,7 +72,7 @@ class Code:
         return self.shuffled(x, zeros, [min(lane, count) for lane in range(LANES)])
 
     def _real(self, x: Any, count: int = LANES) -> Any:
-        """Stored numbers as floats."""
+        """Converts stored numbers to floats."""
         if x.type.element == FLOAT:
             return x
         if x.type.element.width == 8:
@@ -81,20 +82,20 @@ class Code:
         return self.builder.bitcast(self.builder.shl(wide, sixteen), ir.VectorType(FLOAT, count))
 
     def first(self, count: Any) -> Any:
-        """Of the lanes so many: a truth for each, of a number known when it runs."""
+        """A mask of the first `count` lanes; `count` is known at run time."""
         lanes = ir.Constant(INT32S, list(range(LANES)))
         most = self._spread(self.builder.trunc(count, INT32), INT32S)
         return self.builder.icmp_signed("<", lanes, most)
 
     def load_some(self, place: Any, some: Any) -> Any:
-        """Stored numbers as floats, and zeros in the other lanes, whose memory is not read."""
+        """Loads the lanes of a mask as floats; the others are 0, and their memory is not read."""
         kind = ir.VectorType(place.type.pointee, LANES)
         name = f"llvm.masked.load.{_name_of(kind)}.p0{_name_of(kind)}"
         x = self.call(name, kind, self._at(place, kind), self._align(place), some, _zeros(kind))
         return self._real(x)
 
     def store_some(self, x: Any, place: Any, some: Any) -> None:
-        """As `store`, of some lanes."""
+        """Stores the lanes of a mask, as `store`."""
         kind = ir.VectorType(place.type.pointee, LANES)
         x = x if place.type.pointee == FLOAT else self._rounded(x)
         name = f"llvm.masked.store.{_name_of(kind)}.p0{_name_of(kind)}"
@@ -108,7 +109,7 @@ class Code:
         return ir.Constant(INT32, 4 if stored == FLOAT else stored.width // 8)
 
     def store(self, x: Any, place: Any, count: int = LANES) -> None:
-        """The first so many, as float32 or rounded to bfloat16."""
+        """Stores the first `count` lanes, as float32 or rounded to bfloat16."""
         size = 4
         if place.type.pointee != FLOAT:
             x, size = self._rounded(x), 2
@@ -117,7 +118,7 @@ class Code:
         self.builder.store(x, self.builder.bitcast(place, x.type.as_pointer()), align=size)
 
     def _rounded(self, x: Any) -> Any:
-        """A bfloat16's bits: the upper half, to nearest, ties to even; of no number, of none."""
+        """The bits of the nearest bfloat16, ties to even; NaN stays NaN."""
         bits = self.builder.bitcast(x, INT32S)
         upper = self.builder.lshr(bits, self.integer(16))
         odd = self.builder.and_(upper, self.integer(1))
@@ -135,7 +136,7 @@ class Code:
         )
 
     def all(self, x: Any) -> Any:
-        """A number in every lane."""
+        """A vector with the number in every lane."""
         return self._spread(x, FLOATS)
 
     def _spread(self, x: Any, kind: Any) -> Any:
@@ -156,7 +157,7 @@ class Code:
         return self.builder.fmul(a, b, flags=FUSED)
 
     def sum_of_lanes(self, x: Any) -> Any:
-        """One number, of all sixteen."""
+        """The sum of all lanes as a number."""
         half = LANES // 2
         while half:
             order = [(lane + half) % LANES for lane in range(LANES)]
@@ -164,7 +165,7 @@ class Code:
         return self.builder.extract_element(x, ir.Constant(INT32, 0))
 
     def call(self, name: str, result: Any, *values: Any) -> Any:
-        """One of LLVM's own functions."""
+        """Calls an LLVM intrinsic function."""
         kind = ir.FunctionType(result, [value.type for value in values])
         module = self.builder.module
         function = cgutils.get_or_insert_function(module, kind, name)  # type: ignore[no-untyped-call]  # no types
@@ -172,7 +173,7 @@ class Code:
 
 
 def _name_of(kind: Any) -> str:
-    """A vector's, in the names of LLVM's own functions."""
+    """The name of a vector type in the names of LLVM's intrinsic functions."""
     return f"v{kind.count}f32" if kind.element == FLOAT else f"v{kind.count}i{kind.element.width}"
 
 
@@ -184,7 +185,7 @@ Built = Callable[[Any, Any, Any, Sequence[Any]], Any]
 
 
 def builds(build: Callable[[Code], None]) -> Built:
-    """An intrinsic's code, of one that returns nothing."""
+    """The code of an intrinsic that returns nothing."""
 
     def code(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
         build(Code(context, builder, signature, values))
@@ -194,5 +195,5 @@ def builds(build: Callable[[Code], None]) -> Built:
 
 
 def vector_parts(dim: int) -> list[tuple[int, int]]:
-    """A vector of `dim` numbers in pieces of sixteen lanes: where each begins, and its numbers."""
+    """The parts of sixteen lanes of a vector of `dim` numbers: start and size of each."""
     return [(first, min(LANES, dim - first)) for first in range(0, dim, LANES)]

@@ -1,4 +1,5 @@
-"""A model cut by its tp_plan, its ranks side by side as threads: together they are the whole."""
+"""Models sharded by their tp_plan, with threads as ranks: together they compute the whole
+result."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from services.worker.model.paged import PagedModel
 from services.worker.model.probe import Probe
-from services.worker.parallel.group import RankGroup
-from services.worker.parallel.tensor_sharding import TensorSharder, require_even_heads
+from services.worker.model.rank_group import RankGroup
+from services.worker.model.tensor_sharding import TensorSharder, require_even_heads
 from tests.worker.worker_fixtures import GROUPED, MODELS, SIZES, reference
 
 CPU = torch.device("cpu")
@@ -24,11 +25,11 @@ PLANNED = [name for name in MODELS if name not in ("opt", "gpt2")]
 
 
 class Threads:
-    """Where threads put what they add or lay side by side."""
+    """Exchanges tensors between the threads of a group."""
 
     def __init__(self, size: int):
         self.parts: list[Tensor] = [torch.empty(0)] * size
-        self.everybody = Barrier(size, timeout=20)
+        self.barrier = Barrier(size, timeout=20)
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class ThreadGroup(RankGroup):
 
     def _all(self, x: Tensor) -> list[Tensor]:
         self.threads.parts[self.rank] = x.clone()
-        self.threads.everybody.wait()
+        self.threads.barrier.wait()
         parts = list(self.threads.parts)
-        self.threads.everybody.wait()
+        self.threads.barrier.wait()
         return parts
 
     def sum(self, x: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ def cut_and_run(
     module: PreTrainedModel, fuse: bool, group: ThreadGroup
 ) -> tuple[Tensor, PagedModel]:
     part = deepcopy(module)
-    TensorSharder(group).cut(part)
+    TensorSharder(group).shard(part)
     model = PagedModel(part, CPU, fuse, group)
     return logits_of(model), model
 
@@ -72,19 +73,20 @@ def cut_and_run(
 def check(
     module: PreTrainedModel, size: int, kv_heads: int, fuse: bool = False
 ) -> list[PagedModel]:
-    """All ranks have all logits, and each so many kv heads. Returns the ranks' models."""
+    """All ranks have all logits, and an equal number of KV heads. Returns the models of the
+    ranks."""
     own = logits_of(PagedModel(deepcopy(module), CPU, fuse=False))
     ranks = each_rank(size, partial(cut_and_run, module, fuse))
     for logits, model in ranks:
         assert torch.allclose(logits, own, rtol=0, atol=1e-4 * float(own.abs().max()))
-        assert torch.equal(logits, ranks[0][0]), "they go on from the same"
+        assert torch.equal(logits, ranks[0][0]), "the ranks have equal logits"
         assert [shape.kv_heads for shape in model.shapes] == [kv_heads] * len(model.shapes)
     return [model for _, model in ranks]
 
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_two_ranks_compute_the_whole_result(name):
-    """Phi-3 has its q, k and v in one map, which transformers gives every rank whole."""
+    """Phi-3 has one map for q, k and v, which transformers replicates."""
     heads = {"pythia": 2, "phi3": 2}.get(name, 1)
     models = check(reference(name), 2, heads)
     numbers = [sum(p.numel() for p in set(m.module.parameters())) for m in models]
@@ -94,9 +96,9 @@ def test_two_ranks_compute_the_whole_result(name):
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "phi3"])
 def test_fused_forward_runs_on_shards(name):
-    """As each rank saw at start: it is taken where it gives what transformers' gives."""
+    """Each rank uses it if it agrees with transformers' forward at start."""
     for model in check(reference(name), 2, 2 if name == "phi3" else 1, fuse=True):
-        divergence = "transformers' forward (its heads stay together)"
+        divergence = "transformers' forward (its joined projections cannot be sharded by head)"
         assert model.forward_name == (divergence if name == "phi3" else "fused forward")
 
 
@@ -117,7 +119,8 @@ def test_four_ranks_add_biases_once():
 
 @pytest.mark.parametrize("fuse", [False, True])
 def test_uneven_split_is_an_error(fuse):
-    """A vocabulary of 97 stays whole, with its tied head; an MLP of 61 is 30 and 31 wide."""
+    """A vocabulary of 97 and its tied head are replicated; an MLP of 61 is divided into 30 and
+    31."""
     uneven = llama(vocab_size=97, intermediate_size=61, tie_word_embeddings=True)
     first, second = check(uneven, 2, 1, fuse)
     assert [m.module.model.layers[0].mlp.down_proj.in_features for m in (first, second)] == [30, 31]
@@ -131,12 +134,12 @@ def test_tied_head_stays_tied(fuse):
         assert model.module.lm_head.weight.shape[0] == 48
 
 
-class Twice(nn.Linear):
-    """Another kind of linear map, as a quantised one is."""
+class OtherLinear(nn.Linear):
+    """Another class of linear map, such as a quantised one."""
 
 
 def replace_a_map(module: PreTrainedModel) -> None:
-    module.model.layers[1].mlp.up_proj = Twice(32, 64, bias=False)
+    module.model.layers[1].mlp.up_proj = OtherLinear(32, 64, bias=False)
 
 
 def ask_for_experts(module: PreTrainedModel) -> None:
@@ -146,8 +149,8 @@ def ask_for_experts(module: PreTrainedModel) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (replace_a_map, "the tp_plan of LlamaForCausalLM splits parts as colwise, which is not"),
-        (ask_for_experts, "splits parts as moe_tp_experts, which is not supported"),
+        (replace_a_map, "the tp_plan of LlamaForCausalLM uses colwise, which is not"),
+        (ask_for_experts, "uses moe_tp_experts, which is not supported"),
         (lambda module: module._tp_plan.clear(), "no tp_plan for LlamaForCausalLM: set tensor_par"),
     ],
 )
@@ -155,7 +158,7 @@ def test_unknown_parallel_plan_is_refused(change, sentence):
     module = llama()
     change(module)
     with pytest.raises(ValueError, match=sentence):
-        TensorSharder(ThreadGroup(0, 2, Threads(2))).cut(module)
+        TensorSharder(ThreadGroup(0, 2, Threads(2))).shard(module)
 
 
 @pytest.mark.parametrize(
@@ -168,5 +171,5 @@ def test_ranks_have_equal_head_counts(heads, kv_heads, size, fits):
     if fits:
         require_even_heads(config, plan, size)
         return
-    with pytest.raises(ValueError, match=f"can't be split evenly over {size} ranks"):
+    with pytest.raises(ValueError, match=f"cannot be split evenly over {size} ranks"):
         require_even_heads(config, plan, size)

@@ -1,10 +1,10 @@
 """TensorSharder: keeps one rank's shard of a model, by transformers' tensor-parallel plan.
 
-`tp_plan` names a style for each linear map: "colwise" gives a rank some of its outputs, "rowwise"
-some of its inputs, so that all ranks' results add up. transformers' own classes for these need
-`accelerate` to load a model and wrap every weight in a DTensor. This module uses plain slices, and
-hooks where ranks exchange tensors; modules run unchanged. Heads are outputs of q, k and v, so
-attention and its KV are sharded by head without further code.
+`tp_plan` names a style for each linear map. "colwise" gives a rank some of the outputs; "rowwise"
+gives it some of the inputs, and the results of all ranks are summed. transformers' classes for
+these styles need `accelerate` to load a model and wrap every weight in a DTensor. This module uses
+plain slices, and hooks where ranks exchange tensors; modules run unchanged. Heads are outputs of q,
+k and v, so that attention and its KV are sharded by head without further code.
 """
 
 import re
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from services.worker.parallel.group import RankGroup
+from services.worker.model.rank_group import RankGroup
 
 LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 # Linear maps whose shards must be whole heads.
@@ -23,66 +23,66 @@ HEADS = ("q_proj", "k_proj", "v_proj", "query_key_value")
 
 
 class TensorSharder:
-    """Shards a model once; tied weights stay tied. `meet` is a barrier of all ranks: one may read
-    its files for longer than the timeout of a collective."""
+    """Shards a model once; tied weights stay tied. `barrier` is one of all ranks, because a rank
+    may read its files for longer than the timeout of a collective."""
 
-    def __init__(self, group: RankGroup, meet: Callable[[], object] = lambda: None):
-        self.ranks = self._group = group
-        self._meet = meet
+    def __init__(self, group: RankGroup, barrier: Callable[[], object] = lambda: None):
+        self.ranks = group
+        self._barrier = barrier
         self._parts: dict[tuple[int, int], nn.Parameter] = {}
-        self._wholes: list[nn.Parameter] = []  # kept alive until done, so that ids stay unique
+        self._wholes: list[nn.Parameter] = []  # referenced until the end, so that ids stay unique
 
-    def cut(self, module: PreTrainedModel) -> None:
+    def shard(self, module: PreTrainedModel) -> None:
         """Shards `module` in place. Shards are copies, so that the whole weights are freed. Raises
         ValueError, one sentence, if the model has no plan or an unsupported one."""
         plan = sharding_plan(module)
-        require_even_heads(module.config.get_text_config(), plan, self._group.size)
+        require_even_heads(module.config.get_text_config(), plan, self.ranks.size)
         modules = dict(module.named_modules())
         for name, part in modules.items():
             if (style := plan.get(_layer_pattern(name))) is not None:
                 STYLES[style](self, part)
         self._parts.clear()
         self._wholes.clear()
-        self._meet()
+        self._barrier()
 
     def colwise(self, linear: nn.Linear) -> None:
         """Keeps outputs [first, end)."""
-        first, end = self._group.bounds(linear.out_features)
+        first, end = self.ranks.bounds(linear.out_features)
         self._take(linear, "weight", 0)
         self._take(linear, "bias", 0)
         linear.out_features = end - first
 
     def rowwise(self, linear: nn.Linear) -> None:
         """Keeps inputs [first, end); sums results over ranks, with the bias on rank 0."""
-        first, end = self._group.bounds(linear.in_features)
+        first, end = self.ranks.bounds(linear.in_features)
         self._take(linear, "weight", 1)
-        if self._group.rank:
+        if self.ranks.rank:
             linear.register_parameter("bias", None)
         linear.in_features = end - first
         linear.register_forward_hook(self._summed)
 
     def colwise_gather(self, linear: nn.Linear) -> None:
         """Computes a shard of the outputs and gathers all; replicated if they do not divide."""
-        if linear.out_features % self._group.size:
+        if linear.out_features % self.ranks.size:
             return
         self.colwise(linear)
         linear.register_forward_hook(self._gathered)
 
     def rowwise_split(self, linear: nn.Linear) -> None:
         """Like rowwise, for an input that every rank has in full."""
-        first, end = self._group.bounds(linear.in_features)
+        first, end = self.ranks.bounds(linear.in_features)
         linear.register_forward_pre_hook(lambda _, inputs: (inputs[0][..., first:end],))
         self.rowwise(linear)
 
     def embedding(self, table: nn.Embedding) -> None:
         """Keeps rows [first, end) of the vocabulary and sums over ranks. Replicated, like its head,
         if the vocabulary does not divide."""
-        if table.num_embeddings % self._group.size:
+        if table.num_embeddings % self.ranks.size:
             return
-        first, end = self._group.bounds(table.num_embeddings)
+        first, end = self.ranks.bounds(table.num_embeddings)
         self._take(table, "weight", 0)
         table.num_embeddings, table.padding_idx = end - first, None
-        lookup = _Lookup(self._group, first, end - first)
+        lookup = _Lookup(self.ranks, first, end - first)
         table.register_forward_pre_hook(lookup.before)
         table.register_forward_hook(lookup.after)
 
@@ -90,10 +90,10 @@ class TensorSharder:
         """Replicates the module."""
 
     def _summed(self, _: nn.Module, inputs: object, output: Tensor) -> Tensor:
-        return self._group.sum(output)
+        return self.ranks.sum(output)
 
     def _gathered(self, _: nn.Module, inputs: object, output: Tensor) -> Tensor:
-        return self._group.all_gather(output)
+        return self.ranks.all_gather(output)
 
     def _take(self, part: nn.Module, name: str, dim: int) -> None:
         whole: nn.Parameter | None = getattr(part, name)
@@ -102,7 +102,7 @@ class TensorSharder:
         key = (id(whole), dim)
         if key not in self._parts:
             self._wholes.append(whole)
-            first, end = self._group.bounds(whole.shape[dim])
+            first, end = self.ranks.bounds(whole.shape[dim])
             taken = whole.detach().narrow(dim, first, end - first)
             part_of_it = taken.clone(memory_format=torch.contiguous_format)
             self._parts[key] = nn.Parameter(part_of_it, requires_grad=False)
@@ -110,10 +110,10 @@ class TensorSharder:
 
 
 class _Lookup:
-    """Lookup in one rank's rows of an embedding: zero for other ids, then summed over ranks."""
+    """Lookup in one rank's rows of an embedding: other ids give zero, and ranks are summed."""
 
     def __init__(self, group: RankGroup, first: int, rows: int):
-        self._group = group
+        self.ranks = group
         self._first = first
         self._rows = rows
         self._others = torch.empty(0)
@@ -124,7 +124,7 @@ class _Lookup:
         return (here.masked_fill_(self._others, 0),)
 
     def after(self, _: nn.Module, inputs: object, found: Tensor) -> Tensor:
-        return self._group.sum(found.masked_fill_(self._others.unsqueeze(-1), 0))
+        return self.ranks.sum(found.masked_fill_(self._others.unsqueeze(-1), 0))
 
 
 Style = Callable[[TensorSharder, Any], None]
@@ -167,8 +167,8 @@ def sharding_plan(module: PreTrainedModel) -> Mapping[str, str]:
         raise ValueError(NO_PLAN.format(kind))
     if unsupported:
         raise ValueError(
-            f"the tp_plan of {kind} splits parts as {', '.join(sorted(unsupported))}, which is not "
-            "supported: set tensor_parallel to 1"
+            f"the tp_plan of {kind} uses {', '.join(sorted(unsupported))}, which is not supported: "
+            "set tensor_parallel to 1"
         )
     return used
 
@@ -184,7 +184,7 @@ def require_even_heads(config: PreTrainedConfig, plan: Mapping[str, str], size: 
     kv_heads: int = getattr(config, "num_key_value_heads", None) or heads
     if heads % size or kv_heads % size:
         raise ValueError(
-            f"its {heads} attention heads and {kv_heads} key-value heads can't be split evenly "
+            f"its {heads} attention heads and {kv_heads} key-value heads cannot be split evenly "
             f"over {size} ranks: set tensor_parallel to a number that divides both"
         )
 
