@@ -25,7 +25,7 @@ PHASES: dict[str, tuple[str, ...]] = {  # paths of methods from an engine
     "prepare": ("_kernels.prepare",),
     "forward": ("model.forward",),
     "attention": ("_kernels.store", "_kernels.attend"),
-    "draw": ("_draw",),
+    "draw": ("_sampler.draw",),
     "commit": ("state.steps.commit",),
 }
 CHUNK_TOKENS = 256  # a step prefills at least this many

@@ -110,7 +110,7 @@ def test_host_pool_stops_growing_without_free_memory():
     assert "free" in host.refused
     assert not host.ensure(4), "a refused pool does not ask again"
     assert host.ensure(3)
-    with pytest.raises(ValueError, match="make it smaller"):
+    with pytest.raises(ValueError, match="set host_gib lower"):
         host.require()
 
 
