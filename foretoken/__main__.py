@@ -15,16 +15,16 @@ if sys.argv[1:2] == ["serve"]:
 import typer
 
 from foretoken.commands.bench import bench
-from foretoken.commands.calibrate import calibrate
 from foretoken.commands.chat import chat
-from foretoken.commands.evaluate import evaluate
 from foretoken.commands.key import key
+from foretoken.commands.offline.calibrate import calibrate
+from foretoken.commands.offline.evaluate import evaluate
+from foretoken.commands.offline.record import record
+from foretoken.commands.offline.reproduce import reproduce
+from foretoken.commands.offline.simulate import simulate
+from foretoken.commands.offline.train import app as train
 from foretoken.commands.presets import presets
-from foretoken.commands.record import record
-from foretoken.commands.reproduce import reproduce
 from foretoken.commands.serve import serve
-from foretoken.commands.simulate import simulate
-from foretoken.commands.train import app as train
 from foretoken.commands.usage import Command, ManyCommand, ServeCommand, UsageError
 from foretoken.commands.why import why
 

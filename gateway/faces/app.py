@@ -96,8 +96,10 @@ def _add_error_handlers(app: FastAPI) -> None:
         if error.status_code == NOT_FOUND:
             suggestion = suggest_endpoint(path, served)
             message = f"{request.method} {path} is not served: {suggestion}"
-        if error.status_code == METHOD_NOT_ALLOWED and "GET" in headers.get("Allow", ""):
-            headers["Allow"] += ", HEAD"
+        if error.status_code == METHOD_NOT_ALLOWED:
+            if "GET" in headers.get("Allow", ""):
+                headers["Allow"] += ", HEAD"
+            message = f"{path} does not allow {request.method}; use {headers.get('Allow', 'GET')}"
         return JSONResponse(error_body(InvalidArgument("", message)), error.status_code, headers)
 
     @app.exception_handler(ClientDisconnected)

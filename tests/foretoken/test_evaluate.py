@@ -11,7 +11,7 @@ import pytest
 import typer
 from rich.text import Text
 
-from foretoken.commands.evaluate import evaluate
+from foretoken.commands.offline.evaluate import evaluate
 from foretoken.commands.usage import ManyCommand, repeat_options
 from lab.evaluation.report import COLUMNS, JsonRow, read_json, tables, write_json
 from services.forecast import Forecast, certain

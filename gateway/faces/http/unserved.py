@@ -68,11 +68,15 @@ def suggest_endpoint(path: str, served: Sequence[str]) -> str:
 
 
 def find_similar(path: str, served: Sequence[str]) -> Sequence[str]:
-    """Served paths with a missing or additional beginning, else those spelled almost alike."""
+    """Served paths with a missing or additional part, else those spelled almost alike."""
     requested = path[:MAX_PATH_CHARS].rstrip("/")
     if len(requested) < 2:
         return []
     named = [each for each in served if len(each) > 1]
-    parts = [each for each in named if each.endswith(requested) or requested.endswith(each)]
+    parts = [
+        each
+        for each in named
+        if each.endswith(requested) or each.startswith(requested) or requested.endswith(each)
+    ]
     similar = parts or get_close_matches(requested, named, MAX_SUGGESTIONS, SIMILARITY)
     return similar[:MAX_SUGGESTIONS]

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from torch import nn
 from transformers import BertConfig, BertModel
 
-from foretoken.commands.train import app
+from foretoken.commands.offline.train import app
 from lab.data.examples import prompt_of, query_of
 from lab.data.rows import DataError, Row, Source, read_rows
 from lab.data.split import is_validation

@@ -67,6 +67,7 @@ async def test_root_lists_the_endpoints(harness: Harness) -> None:
         ("/v1/v1/models", ["/v1/models"]),
         ("/v1/chat/completion", ["/v1/chat/completions"]),
         ("/v1/model", ["/v1/models"]),
+        ("/v1/chat", ["/v1/chat/completions"]),
         ("/tokenise", ["/tokenize"]),
         ("/v1/responses", []),
         ("/v1/embedding", []),
@@ -118,6 +119,8 @@ async def test_unknown_path_is_404_and_wrong_method_is_405(harness: Harness) -> 
         reply = await harness.http(method, path)
         assert (reply.status, {*reply.headers["allow"].split(", ")}) == (405, allowed)
         assert reply.json["error"]["type"] == "invalid_request_error"
+        message = f"{path} does not allow {method}; use {reply.headers['allow']}"
+        assert reply.json["error"]["message"] == message
 
 
 async def test_tokenize_and_detokenize_are_inverse(harness: Harness) -> None:
