@@ -17,10 +17,10 @@ Bodies = Iterator[tuple[str, bytes]]
 
 
 @dataclass
-class Progress:
-    """Progress of a load; `on_change` is called whenever a request ends."""
+class LoadProgress:
+    """LoadProgress of a load; `on_change` is called whenever a request ends."""
 
-    on_change: Callable[["Progress"], None] = lambda _: None
+    on_change: Callable[["LoadProgress"], None] = lambda _: None
     sent: int = 0
     ended: int = 0
     failed: int = 0
@@ -52,14 +52,14 @@ class Round:
 
 
 async def drive(
-    target: Target, load: Load, seed: int, stop: asyncio.Event, progress: Progress | None = None
+    target: Target, load: Load, seed: int, stop: asyncio.Event, progress: LoadProgress | None = None
 ) -> Round:
     """Send the load and await every answer.
 
     Once `stop` is set, sending ends and requests in flight are cancelled. The same seed sends the
     same requests at the same times.
     """
-    run = _LoadRun(target, target.bodies(seed), progress or Progress())
+    run = _LoadRun(target, target.bodies(seed), progress or LoadProgress())
     work = _open_loop if load.rate else _closed_loop
     cpu_s = time.process_time()
     sender = asyncio.create_task(work(run, load, Random(seed)))
@@ -80,7 +80,7 @@ async def drive(
 class _LoadRun:
     """State that both loops share."""
 
-    def __init__(self, target: Target, bodies: Bodies, progress: Progress):
+    def __init__(self, target: Target, bodies: Bodies, progress: LoadProgress):
         self.samples: list[Sample] = []
         self.started = time.perf_counter()
         self._target, self._bodies, self._progress = target, bodies, progress

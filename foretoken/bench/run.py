@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from random import Random
 
-from foretoken.bench.drive import Progress, Round, Target, drive
+from foretoken.bench.drive import LoadProgress, Round, Target, drive
 from foretoken.bench.lengths import Draw
 from foretoken.bench.load import Load
 from foretoken.bench.measures import Budgets, Figures, figures
@@ -81,7 +81,7 @@ class Outcome:
     figures: list[Figures] = field(default_factory=list)
 
 
-OnProgress = Callable[[str, Load, Progress], None]  # called with what runs, its load, and how far
+OnProgress = Callable[[str, Load, LoadProgress], None]  # what runs, its load, and how far
 
 
 async def bench(plan: Plan, stop: asyncio.Event, on_progress: OnProgress) -> list[Outcome]:
@@ -121,11 +121,11 @@ async def bench(plan: Plan, stop: asyncio.Event, on_progress: OnProgress) -> lis
 
 def _track(
     on_progress: OnProgress, outcome: Outcome, load: Load, number: int = -1, rounds: int = 1
-) -> Progress:
+) -> LoadProgress:
     what = f"warming up {outcome.url}" if number < 0 else outcome.url
     if number >= 0 and rounds > 1:
         what += f", round {number + 1} of {rounds}"
-    progress = Progress(lambda now: on_progress(what, load, now))
+    progress = LoadProgress(lambda now: on_progress(what, load, now))
     on_progress(what, load, progress)
     return progress
 

@@ -217,14 +217,14 @@ def _progress() -> "Iterator[OnProgress]":
     """Show a progress bar while the block runs."""
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
-    from foretoken.bench.drive import Progress
+    from foretoken.bench.drive import LoadProgress
     from foretoken.bench.load import Load
     from foretoken.commands.progress import ProgressBar
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with ProgressBar("finding the served model", *columns) as bar:
 
-        def update(what: str, load: Load, progress: Progress) -> None:
+        def update(what: str, load: Load, progress: LoadProgress) -> None:
             failed = f", {progress.failed} failed" if progress.failed else ""
             total = f" of {load.max_requests}" if load.max_requests else ""
             in_flight = progress.sent - progress.ended

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from foretoken.running.children.processes import Child
 from foretoken.running.children.supervisor import Supervisor, supervise
 from foretoken.running.console import status
-from foretoken.running.console.progress import Progress
+from foretoken.running.console.progress import StartProgress
 from foretoken.running.options import (
     Sections,
     ServeOptions,
@@ -59,7 +59,7 @@ CONTROL_MODULES = (
 
 @asynccontextmanager
 async def embedded(
-    options: ServeOptions, lifecycle: Lifecycle, progress: Progress | None = None
+    options: ServeOptions, lifecycle: Lifecycle, progress: StartProgress | None = None
 ) -> AsyncIterator["Endpoints"]:
     """Start the whole system; it is ready while the block runs, and drained afterwards."""
     overrides, report = sections(options), progress.report if progress else _ignore
@@ -198,7 +198,7 @@ class Endpoints:
 
 async def serve_embedded(options: ServeOptions, lifecycle: Lifecycle) -> None:
     """Serve until a signal. Raises Interrupted if the signal arrives before the system is ready."""
-    with closing(Progress()) as progress:
+    with closing(StartProgress()) as progress:
         async with (
             interruptible_start(lifecycle) as end_start,
             embedded(options, lifecycle, progress) as system,

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from foretoken.running.children.processes import Child
 from foretoken.running.children.supervisor import supervise
 from foretoken.running.console import status
-from foretoken.running.console.progress import Progress
+from foretoken.running.console.progress import StartProgress
 from foretoken.running.options import (
     Sections,
     ServeOptions,
@@ -94,7 +94,7 @@ async def serve_separate(options: ServeOptions, lifecycle: Lifecycle) -> None:
         folder = stack.enter_context(TemporaryDirectory(prefix="foretoken-"))
         # Metrics are read over this socket, which needs no API key.
         gateway["socket"] = socket = f"{folder}/gateway.sock"
-        progress = stack.enter_context(closing(Progress()))
+        progress = stack.enter_context(closing(StartProgress()))
         end_start = await stack.enter_async_context(interruptible_start(lifecycle))
         channels = [
             connect(address)

@@ -11,7 +11,7 @@ from observability.metrics import worker as catalogue
 from observability.metrics.instruments import Instruments
 from observability.metrics.metric import Metric
 from services.costs import Direction
-from services.worker.engine.phase_clock import Phase, PhaseClock
+from services.worker.engine.phase_clock import EnginePhase, PhaseClock
 from services.worker.requests.state import WorkerState
 from services.worker.requests.types.batch import StepResult
 from services.worker.requests.types.limits import Counters
@@ -115,7 +115,7 @@ def _read_phases(make: Instruments, clock: PhaseClock) -> None:
     before = list(clock.seconds)
 
     def phases() -> Mapping[str, float]:
-        return {p.name.lower(): clock.seconds[p] - before[p] for p in Phase}
+        return {p.name.lower(): clock.seconds[p] - before[p] for p in EnginePhase}
 
     make.reading(catalogue.PHASES, phases)
     make.reading(catalogue.BUSY, lambda: sum(clock.seconds) - sum(before))

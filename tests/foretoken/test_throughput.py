@@ -6,7 +6,7 @@ from io import StringIO
 import pytest
 from prometheus_client import CollectorRegistry
 
-from foretoken.running.console.progress import Progress
+from foretoken.running.console.progress import StartProgress
 from foretoken.running.console.throughput import ThroughputReport, Totals, parse_totals
 from gateway.metrics import Metrics
 from gateway.types.errors import RefusalReason
@@ -65,7 +65,7 @@ def test_progress_prints_one_line_per_stage_without_a_terminal(
 ) -> None:
     stderr = StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
-    progress = Progress()
+    progress = StartProgress()
     for name, stage in [("worker-0", "loading"), ("worker-0", "loading"), ("worker-0", UP)]:
         progress.update(name, stage)
     progress.report("waiting")

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from observability.metrics import worker as catalogue
 from services.core import Pause, Report, Residency
 from services.costs import Direction
-from services.worker.engine.phase_clock import Phase, PhaseClock
+from services.worker.engine.phase_clock import EnginePhase, PhaseClock
 from services.worker.engine.step import Engine
 from services.worker.metrics import COUNTED, WorkerMetrics
 from services.worker.requests.types.batch import StepResult
@@ -193,18 +193,18 @@ def test_phase_lasts_until_the_next_one_begins(monkeypatch) -> None:
     for lost in (True, False, False):
         phases.begin()
         for phase, seconds in (
-            (Phase.COMPOSE, 1.0),
-            (Phase.MODEL, 2.0),
-            (Phase.ATTENTION, 4.0),
-            (Phase.MODEL, 8.0),
-            (Phase.COMMIT, 16.0),
+            (EnginePhase.COMPOSE, 1.0),
+            (EnginePhase.MODEL, 2.0),
+            (EnginePhase.ATTENTION, 4.0),
+            (EnginePhase.MODEL, 8.0),
+            (EnginePhase.COMMIT, 16.0),
         ):
             phases.enter(phase)
             time.now_s += seconds
         if not lost:  # a failed step has no end; the next one begins
             phases.end()
         time.now_s += 1_000.0
-    reported = {phase.name: phases.seconds[phase] for phase in Phase if phases.seconds[phase]}
+    reported = {phase.name: phases.seconds[phase] for phase in EnginePhase if phases.seconds[phase]}
     assert reported == {"COMPOSE": 2.0, "MODEL": 20.0, "ATTENTION": 8.0, "COMMIT": 32.0}
 
 

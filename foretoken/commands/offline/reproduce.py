@@ -68,15 +68,7 @@ def _reproduce(
 
 @contextmanager
 def _progress() -> "Iterator[ReportProgress]":
-    """A progress bar on stderr that disappears at the end."""
-    from rich.console import Console
-    from rich.progress import Progress
+    from foretoken.commands.progress import ProgressBar
 
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("simulating", total=None)
-
-        def progress(what: str, done: int, of: int) -> None:
-            bar.update(task, description=what, completed=done, total=of)
-
-        yield progress
+    with ProgressBar("simulating") as bar:
+        yield bar.show

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -139,14 +140,11 @@ def _parse_sweep(text: str) -> tuple[str, list[float]]:
 
 @contextmanager
 def _progress(points: "Sequence[Point]") -> "Iterator[Callable[[], None]]":
-    """A progress bar on stderr that disappears at the end."""
-    from rich.console import Console
-    from rich.progress import Progress
+    from foretoken.commands.progress import ProgressBar
 
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("simulating", total=len(points))
-        yield lambda: bar.advance(task)
+    with ProgressBar("simulating") as bar:
+        done = count(1)
+        yield lambda: bar.show("simulating", next(done), len(points))
 
 
 def _show(

@@ -9,7 +9,7 @@ from foretoken.running.console.lines import print_line
 from services.runtime.startup import UP
 
 
-class Progress:
+class StartProgress:
     """Reports the stages of this process and its children until `close`, each stage once."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from services.worker.kernels.interface import AttentionOptions, AttentionStep
 
 
-class Phase(IntEnum):
+class EnginePhase(IntEnum):
     COMPOSE = 0
     SWAP = 1  # nothing can run before KV is back from host memory
     MODEL = 2
@@ -26,27 +26,27 @@ class Phase(IntEnum):
 
 class PhaseClock:
     """Steps, each from `begin` to `end`; one without an end does not count. `seconds` are the
-    totals by Phase; any thread may read them."""
+    totals by EnginePhase; any thread may read them."""
 
     def __init__(self) -> None:
-        self.seconds = [0.0] * len(Phase)
-        self._step = [0.0] * len(Phase)
-        self._phase = Phase.COMPOSE
+        self.seconds = [0.0] * len(EnginePhase)
+        self._step = [0.0] * len(EnginePhase)
+        self._phase = EnginePhase.COMPOSE
         self._since_s = 0.0
 
     def begin(self) -> None:
-        self._step = [0.0] * len(Phase)
-        self._phase = Phase.COMPOSE
+        self._step = [0.0] * len(EnginePhase)
+        self._phase = EnginePhase.COMPOSE
         self._since_s = perf_counter()
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: EnginePhase) -> None:
         """Ends the current phase and begins this one."""
         now = perf_counter()
         self._step[self._phase] += now - self._since_s
         self._phase, self._since_s = phase, now
 
     def end(self) -> None:
-        self.enter(Phase.COMPOSE)
+        self.enter(EnginePhase.COMPOSE)
         for at, seconds in enumerate(self._step):
             self.seconds[at] += seconds
 
@@ -61,7 +61,7 @@ class TimedAttention:
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
-        self.clock.enter(Phase.ATTENTION)
+        self.clock.enter(EnginePhase.ATTENTION)
         attended = self.step.attend(layer, q, k, v, options)
-        self.clock.enter(Phase.MODEL)
+        self.clock.enter(EnginePhase.MODEL)
         return attended

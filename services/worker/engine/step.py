@@ -20,7 +20,7 @@ from services.worker.engine.assembly import assemble
 from services.worker.engine.graphs.decode_graphs import DecodeGraphs
 from services.worker.engine.graphs.sizes import graphs_wanted
 from services.worker.engine.inputs import StepInputs
-from services.worker.engine.phase_clock import Phase, PhaseClock, TimedAttention
+from services.worker.engine.phase_clock import EnginePhase, PhaseClock, TimedAttention
 from services.worker.engine.ranks import SINGLE_RANK, Ranks, RanksApart, rank_device
 from services.worker.engine.sampling.drawn import DrawnTokens
 from services.worker.engine.sampling.scored import PromptScores
@@ -175,7 +175,7 @@ class Engine:
         """Launches the next step with nothing in flight."""
         batch = self._compose()
         while batch is None and self.swapper.busy:
-            self.phases.enter(Phase.SWAP)
+            self.phases.enter(EnginePhase.SWAP)
             self.swapper.wait()
             batch = self._compose()
         if batch is None:
@@ -204,7 +204,7 @@ class Engine:
 
     def _compose(self) -> StepBatch | None:
         """The next batch. Issues the transfers that must precede its computation."""
-        self.phases.enter(Phase.COMPOSE)
+        self.phases.enter(EnginePhase.COMPOSE)
         if settled := self.swapper.settle():
             self.ranks.send_settled(settled)
             self.state.arrived(settled)
@@ -219,9 +219,9 @@ class Engine:
         if self._cores is not None:
             self._cores.set_threads()
         timer = self._clock.begin(batch)
-        self.phases.enter(Phase.MODEL)
+        self.phases.enter(EnginePhase.MODEL)
         logits = self.run(batch)
-        self.phases.enter(Phase.SAMPLING)
+        self.phases.enter(EnginePhase.SAMPLING)
         scored = None
         if chunks := batch.scored:
             draws = len(batch.sampling)
@@ -233,13 +233,13 @@ class Engine:
     def _complete(self, launched: Launched) -> StepResult:
         """Waits for a step and commits it. Its time is the device's, from the end of the step
         before, without waits for the host or later launches."""
-        self.phases.enter(Phase.MODEL)
+        self.phases.enter(EnginePhase.MODEL)
         try:
             tokens, logprobs = launched.drawn.to_host()
             scores = launched.scored.to_host() if launched.scored else ()
         except Exception as error:
             raise self._failed(launched.batch, error) from error
-        self.phases.enter(Phase.COMMIT)
+        self.phases.enter(EnginePhase.COMMIT)
         return self.state.steps.commit(
             launched.batch, tokens, self._clock.pop_completed(), logprobs, scores
         )

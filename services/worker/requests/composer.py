@@ -10,7 +10,7 @@ from services.worker.requests.static_batching import StaticBatching
 from services.worker.requests.suspects import Suspects
 from services.worker.requests.types.batch import DecodeRows, PrefillChunk, StepBatch
 from services.worker.requests.types.limits import Limits
-from services.worker.requests.types.sequence import Phase, Sequence
+from services.worker.requests.types.sequence import Sequence, SequencePhase
 
 
 class Composer:
@@ -206,7 +206,7 @@ class Composer:
 
 def _may_run(sequence: Sequence) -> bool:
     """Whether the request still runs: it was not evicted or stopped during the composition."""
-    return sequence.phase is Phase.RUNNING and sequence.within_budget
+    return sequence.phase is SequencePhase.RUNNING and sequence.within_budget
 
 
 def _sequences(chunks: Iterable[PrefillChunk]) -> Iterable[Sequence]:

@@ -15,7 +15,7 @@ from services.worker.kv.residency import (
 from services.worker.requests.kv_manager import KVManager
 from services.worker.requests.reporting import Reporter
 from services.worker.requests.static_batching import StaticBatching
-from services.worker.requests.types.sequence import Phase, Sequence
+from services.worker.requests.types.sequence import Sequence, SequencePhase
 
 # Growth of a request that a prefetch reserves; the next plan arrives before it is used up.
 AHEAD_TOKENS = 32
@@ -58,7 +58,7 @@ class Evictor:
         pool = self._kv.pool
         ahead = max(1, min(AHEAD_TOKENS, sequence.limit_length - len(sequence.tokens)))
         on_device = bool(pool.table(sequence.request_id))
-        runs = sequence.phase is Phase.RUNNING
+        runs = sequence.phase is SequencePhase.RUNNING
         tokens = len(sequence.tokens) if runs else sequence.held_tokens
         return Resident(
             sequence.request_id,
@@ -131,7 +131,7 @@ class Evictor:
         paused ones.
         """
         for candidate in self._eviction_order():
-            behind = candidate.phase is Phase.PAUSED or candidate.serial > sequence.serial
+            behind = candidate.phase is SequencePhase.PAUSED or candidate.serial > sequence.serial
             if self._holds(candidate) and (decoding or behind):
                 yield candidate
 
@@ -141,12 +141,12 @@ class Evictor:
     def _eviction_order(self) -> Iterator[Sequence]:
         newest_first = sorted(self._kv.sequences.values(), key=lambda s: -s.serial)
         ranked = [s.request_id for s in reversed(self._plan.order)]
-        yield from self._named(ranked, Phase.PAUSED)
-        yield from (s for s in newest_first if s.phase is Phase.PAUSED)
-        yield from self._named(self._plan.victims, Phase.RUNNING)
-        yield from (s for s in newest_first if s.phase is Phase.RUNNING)
+        yield from self._named(ranked, SequencePhase.PAUSED)
+        yield from (s for s in newest_first if s.phase is SequencePhase.PAUSED)
+        yield from self._named(self._plan.victims, SequencePhase.RUNNING)
+        yield from (s for s in newest_first if s.phase is SequencePhase.RUNNING)
 
-    def _named(self, request_ids: Iterable[str], phase: Phase) -> Iterator[Sequence]:
+    def _named(self, request_ids: Iterable[str], phase: SequencePhase) -> Iterator[Sequence]:
         for request_id in request_ids:
             sequence = self._kv.sequences.get(request_id)
             if sequence and sequence.phase is phase:

@@ -17,7 +17,7 @@ from services.worker.kv.transfers import KVTransfer, TransferPlan
 from services.worker.requests.types.batch import PrefillChunk
 from services.worker.requests.types.limits import Counters
 from services.worker.requests.types.prompt import Prompt
-from services.worker.requests.types.sequence import UNKNOWN, Phase, Sequence
+from services.worker.requests.types.sequence import UNKNOWN, Sequence, SequencePhase
 
 
 class KVManager:
@@ -62,13 +62,13 @@ class KVManager:
         """Keeps a prompt without a budget until it is admitted."""
         sequence = Sequence.start(prompt, prompt.delivered_tokens)
         self.sequences[prompt.request_id] = sequence
-        sequence.phase = Phase.PARKED
+        sequence.phase = SequencePhase.PARKED
 
     def run(self, sequence: Sequence) -> None:
         """Admits a request, or admits it again, as the newest."""
         self._admissions += 1
         sequence.serial = self._admissions
-        sequence.phase = Phase.RUNNING
+        sequence.phase = SequencePhase.RUNNING
         self.running[sequence.request_id] = sequence
         self.version += 1
 
@@ -76,7 +76,7 @@ class KVManager:
         """Stops a request from running, and keeps its KV where it is."""
         del self.running[sequence.request_id]
         rests = sequence.resting and not sequence.arriving
-        sequence.phase = Phase.PARKED if rests else Phase.PAUSED
+        sequence.phase = SequencePhase.PARKED if rests else SequencePhase.PAUSED
         self.version += 1
 
     def forget(self, request_id: str) -> None:
@@ -171,7 +171,7 @@ class KVManager:
             self._drop(sequence, host_full=how is Residency.OFFLOAD)
         self.pool.release(sequence.request_id)
         sequence.computed = sequence.published = 0
-        sequence.phase = Phase.PARKED
+        sequence.phase = SequencePhase.PARKED
 
     def _drop(self, sequence: Sequence, host_full: bool) -> None:
         if sequence.held_tokens:
@@ -201,8 +201,8 @@ class KVManager:
         sequence.published = shared
         sequence.arriving = self._move(sequence, Direction.UPLOAD, shared, sequence.resting)
         self._arriving[sequence.arriving] = sequence
-        if sequence.phase is Phase.PARKED:
-            sequence.phase = Phase.PAUSED
+        if sequence.phase is SequencePhase.PARKED:
+            sequence.phase = SequencePhase.PAUSED
         self.version += 1
         return True
 
@@ -228,9 +228,9 @@ class KVManager:
         self._drop(sequence, host_full=True)
         sequence.published = 0
         self.version += 1
-        if sequence.phase is Phase.RUNNING:
+        if sequence.phase is SequencePhase.RUNNING:
             return None
-        sequence.phase = Phase.PARKED
+        sequence.phase = SequencePhase.PARKED
         return sequence
 
     def _recall(self, sequence: Sequence) -> None:
@@ -341,7 +341,7 @@ class KVManager:
         assert self._arriving == {s.arriving: s for s in self.sequences.values() if s.arriving}
         for request_id, sequence in self.sequences.items():
             self._check(sequence)
-            assert (sequence.phase is Phase.RUNNING) == (request_id in self.running)
+            assert (sequence.phase is SequencePhase.RUNNING) == (request_id in self.running)
         pads = {pad.request_id for pad in self.pads.values()}
         for owner in (*self.pool.owners(), *self.host.owners()):
             assert owner in self.sequences or owner in pads, "blocks of an absent request"
@@ -359,7 +359,7 @@ class KVManager:
         assert bool(sequence.resting) == bool(host), (
             "host blocks without KV, or KV without host blocks"
         )
-        assert not (sequence.phase is Phase.PARKED and device), "parked with device blocks"
+        assert not (sequence.phase is SequencePhase.PARKED and device), "parked with device blocks"
         assert not (sequence.resting and device) or sequence.arriving
         assert sequence.published <= len(device)
         assert sequence.computed <= len(device) * self.pool.block_tokens, "KV without a block"

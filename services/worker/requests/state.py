@@ -20,7 +20,7 @@ from services.worker.requests.static_batching import StaticBatching
 from services.worker.requests.step_cycle import StepCycle
 from services.worker.requests.types.limits import Counters, Limits
 from services.worker.requests.types.prompt import Prompt
-from services.worker.requests.types.sequence import Phase, Sequence
+from services.worker.requests.types.sequence import Sequence, SequencePhase
 
 
 class WorkerState:
@@ -87,7 +87,7 @@ class WorkerState:
         self._reporter.restore_finished(ended for report in unsent for ended in report.finished)
         for progress in (left for report in unsent for left in report.evicted):
             sequence = self.sequences.get(progress.request_id)
-            if sequence and sequence.phase is Phase.PARKED:
+            if sequence and sequence.phase is SequencePhase.PARKED:
                 self._reporter.evicted(sequence)
 
     def keep_only(self, origins: Container[str]) -> None:
@@ -180,7 +180,7 @@ class WorkerState:
             return
         self._kv.set_limit(sequence, grant.limit_tokens)
         self._static.on_budget_changed(sequence)
-        if sequence.phase is not Phase.RUNNING:
+        if sequence.phase is not SequencePhase.RUNNING:
             self._kv.run(sequence)
             self._reporter.forget(grant.request_id)  # its eviction is outdated
 
@@ -194,7 +194,7 @@ class WorkerState:
 
     def _pause(self, pause: Pause) -> None:
         sequence = self.sequences.get(pause.request_id)
-        if sequence is None or sequence.phase is Phase.PARKED:
+        if sequence is None or sequence.phase is SequencePhase.PARKED:
             return
         last = self._static.leave(pause.request_id)
         if last:
@@ -203,7 +203,7 @@ class WorkerState:
         self._reporter.include(sequence)
         if pause.residency is not Residency.KEEP:
             self._kv.leave(sequence, pause.residency)
-        elif sequence.phase is Phase.RUNNING:
+        elif sequence.phase is SequencePhase.RUNNING:
             self._kv.pause(sequence)
 
     def take_moves(self) -> TransferPlan:

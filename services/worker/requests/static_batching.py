@@ -29,7 +29,7 @@ from services.worker.requests.batching import Batching, ContinuousBatching, Draw
 from services.worker.requests.kv_manager import KVManager
 from services.worker.requests.types.batch import NewToken, PrefillChunk
 from services.worker.requests.types.prompt import Prompt
-from services.worker.requests.types.sequence import Phase, Sequence
+from services.worker.requests.types.sequence import Sequence, SequencePhase
 
 
 class Stage(Enum):
@@ -89,7 +89,7 @@ class StaticBatching(Batching):
         gathered = Batch(batch.number)
         for request_id in dict.fromkeys(batch.members):
             sequence = self._kv.sequences.get(request_id)
-            if sequence and sequence.phase is Phase.RUNNING and not sequence.ended:
+            if sequence and sequence.phase is SequencePhase.RUNNING and not sequence.ended:
                 self.leave(request_id)
                 gathered.members[request_id] = sequence
             elif sequence is None and request_id in expected:

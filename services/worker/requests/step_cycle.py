@@ -22,7 +22,7 @@ from services.worker.requests.suspects import Suspects
 from services.worker.requests.types.batch import NewToken, StepBatch, StepResult, TokenLogprobs
 from services.worker.requests.types.limits import Limits
 from services.worker.requests.types.scores import PromptLogprobs
-from services.worker.requests.types.sequence import Phase, Sequence
+from services.worker.requests.types.sequence import Sequence, SequencePhase
 
 
 class StepCycle:
@@ -122,7 +122,7 @@ class StepCycle:
         if finish:
             if not batching.end(sequence, finish):
                 self._ends.finish(sequence, finish)
-        elif sequence.phase is not Phase.RUNNING or not sequence.within_budget:
+        elif sequence.phase is not SequencePhase.RUNNING or not sequence.within_budget:
             if not batching.on_budget_changed(sequence):
                 self._reporter.include(sequence)
             if not batching.ends_known_ahead:

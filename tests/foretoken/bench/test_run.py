@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from foretoken.bench.client import Server
-from foretoken.bench.drive import Progress
+from foretoken.bench.drive import LoadProgress
 from foretoken.bench.lengths import parse_lengths
 from foretoken.bench.load import Load
 from foretoken.bench.measures import Budgets
@@ -335,7 +335,7 @@ def test_invalid_address_is_a_one_line_error(url: str) -> None:
 async def test_progress_counts_ended_requests() -> None:
     seen: list[tuple[int, int]] = []
 
-    def tell(what: str, load: Load, now: Progress) -> None:
+    def tell(what: str, load: Load, now: LoadProgress) -> None:
         seen.append((now.ended, now.failed))
 
     answers = iter(

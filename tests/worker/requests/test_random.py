@@ -15,7 +15,7 @@ from services.worker.requests.state import WorkerState
 from services.worker.requests.types.batch import NewToken, StepBatch
 from services.worker.requests.types.limits import Limits
 from services.worker.requests.types.prompt import Prompt, SamplingParams
-from services.worker.requests.types.sequence import Phase, Sequence
+from services.worker.requests.types.sequence import Sequence, SequencePhase
 from tests.examples import examples
 from tests.worker.requests.worker_loop import RuleLoop
 from tests.worker.requests.worker_oracle import EOS, RuleDevice, answer, check_opening
@@ -187,11 +187,13 @@ class WorkerMachine(RuleBasedStateMachine):
         if ahead:
             assert len(self.state.running) == running
         if batch is None:
-            left = [s for s in runnable if s.phase is Phase.RUNNING and not s.arriving]
+            left = [s for s in runnable if s.phase is SequencePhase.RUNNING and not s.arriving]
             assert ahead or not left, "a request could run"
             return None
         planned = {s.request_id for s in batch.sequences}
-        out = [s for s in runnable if s.request_id not in planned and s.phase is Phase.RUNNING]
+        out = [
+            s for s in runnable if s.request_id not in planned and s.phase is SequencePhase.RUNNING
+        ]
         self._check_left(out, {*decodes} & {*out}, batch)
         assert len(batch.decodes) + batch.prefill_tokens <= BATCH
         assert len(planned) == len(batch.sequences) <= RUNNING

@@ -15,7 +15,7 @@ from services.worker.requests.state import WorkerState
 from services.worker.requests.types.batch import NewToken
 from services.worker.requests.types.limits import Limits
 from services.worker.requests.types.prompt import GREEDY, Prompt, SamplingParams
-from services.worker.requests.types.sequence import Phase
+from services.worker.requests.types.sequence import SequencePhase
 from tests.examples import examples
 from tests.worker.requests.worker_oracle import EOS, RuleDevice, answer
 from tests.worker.requests.worker_transcript import Account
@@ -146,7 +146,9 @@ class LockstepMachine(RuleBasedStateMachine):
     def _step(self) -> bool:
         batch = self.state.steps.compose()
         self.state.check_integrity()
-        self._leave(*(r for r, s in self.state.sequences.items() if s.phase is not Phase.RUNNING))
+        self._leave(
+            *(r for r, s in self.state.sequences.items() if s.phase is not SequencePhase.RUNNING)
+        )
         self._leave_finished_batches()
         self.device.carry_out(self.state.take_moves())
         if batch is None:

@@ -10,7 +10,7 @@ from services.worker.requests.types.scores import Opening, PromptLogprobs
 UNKNOWN = -1  # a token that a step in flight is drawing
 
 
-class Phase(Enum):
+class SequencePhase(Enum):
     """Only RUNNING sequences are composed. RUNNING and PAUSED ones hold device blocks."""
 
     RUNNING = "running"
@@ -49,7 +49,7 @@ class Sequence:
     keys: list[bytes] = field(default_factory=list)  # of its first full blocks
     published: int = 0  # number of its blocks that are published, or need not be
     exact: bool = True  # its KV was never quantized
-    phase: Phase = Phase.RUNNING
+    phase: SequencePhase = SequencePhase.RUNNING
     ended: FinishReason | None = None  # ended, but computed on with its static batch
     unsent: int = 0  # tokens not sent yet: the last valid one, and invalid ones after it
     drawing: int = -1  # the row of the step in flight that draws the last token; -1: it is known
@@ -151,7 +151,7 @@ class Sequence:
             self.output_tokens,
             self.reported_tokens,
             self.limit_length - self.prompt_tokens,
-            self.phase is Phase.RUNNING,
+            self.phase is SequencePhase.RUNNING,
             blocks,
         )
 
