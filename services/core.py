@@ -174,7 +174,7 @@ class RequestProgress:
 
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
-    """A request that a worker held before its scheduler started, to be adopted."""
+    """A request that a worker has from an earlier Attach stream, to be adopted."""
 
     request_id: str
     prompt_tokens: int

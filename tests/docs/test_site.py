@@ -62,9 +62,20 @@ def test_relative_links_lead_to_files(page: str):
 def test_code_map_names_existing_paths():
     text = (ROOT / "docs/architecture.md").read_text()
     paths = re.findall(
-        r"`((?:services|gateway|protos|observability|lab|models|benchmarks|deploy|foretoken)/[\w/.]*)`",
+        r"`((?:services|gateway|protos|observability|simulator|lab|models|benchmarks|deploy|foretoken)"
+        r"/[\w/.]*)`",
         text,
     )
     assert len(paths) >= 15
     for path in paths:
         assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("package", ["gateway", "services/policies", "services/worker"])
+def test_code_map_names_existing_parts_of_a_package(package: str):
+    text = (ROOT / "docs/architecture.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith(f"| `{package}/` |"))
+    parts = re.findall(r"`([\w.]+/?)`", row.split("|")[2])
+    assert len(parts) >= 5
+    for part in parts:
+        assert (ROOT / package / part).exists(), f"{package}/{part}"
