@@ -89,8 +89,8 @@ class Attachment:
         self._upstream: UpStream | None = None  # until the engine has processed its end
         self._ended = asyncio.Event()
         self._ended.set()
-        self._greeted = False  # a scheduler has accepted this worker once
-        self._leaving = self._left = False
+        self._was_accepted = False  # by a scheduler, once
+        self._draining = self._detached = False
         self._seen_s = 0.0
         # resets the engine if no scheduler returns
         self._giving_up: asyncio.TimerHandle | None = None
@@ -102,7 +102,7 @@ class Attachment:
         for `orphaned_s` and the configuration says to exit then."""
         self._seen_s = time.monotonic()
         pauses, failures = Backoff(FIRST_PAUSE_S, self._config.reconnect_s), 0
-        while not self._left:
+        while not self._detached:
             failures = 0 if await self._attach() else failures + 1
             self._give_up_if_orphaned()
             await asyncio.sleep(pauses.after_s(failures))
@@ -110,11 +110,11 @@ class Attachment:
     async def drain(self) -> None:
         """Announces that this worker leaves, waits until no request runs, and detaches with all
         reports sent. The scheduler moves what other workers can continue."""
-        self._leaving = True
+        self._draining = True
         if self._upstream:
             self._upstream.send_draining(self._config.drain_s)
         await self._runner.drain()
-        self._left = True
+        self._detached = True
         if self._upstream:
             self._upstream.close()
             with suppress(TimeoutError):
@@ -126,21 +126,21 @@ class Attachment:
         await self._ended.wait()
         upstream = UpStream(self._config.outbox_reports)
         call = self._stub.Attach(aiter(upstream))
-        welcome = False
+        established = False
         try:
             await call.wait_for_connection()
             self._begin(upstream)
             async for message in call:
-                welcome = True
+                established = True
                 plan = decode_plan(message)
-                self._spans.planned(plan, time.monotonic())
+                self._spans.on_plan(plan, time.monotonic())
                 self._runner.send(ApplyPlan(plan))
                 await self._runner.wait_for_room()
         except aio.AioRpcError as error:
-            self._give_up_if_refused(error, welcome)
+            self._give_up_if_refused(error, established)
             # A scheduler that is still starting is no reason for a warning.
-            early = not self._greeted and time.monotonic() - self._seen_s < EARLY_S
-            level = logging.DEBUG if early or self._leaving else logging.WARNING
+            early = not self._was_accepted and time.monotonic() - self._seen_s < EARLY_S
+            level = logging.DEBUG if early or self._draining else logging.WARNING
             log.log(level, "scheduler at %s: %s", self._config.scheduler_address, error.details())
         except asyncio.CancelledError:
             if _ends_our_task(call):
@@ -159,12 +159,12 @@ class Attachment:
             self._giving_up.cancel()
         self._upstream = upstream
         self._ended.clear()
-        self._runner.send(AttachScheduler(partial(self._greet, upstream)))
+        self._runner.send(AttachScheduler(partial(self._send_hello, upstream)))
 
-    def _greet(self, upstream: UpStream, held: Sequence[HeldRequest]) -> None:
-        self._greeted = True
+    def _send_hello(self, upstream: UpStream, held: Sequence[HeldRequest]) -> None:
+        self._was_accepted = True
         upstream.send_hello(_with_held(self._hello, held))
-        if self._leaving:
+        if self._draining:
             upstream.send_draining(self._config.drain_s)
 
     def _end(self) -> None:
@@ -180,9 +180,9 @@ class Attachment:
         self._upstream = None
         self._ended.set()
 
-    def _give_up_if_refused(self, error: aio.AioRpcError, welcome: bool) -> None:
+    def _give_up_if_refused(self, error: aio.AioRpcError, established: bool) -> None:
         displaced = error.code() is StatusCode.ALREADY_EXISTS
-        if displaced or (error.code() in REFUSALS and not welcome):
+        if displaced or (error.code() in REFUSALS and not established):
             raise ValueError(
                 f"the scheduler at {self._config.scheduler_address} refuses this worker: "
                 f"{error.details()}"
@@ -197,7 +197,7 @@ class Attachment:
             )
 
     def _report(self, report: Report) -> None:
-        self._spans.reported(report, time.monotonic())
+        self._spans.on_report(report, time.monotonic())
         if self._upstream:
             self._upstream.report(report)
 

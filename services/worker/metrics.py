@@ -57,11 +57,11 @@ class WorkerMetrics:
         _read_counters(make, state.counters)
         _read_phases(make, phases)
 
-    def generated(self, tokens: int) -> None:
+    def record_tokens(self, tokens: int) -> None:
         """Counts tokens of requests whose static batch ended between two steps."""
         self._decoded.inc(tokens)
 
-    def stepped(self, result: StepResult) -> None:
+    def record_step(self, result: StepResult) -> None:
         self._decoded.inc(len(result.tokens))
         for timing in result.timings:
             self._prefilled.inc(timing.prefill_tokens)

@@ -64,11 +64,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._outboxes[origin].add_error(message.request_id, 0, str(error))
             return
         delivered = prompt.delivered_tokens
-        self._spans.received(prompt.request_id, prompt.traceparent, delivered, time.monotonic())
+        self._spans.on_prompt(prompt.request_id, prompt.traceparent, delivered, time.monotonic())
         self._runner.send(AddPrompt(prompt))
 
     def _post(self, tokens: list[NewToken]) -> None:
-        self._spans.tokens(tokens, time.monotonic())
+        self._spans.on_tokens(tokens, time.monotonic())
         for token in tokens:
             if outbox := self._outboxes.get(token.origin):
                 outbox.add(token)

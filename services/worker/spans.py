@@ -42,7 +42,7 @@ class WorkerSpans:
         # admissions before their prompts
         self._admitted = BoundedDict[str, tuple[int, float]](MOST_TRACED)
 
-    def received(self, request_id: str, parent: str, delivered: int, now_s: float) -> None:
+    def on_prompt(self, request_id: str, parent: str, delivered: int, now_s: float) -> None:
         """A prompt has arrived, with `delivered` output tokens; plan and prompt arrive in either
         order."""
         if not self._spans.on:
@@ -54,7 +54,7 @@ class WorkerSpans:
         if limit:
             self._grant(request, limit, since_s)
 
-    def planned(self, plan: Plan, now_s: float) -> None:
+    def on_plan(self, plan: Plan, now_s: float) -> None:
         """A plan has arrived. O(its directives)."""
         if not self._spans.on:
             return
@@ -71,7 +71,7 @@ class WorkerSpans:
         for request_id in plan.cancel:
             self._finish(request_id, "cancelled", now_s)
 
-    def tokens(self, tokens: Iterable[NewToken], now_s: float) -> None:
+    def on_tokens(self, tokens: Iterable[NewToken], now_s: float) -> None:
         """A step has made these tokens. O(tokens) while any request is traced."""
         if not self._requests:
             return
@@ -89,7 +89,7 @@ class WorkerSpans:
                 if request.limits:
                     self._begin_slice(request, now_s)
 
-    def reported(self, report: Report, now_s: float) -> None:
+    def on_report(self, report: Report, now_s: float) -> None:
         """A report is sent. O(the report) while any request is traced."""
         if not self._requests:
             return

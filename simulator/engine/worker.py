@@ -125,7 +125,7 @@ class SimWorker:
                 case Prompt():
                     self.state.receive(command, now)
                 case UploadEnd():
-                    self.state.arrived([command.serial])
+                    self.state.complete_uploads([command.serial])
         self._inbox.clear()
 
     # Steps
@@ -135,7 +135,7 @@ class SimWorker:
         uploads that it started and when they end."""
         self._handle_inbox(now)
         batch = self.state.steps.compose()
-        transfers = self.state.take_moves()
+        transfers = self.state.pop_moves()
         uploads = self._links.start(transfers, now)
         if batch is not None:
             self._spans += 1

@@ -54,9 +54,9 @@ def metered() -> tuple[EngineMetrics, SwappingFeeder, list[StepResult], list[Rep
     reports: list[Report] = []
     feeder.on_report = reports.append
 
-    def stepped(result: StepResult) -> None:
+    def record_step(result: StepResult) -> None:
         results.append(result)
-        metered.metrics.stepped(result)
+        metered.metrics.record_step(result)
         blocks = metered.by("kv_blocks", "state")
         pool, host = engine.state.pool, engine.state.host
         assert blocks["held"] + blocks["cached"] + blocks["free"] == pool.blocks
@@ -64,7 +64,7 @@ def metered() -> tuple[EngineMetrics, SwappingFeeder, list[StepResult], list[Rep
         assert blocks["held"] == len({b for owner in pool.owners() for b in pool.table(owner)})
         assert blocks["resting"] == sum(host.held().values())
 
-    feeder.on_step = stepped
+    feeder.on_step = record_step
     for number, length in enumerate(LENGTHS):
         feeder.add(f"r{number}", prompt_tokens(number, length), NEW_TOKENS)
     feeder.finish()
@@ -216,7 +216,7 @@ def test_work_before_the_start_is_not_counted() -> None:
     reported = EngineMetrics(feeder.engine)
     assert reported.value("worker_busy_seconds_total") == 0
     assert reported.value("prefix_cache_queries_total") == 0
-    feeder.on_step = reported.metrics.stepped
+    feeder.on_step = reported.metrics.record_step
     feeder.add("after", prompt_tokens(2, 11), 4)
     feeder.run()
     assert reported.value("worker_busy_seconds_total") > 0

@@ -86,7 +86,7 @@ class EngineLoop:
         self._engine.enter_thread()
         worked = False
         while True:
-            for command in self._inbox.take_all(0.0 if worked else EXPIRE_INTERVAL_S):
+            for command in self._inbox.pop_all(0.0 if worked else EXPIRE_INTERVAL_S):
                 self._handle(command)
             if self._stopping:
                 return
@@ -197,12 +197,12 @@ class EngineLoop:
             self._on_failure(failure)
             return True
         if late := self._engine.state.ends.pop_late():
-            self._metrics.generated(len(late))
+            self._metrics.record_tokens(len(late))
             self._post(lambda: self._listener.on_tokens(late))
         if result is None:
             return False
         self._failures = 0
-        self._metrics.stepped(result)
+        self._metrics.record_step(result)
         if result.tokens:
             self._post(lambda: self._listener.on_tokens(result.tokens))
         return True

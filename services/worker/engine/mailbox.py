@@ -94,7 +94,7 @@ Command = GatewayCommand | SchedulerCommand | QueryDrained | Stop
 
 
 class Inbox:
-    """Commands for the engine's thread. Any thread may `put`; only the engine's may `take_all`."""
+    """Commands for the engine's thread. Any thread may `put`; only the engine's may `pop_all`."""
 
     def __init__(self) -> None:
         self._commands: deque[Command] = deque()
@@ -108,7 +108,7 @@ class Inbox:
             self._commands.append(command)
             self._changed.notify()
 
-    def take_all(self, wait_s: float) -> list[Command]:
+    def pop_all(self, wait_s: float) -> list[Command]:
         """Removes and returns all commands; if there are none, waits up to `wait_s` for some."""
         if not self._commands and not wait_s:
             return []

@@ -207,12 +207,12 @@ class Engine:
         self.phases.enter(EnginePhase.COMPOSE)
         if settled := self.swapper.settle():
             self.ranks.send_settled(settled)
-            self.state.arrived(settled)
-        self.state.swapped(self.swapper.take_timings())
+            self.state.complete_uploads(settled)
+        self.state.record_swaps(self.swapper.pop_timings())
         batch = self.state.steps.compose()
-        if moves := self.state.take_moves():
+        if moves := self.state.pop_moves():
             self.ranks.send_moves(moves)
-            self.state.lost(self.swapper.start(moves))
+            self.state.drop_lost_kv(self.swapper.start(moves))
         return batch
 
     def _start(self, batch: StepBatch) -> Launched:

@@ -149,7 +149,7 @@ class Swapper:
         self._uploads.clear()
         self._waiting.clear()
 
-    def take_timings(self) -> list[SwapTiming]:
+    def pop_timings(self) -> list[SwapTiming]:
         """Returns the device time of the transfers finished since the last call, without waits."""
         return self._clock.pop_finished()
 

@@ -40,7 +40,7 @@ class Batching(ABC):
         """Called when nothing can run; returns whether something may run now."""
         return False
 
-    def give_way(self) -> bool:
+    def free_memory(self) -> bool:
         """Called when memory runs out: frees work that is not delivered; False without any."""
         return False
 
@@ -68,4 +68,4 @@ class ContinuousBatching(Batching):
 
     def select(self, running: Iterable[Sequence], slots: int) -> list[Sequence]:
         first = islice(running, slots)
-        return [each for each in first if each.within_budget and not (each.arriving or each.waits)]
+        return [s for s in first if s.within_budget and not (s.upload_serial or s.waits)]

@@ -70,7 +70,7 @@ class Composer:
         self._version = self._kv.version
         return self._compose_ahead() if ahead_of else self._compose_with_evictions()
 
-    def advanced(self, batch: StepBatch) -> None:
+    def advance_steady_batch(self, batch: StepBatch) -> None:
         """Advances the batch if the next one has the same rows: no request arrived, left, or waits
         for the commit."""
         same = not self._left_waiting and self._version == self._kv.version
@@ -78,8 +78,8 @@ class Composer:
             self._steady = batch
             self._needy = batch.decodes.advance()
 
-    def committed(self, batch: StepBatch, sampled: list[int]) -> None:
-        """The advanced rows read their tokens from the host again."""
+    def commit_steady_batch(self, batch: StepBatch, sampled: list[int]) -> None:
+        """Stores the drawn tokens in an advanced batch: its rows read them from the host again."""
         if batch is self._steady:
             batch.decodes.set_drawn(sampled)
 
@@ -99,7 +99,7 @@ class Composer:
             batch = self._compose()
         if batch is None and self._static.current.force_progress():
             batch = self._compose()
-        while batch is None and self._runnable() and self._evictor.give_way():
+        while batch is None and self._runnable() and self._evictor.free_memory():
             batch = self._compose()
         return batch
 
@@ -144,7 +144,7 @@ class Composer:
             if self._ahead_of:
                 self._must_wait = True
                 return False
-            if self._static.current.give_way():
+            if self._static.current.free_memory():
                 continue
             victim = next(self._evictor.victims_for(sequence, decoding=True))
             if not self._evictor.evict(victim) or victim is sequence:
@@ -157,9 +157,9 @@ class Composer:
         for sequence in sequences:
             if not _may_run(sequence):
                 continue
-            if sequence.resting:
+            if sequence.host_tokens:
                 length = len(sequence.tokens)
-                if self._reachable(sequence, length) < length or not self._kv.bring_back(sequence):
+                if self._reachable(sequence, length) < length or not self._kv.upload(sequence):
                     return chunks
                 continue
             most = room if sequence.scores is None else min(room, to_score)
@@ -192,10 +192,10 @@ class Composer:
         """The tokens up to `end` that fit into memory, evicting later requests if needed."""
         end = min(end, len(sequence.tokens))
         while end > self._pool.reach(sequence.request_id):
-            if self._static.current.give_way():
+            if self._static.current.free_memory():
                 continue
             victim = next(self._evictor.victims_for(sequence, decoding=False), None)
-            if victim is None or not self._evictor.may_leave(victim):
+            if victim is None or not self._evictor.may_evict(victim):
                 return self._pool.reach(sequence.request_id)
             if self._ahead_of:
                 self._must_wait = True

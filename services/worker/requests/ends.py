@@ -18,38 +18,38 @@ class RequestEnds:
         self._kv = kv
         self._static = static
         self._reporter = reporter
-        self._owed_cancels: set[str] = set()
+        self._expected_cancels: set[str] = set()
         self._late: list[
             NewToken
         ] = []  # last tokens, still to send, of static batches that are over
 
     def forget(self, request_id: str) -> None:
         """Frees everything of a request, and reports nothing about it."""
-        self._static.leave(request_id)
+        self._static.remove_from_batch(request_id)
         self._kv.forget(request_id)
         self._reporter.forget(request_id)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Frees everything of a request, and reports its end."""
         self.forget(sequence.request_id)
-        self._owed_cancels.discard(sequence.request_id)
-        self._reporter.finished(sequence.request_id, sequence.output_tokens, reason)
+        self._expected_cancels.discard(sequence.request_id)
+        self._reporter.record_completion(sequence.request_id, sequence.output_tokens, reason)
 
     def expect_cancel(self, request_id: str) -> None:
         """Ignores the next cancel of this request: it belongs to an earlier placement."""
-        if len(self._owed_cancels) < HELD_MAX:
-            self._owed_cancels.add(request_id)
+        if len(self._expected_cancels) < HELD_MAX:
+            self._expected_cancels.add(request_id)
 
     def ignores_cancel(self, request_id: str) -> bool:
         """Whether a cancel belongs to an earlier placement; true once per expected cancel."""
-        if request_id not in self._owed_cancels:
+        if request_id not in self._expected_cancels:
             return False
-        self._owed_cancels.remove(request_id)
+        self._expected_cancels.remove(request_id)
         return True
 
     def ignore_no_cancel(self) -> None:
         """Expects no cancels of earlier placements, because their scheduler is gone."""
-        self._owed_cancels.clear()
+        self._expected_cancels.clear()
 
     def settle_batches(self) -> None:
         """Begins and ends static batches."""

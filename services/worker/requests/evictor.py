@@ -31,13 +31,13 @@ class Evictor:
         self._plan = Plan(0)
         self._eviction = RESIDENCIES[DEFAULT]
 
-    def planned(self, plan: Plan) -> None:
+    def apply_plan_order(self, plan: Plan) -> None:
         """Adopts a plan's residency policy, order and victims; the default policy for an unknown
         name."""
         eviction = RESIDENCIES.get(plan.residency, RESIDENCIES[DEFAULT])
         if eviction is not self._eviction:
             self._eviction = eviction
-            self._kv.touch()  # requests that wait for memory may get it
+            self._kv.bump_version()  # requests that wait for memory may get it
         self._plan = plan
         if plan.order:
             room = PoolRoom(
@@ -45,7 +45,7 @@ class Evictor:
             )
             transfers = plan_residency(self._residents(), room, plan.costs, self._eviction)
             for request_id in transfers.offload:
-                self._kv.leave(self._kv.sequences[request_id], Residency.OFFLOAD)
+                self._kv.release_device(self._kv.sequences[request_id], Residency.OFFLOAD)
             for request_id in transfers.prefetch:
                 self.prefetch(request_id)
 
@@ -72,10 +72,10 @@ class Evictor:
     def prefetch(self, request_id: str) -> None:
         """Brings KV back ahead of need, if that evicts nothing."""
         sequence = self._kv.sequences.get(request_id)
-        if sequence and sequence.resting and not sequence.arriving:
-            self._kv.bring_back(sequence)
+        if sequence and sequence.host_tokens and not sequence.upload_serial:
+            self._kv.upload(sequence)
 
-    def may_leave(self, sequence: Sequence) -> bool:
+    def may_evict(self, sequence: Sequence) -> bool:
         """Whether the policy allows to evict a request."""
         return self._choose_eviction(sequence) is not Residency.KEEP
 
@@ -88,15 +88,15 @@ class Evictor:
         return True
 
     def _choose_eviction(self, sequence: Sequence) -> Residency:
-        if sequence.resting:
+        if sequence.host_tokens:
             return Residency.OFFLOAD  # its upload is pending, so its host copy still exists
         unknown_wait_s = inf
         return self._eviction(sequence.held_tokens, unknown_wait_s, self._plan.costs)
 
-    def give_way(self) -> bool:
+    def free_memory(self) -> bool:
         """Called when nothing can run for lack of memory: frees undelivered work, or drops the
         first victim under any policy; False if no request holds memory."""
-        if self._static.current.give_way():
+        if self._static.current.free_memory():
             return True
         victim = next((s for s in self._eviction_order() if self._holds(s)), None)
         if victim is None:
@@ -104,10 +104,10 @@ class Evictor:
         self._evict(victim, Residency.DROP)
         return True
 
-    def relieve(self, rows: list[Sequence]) -> bool:
+    def evict_newest(self, rows: list[Sequence]) -> bool:
         """Called when the device had no memory for a step of these rows: frees undelivered work, or
         evicts the newest row under any policy; False if there is only one."""
-        if self._static.current.give_way():
+        if self._static.current.free_memory():
             return True
         if len(rows) < 2:
             return False
@@ -117,11 +117,11 @@ class Evictor:
         return True
 
     def _evict(self, sequence: Sequence, how: Residency) -> None:
-        self._static.leave(sequence.request_id)
-        self._kv.leave(sequence, how)
-        self._kv.counters.evicted_offloaded += sequence.resting > 0
-        self._kv.counters.evicted_dropped += not sequence.resting
-        self._reporter.evicted(sequence)
+        self._static.remove_from_batch(sequence.request_id)
+        self._kv.release_device(sequence, how)
+        self._kv.counters.evicted_offloaded += sequence.host_tokens > 0
+        self._kv.counters.evicted_dropped += not sequence.host_tokens
+        self._reporter.record_eviction(sequence)
 
     def victims_for(self, sequence: Sequence, decoding: bool) -> Iterator[Sequence]:
         """Candidates for eviction in order: paused requests, the last of the plan's order first;

@@ -69,7 +69,7 @@ class InFlight:
         return [s for s, computed in began if self._kv.is_here(s) and self._unwind(s, computed)]
 
     def _unwind(self, sequence: Sequence, computed: int) -> bool:
-        if sequence.drawing >= 0:
+        if sequence.sampling_row >= 0:
             sequence.undo_advance()
         return self._kv.unwind(sequence, computed) is not None
 
@@ -77,5 +77,7 @@ class InFlight:
         """Every unknown token is drawn by this step. Raises AssertionError."""
         sampling = self.batch.sampling if self.batch else []
         expected = {s.request_id: row for row, s in enumerate(sampling) if self._kv.is_here(s)}
-        drawing = {r: s.drawing for r, s in self._kv.sequences.items() if s.drawing >= 0}
-        assert drawing == expected, "unknown tokens differ from the draws in flight"
+        sampling_rows = {
+            r: s.sampling_row for r, s in self._kv.sequences.items() if s.sampling_row >= 0
+        }
+        assert sampling_rows == expected, "unknown tokens differ from the draws in flight"

@@ -1,7 +1,7 @@
 """KVManager: the requests of this worker, their phases, and the location of their KV.
 
 It owns the blocks of both pools. An offload frees device blocks, and an upload takes them, at once.
-The copies follow in the order of `take_moves`, before the step is computed.
+The copies follow in the order of `pop_moves`, before the step is computed.
 """
 
 from collections.abc import Collection, Iterable
@@ -45,7 +45,7 @@ class KVManager:
         self._moves = 0  # serial of the last move
         self._started: list[KVTransfer] = []
         self._recalled: list[int] = []
-        self._arriving: dict[int, Sequence] = {}
+        self._uploading: dict[int, Sequence] = {}
 
     def is_here(self, sequence: Sequence) -> bool:
         """Whether this sequence is still here; another one may have its id."""
@@ -75,7 +75,7 @@ class KVManager:
     def pause(self, sequence: Sequence) -> None:
         """Stops a request from running, and keeps its KV where it is."""
         del self.running[sequence.request_id]
-        rests = sequence.resting and not sequence.arriving
+        rests = sequence.host_tokens and not sequence.upload_serial
         sequence.phase = SequencePhase.PARKED if rests else SequencePhase.PAUSED
         self.version += 1
 
@@ -88,8 +88,8 @@ class KVManager:
         """
         if sequence := self.sequences.pop(request_id, None):
             self.running.pop(request_id, None)
-            if sequence.drawing >= 0:
-                sequence.drawing = -1  # its draw is discarded
+            if sequence.sampling_row >= 0:
+                sequence.sampling_row = -1  # its draw is discarded
                 self.counters.stray_rows += 1
             self._recall(sequence)
             self.pool.release(request_id)
@@ -103,7 +103,7 @@ class KVManager:
         if sequence.within_budget != before:
             self.version += 1
 
-    def touch(self) -> None:
+    def bump_version(self) -> None:
         """Records that the set of runnable requests may have changed."""
         self.version += 1
 
@@ -142,8 +142,8 @@ class KVManager:
 
         Blocks that other requests computed remain valid, because they are published.
         """
-        if sequence.resting:
-            return self.lost(sequence.request_id)
+        if sequence.host_tokens:
+            return self.drop_lost_kv(sequence.request_id)
         size = self.pool.block_tokens
         if not sequence.exact:
             computed -= computed % size  # a quantized block is valid only as a whole
@@ -159,15 +159,15 @@ class KVManager:
                 blocks[request_id] = blocks.get(request_id, 0) + own
         return blocks
 
-    # Leaving the device and coming back
+    # Offloads and uploads
 
-    def leave(self, sequence: Sequence, how: Residency) -> None:
+    def release_device(self, sequence: Sequence, how: Residency) -> None:
         """Frees a request's device blocks; with OFFLOAD its KV moves to host memory, if there is
         room."""
         self.running.pop(sequence.request_id, None)
         self.version += 1
         self._recall(sequence)
-        if how is not Residency.OFFLOAD or not (sequence.resting or self._offload(sequence)):
+        if how is not Residency.OFFLOAD or not (sequence.host_tokens or self._offload(sequence)):
             self._drop(sequence, host_full=how is Residency.OFFLOAD)
         self.pool.release(sequence.request_id)
         sequence.computed = sequence.published = 0
@@ -178,7 +178,7 @@ class KVManager:
             self.counters.dropped += 1
             self.counters.host_full += host_full
         self.host.release(sequence.request_id)
-        sequence.resting = 0
+        sequence.host_tokens = 0
         sequence.exact = True
 
     def _offload(self, sequence: Sequence) -> bool:
@@ -187,41 +187,43 @@ class KVManager:
         self._move(sequence, Direction.OFFLOAD, 0, sequence.computed)
         self.counters.offloads += 1
         self.counters.offloaded_tokens += sequence.computed
-        sequence.resting = sequence.computed
+        sequence.host_tokens = sequence.computed
         sequence.exact &= self._exact_swaps
         return True
 
-    def bring_back(self, sequence: Sequence) -> bool:
+    def upload(self, sequence: Sequence) -> bool:
         """Begins the upload of KV from host memory, with room for the next token; False, with no
         effect, if memory runs out."""
         if self.pool.blocks_for(len(sequence.tokens)) > self.pool.free_blocks:
             return False
-        shared = self._share(sequence, sequence.resting // self.pool.block_tokens)
+        shared = self._share(sequence, sequence.host_tokens // self.pool.block_tokens)
         self.pool.grow(sequence.request_id, len(sequence.tokens))
         sequence.published = shared
-        sequence.arriving = self._move(sequence, Direction.UPLOAD, shared, sequence.resting)
-        self._arriving[sequence.arriving] = sequence
+        sequence.upload_serial = self._move(
+            sequence, Direction.UPLOAD, shared, sequence.host_tokens
+        )
+        self._uploading[sequence.upload_serial] = sequence
         if sequence.phase is SequencePhase.PARKED:
             sequence.phase = SequencePhase.PAUSED
         self.version += 1
         return True
 
-    def arrived(self, serial: int) -> None:
+    def complete_upload(self, serial: int) -> None:
         """Completes an upload; ignores one that was recalled meanwhile."""
-        sequence = self._arriving.pop(serial, None)
+        sequence = self._uploading.pop(serial, None)
         if sequence is None:
             return
         self.counters.uploads += 1
-        self.counters.uploaded_tokens += sequence.resting
+        self.counters.uploaded_tokens += sequence.host_tokens
         self.host.release(sequence.request_id)
-        sequence.computed, sequence.resting, sequence.arriving = sequence.resting, 0, 0
+        sequence.computed, sequence.host_tokens, sequence.upload_serial = sequence.host_tokens, 0, 0
         self.version += 1
 
-    def lost(self, request_id: str) -> Sequence | None:
+    def drop_lost_kv(self, request_id: str) -> Sequence | None:
         """Drops KV that could not be stored in host memory; it is recomputed. Returns the request
         if it does not run; a running one restarts without a report."""
         sequence = self.sequences.get(request_id)
-        if sequence is None or not sequence.resting:
+        if sequence is None or not sequence.host_tokens:
             return None
         self._recall(sequence)
         self.pool.release(request_id)
@@ -234,10 +236,10 @@ class KVManager:
         return sequence
 
     def _recall(self, sequence: Sequence) -> None:
-        if sequence.arriving:
-            del self._arriving[sequence.arriving]
-            self._recalled.append(sequence.arriving)
-            sequence.arriving = 0
+        if sequence.upload_serial:
+            del self._uploading[sequence.upload_serial]
+            self._recalled.append(sequence.upload_serial)
+            sequence.upload_serial = 0
 
     def _move(self, sequence: Sequence, direction: Direction, first: int, tokens: int) -> int:
         """Orders a copy of the blocks from `first` on that hold `tokens`; returns its serial."""
@@ -254,7 +256,7 @@ class KVManager:
         self._started.append(move)
         return self._moves
 
-    def take_moves(self) -> TransferPlan:
+    def pop_moves(self) -> TransferPlan:
         """The copies ordered since the last call, in order."""
         moves = TransferPlan(tuple(self._started), tuple(self._recalled))
         self._started.clear()
@@ -338,7 +340,9 @@ class KVManager:
         self.host.check_integrity()
         serials = [s.serial for s in self.running.values()]
         assert serials == sorted(serials), "running is not in order of admission"
-        assert self._arriving == {s.arriving: s for s in self.sequences.values() if s.arriving}
+        assert self._uploading == {
+            s.upload_serial: s for s in self.sequences.values() if s.upload_serial
+        }
         for request_id, sequence in self.sequences.items():
             self._check(sequence)
             assert (sequence.phase is SequencePhase.RUNNING) == (request_id in self.running)
@@ -350,17 +354,17 @@ class KVManager:
     def _check(self, sequence: Sequence) -> None:
         request_id = sequence.request_id
         device, host = self.pool.table(request_id), self.host.table(request_id)
-        kept = max(sequence.computed, sequence.resting)
-        draws = sequence.drawing >= 0
+        kept = max(sequence.computed, sequence.host_tokens)
+        draws = sequence.sampling_row >= 0
         assert 0 <= kept < len(sequence.tokens) < sequence.max_length + draws
         assert (sequence.tokens[-1] == UNKNOWN) == draws, "a token is unknown, and none is drawn"
         assert UNKNOWN not in sequence.tokens[-3:-1], "two tokens are unknown"
-        assert not (sequence.computed and sequence.resting), "KV in both pools"
-        assert bool(sequence.resting) == bool(host), (
+        assert not (sequence.computed and sequence.host_tokens), "KV in both pools"
+        assert bool(sequence.host_tokens) == bool(host), (
             "host blocks without KV, or KV without host blocks"
         )
         assert not (sequence.phase is SequencePhase.PARKED and device), "parked with device blocks"
-        assert not (sequence.resting and device) or sequence.arriving
+        assert not (sequence.host_tokens and device) or sequence.upload_serial
         assert sequence.published <= len(device)
         assert sequence.computed <= len(device) * self.pool.block_tokens, "KV without a block"
-        assert sequence.resting <= len(host) * self.host.block_tokens, "KV without a block"
+        assert sequence.host_tokens <= len(host) * self.host.block_tokens, "KV without a block"

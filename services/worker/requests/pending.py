@@ -25,7 +25,7 @@ class PendingRequests:
     def __bool__(self) -> bool:
         return bool(self.prompts or self.admissions)
 
-    def prompt(self, prompt: Prompt, now: float) -> int | None:
+    def add_prompt(self, prompt: Prompt, now: float) -> int | None:
         """The limit of the prompt's admission if that has arrived; else holds the prompt."""
         admission = self.admissions.pop(prompt.request_id, None)
         if admission:
@@ -46,7 +46,7 @@ class PendingRequests:
             _, since = self.admissions[request_id]
             self.admissions[request_id] = (limit_tokens, since)
 
-    def take_prompts(self) -> list[Prompt]:
+    def pop_prompts(self) -> list[Prompt]:
         """Removes and returns the held prompts; drops admissions without a prompt."""
         prompts = [prompt for prompt, _ in self.prompts.values()]
         self.prompts.clear()

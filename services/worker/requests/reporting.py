@@ -41,7 +41,7 @@ class Reporter:
         self._blocks = blocks
         self._everything = True
 
-    def stepped(self, timings: Iterable[StepTiming]) -> tuple[SwapTiming, ...]:
+    def record_step(self, timings: Iterable[StepTiming]) -> tuple[SwapTiming, ...]:
         """Counts a step, and records the timings that became known with it. Returns the copies
         completed since the previous step."""
         self._steps += 1
@@ -50,8 +50,8 @@ class Reporter:
         self._new_swaps.clear()
         return swaps
 
-    def repeated(self, steps: int) -> None:
-        """These steps are over, too; nothing is known of their times."""
+    def record_steps(self, steps: int) -> None:
+        """Counts further steps, whose times are unknown."""
         self._steps += steps
 
     @property
@@ -61,26 +61,26 @@ class Reporter:
             return 0
         return self._every_steps - self._steps
 
-    def swapped(self, timings: Collection[SwapTiming]) -> None:
+    def record_swaps(self, timings: Collection[SwapTiming]) -> None:
         """Records completed copies."""
         self._swaps.extend(timings)
         self._new_swaps.extend(timings)
 
-    def planned(self, plan_seq: int) -> None:
+    def record_plan(self, plan_seq: int) -> None:
         self.applied_plan_seq = plan_seq
         self._everything = True
 
-    def finished(self, request_id: str, output_tokens: int, reason: FinishReason) -> None:
+    def record_completion(self, request_id: str, output_tokens: int, reason: FinishReason) -> None:
         self.forget(request_id)
         self._finished.append(Completion(request_id, output_tokens, reason))
 
-    def restore_finished(self, finished: Iterable[Completion]) -> None:
+    def restore_completions(self, finished: Iterable[Completion]) -> None:
         """Reports ends again, from reports that were not sent."""
         later = list(self._finished)
         self._finished.clear()
         self._finished.extend((*finished, *later))
 
-    def evicted(self, sequence: Sequence) -> None:
+    def record_eviction(self, sequence: Sequence) -> None:
         self._included.pop(sequence.request_id, None)
         self._evicted[sequence.request_id] = sequence
 

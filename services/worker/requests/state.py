@@ -73,7 +73,7 @@ class WorkerState:
         """
         self.ends.ignore_no_cancel()
         self.ends.end_batches(self._static.dissolve())
-        for prompt in self.pending.take_prompts():
+        for prompt in self.pending.pop_prompts():
             self._kv.park(prompt)
         self.pool.cached.ask(0)
         blocks = self._kv.blocks()
@@ -84,11 +84,11 @@ class WorkerState:
         """Puts the ends and evictions of reports that were not sent into the next one. None of them
         contains the step in flight."""
         unsent = list(reports)
-        self._reporter.restore_finished(ended for report in unsent for ended in report.finished)
+        self._reporter.restore_completions(ended for report in unsent for ended in report.finished)
         for progress in (left for report in unsent for left in report.evicted):
             sequence = self.sequences.get(progress.request_id)
             if sequence and sequence.phase is SequencePhase.PARKED:
-                self._reporter.evicted(sequence)
+                self._reporter.record_eviction(sequence)
 
     def keep_only(self, origins: Container[str]) -> None:
         """Drops requests of other gateway streams, because their tokens cannot be delivered."""
@@ -114,10 +114,10 @@ class WorkerState:
         if why := self.limits.refusal(prompt):
             self.refuse(request_id)
             return why
-        limit_tokens = self.pending.prompt(prompt, now)
+        limit_tokens = self.pending.add_prompt(prompt, now)
         if limit_tokens is not None:
             self._kv.start(prompt, limit_tokens)
-            self._static.came(self.sequences[request_id])
+            self._static.on_prompt(self.sequences[request_id])
         return None
 
     def apply_plan(self, plan: Plan, now: float) -> None:
@@ -142,8 +142,8 @@ class WorkerState:
             self._static.gather(batch, self.pending.admissions)
         if plan.prefix_blocks:
             self.pool.cached.ask(plan.prefix_blocks)
-        self._evictor.planned(plan)
-        self._reporter.planned(plan.seq)
+        self._evictor.apply_plan_order(plan)
+        self._reporter.record_plan(plan.seq)
 
     def cancel(self, request_id: str) -> None:
         """Frees everything of a request, in flight or not; ignores an unknown one."""
@@ -156,13 +156,13 @@ class WorkerState:
         """Reports a request that cannot begin as an ERROR, and drops an earlier placement of it."""
         self.ends.forget(request_id)
         self.pending.forget(request_id)
-        self._reporter.finished(request_id, 0, FinishReason.ERROR)
+        self._reporter.record_completion(request_id, 0, FinishReason.ERROR)
 
     def expire(self, now: float) -> None:
         """Drops prompts and admissions that waited too long for each other."""
         for request_id in self.pending.expire(now):
-            self._static.leave(request_id)
-            self._reporter.finished(request_id, 0, FinishReason.ERROR)
+            self._static.remove_from_batch(request_id)
+            self._reporter.record_completion(request_id, 0, FinishReason.ERROR)
 
     def report(self) -> Report | None:
         """What happened since the last report; None if nothing did. A token in flight does not
@@ -196,34 +196,34 @@ class WorkerState:
         sequence = self.sequences.get(pause.request_id)
         if sequence is None or sequence.phase is SequencePhase.PARKED:
             return
-        last = self._static.leave(pause.request_id)
+        last = self._static.remove_from_batch(pause.request_id)
         if last:
             self.ends.end_late(sequence, last)
             return
         self._reporter.include(sequence)
         if pause.residency is not Residency.KEEP:
-            self._kv.leave(sequence, pause.residency)
+            self._kv.release_device(sequence, pause.residency)
         elif sequence.phase is SequencePhase.RUNNING:
             self._kv.pause(sequence)
 
-    def take_moves(self) -> TransferPlan:
+    def pop_moves(self) -> TransferPlan:
         """The copies that must be issued before the composed step, in order."""
-        return self._kv.take_moves()
+        return self._kv.pop_moves()
 
-    def arrived(self, serials: Iterable[int]) -> None:
+    def complete_uploads(self, serials: Iterable[int]) -> None:
         """Completes these uploads: their requests may be in the next step."""
         for serial in serials:
-            self._kv.arrived(serial)
+            self._kv.complete_upload(serial)
 
-    def lost(self, request_ids: Iterable[str]) -> None:
+    def drop_lost_kv(self, request_ids: Iterable[str]) -> None:
         """Drops the KV of requests that host memory had no room for; it is recomputed."""
         for request_id in request_ids:
-            if sequence := self._kv.lost(request_id):
-                self._reporter.evicted(sequence)
+            if sequence := self._kv.drop_lost_kv(request_id):
+                self._reporter.record_eviction(sequence)
 
-    def swapped(self, timings: Collection[SwapTiming]) -> None:
+    def record_swaps(self, timings: Collection[SwapTiming]) -> None:
         """Records completed transfers for the next report."""
-        self._reporter.swapped(timings)
+        self._reporter.record_swaps(timings)
 
     def check_integrity(self) -> None:
         """All redundant state agrees. Raises AssertionError."""

@@ -53,7 +53,7 @@ class Batch:
     def is_over(self) -> bool:
         """No member has anything left to generate or to send."""
         members = self.members.values()
-        return not any((s.within_budget or s.drawing >= 0) and not s.ended for s in members)
+        return not any((s.within_budget or s.sampling_row >= 0) and not s.ended for s in members)
 
     @property
     def is_prefilled(self) -> bool:
@@ -90,23 +90,23 @@ class StaticBatching(Batching):
         for request_id in dict.fromkeys(batch.members):
             sequence = self._kv.sequences.get(request_id)
             if sequence and sequence.phase is SequencePhase.RUNNING and not sequence.ended:
-                self.leave(request_id)
+                self.remove_from_batch(request_id)
                 gathered.members[request_id] = sequence
             elif sequence is None and request_id in expected:
-                self.leave(request_id)
+                self.remove_from_batch(request_id)
                 gathered.awaited.add(request_id)
         self._batches[batch.number] = self._changed[batch.number] = gathered
         self._batch_of |= dict.fromkeys((*gathered.members, *gathered.awaited), gathered)
-        self._kv.touch()
+        self._kv.bump_version()
 
-    def came(self, sequence: Sequence) -> None:
+    def on_prompt(self, sequence: Sequence) -> None:
         """Adds an arrived request to the batch that awaits it, if any."""
         if batch := self._batch_of.get(sequence.request_id):
             batch.awaited.discard(sequence.request_id)
             batch.members[sequence.request_id] = sequence
             self._changed[batch.number] = batch
 
-    def leave(self, request_id: str) -> NewToken | None:
+    def remove_from_batch(self, request_id: str) -> NewToken | None:
         """Removes a request from its batch, if it has one; returns its final token if it had
         ended."""
         batch = self._batch_of.pop(request_id, None)
@@ -116,7 +116,7 @@ class StaticBatching(Batching):
         batch.members.pop(request_id, None)
         batch.awaited.discard(request_id)
         self._changed[batch.number] = batch
-        self._kv.touch()
+        self._kv.bump_version()
         return batch.last.pop(request_id, None)
 
     def settle(self) -> list[Batch]:
@@ -148,14 +148,14 @@ class StaticBatching(Batching):
         for request_id, sequence in batch.members.items():
             if missing := longest - len(sequence.tokens):
                 self._kv.pads[request_id] = _padding(request_id, missing)
-        self._kv.touch()
+        self._kv.bump_version()
 
     def _forget(self, batch: Batch) -> None:
         del self._batches[batch.number]
         for request_id in (*batch.members, *batch.awaited):
             del self._batch_of[request_id]
             self._drop_pad(request_id)
-        self._kv.touch()
+        self._kv.bump_version()
 
     # Selection for a step
 
@@ -171,7 +171,7 @@ class StaticBatching(Batching):
         stuck = [
             batch
             for batch in self._prefilling()
-            if not any(s.arriving for s in batch.members.values())
+            if not any(s.upload_serial for s in batch.members.values())
         ]
         for batch in stuck:
             for pad in self._uncomputed_padding(batch):
@@ -185,7 +185,7 @@ class StaticBatching(Batching):
         generating: list[Sequence] = []
         ended: list[Sequence] = []
         for sequence in running:
-            if sequence.within_budget and not sequence.arriving and self._may_run(sequence):
+            if sequence.within_budget and not sequence.upload_serial and self._may_run(sequence):
                 (ended if sequence.ended else generating).append(sequence)
         return (generating + ended)[:slots]
 
@@ -242,7 +242,7 @@ class StaticBatching(Batching):
 
     # Memory
 
-    def give_way(self) -> bool:
+    def free_memory(self) -> bool:
         """Called when memory runs out: frees padding or ended members, the newest batch's first;
         False without any. O(members)."""
         for request_id, batch in reversed(self._batch_of.items()):
@@ -267,7 +267,7 @@ class StaticBatching(Batching):
         sequence.limit_length, sequence.max_length = self._reach_tokens, self._reach_tokens + 1
         self._changed[batch.number] = batch
         if not sequence.within_budget:
-            self._kv.touch()
+            self._kv.bump_version()
         return True
 
     def on_budget_changed(self, sequence: Sequence) -> bool:
@@ -288,7 +288,7 @@ class StaticBatching(Batching):
             sequence.unsent += 1
             self._kv.counters.invalid_tokens += 1
             if not sequence.within_budget:
-                self._kv.touch()
+                self._kv.bump_version()
 
     def release_tokens(
         self, chunks: Iterable[PrefillChunk], tokens: list[NewToken]

@@ -69,15 +69,15 @@ class StepCycle:
     def withdraw(self) -> None:
         """Discards the last composed step, which was not launched. The next one is composed again,
         so that kernels rebuild what they keep per batch."""
-        self._kv.touch()
+        self._kv.bump_version()
 
     def advance(self, batch: StepBatch) -> None:
         """Marks the last composed step as launched, and continues as if it were computed.
         O(rows)."""
         used_up = self._flight.launch(batch)
         if used_up and self._static.current.ends_known_ahead:
-            self._kv.touch()
-        self._composer.advanced(batch)
+            self._kv.bump_version()
+        self._composer.advance_steady_batch(batch)
 
     def commit(
         self,
@@ -100,7 +100,7 @@ class StepCycle:
         tokens = [
             self._commit_draw(batching, sequence, token, logprobs.get(row) if logprobs else None)
             for row, sequence, token in batching.accept_draws(rows)
-            if sequence.drawing >= 0
+            if sequence.sampling_row >= 0
         ]
         tokens = batching.release_tokens(batch.chunks, tokens)
         if not batching.ends_known_ahead:
@@ -108,9 +108,9 @@ class StepCycle:
             tokens += self._ends.pop_late()
         if self._suspects:
             self._suspects.pass_part()
-            self._kv.touch()
-        self._composer.committed(batch, sampled)
-        return StepResult(tokens, timings, self._reporter.stepped(timings))
+            self._kv.bump_version()
+        self._composer.commit_steady_batch(batch, sampled)
+        return StepResult(tokens, timings, self._reporter.record_step(timings))
 
     def _commit_draw(
         self, batching: Batching, sequence: Sequence, token: int, logprobs: TokenLogprobs | None
@@ -126,7 +126,7 @@ class StepCycle:
             if not batching.on_budget_changed(sequence):
                 self._reporter.include(sequence)
             if not batching.ends_known_ahead:
-                self._kv.touch()
+                self._kv.bump_version()
         prompt, offset = sequence.prompt, length - 1 - sequence.prompt_tokens
         opening = None if sequence.opened else sequence.open()
         return NewToken(prompt.origin, prompt.request_id, offset, token, finish, logprobs, opening)
@@ -148,7 +148,7 @@ class StepCycle:
         """Computes a composed batch this many times at once, at most `repeatable`; each row draws
         `token`, which ends nothing. The next step must be composed anew. O(rows)."""
         self._kv.lengthen(batch.decodes.sequences, times, token)
-        self._reporter.repeated(times)
+        self._reporter.record_steps(times)
 
     def fail(self, batch: StepBatch) -> list[Sequence]:
         """Undoes a failed step, and a step launched after it. The only request of a step ends with
@@ -157,7 +157,7 @@ class StepCycle:
         over."""
         self._unwind()
         rows = [s for s in batch.sequences if self._kv.is_here(s)]
-        self._kv.touch()
+        self._kv.bump_version()
         for chunk in self._static.padding_in(batch.chunks):
             self._static.leave_out(chunk.sequence)
         if len(batch.sequences) > 1:  # one of them may have gone meanwhile
@@ -179,12 +179,12 @@ class StepCycle:
         rows = [
             s for s in batch.sequences if self._kv.running.get(s.request_id) is s and not s.ended
         ]
-        self._kv.touch()
-        return self._evictor.relieve(rows)
+        self._kv.bump_version()
+        return self._evictor.evict_newest(rows)
 
     def _unwind(self) -> None:
         for sequence in self._flight.unwind():
-            self._reporter.evicted(sequence)
+            self._reporter.record_eviction(sequence)
 
     def check_integrity(self) -> None:
         """Every unknown token is drawn by the step in flight. Raises AssertionError."""

@@ -108,7 +108,7 @@ def test_whole_step_reads_nothing_on_the_host(name: str):
             drawn = sampler.draw(drawing, logits)
         going_on(drawing)
         for row, sequence in enumerate(drawing):
-            sequence.drawing = row
+            sequence.sampling_row = row
         drawn = sampler.draw(drawing[1:], logits[1:])  # another plan, with unknown tokens
         with pytest.raises(DataDependentOutputException):
             drawn.to_host()  # the only wait

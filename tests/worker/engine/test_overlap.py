@@ -35,9 +35,9 @@ LENGTHS = (1, 5, 13, 16, 29, 40)
 # Inputs
 
 
-def rows_of(*drawing: int) -> DecodeRows:
+def rows_of(*sampling_rows: int) -> DecodeRows:
     rows = []
-    for number, row in enumerate(drawing):
+    for number, row in enumerate(sampling_rows):
         sequence = Sequence.start(Prompt(f"r{number}", (1, 50 + number), 2, 9), 9)
         sequence.computed = 1
         if row >= 0:
@@ -47,7 +47,7 @@ def rows_of(*drawing: int) -> DecodeRows:
 
 
 @pytest.mark.parametrize(
-    ("drawing", "tokens"),
+    ("sampling_rows", "tokens"),
     [
         ((-1, -1), [50, 51]),
         ((1, -1, 0), [101, 100, 51]),
@@ -56,12 +56,12 @@ def rows_of(*drawing: int) -> DecodeRows:
         ((0, 1, 2), [100, 101, 102]),
     ],
 )
-def test_rows_read_tokens_on_the_device(drawing, tokens):
+def test_rows_read_tokens_on_the_device(sampling_rows, tokens):
     """Rows that read from the device come first, because they are one token longer."""
     drawn = torch.tensor([100, 101, 102])
-    inputs = StepInputs(torch.device("cpu")).prepare(StepBatch(rows_of(*drawing), []), drawn)
+    inputs = StepInputs(torch.device("cpu")).prepare(StepBatch(rows_of(*sampling_rows), []), drawn)
     assert inputs.tokens.tolist() == tokens
-    assert (inputs.tokens is drawn) == (drawing == (0, 1, 2)), "nothing is gathered"
+    assert (inputs.tokens is drawn) == (sampling_rows == (0, 1, 2)), "nothing is gathered"
 
 
 def test_fed_tokens_are_not_read_on_the_host():

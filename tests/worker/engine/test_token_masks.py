@@ -128,7 +128,7 @@ def test_bad_words_follow_tokens_known_only_on_the_device(bads, batches, way):
         flights.append((batch, logits, drawn))
         for place, row in enumerate(batch):
             row.tokens.append(-1)
-            row.drawing = place
+            row.sampling_row = place
     learn(flights)
 
 
@@ -142,7 +142,7 @@ def learn(flights: list[Any]) -> None:
         row.tokens.pop()
         assert token in right(own, row)
         row.tokens.append(token)
-        row.drawing = -1
+        row.sampling_row = -1
 
 
 def test_mask_with_an_unknown_foreign_token_is_an_error():

@@ -98,8 +98,8 @@ class Drill:
         self.content: dict[str, list[KVLayer]] = {}
         self.tokens: dict[str, int] = {}
         self.here: dict[str, list[int]] = {}  # on the device, readable
-        self.resting: dict[str, list[int]] = {}  # in host memory, also while it is uploaded
-        self.arriving: dict[int, tuple[str, list[int]]] = {}
+        self.in_host: dict[str, list[int]] = {}  # in host memory, also while it is uploaded
+        self.uploading: dict[int, tuple[str, list[int]]] = {}
         self.serials = 0
         self.finished = 0  # moves
         self.wrong: list[str] = []
@@ -143,29 +143,29 @@ class Drill:
             return
         name = self.chance.choice(names)
         if host_blocks := self.take(self.host_free, len(self.here[name])):
-            self.resting[name] = host_blocks
+            self.in_host[name] = host_blocks
             self.move(name, Direction.OFFLOAD, self.here[name])
             self.finished += 1
             self.free += self.here.pop(name)
             self.content[name] = there_and_back(self.layout, self.content[name], self.tokens[name])
 
     def upload(self) -> None:
-        on_the_way = {name for name, _ in self.arriving.values()}
-        if not (names := [n for n in self.resting if n not in on_the_way]):
+        on_the_way = {name for name, _ in self.uploading.values()}
+        if not (names := [n for n in self.in_host if n not in on_the_way]):
             return
         name = self.chance.choice(names)
-        if blocks := self.take(self.free, len(self.resting[name])):
+        if blocks := self.take(self.free, len(self.in_host[name])):
             self.move(name, Direction.UPLOAD, blocks)
-            self.arriving[self.serials] = name, blocks
+            self.uploading[self.serials] = name, blocks
 
     def recall(self) -> None:
-        if self.arriving:
-            serial = self.chance.choice(list(self.arriving))
-            name, blocks = self.arriving.pop(serial)
+        if self.uploading:
+            serial = self.chance.choice(list(self.uploading))
+            name, blocks = self.uploading.pop(serial)
             self.recalled.append(serial)
             self.free += blocks
             if self.chance.random() < 0.5:
-                self.host_free += self.resting.pop(name)
+                self.host_free += self.in_host.pop(name)
 
     def drop(self) -> None:
         if names := [n for n in self.here if n not in self.fresh]:
@@ -173,15 +173,15 @@ class Drill:
 
     def reset(self) -> None:
         self.swapper.reset()
-        for name, blocks in self.arriving.values():
+        for name, blocks in self.uploading.values():
             self.free += blocks
-            self.host_free += self.resting.pop(name)
-        self.arriving.clear()
+            self.host_free += self.in_host.pop(name)
+        self.uploading.clear()
 
     def settle(self) -> None:
         for serial in self.swapper.settle():
-            name, blocks = self.arriving.pop(serial)
-            self.host_free += self.resting.pop(name)
+            name, blocks = self.uploading.pop(serial)
+            self.host_free += self.in_host.pop(name)
             self.here[name] = blocks
             self.finished += 1
             self.read(name)
@@ -195,7 +195,7 @@ class Drill:
 
     def move(self, name: str, direction: Direction, blocks: list[int]) -> None:
         self.serials += 1
-        host_blocks = tuple(self.resting[name])
+        host_blocks = tuple(self.in_host[name])
         self.started.append(
             KVTransfer(self.serials, name, direction, tuple(blocks), host_blocks, self.tokens[name])
         )
@@ -225,7 +225,7 @@ class Drill:
 
     def drain(self) -> None:
         """Reads all KV on the device, and all in host memory after its upload."""
-        while self.here or self.resting:
+        while self.here or self.in_host:
             for name in list(self.here):
                 self.read(name)
                 self.free += self.here.pop(name)

@@ -45,7 +45,7 @@ TWO_OF_TWO = RingSize(2, 2)
 def test_swapper_preserves_every_byte_with_deferred_streams(layout, seed):
     drill = Drill(seed, layout)
     assert drill.run() == []
-    assert len(timings := drill.swapper.take_timings()) == drill.finished
+    assert len(timings := drill.swapper.pop_timings()) == drill.finished
     assert all(timing.elapsed_s > 0 for timing in timings)
 
 
@@ -203,7 +203,7 @@ def test_empty_upload_settles():
     bench.start(upload(1, [], [], tokens=0))
     assert bench.swapper.busy
     assert bench.finish() == [1]
-    assert bench.swapper.take_timings() == []
+    assert bench.swapper.pop_timings() == []
 
 
 def test_mismatched_transfer_is_refused():
@@ -242,21 +242,21 @@ def test_timings_report_completed_transfers_once():
     bench.start(offload(1, [0, 1, 2], [0, 1, 2], tokens=9))
     bench.start(upload(2, [4, 5, 6], [0, 1, 2], tokens=9), upload(3, [7], [0]), recalled=(3,))
     bench.finish()
-    timings = bench.swapper.take_timings()
+    timings = bench.swapper.pop_timings()
     assert [(t.direction, t.tokens) for t in timings] == [
         (Direction.OFFLOAD, 9),
         (Direction.UPLOAD, 9),
     ]
     assert all(timing.elapsed_s > 0 for timing in timings)
-    assert bench.swapper.take_timings() == []
+    assert bench.swapper.pop_timings() == []
 
 
 def test_timings_wait_for_the_copy():
     bench = LazyBench()
     bench.start(offload(1, [0], [0]))
-    assert bench.swapper.take_timings() == []
+    assert bench.swapper.pop_timings() == []
     bench.streams.finish_all()
-    assert [t.tokens for t in bench.swapper.take_timings()] == [BLOCK]
+    assert [t.tokens for t in bench.swapper.pop_timings()] == [BLOCK]
 
 
 def test_offload_without_host_memory_is_lost_and_others_continue():

@@ -144,7 +144,7 @@ def test_long_swap_is_not_started_for_a_short_wait():
         t.step(times=2)
         costs = KVCosts(9.0, 1.0, 1.0)  # 12 s there and back
         t.rank("swap", {"a": 0, "b": wait_s}, pause=[Pause("b", KEEP)], costs=costs)
-        assert bool(t.state.take_moves()) == moved
+        assert bool(t.state.pop_moves()) == moved
 
 
 def test_pause_may_name_the_residency():
@@ -187,8 +187,8 @@ def test_request_paused_during_its_upload_keeps_its_host_copy():
         t.admit(a=2)
         t.step()
         t.plan(pause=[Pause("a", OFFLOAD)])
-        assert t.state.take_moves().recalled == recalled
-        assert t.state.sequences["a"].resting == 6 and t.state.counters.dropped == 0
+        assert t.state.pop_moves().recalled == recalled
+        assert t.state.sequences["a"].host_tokens == 6 and t.state.counters.dropped == 0
     t.plan(pause=[Pause("b", Residency.DROP)])
     assert t.state.counters.dropped == 1
 
@@ -208,7 +208,7 @@ def test_cancel_at_any_point_of_a_swap_frees_both_pools(stage):
         t.arrive()
     t.plan(cancel=["a"])
     assert t.state.pool.free_blocks == 16 and t.state.host.free_blocks == 8
-    assert t.state.take_moves().recalled == ((2,) if stage == "uploading" else ())
+    assert t.state.pop_moves().recalled == ((2,) if stage == "uploading" else ())
     t.arrive()
     assert t.state.idle
 
@@ -221,7 +221,7 @@ def test_lost_host_block_is_recomputed():
     t.plan(pause=[Pause("a", OFFLOAD)])
     t.step()
     t.lines.clear()
-    t.state.lost(["a"])
+    t.state.drop_lost_kv(["a"])
     t.step()
     t.admit(a=8)
     t.step()

@@ -207,15 +207,15 @@ class LongRun:
             self.account.cancelled(name)
 
     def arrive(self) -> None:
-        self.device.carry_out(self.state.take_moves())
+        self.device.carry_out(self.state.pop_moves())
         serials = list(self.device.pending)
         serials = serials[: self.random.randint(0, len(serials))]
         for serial in serials:
             self.device.finish(serial)
-        self.state.arrived(serials)
+        self.state.complete_uploads(serials)
 
     def lose(self) -> None:
-        self.state.lost(self.some(1))
+        self.state.drop_lost_kv(self.some(1))
 
     def gather(self) -> None:
         self.batches += 1

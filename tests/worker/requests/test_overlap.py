@@ -49,7 +49,7 @@ class OverlapTranscript(Transcript):
 
     def _launch(self) -> tuple[StepBatch | None, str]:
         batch = self.state.steps.compose()
-        self._carry_out(self.state.take_moves())
+        self._carry_out(self.state.pop_moves())
         if batch is None:
             return None, ""
         self.device.run(batch)

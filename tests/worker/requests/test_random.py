@@ -181,13 +181,13 @@ class WorkerMachine(RuleBasedStateMachine):
         """Behind a step in flight, dependent requests wait, and no request is evicted."""
         ahead = self.state.steps.in_flight
         first = list(self.state.running.values())[:RUNNING]
-        runnable = [s for s in first if s.within_budget and not s.arriving and not s.waits]
+        runnable = [s for s in first if s.within_budget and not s.upload_serial and not s.waits]
         running, decodes = len(self.state.running), [s for s in runnable if s.is_decode]
         batch = self.state.steps.compose()
         if ahead:
             assert len(self.state.running) == running
         if batch is None:
-            left = [s for s in runnable if s.phase is SequencePhase.RUNNING and not s.arriving]
+            left = [s for s in runnable if s.phase is SequencePhase.RUNNING and not s.upload_serial]
             assert ahead or not left, "a request could run"
             return None
         planned = {s.request_id for s in batch.sequences}
@@ -198,9 +198,9 @@ class WorkerMachine(RuleBasedStateMachine):
         assert len(batch.decodes) + batch.prefill_tokens <= BATCH
         assert len(planned) == len(batch.sequences) <= RUNNING
         eldest = first[0]
-        may_leave = eldest.request_id in self.victims or self.residency == "defer"
-        if eldest in runnable and not may_leave:
-            getting_on = eldest.request_id in planned or eldest.arriving
+        may_evict = eldest.request_id in self.victims or self.residency == "defer"
+        if eldest in runnable and not may_evict:
+            getting_on = eldest.request_id in planned or eldest.upload_serial
             assert getting_on or ahead, "the oldest request must progress"
         return batch
 
@@ -212,7 +212,7 @@ class WorkerMachine(RuleBasedStateMachine):
         reach = self.state.pool.reach
         assert not [s for s in decodes if reach(s.request_id) > s.computed], "a decode is left out"
         flight = self.state.steps._flight.batch
-        if out and not out[0].resting and not batch.chunks and not (flight and flight.chunks):
+        if out and not out[0].host_tokens and not batch.chunks and not (flight and flight.chunks):
             assert reach(out[0].request_id) <= out[0].computed, "a prefill is left out"
 
     def _check(self, token: NewToken) -> None:
@@ -242,19 +242,19 @@ class WorkerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def arrive(self, data):
         """Completes uploads in order, some now and some later."""
-        self.device.carry_out(self.state.take_moves())
+        self.device.carry_out(self.state.pop_moves())
         pending = list(self.device.pending)
         self._arrive(pending[: data.draw(st.integers(0, len(pending)))])
 
     def _arrive(self, serials: list[int]) -> None:
         for serial in serials:
             self.device.finish(serial)
-        self.state.arrived(serials)
+        self.state.complete_uploads(serials)
         self.state.check_integrity()
 
     @rule(request_id=IDS)
     def host_memory_fails(self, request_id):
-        self.state.lost([request_id])
+        self.state.drop_lost_kv([request_id])
 
     def _origins(self) -> set[str]:
         return {f"{gateway}#{stream}" for gateway, stream in self.streams.items()}

@@ -150,7 +150,7 @@ class LockstepMachine(RuleBasedStateMachine):
             *(r for r, s in self.state.sequences.items() if s.phase is not SequencePhase.RUNNING)
         )
         self._leave_finished_batches()
-        self.device.carry_out(self.state.take_moves())
+        self.device.carry_out(self.state.pop_moves())
         if batch is None:
             self._check_tokens(self.state.ends.pop_late())
             assert self.device.pending or not self._could_run(), "a request could run"
@@ -214,11 +214,11 @@ class LockstepMachine(RuleBasedStateMachine):
 
     @rule()
     def arrive(self):
-        self.device.carry_out(self.state.take_moves())
+        self.device.carry_out(self.state.pop_moves())
         serials = list(self.device.pending)
         for serial in serials:
             self.device.finish(serial)
-        self.state.arrived(serials)
+        self.state.complete_uploads(serials)
 
     @rule()
     def scheduler_is_replaced(self):

@@ -63,7 +63,7 @@ class RuleLoop:
     def _launch(self, behind_broken: bool = False) -> Flight | None:
         batch = self.compose()
         self.state.check_integrity()
-        self.device.carry_out(self.state.take_moves())
+        self.device.carry_out(self.state.pop_moves())
         if batch is None:
             return None
         broken = behind_broken or self.breaks(batch)

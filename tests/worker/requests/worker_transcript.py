@@ -96,7 +96,7 @@ class Transcript:
         """Steps with one of `poison` (one letter per request) fail."""
         for _ in range(times):
             batch = self.state.steps.compose()
-            self._carry_out(self.state.take_moves())
+            self._carry_out(self.state.pop_moves())
             if batch is None:
                 self.lines.append("nothing runs")
             elif any(s.request_id in poison for s in batch.sequences):
@@ -121,11 +121,11 @@ class Transcript:
 
     def arrive(self) -> None:
         """Completes all uploads."""
-        self._carry_out(self.state.take_moves())
+        self._carry_out(self.state.pop_moves())
         serials = list(self.device.pending)
         for serial in serials:
             self.device.finish(serial)
-        self.state.arrived(serials)
+        self.state.complete_uploads(serials)
         self.state.check_integrity()
 
     def rank(self, residency: str, waits_s: dict[str, float], **directives: Any) -> None:

@@ -129,8 +129,8 @@ def build_masks(
     sequences: list[Sequence], eos_ids: Iterable[int], newest: Tensor, send: ToDevice
 ) -> list[Mask]:
     """The masks of a batch, in the order of application. `newest` are the tokens of the step in
-    flight: an unknown last token of a sequence is the one in the row `drawing` of that step. O(rows
-    + named ids).
+    flight: an unknown last token of a sequence is the one in its `sampling_row` of that step.
+    O(rows + named ids).
 
     Raises ValueError if a relevant token was not drawn here.
     """
@@ -211,11 +211,11 @@ def _tail(sequences: list[Sequence], length: int, newest: Tensor, send: ToDevice
     unknown = [i for i, s in enumerate(sequences) if length and s.tokens[-1] < 0]
     tail = send(known)
     if unknown:
-        drawing = [sequences[i].drawing for i in unknown]
-        if min(drawing) < 0:
+        sampling_rows = [sequences[i].sampling_row for i in unknown]
+        if min(sampling_rows) < 0:
             raise ValueError(
                 f"the newest token of {sequences[unknown[0]].request_id} was not drawn here"
             )
-        into, source = send(np.array([unknown, drawing], np.int64))
+        into, source = send(np.array([unknown, sampling_rows], np.int64))
         tail[:, -1] = tail[:, -1].index_copy(0, into, newest.index_select(0, source))
     return tail

@@ -55,8 +55,8 @@ class DecodeRows:
         self.sequences = [sequences[i] for i in order]
         self.block_tokens = block_tokens
         self.tokens = np.array([s.tokens[-1] for s in self.sequences], np.int64)
-        drawing = [s.drawing for s in self.sequences]
-        self.fed = np.array(drawing, np.int64) if max(drawing, default=-1) >= 0 else None
+        fed = [s.sampling_row for s in self.sequences]
+        self.fed = np.array(fed, np.int64) if max(fed, default=-1) >= 0 else None
         self.positions = np.array([s.computed for s in self.sequences], np.int64)
         width = max((len(table) for table in tables), default=0)
         # Spare columns, so that a further block rarely needs a new array.

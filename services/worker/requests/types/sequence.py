@@ -23,8 +23,8 @@ class Sequence:
     """A request at the worker. `tokens` are prompt and output.
 
     Either the KV of the first `computed` tokens is in the device's cache, or that of the first
-    `resting` tokens is in host memory. During an upload, `arriving` is the serial of the move, and
-    `resting` is unchanged.
+    `host_tokens` tokens is in host memory. During an upload, `upload_serial` is the serial of the
+    move, and `host_tokens` is unchanged.
 
     While a step in flight draws the next token, the last token, and only that, is UNKNOWN: it
     counts for the length, and nothing may depend on its value.
@@ -43,8 +43,8 @@ class Sequence:
     ends_on_eos: bool
     stop_ids: frozenset[int]
     computed: int = 0
-    resting: int = 0
-    arriving: int = 0
+    host_tokens: int = 0
+    upload_serial: int = 0
     serial: int = 0  # order of admission
     keys: list[bytes] = field(default_factory=list)  # of its first full blocks
     published: int = 0  # number of its blocks that are published, or need not be
@@ -52,7 +52,8 @@ class Sequence:
     phase: SequencePhase = SequencePhase.RUNNING
     ended: FinishReason | None = None  # ended, but computed on with its static batch
     unsent: int = 0  # tokens not sent yet: the last valid one, and invalid ones after it
-    drawing: int = -1  # the row of the step in flight that draws the last token; -1: it is known
+    # The row of the step in flight that draws the last token; -1: the token is known.
+    sampling_row: int = -1
     scores: PromptLogprobs | None = None  # until they are sent
     cached: int | None = None  # prompt tokens found at the first lookup in the prefix cache
     opened: bool = False  # whether it has drawn a token since it arrived
@@ -77,19 +78,19 @@ class Sequence:
         whether its budget and length allow another one after it."""
         self.computed = length = len(self.tokens)
         self.tokens.append(UNKNOWN)
-        self.drawing = row
+        self.sampling_row = row
         return length + 1 < self.limit_length and length + 1 < self.max_length
 
     def set_drawn(self, token: int) -> int:
         """Stores the drawn token; returns the length."""
         self.tokens[-1] = token
-        self.drawing = -1
+        self.sampling_row = -1
         return len(self.tokens)
 
     def undo_advance(self) -> None:
         """Undoes `advance`: nothing was drawn."""
         self.tokens.pop()
-        self.drawing = -1
+        self.sampling_row = -1
 
     def finish_reason(self, token: int, eos_ids: frozenset[int]) -> FinishReason | None:
         """The reason for which the newest token ends the sequence; None if it continues."""
@@ -108,7 +109,7 @@ class Sequence:
     @property
     def output_tokens(self) -> int:
         """Known output tokens."""
-        return len(self.tokens) - self.prompt_tokens - self.unsent - (self.drawing >= 0)
+        return len(self.tokens) - self.prompt_tokens - self.unsent - (self.sampling_row >= 0)
 
     @property
     def within_budget(self) -> bool:
@@ -120,12 +121,12 @@ class Sequence:
     def waits(self) -> bool:
         """Whether the sequence continues only when its last token is known. A decode row reads that
         on the device; evicted KV is recomputed or uploaded for known tokens."""
-        return self.drawing >= 0 and not self.is_decode
+        return self.sampling_row >= 0 and not self.is_decode
 
     @property
     def held_tokens(self) -> int:
         """Tokens whose KV is in either pool."""
-        return self.computed or self.resting
+        return self.computed or self.host_tokens
 
     @property
     def is_decode(self) -> bool:
