@@ -48,7 +48,7 @@ def test_long_batch_needs_relative_error() -> None:
     assert not batches.neighbours
 
 
-def test_refresh_transcript() -> None:
+def test_batch_memory_is_refreshed_after_an_interval_with_new_batches() -> None:
     batches = BatchMemory(BatchLearning(refresh_s=120.0))
     assert not is_updated(batches, 500.0), "nothing waits"
     batches.add(batch(20.0), 1_000.0)

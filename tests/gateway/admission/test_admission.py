@@ -41,7 +41,7 @@ ADMISSION = AdmissionControl(max_sessions=10, max_queued=100)
         (1, -0.1, 3, 9, 0.0, 0.0, None, 0.0),  # too late without the queue: a 504
     ],
 )
-def test_admission_control_table(
+def test_admission_control_refuses_by_capacity_deadline_and_report_age(
     wanted: int, timeout_s: float, running: int, queued: int, drain_s: float, age_s: float,
     reason: RefusalReason | None, retry_after_s: float,
 ) -> None:  # fmt: skip
