@@ -114,7 +114,7 @@ async def test_full_scheduler_queue_refuses_requests(read: list[str]) -> None:
     assert read == []
 
 
-async def test_full_session_table_refuses_unread(read: list[str]) -> None:
+async def test_full_session_table_refuses_requests_unread(read: list[str]) -> None:
     async with run_harness(max_sessions=4) as harness, AsyncClient(harness.grpc_address) as client:
         pending = asyncio.ensure_future(client.complete("1,", n=2))
         await harness.until(lambda: len(harness.worker.prompts) == 2)
