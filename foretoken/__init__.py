@@ -37,7 +37,7 @@ _MODULES = ("foretoken.client.client", "foretoken.client.answers", "foretoken.cl
 
 
 def __getattr__(name: str) -> object:
-    """Import a name on first use, so that the command can set gRPC's options before the import."""
+    """Imports a name on first use, so that the command can set gRPC's options before the import."""
     if name in __all__:
         for module in map(import_module, _MODULES):
             if hasattr(module, name):

@@ -76,7 +76,7 @@ app.add_typer(train, name="train", rich_help_panel=LAB)
 
 
 def main() -> None:
-    """Run the command; a usage error is one line and status 2."""
+    """Runs the command; a usage error is one line and status 2."""
     # gRPC logs a warning for every child process otherwise. Read when gRPC is first imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "4")  # fail soon without a hub

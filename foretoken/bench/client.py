@@ -39,7 +39,7 @@ class Server:
         self._idle: list[_Connection] = []
 
     async def fetch(self, method: str, path: str, timeout_s: float) -> tuple[int, bytes]:
-        """Return status and body of a small response. Raises Unreachable."""
+        """Returns status and body of a small response. Raises Unreachable."""
         body = bytearray()
 
         def keep(piece: bytes) -> None:
@@ -64,7 +64,7 @@ class Server:
     async def stream(
         self, path: str, body: bytes, sample: Sample, started: float, timeout_s: float | None = None
     ) -> None:
-        """Send a streaming request and record its answer in `sample`.
+        """Sends a streaming request and records its answer in `sample`.
 
         Times count from `started` of `time.perf_counter`. A failure becomes the sample's `problem`.
         """
@@ -101,7 +101,7 @@ class Server:
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
     async def _exchange(self, request: bytes, reader: AnswerReader) -> None:
-        """Send one request and read its response.
+        """Sends one request and reads its response.
 
         A reused connection that the server has closed is replaced without an error. Raises OSError
         and WireError.
@@ -145,7 +145,7 @@ class _Connection(asyncio.Protocol):
         self._lost = False
 
     async def exchange(self, request: bytes, reader: AnswerReader) -> None:
-        """Wait until the response is complete or the connection closes.
+        """Waits until the response is complete or the connection closes.
 
         Raises ConnectionResetError if it closes before the response begins.
         """
@@ -196,7 +196,7 @@ class _StreamRecorder:
         self._ended = False
 
     def finish(self) -> None:
-        """Complete the sample once the exchange has ended."""
+        """Completes the sample once the exchange has ended."""
         sample = self._sample
         sample.status = self.reader.status
         if not sample.end_s:
@@ -246,7 +246,7 @@ def _has_text(choice: dict[str, Any]) -> bool:
 
 
 def error_text(body: bytes) -> str:
-    """Return the message of an error response, in any of the usual formats, as one line."""
+    """Returns the message of an error response, in any of the usual formats, as one line."""
     text = body.decode(errors="replace")
     with suppress(ValueError):
         content = json.loads(text)

@@ -1,4 +1,4 @@
-"""Send a load: each request when it is due, or when an earlier one has ended."""
+"""Sends a load: each request when it is due, or when an earlier one has ended."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ Bodies = Iterator[tuple[str, bytes]]
 
 @dataclass
 class LoadProgress:
-    """LoadProgress of a load; `on_change` is called whenever a request ends."""
+    """Counts of sent, ended and failed requests; `on_change` is called whenever a request ends."""
 
     on_change: Callable[["LoadProgress"], None] = lambda _: None
     sent: int = 0
@@ -54,7 +54,7 @@ class Round:
 async def drive(
     target: Target, load: Load, seed: int, stop: asyncio.Event, progress: LoadProgress | None = None
 ) -> Round:
-    """Send the load and await every answer.
+    """Sends the load and awaits every answer.
 
     Once `stop` is set, sending ends and requests in flight are cancelled. The same seed sends the
     same requests at the same times.
@@ -91,7 +91,7 @@ class _LoadRun:
         return time.perf_counter() - self.started
 
     async def send_one(self, due_s: float) -> None:
-        """Send one request and record its sample. Raises only CancelledError."""
+        """Sends one request and records its sample. Raises only CancelledError."""
         progress, target = self._progress, self._target
         path, body = next(self._bodies)
         sample = Sample(due_s, next(self._classes))

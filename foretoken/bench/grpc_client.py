@@ -19,13 +19,13 @@ class GrpcServer:
         self._client = AsyncClient(address, api_key)
 
     async def models(self) -> list[str]:
-        """Return the names of the served models. Raises ForetokenError."""
+        """Returns the names of the served models. Raises ForetokenError."""
         return await self._client.models()
 
     async def stream(
         self, path: str, body: bytes, sample: Sample, started: float, timeout_s: float | None = None
     ) -> None:
-        """Send a request and record its answer in `sample`, as `client.Server.stream` does.
+        """Sends a request and records its answer in `sample`, as `client.Server.stream` does.
 
         `body` is an encoded GenerateRequest; `path` is not used.
         """

@@ -10,7 +10,7 @@ Draw = Callable[[Random], int]
 
 
 def parse_lengths(text: str, option: str) -> Draw:
-    """Parse a distribution of lengths of at least 1. Raises ValueError naming `option`."""
+    """Parses a distribution of lengths of at least 1. Raises ValueError naming `option`."""
     try:
         if text.startswith("lognormal:"):
             return _lognormal(*map(float, text.removeprefix("lognormal:").split(",")))

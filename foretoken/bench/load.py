@@ -53,7 +53,7 @@ class Load:
 
 
 def due_times_s(load: Load, rng: Random) -> list[float]:
-    """Return the send times of an open loop, ascending from 0, in seconds."""
+    """Returns the send times of an open loop, ascending from 0, in seconds."""
     gap, mean_s = ARRIVALS[load.arrivals], 1 / load.rate
     times: list[float] = []
     at_s = 0.0

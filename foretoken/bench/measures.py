@@ -1,4 +1,4 @@
-"""Compute the figures of a load from its samples: latency, throughput, goodput, errors. Pure."""
+"""Computes the figures of a load from its samples: latency, throughput, goodput, errors. Pure."""
 
 import re
 from collections import Counter
@@ -53,7 +53,7 @@ class Spread:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the quantile of sorted values by linear interpolation, as numpy does."""
+    """Returns the quantile of sorted values by linear interpolation, as numpy does."""
     at = share * (len(ordered) - 1)
     low = int(at)
     high = min(low + 1, len(ordered) - 1)
@@ -115,7 +115,7 @@ def figures(
     classes: Mapping[str, Budgets],
     client_cpu: float = 0.0,
 ) -> Figures:
-    """Compute the figures of one round. O(messages · log messages).
+    """Computes the figures of one round. O(messages · log messages).
 
     A request that named a class is judged by that class, one that named none by every class.
     """
@@ -152,12 +152,12 @@ def _goodput(samples: Sequence[Sample], budgets: Budgets, duration_s: float) -> 
 
 
 def error_kind(problem: str) -> str:
-    """Return the message without ids, so that equal errors are counted together."""
+    """Returns the message without ids, so that equal errors are counted together."""
     return ID.sub("…", problem)
 
 
 def peak_concurrency(samples: Iterable[Sample]) -> int:
-    """Return the largest number of requests in flight at one time."""
+    """Returns the largest number of requests in flight at one time."""
     edges = sorted(edge for s in samples for edge in ((s.sent_s, 1), (s.end_s, -1)))
     current = peak = 0
     for _, step in edges:
@@ -176,7 +176,7 @@ class Timeline:
 
 
 def timeline(samples: Sequence[Sample], lasted_s: float, steps: int = 60) -> Timeline:
-    """Compute the timeline; an answer's tokens are spread evenly over its messages.
+    """Computes the timeline; an answer's tokens are spread evenly over its messages.
 
     O(messages + steps · requests).
     """

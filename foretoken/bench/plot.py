@@ -1,4 +1,4 @@
-"""Plot a benchmark: distributions of TTFT and TPOT, and the course of the load."""
+"""Plots a benchmark: distributions of TTFT and TPOT, and the course of the load."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ SIZE_IN = (11, 7)
 
 
 def draw(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write the figure; the suffix of `path` selects the format.
+    """Writes the figure; the suffix of `path` selects the format.
 
     Top: cumulative share of answers by TTFT and TPOT over all rounds. Bottom: tokens per second and
     requests in flight of the last round. Raises ValueError if the file cannot be written.

@@ -27,7 +27,7 @@ class Prompt:
     max_tokens: int | None = None
 
     def with_messages(self) -> "Prompt":
-        """Return the prompt as a chat message."""
+        """Returns the prompt as a chat message."""
         if self.prompt is None:
             return self
         return Prompt(None, [{"role": "user", "content": self.prompt}], self.max_tokens)
@@ -46,7 +46,7 @@ class Writer:
     over_grpc: bool = False
 
     def body(self, prompt: Prompt) -> tuple[str, bytes]:
-        """Return the path and the JSON body; over gRPC an empty path and the encoded request."""
+        """Returns the path and the JSON body; over gRPC an empty path and the encoded request."""
         if self.over_grpc:
             return "", self._grpc_body(prompt)
         path = COMPLETION if prompt.prompt is not None else CHAT
@@ -81,7 +81,7 @@ class Writer:
 
 
 def from_file(path: Path, max_tokens: int | None, chat: bool) -> Prompts:
-    """Return the lines of a file in seeded order, repeated. Raises ValueError naming the line."""
+    """Returns the lines of a file in seeded order, repeated. Raises ValueError naming the line."""
     read = list(_lines(path, max_tokens, chat))
     if not read:
         raise ValueError(f"{path} contains no prompt")
@@ -96,7 +96,7 @@ def _lines(path: Path, max_tokens: int | None, chat: bool) -> Iterator[Prompt]:
     try:
         text = path.read_text()
     except (OSError, UnicodeError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
+        raise ValueError(f"--prompts: cannot read {path}: {error}") from None
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -133,7 +133,7 @@ class TokenScale:
 
     @classmethod
     def from_probes(cls, few: tuple[int, int], many: tuple[int, int]) -> "TokenScale":
-        """Fit a line through (words, tokens) of two probes."""
+        """Fits a line through (words, tokens) of two probes."""
         (words, tokens), (more_words, more_tokens) = few, many
         per_word = (more_tokens - tokens) / (more_words - words)
         if tokens < 1 or per_word <= 0:
@@ -145,14 +145,14 @@ class TokenScale:
 
 
 def random_words(words: int, rng: Random, vocabulary: Sequence[str]) -> str:
-    """Return random words, so that no two prompts share a cached prefix."""
+    """Returns random words, so that no two prompts share a cached prefix."""
     return " ".join(rng.choices(vocabulary, k=words))
 
 
 def synthetic(
     inputs: Draw, outputs: Draw, scale: TokenScale, vocabulary: Sequence[str], chat: bool
 ) -> Prompts:
-    """Return prompts of random words with drawn lengths and `max_tokens`."""
+    """Returns prompts of random words with drawn lengths and `max_tokens`."""
 
     def prompts(rng: Random) -> Iterator[Prompt]:
         while True:
@@ -164,7 +164,7 @@ def synthetic(
 
 
 def demo_tasks(chat: bool, max_tokens: int | None = None) -> Prompts:
-    """Return tasks that the demo model answers correctly, of every length."""
+    """Returns tasks that the demo model answers correctly, of every length."""
     from models.tasks import stream
 
     limit = max_tokens or DEMO_MAX_TOKENS

@@ -1,4 +1,4 @@
-"""Report a benchmark as tables and as JSON."""
+"""Reports a benchmark as tables and as JSON."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ def share(value: float) -> str:
 
 
 def tables(outcomes: Sequence[Outcome], plan: Plan) -> Iterator[RenderableType]:
-    """Yield the tables to print: details of a single round, or medians side by side."""
+    """Yields the tables to print: details of a single round, or medians side by side."""
     measured = [outcome for outcome in outcomes if outcome.figures]
     if not measured:
         yield Text("stopped before anything was measured")
@@ -87,7 +87,7 @@ def _single_table(outcome: Outcome, plan: Plan) -> RenderableType:
 
 
 def _comparison_table(outcomes: Sequence[Outcome], plan: Plan) -> RenderableType:
-    """Return the medians of the rounds with their range, one column per server."""
+    """Returns the medians of the rounds with their range, one column per server."""
     rounds = max(len(outcome.figures) for outcome in outcomes)
     spread = "median (lowest–highest)" if rounds > 1 else "one value"
     names = [f"{outcome.url}\n{outcome.model}" for outcome in outcomes]
@@ -102,7 +102,7 @@ def _comparison_table(outcomes: Sequence[Outcome], plan: Plan) -> RenderableType
 
 
 def headlines(classes: Mapping[str, Budgets]) -> list[Headline]:
-    """Return the figures that servers are compared by."""
+    """Returns the figures that servers are compared by."""
 
     def latency(name: str, part: str) -> Callable[[Figures], float]:
         return lambda found: float(getattr(found.latencies[name], part))
@@ -124,7 +124,7 @@ def headlines(classes: Mapping[str, Budgets]) -> list[Headline]:
 
 
 def format_cell(values: Sequence[float], shown: Callable[[float], str]) -> str:
-    """Return the median, with the range if there are several values."""
+    """Returns the median, with the range if there are several values."""
     known = [value for value in values if not isnan(value)]
     if not known:
         return "–"
@@ -162,7 +162,7 @@ def _warnings(outcome: Outcome, plan: Plan, named: bool) -> Iterator[str]:
 
 
 def format_budgets(budgets: Budgets) -> str:
-    """Return the finite budgets, as `ttft_s=1, tpot_s=0.05`."""
+    """Returns the finite budgets, as `ttft_s=1, tpot_s=0.05`."""
     given = {key: value for key, value in asdict(budgets).items() if value != inf}
     return ", ".join(f"{key}={value:g}" for key, value in given.items()) or "no budgets"
 
@@ -179,7 +179,7 @@ def make_table(*head: str) -> Table:
 
 
 def as_json(outcomes: Sequence[Outcome], plan: Plan) -> dict[str, object]:
-    """Return all figures by round, the medians, and every request."""
+    """Returns all figures by round, the medians, and every request."""
     known = headlines(plan.classes)
     servers = [
         {
@@ -222,7 +222,7 @@ def _row(sample: Sample) -> dict[str, object]:
 
 
 def _finite(value: object) -> object:
-    """Replace NaN and infinity, which JSON does not have, with null."""
+    """Replaces NaN and infinity, which JSON does not have, with null."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, Mapping):
@@ -231,7 +231,7 @@ def _finite(value: object) -> object:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write JSON. Raises ValueError if the file cannot be written."""
+    """Writes JSON. Raises ValueError if the file cannot be written."""
     try:
         path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
     except OSError as error:

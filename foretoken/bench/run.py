@@ -1,4 +1,4 @@
-"""Run a benchmark: find the served models, warm the servers up, and load them in turns.
+"""Runs a benchmark: finds the served models, warms the servers up, and loads them in turns.
 
 To compare servers, each round loads one after the other with the same requests at the same times.
 Every other round runs in reverse order, so that a machine that slows down affects all of them.
@@ -85,7 +85,7 @@ OnProgress = Callable[[str, Load, LoadProgress], None]  # what runs, its load, a
 
 
 async def bench(plan: Plan, stop: asyncio.Event, on_progress: OnProgress) -> list[Outcome]:
-    """Return the outcome of every server, partial if `stop` is set.
+    """Returns the outcome of every server, partial if `stop` is set.
 
     Raises ValueError if a server cannot be loaded.
     """
@@ -131,14 +131,14 @@ def _track(
 
 
 def _require_answers(outcome: Outcome, warmed: Round) -> None:
-    """Raise ValueError if no warm-up request succeeded."""
+    """Raises ValueError if no warm-up request succeeded."""
     problems = [s.problem for s in warmed.samples]
     if problems and all(problems) and not warmed.stopped:
         raise ValueError(f"{outcome.url} fails every request: {problems[0]}")
 
 
 async def _target(plan: Plan, server: AnyServer, served: ServedModel) -> tuple[Target, str]:
-    """Return the target and a description of its prompts."""
+    """Returns the target and a description of its prompts."""
     workload = plan.workload
     if workload.file:
         prompts, described, synthetic_ = workload.file, "prompts of a file", False
@@ -158,7 +158,7 @@ async def _target(plan: Plan, server: AnyServer, served: ServedModel) -> tuple[T
 
 
 async def _scale(plan: Plan, server: AnyServer, served: ServedModel) -> TokenScale:
-    """Measure the server's tokens per word with two short prompts."""
+    """Measures the server's tokens per word with two short prompts."""
     writer, counted = Writer(served.model, over_grpc=server.over_grpc), []
     for words in PROBE_WORDS:
         text = random_words(words, Random(plan.seed), plan.workload.vocabulary)

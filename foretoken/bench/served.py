@@ -1,4 +1,4 @@
-"""Open a server and find its model before the load begins; each mistake is one sentence."""
+"""Opens a server and finds its model before the load begins; each mistake is one sentence."""
 
 import json
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class ServedModel:
 
 
 def open_server(address: str, api_key: str) -> AnyServer:
-    """Return the client of a gRPC address (`grpc://…`, `unix:…`) or of any other, over HTTP."""
+    """Returns the client of a gRPC address (`grpc://…`, `unix:…`) or of any other, over HTTP."""
     if address.startswith(("grpc://", "unix:")):
         from foretoken.bench.grpc_client import GrpcServer
 
@@ -39,7 +39,7 @@ def open_server(address: str, api_key: str) -> AnyServer:
 
 
 async def find_model(server: AnyServer, model: str = "") -> ServedModel:
-    """Return the model of that name, or the first one.
+    """Returns the model of that name, or the first one.
 
     Raises ValueError if the server is unreachable, is not OpenAI-compatible, rejects the API key or
     does not serve the model.
@@ -69,7 +69,7 @@ async def _models_over_grpc(server: "GrpcServer") -> dict[str, str]:
 
 
 async def _models_over_http(server: Server, model: str) -> dict[str, str]:
-    """Return the owner of each model; a server without a list may still serve `model`."""
+    """Returns the owner of each model; a server without a list may still serve `model`."""
     status, body = await server.fetch("GET", "/v1/models", TIMEOUT_S)
     where = server.address
     if status in (401, 403):

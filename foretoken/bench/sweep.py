@@ -22,7 +22,7 @@ class RateResult:
 async def sweep(
     plan: Plan, rates: Sequence[float], stop: asyncio.Event, on_progress: OnProgress
 ) -> list[RateResult]:
-    """Run `plan` at each rate, in requests per second, ascending; ends early once `stop` is set.
+    """Runs `plan` at each rate, in requests per second, ascending; ends early once `stop` is set.
 
     Raises ValueError where a server cannot be loaded.
     """
@@ -36,7 +36,7 @@ async def sweep(
 
 
 def sweep_tables(results: Sequence[RateResult]) -> RenderableType:
-    """Return one table per server: a column per rate, medians of its rounds."""
+    """Returns one table per server: a column per rate, medians of its rounds."""
     if not results:
         return Text("stopped before anything was measured")
     parts: list[RenderableType] = []
@@ -55,5 +55,5 @@ def sweep_tables(results: Sequence[RateResult]) -> RenderableType:
 
 
 def sweep_json(results: Sequence[RateResult]) -> Mapping[str, object]:
-    """Return the full results of every rate."""
+    """Returns the full results of every rate."""
     return {"rates": [as_json(result.outcomes, result.plan) for result in results]}

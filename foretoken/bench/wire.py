@@ -37,7 +37,7 @@ class AnswerReader:
         return self.done and self.headers.get("connection", "").lower() != "close"
 
     def feed(self, data: bytes) -> None:
-        """Parse the next bytes. O(bytes); bytes after the response are dropped."""
+        """Parses the next bytes. O(bytes); bytes after the response are dropped."""
         if self.done:
             return
         if not self.status:
@@ -56,7 +56,7 @@ class AnswerReader:
             self.done = True
 
     def _read_head(self) -> bytes:
-        """Return the bytes after the head and set `status` once the head is complete."""
+        """Returns the bytes after the head and sets `status` once the head is complete."""
         while True:
             head, found, rest = self._buffer.partition(b"\r\n\r\n")
             if not found:
@@ -88,7 +88,7 @@ class AnswerReader:
             self._sink(data)
 
     def _feed_chunks(self, data: bytes) -> None:
-        """Parse chunks: a size line, the bytes and an empty line, until a size of 0."""
+        """Parses chunks: a size line, the bytes and an empty line, until a size of 0."""
         buffer = self._buffer + data if self._buffer else data
         at = 0
         while at < len(buffer) and not self.done:
@@ -121,7 +121,7 @@ class EventReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the data of each complete event; its `data` lines are joined by line feeds."""
+        """Returns the data of each complete event; its `data` lines are joined by line feeds."""
         text = self._rest + data if self._rest else data
         if b"\r" in text:
             held = b"\r" if text.endswith(b"\r") else b""  # the line feed may follow

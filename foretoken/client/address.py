@@ -23,7 +23,7 @@ class HttpAddress:
 
     @classmethod
     def parse(cls, url: str) -> "HttpAddress":
-        """Parse `http://host:port`, with or without `/v1` or the scheme. Raises ValueError."""
+        """Parses `http://host:port`, with or without `/v1` or the scheme. Raises ValueError."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
             port = parts.port
@@ -57,7 +57,7 @@ ServerAddress = HttpAddress | GrpcAddress
 
 
 def resolve_server(text: str, prefer_http: bool = False) -> ServerAddress:
-    """Parse what `--server` takes: `http://…`, `grpc://host:port`, `unix:/path` or `host:port`.
+    """Parses what `--server` takes: `http://…`, `grpc://host:port`, `unix:/path` or `host:port`.
 
     A bare `host:port` is asked for its protocol; one that cannot be reached counts as gRPC, or as
     HTTP with `prefer_http`, and the client then reports the failure. Raises ValueError.
@@ -76,7 +76,7 @@ def resolve_server(text: str, prefer_http: bool = False) -> ServerAddress:
 
 
 def parse_grpc_target(text: str) -> str:
-    """Return the gRPC target of `host:port`, `grpc://host:port` or `unix:/path`.
+    """Returns the gRPC target of `host:port`, `grpc://host:port` or `unix:/path`.
 
     Raises ValueError for another scheme.
     """

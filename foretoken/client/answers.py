@@ -158,7 +158,7 @@ def make_request(
     sla: str | Mapping[str, float] | None,
     given: RequestOptions,
 ) -> gateway_pb2.GenerateRequest:
-    """Build the gRPC request. Raises TypeError or ValueError for invalid types.
+    """Builds the gRPC request. Raises TypeError or ValueError for invalid types.
 
     The server checks ranges.
     """
@@ -223,7 +223,7 @@ def decode_usage(usage: gateway_pb2.Usage) -> Usage:
 
 
 def assemble(request_id: str, chunks: Iterable[Chunk], usage: Usage | None) -> Answer:
-    """Join all chunks of a finished call."""
+    """Joins all chunks of a finished call."""
     choices: dict[int, Choice] = {}
     for chunk in chunks:
         choices.setdefault(chunk.index, Choice()).add(chunk)

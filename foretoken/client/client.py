@@ -46,7 +46,7 @@ class _BaseStream:
         self.usage: Usage | None = None
 
     def cancel(self) -> None:
-        """Cancel the request; iteration ends. Does nothing once it has ended."""
+        """Cancels the request; iteration ends. Does nothing once it has ended."""
         self._cancelled = True
         self._call.cancel()
 
@@ -76,7 +76,7 @@ class Stream(_BaseStream):
             self.cancel()
 
     def complete(self) -> Answer:
-        """Wait for the complete answer."""
+        """Waits for the complete answer."""
         chunks = list(self)
         return assemble(self.request_id, chunks, self.usage)
 
@@ -100,7 +100,7 @@ class AsyncStream(_BaseStream):
             self.cancel()
 
     async def complete(self) -> Answer:
-        """Wait for the complete answer."""
+        """Waits for the complete answer."""
         chunks = [chunk async for chunk in self]
         return assemble(self.request_id, chunks, self.usage)
 
@@ -128,7 +128,7 @@ class _BaseClient(Generic[S]):
         timeout_s: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> S:
-        """Start an answer to exactly one of a prompt, a conversation, or token ids.
+        """Starts an answer to exactly one of a prompt, a conversation, or token ids.
 
         `sla` is a class name or a mapping of budgets; after `timeout_s` the answer ends with
         finish reason `deadline`, or raises DeadlineExceeded before the first token.
@@ -137,7 +137,7 @@ class _BaseClient(Generic[S]):
         return self.send(request, timeout_s)
 
     def send(self, request: gateway_pb2.GenerateRequest, timeout_s: float | None = None) -> S:
-        """Start the answer to a request that `make_request` built."""
+        """Starts the answer to a request that `make_request` built."""
         limits: dict[str, Any] = {"metadata": self._metadata}
         if timeout_s is not None:
             # The server enforces the timeout, so that tokens that are ready by then still arrive.
@@ -164,11 +164,11 @@ class Client(_BaseClient[Stream]):
         super().__init__(address, api_key, grpc)
 
     def complete(self, prompt: str | None = None, **options: Any) -> Answer:
-        """Return the complete answer; takes the arguments of `generate`."""
+        """Returns the complete answer; takes the arguments of `generate`."""
         return self.generate(prompt, **options).complete()
 
     def models(self) -> list[str]:
-        """Return the names of the served models."""
+        """Returns the names of the served models."""
         try:
             return [model.name for model in self._list_models().models]
         except grpc.RpcError as error:
@@ -193,11 +193,11 @@ class AsyncClient(_BaseClient[AsyncStream]):
         super().__init__(address, api_key, aio)
 
     async def complete(self, prompt: str | None = None, **options: Any) -> Answer:
-        """Return the complete answer; takes the arguments of `generate`."""
+        """Returns the complete answer; takes the arguments of `generate`."""
         return await self.generate(prompt, **options).complete()
 
     async def models(self) -> list[str]:
-        """Return the names of the served models."""
+        """Returns the names of the served models."""
         try:
             return [model.name for model in (await self._list_models()).models]
         except aio.AioRpcError as error:

@@ -48,7 +48,7 @@ _ERRORS: dict[grpc.StatusCode, type[ForetokenError]] = {
 
 
 def from_status(status: grpc.Call | grpc.aio.AioRpcError, address: str) -> ForetokenError:
-    """Return the exception for a call to `address` that failed with `status`."""
+    """Returns the exception for a call to `address` that failed with `status`."""
     kind = _ERRORS.get(status.code(), ServerError)
     message = status.details() or status.code().name
     if kind is Unavailable and "connect" in message.lower():

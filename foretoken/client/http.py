@@ -63,7 +63,7 @@ class HttpStream:
             self.cancel()
 
     def cancel(self) -> None:
-        """Close the connection, which cancels the request. Does nothing once it has ended."""
+        """Closes the connection, which cancels the request. Does nothing once it has ended."""
         self._cancelled = True
         for each in self._open or ():
             each.close()
@@ -81,7 +81,7 @@ class HttpStream:
 
 
 def parse_finish_reason(text: str | None) -> FinishReason | None:
-    """Return the reason; one that only another server knows counts as STOP."""
+    """Returns the reason; one that only another server knows counts as STOP."""
     if text is None:
         return None
     known = {reason.value: reason for reason in FinishReason}
@@ -98,7 +98,7 @@ class HttpServer:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def models(self) -> list[str]:
-        """Return the names of the served models. Raises ForetokenError."""
+        """Returns the names of the served models. Raises ForetokenError."""
         try:
             connection, answer = self.open("GET", "/v1/models")
             with closing(connection):
@@ -109,7 +109,7 @@ class HttpServer:
     def generate(
         self, messages: Sequence[Mapping[str, str]], model: str, sla: str, **sampling: Any
     ) -> HttpStream:
-        """Return the stream of an answer; the request is sent when iteration begins."""
+        """Returns the stream of an answer; the request is sent when iteration begins."""
         body = {
             "model": model,
             "messages": list(messages),
@@ -121,7 +121,7 @@ class HttpServer:
     def open(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, sla: str = ""
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        """Send a request; returns the connection, which the caller closes, and the response.
+        """Sends a request; returns the connection, which the caller closes, and the response.
 
         Raises ForetokenError unless the status is 200.
         """

@@ -1,4 +1,4 @@
-"""Fetch the decisions about a request from a server, over gRPC or HTTP."""
+"""Fetches the decisions about a request from a server, over gRPC or HTTP."""
 
 import http.client
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ TIMEOUT_S = 15.0
 def fetch_stories(
     request_id: str, server: ServerAddress, api_key: str
 ) -> Sequence[scheduler_pb2.Story]:
-    """Return the story of each choice of the request. Raises ForetokenError."""
+    """Returns the story of each choice of the request. Raises ForetokenError."""
     match server:
         case HttpAddress():
             return _fetch_over_http(request_id, server, api_key).stories
@@ -52,7 +52,7 @@ def _fetch_over_http(
 def _fetch_over_grpc(
     request_id: str, server: GrpcAddress, api_key: str
 ) -> scheduler_pb2.WhyResponse:
-    """Ask the gateway that listens there, or the scheduler."""
+    """Asks the gateway that listens there, or the scheduler."""
     request = scheduler_pb2.WhyRequest(request_id=request_id)
     metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
     with grpc.insecure_channel(server.target, options=OPTIONS) as channel:

@@ -1,4 +1,4 @@
-"""`foretoken bench`: load OpenAI-compatible servers and report latency, throughput and goodput."""
+"""`foretoken bench`: loads servers and reports latency, throughput and goodput."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -197,7 +197,7 @@ def _run(plan: "Plan", rates: Sequence[float], json: Path | None, plot: Path | N
 async def _run_until_interrupt(
     plan: "Plan", rates: Sequence[float], on_progress: "OnProgress"
 ) -> "tuple[list[RateResult], bool]":
-    """Return the results, partial after Ctrl-C, and whether Ctrl-C was pressed."""
+    """Returns the results, partial after Ctrl-C, and whether Ctrl-C was pressed."""
     import asyncio
     import signal
 
@@ -214,7 +214,7 @@ async def _run_until_interrupt(
 
 @contextmanager
 def _progress() -> "Iterator[OnProgress]":
-    """Show a progress bar while the block runs."""
+    """Shows a progress bar while the block runs."""
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
     from foretoken.bench.drive import LoadProgress

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def server_addresses(given: Sequence[str]) -> list[str]:
-    """Return `http…`, `grpc://…` or `unix:…` for each address. Raises ValueError."""
+    """Returns `http…`, `grpc://…` or `unix:…` for each address. Raises ValueError."""
     if not given:
         raise UsageError("no server given: set --server, for example http://127.0.0.1:8000")
     return [str(resolve_server(text, prefer_http=True)) for text in given]
@@ -52,7 +52,7 @@ def build_workload(
 
 
 def budgets_by_class(given: Sequence[str], named: Sequence[str]) -> "Mapping[str, Budgets]":
-    """Return the budgets by class: those given, else the gateway's. Raises UsageError."""
+    """Returns the budgets by class: those given, else the gateway's. Raises UsageError."""
     from foretoken.bench.measures import Budgets
     from gateway.config import SLA_CLASSES
     from gateway.types.sla_classes import BUDGETS, SlaError, parse_header

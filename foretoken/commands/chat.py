@@ -140,13 +140,13 @@ class Conversation:
         self._set_system(system)
 
     def run(self) -> None:
-        """Read lines until the input ends or the user leaves."""
+        """Reads lines until the input ends or the user leaves."""
         while not self._over and (line := self._read()) is not None:
             if line:
                 self.handle(line)
 
     def handle(self, line: str) -> None:
-        """Run a command or ask a question; `//` begins a question that starts with a slash."""
+        """Runs a command or asks a question; `//` begins a question that starts with a slash."""
         if line.startswith("//"):
             self.ask(line[1:])
         elif line.startswith("/"):
@@ -155,7 +155,7 @@ class Conversation:
             self.ask(line)
 
     def ask(self, question: str) -> None:
-        """Send one question and print its answer as it arrives."""
+        """Sends one question and prints its answer as it arrives."""
         self.turns.append({"role": "user", "content": question})
         answer = self._stream()
         if answer:
@@ -193,7 +193,7 @@ class Conversation:
         self._notes.print(text, style="dim", markup=False)
 
     def _read(self) -> str | None:
-        """Return the next line without its ends; None at the end of the input."""
+        """Returns the next line without its ends; None at the end of the input."""
         interactive = sys.stdin.isatty()
         try:
             return self._notes.input("[bold green]> [/]" if interactive else "").strip()

@@ -1,4 +1,4 @@
-"""`foretoken key`: create an API key and its line for the key file."""
+"""`foretoken key`: creates an API key and its line for the key file."""
 
 import sys
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Build options of the commands, and options that several commands share."""
+"""Builds options of the commands, and options that several commands share."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ MakeOption = Callable[..., Any]  # typer's own class of options is not public
 
 
 def option_maker(panel: str) -> MakeOption:
-    """Return a function that makes the options of one panel of `--help`."""
+    """Returns a function that makes the options of one panel of `--help`."""
 
     def make_option(
         help_text: str,
@@ -20,7 +20,7 @@ def option_maker(panel: str) -> MakeOption:
         names: Sequence[str] = (),
         **more: Any,
     ) -> Any:
-        """Make an option. `default` is what `--help` shows as the default; True: the value itself.
+        """Makes an option. `default` is what `--help` shows as the default; True: the value itself.
 
         `more` are further arguments of `typer.Option`, such as bounds.
         """
@@ -57,7 +57,7 @@ ApiKeyOption = Annotated[
 
 
 def describe_failure(error: Exception) -> str:
-    """Return the message of an error; for a rejected API key also what to set."""
+    """Returns the message of an error; for a rejected API key also what to set."""
     from foretoken.client.errors import Unauthenticated
 
     hint = f" Set --api-key or {API_KEY_VARIABLE}." if isinstance(error, Unauthenticated) else ""

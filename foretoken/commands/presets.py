@@ -43,7 +43,7 @@ def list_presets(known: "Mapping[str, PresetRow]") -> Iterator[str]:
 
 
 def describe(row: "PresetRow", file: str = "") -> Iterator[str]:
-    """Yield each choice with its alternatives, and below it the numbers it takes."""
+    """Yields each choice with its alternatives, and below it the numbers it takes."""
     from services.policies.preset import FORMS_BY_ARRANGEMENT
 
     preset = row.preset

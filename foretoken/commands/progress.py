@@ -14,7 +14,7 @@ class ProgressBar(Progress):
         self._stage = ""
 
     def show(self, text: str, done: int, total: int, stage: str = "") -> None:
-        """Show `done` of `total`, 0 if unknown. A new `stage` restarts the time estimate."""
+        """Shows `done` of `total`, 0 if unknown. A new `stage` restarts the time estimate."""
         if stage != self._stage:
             self._stage = stage
             self.reset(self._row)

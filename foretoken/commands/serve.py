@@ -1,4 +1,4 @@
-"""`foretoken serve`: start all services on this machine and serve a model."""
+"""`foretoken serve`: starts all services on this machine and serves a model."""
 
 from pathlib import Path
 from typing import Annotated
@@ -122,7 +122,7 @@ def serve(
             f"--log-level takes {', '.join(LEVELS)}; got {log_level!r}{near(log_level, LEVELS)}"
         )
     if chat_template and not Path(chat_template).expanduser().is_file():
-        raise UsageError(f"the chat template {chat_template} does not exist")
+        raise UsageError(f"--chat-template: the file does not exist (got {chat_template!r})")
     from foretoken.running.model import locate
     from foretoken.running.options import ServeOptions, demo_model
     from foretoken.running.serve import serve as run

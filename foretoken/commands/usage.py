@@ -1,4 +1,4 @@
-"""Report each mistake on the command line in one line, with a suggestion."""
+"""Reports each mistake on the command line in one line, with a suggestion."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -47,7 +47,7 @@ class ManyCommand(Command):
 
 
 def repeat_options(args: Sequence[str]) -> list[str]:
-    """Repeat a many-valued option before each of its further values."""
+    """Repeats a many-valued option before each of its further values."""
     out: list[str] = []
     option = ""
     for arg in args:
@@ -63,7 +63,7 @@ def repeat_options(args: Sequence[str]) -> list[str]:
 def describe_unknown(
     unknown: str, args: Sequence[str], ours: Iterable[str], foreign: Mapping[str, str]
 ) -> str:
-    """Describe an unknown option: translate all foreign options in `args`, else suggest one."""
+    """Describes an unknown option: translates all foreign options in `args`, else suggests one."""
     ours = set(ours)
     named = dict.fromkeys(arg.partition("=")[0] for arg in args if arg.startswith("-"))
     theirs = [name for name in named if name in foreign and name not in ours]
@@ -78,13 +78,15 @@ def _translate(name: str, ours: str) -> str:
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """Return `, did you mean …?` if a known word is similar, else an empty string."""
+    """Returns `, did you mean …?` if a known word is similar, else an empty string."""
     close = get_close_matches(word, list(known), n=1)
     return f", did you mean {close[0]}?" if close else ""
 
 
 def require_folders(*files: Path | None) -> None:
-    """Check the folders of output files before the work starts. Raises UsageError."""
+    """Checks the folders of output files before the work starts. Raises UsageError."""
     for file in files:
         if file and not file.parent.is_dir():
-            raise UsageError(f"cannot write {file}: there is no folder {file.parent}")
+            raise UsageError(
+                f"cannot write {file}: the folder {file.parent} does not exist; create it"
+            )

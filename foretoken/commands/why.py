@@ -1,4 +1,4 @@
-"""`foretoken why`: print the decisions about one request, from a server or an event log."""
+"""`foretoken why`: prints the decisions about one request, from a server or an event log."""
 
 import shutil
 import sys
@@ -68,7 +68,7 @@ def _read_log(request_id: str, log: Path) -> Iterator[str]:
     try:
         run = replay(log, UNBOUNDED)
     except OSError as error:
-        raise ValueError(f"cannot read {log}: {error.strerror}") from None
+        raise ValueError(f"--log: cannot read {log}: {error.strerror}") from None
     if run.differing:
         version = run.head.written_by or "another version"
         yield (
@@ -99,7 +99,7 @@ def _format_story(request_id: str, live: bool, lines: Sequence[Line]) -> Iterato
 
 
 def _wrap(lead: str, text: str) -> Sequence[str]:
-    """Wrap to the width of the terminal, keeping the times in a column; a pipe gets one line."""
+    """Wraps to the width of the terminal, keeping the times in a column; a pipe gets one line."""
     if not sys.stdout.isatty():
         return [lead + text]
     width = max(60, shutil.get_terminal_size().columns)

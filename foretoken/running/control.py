@@ -1,4 +1,4 @@
-"""Build the control plane of an embedded system: scheduler, estimator and gateway in one process.
+"""Builds the control plane of an embedded system: scheduler, estimator and gateway in one process.
 
 The import takes a second, so it happens while the child processes start.
 """
@@ -40,7 +40,7 @@ def build_control_plane(
     registry: CollectorRegistry,
     tracing: Tracing = OFF,
 ) -> ControlPlane:
-    """Build the objects from their configs. `predictor` is a channel to its process.
+    """Builds the objects from their configs. `predictor` is a channel to its process.
 
     `registry` holds the series of scheduler and estimator. The gateway has its own registry,
     because its series have other labels.

@@ -1,4 +1,4 @@
-"""Run the control plane in this process, and the predictor and each worker as child processes.
+"""Runs the control plane in this process, and the predictor and each worker as child processes.
 
 Services of the control plane use in-process channels, child processes use Unix sockets.
 """
@@ -61,7 +61,7 @@ CONTROL_MODULES = (
 async def embedded(
     options: ServeOptions, lifecycle: Lifecycle, progress: StartProgress | None = None
 ) -> AsyncIterator["Endpoints"]:
-    """Start the whole system; it is ready while the block runs, and drained afterwards."""
+    """Starts the whole system; it is ready while the block runs, and drained afterwards."""
     overrides, report = sections(options), progress.report if progress else _ignore
     for kind in (GatewayConfig, EstimatorConfig, WorkerConfig):
         load(kind, overrides[kind.section])  # report a mistake before anything starts
@@ -123,7 +123,7 @@ async def embedded(
 
 
 async def _stop_children(supervisor: Supervisor, scheduler: "SchedulerService") -> None:
-    """Stop all children, once the predictor has received the last outcomes."""
+    """Stops all children, once the predictor has received the last outcomes."""
     await scheduler.wind_up()
     await supervisor.stop(("worker", "predictor"))
 
@@ -139,7 +139,7 @@ def _import_control() -> None:
 
 
 def _ignore(*stage: str) -> None:
-    """Drop a progress report."""
+    """Drops a progress report."""
 
 
 def _children(
@@ -156,7 +156,7 @@ def _children(
 
 
 def _predictor_sections(overrides: Sections, folder: Path) -> Sections:
-    """Return the predictor's sections. Raises ConfigError for invalid values."""
+    """Returns the predictor's sections. Raises ConfigError for invalid values."""
     own = {
         "address": f"unix:{folder}/predictor.sock",
         "started_by": str(os.getpid()),
@@ -192,12 +192,12 @@ class Endpoints:
     fleet: scheduler_pb2.FleetView
 
     async def scrape(self) -> str:
-        """Return the gateway's own metrics."""
+        """Returns the gateway's own metrics."""
         return expose(self.control.gateway.parts[:1])
 
 
 async def serve_embedded(options: ServeOptions, lifecycle: Lifecycle) -> None:
-    """Serve until a signal. Raises Interrupted if the signal arrives before the system is ready."""
+    """Serves until a signal. Raises Interrupted if it arrives before the system is ready."""
     with closing(StartProgress()) as progress:
         async with (
             interruptible_start(lifecycle) as end_start,

@@ -6,7 +6,7 @@ from types import FrameType
 
 
 def quiet_interrupts() -> None:
-    """Let Ctrl-C end the process at once and silently, with status 130."""
+    """Lets Ctrl-C end the process at once and silently, with status 130."""
     signal.signal(signal.SIGINT, _exit)
 
 

@@ -1,4 +1,4 @@
-"""Find the served model: a folder, a snapshot in the hub's cache, or a download.
+"""Finds the served model: a folder, a snapshot in the hub's cache, or a download.
 
 The model is resolved once, before any process starts. Every process then receives a folder.
 """
@@ -28,7 +28,7 @@ class Located:
 
 
 def locate(model: str) -> Located:
-    """Return the model of a folder or hub name, downloading it if necessary.
+    """Returns the model of a folder or hub name, downloading it if necessary.
 
     Raises ConfigError within seconds if there is no such folder and the hub is unreachable.
     """
@@ -36,9 +36,12 @@ def locate(model: str) -> Located:
     if path.is_dir():
         return Located(str(path) if model.startswith("~") else model)
     if path.is_file():
-        raise ConfigError(f"{model} is a file; pass the model's folder or its name on the hub")
+        raise ConfigError(f"MODEL: {model} is a file; pass a model's folder or its name on the hub")
     if not _could_be_hub_name(model):
-        raise ConfigError(f"there is no folder {model}{_suggest(path, ', ')}")
+        raise ConfigError(
+            f"MODEL: the folder {model} does not exist; pass a model's folder or its name on the "
+            f"hub{_suggest(path)}"
+        )
     folder = _cached(model) or _download(model, path)
     return Located(folder, model)
 
@@ -48,18 +51,18 @@ def _could_be_hub_name(model: str) -> bool:
     return model.count("/") <= 1 and not model.startswith(("/", ".", "~")) and model[-1] != "/"
 
 
-def _suggest(path: Path, lead: str) -> str:
-    """Return a hint at a sibling folder with a similar name, or an empty string."""
+def _suggest(path: Path) -> str:
+    """Returns a hint at a sibling folder with a similar name, or an empty string."""
     try:
         beside = [each.name for each in path.parent.iterdir() if each.is_dir()]
     except OSError:
         return ""
     near = get_close_matches(path.name, beside, n=1)
-    return f"{lead}did you mean {path.parent / near[0]}?" if near else ""
+    return f"; did you mean {path.parent / near[0]}?" if near else ""
 
 
 def _cached(model: str) -> str:
-    """Return the folder of a complete snapshot in the cache, or an empty string."""
+    """Returns the folder of a complete snapshot in the cache, or an empty string."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -98,24 +101,24 @@ def _download(model: str, path: Path) -> str:
         return str(snapshot_download(model, allow_patterns=patterns))
     except GatedRepoError:
         raise ConfigError(
-            f"{model} is gated: accept its terms on the hub and set HF_TOKEN"
+            f"MODEL: {model} is gated; accept its terms on the hub and set HF_TOKEN"
         ) from None
     except RepositoryNotFoundError:
         raise ConfigError(
-            f"there is no folder {model}, and {where} has no model of that name; a private model "
-            f"needs HF_TOKEN{_suggest(path, '; ')}"
+            f"MODEL: {model} is neither a folder nor a model on {where}; pass a model's folder or "
+            f"its name on the hub (a private model needs HF_TOKEN){_suggest(path)}"
         ) from None
     except HfHubHTTPError as error:
         cause = (str(error).strip().splitlines() or ["an error"])[0]
-        raise ConfigError(f"{where} does not serve {model}: {cause}") from None
+        raise ConfigError(f"MODEL: {where} does not serve {model}: {cause}") from None
     except Exception as error:  # depends on the HTTP client of the hub's library
         if os.environ.get("HF_HUB_OFFLINE"):
             reach = "HF_HUB_OFFLINE is set"
         else:
             reach = f"{where} cannot be reached ({_first_line(error)})"
         raise ConfigError(
-            f"there is no folder {model}, and {reach}; pass a folder, or download the model on a "
-            f"machine with a network{_suggest(path, '; ')}"
+            f"MODEL: the folder {model} does not exist, and {reach}; pass a folder, or download "
+            f"the model on a machine with a network{_suggest(path)}"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Distribute the options of `foretoken serve` over the config sections."""
+"""Distributes the options of `foretoken serve` over the config sections."""
 
 import json
 import os
@@ -18,7 +18,7 @@ Sections = dict[str, dict[str, str]]
 
 
 def demo_model() -> str:
-    """Return the folder of the demo model."""
+    """Returns the folder of the demo model."""
     return str(files("models").joinpath("demo"))
 
 
@@ -53,7 +53,7 @@ class ServeOptions:
 
 
 def sections(options: ServeOptions) -> Sections:
-    """Return the overrides of each section; `--set` wins over the named options.
+    """Returns the overrides of each section; `--set` wins over the named options.
 
     `--set preset.key=value` replaces a choice of the preset. Raises ConfigError.
     """
@@ -96,18 +96,18 @@ def sections(options: ServeOptions) -> Sections:
 
 
 def secrets(options: ServeOptions) -> dict[str, str]:
-    """Return the environment variables for values that a process list must not show."""
+    """Returns the environment variables for values that a process list must not show."""
     keys = json.dumps(list(options.api_keys))
     return {f"{ENV_PREFIX}GATEWAY_API_KEYS": keys} if options.api_keys else {}
 
 
 def chosen_preset(overrides: Sections) -> Preset:
-    """Return the scheduler's preset, so that a mistake ends the start. Raises ValueError."""
+    """Returns the scheduler's preset, so that a mistake ends the start. Raises ValueError."""
     return load(SchedulerConfig, overrides["scheduler"]).chosen()
 
 
 def local_worker(number: int, workers: int) -> dict[str, str]:
-    """Return the settings of worker `number` of `workers` on this machine."""
+    """Returns the settings of worker `number` of `workers` on this machine."""
     return {
         "worker_id": f"worker-{number}",
         "local_rank": str(number),
@@ -128,7 +128,7 @@ def _if_set(key: str, value: object) -> dict[str, str]:
 
 
 def outcome_log(overrides: Sections, predictor: str) -> dict[str, str]:
-    """Return the overrides of section `log`.
+    """Returns the overrides of section `log`.
 
     A predictor that reads prompts keeps its outcomes in the user's state folder, unless `log.path`
     is set (empty: in memory).
@@ -141,7 +141,7 @@ def outcome_log(overrides: Sections, predictor: str) -> dict[str, str]:
 
 
 def predictor_sections(overrides: Sections, own: dict[str, str]) -> Sections:
-    """Return the sections of the predictor's process; `own` holds defaults.
+    """Returns the sections of the predictor's process; `own` holds defaults.
 
     The preset chooses the model unless the section does. Raises ValueError.
     """
@@ -150,7 +150,7 @@ def predictor_sections(overrides: Sections, own: dict[str, str]) -> Sections:
 
 
 def as_arguments(overrides: Sections) -> list[str]:
-    """Return the overrides as command line arguments of a service process."""
+    """Returns the overrides as command line arguments of a service process."""
     return [
         part
         for section, settings in overrides.items()

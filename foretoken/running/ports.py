@@ -1,4 +1,4 @@
-"""Find free TCP ports for child services."""
+"""Finds free TCP ports for child services."""
 
 import socket
 from contextlib import ExitStack
@@ -12,7 +12,7 @@ MIN_PORT, PORTS = 20_000, 12_000
 
 
 def free_ports(count: int) -> list[int]:
-    """Return distinct free ports, adjacent where possible, starting at a random place.
+    """Returns distinct free ports, adjacent where possible, starting at a random place.
 
     The random start keeps two concurrent searches apart. Raises ConfigError if none is free.
     """
@@ -34,6 +34,6 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """Return one free port."""
+    """Returns one free port."""
     [port] = free_ports(1)
     return port

@@ -1,4 +1,4 @@
-"""Run every service as a separate process over TCP, as deploy/compose.yaml does."""
+"""Runs every service as a separate process over TCP, as deploy/compose.yaml does."""
 
 import json
 import os
@@ -30,7 +30,7 @@ ADVISERS = ("predictor", "batcher", "estimator")
 
 
 def assign_addresses(overrides: Sections, workers: int) -> list[tuple[str, str, Sections]]:
-    """Return (section, module, overrides) of every process, in start order, with addresses.
+    """Returns (section, module, overrides) of every process, in start order, with addresses.
 
     Internal services listen on free loopback ports unless `--set` names an address.
     """
@@ -71,13 +71,13 @@ def assign_addresses(overrides: Sections, workers: int) -> list[tuple[str, str, 
 
 
 def _with_ports(gateway: dict[str, str], free: Iterator[int]) -> dict[str, str]:
-    """Replace port 0 by a free port, since the ready line prints it."""
+    """Replaces port 0 by a free port, since the ready line prints it."""
     ports = {key: gateway[key] for key in ("http_port", "grpc_port")}
     return gateway | {key: port if int(port) else str(next(free)) for key, port in ports.items()}
 
 
 def _children(units: list[tuple[str, str, Sections]]) -> list[Child]:
-    """Return the children; a worker's name is its id."""
+    """Returns the children; a worker's name is its id."""
     return [
         Child(overrides[section].get("worker_id", section), section, module, overrides)
         for section, module, overrides in units
@@ -85,7 +85,7 @@ def _children(units: list[tuple[str, str, Sections]]) -> list[Child]:
 
 
 async def serve_separate(options: ServeOptions, lifecycle: Lifecycle) -> None:
-    """Serve until a signal. Raises Interrupted if the signal arrives before the system is ready."""
+    """Serves until a signal. Raises Interrupted if it arrives before the system is ready."""
     units = assign_addresses(sections(options), options.workers)
     gateway = units[-1][2]["gateway"]
     host = gateway["host"]

@@ -1,4 +1,4 @@
-"""Run `foretoken serve`, embedded or with separate processes, until a signal."""
+"""Runs `foretoken serve`, embedded or with separate processes, until a signal."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ Mode = Callable[[ServeOptions, Lifecycle], Coroutine[Any, Any, None]]
 
 
 def serve(options: ServeOptions) -> None:
-    """Run until Ctrl-C or SIGTERM.
+    """Runs until Ctrl-C or SIGTERM.
 
     Raises ConfigError or ValueError for a mistake in the settings, and UnrecoverableError when a
     required process keeps exiting.

@@ -26,7 +26,7 @@ class Interrupted(Exception):
 
 @asynccontextmanager
 async def interruptible_start(lifecycle: Lifecycle) -> AsyncIterator[Callable[[], None]]:
-    """Cancel the block when a signal arrives, until it calls the yielded function.
+    """Cancels the block when a signal arrives, until it calls the yielded function.
 
     Raises Interrupted instead of whatever the cancellation caused.
     """
@@ -54,7 +54,7 @@ def _end(watch: asyncio.Task[None]) -> None:
 
 
 def run_in_daemon_thread(work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a thread that the process does not wait for at exit.
+    """Runs `work` in a thread that the process does not wait for at exit.
 
     The future of an executor's thread would delay the exit; this thread is abandoned.
     """

@@ -143,7 +143,10 @@ def _load_tokenizer(model: str) -> Any:
     is_path = model.startswith((".", os.sep)) or model.count(os.sep) > 1
     is_path |= os.sep in model and model.startswith("models")
     if is_path and not Path(model).exists():
-        raise ConfigError(f"gateway.model: there is no folder {model}")
+        raise ConfigError(
+            "gateway.model: the folder does not exist; pass a model's folder or its name on the "
+            f"hub (got {model!r})"
+        )
     kind = read_json(Path(model) / "tokenizer_config.json").get("tokenizer_class")
     try:
         tokenizer = _tokenizer_class(kind).from_pretrained(model)

@@ -13,7 +13,6 @@ from simulator.workload.workload import Workload
 
 REFIT_NEW_SHARE = 0.2  # of the examples of the last fit, before the next one, as served
 REFIT_NEW_MIN = 64
-WITHOUT_PROMPTS = ("history", "max")
 
 
 class Forecaster(Protocol):

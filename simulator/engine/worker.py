@@ -10,7 +10,6 @@ step; both ways give equal results.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
 
 import numpy as np
 
@@ -195,8 +194,3 @@ class SimWorker:
     def report(self) -> Report | None:
         """What the scheduler must know, if anything."""
         return self.state.report()
-
-    @property
-    def idle_until_s(self) -> float:
-        """When the span ends; infinite without one."""
-        return self.span.end_s if self.span else inf

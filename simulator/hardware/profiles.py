@@ -109,10 +109,13 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
     if given.endswith(SUFFIX) or Path(given).name != given:
         path = Path(given)
         return read_hardware(read_text(path), path.stem, str(path))
-    known = _profiles()
+    known = list_hardware()
     if given not in known:
-        raise ValueError(f"unknown hardware {given}{near(given, known)}")
-    file = known[given]
+        raise ValueError(
+            f"unknown hardware {given}{near(given, known)}; pass a profile's name or a "
+            f"{SUFFIX} file"
+        )
+    file = _profiles()[given]
     return read_hardware(file.read_text(encoding="utf-8"), given, f"{given}{SUFFIX}")
 
 

@@ -75,7 +75,7 @@ def test_systems_option_selects_systems():
     assert [case.streams for case in slow.cases(DEMO)] == [1]
 
 
-def test_cases_by_context_and_model():
+def test_plan_has_cases_by_context_and_model():
     plan = make_run_plan(options(streams="64,1,64"))
     assert plan.cases(DEMO) == [
         Case(160, 1, 32, 256), Case(160, 64, 32, 256), Case(1500, 1, 1500, 64),
@@ -124,7 +124,7 @@ def test_invalid_command_line_is_a_sentence():
 # --- estimated durations
 
 
-def test_duration_estimate_table():
+def test_duration_estimate_follows_the_step_cost():
     """A step of 64 rows with 160 tokens takes 4 ms + 64 · (0.1 ms + 160 · 0.8 µs) = 18.592 ms; 256
     steps follow 64 · 32 prompt tokens of 0.1 ms. transformers: 1.5 + 64 · 160 / 4,000 = 4.06 times.
     """
@@ -169,7 +169,7 @@ def test_kv_has_room_for_all_requests():
 # --- figures
 
 
-def test_medians_by_key():
+def test_measurements_report_medians_by_key():
     taken = Measurements()
     case = Case(160, 8, 32, 256)
     for value in (5.0, 1.0, 3.0):
@@ -184,7 +184,7 @@ def test_medians_by_key():
     assert taken.repeats()["engine_tok_s"]["fp32"]["demo"]["8"]["160"] == [5.0, 1.0, 3.0]
 
 
-def test_nested_keys():
+def test_nested_groups_values_by_key_part():
     assert nested({("a", "b"): 1, ("a", "c"): 2, ("d",): 3}) == {"a": {"b": 1, "c": 2}, "d": 3}
 
 

@@ -8,7 +8,7 @@ from services.costs import CostModel
 COST = CostModel(0.01, 0.0002, 0.001, 0.00001)
 
 
-def test_slice_prediction_table() -> None:
+def test_slice_prediction_matches_worked_example() -> None:
     """Prompts of 10 and 30, and a context of 50 in KV, 4 steps. Prefill: 0.01 + 40·0.00021 =
     0.0184. Each step costs 0.01 + 3·0.001 = 0.013, and they read 4·90 + 3·(1+2+3+4) = 390."""
     mixed = Slice((10, 30), (50,), 4)

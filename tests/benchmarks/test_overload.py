@@ -101,7 +101,7 @@ def test_systems_are_presets_then_the_peer():
         names_of(options(presets="fcfs,fifo"))
 
 
-def test_factors_rounds_and_seconds():
+def test_overload_options_set_factors_rounds_and_seconds():
     sizes = sizes_of(options(factors="0.9,2", rounds=3))
     assert (sizes.arrivals_s, sizes.rounds) == ({0.9: 12, 2.0: 12}, 3)
     sizes = sizes_of(options(factors="1.5,3", seconds=4.0))
@@ -112,7 +112,7 @@ def test_factors_rounds_and_seconds():
             sizes_of(options(factors=wrong))
 
 
-def test_duration_estimate():
+def test_duration_estimate_includes_starts_and_drains():
     """20 s to start and settle, 100 requests at 80/s; then 6 s, and 6 + 12 s, because 3 times the
     load takes 3 times as long."""
     sizes = replace(QUICK, arrivals_s={0.9: 6, 3.0: 6})
@@ -189,7 +189,7 @@ def test_tokens_between_two_times():
     assert tokens_per_s(answers, 5, 10) == pytest.approx((50 + 20 + 1) / 5)
 
 
-def test_figures():
+def test_figures_are_computed_from_answers():
     answers = [
         Answer(0, 1, 3, 21),  # TPOT 0.1
         Answer(0, 6, 7, 11),  # TTFT missed
@@ -224,7 +224,7 @@ def test_best_preset_excludes_oracles():
     )
 
 
-def test_figures_without_answers():
+def test_figures_without_answers_are_empty():
     found = figures_of([Answer(0, 0, 0, 0, TIMED_OUT)], arrivals_s=10)
     assert isnan(found["norm_latency_s"]) and isnan(found["ttft_p50_s"])
     assert (found["tok_s"], found["goodput_share"], found["errors"]) == (0, 0, 1)

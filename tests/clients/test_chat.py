@@ -20,7 +20,7 @@ TOGETHER = [counted(n, n + 5) for n in range(8)]
 ScriptOutput = Callable[[str, str], dict]
 
 
-def test_openai_python(script_output: ScriptOutput) -> None:
+def test_openai_python_client_completes_chats_and_texts(script_output: ScriptOutput) -> None:
     seen = script_output("openai", "openai_python.py")
     assert seen["models"] == ["demo"]
     assert seen["answer"] == seen["chunks"] == seen["streamed"] == REVERSED
@@ -43,7 +43,7 @@ def test_openai_python(script_output: ScriptOutput) -> None:
     assert "This model's maximum context length is 2048 tokens" in seen["overflow"]["says"]
 
 
-def test_openai_node(node_output: Callable[[str], dict]) -> None:
+def test_openai_node_client_completes_chats_and_texts(node_output: Callable[[str], dict]) -> None:
     seen = node_output("openai_node.cjs")
     assert seen["models"] == ["demo"]
     assert seen["answer"] == seen["chunks"] == seen["streamed"] == REVERSED
@@ -57,7 +57,7 @@ def test_openai_node(node_output: Callable[[str], dict]) -> None:
     )
 
 
-def test_langchain(script_output: ScriptOutput) -> None:
+def test_langchain_client_completes_chats_batches_and_chains(script_output: ScriptOutput) -> None:
     seen = script_output("openai", "langchain_chat.py")
     assert seen["answer"] == seen["streamed"] == seen["async"] == REVERSED
     assert seen["several"], "the answer came in chunks"
@@ -67,14 +67,16 @@ def test_langchain(script_output: ScriptOutput) -> None:
     assert seen["text"] == seen["text_streamed"] == DRAWN
 
 
-def test_llamaindex(script_output: ScriptOutput) -> None:
+def test_llamaindex_client_completes_chats_and_texts(script_output: ScriptOutput) -> None:
     seen = script_output("litellm", "llamaindex_chat.py")
     assert seen["answer"] == seen["streamed"] == seen["async"] == REVERSED
     assert seen["completed_by_chat"] == "fig pear"
     assert seen["text"] == DRAWN and seen["text_streamed"] == "sun"
 
 
-def test_litellm(script_output: ScriptOutput) -> None:
+def test_litellm_client_completes_chat_and_falls_back_on_overflow(
+    script_output: ScriptOutput,
+) -> None:
     seen = script_output("litellm", "litellm_chat.py")
     assert seen["answer"] == seen["streamed"] == seen["async"] == seen["hosted_vllm"] == REVERSED
     assert seen["streamed_tokens"] == seen["usage"]["completion_tokens"] == 4
@@ -84,6 +86,6 @@ def test_litellm(script_output: ScriptOutput) -> None:
     assert seen["fallen_back"] == "from the larger model"
 
 
-def test_aisuite(script_output: ScriptOutput) -> None:
+def test_aisuite_client_completes_chat(script_output: ScriptOutput) -> None:
     seen = script_output("locust", "aisuite_chat.py")
     assert seen == {"answer": REVERSED, "instructed": SORTED}

@@ -19,7 +19,9 @@ PROMPT_TOKENS, TOKENS = 32, 16
 Python = Callable[[str], Path]
 
 
-def test_guidellm(run: Run, python: Python, url: str, tmp_path: Path) -> None:
+def test_guidellm_receives_the_requested_output_tokens(
+    run: Run, python: Python, url: str, tmp_path: Path
+) -> None:
     run(
         python("measure").with_name("guidellm"), "run", "--disable-console",
         "--backend", f"kind=openai_http,target={url},model=demo",
@@ -38,7 +40,9 @@ def test_guidellm(run: Run, python: Python, url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
-def test_aiperf(run: Run, python: Python, url: str, tmp_path: Path, endpoint: str) -> None:
+def test_aiperf_receives_the_requested_output_tokens(
+    run: Run, python: Python, url: str, tmp_path: Path, endpoint: str
+) -> None:
     # Offline it accepts no folder as tokenizer; an unreachable hub makes it use the cache.
     online = {"HF_HUB_OFFLINE": "", "TRANSFORMERS_OFFLINE": "", "HF_ENDPOINT": "http://127.0.0.1:9"}
     run(
@@ -60,7 +64,7 @@ def test_aiperf(run: Run, python: Python, url: str, tmp_path: Path, endpoint: st
     ("backend", "path"),
     [("openai-chat", "/v1/chat/completions"), ("openai", "/v1/completions")],
 )
-def test_vllm_bench(
+def test_vllm_bench_receives_the_requested_output_tokens(
     run: Run, python: Python, url: str, tmp_path: Path, backend: str, path: str
 ) -> None:
     interpreter = os.environ.get("CLIENTS_VLLM_PYTHON") or python("measure")
@@ -76,7 +80,7 @@ def test_vllm_bench(
     assert seen["output_lens"] == [TOKENS] * REQUESTS
 
 
-def test_locust(run: Run, python: Python, url: str) -> None:
+def test_locust_load_has_no_failures(run: Run, python: Python, url: str) -> None:
     printed = run(
         python("locust").with_name("locust"), "--locustfile", SCRIPTS / "locustfile.py", "--host",
         url, "--headless", "--users", 8, "--spawn-rate", 8, "--run-time", "100s", "--json",
@@ -111,7 +115,9 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 """
 
 
-def test_lm_eval(run: Run, python: Python, url: str, tmp_path: Path) -> None:
+def test_lm_eval_scores_equal_the_model_s(
+    run: Run, python: Python, url: str, tmp_path: Path
+) -> None:
     data = tmp_path / "likelihood.jsonl"
     rows = [{"question": q, "choices": choices, "right": right} for q, choices, right in QUESTIONS]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))

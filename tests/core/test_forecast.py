@@ -13,7 +13,7 @@ from tests.policies.made_snapshots import table as interned
 HAND = Forecast((10.0, 20.0, 40.0), (0.5, 0.25, 0.25), 64)
 
 
-def test_hand_worked_distribution() -> None:
+def test_forecast_survival_quantile_and_mean_match_worked_example() -> None:
     assert HAND.survival(9) == 1
     assert HAND.survival(10) == 0.5
     assert HAND.survival(20, generated=10) == 0.5

@@ -40,7 +40,7 @@ def test_magnus_rule_matches_worked_example() -> None:
     assert batches.neighbours == Neighbours.fit([batch(9.6), batch(5.4)])
 
 
-def test_long_batch_needs_relative_error() -> None:
+def test_magnus_rule_needs_a_relative_error_for_long_batches() -> None:
     """20 times the tokens: 0.5 + 1000·0.14 = 140.5 s; 167 s is off by 26.5 s but only 15.9 %."""
     batches = BatchMemory(BatchLearning())
     batches.add(batch(167.0, generated=1_000), 0.0)
@@ -48,7 +48,7 @@ def test_long_batch_needs_relative_error() -> None:
     assert not batches.neighbours
 
 
-def test_refresh_transcript() -> None:
+def test_batch_memory_is_refreshed_after_an_interval_with_new_batches() -> None:
     batches = BatchMemory(BatchLearning(refresh_s=120.0))
     assert not is_updated(batches, 500.0), "nothing waits"
     batches.add(batch(20.0), 1_000.0)
@@ -165,7 +165,7 @@ def test_step_error_precedes_learning() -> None:
     assert model.error_p90 == pytest.approx(0.5, rel=1e-3)
 
 
-def test_errors_match_worked_example() -> None:
+def test_estimate_errors_match_worked_example() -> None:
     errors = ErrorWindow()
     for number in range(ErrorWindow.MIN_SAMPLES - 1):
         errors.add(1.0 + number / 100, 1.0)

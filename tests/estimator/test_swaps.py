@@ -28,13 +28,13 @@ def learnt(timings: list[SwapTiming]) -> SwapRates:
     return rates
 
 
-def test_directions_have_separate_rates() -> None:
+def test_swap_directions_have_separate_rates() -> None:
     rates = learnt(swaps(OFFLOAD, 2e-6, 160, 320, 640) + swaps(UPLOAD, 5e-6, 160, 16, 32))
     assert rates.token_s(OFFLOAD) == pytest.approx(2e-6)
     assert rates.token_s(UPLOAD) == pytest.approx(5e-6)
 
 
-def test_device_time_matches_worked_example() -> None:
+def test_swap_device_time_matches_worked_example() -> None:
     """Gathering takes 1 of 4 µs per token out, scattering 0.5 of 2 µs in: 1.5 µs in total. A part
     larger than the whole is ignored."""
     rates = learnt([SwapTiming(OFFLOAD, 100, 4e-4, 1e-4)] * 3)
@@ -46,7 +46,7 @@ def test_device_time_matches_worked_example() -> None:
     assert rates.quantize_token_s == pytest.approx(1.5e-6)
 
 
-def test_two_swaps_give_no_rate() -> None:
+def test_two_swaps_give_no_swap_rate() -> None:
     rates = learnt(swaps(OFFLOAD, 1e-6, 100, 100))
     assert (rates.token_s(OFFLOAD), rates.token_s(UPLOAD)) == (0, 0)
 
@@ -65,7 +65,7 @@ def test_large_swaps_weigh_more() -> None:
     assert rates.token_s(OFFLOAD) == pytest.approx(1e-6)
 
 
-def test_rate_ignores_pauses() -> None:
+def test_swap_rate_ignores_pauses() -> None:
     rng = np.random.default_rng(0)
     sound = [
         SwapTiming(UPLOAD, n, n * 3e-6 * float(rng.lognormal(0, 0.1)))
@@ -75,7 +75,7 @@ def test_rate_ignores_pauses() -> None:
     assert learnt(sound + paused).token_s(UPLOAD) == pytest.approx(3e-6, rel=0.05)
 
 
-def test_rate_follows_slower_worker_and_is_bounded() -> None:
+def test_swap_rate_follows_slower_worker_and_is_bounded() -> None:
     rates = learnt(swaps(OFFLOAD, 1e-6, *[64] * 1_000))
     for timing in swaps(OFFLOAD, 4e-6, *[64] * 200):
         rates.add(timing)
@@ -83,14 +83,14 @@ def test_rate_follows_slower_worker_and_is_bounded() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(1e-9, 1), st.integers(1, 50)), min_size=3, max_size=40))
-def test_rate_matches_reference_implementation(seen: list[tuple[float, int]]) -> None:
+def test_swap_rate_matches_reference_implementation(seen: list[tuple[float, int]]) -> None:
     """The reference repeats each sample once per token and takes the median."""
     timings = [SwapTiming(OFFLOAD, n, n * token_s) for token_s, n in seen]
     every = sorted(t.elapsed_s / t.tokens for t in timings for _ in range(t.tokens))
     assert learnt(timings).token_s(OFFLOAD) == every[(len(every) - 1) // 2]
 
 
-def test_first_model_includes_earlier_swaps() -> None:
+def test_first_cost_model_includes_earlier_swaps() -> None:
     state = EstimatorState()
     seen = state.observe("w", [], swaps(OFFLOAD, 1e-6, 64, 64, 64))
     assert (seen.version, seen.changed) == (0, False)
@@ -102,7 +102,7 @@ def test_first_model_includes_earlier_swaps() -> None:
     assert model.kv_costs == KVCosts(model.prefill_token_s, model.offload_token_s, 0)
 
 
-def test_changed_price_makes_new_version() -> None:
+def test_changed_swap_price_makes_a_new_cost_model_version() -> None:
     state = EstimatorState()
     state.observe("w", STEPS)
     fitted = state.model("w")
@@ -124,13 +124,13 @@ def test_changed_price_makes_new_version() -> None:
     assert model.step_s(100, 10, 1_000) == fitted.step_s(100, 10, 1_000)
 
 
-def test_steps_and_swaps_together_make_one_version() -> None:
+def test_steps_and_swaps_together_make_one_cost_model_version() -> None:
     state = EstimatorState()
     seen = state.observe("w", STEPS, [*swaps(UPLOAD, 1e-6, 64, 64, 64), SwapTiming(UPLOAD, 9, nan)])
     assert (seen.version, seen.refitted, seen.repriced, seen.swaps_kept) == (1, True, False, 3)
 
 
-def test_prices_are_separate_per_worker() -> None:
+def test_swap_prices_are_separate_per_worker() -> None:
     state = EstimatorState()
     for worker_id, token_s in (("a", 1e-6), ("b", 7e-6)):
         state.observe(worker_id, STEPS, swaps(UPLOAD, token_s, 64, 64, 64))

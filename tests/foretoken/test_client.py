@@ -225,7 +225,7 @@ def type_lines(talk: Conversation, *lines: str) -> None:
         talk.handle(line)
 
 
-def test_conversation_commands() -> None:
+def test_chat_conversation_handles_slash_commands() -> None:
     talk, out = conversation(FakeStream(piece("hello", FinishReason.STOP)))
     type_lines(talk, "hi", "/system  be short ", "/frobnicate now", "/help")
     assert [turn["content"] for turn in talk.turns] == ["be short", "hi", "hello"]

@@ -170,7 +170,9 @@ def test_equal_file_names_and_unwritable_output_are_rejected(near: Path, tmp_pat
     same = data_set(tmp_path / "twin" / "near.jsonl", 9, 9)
     assert "same name" in error_message("--train", near, "--data", same)
     nowhere = tmp_path / "no" / "report.json"
-    assert "there is no folder" in error_message("--train", near, "--data", near, "--json", nowhere)
+    assert "does not exist; create it" in error_message(
+        "--train", near, "--data", near, "--json", nowhere
+    )
 
 
 def test_empty_split_is_reported(near: Path, tmp_path: Path):

@@ -29,26 +29,30 @@ def test_locate_returns_a_folder_unchanged(beside: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "suggestion"),
     [
-        ("./models/Qwen3-8", "there is no folder ./models/Qwen3-8, did you mean models/Qwen3-8B?"),
-        ("{here}/models/Qen3-8B", "did you mean {here}/models/Qwen3-8B?"),
-        ("/no/such/folder", "there is no folder /no/such/folder"),
-        ("models/Qwen3-8B/more", "there is no folder models/Qwen3-8B/more"),
-        ("../nothing/like/it/", "there is no folder ../nothing/like/it/"),
+        ("./models/Qwen3-8", "; did you mean models/Qwen3-8B?"),
+        ("{here}/models/Qen3-8B", "; did you mean {here}/models/Qwen3-8B?"),
+        ("/no/such/folder", ""),
+        ("models/Qwen3-8B/more", ""),
+        ("../nothing/like/it/", ""),
     ],
 )
 def test_mistyped_folder_is_reported_with_a_suggestion(
-    beside: Path, name: str, message: str
+    beside: Path, name: str, suggestion: str
 ) -> None:
+    given = name.format(here=beside)
     with pytest.raises(ConfigError) as caught:
-        locate(name.format(here=beside))
-    assert str(caught.value).endswith(message.format(here=beside))
+        locate(given)
+    assert str(caught.value) == (
+        f"MODEL: the folder {given} does not exist; pass a model's folder or its name on the hub"
+        + suggestion.format(here=beside)
+    )
 
 
 def test_locate_rejects_a_file(beside: Path) -> None:
     (beside / "x.gguf").touch()
-    with pytest.raises(ConfigError, match=r"x.gguf is a file; pass the model's folder"):
+    with pytest.raises(ConfigError, match=r"MODEL: x.gguf is a file; pass a model's folder"):
         locate("x.gguf")
 
 
@@ -103,7 +107,7 @@ def test_incomplete_snapshot_is_not_used(tmp_path: Path, missing: str) -> None:
         (folder / "model-1.safetensors").unlink()
     message = located("Qwen/Qwen3", tmp_path, tmp_path, HF_ENDPOINT="http://127.0.0.1:1")
     assert message.startswith(
-        "error: there is no folder Qwen/Qwen3, and http://127.0.0.1:1 cannot be"
+        "error: MODEL: the folder Qwen/Qwen3 does not exist, and http://127.0.0.1:1 cannot be"
     )
 
 

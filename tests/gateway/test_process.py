@@ -43,7 +43,11 @@ async def start(**settings: object) -> Process:
         ("max_session", "1", "did you mean max_sessions?"),
         ("max_sessions", "0", "gateway.max_sessions: "),
         ("http_port", "70000", "gateway.http_port: "),
-        ("model", "./no/such/folder", "gateway.model: there is no folder ./no/such/folder"),
+        (
+            "model",
+            "./no/such/folder",
+            "gateway.model: the folder does not exist; pass a model's fol",
+        ),
         ("sla_classes", '{"gold": {"ttft_s": -1}}', "gateway.sla_classes.gold.ttft_s: "),
         ("sla_classes", '{"gold": {"speed": 1}}', "gateway.sla_classes.gold.speed: "),
         ("default_sla", "gold", "names no class of sla_classes: interactive, standard, batch"),

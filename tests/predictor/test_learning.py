@@ -62,7 +62,7 @@ BY = EncodedBy("minilm", FEATURES.instruction.shape)
 # Pending forecasts
 
 
-def test_pending_evicts_oldest_and_counts_it() -> None:
+def test_pending_requests_evict_oldest_and_count_it() -> None:
     pending = PendingForecasts(2)
     for name in "abc":
         pending.put(name, PendingForecast(MADE))
@@ -71,7 +71,7 @@ def test_pending_evicts_oldest_and_counts_it() -> None:
     assert pending.pop("b") is None
 
 
-def test_renewed_forecast_does_not_replace_first() -> None:
+def test_pending_request_keeps_its_first_forecast() -> None:
     pending = PendingForecasts(2)
     pending.put("a", PendingForecast(MADE, b"features"))
     pending.put("a", PendingForecast(MADE))

@@ -54,7 +54,7 @@ def test_cpu_budget_is_capped() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.floats(0, 1)), max_size=50))
-def test_full_share_never_waits(work: list[tuple[float, float]]) -> None:
+def test_cpu_budget_with_full_share_never_waits(work: list[tuple[float, float]]) -> None:
     budget, now_s = CpuBudget(share=1.0, saved_s=0.01, now_s=0.0), 0.0
     for took_s, share in work:
         now_s += took_s
@@ -85,7 +85,7 @@ class FailingExtractor:
         return [FEATURES for _ in texts]
 
 
-def test_failing_prompt_does_not_affect_batch(caplog: pytest.LogCaptureFixture) -> None:
+def test_prompt_reader_isolates_a_failing_prompt(caplog: pytest.LogCaptureFixture) -> None:
     batch_reader = PromptBatchReader(
         FailingExtractor(), lambda queries: [certain(9, "model") for _ in queries]
     )

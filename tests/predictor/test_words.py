@@ -27,7 +27,9 @@ from tests.reach import until
         ("x7y 8", 8, 2),
     ],
 )
-def test_largest_number_of_prompt(text: str, largest: int, words: int) -> None:
+def test_largest_number_and_words_of_a_prompt_are_counted(
+    text: str, largest: int, words: int
+) -> None:
     assert largest_number("", text) == largest
     assert count(text) == words
 

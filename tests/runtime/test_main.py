@@ -31,6 +31,6 @@ def test_final_sentence_follows_pending_warnings():
     assert (status, sentence) == (2, "foretoken worker: refused for good")
 
 
-def test_unexpected_error_is_a_traceback():
+def test_unexpected_error_prints_a_traceback():
     status, lines = run_and_exit("RuntimeError('broken')")
     assert status == 1 and lines[-1] == "RuntimeError: broken"

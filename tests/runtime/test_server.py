@@ -143,7 +143,7 @@ async def test_used_unix_socket_is_refused_and_a_stale_one_replaced(tmp_path: Pa
         await channel.close()
 
 
-async def test_the_first_signal_drains_and_the_second_aborts() -> None:
+async def test_first_signal_drains_the_server_and_second_aborts() -> None:
     lifecycle = Lifecycle()
     lifecycle.signal()
     assert (lifecycle.draining.is_set(), lifecycle.aborting.is_set()) == (True, False)

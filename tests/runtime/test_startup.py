@@ -63,7 +63,7 @@ def test_laps_are_reported_in_order():
     assert str(Laps()) == ""
 
 
-def test_process_age():
+def test_process_age_counts_from_the_process_start():
     began_s = time.monotonic()
     reported = run("from services.runtime.startup import process_age_s; print(process_age_s())")
     tick_s = 0.02

@@ -1,4 +1,4 @@
-"""`foretoken record`: write a trace from the log of a server."""
+"""`foretoken record`: writes a trace from the log of a server."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`foretoken simulate`: run presets on a workload in virtual time."""
+"""`foretoken simulate`: runs presets on a workload in virtual time."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -75,7 +75,7 @@ def simulate(
 
     require_folders(json)
     if plot and not plot.is_dir():
-        raise UsageError(f"cannot write plots: there is no folder {plot}")
+        raise UsageError(f"--plot: the folder does not exist; create it (got '{plot}')")
     one = load_hardware(hardware)
     chosen = [choose(name.strip()) for name in preset.split(",")]
     budgets = parse_sla(sla)

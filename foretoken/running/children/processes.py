@@ -1,4 +1,4 @@
-"""Start, read and stop the service processes of `foretoken serve`."""
+"""Starts, reads and stops the service processes of `foretoken serve`."""
 
 import asyncio
 import os
@@ -55,12 +55,12 @@ class Running:
         return self._process.pid
 
     async def wait(self) -> Exit:
-        """Wait until it exits. May be called repeatedly."""
+        """Waits until it exits. May be called repeatedly."""
         reason = await asyncio.shield(self._reading)
         return Exit(await self._process.wait(), reason)
 
     async def stop(self, lifecycle: Lifecycle, grace_s: float) -> None:
-        """Send SIGTERM, then SIGKILL after `grace_s` or at a second signal to this process."""
+        """Sends SIGTERM, then SIGKILL after `grace_s` or at a second signal to this process."""
         if self._process.returncode is None:
             self._process.terminate()
             if lifecycle.aborting.is_set() or not await lifecycle.drain(
@@ -76,7 +76,7 @@ class Running:
         await self._process.wait()
 
     async def _read(self) -> str:
-        """Forward its stderr until it ends; return its error message."""
+        """Forwards its stderr until it ends; returns its error message."""
         mark, reason = f"foretoken {self._child.section}: ", ""
         while line := await self._read_line():
             if line.startswith(STAGE_MARK):
@@ -88,7 +88,7 @@ class Running:
         return reason
 
     async def _read_line(self) -> str:
-        """Return the next line, empty at the end. A line that is too long is dropped."""
+        """Returns the next line, empty at the end. A line that is too long is dropped."""
         assert self._process.stderr is not None
         while True:
             try:
@@ -98,7 +98,7 @@ class Running:
 
 
 async def start(child: Child, on_stage: OnStage) -> Running:
-    """Start a child. Leaves no process behind when cancelled."""
+    """Starts a child. Leaves no process behind when cancelled."""
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
             sys.executable,

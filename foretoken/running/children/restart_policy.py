@@ -25,7 +25,7 @@ class RestartCounter:
         self.early_exits = 0
 
     def record_exit(self, uptime_s: float) -> float | None:
-        """Return the delay until the restart, in seconds, or None to give the process up."""
+        """Returns the delay until the restart, in seconds, or None to give the process up."""
         policy = self._policy
         self.early_exits = 0 if uptime_s > policy.steady_s else self.early_exits + 1
         if self.early_exits >= policy.max_exits:

@@ -1,4 +1,4 @@
-"""Supervise child processes: restart one that ends, and give up one that keeps ending.
+"""Supervises child processes: restarts one that ends, and gives up one that keeps ending.
 
 Requests continue meanwhile: the gateway resubmits, the scheduler requeues and adopts, and every
 advisory service has a fallback. A restarted child keeps its name, address and device.
@@ -56,11 +56,11 @@ class Supervisor:
         self._started = True
 
     def count(self, section: str) -> int:
-        """Return the number of children of a section that are not given up."""
+        """Returns the number of children of a section that are not given up."""
         return sum(child.section == section for child in self._kept.values())
 
     async def stop(self, sections: Collection[str]) -> None:
-        """Stop the children of these sections concurrently, for good."""
+        """Stops the children of these sections concurrently, for good."""
         tasks = [
             self._tasks[name]
             for name, child in self._kept.items()
@@ -90,7 +90,7 @@ class Supervisor:
             await asyncio.sleep(delay_s)
 
     async def _wait(self, running: Running) -> Exit:
-        """Wait until the child exits; stop it if this task is cancelled."""
+        """Waits until the child exits; stops it if this task is cancelled."""
         try:
             return await running.wait()
         finally:
@@ -128,7 +128,7 @@ async def supervise(
     on_stage: OnStage = lambda *_: None,
     policy: RestartPolicy | None = None,
 ) -> AsyncIterator[Supervisor]:
-    """Keep these children running while the block runs, then stop them concurrently.
+    """Keeps these children running while the block runs, then stops them concurrently.
 
     The block fails with ProcessFailed if a child rejects its settings during the start, and with
     UnrecoverableError once all children of a required section are given up. `on_stage` receives the

@@ -1,4 +1,4 @@
-"""Print lines for the operator on stderr.
+"""Prints lines for the operator on stderr.
 
 A line goes through the log when its level is INFO or lower or its format is JSON.
 """
@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 def print_line(line: str) -> None:
-    """Print one line on stderr, or log it."""
+    """Prints one line on stderr, or logs it."""
     if log.isEnabledFor(logging.INFO):
         log.info("%s", line)
     else:

@@ -1,4 +1,4 @@
-"""Show the progress of a start: a line per stage, or one changing line on a terminal."""
+"""Shows the progress of a start: a line per stage, or one changing line on a terminal."""
 
 import sys
 
@@ -22,11 +22,11 @@ class StartProgress:
             self._status.start()
 
     def report(self, stage: str) -> None:
-        """Report a stage of this process."""
+        """Reports a stage of this process."""
         self.update("", stage)
 
     def update(self, name: str, stage: str) -> None:
-        """Report a stage of a child; `UP` ends its start."""
+        """Reports a stage of a child; `UP` ends its start."""
         if self._closed:
             return
         if stage == UP:
@@ -40,7 +40,7 @@ class StartProgress:
             print_line(self._current[name])
 
     def close(self) -> None:
-        """Stop reporting."""
+        """Stops reporting."""
         self._closed = True
         if self._status is not None:
             self._status.stop()

@@ -35,7 +35,7 @@ Scrape = Callable[[], Awaitable[str]]  # returns the gateway's metrics as text
 async def wait_for_workers(
     scheduler: aio.Channel, workers: Callable[[], int]
 ) -> scheduler_pb2.FleetView:
-    """Return the fleet once `workers()` workers have attached."""
+    """Returns the fleet once `workers()` workers have attached."""
     stub = scheduler_pb2_grpc.SchedulerStub(scheduler)
     while True:
         try:
@@ -48,7 +48,7 @@ async def wait_for_workers(
 
 
 async def wait_until_healthy(url: str) -> None:
-    """Return once `/health` is 200: the gateway has a scheduler and a worker."""
+    """Returns once `/health` is 200: the gateway has a scheduler and a worker."""
     while not await _is_ok(url):  # noqa: ASYNC110 - polls another process
         await asyncio.sleep(0.02)
 
@@ -75,7 +75,7 @@ async def _is_ok(url: str) -> bool:
 async def wait_for_predictor(
     predictor: aio.Channel, lifecycle: Lifecycle, limit_s: float = PREDICTOR_START_S
 ) -> None:
-    """Return once the predictor is reachable, after `limit_s` with a warning, or on a signal.
+    """Returns once the predictor is reachable, after `limit_s` with a warning, or on a signal.
 
     Serving does not need the predictor.
     """
@@ -113,7 +113,7 @@ def format_fleet(fleet: scheduler_pb2.FleetView) -> str:
 
 
 def scrape_over(gateway: aio.Channel) -> Scrape:
-    """Return a function that reads the metrics of a separate gateway process."""
+    """Returns a function that reads the metrics of a separate gateway process."""
     stub = telemetry_pb2_grpc.TelemetryStub(gateway)
 
     async def scrape() -> str:
@@ -123,7 +123,7 @@ def scrape_over(gateway: aio.Channel) -> Scrape:
 
 
 async def show(scheduler: aio.Channel, scrape: Scrape) -> None:
-    """Show a status line on a terminal, and a throughput line every 10 s under load."""
+    """Shows a status line on a terminal, and a throughput line every 10 s under load."""
     stub = scheduler_pb2_grpc.SchedulerStub(scheduler)
     if not sys.stderr.isatty():
         return await _report_throughput(stub, scrape)
@@ -153,7 +153,7 @@ async def _report_throughput(stub: "scheduler_pb2_grpc.SchedulerAsyncStub", scra
 
 @asynccontextmanager
 async def reporting_drain(count: Callable[[], Awaitable[int]]) -> AsyncIterator[None]:
-    """Print how many requests still run while the block drains."""
+    """Prints how many requests still run while the block drains."""
     async with background(_report_drain(count)):
         yield
 
@@ -171,7 +171,7 @@ async def _report_drain(count: Callable[[], Awaitable[int]]) -> None:
 
 
 def live_counter(scheduler: aio.Channel) -> Callable[[], Awaitable[int]]:
-    """Return a function that counts running and queued requests; 0 if the scheduler is away."""
+    """Returns a function that counts running and queued requests; 0 if the scheduler is away."""
     stub = scheduler_pb2_grpc.SchedulerStub(scheduler)
 
     async def count() -> int:

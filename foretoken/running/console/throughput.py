@@ -1,4 +1,4 @@
-"""Compute tokens per second and goodput from a gateway's metrics. Pure."""
+"""Computes tokens per second and goodput from a gateway's metrics. Pure."""
 
 from collections import deque
 from dataclasses import astuple, dataclass
@@ -24,7 +24,7 @@ class Totals:
 
 
 def parse_totals(text: str) -> Totals:
-    """Parse the counters from Prometheus text. O(lines)."""
+    """Parses the counters from Prometheus text. O(lines)."""
     prompt = generation = met = missed = 0.0
     for line in text.splitlines():
         series, _, number = line.rpartition(" ")
@@ -47,7 +47,7 @@ class ThroughputReport:
         self._updates: deque[tuple[float, Totals]] = deque()
 
     def update(self, now_s: float, totals: Totals, fleet: scheduler_pb2.FleetView) -> str:
-        """Return a line about the time since the last update; empty without one or without load."""
+        """Returns a line about the time since the last update; empty without one or load."""
         updates = self._updates
         if updates and any(
             a < b for a, b in zip(astuple(totals), astuple(updates[-1][1]), strict=True)
@@ -81,6 +81,6 @@ class ThroughputReport:
 
 
 def kv_usage(fleet: scheduler_pb2.FleetView) -> float:
-    """Return the share of the workers' KV tokens that is in use."""
+    """Returns the share of the workers' KV tokens that is in use."""
     capacity = sum(worker.kv_tokens for worker in fleet.workers) or 1
     return sum(worker.held_tokens for worker in fleet.workers) / capacity

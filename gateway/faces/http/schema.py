@@ -16,6 +16,7 @@ from gateway.faces.http.dialect.fields import (
     ALIASES,
     CHAT_FIELDS,
     COMPLETION_FIELDS,
+    NOT_SUPPORTED,
     FieldRule,
     Handling,
 )
@@ -252,7 +253,7 @@ def _select_fields(
         elif rule.handling is Handling.SUPPORTED:
             given[name] = value
         elif rule.handling is Handling.REFUSED and _changes_answer(rule, name, fields):
-            raise InvalidArgument(name, "is not supported here")
+            raise InvalidArgument(name, NOT_SUPPORTED)
     return given, unknown
 
 

@@ -50,7 +50,7 @@ def sample(
         (sample(1, 2, 3, end_s=4), 1, 1, 1, 3),
     ],
 )
-def test_sample_latencies(
+def test_sample_computes_its_latencies(
     one: Sample, ttft_s: float, tpot_s: float | None, longest_gap_s: float, e2e_s: float
 ) -> None:
     assert (one.ttft_s, one.longest_gap_s, one.e2e_s) == (ttft_s, longest_gap_s, e2e_s)
@@ -75,7 +75,7 @@ def test_budgets_decide_goodput(budgets: Budgets, met: bool) -> None:
     assert not budgets.met_by(sample(1, 3, 4, 7, problem=TIMED_OUT))
 
 
-def test_figures_of_one_round() -> None:
+def test_figures_are_computed_from_one_round() -> None:
     samples = [
         sample(0, 1, 2, tokens=4, prompt_tokens=10, sla_class="fast"),  # TTFT 1, TPOT 1/3
         sample(1, 4, 5, tokens=2, prompt_tokens=20, sla_class="slow"),  # TTFT 3, TPOT 1
@@ -106,7 +106,7 @@ def test_figures_of_one_round() -> None:
     assert (slow.met, slow.total, slow.share) == (0, 3, 0)
 
 
-def test_figures_of_no_samples() -> None:
+def test_figures_without_samples_are_nan() -> None:
     found = figures([], 1, {"any": Budgets()})
     assert found.requests == 0 and isnan(found.latencies["ttft_s"].p99)
     assert isnan(found.goodput["any"].share) and found.errors == {}
@@ -124,7 +124,7 @@ def test_spread_covers_all_values() -> None:
     assert found.p90 == pytest.approx(2.8) and found.p99 == pytest.approx(2.98)
 
 
-def test_peak_concurrency() -> None:
+def test_peak_concurrency_counts_overlapping_requests() -> None:
     spans = [(0, 4), (1, 2), (2, 3), (3, 9), (9, 10)]
     assert peak_concurrency(sample(a, b, sent_s=a) for a, b in spans) == 2
     assert peak_concurrency([]) == 0

@@ -41,7 +41,7 @@ ADMISSION = AdmissionControl(max_sessions=10, max_queued=100)
         (1, -0.1, 3, 9, 0.0, 0.0, None, 0.0),  # too late without the queue: a 504
     ],
 )
-def test_admission_control_table(
+def test_admission_control_refuses_by_capacity_deadline_and_report_age(
     wanted: int, timeout_s: float, running: int, queued: int, drain_s: float, age_s: float,
     reason: RefusalReason | None, retry_after_s: float,
 ) -> None:  # fmt: skip
@@ -114,7 +114,7 @@ async def test_full_scheduler_queue_refuses_requests(read: list[str]) -> None:
     assert read == []
 
 
-async def test_full_session_table_refuses_unread(read: list[str]) -> None:
+async def test_full_session_table_refuses_requests_unread(read: list[str]) -> None:
     async with run_harness(max_sessions=4) as harness, AsyncClient(harness.grpc_address) as client:
         pending = asyncio.ensure_future(client.complete("1,", n=2))
         await harness.until(lambda: len(harness.worker.prompts) == 2)

@@ -132,7 +132,7 @@ async def test_broken_call_breaks_all_its_choices(
     assert [timeline.rejected for _, timeline, _ in owner.completed] == [rejected] * 2
 
 
-async def test_whole_answer_counts_tokens_on_arrival_and_its_end_when_sent() -> None:
+async def test_complete_answer_counts_tokens_on_arrival_and_its_end_when_sent() -> None:
     owner = RecordingOwner(whole=True)
     for choice in (0, 1):
         owner.feed(choice, "1")

@@ -67,7 +67,7 @@ def next_forecast(
         (Forecast((2.4, 7.6), (0.5, 0.5), UNCAPPED), 9, 2, 2, 5, 8),
     ],
 )
-def test_lengths_are_conditioned_on_the_sent_tokens(
+def test_forecast_lengths_are_conditioned_on_the_sent_tokens(
     forecast: Forecast, most: int, sent: int, low: int, expected: float, high: int
 ) -> None:
     reported = next_forecast(make_tracker(forecast, most=most), sent)
@@ -111,7 +111,7 @@ def test_late_forecast_has_its_promise() -> None:
     assert next_forecast(tracker, 8, 11.1).ttft_s is None
 
 
-def test_without_a_forecast_nothing_is_sent() -> None:
+def test_forecast_tracker_sends_nothing_without_a_forecast() -> None:
     tracker = ForecastTracker(Sla(), 100, 10.0, TtftPromises())
     assert tracker.next_chunk(5, True, 11.0) is None
     assert tracker.opening is None
@@ -226,7 +226,7 @@ def test_only_tested_promises_calibrate() -> None:
 
 
 @pytest.mark.parametrize(("token_s", "ttft_s"), [(inf, 0.1), (-1.0, 0.1), (0.1, inf), (0.1, -0.1)])
-def test_impossible_times_are_refused(token_s: float, ttft_s: float) -> None:
+def test_forecast_tracker_refuses_impossible_times(token_s: float, ttft_s: float) -> None:
     with pytest.raises(ValueError, match="finite and not negative"):
         SchedulerForecast(QUARTERS, token_s, ttft_s)
 
@@ -264,7 +264,7 @@ def test_forecasts_are_ordered_and_end_at_the_actual_length(
 
 
 @given(forecast=forecasts(), most=st.integers(1, 500))
-def test_lower_bound_never_decreases(forecast: Forecast, most: int) -> None:
+def test_forecast_lower_bound_never_decreases(forecast: Forecast, most: int) -> None:
     """Each token excludes shorter lengths."""
     tracker = make_tracker(forecast, most=most)
     reported = [next_forecast(tracker, sent) for sent in range(most)]

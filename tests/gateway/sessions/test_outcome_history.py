@@ -22,7 +22,7 @@ def story(name: str) -> scheduler_pb2.Story:
     return scheduler_pb2.Story(request_id=name, chapters=[placed])
 
 
-def test_sla_explanation_sentences() -> None:
+def test_sla_explanation_states_result_and_budgets() -> None:
     kept = explain_sla(SLA, timeline(10.5, 10.54, 10.58), FinishReason.STOP)
     assert kept == (
         "SLA interactive met; first token after 0.500 s of 1 s, mean gap 0.040 s of 0.05 s, "
@@ -39,7 +39,7 @@ def test_sla_explanation_sentences() -> None:
     )
 
 
-def test_verdict_is_the_last_chapter_of_a_local_story() -> None:
+def test_sla_result_is_the_last_chapter_of_a_local_story() -> None:
     history = OutcomeHistory(10)
     history.add("a-0", ChoiceOutcome.judged(SLA, timeline(10.5), FinishReason.STOP))
     mine, other = story("a-0"), story("b-0")
@@ -51,7 +51,7 @@ def test_verdict_is_the_last_chapter_of_a_local_story() -> None:
     assert other == story("b-0")
 
 
-def test_oldest_outcome_is_dropped() -> None:
+def test_outcome_history_drops_the_oldest() -> None:
     history = OutcomeHistory(2)
     for name in ("a-0", "b-0", "c-0"):
         history.add(name, ChoiceOutcome.judged(SLA, timeline(10.5), FinishReason.STOP))

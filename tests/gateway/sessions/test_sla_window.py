@@ -7,7 +7,7 @@ from gateway.sessions.sla_window import WINDOW_S, SlaCounts, SlaWindow
 from services.sla import SlaMissCause
 
 
-def test_sla_window_over_a_minute() -> None:
+def test_sla_window_counts_the_last_minute() -> None:
     window = SlaWindow()
     window.add("interactive", SlaMissCause.NONE, 40, 100.2)
     window.add("interactive", SlaMissCause.QUEUED, 7, 100.9)
@@ -25,7 +25,7 @@ def test_sla_window_over_a_minute() -> None:
     assert window.by_class(1e6) == {}
 
 
-def test_late_outcome_counts_in_the_last_second() -> None:
+def test_sla_window_counts_a_late_outcome_in_the_last_second() -> None:
     window = SlaWindow()
     window.add("a", SlaMissCause.NONE, 1, 20.0)
     window.add("a", SlaMissCause.NONE, 1, 19.5)
@@ -45,7 +45,7 @@ ENDS = st.lists(
 
 
 @given(ENDS, st.floats(0, 90))
-def test_sums_equal_a_recount(
+def test_sla_window_sums_equal_a_recount(
     ends: list[tuple[str, SlaMissCause, int, float]], wait_s: float
 ) -> None:
     window, reported, now_s = SlaWindow(), [], 5.0

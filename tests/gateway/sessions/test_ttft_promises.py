@@ -68,18 +68,20 @@ def test_promise_covers_a_level_of_the_window_that_follows_kept_promises(
     ("expected_s", "promised_s"),
     [(0.0, 0.04), (0.08, 0.28), (0.98, 2.98), (9.98, 29.98)],
 )
-def test_error_is_a_ratio_with_20_ms_on_both_sides(expected_s: float, promised_s: float) -> None:
+def test_promise_error_is_a_ratio_with_20_ms_on_both_sides(
+    expected_s: float, promised_s: float
+) -> None:
     """With 20 ms added to both, 0.1 s was expected and 0.3 s was measured."""
     assert calibrate(0.08, [0.28] * MIN_ERRORS).promise(expected_s) == pytest.approx(promised_s)
 
 
-def test_early_tokens_make_promises_earlier_but_never_negative() -> None:
+def test_promises_become_earlier_after_early_tokens_but_never_negative() -> None:
     promises = calibrate(0.98, [0.23] * MIN_ERRORS)
     assert promises.promise(1.98) == pytest.approx(0.48)
     assert promises.promise(0.0) == 0.0
 
 
-def test_errors_leave_the_window() -> None:
+def test_promise_errors_leave_the_window() -> None:
     promises = calibrate(1.0, [9.0] * WINDOW)
     for _ in range(WINDOW):
         assert promises.promise(1.0) == pytest.approx(9.0)
@@ -91,7 +93,7 @@ SECONDS = st.floats(0, 1e4)
 
 
 @given(st.lists(st.tuples(SECONDS, SECONDS), max_size=3 * MIN_ERRORS), SECONDS, st.integers(1, 6))
-def test_margin_equals_a_freshly_sorted_window(
+def test_promise_margin_equals_a_freshly_sorted_window(
     past: list[tuple[float, float]], next_s: float, times: int
 ) -> None:
     promises, last, level = TtftPromises(), deque[float](maxlen=WINDOW), SHARE
@@ -165,7 +167,7 @@ def test_about_nine_in_ten_promises_are_kept(load: Load, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_plain_expectations_would_be_kept_less_often(seed: int) -> None:
+def test_plain_expectations_without_margin_are_mostly_missed(seed: int) -> None:
     """Without a margin, most first tokens would be late."""
     rng = np.random.default_rng(seed)
     pairs = [noisy(rng, at) for at in range(1000)]

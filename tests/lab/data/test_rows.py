@@ -31,7 +31,7 @@ def read(folder: Path, *records: object) -> list[Row]:
 
 
 @pytest.mark.parametrize("name", ["talk.jsonl", "talk.jsonl.gz"])
-def test_row_is_parsed(tmp_path: Path, name: str):
+def test_read_rows_parses_every_field(tmp_path: Path, name: str):
     [row] = read_rows(Source(write(tmp_path / name, {**ROW, "cap": 40, "ref_tokens": [9, 7, 0]})))
     assert row == Row("talk", "a-0", "Say hi", "m", "chat", 2, 9, cap=40, references=(7,))
 
@@ -137,7 +137,7 @@ def test_validation_rows_are_selected_by_hash():
     assert is_validation(f"  {HELD.upper()}\n")
 
 
-def test_in_domain_split():
+def test_in_domain_split_holds_out_selected_prompts():
     a = Source(Path("a"))
     rows = [row("a", HELD), row("a", KEPT), row("a", HELD.upper())]
     parts = split({a: rows}, [a], [a])
@@ -147,7 +147,7 @@ def test_in_domain_split():
     assert judged.rows == [rows[0], rows[2]]
 
 
-def test_out_of_domain_split():
+def test_out_of_domain_split_trains_on_other_sets():
     a, b = Source(Path("a")), Source(Path("b"))
     sets = {a: [row("a", KEPT), row("a", "other")], b: [row("b", f" {KEPT}"), row("b", HELD)]}
     parts = split(sets, [a], [b])

@@ -168,7 +168,7 @@ def test_oracle_is_perfect():
     assert found.scores.rmse == 0
 
 
-def test_row_becomes_example():
+def test_example_is_built_from_row():
     whole, cut = examples_of([row(0), row(1, tokens=20, cap=20)], {}, 100)
     assert whole == Example(Query("m", "chat", 4, 100), 7, FinishReason.STOP)
     assert cut == Example(Query("m", "chat", 4, 20), 20, FinishReason.LENGTH)
@@ -239,7 +239,7 @@ class TestStore:
         assert made == [3, 3]
 
 
-def test_ladder_error_decreases_with_inputs():
+def test_input_ladder_error_decreases_with_more_inputs():
     """One task doubles the input, one halves it, and the user input's first value adds 40."""
     rng = np.random.default_rng(0)
     tasks = np.array(["double", "halve"] * 600)
@@ -296,7 +296,7 @@ def test_user_input_tokens_exclude_instruction():
     assert list(requests.user_input_tokens) == [6]
 
 
-def test_timing_clears_forecast_cache() -> None:
+def test_forecast_timing_clears_the_cache() -> None:
     """Evaluation has queried every prompt before, so a caching predictor must clear its cache."""
 
     class CachingPredictor(OraclePredictor):

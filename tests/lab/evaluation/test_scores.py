@@ -42,7 +42,7 @@ def test_scores_match_worked_example():
         (4000, 100, 1),  # as do all longer forecasts
     ],
 )
-def test_buckets_have_equal_width(forecast: int, length: int, right: int):
+def test_bucket_accuracy_uses_equal_widths(forecast: int, length: int, right: int):
     scores = score([certain(forecast), certain(100)], [length, 100])
     assert scores.bucket_tokens == 10
     assert scores.bucket_accuracy == (right + 1) / 2
@@ -52,7 +52,7 @@ def test_buckets_have_equal_width(forecast: int, length: int, right: int):
     ("length", "in_50", "in_90"),
     [(9, 0, 0), (10, 1, 1), (15, 1, 1), (20, 1, 1), (21, 0, 0)],
 )
-def test_interval_includes_its_ends(length: int, in_50: int, in_90: int):
+def test_forecast_interval_includes_its_ends(length: int, in_50: int, in_90: int):
     scores = score([COIN], [length])
     assert (scores.coverage_50, scores.coverage_90) == (in_50, in_90)
 
@@ -69,7 +69,7 @@ def test_constant_forecast_has_no_tau():
     assert isnan(score([COIN], [10]).tau)
 
 
-def test_empty_input_is_rejected():
+def test_score_rejects_empty_input():
     with pytest.raises(ValueError, match="0 forecasts for 0 lengths"):
         score([], [])
     with pytest.raises(ValueError, match="1 forecasts for 2 lengths"):
@@ -114,7 +114,7 @@ def integral_crps(judged: JudgedForecast) -> float:
 
 
 @given(JUDGED)
-def test_pinball_matches_loop(judged: JudgedForecast):
+def test_pinball_loss_matches_loop(judged: JudgedForecast):
     scores = score(*map(list, zip(*judged, strict=True)))
     assert scores.pinball == pytest.approx(loop_pinball(judged))
 
@@ -126,7 +126,7 @@ def test_crps_matches_integral(judged: JudgedForecast):
 
 
 @given(JUDGED)
-def test_coverage_matches_quantiles(judged: JudgedForecast):
+def test_interval_coverage_matches_quantiles(judged: JudgedForecast):
     scores = score(*map(list, zip(*judged, strict=True)))
     for share, message in ((0.5, scores.coverage_50), (0.9, scores.coverage_90)):
         inside = [
@@ -151,7 +151,7 @@ def test_tau_matches_pair_count(pairs: list[tuple[int, int]]):
         assert message == pytest.approx(agree / sqrt(apart[0] * apart[1]))
 
 
-def test_number_of_buckets_is_ten():
+def test_bucket_accuracy_uses_ten_buckets():
     assert BUCKETS == 10
     assert list(SCORE_LEVELS[[0, -1]]) == [0.05, 0.95]
 

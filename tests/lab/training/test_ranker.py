@@ -253,7 +253,7 @@ def test_ctrl_c_writes_no_artefact(data: Path, tiny: Path, tmp_path: Path):
 # Parts
 
 
-def test_divide_separates_prompts():
+def test_divided_rows_share_no_prompt():
     rows = [*rows_of(2_000), *rows_of(2_000)]  # every prompt twice
     parts = divide(rows, 0, tenths=2)
     divided = [parts.train, parts.held, parts.judged]

@@ -66,7 +66,7 @@ PLAIN = Queries("1m")
         (sum_of("a", "b"), "((a or vector(0)) + (b or vector(0)))"),
     ],
 )
-def test_promql_expressions(written: str, message: str):
+def test_promql_builder_writes_expressions(written: str, message: str):
     assert written == message
 
 

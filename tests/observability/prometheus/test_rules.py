@@ -56,7 +56,7 @@ def test_every_alert_has_a_runbook():
         assert rule["labels"]["severity"] in ("page", "ticket")
 
 
-def test_burn_rate_budgets_table():
+def test_burn_rate_descriptions_state_the_spent_budget():
     """times * long window / 30 days is the share of the budget in the description."""
     hours = {"1h": 1, "6h": 6, "1d": 24, "3d": 72}
     for burn in BURNS:

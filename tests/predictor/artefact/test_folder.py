@@ -253,7 +253,9 @@ def test_each_broken_artefact_is_kept(written: Path, tmp_path: Path):
     assert isinstance(load_or_set_aside(path), Artefact)
 
 
-def test_other_folder_is_left_in_place(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_folder_that_is_no_artefact_is_left_in_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "sea.jpg").touch()
     for name in ("photos", "nothing"):
@@ -278,7 +280,7 @@ def test_artefact_that_cannot_be_renamed_is_ignored(
     assert "cannot be renamed (no renaming" in warning
 
 
-def test_failed_write_keeps_old_artefact(saved: Path, fitted: Fitted):
+def test_failed_artefact_write_keeps_the_old_one(saved: Path, fitted: Fitted):
     before = (saved / "manifest.json").read_text()
     with pytest.raises(RuntimeError, match="the disk failed"), artefact.staged(saved) as folder:
         (folder / "manifest.json").write_text("half")

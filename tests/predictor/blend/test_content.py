@@ -40,7 +40,7 @@ def tau(predictor: ContentPredictor, asked: list[Example]) -> float:
     [("retrieval", 0.3), ("retrieval-plain", 0.1), ("ranker", 0.7), ("forest", 0.3),
      ("trees", 0.5), ("ridge", 0.7), ("classify", 0.4), ("proxy", 0.4), ("blend", 0.7)],
 )  # fmt: skip
-def test_members_find_relevant_features(name: str, least: float) -> None:
+def test_blend_members_find_relevant_features(name: str, least: float) -> None:
     predictor, held = fit(name, examples(600, 1)), examples(300, 2)
     assert tau(predictor, held) > least
     levels = [f.survival(e.output_tokens) for f, e in
@@ -48,7 +48,7 @@ def test_members_find_relevant_features(name: str, least: float) -> None:
     assert 0.8 <= np.mean([0.05 <= level <= 0.95 for level in levels]) <= 0.99
 
 
-def test_fit_is_deterministic_and_picklable() -> None:
+def test_blend_fit_is_deterministic_and_picklable() -> None:
     train, held = examples(200, 1), [e.query for e in examples(20, 2)]
     predictor = build("blend", Options())
     assert isinstance(predictor, ContentPredictor)
@@ -103,7 +103,7 @@ def test_blend_recalibrates_after_shift_without_refit() -> None:
     assert before < 0.5 < 0.75 < covered()
 
 
-def test_applications_have_separate_weights() -> None:
+def test_blend_applications_have_separate_weights() -> None:
     """Lengths follow the prompt in one application and are random in the other."""
     rng = np.random.default_rng(0)
     noise = [Example(query(e.query.features, "noise"), int(rng.integers(1, 400)))
@@ -112,7 +112,7 @@ def test_applications_have_separate_weights() -> None:
     assert predictor.weights("noise")["history"] > predictor.weights("chat")["history"] + 0.1
 
 
-def test_index_evicts_oldest_neighbours() -> None:
+def test_retrieval_index_evicts_oldest_neighbours() -> None:
     memory = EmbeddingIndex(window=3)
     axes = np.eye(DIM, dtype=np.float32)
     for number in range(5):
@@ -122,7 +122,7 @@ def test_index_evicts_oldest_neighbours() -> None:
     assert sorted(found.lengths[0]) == [30.0, 40.0, 50.0] and found.best[0] < 0.1
 
 
-def test_neighbours_are_weighted_by_similarity() -> None:
+def test_retrieval_neighbours_are_weighted_by_similarity() -> None:
     memory = EmbeddingIndex(window=100)
     near, far = np.eye(DIM, dtype=np.float32)[:2]
     memory.add(np.stack([near, far]), [10.0, 500.0])
@@ -132,7 +132,7 @@ def test_neighbours_are_weighted_by_similarity() -> None:
     assert features(near).user_input.shape == (3, DIM)
 
 
-def test_unsharpened_neighbours_match_alise() -> None:
+def test_unsharpened_retrieval_matches_alise() -> None:
     """ALISE: (0.8 · 100 + 0.6 · 300 + 0.2 · 500) / (0.8 + 0.6 + 0.2) = 360 / 1.6 = 225."""
     found = Neighbours(np.array([[300.0, 100.0, 500.0]]), np.array([[0.6, 0.8, 0.2]]))
     assert found.spread_unsharpened().mean() == pytest.approx(225, rel=0.03)
@@ -177,7 +177,7 @@ def test_linear_score_equals_matrix_product() -> None:
 
 
 @pytest.mark.parametrize("prompts", [1, 3])
-def test_few_repeated_prompts_can_be_fitted(prompts: int) -> None:
+def test_blend_fits_few_repeated_prompts(prompts: int) -> None:
     few = examples(prompts, 1)
     train = [Example(few[i % prompts].query, 20 + i % 7) for i in range(80)]
     predictor = fit("blend", train)

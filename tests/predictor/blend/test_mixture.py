@@ -14,11 +14,11 @@ def spreads_around(centres: np.ndarray, width: float) -> sp.Floats:
     return np.asarray(centres[:, None] * np.exp(width * norm.ppf(sp.LEVELS))[None, :])
 
 
-def test_initial_weights_are_equal() -> None:
+def test_mixture_starts_with_equal_weights() -> None:
     assert Mixture(4).weights("chat") == pytest.approx([0.25] * 4)
 
 
-def test_each_application_weighs_its_best_member() -> None:
+def test_mixture_weighs_best_member_per_application() -> None:
     rng = np.random.default_rng(0)
     centres = np.exp(rng.normal(4, 1, 400))
     right, wrong = spreads_around(centres, 0.2), spreads_around(rng.permutation(centres), 0.2)
@@ -31,7 +31,7 @@ def test_each_application_weighs_its_best_member() -> None:
     assert mixture.weights("a")[0] > 0.8 and mixture.weights("b")[1] > 0.8
 
 
-def test_start_weighs_members_by_out_of_fold_forecasts() -> None:
+def test_mixture_start_weighs_members_by_out_of_fold_forecasts() -> None:
     """Two members err symmetrically, so each deserves half; a third is noise."""
     rng = np.random.default_rng(0)
     centres = np.exp(rng.normal(4, 1, 600))
@@ -46,7 +46,7 @@ def test_start_weighs_members_by_out_of_fold_forecasts() -> None:
 
 
 @pytest.mark.parametrize("claimed", [0.1, 1.0])
-def test_narrow_and_wide_forecasts_are_recalibrated(claimed: float) -> None:
+def test_mixture_recalibrates_narrow_and_wide_forecasts(claimed: float) -> None:
     rng = np.random.default_rng(1)
     centres = np.exp(rng.normal(4, 1, 2_000))
     lengths = centres * np.exp(0.4 * rng.normal(size=2_000))
@@ -62,7 +62,7 @@ def test_narrow_and_wide_forecasts_are_recalibrated(claimed: float) -> None:
     assert covered == pytest.approx(0.9, abs=0.04)
 
 
-def test_number_of_applications_is_bounded() -> None:
+def test_mixture_bounds_number_of_applications() -> None:
     mixture = Mixture(1)
     one = spreads_around(np.array([50.0]), 0.3)
     for number in range(1_100):

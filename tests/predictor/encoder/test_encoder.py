@@ -62,7 +62,7 @@ def test_paraphrases_are_more_similar_than_other_requests(encoder: Encoder) -> N
     assert total @ add_up > 0.4 > verses @ add_up
 
 
-def test_int8_vectors_match_model_within_one_percent(encoder: Encoder) -> None:
+def test_int8_encoder_matches_model_within_one_percent(encoder: Encoder) -> None:
     texts = [*TEXTS, "def f(x):\n    return x + 1  # what does this do?", "Wie spät ist es?"]
     ours = encoder.encode(texts)
     assert ours.dtype == np.float32
@@ -72,7 +72,7 @@ def test_int8_vectors_match_model_within_one_percent(encoder: Encoder) -> None:
     assert encoder.precision == ("int8" if has_int8 else "fp32")
 
 
-def test_vector_does_not_depend_on_batch(encoder: Encoder) -> None:
+def test_encoder_vector_does_not_depend_on_batch(encoder: Encoder) -> None:
     texts = [f"{'word ' * (3 * i)} number {i}" for i in range(40)] + ["", TEXTS[0]]
     together = encoder.encode(texts)
     alone = np.concatenate([encoder.encode([text]) for text in texts])
@@ -81,7 +81,7 @@ def test_vector_does_not_depend_on_batch(encoder: Encoder) -> None:
 
 
 @pytest.mark.parametrize("text", ODD.values(), ids=ODD.keys())
-def test_any_text_has_finite_vector(encoder: Encoder, text: str) -> None:
+def test_encoder_gives_finite_vector_for_any_text(encoder: Encoder, text: str) -> None:
     broken = encoder.broken
     vector, neighbour = encoder.encode([text, TEXTS[0]])
     assert unit(vector) or not vector.any()
@@ -89,13 +89,13 @@ def test_any_text_has_finite_vector(encoder: Encoder, text: str) -> None:
     assert encoder.broken == broken
 
 
-def test_empty_text_is_zeros_without_forward_pass(encoder: Encoder) -> None:
+def test_encoder_gives_zeros_for_empty_text_without_forward_pass(encoder: Encoder) -> None:
     tokens = encoder.tokens
     assert not encoder.encode(["", " \n ", "\0"]).any()
     assert encoder.tokens == tokens
 
 
-def test_long_text_is_capped(encoder: Encoder) -> None:
+def test_encoder_caps_long_text(encoder: Encoder) -> None:
     tokens = encoder.tokens
     long = "tell me a story " * 70_000  # 1.1 MB
     vector = encoder.encode([long])[0]
@@ -103,7 +103,7 @@ def test_long_text_is_capped(encoder: Encoder) -> None:
     np.testing.assert_array_equal(vector, encoder.encode([long[: encoder.head_chars]])[0])
 
 
-def test_cap_is_configurable() -> None:
+def test_encoder_cap_is_configurable() -> None:
     encoder = Encoder.load(cap_tokens=16)
     same_head = ["one two three " * n for n in (10, 20)]
     first, second = encoder.encode(same_head)
@@ -111,7 +111,7 @@ def test_cap_is_configurable() -> None:
     assert encoder.tokens == 32
 
 
-def test_forward_pass_is_bounded(encoder: Encoder) -> None:
+def test_encoder_forward_pass_is_bounded(encoder: Encoder) -> None:
     sizes: list[int] = []
     states = encoder._states
 
@@ -128,7 +128,7 @@ def test_forward_pass_is_bounded(encoder: Encoder) -> None:
     assert max(sizes) <= PASS_TOKENS
 
 
-def test_pytorch_threads_are_restored() -> None:
+def test_encoder_restores_pytorch_threads() -> None:
     before = torch.get_num_threads()
     encoder = Encoder.load(threads=before + 1)
     seen: list[int] = []

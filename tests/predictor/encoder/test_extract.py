@@ -85,7 +85,7 @@ def test_cached_prompt_needs_no_encoder() -> None:
     assert len(encoder.calls) == 1
 
 
-def test_numbers_are_not_cached() -> None:
+def test_prompt_numbers_are_not_cached() -> None:
     encoder = Recorder()
     extractor = Extractor(encoder)
     extractor.extract([ALPACA])
@@ -102,7 +102,7 @@ def test_repeated_system_prompt_is_encoded_once() -> None:
     assert encoder.calls == [["Be brief.", "Why?", "How?"], ["Since when?", ""]]
 
 
-def test_caches_evict_least_recently_used() -> None:
+def test_feature_caches_evict_least_recently_used() -> None:
     encoder = Recorder()
     extractor = Extractor(encoder, cache_entries=3)
     for i in range(20):
@@ -114,7 +114,7 @@ def test_caches_evict_least_recently_used() -> None:
     assert encoder.calls[20:] == [["question 0"]]
 
 
-def test_cache_smaller_than_prompt_still_works() -> None:
+def test_feature_cache_smaller_than_prompt_still_works() -> None:
     encoder = Recorder()
     extractor = Extractor(encoder, cache_entries=1)
     first, second = extractor.extract([ALPACA, ALPACA])
@@ -141,7 +141,7 @@ def test_extractor_is_thread_safe() -> None:
     assert all(map(same, found, expected))
 
 
-def test_cached_arrays_are_read_only() -> None:
+def test_cached_feature_arrays_are_read_only() -> None:
     (features,) = Extractor(Recorder()).extract([ALPACA])
     for array in (features.instruction, features.user_input, features.words):
         with pytest.raises(ValueError, match="read-only"):
@@ -149,7 +149,7 @@ def test_cached_arrays_are_read_only() -> None:
 
 
 @given(st.text(), st.text())
-def test_words_of_any_text_are_valid_columns(instruction: str, user_input: str) -> None:
+def test_word_columns_of_any_text_are_valid(instruction: str, user_input: str) -> None:
     words = bag(columns(instruction), columns(user_input))
     assert words.dtype == np.int32
     assert len(words) <= MAX_WORDS
@@ -174,7 +174,7 @@ def test_words_are_lower_case_and_pairs_are_ordered() -> None:
     assert overlap("please sum it", "do sum it") == 3
 
 
-def test_bag_keeps_columns_of_both_parts() -> None:
+def test_word_bag_keeps_columns_of_both_parts() -> None:
     long = columns(" ".join(f"w{i}" for i in range(600)))
     other = columns(" ".join(f"v{i}" for i in range(600)))
     few = columns("only these words")
@@ -251,7 +251,9 @@ def test_truncated_packed_features_are_rejected(given: Features, data: st.DataOb
 
 
 @given(features(), st.data())
-def test_flipped_byte_gives_valid_features_or_error(given: Features, data: st.DataObject) -> None:
+def test_packed_features_with_a_flipped_byte_are_valid_or_rejected(
+    given: Features, data: st.DataObject
+) -> None:
     packed = bytearray(pack(given))
     packed[data.draw(st.integers(0, len(packed) - 1))] ^= data.draw(st.integers(1, 255))
     try:
@@ -264,12 +266,12 @@ def test_flipped_byte_gives_valid_features_or_error(given: Features, data: st.Da
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_are_rejected(junk: bytes) -> None:
+def test_unpacking_features_rejects_random_bytes(junk: bytes) -> None:
     with pytest.raises(ValueError, match=r"features|embedding|word"):
         unpack(junk)
 
 
-def test_other_version_is_rejected() -> None:
+def test_packed_features_of_another_version_are_rejected() -> None:
     (known,) = Extractor(Recorder()).extract([ALPACA])
     packed = pack(known)
     with pytest.raises(ValueError, match=f"not features of version {VERSION}"):

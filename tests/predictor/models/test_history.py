@@ -40,7 +40,7 @@ def test_history_is_distribution_of_outcomes_plus_prior() -> None:
     assert (made.source, made.version, made.shared_key) == ("history", 4, "history/demo")
 
 
-def test_one_short_answer_does_not_dominate() -> None:
+def test_history_is_not_dominated_by_one_short_answer() -> None:
     predictor = HistoryPredictor()
     predictor.learn([outcome(5)])
     assert ask(predictor).truncated(1_024) == Forecast(
@@ -48,7 +48,7 @@ def test_one_short_answer_does_not_dominate() -> None:
     )
 
 
-def test_shared_forecast_is_same_object() -> None:
+def test_history_shares_one_forecast_object() -> None:
     predictor = HistoryPredictor(Options(window=2))
     predictor.learn([outcome(50), outcome(200)])
     one, other = ask(predictor, max_tokens=60), ask(predictor, max_tokens=900)
@@ -56,14 +56,14 @@ def test_shared_forecast_is_same_object() -> None:
     assert (one.truncated(60).points, one.truncated(900).max_tokens) == ((50, 60), 900)
 
 
-def test_only_finished_answers_are_learned() -> None:
+def test_history_learns_only_finished_answers() -> None:
     predictor = HistoryPredictor()
     cut_short = [outcome(3, reason=r) for r in ("deadline", "cancelled", "error")]
     assert predictor.learn([*cut_short, outcome(0), outcome(8), outcome(9, reason="length")]) == 2
     assert (ask(predictor).points, predictor.version) == ((8, 9, UNCAPPED), 2)
 
 
-def test_window_evicts_oldest() -> None:
+def test_history_window_evicts_oldest() -> None:
     predictor = HistoryPredictor(Options(window=3))
     predictor.learn([outcome(n) for n in (1, 2, 3, 4)])
     assert ask(predictor).points == (2, 3, 4)
@@ -86,7 +86,7 @@ def test_application_uses_own_outcomes_once_sufficient() -> None:
     assert ask(predictor).points == (4, 5, 6, 100, UNCAPPED)
 
 
-def test_models_are_separate_and_slashes_escaped() -> None:
+def test_history_separates_models_and_escapes_slashes() -> None:
     predictor = HistoryPredictor(Options(application_min=1))
     predictor.learn([outcome(1, model="a/b"), outcome(2, "b", model="a")])
     one, two = predictor.forecast([Query("a/b", "", 1, 9), Query("a", "b", 1, 9)])
@@ -105,7 +105,7 @@ def test_version_increases_and_forecast_is_built_once() -> None:
     assert ask(predictor).version > first.version
 
 
-def test_number_of_populations_is_bounded() -> None:
+def test_history_bounds_number_of_populations() -> None:
     predictor = HistoryPredictor(Options(application_min=1, populations_max=3))
     for i in range(10):
         predictor.learn([outcome(i + 1, f"app{i}")])

@@ -19,14 +19,14 @@ def of_lengths(lengths: ArrayLike) -> sp.Floats:
     return sp.from_samples(np.asarray(lengths, float)[None, :])
 
 
-def test_equal_weights_keep_median_and_ends() -> None:
+def test_spread_of_equal_weights_keeps_median_and_ends() -> None:
     spread = of_lengths([10, 20, 30, 40, 50])
     assert spread.shape == (1, 64)
     assert spread[0, 0] == 10 and spread[0, -1] == 50
     assert 29 <= (spread[0, 31] + spread[0, 32]) / 2 <= 31
 
 
-def test_weights_determine_share_of_points() -> None:
+def test_spread_weights_determine_share_of_points() -> None:
     samples, weights = np.array([[100.0, 5.0, 30.0]]), np.array([[1.0, 2.0, 1.0]])
     row = sp.from_samples(samples, weights)[0]
     assert [(row == x).sum() for x in (5.0, 30.0, 100.0)] == [32, 16, 16]
@@ -42,7 +42,7 @@ def test_weighted_quantiles_equal_loop_over_rows(rows: np.ndarray, seed: int) ->
         assert got == pytest.approx(want)
 
 
-def test_average_is_between_members() -> None:
+def test_average_spread_is_between_members() -> None:
     low, high = of_lengths([10, 20, 40]), of_lengths([100, 200, 400])
     assert sp.average([low, high], np.array([[1.0, 0.0]])) == pytest.approx(low)
     assert sp.average([low, high], np.array([[0.5, 0.5]])) == pytest.approx(np.sqrt(low * high))

@@ -12,7 +12,7 @@ FOUR = Workload("four", np.zeros(4), np.full(4, 30), np.full(4, 300))
 
 
 @pytest.mark.parametrize("preset", ["so", "pm", "ab", "lb", "scls"])
-def test_slices_of_scls_prefill_prompt_and_output_again(preset: str):
+def test_scls_slices_prefill_prompt_and_output_again(preset: str):
     """Four requests of 30 prompt and 300 output tokens in slices of 128: each prefills 30, then
     30 + 128, then 30 + 256 tokens (SCLS, Cheng et al., 2024, §5: "the re-computation of the prefill
     phase with each reschedule")."""

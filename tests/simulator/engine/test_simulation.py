@@ -35,7 +35,7 @@ def same_records(one: Records, other: Records) -> bool:
 # By hand
 
 
-def test_simulation_times_of_two_requests_match_hand_worked_transcript():
+def test_simulation_of_two_requests_matches_worked_transcript():
     """Steps: 0.0 prefill of A (10 tokens) until 2.0; B arrived at 0.5: prefill of B (20 tokens)
     beside A's second token until 5.0; then one second per step. A has 3 tokens, B has 2."""
     hardware = Hardware("hand", BY_HAND, kv_tokens=1_600, max_batch_tokens=64)
@@ -120,7 +120,7 @@ def both_engines(preset: str, seed: int, rate: float, workers: int, hardware: Ha
 
 
 @pytest.mark.parametrize("preset", ALL_PRESETS)
-def test_jumps_and_single_steps_agree_for_every_preset(preset: str):
+def test_simulation_in_jumps_equals_single_steps_for_every_preset(preset: str):
     both_engines(preset, 11, 30.0, 1, SMALL)
 
 
@@ -135,7 +135,7 @@ def test_jumps_and_single_steps_agree_for_every_preset(preset: str):
     host_blocks=st.sampled_from([0, 8, 100]),
     every=st.integers(1, 40),
 )
-def test_jumps_and_single_steps_agree(
+def test_simulation_in_jumps_equals_single_steps(
     preset: str,
     seed: int,
     rate: float,
@@ -150,7 +150,7 @@ def test_jumps_and_single_steps_agree(
     both_engines(preset, seed, rate, workers, hardware)
 
 
-def test_jumps_compute_many_steps_at_once():
+def test_simulation_jumps_compute_many_steps_at_once():
     """A single long answer under a whole-answer budget needs a span per report, not per token."""
     hardware = replace(SMALL, report_every_steps=64)
     result = simulate(settings("fcfs", hardware), workload([(0.0, 10, 250)]))
@@ -204,7 +204,7 @@ def test_one_worker_fcfs_waits_as_m_d_1_predicts():
 # Judgement
 
 
-def test_records_judge_an_sla_as_services_do():
+def test_simulated_records_judge_slas_as_services_do():
     requests = random_workload(5, 60, 40.0)
     records = simulate(settings("srtf"), requests).records
     sla = Sla("test", float(np.median(records.ttft_s)), 0.03, 0.2)

@@ -47,7 +47,7 @@ def log() -> RequestLog:
     return serve(COST, *requests(150, 3.0, 1))[0]
 
 
-def test_oracle_engine_agrees_with_a_hand_worked_transcript():
+def test_oracle_engine_matches_worked_transcript():
     """Budget 10: step 1 computes all of A's 4 tokens and 6 of B's 8, step 2 the other 2."""
     log, _ = serve(
         CostModel(1.0, 0.1, 0.01, 0.001),
@@ -64,7 +64,7 @@ def test_oracle_engine_agrees_with_a_hand_worked_transcript():
     assert log.last_token_s.tolist() == pytest.approx([third, third])
 
 
-def test_log_reveals_the_costs_it_was_made_with(log):
+def test_calibration_of_a_log_recovers_its_costs(log):
     found = calibrate_log(log)
     assert found.cost.base_s == pytest.approx(COST.base_s, rel=0.05)
     assert found.cost.prefill_token_s == pytest.approx(COST.prefill_token_s, rel=0.05)
@@ -75,14 +75,14 @@ def test_log_reveals_the_costs_it_was_made_with(log):
         assert found.cost.step_s(*load) == pytest.approx(COST.step_s(*load), rel=0.02)
 
 
-def test_noisy_steps_average_out():
+def test_calibration_averages_noisy_steps():
     log, _ = serve(COST, *requests(150, 3.0, 2), noise=0.2)
     found = calibrate_log(log)
     for load in ((0, 4, 4_000), (0, 16, 20_000), (500, 8, 9_000)):
         assert found.cost.step_s(*load) == pytest.approx(COST.step_s(*load), rel=0.08)
 
 
-def test_paused_requests_are_found_and_left_out():
+def test_calibration_excludes_paused_requests():
     """Memory for a third of the load: those that the engine evicted after their first token."""
     log, evicted = serve(COST, *requests(150, 3.0, 3), kv_tokens=16_000)
     flagged = set(np.flatnonzero(missed_steps(log) > PAUSED_SHARE).tolist())
@@ -95,13 +95,13 @@ def test_paused_requests_are_found_and_left_out():
         assert found.cost.step_s(*load) == pytest.approx(COST.step_s(*load), rel=0.08)
 
 
-def test_no_request_is_paused_with_ample_memory(log):
+def test_calibration_finds_no_paused_request_with_ample_memory(log):
     missed = missed_steps(log)
     assert (missed > PAUSED_SHARE).sum() <= 0.1 * len(log)
     assert (missed > RECOMPUTED_SHARE).sum() == 0
 
 
-def test_phases_count_every_token_of_the_log(log):
+def test_request_log_phases_count_every_token(log):
     """A request that spans all others sees all their tokens, whatever the clock."""
     spanning = RequestLog(
         *(np.append(log.columns[name], value) for name, value in zip(
@@ -119,19 +119,19 @@ def test_phases_count_every_token_of_the_log(log):
         assert work[3] == pytest.approx(read.sum() + log.input_tokens.sum())
 
 
-def test_bounds_hold_where_the_log_says_less(log):
+def test_calibrated_costs_are_at_least_the_bounds(log):
     bounds = CostModel(0.014, 0.0, 0.0, 1e-7)
     cost = calibrate_log(log, bounds).cost
     assert cost.base_s >= 0.014
     assert cost.context_token_s >= 1e-7
 
 
-def test_peak_load_counts_what_runs_together():
+def test_peak_load_counts_concurrent_requests_and_tokens():
     log = RequestLog(*np.array([[100, 100], [10, 10], [0, 5], [1, 6], [11, 16]], float))
     assert peak_load(log) == (2, 215)
 
 
-def test_step_timings_reveal_their_costs():
+def test_calibration_of_step_timings_recovers_their_costs():
     found = calibrate_steps(STEPS)
     assert (found.fitted, found.held_out, found.rows) == (18, 6, "steps")
     assert found.cost.error_p90 < 1e-4
@@ -140,7 +140,7 @@ def test_step_timings_reveal_their_costs():
 
 @settings(max_examples=20)
 @given(st.floats(1e-4, 0.1), st.floats(1e-6, 1e-3), st.floats(1e-6, 1e-3), st.floats(1e-9, 1e-6))
-def test_step_timings_reveal_any_costs(base, prefill, decode, context):
+def test_calibration_of_step_timings_recovers_any_costs(base, prefill, decode, context):
     cost = CostModel(base, prefill, decode, context)
     timings = [
         replace(t, elapsed_s=cost.step_s(t.prefill_tokens, t.decode_seqs, t.context_tokens))
@@ -152,7 +152,7 @@ def test_step_timings_reveal_any_costs(base, prefill, decode, context):
         assert expected == pytest.approx(t.elapsed_s, rel=0.01)
 
 
-def test_too_little_data_is_refused(log):
+def test_calibration_refuses_too_little_data(log):
     with pytest.raises(ValueError, match="8 steps do not determine the cost model"):
         calibrate_steps(STEPS[-8:])
     few = RequestLog(*(column[:10] for column in log.columns.values()))
@@ -169,7 +169,7 @@ def write_csv(path: Path, log: RequestLog) -> Path:
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.csv.gz"])
-def test_a_log_is_read_plain_or_packed(tmp_path, log, name):
+def test_request_log_is_read_plain_or_compressed(tmp_path, log, name):
     found = read_timings(write_csv(tmp_path / name, log))
     assert isinstance(found, RequestLog)
     for column in LOG_COLUMNS:
@@ -191,7 +191,7 @@ HEADER = ",".join(LOG_COLUMNS) + "\n"
         (HEADER + "5,2,0,1,1\n", ": request 1: more than one output token takes time"),
     ],
 )
-def test_a_mistake_in_a_log_names_file_line_and_value(tmp_path, text, message):
+def test_request_log_error_names_file_line_and_value(tmp_path, text, message):
     file = tmp_path / "log.csv"
     file.write_text(text)
     with pytest.raises(ValueError) as error:
@@ -200,7 +200,7 @@ def test_a_mistake_in_a_log_names_file_line_and_value(tmp_path, text, message):
     assert str(error.value).startswith(str(file))
 
 
-def test_command_writes_a_hardware_file(tmp_path, log):
+def test_calibrate_command_writes_a_hardware_file(tmp_path, log):
     out = tmp_path / "mine.toml"
     file = str(write_csv(tmp_path / "log.csv", log))
     run = CliRunner().invoke(
@@ -216,7 +216,7 @@ def test_command_writes_a_hardware_file(tmp_path, log):
     assert "measured on" in hardware.source
 
 
-def test_command_bounds_the_fit_by_a_gpu(tmp_path, log):
+def test_calibrate_command_bounds_the_fit_by_a_gpu(tmp_path, log):
     out = tmp_path / "mine.toml"
     file = str(write_csv(tmp_path / "log.csv", log))
     given = ["--gpu", "rtx4090", "--model", "llama3-8b"]
@@ -228,7 +228,7 @@ def test_command_bounds_the_fit_by_a_gpu(tmp_path, log):
     assert load_hardware(out).cost.base_s >= bounds.base_s
 
 
-def test_command_asks_for_what_it_cannot_measure(tmp_path):
+def test_calibrate_command_requires_a_capacity_with_step_timings(tmp_path):
     steps = tmp_path / "steps.csv"
     rows = [f"{t.prefill_tokens},{t.decode_seqs},{t.context_tokens},{t.elapsed_s}" for t in STEPS]
     steps.write_text("\n".join(["prefill_tokens,decode_seqs,context_tokens,elapsed_s", *rows]))
@@ -256,7 +256,7 @@ def measured(file: str) -> Path:
         ("vllm_RTXPRO6000_Llama-3.1-8B.csv.gz", "rtxpro6000-llama3.1-8b"),
     ],
 )
-def test_measured_profiles_are_what_the_fit_gives(file, profile):
+def test_measured_profiles_equal_their_calibration(file, profile):
     gpu, model = profile.split("-", 1)
     bounds = derive_bounds(Roofline(gpu=gpu, model=model, dtype="bfloat16"))
     found = calibrate(read_timings(measured(file)), bounds).cost
@@ -277,7 +277,7 @@ def test_measured_profiles_are_what_the_fit_gives(file, profile):
         ("vllm_RTXPRO6000_Llama-3.1-8B.csv.gz", "rtxpro6000-llama3.1-8b", 0.01, 0.03),
     ],
 )
-def test_measured_runs_replay_with_their_profiles(file, profile, median, p99):
+def test_simulated_runs_match_measured_latencies(file, profile, median, p99):
     """End-to-end latency of each request, from arrival at the engine."""
     path, hardware = measured(file), load_hardware(profile)
     log = read_timings(path)

@@ -30,7 +30,7 @@ GOOD = COST + "[memory]\nkv_tokens = 4_096\n"
 ROOFLINE = '[roofline]\ngpu = "a100-80g"\nmodel = "llama2-7b"\n'
 
 
-def test_profiles_are_those_of_the_papers_and_measurements():
+def test_list_hardware_returns_the_shipped_profiles():
     assert list_hardware() == [
         "a100-80g-llama2-13b",
         "a100-80g-llama2-13b-ds",
@@ -51,7 +51,7 @@ def test_profiles_are_those_of_the_papers_and_measurements():
 
 
 @pytest.mark.parametrize("name", list_hardware())
-def test_profile_is_complete_and_plausible(name):
+def test_shipped_profile_is_complete_and_plausible(name):
     hardware = load_hardware(name)
     assert hardware.name == name
     assert hardware.about
@@ -65,7 +65,7 @@ def test_profile_is_complete_and_plausible(name):
     assert hardware.cost.step_s(500, 0, 500) < 1.0
 
 
-def test_faster_gpus_and_smaller_models_take_less_time():
+def test_profile_steps_are_shorter_on_faster_gpus_and_smaller_models():
     def step_s(name: str) -> float:
         return load_hardware(name).cost.step_s(0, 16, 8_000)
 
@@ -104,15 +104,15 @@ def test_static_profiles_hold_the_batches_of_papers(name, seqs, tokens, share):
     assert seqs <= hardware.max_running
 
 
-def test_chatglm_profile_holds_no_larger_batch():
+def test_chatglm_profile_cannot_hold_a_batch_of_eight():
     assert load_hardware("v100-32g-chatglm-6b").kv_tokens < 8 * 2_048
 
 
-def test_a100_capacity_is_that_of_past_future_table_1():
+def test_a100_profile_has_the_kv_capacity_of_past_future_table_1():
     assert load_hardware("a100-80g-llama2-7b").kv_tokens == pytest.approx(120_000, rel=0.005)
 
 
-def test_a_path_is_a_file_of_its_own(tmp_path):
+def test_load_hardware_reads_a_file_by_path(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(GOOD)
     hardware = load_hardware(file)
@@ -121,7 +121,7 @@ def test_a_path_is_a_file_of_its_own(tmp_path):
     assert hardware.max_context_tokens == 2**20
 
 
-def test_a_gpu_of_ones_own_is_a_table():
+def test_roofline_accepts_a_gpu_table():
     text = ROOFLINE.replace('gpu = "a100-80g"', "")
     text += """[roofline.gpu]
 memory_gib = 48
@@ -171,13 +171,13 @@ link_latency_s = 30e-6
         (ROOFLINE + 'dtype = "fp16"\n', "x.toml: roofline.dtype should be 'float32', "),
     ],
 )
-def test_a_mistake_names_file_key_and_value(text, message):
+def test_hardware_error_names_file_key_and_value(text, message):
     with pytest.raises(ValueError) as error:
         read_hardware(text, "x", "x.toml")
     assert str(error.value).startswith(message), str(error.value)
 
 
-def test_a_typo_gets_the_nearest_profile():
+def test_unknown_hardware_error_suggests_the_nearest_profile():
     with pytest.raises(ValueError, match=r"^unknown hardware h100-lama3-8b, did you mean h100-l"):
         load_hardware("h100-lama3-8b")
     with pytest.raises(ValueError, match=r"^cannot read gone\.toml: No such file"):
@@ -189,7 +189,7 @@ TEXT = st.text(max_size=40)
 
 
 @given(st.lists(COEFFICIENT, min_size=7, max_size=7), st.integers(16, 10**7), TEXT, TEXT)
-def test_a_written_file_reads_back_as_the_same_hardware(costs, tokens, about, source):
+def test_written_hardware_file_round_trips(costs, tokens, about, source):
     base, prefill, decode, context, offload, upload, quantize = costs
     cost = CostModel(
         base,
@@ -207,7 +207,7 @@ def test_a_written_file_reads_back_as_the_same_hardware(costs, tokens, about, so
     assert read_hardware(write_hardware(hardware), "x", "x.toml") == hardware
 
 
-def test_an_installed_package_has_the_tables_and_profiles():
+def test_package_data_includes_hardware_tables_and_profiles():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     patterns = settings["package-data"]["simulator.hardware"]
     data = [file.relative_to(FOLDER).as_posix() for file in FOLDER.rglob("*.toml")]
@@ -216,7 +216,7 @@ def test_an_installed_package_has_the_tables_and_profiles():
     assert any(fnmatch("simulator.hardware", p) for p in settings["packages"]["find"]["include"])
 
 
-def test_the_documented_file_works():
+def test_documented_hardware_file_is_read():
     page = (ROOT / "docs" / "simulator.md").read_text()
     text = page.partition("```toml\n")[2].partition("```")[0]
     hardware = read_hardware(text, "l40s-llama3-8b", "docs")

@@ -70,7 +70,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("changes", "expected"), TABLE)
-def test_roofline_gives_hand_worked_costs(changes, expected):
+def test_roofline_costs_match_worked_examples(changes, expected):
     cost = derive_cost(ideal(**changes))
     found = (
         cost.base_s,
@@ -130,7 +130,7 @@ def test_roofline_defaults_agree_with_measured_profiles(name):
         assert low <= derived.step_s(*load) / expected <= high, load
 
 
-def test_unknown_names_get_the_nearest():
+def test_unknown_gpu_or_model_error_suggests_the_nearest():
     with pytest.raises(ValueError, match=r"unknown gpu a100-80, did you mean a100-80g\?"):
         find_gpu("a100-80")
     with pytest.raises(ValueError, match=r"unknown model lama2-7b, did you mean llama2-7b\?"):

@@ -39,7 +39,7 @@ def admitted(rules: Rules, kv_tokens: int, learned: int = 0) -> int:
         (CONSERVATIVE, 50),  # prompt + max_tokens
     ],
 )
-def test_admission_counts_tokens_that_its_policy_foresees(rules: Rules, each: int) -> None:
+def test_admission_counts_the_tokens_that_its_policy_expects(rules: Rules, each: int) -> None:
     assert admitted(rules, 3 * each) == 3
     assert admitted(rules, 3 * each - 1) == 2
 

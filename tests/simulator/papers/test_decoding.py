@@ -122,7 +122,7 @@ REQUESTS = st.lists(lengths, min_size=1, max_size=25).map(lambda drawn: burst(*d
     interval=st.integers(1, 12),
 )
 @settings(max_examples=60)
-def test_decoding_in_jumps_equals_decoding_step_by_step(
+def test_decoding_in_jumps_equals_single_steps(
     requests: Workload, name: str, kv_tokens: int, interval: int
 ) -> None:
     rules = RULES[name]

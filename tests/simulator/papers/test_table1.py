@@ -102,7 +102,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_command_prints_and_writes_rows(tmp_path: Path) -> None:
+def test_reproduce_command_prints_and_writes_rows(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     chosen = ("--requests", "30", "--rows", "D3 AGGRESSIVE", "--json", file)
     found = run("past-future-table1", *chosen)
@@ -113,7 +113,7 @@ def test_command_prints_and_writes_rows(tmp_path: Path) -> None:
     assert all(row.keys() >= KEYS for row in rows)
 
 
-def test_command_names_known_tables_and_rows() -> None:
+def test_reproduce_command_lists_known_tables_and_rows() -> None:
     assert "past-future-table1" in run().stdout
     unknown = run("past-future-table2")
     assert unknown.returncode == 2

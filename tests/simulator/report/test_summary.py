@@ -18,7 +18,7 @@ from tests.simulator.fixtures import BY_HAND, INSTANT, random_workload, settings
 HAND = Hardware("hand", BY_HAND, kv_tokens=1_600, max_batch_tokens=64)
 
 
-def test_summary_of_two_requests_matches_hand_worked_figures():
+def test_summary_of_two_requests_matches_worked_example():
     """First tokens at 2 and 5 s (arrivals 0 and 0.5), both end at 6 s: 3 and 2 tokens."""
     made = replace(settings("fcfs", HAND, timing=INSTANT), sla=Sla("test", ttft_s=3.0))
     summary = summarize(simulate(made, workload([(0.0, 10, 3), (0.5, 20, 2)])))
@@ -53,12 +53,12 @@ def test_row_of_a_run_without_finished_requests_is_valid_json():
         ("ttft=2,tpot=50ms,mtpot=0.5min", Sla("given", 2.0, 0.05, 30.0)),
     ],
 )
-def test_sla_is_parsed(text: str, sla: Sla):
+def test_parse_sla_reads_classes_and_budgets(text: str, sla: Sla):
     assert parse_sla(text) == sla
 
 
 @pytest.mark.parametrize("text", ["tftt=1s", "ttft", "ttft=fast", "ttft=-1s", "ttft=0"])
-def test_sla_that_cannot_be_read_is_refused(text: str):
+def test_parse_sla_refuses_invalid_text(text: str):
     with pytest.raises(ValueError, match="sla: "):
         parse_sla(text)
 
@@ -68,7 +68,7 @@ def study() -> list[Point]:
     return [Point({}, settings(preset), requests) for preset in ("fcfs", "srtf")]
 
 
-def test_study_in_processes_finds_what_one_process_finds():
+def test_study_in_several_processes_equals_one_process():
     points = vary(study(), "rate", [5.0, 50.0])
     one, several = run_points(points, 1), run_points(points, 2)
     assert [f.summary for f in one] == [f.summary for f in several]
@@ -79,7 +79,7 @@ def test_study_in_processes_finds_what_one_process_finds():
     ("key", "value"),
     [("clients", 3), ("workers", 2), ("kv_tokens", 640), ("max_tokens", 8), ("rate", 9)],
 )
-def test_sweep_keys_change_what_they_name(key: str, value: float):
+def test_sweep_key_changes_its_setting(key: str, value: float):
     [point, _] = vary(study(), key, [value])
     found = {
         "clients": point.workload.clients,
@@ -107,7 +107,7 @@ def test_unknown_sweep_keys_are_refused():
         vary(study(), "rate", [0.0])
 
 
-def test_plots_are_written(tmp_path: Path):
+def test_summary_plots_are_written(tmp_path: Path):
     findings = run_points(vary(study(), "rate", [5.0, 50.0]), 1)
     rows = [(finding.keys, finding.summary) for finding in findings]
     plot_sweep(tmp_path / "rate.png", "rate", rows)

@@ -11,7 +11,7 @@ from tests.simulator.fixtures import workload
 
 
 @pytest.mark.parametrize("name", LENGTHS)
-def test_uniform_lengths_reach_both_inclusive_bounds_and_no_further(name: str):
+def test_uniform_lengths_include_both_bounds(name: str):
     bounds = LENGTHS[name]
     made = build_workload(name, 60_000, "burst", 0.0, 0, 0)
     for lengths, (low, high) in (
@@ -30,7 +30,7 @@ def test_varying_workload_joins_d1_d2_and_d3_in_this_order():
 
 
 @pytest.mark.parametrize("arrivals", sorted(set(ARRIVALS) - {"burst"}))
-def test_arrivals_have_the_rate_asked_for(arrivals: str):
+def test_workload_arrivals_have_the_requested_rate(arrivals: str):
     made = build_workload("d1", 20_000, arrivals, 5.0, 0, 3)
     assert made.rate == pytest.approx(5.0, rel=0.05)
 
@@ -44,7 +44,7 @@ def test_gamma_arrivals_are_burstier_than_poisson():
     assert variation("gamma") == pytest.approx(2.0, rel=0.1)
 
 
-def test_equal_seeds_give_equal_workloads():
+def test_workload_is_determined_by_its_seed():
     one, same, other = (build_workload("d3", 50, "poisson", 2.0, 0, seed) for seed in (1, 1, 2))
     assert one.arrival_s.tolist() == same.arrival_s.tolist()
     assert one.output_tokens.tolist() == same.output_tokens.tolist()
@@ -70,7 +70,7 @@ def test_lengths_are_drawn_from_a_file(tmp_path: Path):
         (("d1", 0, "poisson", 1.0, 0, 0), "at least 1 request"),
     ],
 )
-def test_mistakes_are_refused_with_the_known_values(
+def test_invalid_workload_options_are_refused_with_the_known_values(
     arguments: tuple[str, int, str, float, int, int], says: str
 ):
     with pytest.raises(ValueError, match=says):

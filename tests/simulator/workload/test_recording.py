@@ -74,7 +74,7 @@ def test_vllm_benchmark_becomes_a_workload(tmp_path: Path, indent: int | None):
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
-def test_written_trace_is_read_back(tmp_path: Path, name: str):
+def test_written_trace_round_trips(tmp_path: Path, name: str):
     made = random_workload(4, 30, 3.0)
     write_trace(tmp_path / name, made)
     back = read_trace(tmp_path / name)
@@ -97,7 +97,7 @@ def test_written_trace_is_read_back(tmp_path: Path, name: str):
         ('{"start_times": [1], "input_lens": [1, 2], "output_lens": [1]}', "of one length"),
     ],
 )
-def test_other_logs_are_refused_with_what_is_wrong(tmp_path: Path, text: str, says: str):
+def test_recording_refuses_unknown_logs_with_the_reason(tmp_path: Path, text: str, says: str):
     path = tmp_path / "log"
     path.write_text(text)
     with pytest.raises(ValueError, match=says):

@@ -53,14 +53,14 @@ def test_trace_reads_only_the_first_rows(tmp_path: Path):
         ("arrival_s,input_tokens,output_tokens\n1,2,3.5\n", "line 2: output_tokens must be a who"),
     ],
 )
-def test_bad_trace_is_refused_with_file_line_and_column(tmp_path: Path, text: str, says: str):
+def test_trace_error_names_file_line_and_column(tmp_path: Path, text: str, says: str):
     path = tmp_path / "bad.csv"
     path.write_text(text)
     with pytest.raises(ValueError, match=says):
         read_trace(path)
 
 
-def test_missing_and_broken_files_are_refused(tmp_path: Path):
+def test_trace_refuses_missing_and_broken_files(tmp_path: Path):
     with pytest.raises(ValueError, match="cannot read"):
         read_trace(tmp_path / "none.csv")
     broken = tmp_path / "broken.csv.gz"
@@ -69,7 +69,7 @@ def test_missing_and_broken_files_are_refused(tmp_path: Path):
         read_trace(broken)
 
 
-def test_lengths_need_no_arrivals(tmp_path: Path):
+def test_trace_of_lengths_needs_no_arrivals(tmp_path: Path):
     path = tmp_path / "lengths.csv"
     path.write_text("output_tokens,input_tokens\n5,6\n7,8\n")
     inputs, outputs = read_lengths(path)

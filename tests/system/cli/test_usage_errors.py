@@ -41,7 +41,10 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
     ("arguments", "message"),
     [
         (["--policy", "fcsf"], "unknown policy 'fcsf', did you mean fcfs?; known: fcfs, "),
-        (["--model", "/no/such"], "no folder /no/such"),
+        (
+            ["--model", "/no/such"],
+            "MODEL: the folder /no/such does not exist; pass a model's folder",
+        ),
         (["--unknown-fields", "warn"], "gateway.unknown_fields: Input should be 'ignore' or 'ref"),
         (
             ["--dtype", "fp8"],
@@ -103,9 +106,9 @@ def test_invalid_setting_is_a_one_line_error(arguments: list[str], message: str)
         ),
         (["serve", "--enable-prefix-caching"], "is not needed: prefix caching is always on"),
         (["serve", "a", "--model", "b"], "two models are given, a and --model b; give one"),
-        (["serve", "./models/dem"], "no folder ./models/dem, did you mean models/demo?"),
+        (["serve", "./models/dem"], "on the hub; did you mean models/demo?"),
         (["serve", "--log-level", "inof"], "got 'inof', did you mean info?"),
-        (["serve", "--chat-template", "/no/such"], "the chat template /no/such does not exist"),
+        (["serve", "--chat-template", "/no/such"], "--chat-template: the file does not exist (got"),
         (["serve", "--workers", "x"], "Invalid value for '--workers'"),
         (["serve", "--port"], "'--port' requires an argument"),
         (["serve", "a", "b"], "unexpected extra argument"),
@@ -122,12 +125,14 @@ def test_invalid_setting_is_a_one_line_error(arguments: list[str], message: str)
         (["bench", "u", "--arrivals", "bursty"], "unknown arrivals 'bursty'; known: poisson, con"),
         (["bench", "u", "--endpoint", "chatt"], "chat or completions, did you mean chat?"),
         (["bench", "u", "--input-tokens", "0"], "is not a length; use 128, 64-512"),
-        (["bench", "u", "--prompts", "/no/such"], "cannot read /no/such: "),
+        (["bench", "u", "--prompts", "/no/such"], "--prompts: cannot read /no/such: "),
+        (["why", "x", "--log", "/no/such"], "--log: cannot read /no/such: No such file"),
+        (["simulate", "--plot", "/no/such"], "--plot: the folder does not exist; create it"),
         (["bench", "u", "--prompts", "f", "--input-tokens", "9"], "--prompts sets the len"),
         (["bench", "u", "--sla", "fast:ttft=1"], "--sla takes CLASS:BUDGET=SECONDS,… of ttft_s, "),
         (["bench", "u", "--sla", "fast:ttft_s=x"], "ttft_s must be a number of seconds, not 'x'"),
         (["bench", "u", "--as-class", "mine"], "--as-class mine has no budgets; set them with"),
-        (["bench", "u", "--json", "/no/such/f"], "cannot write /no/such/f: there is no folder"),
+        (["bench", "u", "--json", "/no/such/f"], "/no/such/f: the folder /no/such does not"),
     ],
 )
 def test_usage_error_is_one_line_with_status_2(arguments: list[str], message: str):

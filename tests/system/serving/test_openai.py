@@ -22,12 +22,12 @@ def live(request: pytest.FixtureRequest) -> Iterator[Live]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("openai_check", CHECKS, ids=lambda check: check.__name__)
-async def test_openai(live: Live, openai_check: Check):
+async def test_openai_client_works_with_a_live_server(live: Live, openai_check: Check):
     await openai_check(live.http)
 
 
 @pytest.mark.slow
-def test_reflection_and_health_services_work(live: Live):
+def test_grpc_server_answers_reflection_and_health_checks(live: Live):
     assert check(live.grpc) == "SERVING"
     with grpc.insecure_channel(live.grpc) as channel:
         names = ProtoReflectionDescriptorDatabase(channel).get_services()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from gateway.faces.http.dialect.fields import MESSAGE, Handling
+from gateway.faces.http.dialect.fields import MESSAGE, NOT_SUPPORTED, Handling
 from gateway.types.client_request import TokenIds
 from services.runtime.errors import InvalidArgument
 
@@ -47,7 +47,7 @@ def _decode_message(where: str, message: object) -> dict[str, str]:
         raise InvalidArgument(where, "must be an object with role and content")
     for name in REFUSED.keys() & message.keys():
         if message[name] is not None and REFUSED[name].changes_answer(message[name]):
-            raise InvalidArgument(f"{where}.{name}", "is not supported here")
+            raise InvalidArgument(f"{where}.{name}", NOT_SUPPORTED)
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise InvalidArgument(f"{where}.role", "must be a string")

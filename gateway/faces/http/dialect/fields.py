@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+NOT_SUPPORTED = "is not supported by this server; remove it (see /docs for all fields)"
+
 
 class Handling(StrEnum):
     """What the server does with a field."""

@@ -36,7 +36,7 @@ def openai_base_url(harness: Harness) -> str:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-async def test_openai_client(check: Check, openai_base_url: str) -> None:
+async def test_gateway_serves_the_openai_client(check: Check, openai_base_url: str) -> None:
     await check(openai_base_url)
 
 
