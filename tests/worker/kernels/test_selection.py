@@ -139,9 +139,7 @@ def test_numba_refuses_unsupported_models():
 
 @pytest.mark.slow
 def test_unsupported_model_is_refused_with_what_to_change():
-    with pytest.raises(
-        ValueError, match=r"not torch\.float64: set worker\.dtype to one of these"
-    ):
+    with pytest.raises(ValueError, match=r"not torch\.float64: set worker\.dtype to one of these"):
         choose(torch.float64)
     with pytest.raises(ValueError, match="heads of 4 are too small: set kv_dtype to auto"):
         choose(torch.bfloat16, head_dim=4, int8=True)
