@@ -312,10 +312,10 @@ def test_new_cost_model_keeps_promises():
     s = state("alise")
     run_step(s, worker(), 0.0)
     admitted(s, request("a"))
-    before = s.rounds.memory.ranks.values["promised"].tolist()
+    before = s.rounds.memory.ranks.values["expected_tokens"].tolist()
     cost = s.workers["w0"].cost
     for version in range(3):
         s.step(ev.Costed("w0", type(cost)(0.02, 1e-3, 1e-3, 0.0, version)), 1.0)
     assert s.round_due_s == inf  # and no round is due
     s.step(ev.Round(), 1.0)
-    assert s.rounds.memory.ranks.values["promised"].tolist() == before
+    assert s.rounds.memory.ranks.values["expected_tokens"].tolist() == before
