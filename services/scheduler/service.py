@@ -35,7 +35,8 @@ from services.scheduler.codec import (
 )
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import events as ev
-from services.scheduler.core.admission import Limits
+from services.scheduler.core.admission import SchedulerLimits
+from services.scheduler.core.fleet import Fleet
 from services.scheduler.core.state import SchedulerState
 from services.scheduler.links.batcher import BatcherLink
 from services.scheduler.links.peers import PeerChannels, PeerServices
@@ -97,7 +98,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._due_s = inf  # time of the next Tick
         self._round: asyncio.TimerHandle | None = None  # the scheduled round
         self._rest_until_s = 0.0  # rounds leave the event loop its share of time
-        self._sent_fleet = ev.Fleet()
+        self._sent_fleet = Fleet()
         self._over = False  # handed over
         self._log: EventLog | None = None
 
@@ -349,8 +350,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 log.info("worker %s drains within %g s", worker_id, drain_s)
 
 
-def scheduler_limits(config: SchedulerConfig) -> Limits:
-    return Limits(
+def scheduler_limits(config: SchedulerConfig) -> SchedulerLimits:
+    return SchedulerLimits(
         config.max_queue, config.adopt_s, config.forecast_patience_s, config.tenant_weights
     )
 

@@ -8,8 +8,8 @@ again and names the worker.
     awaiting   it was submitted, and its worker is not attached
     adopted    both are here: its worker continues it
 
-Both wait for `Limits.adopt_s`. Then the worker forgets the orphan, and the awaiting request is
-queued from its tokens.
+Both wait for `SchedulerLimits.adopt_s`. Then the worker forgets the orphan, and the awaiting
+request is queued from its tokens.
 """
 
 from services.core import HeldRequest, Request

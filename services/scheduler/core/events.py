@@ -274,21 +274,3 @@ class Step(NamedTuple):
     now: float
     actions: Sequence[Action]
     transitions: Sequence[Transition]
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """The scheduler's load, for status lines and gateways."""
-
-    workers: tuple["WorkerStatus", ...] = ()
-    queued: int = 0
-    drain_s: float = 0.0
-    policy: str = ""
-    prefix_blocks: int = 0  # leading prompt blocks whose hashes the scheduler places by
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
-    view: WorkerView
-    running: int
-    held_tokens: int  # in blocks in use, from its last report

@@ -14,7 +14,7 @@ from services.policies.snapshot import RequestColumns
 from services.runtime.bounded_dict import BoundedDict
 from services.scheduler.observe.story import Kind, Noted, OpenStory, Values
 
-NOTHING, EXTENDED = -2, -1  # values of `repeats` besides a Reason
+NOTHING, EXTENDED = -2, -1  # values of `repeats` besides a WaitReason
 IDLE = np.iinfo(np.int64).max  # `limit` of a request that does not run: no limit exceeds it
 UNWATCHED, NO_KV, ON_DEVICE, IN_HOST = -1, 0, 1, 2
 REFUSED_SHARE = 4  # refused requests fill at most 1/4 of the bound, so that they displace no others

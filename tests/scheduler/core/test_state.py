@@ -232,8 +232,9 @@ def test_lost_worker_requeues_its_requests():
 
 
 def test_request_without_forecast_runs_if_max_tokens_fit():
-    """The patience is a millisecond; then all 50 tokens are assumed. `b` would need 16 + 470
-    tokens, and 475 may be planned: it waits for its forecast and is admitted with it."""
+    """A request waits a millisecond for its forecast; then all 50 tokens are assumed. `b` would
+    need 16 + 470 tokens, and 475 may be planned: it waits for its forecast and is admitted with
+    it."""
     s = state("past-future")
     run_step(s, worker(kv_tokens=500), 0.0)
     assert run_step(s, ev.Submitted(G, request("a")), 1.0) == [ev.AskForecast((request("a"),))]
