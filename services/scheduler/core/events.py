@@ -100,7 +100,7 @@ class Costed:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Run a scheduling round."""
+    """A scheduling round is due."""
 
 
 class WorkerDecisionRow(NamedTuple):
@@ -170,14 +170,14 @@ class AskForecast:
 
 @dataclass(frozen=True, slots=True)
 class AskArrange:
-    """Ask the batcher to arrange the candidates of this round."""
+    """Asks the batcher to arrange the candidates of this round."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Displace:
-    """End the stream of a worker because another one attached with its name."""
+    """Ends the stream of a worker because another one attached with its name."""
 
     link: str
     worker_id: str

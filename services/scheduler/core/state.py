@@ -64,7 +64,7 @@ class SchedulerState:
         self._forecasting: deque[tuple[float, Job]] = deque()
 
     def step(self, event: ev.Event, now: float) -> list[ev.Action]:
-        """Apply one event at time `now`, which never decreases; returns the actions in order."""
+        """Applies one event at time `now`, which never decreases; returns the actions in order."""
         self.ledger.begin_step(now)
         self._apply(event, now)
         self._run_timers(now)
@@ -241,7 +241,7 @@ class SchedulerState:
         return int(self.ledger.board.jobs.serial[job.row])
 
     def _run_timers(self, now: float) -> None:
-        """Handle what is due: deadlines, waits for a worker or a forecast, and the next round."""
+        """Handles what is due: deadlines, waits for a worker or a forecast, and the next round."""
         while self._timers and self._timers[0][0] <= now:
             _, serial, request_id, worker_id = heappop(self._timers)
             if worker_id:
@@ -337,7 +337,7 @@ class SchedulerState:
     def _evicted(
         self, job: Job, worker: WorkerJobs, progress: RequestProgress, report: Report
     ) -> None:
-        """Requeue an evicted request, unless a later plan has resumed it already."""
+        """Requeues an evicted request, unless a later plan has resumed it already."""
         runs = job.request_id in worker.running
         self.ledger.progress([(job, progress)])
         if runs and report.applied_plan_seq >= job.resumed_seq:
@@ -353,7 +353,7 @@ class SchedulerState:
     # Rounds
 
     def _round(self, now: float) -> None:
-        """Decide, or ask the batcher to. Does nothing while the batcher's answer is pending."""
+        """Decides, or asks the batcher to. Does nothing while the batcher's answer is pending."""
         if self.rounds.candidates is not None:
             return
         self._dirty = False
