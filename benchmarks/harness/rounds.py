@@ -12,7 +12,7 @@ from services.forecast import Forecast
 from services.policies.memory import PolicyMemory
 from services.policies.preset import choose
 from services.scheduler.core import events as ev
-from services.scheduler.core.admission import Limits
+from services.scheduler.core.admission import SchedulerLimits
 from services.scheduler.core.state import SchedulerState
 
 GATEWAY, WORKER = "gateway#1", "worker#1"
@@ -47,7 +47,9 @@ class BusyScheduler:
 
     def __init__(self, policy: str, running: int, queued: int, apart: bool = False):
         self._rng = np.random.default_rng(0)
-        self.state = SchedulerState(choose(policy), Limits(max_queue=2 * queued + running), apart)
+        self.state = SchedulerState(
+            choose(policy), SchedulerLimits(max_queue=2 * queued + running), apart
+        )
         self.now = 1_000.0
         self._makes_batches = self.state.preset.arrangement == "batch"
         self._outputs: dict[str, int] = {}

@@ -40,11 +40,11 @@ def decide(
     preset: Preset,
     memory: PolicyMemory,
     rng: np.random.Generator,
-    number: int = 0,
+    round_number: int = 0,
 ) -> Decision:
     """The round's decision, with the memory for the next round. Deterministic in its inputs."""
     ranking = rank_requests(snapshot, preset, memory)
-    candidates = select_candidates(snapshot, ranking, preset, number)
+    candidates = select_candidates(snapshot, ranking, preset, round_number)
     return complete_decision(arrange(candidates, snapshot.forecasts, preset, rng), ranking)
 
 
@@ -70,7 +70,7 @@ def complete_decision(decision: Decision, ranking: Ranking) -> Decision:
 
 
 def select_candidates(
-    snapshot: Snapshot, ranking: Ranking, preset: Preset, number: int
+    snapshot: Snapshot, ranking: Ranking, preset: Preset, round_number: int
 ) -> Candidates:
     """Requests that run or could run, in order.
 
@@ -86,24 +86,19 @@ def select_candidates(
         picked = np.concatenate([picked, *_heads(snapshot, ranking)])
     serial = snapshot.jobs.serial
     picked = picked[np.lexsort((serial[ranking.rows[picked]], ranking.key[picked]))]
-    rows, key, line, runs = (
-        ranking.rows[picked],
-        ranking.key[picked],
-        ranking.queue_key,
-        picked >= split,
-    )
+    rows, is_running = ranking.rows[picked], picked >= split
+    key, queue_key = ranking.key[picked], ranking.queue_key[picked]
     jobs, memory = snapshot.jobs.select(rows), ranking.memory
-    line = line[picked]
     if SLICES[preset.slice].returns:
-        line = np.where(runs & jobs.slice_exhausted, key, line)
+        queue_key = np.where(is_running & jobs.slice_exhausted, key, queue_key)
     notes = memory.notes.recall(arrangement.notes, rows, jobs.serial)
     return Candidates(
-        number,
+        round_number,
         snapshot.now,
         rows,
-        runs,
+        is_running,
         key,
-        line,
+        queue_key,
         jobs,
         snapshot.workers,
         cached_tokens(snapshot, rows, jobs) if _uses_cached(preset) else _NO_CACHED,

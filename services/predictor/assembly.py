@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from services.predictor.blend.content import ContentPredictor
-from services.predictor.blend.guard import Forecaster
+from services.predictor.blend.guarded_forecaster import GuardedForecaster
 from services.predictor.config import PredictorConfig
 from services.predictor.encoder.extract import Extractor, NoEncoder, TextEncoder
 from services.predictor.interface import Options, Predictor, Prompt
@@ -74,7 +74,7 @@ class Content:
 class Parts:
     """A predictor with the parts that train and judge it."""
 
-    forecaster: Forecaster
+    forecaster: GuardedForecaster
     two_stage: TwoStageForecaster
     outcomes: OutcomeRecorder
     learning: OutcomeLearner
@@ -107,10 +107,10 @@ def assemble(
     predictor, encoder_name = _build_predictor(config, options, mode)
     extractor = None
     if isinstance(predictor, ContentPredictor):
-        forecaster = Forecaster(HistoryPredictor(options), predictor)
+        forecaster = GuardedForecaster(HistoryPredictor(options), predictor)
         extractor = Extractor(encoder or _load(encoder_name, config), config.cache_entries)
     else:
-        forecaster = Forecaster(predictor)
+        forecaster = GuardedForecaster(predictor)
     pending, writer = PendingForecasts(config.pending_max), secrets.token_hex(4)
     executor = CpuBudgetedExecutor(config.cpu_share, config.cpu_saved_s)
     two_stage = TwoStageForecaster(

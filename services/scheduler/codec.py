@@ -9,6 +9,7 @@ from services.runtime.codecs.arrange import decode_floats
 from services.runtime.codecs.common import decode_sla, encode_forecast, encode_reason
 from services.runtime.prefix import decode_hashes
 from services.scheduler.core import events as ev
+from services.scheduler.core.fleet import Fleet
 from services.scheduler.observe.story import Story
 
 MAX_TENANT_CHARS = 256
@@ -144,7 +145,7 @@ def encode_story(story: Story) -> scheduler_pb2.Story:
     )
 
 
-def encode_fleet(fleet: ev.Fleet) -> scheduler_pb2.FleetView:
+def encode_fleet(fleet: Fleet) -> scheduler_pb2.FleetView:
     return scheduler_pb2.FleetView(
         workers=[
             scheduler_pb2.WorkerInfo(

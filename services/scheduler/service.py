@@ -35,7 +35,8 @@ from services.scheduler.codec import (
 )
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import events as ev
-from services.scheduler.core.admission import Limits
+from services.scheduler.core.admission import SchedulerLimits
+from services.scheduler.core.fleet import Fleet
 from services.scheduler.core.state import SchedulerState
 from services.scheduler.links.batcher import BatcherLink
 from services.scheduler.links.peers import PeerChannels, PeerServices
@@ -97,12 +98,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._due_s = inf  # time of the next Tick
         self._round: asyncio.TimerHandle | None = None  # the scheduled round
         self._rest_until_s = 0.0  # rounds leave the event loop its share of time
-        self._sent_fleet = ev.Fleet()
+        self._sent_fleet = Fleet()
         self._over = False  # handed over
         self._log: EventLog | None = None
 
     async def run(self) -> None:
-        """Keep deadlines and talk to peers until cancelled."""
+        """Keeps deadlines and talks to peers until cancelled."""
         with ExitStack() as stack:
             if self.config.event_log:
                 self._log = stack.enter_context(self._open_log())
@@ -119,7 +120,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         return EventLog(Path(self.config.event_log), self.config.event_log_max_bytes, head)
 
     async def hand_over(self) -> None:
-        """End every stream at once, without refusing or cancelling requests, and deliver the last
+        """Ends every stream at once, without refusing or cancelling requests, and delivers the last
         outcomes. Gateways keep their requests and submit them to the next scheduler; workers go on
         within their budgets and are adopted by it."""
         self._over = True
@@ -132,7 +133,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 await self._peers.outcomes.wait_delivered()
 
     async def wind_up(self) -> None:
-        """After the last answers: wait until workers have reported them and the predictor has
+        """After the last answers: waits until workers have reported them and the predictor has
         their outcomes, for OUTCOMES_S at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(OUTCOMES_S):
@@ -141,7 +142,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 await self._peers.outcomes.wait_delivered()
 
     def dispatch(self, event: ev.Event) -> None:
-        """Step the state and perform its actions. Does nothing after the hand-over."""
+        """Steps the state and performs its actions. Does nothing after the hand-over."""
         if self._over:
             return
         now = time.monotonic()
@@ -193,7 +194,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                     to_worker.close()
 
     def _schedule_round(self, now: float) -> None:
-        """Start a round once the loop has processed the events that are there already."""
+        """Starts a round once the loop has processed the events that are there already."""
         due_s = self.state.round_due_s
         if self._round is None and due_s < inf:
             delay_s = max(0.0, due_s - now, self._rest_until_s - now)
@@ -209,7 +210,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._rest_until_s = time.monotonic() + took_s * (1 / share - 1)
 
     async def _keep_fleet_current(self) -> None:
-        """Gateways refuse requests by the queue's length and drain time: send them changes."""
+        """Sends changes of the queue's length and drain time to gateways, which refuse requests
+        by them."""
         while True:
             await asyncio.sleep(self.config.fleet_interval_s)
             fleet, sent = self.state.fleet(), self._sent_fleet
@@ -232,7 +234,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             outbox.put(encode_request_event(action))
 
     def _forget(self, request_id: str) -> None:
-        """Drop what is kept for the forecast of an ended request. A request refused as a duplicate
+        """Drops what is kept for the forecast of an ended request. A request refused as a duplicate
         leaves the text of the live one."""
         if request_id not in self.state.jobs:
             self._peers.forecasts.forget(request_id)
@@ -349,8 +351,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 log.info("worker %s drains within %g s", worker_id, drain_s)
 
 
-def scheduler_limits(config: SchedulerConfig) -> Limits:
-    return Limits(
+def scheduler_limits(config: SchedulerConfig) -> SchedulerLimits:
+    return SchedulerLimits(
         config.max_queue, config.adopt_s, config.forecast_patience_s, config.tenant_weights
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 from services.core import FinishReason, Request
 from services.forecast import Ints
 from services.scheduler.core import events as ev
-from services.scheduler.core.admission import Limits
+from services.scheduler.core.admission import SchedulerLimits
 from services.scheduler.core.state import SchedulerState
 from services.worker.requests.types.batch import NewToken
 from services.worker.requests.types.prompt import Prompt
@@ -67,7 +67,7 @@ class Simulation:
         self.records = Records(len(workload))
         self._timing = settings.timing
         self._queue = EventQueue()
-        limits = Limits(max_queue=settings.max_queue, patience_s=0.0)
+        limits = SchedulerLimits(max_queue=settings.max_queue, patience_s=0.0)
         self._state = SchedulerState(settings.preset, limits)
         self._forecaster = build_forecaster(
             settings.predictor_name, workload, self._answer_tokens, settings.seed

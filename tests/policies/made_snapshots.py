@@ -10,7 +10,7 @@ from services.costs import CostModel
 from services.forecast import Floats, Forecast, Ints, certain, from_lengths
 from services.forecasttable import ForecastTable
 from services.policies.form.demand import Demand, WorkerQueue
-from services.policies.form.fill import Filled, fill
+from services.policies.form.fill import FillResult, fill
 from services.policies.form.registry import FORMS
 from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import Ranking
@@ -129,7 +129,7 @@ def formed(
     params: Mapping[str, float] | None = None,
     most: int = 99,
     seed: int = 0,
-) -> tuple[int, Filled]:
+) -> tuple[int, FillResult]:
     """Return the number of admitted requests and the whole result; all lengths are certain."""
     rows = [*running, *queued]
     forecasts = table(*(certain(length) for _, _, length in rows))
@@ -148,8 +148,8 @@ def formed(
     demand = demanded(form, made, worker, forecasts, params or {}, seed, runs)
     alone = bool(queued) and queued[0][0] + queued[0][2] <= kv_tokens
     filled = fill(runs, demand, most, alone)
-    assert filled.run[: len(running)].all()
-    return int(np.count_nonzero(filled.run)) - len(running), filled
+    assert filled.runs_next[: len(running)].all()
+    return int(np.count_nonzero(filled.runs_next)) - len(running), filled
 
 
 @st.composite

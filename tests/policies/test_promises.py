@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from services.forecast import from_lengths
 from services.policies.decide import decide
 from services.policies.form.fill import fill
-from services.policies.form.sums import Sums
+from services.policies.form.sums import SumDemand
 from services.policies.memory import PolicyMemory
 from services.policies.preset import Preset, choose
 from services.policies.snapshot import NOWHERE, Snapshot, WorkerSnapshot
@@ -179,15 +179,15 @@ def test_sliced_form_requires_room_for_next_slice() -> None:
     assert demand.due is not None
     assert demand.due.tolist() == [False, True, True, False]
     reported = fill(runs, demand, 99, alone=True)
-    assert reported.run.tolist() == [True, True, False, False]
+    assert reported.runs_next.tolist() == [True, True, False, False]
     assert reported.peak == 58
     roomy = demanded("sliced", made, worker, table(), {"zeta": 0.96}, runs=runs, limits=limits)
-    assert fill(runs, roomy, 99, alone=True).run.tolist() == [True, True, True, False]
+    assert fill(runs, roomy, 99, alone=True).runs_next.tolist() == [True, True, True, False]
 
 
 def due(held: list[float], limit: float, asks: list[bool], runs: list[bool]) -> list[int]:
-    demand = Sums(np.array(held), limit, due=np.array(asks))
-    run = fill(np.array(runs), demand, 99, alone=False).run
+    demand = SumDemand(np.array(held), limit, due=np.array(asks))
+    run = fill(np.array(runs), demand, 99, alone=False).runs_next
     return [int(i) for i in np.flatnonzero(run)]
 
 

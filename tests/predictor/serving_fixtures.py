@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from services.core import FinishReason, Outcome
 from services.forecast import Forecast, certain
-from services.predictor.blend.guard import Forecaster
+from services.predictor.blend.guarded_forecaster import GuardedForecaster
 from services.predictor.encoder.extract import Extractor
 from services.predictor.encoder.packing import pack
 from services.predictor.interface import Example, Prompt, Query
@@ -46,7 +46,7 @@ class ForecasterHarness:
 
     def __init__(self, model: Model | None = None, unread_max: int = 100):
         self.model = model or Model()
-        self.guarded = Forecaster(HistoryPredictor(), self.model)
+        self.guarded = GuardedForecaster(HistoryPredictor(), self.model)
         self.pending = PendingForecasts(100)
         self.reported: list[ReadingResult] = []
         self.two_stage = TwoStageForecaster(

@@ -14,7 +14,7 @@ from protos.generated import predictor_pb2
 from services.core import FinishReason, Outcome
 from services.forecast import UNCAPPED, certain
 from services.predictor.blend.content import ContentPredictor, Refit, Refitted
-from services.predictor.blend.guard import ForecastPair
+from services.predictor.blend.guarded_forecaster import ForecastPair
 from services.predictor.blend.members import HistoryMember
 from services.predictor.blend.mixture import Mixture
 from services.predictor.encoder.extract import Extractor

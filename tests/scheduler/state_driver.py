@@ -11,7 +11,7 @@ from services.core import (
 from services.forecast import certain
 from services.policies.preset import choose
 from services.scheduler.core import events as ev
-from services.scheduler.core.admission import Limits
+from services.scheduler.core.admission import SchedulerLimits
 from services.scheduler.core.phases import RequestPhase
 from services.scheduler.core.state import SchedulerState
 from tests.policies.explanations import explanation
@@ -30,7 +30,7 @@ def request(name: str, prompt: int = 10, most: int = 50, at: float = 0.0, deadli
 
 def state(policy: str = "fcfs", apart: bool = False, **limits: Any) -> Any:
     """Untyped, so that tests can compare actions by their fields."""
-    return SchedulerState(choose(policy), Limits(**limits), apart)
+    return SchedulerState(choose(policy), SchedulerLimits(**limits), apart)
 
 
 def run_step(s: Any, event: ev.Event, now: float) -> Any:

@@ -170,7 +170,7 @@ def _explanations(batch_round: BatchRound, state: BatchState, timing: _Timing) -
         second[which] = np.repeat(np.where(workers > 0, workers, batches.size), batches.size)
     for i, members in state.begins.items():
         sizes = batch_round.sizes
-        tokens = sizes.length[members].max() + sizes.makes[members].max()
+        tokens = sizes.length[members].max() + sizes.max_output[members].max()
         reasons[members] = WaitReason.ADMITTED
         first[members], second[members] = len(members) * tokens, batch_round.rooms[i].tokens
     waits = ~candidates.is_running

@@ -161,8 +161,8 @@ def _fitting_part(batch_round: BatchRound, i: int, members: Ints) -> Ints:
     """The most urgent of these that fit worker `i` together."""
     members, sizes = members[batch_round.able[i, members]], batch_round.sizes
     length = np.maximum.accumulate(sizes.length[members])
-    makes = np.maximum.accumulate(sizes.makes[members])
-    fits = batch_round.rooms[i].holds(np.arange(1, len(members) + 1), length, makes)
+    max_output = np.maximum.accumulate(sizes.max_output[members])
+    fits = batch_round.rooms[i].fits_each(np.arange(1, len(members) + 1), length, max_output)
     return members[fits]
 
 

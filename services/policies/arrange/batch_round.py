@@ -115,8 +115,11 @@ def serveable(batch_round: BatchRound, batches: Batches) -> Bools:
     if not len(batches):
         return np.zeros((len(batch_round.workers), 0), bool)
     able = batch_round.able[:, batches.members]
-    holds = [room.holds(batches.size, batches.length, batches.makes) for room in batch_round.rooms]
-    could: Bools = np.logical_and.reduceat(able, batches.starts, axis=1) & np.array(holds)
+    fits = [
+        room.fits_each(batches.size, batches.length, batches.max_output)
+        for room in batch_round.rooms
+    ]
+    could: Bools = np.logical_and.reduceat(able, batches.starts, axis=1) & np.array(fits)
     return could
 
 

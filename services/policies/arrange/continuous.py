@@ -11,7 +11,7 @@ from services.forecasttable import ForecastTable
 from services.policies.arrange.results import explain_all, worker_decision
 from services.policies.decision import Decision, WaitExplanations, WaitReason
 from services.policies.form.demand import WorkerQueue
-from services.policies.form.fill import Filled, fill, fill_slots
+from services.policies.form.fill import FillResult, fill, fill_slots
 from services.policies.form.registry import FORMS
 from services.policies.interval import INTERVALS
 from services.policies.place.eligibility import can_serve
@@ -28,7 +28,7 @@ class _FilledQueue:
 
     worker: WorkerSnapshot
     at: Ints
-    filled: Filled
+    filled: FillResult
 
     def select(self, kept: Bools) -> "_FilledQueue":
         return _FilledQueue(self.worker, self.at[kept], self.filled.select(kept))
@@ -41,11 +41,11 @@ def arrange_continuous(
 
     def fill_queue(worker: WorkerSnapshot, at: Ints) -> _FilledQueue:
         at = at[np.lexsort((~candidates.is_running[at], candidates.queue_key[at]))]
-        runs = candidates.is_running[at]
-        if not runs.all() or (len(at) and FORMS[preset.form].renews):
+        is_running = candidates.is_running[at]
+        if not is_running.all() or (len(at) and FORMS[preset.form].renews):
             return _FilledQueue(worker, at, _fill(candidates, worker, at, forecasts, preset, rng))
         nothing = np.zeros(len(at))
-        filled = Filled(runs, np.zeros(len(at), np.int64), nothing, nothing, 0.0)
+        filled = FillResult(is_running, np.zeros(len(at), np.int64), nothing, nothing, 0.0)
         return _FilledQueue(worker, at, filled)
 
     place = PLACEMENTS[preset.place]
@@ -68,7 +68,7 @@ def arrange_continuous(
     return Decision(
         candidates.round,
         tuple(
-            worker_decision(candidates, q.worker, preset, q.at, q.filled.run, q.filled.peak)
+            worker_decision(candidates, q.worker, preset, q.at, q.filled.runs_next, q.filled.peak)
             for q in queues
         ),
         WaitExplanations.concatenate(explanations),
@@ -90,9 +90,9 @@ def _assign_to_idle(
     assignment. O(waiting), if a request waits beside an idle worker."""
     assigned, free = assigned.copy(), ~candidates.is_running & ~candidates.is_paused_with_kv()
     for queue in queues:
-        free[queue.at[queue.filled.run]] = False
+        free[queue.at[queue.filled.runs_next]] = False
     for i, idle in enumerate(queues):
-        if idle.filled.run.any() or not free.any():
+        if idle.filled.runs_next.any() or not free.any():
             continue
         spare = np.flatnonzero(free & (assigned != idle.worker.number))
         spare = spare[can_serve(candidates, idle.worker, spare)]
@@ -101,9 +101,9 @@ def _assign_to_idle(
         if not len(spare):
             continue
         tried = fill_queue(idle.worker, np.concatenate([idle.at, spare]))
-        runs = tried.filled.run
-        free[tried.at[runs]] = False
-        assigned[tried.at[runs]] = idle.worker.number
+        runs_next = tried.filled.runs_next
+        free[tried.at[runs_next]] = False
+        assigned[tried.at[runs_next]] = idle.worker.number
         queues[i] = tried.select(assigned[tried.at] == idle.worker.number)
         for j, other in enumerate(queues):
             stays = assigned[other.at] == other.worker.number
@@ -119,16 +119,16 @@ def _fill(
     forecasts: ForecastTable,
     preset: Preset,
     rng: np.random.Generator,
-) -> Filled:
-    jobs, runs = candidates.jobs.select(at), candidates.is_running[at]
+) -> FillResult:
+    jobs, is_running = candidates.jobs.select(at), candidates.is_running[at]
     here = jobs.home == worker.number  # a moving request's KV elsewhere does not count here
     jobs = replace(jobs, held=np.where(here, jobs.held, 0), blocks=np.where(here, jobs.blocks, 0))
     limits = SLICES[preset.slice].limits(candidates, worker, at, preset.params)
-    queue = WorkerQueue(jobs, runs, limits, worker, forecasts, candidates.numbers)
+    queue = WorkerQueue(jobs, is_running, limits, worker, forecasts, candidates.numbers)
     demand = FORMS[preset.form].demand(queue, preset.params, rng)
-    first = int(np.argmin(runs))
+    first = int(np.argmin(is_running))
     alone = bool(jobs.longest[first] <= worker.kv_tokens)
     if RESIDENCIES[preset.residency].held_fast:
-        holds = runs | (candidates.is_paused_with_kv()[at] & here)
-        return fill_slots(runs, holds, demand, worker.max_running, alone)
-    return fill(runs, demand, worker.max_running, alone)
+        holds = is_running | (candidates.is_paused_with_kv()[at] & here)
+        return fill_slots(is_running, holds, demand, worker.max_running, alone)
+    return fill(is_running, demand, worker.max_running, alone)

@@ -45,8 +45,8 @@ def fixed(sizes: Sizes, at: Ints, known: Batches, room: Room, params: Params) ->
     while start < len(at):
         window = at[start : start + max(1, room.slots)]
         length = np.maximum.accumulate(sizes.length[window])
-        makes = np.maximum.accumulate(sizes.makes[window])
-        fits = room.holds(np.arange(1, len(window) + 1), length, makes)
+        max_output = np.maximum.accumulate(sizes.max_output[window])
+        fits = room.fits_each(np.arange(1, len(window) + 1), length, max_output)
         count = max(1, len(window) if fits.all() else int(np.argmin(fits)))
         labels[start : start + count] = label
         start, label = start + count, label + 1

@@ -27,14 +27,14 @@ STEP = 0.1  # change of z per eviction, in standard deviations
 
 
 @dataclass(frozen=True, slots=True)
-class Curve(Demand):
+class CurveDemand(Demand):
     """`moments`, (2, times, jobs), are the mean and the variance of each job's memory at each time,
     the first being now. max over times of Σ mean + z · √(Σ variance) must fit. O(times · jobs)."""
 
     moments: Floats
     z: float
 
-    def longest(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
+    def count_fitting(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
         stay, next_ones = order[:base], order[base : base + most + 1]
         needs = self._highest(_running_sums(self.moments, stay, next_ones))
         fit = int(np.searchsorted(needs, self.limit, side="right")) - 1
@@ -89,7 +89,7 @@ def curve(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Deman
     variance *= mean  # m² p (1 − p)
     limit = (1 - params["reserved"]) * worker.room_tokens
     z = queue.numbers.get(Z, params["z"]) if params["eviction_share"] else params["z"]
-    return Curve(held, limit, moments, z)
+    return CurveDemand(held, limit, moments, z)
 
 
 def _times(output: Ints, after: After) -> Ints:

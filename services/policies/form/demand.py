@@ -33,13 +33,13 @@ class Demand(ABC):
     due: Bools | None = field(default=None, kw_only=True)
 
     @abstractmethod
-    def longest(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
+    def count_fitting(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
         """How many of `order` beyond its first `base` fit, at most `most`, and the KV tokens needed
         with each number of them, up to one beyond those that fit."""
 
     def able(self, kept: Ints, later: Ints) -> Bools:
         """False for those of `later` that would not fit beside `kept`, each alone. True may be
-        optimistic: `longest` decides."""
+        optimistic: `count_fitting` decides."""
         fits: Bools = self.held[later] <= self.limit - float(np.sum(self.held[kept]))
         return fits
 
@@ -55,7 +55,7 @@ class WorkerQueue:
     which each stops if it runs next. `numbers` are what the policies remember."""
 
     jobs: RequestColumns
-    runs: Bools
+    is_running: Bools
     limits: Ints
     worker: WorkerSnapshot
     forecasts: ForecastTable

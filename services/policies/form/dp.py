@@ -20,16 +20,16 @@ def dp(sizes: Sizes, at: Ints, known: Batches, room: Room, params: Params) -> In
     count = len(at)
     order = np.lexsort((at, sizes.length[at]))
     length = sizes.length[at[order]].astype(float)
-    steps = np.full(count, float(sizes.makes[at].max(initial=1)))
+    steps = np.full(count, float(sizes.max_output[at].max(initial=1)))
     two_s = linear(room.cost, np.full(count, 2.0), length, steps)
     one_s = linear(room.cost, np.ones(count), length, steps)
     more_s, base_s = (two_s - one_s).tolist(), (2 * one_s - two_s).tolist()
-    most = room.most(sizes.length[at[order]], int(steps.max(initial=1))).tolist()
-    counts = np.arange(1.0, max(most, default=1) + 1)
+    max_sizes = room.max_batch_size(sizes.length[at[order]], int(steps.max(initial=1))).tolist()
+    counts = np.arange(1.0, max(max_sizes, default=1) + 1)
     total_s = np.zeros(count + 1)  # of the first i requests
     size = [0] * count
     for i in range(count):
-        width = min(most[i], i + 1)
+        width = min(max_sizes[i], i + 1)
         ends_s = total_s[i + 1 - width : i + 1][::-1] + more_s[i] * counts[:width]
         best = int(ends_s.argmin())
         total_s[i + 1], size[i] = ends_s[best] + base_s[i], best + 1

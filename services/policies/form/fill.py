@@ -21,19 +21,19 @@ from services.policies.snapshot import Bools
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class FillResult:
     """Parallel to the queue: which requests run next, and the reason and its numbers for each
     waiting one. `peak` is the forecast memory in tokens."""
 
-    run: Bools
+    runs_next: Bools
     reasons: Ints
     first_values: Floats
     second_values: Floats
     peak: float
 
-    def select(self, kept: Bools) -> "Filled":
-        return Filled(
-            self.run[kept],
+    def select(self, kept: Bools) -> "FillResult":
+        return FillResult(
+            self.runs_next[kept],
             self.reasons[kept],
             self.first_values[kept],
             self.second_values[kept],
@@ -44,23 +44,23 @@ class Filled:
 _NOT_EXPLAINED = (WaitReason.BLOCKED, 0.0, 0.0)  # no request to explain
 
 
-def fill(runs: Bools, demand: Demand, slots: int, alone: bool) -> Filled:
-    """`runs` marks the requests that run now. `alone`: on an idle worker the first request is
+def fill(is_running: Bools, demand: Demand, slots: int, alone: bool) -> FillResult:
+    """`is_running` marks the requests that run now. `alone`: on an idle worker the first request is
     admitted even above the policy's limit, because no later round would find more room for it."""
-    count, slots = len(runs), min(slots, demand.slots)
-    stays = runs if demand.due is None else runs & ~demand.due
+    count, slots = len(is_running), min(slots, demand.slots)
+    stays = is_running if demand.due is None else is_running & ~demand.due
     base = int(np.argmin(stays)) if not stays.all() else count
     reach = max(0, min(count, slots) - base)
-    fits, need = demand.longest(np.arange(count), base, reach)
-    if fits < reach and base + fits == 0 and not stays.any() and (alone or runs[0]):
+    fits, need = demand.count_fitting(np.arange(count), base, reach)
+    if fits < reach and base + fits == 0 and not stays.any() and (alone or is_running[0]):
         fits = 1
     front = base + fits
-    entering = np.flatnonzero(~runs[:front])
-    run = runs.copy()
-    if len(entering) or stays is not runs:
-        run[:front] = True
-        run[front:] = _behind(runs, demand, front, slots)
-    waits = np.flatnonzero(~runs[front:]) + front
+    entering = np.flatnonzero(~is_running[:front])
+    runs_next = is_running.copy()
+    if len(entering) or stays is not is_running:
+        runs_next[:front] = True
+        runs_next[front:] = _behind(is_running, demand, front, slots)
+    waits = np.flatnonzero(~is_running[front:]) + front
     if fits < reach:
         # Running requests up to the one that does not fit stay; waiting ones are only behind it.
         waits = waits[waits == front]
@@ -68,65 +68,67 @@ def fill(runs: Bools, demand: Demand, slots: int, alone: bool) -> Filled:
             demand.refusal(np.arange(front + 1), need(fits + 1)) if len(waits) else _NOT_EXPLAINED
         )
     else:
-        stopped = (WaitReason.SLOTS, float(np.count_nonzero(run)), float(slots))
-    peak = _peak(demand, run) if run[front:].any() else need(fits)
-    return _explain_filled(run, entering, waits, peak, demand.limit, stopped)
+        stopped = (WaitReason.SLOTS, float(np.count_nonzero(runs_next)), float(slots))
+    peak = _peak(demand, runs_next) if runs_next[front:].any() else need(fits)
+    return _explain_filled(runs_next, entering, waits, peak, demand.limit, stopped)
 
 
-def fill_slots(runs: Bools, holds: Bools, demand: Demand, slots: int, alone: bool) -> Filled:
+def fill_slots(
+    is_running: Bools, holds: Bools, demand: Demand, slots: int, alone: bool
+) -> FillResult:
     """The same where a paused request's KV keeps its device memory (ALISE's strawman Defer).
     Pausing frees only slots. Every request with KV keeps it; requests without need memory, in
     their order; then slots are given down the queue."""
     fresh, slots = np.flatnonzero(~holds), min(slots, demand.slots)
     order = np.concatenate([np.flatnonzero(holds), fresh])
     base = len(order) - len(fresh)
-    fits, need = demand.longest(order, base, min(len(fresh), slots))
+    fits, need = demand.count_fitting(order, base, min(len(fresh), slots))
     if fits == 0 and alone and not holds.any() and slots > 0:
         fits = min(1, len(fresh))
     able = holds.copy()
     able[fresh[:fits]] = True
-    run = able & (np.cumsum(able) <= slots)
-    entering = np.flatnonzero(run & ~runs)
-    waits = np.flatnonzero(~run & ~runs)
+    runs_next = able & (np.cumsum(able) <= slots)
+    entering = np.flatnonzero(runs_next & ~is_running)
+    waits = np.flatnonzero(~runs_next & ~is_running)
     if fits < min(len(fresh), slots) and len(waits) and waits[0] == fresh[fits]:
         stopped = demand.refusal(order[: base + fits + 1], need(fits + 1))
     else:
-        stopped = (WaitReason.SLOTS, float(np.count_nonzero(run)), float(slots))
-    return _explain_filled(run, entering, waits, need(fits), demand.limit, stopped)
+        stopped = (WaitReason.SLOTS, float(np.count_nonzero(runs_next)), float(slots))
+    return _explain_filled(runs_next, entering, waits, need(fits), demand.limit, stopped)
 
 
-def _behind(runs: Bools, demand: Demand, front: int, slots: int) -> Bools:
+def _behind(is_running: Bools, demand: Demand, front: int, slots: int) -> Bools:
     """Running requests behind the first `front` that continue: in order, each for which there is
     room beside the admitted ones."""
-    kept, later = np.arange(front), np.flatnonzero(runs[front:]) + front
+    kept, later = np.arange(front), np.flatnonzero(is_running[front:]) + front
     while len(later) and len(kept) < slots:
         order = np.concatenate([kept, later])
-        more, _ = demand.longest(order, len(kept), min(len(later), slots - len(kept)))
+        more, _ = demand.count_fitting(order, len(kept), min(len(later), slots - len(kept)))
         kept, later = order[: len(kept) + more], later[more + 1 :]
         # Requests that could not stay in any case are not checked one by one.
         later = later[demand.able(kept, later)]
-    goes_on = np.zeros(len(runs), bool)
+    goes_on = np.zeros(len(is_running), bool)
     goes_on[kept] = True
     return goes_on[front:]
 
 
-def _peak(demand: Demand, run: Bools) -> float:
+def _peak(demand: Demand, runs_next: Bools) -> float:
     """Tokens that these need together."""
-    rows = np.flatnonzero(run)
-    return demand.longest(rows, len(rows), 0)[1](0)
+    rows = np.flatnonzero(runs_next)
+    return demand.count_fitting(rows, len(rows), 0)[1](0)
 
 
 def _explain_filled(
-    run: Bools,
+    runs_next: Bools,
     entering: Ints,
     waits: Ints,
     peak: float,
     limit: float,
     stopped: tuple[WaitReason, float, float],
-) -> Filled:
-    reasons = np.full(len(run), WaitReason.BLOCKED, np.int64)
-    first, second = np.arange(len(run), dtype=float), np.zeros(len(run))
+) -> FillResult:
+    reasons = np.full(len(runs_next), WaitReason.BLOCKED, np.int64)
+    first, second = np.arange(len(runs_next), dtype=float), np.zeros(len(runs_next))
     reasons[entering], first[entering], second[entering] = WaitReason.ADMITTED, peak, limit
     if len(waits):
         reasons[waits[0]], first[waits[0]], second[waits[0]] = stopped
-    return Filled(run, reasons, first, second, peak)
+    return FillResult(runs_next, reasons, first, second, peak)

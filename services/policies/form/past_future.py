@@ -51,7 +51,7 @@ class PrefixPeaks:
             self._known[queued] = self._peak(queued)
         return self._known[queued]
 
-    def longest(self, most: int, limit: float) -> int:
+    def count_fitting(self, most: int, limit: float) -> int:
         """The largest k ≤ `most` whose peak is within the limit; 0 without one.
 
         Peaks are close to linear in k. Interpolation finds the neighbourhood; halving at every
@@ -79,21 +79,21 @@ class PrefixPeaks:
 
 
 @dataclass(frozen=True, slots=True)
-class Peaks(Demand):
+class PeakDemand(Demand):
     """`remaining` (scenarios, jobs) are the tokens that each job will still make. The statistic of
     the scenarios' peaks must fit."""
 
     remaining: Floats
     statistic: Statistic = mean
 
-    def longest(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
+    def count_fitting(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
         # Considers only as many requests as could fit without growth, or the one that is admitted
         # regardless, and one more to explain.
         held = np.cumsum(self.held[order])
         most = min(most, max(0, int(np.searchsorted(held, self.limit, side="right")) - base))
         order = order[: base + max(1, most) + 1]
         peaks = PrefixPeaks(base, self.held[order], self.remaining[:, order], self.statistic)
-        return peaks.longest(most, self.limit), peaks
+        return peaks.count_fitting(most, self.limit), peaks
 
 
 def past_future(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
@@ -112,7 +112,7 @@ def past_future(queue: WorkerQueue, params: Params, rng: np.random.Generator) ->
     remaining = np.maximum(lengths - jobs.output, 0.0)
     limit = (1 - params["reserved"]) * queue.worker.room_tokens
     statistic = list(STATISTICS.values())[int(params["statistic"])]
-    return Peaks(needed_tokens(queue), limit, remaining, statistic)
+    return PeakDemand(needed_tokens(queue), limit, remaining, statistic)
 
 
 PARAMS = {

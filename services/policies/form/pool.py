@@ -12,11 +12,12 @@ from services.policies.snapshot import Bools, WorkerSnapshot
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Tokens of every candidate: `length`, the prefill (prompt and existing output); `makes`, the
-    largest output that a batch must hold for it; `expected`, its expected output within that."""
+    """Tokens of every candidate: `length`, the prefill (prompt and existing output); `max_output`,
+    the largest output that a batch must hold for it; `expected`, the expected output within
+    that."""
 
     length: Ints
-    makes: Ints
+    max_output: Ints
     expected: Ints
 
 
@@ -31,27 +32,27 @@ class Room:
     cost: CostModel
 
     @staticmethod
-    def for_worker(worker: WorkerSnapshot, share: float, most: int) -> "Room":
+    def for_worker(worker: WorkerSnapshot, share: float, batch_size: int) -> "Room":
         """A share of the worker's KV, and its number of slots if limited."""
-        slots = min(worker.max_running, most)
+        slots = min(worker.max_running, batch_size)
         return Room(share * worker.kv_tokens, slots, worker.block_tokens, worker.cost)
 
-    def most(self, length: Ints, makes: int) -> Ints:
+    def max_batch_size(self, length: Ints, max_output: int) -> Ints:
         """N_max (SCLS, Eq. 8): how many requests of this length and output fit together; at least
         one."""
-        many: Ints = (self.tokens // self._blocks(length + makes)).astype(np.int64)
+        many: Ints = (self.tokens // self._blocks(length + max_output)).astype(np.int64)
         return np.clip(many, 1, max(1, self.slots))
 
-    def holds(self, size: Ints, length: Ints, makes: Ints) -> Bools:
-        """(length + makes) · size ≤ tokens (SCLS, Eq. 5 and 9; Magnus, Eq. 5). A single request
-        always fits, because no other batch would hold it."""
-        enough = size * self._blocks(length + makes) <= self.tokens
+    def fits_each(self, size: Ints, length: Ints, max_output: Ints) -> Bools:
+        """Whether each batch fits: (length + max_output) · size ≤ tokens (SCLS, Eq. 5 and 9;
+        Magnus, Eq. 5). A single request always fits, because no other batch would hold it."""
+        enough = size * self._blocks(length + max_output) <= self.tokens
         fits: Bools = ((size == 1) | enough) & (size <= self.slots)
         return fits
 
-    def fits_one(self, size: int, length: int, makes: int) -> bool:
-        """Whether one batch fits."""
-        each = -(-(length + makes) // self.block_tokens) * self.block_tokens
+    def fits(self, size: int, length: int, max_output: int) -> bool:
+        """The same for one batch."""
+        each = -(-(length + max_output) // self.block_tokens) * self.block_tokens
         return size <= self.slots and (size == 1 or size * each <= self.tokens)
 
     def _blocks(self, tokens: Ints) -> Ints:
@@ -68,7 +69,7 @@ class Batches:
     starts: Ints
     size: Ints
     length: Ints
-    makes: Ints
+    max_output: Ints
     expected: Ints
 
     @staticmethod
@@ -78,11 +79,11 @@ class Batches:
         members, sorted_ids = at[order], ids[order]
         starts = np.flatnonzero(np.diff(sorted_ids, prepend=-1))
 
-        def most(column: Ints) -> Ints:
+        def largest(column: Ints) -> Ints:
             return np.maximum.reduceat(column[members], starts) if len(starts) else column[:0]
 
         size = np.diff(starts, append=len(members))
-        lengths = most(sizes.length), most(sizes.makes), most(sizes.expected)
+        lengths = largest(sizes.length), largest(sizes.max_output), largest(sizes.expected)
         return Batches(sorted_ids[starts], members, starts, size, *lengths)
 
     def __len__(self) -> int:

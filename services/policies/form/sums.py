@@ -13,10 +13,10 @@ from services.policies.snapshot import Bools
 
 
 @dataclass(frozen=True, slots=True)
-class Sums(Demand):
+class SumDemand(Demand):
     """A job never needs more than it counts for. O(jobs)."""
 
-    def longest(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
+    def count_fitting(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
         totals = np.cumsum(self.held[order])
         needs = np.concatenate([[totals[base - 1] if base else 0.0], totals[base:]])
         fit = int(np.searchsorted(needs, self.limit, side="right")) - 1
@@ -24,7 +24,7 @@ class Sums(Demand):
 
 
 @dataclass(frozen=True, slots=True)
-class Steps(Demand):
+class StepBudgetDemand(Demand):
     """In addition to memory: `cost`, the tokens that each request adds to the next steps, and the
     `budget` of one step.
 
@@ -35,8 +35,8 @@ class Steps(Demand):
     cost: Floats
     budget: float
 
-    def longest(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
-        fits, need = Sums(self.held, self.limit).longest(order, base, most)
+    def count_fitting(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
+        fits, need = SumDemand(self.held, self.limit).count_fitting(order, base, most)
         ahead = np.cumsum(self.cost[order]) - self.cost[order]
         within = int(np.searchsorted(ahead[base:], self.budget, side="left"))
         return min(fits, within), need
@@ -54,21 +54,21 @@ class Steps(Demand):
 def aggressive(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
     """The memory held now fits under `watermark` · capacity; outputs are not forecast (vLLM's way;
     Past-Future, §2, which evaluates 0.90 to 0.99)."""
-    return Sums(needed_tokens(queue), params["watermark"] * queue.worker.room_tokens)
+    return SumDemand(needed_tokens(queue), params["watermark"] * queue.worker.room_tokens)
 
 
 def conservative(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
     """The worst case fits in `overcommit` · capacity: Σ (prompt + max_tokens) (TGI's and
     FastGen's way; Past-Future, §2). At 1 no request is ever evicted; the paper also evaluates
     1.25 and 1.5."""
-    return Sums(_worst(queue), params["overcommit"] * queue.worker.room_tokens)
+    return SumDemand(_worst(queue), params["overcommit"] * queue.worker.room_tokens)
 
 
 def fixed(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
     """At most `batch_size` requests run together, and their worst case fits: none is ever evicted
     (ORCA's maximum batch size with memory reserved for max_tokens; Magnus' baseline CCB with 7,
     §IV-A)."""
-    return Sums(_worst(queue), queue.worker.room_tokens, slots=int(params["batch_size"]))
+    return SumDemand(_worst(queue), queue.worker.room_tokens, slots=int(params["batch_size"]))
 
 
 def sliced(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
@@ -81,8 +81,8 @@ def sliced(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Dema
     """
     jobs, worker = queue.jobs, queue.worker
     reach = worker.whole_blocks(jobs.prompt + np.maximum(queue.limits, jobs.output)).astype(float)
-    due = queue.runs & (queue.limits > jobs.limit)
-    return Sums(
+    due = queue.is_running & (queue.limits > jobs.limit)
+    return SumDemand(
         np.maximum(reach, needed_tokens(queue)), params["zeta"] * worker.room_tokens, due=due
     )
 
@@ -94,7 +94,7 @@ def token_budget(queue: WorkerQueue, params: Params, rng: np.random.Generator) -
     requests for which a step has no token."""
     jobs, worker = queue.jobs, queue.worker
     cost = np.maximum(jobs.context - jobs.held, 1).astype(float)
-    return Steps(
+    return StepBudgetDemand(
         needed_tokens(queue),
         params["watermark"] * worker.room_tokens,
         cost,

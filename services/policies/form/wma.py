@@ -7,15 +7,15 @@ from services.policies.form.pool import Batches, Room, Sizes
 from services.policies.parameters import Params
 
 
-def saved_access(length: Ints, makes: Ints) -> Floats:
+def saved_access(length: Ints, max_output: Ints) -> Floats:
     """How much one member's own tokens lower the wasted memory access of a batch: G·L +
     G·(G − 1)/2."""
-    made = makes.astype(float)
+    made = max_output.astype(float)
     saved: Floats = made * length + made * (made - 1) / 2
     return saved
 
 
-def wma(length: Floats | Ints, makes: Floats | Ints, least_saved: Floats) -> Floats:
+def wma(length: Floats | Ints, max_output: Floats | Ints, least_saved: Floats) -> Floats:
     """Wasted memory access: how often KV is read in vain for the worst-off member of each batch
     (Magnus, Eq. 2–4):
 
@@ -24,7 +24,7 @@ def wma(length: Floats | Ints, makes: Floats | Ints, least_saved: Floats) -> Flo
     Expanded, the terms of p are −G(p)·L(p) − G(p)·(G(p) − 1)/2, so that the worst-off member has
     the least `saved_access`; the rest is (L(B) + G(B)/2)·(G(B) + 1). O(batches).
     """
-    wasted: Floats = (length + makes / 2) * (makes + 1.0) - least_saved
+    wasted: Floats = (length + max_output / 2) * (max_output + 1.0) - least_saved
     return wasted
 
 
@@ -33,66 +33,66 @@ def insert(sizes: Sizes, at: Ints, known: Batches, room: Room, params: Params) -
     `wma_max` and the batch still fits; otherwise it begins a new batch. The label is the batch's
     index among the `known` ones, and beyond them among the new ones. O(rows · batches), vectorised
     over the batches."""
-    open_ = _Open(len(known) + len(at), room)
-    owns = saved_access(sizes.length, sizes.makes)
-    sized = known.size.tolist(), known.length.tolist(), known.makes.tolist()
-    for size, length, makes, mine in zip(*sized, known.min_values(owns).tolist(), strict=True):
-        open_.begin(size, length, makes, mine)
+    open_batches = _OpenBatches(len(known) + len(at), room)
+    owns = saved_access(sizes.length, sizes.max_output)
+    sized = known.size.tolist(), known.length.tolist(), known.max_output.tolist()
+    for size, length, max_output, mine in zip(*sized, known.min_values(owns).tolist(), strict=True):
+        open_batches.begin(size, length, max_output, mine)
     labels = np.zeros(len(at), np.int64)
-    columns = sizes.length[at].tolist(), sizes.makes[at].tolist(), owns[at].tolist()
-    for nth, (length, makes, mine) in enumerate(zip(*columns, strict=True)):
-        into = open_.best(length, makes, mine, params["wma_max"])
+    columns = sizes.length[at].tolist(), sizes.max_output[at].tolist(), owns[at].tolist()
+    for nth, (length, max_output, mine) in enumerate(zip(*columns, strict=True)):
+        into = open_batches.best(length, max_output, mine, params["wma_max"])
         if into is None:
-            into = open_.begin(1, length, makes, mine)
+            into = open_batches.begin(1, length, max_output, mine)
         else:
-            open_.join(into, length, makes, mine)
+            open_batches.join(into, length, max_output, mine)
         labels[nth] = into
     return labels
 
 
-class _Open:
-    """Batches that still accept requests, as columns with capacity for `most`."""
+class _OpenBatches:
+    """Batches that still accept requests, in columns for at most `capacity` of them."""
 
-    def __init__(self, most: int, room: Room):
+    def __init__(self, capacity: int, room: Room):
         self._room = room
         self._count = 0
-        self._size = [0] * most
-        self._length, self._makes, self._own = (np.zeros(most) for _ in range(3))
-        self._full = np.zeros(most)  # infinite for a batch that accepts none
+        self._size = [0] * capacity
+        self._length, self._max_output, self._own = (np.zeros(capacity) for _ in range(3))
+        self._full = np.zeros(capacity)  # infinite for a batch that accepts none
 
-    def begin(self, size: int, length: int, makes: int, mine: float) -> int:
+    def begin(self, size: int, length: int, max_output: int, mine: float) -> int:
         into = self._count
         self._count += 1
         self._own[into] = mine
         self._size[into] = size - 1
-        self.join(into, length, makes, mine)
+        self.join(into, length, max_output, mine)
         return into
 
-    def join(self, into: int, length: int, makes: int, mine: float) -> None:
+    def join(self, into: int, length: int, max_output: int, mine: float) -> None:
         self._size[into] += 1
         self._length[into] = max(self._length[into], length)
-        self._makes[into] = max(self._makes[into], makes)
+        self._max_output[into] = max(self._max_output[into], max_output)
         self._own[into] = min(self._own[into], mine)
         if not self._fits(into, 0, 0):
             self._full[into] = np.inf
 
-    def best(self, length: int, makes: int, mine: float, most: float) -> int | None:
+    def best(self, length: int, max_output: int, mine: float, most: float) -> int | None:
         """The batch with the least WMA including this request, if below `most`; the first of
         equals."""
         known = slice(self._count)
         longer = np.maximum(self._length[known], length)
-        more = np.maximum(self._makes[known], makes)
+        more = np.maximum(self._max_output[known], max_output)
         wasted = wma(longer, more, np.minimum(self._own[known], mine)) + self._full[known]
         while len(wasted):
             into = int(wasted.argmin())
             if not wasted[into] < most:
                 return None
-            if self._fits(into, length, makes):
+            if self._fits(into, length, max_output):
                 return into
             wasted[into] = np.inf
         return None
 
-    def _fits(self, into: int, length: int, makes: int) -> bool:
+    def _fits(self, into: int, length: int, max_output: int) -> bool:
         longest = max(int(self._length[into]), length)
-        most = max(int(self._makes[into]), makes)
-        return self._room.fits_one(self._size[into] + 1, longest, most)
+        max_output = max(int(self._max_output[into]), max_output)
+        return self._room.fits(self._size[into] + 1, longest, max_output)

@@ -2,7 +2,7 @@
 
 ALISE (Zhao et al., 2024), §3.1, "Preemptive Scheduling". Level i holds requests with at most
 base·2^i seconds remaining, and the last level all others. Within a level, the shorter request goes
-first. A request that outlives its promised length L̂ has L̂ doubled and moves down one level. A
+first. A request that outlives its expected length L̂ has L̂ doubled and moves down one level. A
 request that has waited `ageing_s` moves up one level, once: repeated ageing would bring every
 request of an overloaded system to the top, and the order would become arrival order.
 
@@ -24,7 +24,7 @@ from services.policies.parameters import Param, Params
 from services.policies.snapshot import Snapshot
 
 LEVEL = CLASS  # keys of one level stay within it
-COLUMNS = ("promised", "forecast_row", "demoted", "lifted")
+COLUMNS = ("expected_tokens", "forecast_row", "demoted", "lifted")
 
 PARAMS = {
     "levels": Param(8, 1, 32),
@@ -46,24 +46,24 @@ def alise(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     jobs, split = snapshot.jobs, len(snapshot.queued)
     serials, output, cap = jobs.serial[rows], jobs.output[rows], jobs.cap[rows]
     pace, memory = measure_pace(snapshot, memory)
-    promised, forecast_row, demoted, lifted = memory.recall(COLUMNS, rows, serials)
+    expected_tokens, forecast_row, demoted, lifted = memory.recall(COLUMNS, rows, serials)
 
-    forecast_changed = forecast_row != jobs.forecast[rows] + 1  # a better one replaces the promise
-    promised = np.where(forecast_changed, np.minimum(cap, jobs.total[rows]), promised)
-    promised, demoted, lifted = _outlived(output, cap, promised, demoted, lifted)
+    forecast_changed = forecast_row != jobs.forecast[rows] + 1  # a better one replaces it
+    expected_tokens = np.where(forecast_changed, np.minimum(cap, jobs.total[rows]), expected_tokens)
+    expected_tokens, demoted, lifted = _outlived(output, cap, expected_tokens, demoted, lifted)
     waited_s = snapshot.now - jobs.since_s[rows]
     waited_s[split:] = -inf
     lifted = np.maximum(lifted, waited_s >= params["ageing_s"])
     starved = find_starving(snapshot, rows, split, memory, params["levels"] * params["ageing_s"])
 
-    remaining_s = pace.remaining_s(jobs, rows, promised - output)
+    remaining_s = pace.remaining_s(jobs, rows, expected_tokens - output)
     moved = demoted - lifted
     levels = _levels(remaining_s, moved, params)
     key = levels * LEVEL + np.minimum(remaining_s, LEVEL / 2)
     key = put_first(key, starved.front, snapshot.now - jobs.arrival_s[rows])
     passed = _passed(levels, remaining_s, moved, split, params)
     queue_key = limit_preemption(snapshot, key, passed, starved.front[split:])
-    columns = (promised, jobs.forecast[rows] + 1.0, demoted, lifted)
+    columns = (expected_tokens, jobs.forecast[rows] + 1.0, demoted, lifted)
     kept = {name: values.astype(float) for name, values in zip(COLUMNS, columns, strict=True)}
     memory = memory.with_columns(rows, serials, **kept, **starved.columns)
     lifts = (lifted[:split] == 0) & ~starved.front[:split]
@@ -73,14 +73,14 @@ def alise(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
 
 
 def _outlived(
-    output: Ints, cap: Ints, promised: Floats, demoted: Floats, lifted: Floats
+    output: Ints, cap: Ints, expected_tokens: Floats, demoted: Floats, lifted: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """Doubles L̂ for as long as it is outlived, and moves the request down one level each time."""
     while True:
-        late = (promised <= output) & (promised < cap)
+        late = (expected_tokens <= output) & (expected_tokens < cap)
         if not late.any():
-            return promised, demoted, lifted
-        promised = np.where(late, np.minimum(2 * promised, cap), promised)
+            return expected_tokens, demoted, lifted
+        expected_tokens = np.where(late, np.minimum(2 * expected_tokens, cap), expected_tokens)
         demoted = demoted + late
         lifted = np.where(late, 0.0, lifted)
 

@@ -2,18 +2,18 @@
 
 Four classes, each by size (`by`: Gittins' index, the mean, or the mean and its tail):
 
-  pressed   queued with a gap or an end that can be met but is due in less than `return_s`; and
-            requests that would miss their first token behind all shorter ones but can still meet
-            it, as many as take no more than `pressed_share` of the slack of the delayed ones
-  kept      the SLA can be met, or there is none
-  lost      the SLA is already missed: behind all others, never dropped
-  over      requests of a tenant above its share while others wait (fairness.py)
+  at risk     queued with a gap or an end that can be met but is due in less than `return_s`; and
+              requests that would miss their first token behind all shorter ones but can still meet
+              it, as many as take no more than `pressed_share` of the slack of the delayed ones
+  on time     the SLA can be met, or there is none
+  missed      the SLA is already missed: behind those above, never dropped
+  over share  requests of a tenant above its share while others wait (fairness.py)
 
 A running request can be preempted by one that is smaller by the share `hysteresis` if its SLA
-allows a pause of more than `lend_s`. It becomes pressed, and returns, before its gap or end is
-late. No other request whose SLA can be met is preempted, because a pause would break it. A request
-that has waited `ageing_s` moves to the front, one per worker at a time (starvation.py). That bounds
-every wait, including those of lost and of long requests.
+allows a pause of more than `lend_s`. It moves to the class at risk, and returns, before its gap or
+end is late. No other request whose SLA can be met is preempted, because a pause would break it. A
+request that has waited `ageing_s` moves to the front, one per worker at a time (starvation.py).
+That bounds every wait, including those of long requests and of requests whose SLA is missed.
 """
 
 from math import inf
@@ -38,7 +38,7 @@ from services.policies.order.starvation import find_starving, put_first
 from services.policies.parameters import Param, Params, named
 from services.policies.snapshot import Bools, Snapshot
 
-PRESSED, KEPT, LOST, OVER = 0.0, 1.0, 2.0, 3.0
+AT_RISK, ON_TIME, MISSED, OVER_SHARE = 0.0, 1.0, 2.0, 3.0
 
 PARAMS = {
     **TAIL_PARAMS,
@@ -50,10 +50,10 @@ PARAMS = {
     # A paused request returns when this much of its slack is left. Below `lend_s`, otherwise it is
     # paused again at once.
     "return_s": Param(0.25, 0.0, 1e6),
-    # The share of the slack of requests on time that may go at once to requests that would be late.
+    # The share of the slack of requests that stay on time; requests that would be late may take it
+    # at once.
     "pressed_share": Param(0.25, 0.0, 1.0),
-    # A request that would be late becomes pressed when this much time is left; before, others may
-    # end.
+    # A request that would be late is at risk when this much time is left; before, others may end.
     "pressed_s": Param(1.0, 0.0, 1e6),
 }
 
@@ -68,25 +68,27 @@ def promise(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking
     spare_s = np.minimum(slack_s(snapshot, rows, pace), _gap_s(snapshot, rows, split))
     starved = find_starving(snapshot, rows, split, memory, params["ageing_s"])
     patience_s = np.minimum(spare_s[split:], jobs.mtpot_s[rows[split:]])
-    promised = (spare_s[split:] > 0) & (patience_s <= params["lend_s"]) & np.isfinite(patience_s)
-    stays = starved.front[split:] | is_just_admitted(snapshot) | promised
+    cannot_pause = (
+        (spare_s[split:] > 0) & (patience_s <= params["lend_s"]) & np.isfinite(patience_s)
+    )
+    stays = starved.front[split:] | is_just_admitted(snapshot) | cannot_pause
     stays |= np.isinf(params["hysteresis"])
     size_s, kept = _sizes(snapshot, params, memory, pace, rows, stays, remaining_s)
     in_time = spare_s[:split] > 0
-    classes = np.where(spare_s > 0, KEPT, LOST)
+    classes = np.where(spare_s > 0, ON_TIME, MISSED)
     turns_s = spare_s[:split][in_time]  # the SLA is missed at that time, without any other event
     next_s = earliest_s(snapshot.now, turns_s)
     lent = (jobs.output[rows[:split]] > 0) & in_time
     back_s = spare_s[:split] - params["return_s"]
-    classes[:split][lent & (back_s <= 0)] = PRESSED
+    classes[:split][lent & (back_s <= 0)] = AT_RISK
     next_s = min(next_s, earliest_s(snapshot.now, back_s[lent]))
     if params["pressed_share"]:
         takes_s = remaining_s[:split] / max(1, len(snapshot.workers))
         ahead_s = _ahead_s(size_s[:split], takes_s, in_time)
-        classes[:split][_pressed(ahead_s, takes_s, spare_s[:split], params)] = PRESSED
+        classes[:split][_find_at_risk(ahead_s, takes_s, spare_s[:split], params)] = AT_RISK
         next_s = min(next_s, earliest_s(snapshot.now, turns_s - params["pressed_s"]))
     near_s = np.minimum(size_s, CLASS / 2)
-    classes[is_over_share(snapshot, rows, split, classes * CLASS + near_s)] = OVER
+    classes[is_over_share(snapshot, rows, split, classes * CLASS + near_s)] = OVER_SHARE
 
     age_s = snapshot.now - jobs.arrival_s[rows]
     key = put_first(classes * CLASS + near_s, starved.front, age_s)
@@ -138,12 +140,12 @@ def _ahead_s(size_s: Floats, takes_s: Floats, among: Bools) -> Floats:
     return ahead_s
 
 
-def _pressed(ahead_s: Floats, takes_s: Floats, spare_s: Floats, params: Params) -> Ints:
+def _find_at_risk(ahead_s: Floats, takes_s: Floats, spare_s: Floats, params: Params) -> Ints:
     """Queued requests that would be late behind smaller ones and have at most `pressed_s` left: the
     quickest of them, as many as take no more than the allowed share of the least slack among
-    requests on time."""
-    on_time = spare_s > ahead_s
-    at = np.flatnonzero((spare_s > 0) & ~on_time & (spare_s <= params["pressed_s"]))
+    requests that stay on time."""
+    stays_on_time = spare_s > ahead_s
+    at = np.flatnonzero((spare_s > 0) & ~stays_on_time & (spare_s <= params["pressed_s"]))
     at = at[np.argsort(takes_s[at], kind="stable")]
-    spared_s = float(np.min((spare_s - ahead_s)[on_time], initial=inf))
+    spared_s = float(np.min((spare_s - ahead_s)[stays_on_time], initial=inf))
     return at[np.cumsum(takes_s[at]) <= params["pressed_share"] * spared_s]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from services.predictor.blend.guard import Forecaster
+from services.predictor.blend.guarded_forecaster import GuardedForecaster
 from services.predictor.interface import Example
 from services.predictor.learning.records import KIND, EncodedBy, Record, decode
 from services.predictor.learning.rules import Rule
@@ -36,7 +36,7 @@ class OutcomeLearner:
 
     def __init__(
         self,
-        forecaster: Forecaster,
+        forecaster: GuardedForecaster,
         rule: Rule,
         encoded_by: EncodedBy | None,
         writer: str,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from services.core import Outcome
-from services.predictor.blend.guard import Forecaster
+from services.predictor.blend.guarded_forecaster import GuardedForecaster
 from services.predictor.interface import is_learnable
 from services.predictor.learning.records import READ_LATE, encode
 from services.predictor.learning.scorecard import JudgedForecast, Scorecard, judge
@@ -22,7 +22,7 @@ class OutcomeRecorder:
 
     def __init__(
         self,
-        forecaster: Forecaster,
+        forecaster: GuardedForecaster,
         pending: PendingForecasts,
         on_end: Callable[[Outcome, PendingForecast | None, float], None],
         on_judged: Callable[[str, JudgedForecast], None],

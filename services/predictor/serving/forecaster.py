@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from services.core import Outcome
 from services.forecast import Forecast
-from services.predictor.blend.guard import Forecaster, ForecastPair
+from services.predictor.blend.guarded_forecaster import ForecastPair, GuardedForecaster
 from services.predictor.encoder.extract import FeatureExtractor
 from services.predictor.encoder.packing import pack
 from services.predictor.interface import Features, Query, is_learnable
@@ -86,7 +86,7 @@ class TwoStageForecaster:
 
     def __init__(
         self,
-        forecaster: Forecaster,
+        forecaster: GuardedForecaster,
         pending: PendingForecasts,
         cache: ForecastCache,
         unread_max: int,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.predictor.blend.guard import ForecastPair
+from services.predictor.blend.guarded_forecaster import ForecastPair
 from services.predictor.interface import Prompt
 from services.predictor.serving.newest_first_queue import NewestFirstQueue
 

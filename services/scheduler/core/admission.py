@@ -16,10 +16,12 @@ MAX_DRAIN_S = 600.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class SchedulerLimits:
     """Bounds of the scheduler. `adopt_s`: how long it waits for a worker or a gateway to return.
-    `patience_s`: how long a request waits for its first forecast; without one, the scheduler
-    assumes that it generates max_tokens. `tenant_weights`: the default weight is 1."""
+    `patience_s`: how long a new request waits for its first forecast, and nothing else; after that
+    it is queued, and the scheduler assumes that it generates max_tokens until a forecast arrives.
+    A served scheduler sets it to `forecast_patience_s`. `tenant_weights`: the default weight
+    is 1."""
 
     max_queue: int = 4_096
     adopt_s: float = 10.0
@@ -28,7 +30,7 @@ class Limits:
 
 
 def find_refusal(
-    ledger: Ledger, limits: Limits, request: Request, drain_s: float, now: float
+    ledger: Ledger, limits: SchedulerLimits, request: Request, drain_s: float, now: float
 ) -> Reject | None:
     """The reason to refuse this request, if there is one. `drain_s` is the drain time of its
     model's queue at the last round. Permanent reasons are checked before temporary ones. A request
@@ -58,7 +60,7 @@ def find_refusal(
     return None
 
 
-def _is_full(ledger: Ledger, limits: Limits, model: str) -> bool:
+def _is_full(ledger: Ledger, limits: SchedulerLimits, model: str) -> bool:
     """A full queue still accepts a model that has less than its share of it, so that a long queue
     for one model never shuts out another. At most twice the limit wait."""
     if ledger.waiting < limits.max_queue:

@@ -8,8 +8,8 @@ again and names the worker.
     awaiting   it was submitted, and its worker is not attached
     adopted    both are here: its worker continues it
 
-Both wait for `Limits.adopt_s`. Then the worker forgets the orphan, and the awaiting request is
-queued from its tokens.
+Both wait for `SchedulerLimits.adopt_s`. Then the worker forgets the orphan, and the awaiting
+request is queued from its tokens.
 """
 
 from services.core import HeldRequest, Request
@@ -23,7 +23,7 @@ from services.scheduler.core.phases import RequestPhase, TransitionCause
 
 
 def attach(ledger: Ledger, event: WorkerAttached) -> WorkerJobs:
-    """Attach a worker; it displaces another with its name. Requests that awaited it and that it
+    """Attaches a worker; it displaces another with its name. Requests that awaited it and that it
     does not have are queued. Waiting requests that no attached worker could run are refused.
     O(jobs)."""
     worker_id = event.view.worker_id
@@ -44,7 +44,7 @@ def attach(ledger: Ledger, event: WorkerAttached) -> WorkerJobs:
 
 
 def abandon_orphans(ledger: Ledger, worker_id: str) -> bool:
-    """Let a worker forget its orphans; returns whether it had any."""
+    """Lets a worker forget its orphans; returns whether it had any."""
     worker = ledger.workers.get(worker_id)
     if worker is None or not worker.orphans:
         return False
@@ -55,7 +55,7 @@ def abandon_orphans(ledger: Ledger, worker_id: str) -> bool:
 
 
 def _match(ledger: Ledger, worker: WorkerJobs, held: HeldRequest) -> None:
-    """Adopt a request that a worker has from before, unless it is elsewhere by now."""
+    """Adopts a request that a worker has from before, unless it is elsewhere by now."""
     job = ledger.jobs.get(held.request_id)
     if job is None:
         worker.orphans[held.request_id] = held
@@ -69,7 +69,7 @@ def _match(ledger: Ledger, worker: WorkerJobs, held: HeldRequest) -> None:
 
 
 def find_home(ledger: Ledger, job: Job) -> None:
-    """Adopt a new request whose gateway names a worker; else await the worker or queue it."""
+    """Adopts a new request whose gateway names a worker; else awaits the worker or queues it."""
     worker = ledger.workers.get(job.request.worker_id)
     if worker is None:
         ledger.await_worker(job)
@@ -80,7 +80,7 @@ def find_home(ledger: Ledger, job: Job) -> None:
 
 
 def drop_other_orphans(ledger: Ledger, request: Request) -> None:
-    """Let every worker that the gateway does not name forget its orphan of this request: the
+    """Lets every worker that the gateway does not name forget its orphan of this request: the
     request could otherwise be admitted there a second time. O(workers)."""
     for worker_id, worker in ledger.workers.items():
         if worker_id != request.worker_id and request.request_id in worker.orphans:
@@ -89,7 +89,7 @@ def drop_other_orphans(ledger: Ledger, request: Request) -> None:
 
 
 def start_over(ledger: Ledger, job: Job) -> None:
-    """Queue a request whose worker did not attach again, or attached without it. The gateway sends
+    """Queues a request whose worker did not attach again, or attached without it. The gateway sends
     the prompt again."""
     ledger.enqueue(job, TransitionCause.NOT_HELD)
     _refuse_if_unservable(ledger, job)

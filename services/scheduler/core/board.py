@@ -49,7 +49,7 @@ class Board:
         return self.models.setdefault(name, len(self.models))
 
     def add(self, request: Request) -> int:
-        """Fill a row for a request without a forecast; returns the row."""
+        """Fills a row for a request without a forecast; returns the row."""
         if not self._free:
             self._grow()
         row = self._free.pop()
@@ -76,14 +76,14 @@ class Board:
         return row
 
     def remove(self, row: int) -> None:
-        """Free a row."""
+        """Frees a row."""
         self._release(int(self.jobs.forecast[row]))
         self.tenants.leave(int(self.jobs.tenant[row]))
         self.jobs.forecast[row] = self._unknown
         self._free.append(row)
 
     def set_forecast(self, row: int, forecast: Forecast) -> None:
-        """Replace a row's forecast. The earlier one is dropped with its last user."""
+        """Replaces a row's forecast. The earlier one is dropped with its last user."""
         jobs, known = self.jobs, int(self.jobs.forecast[row])
         jobs.forecast[row] = self.forecasts.intern(forecast)
         jobs.total[row] = forecast.mean(int(jobs.output[row]), int(jobs.cap[row]))
@@ -94,15 +94,15 @@ class Board:
             self.forecasts.release(forecast)
 
     def renew(self, forecast: Forecast) -> None:
-        """Replace a population's forecast for every row that uses an earlier version of it."""
+        """Replaces a population's forecast for every row that uses an earlier version of it."""
         row = self.forecasts.renew(forecast)
         if row is not None:
             live = (self.jobs.forecast == row) & (self.phase != RequestPhase.NONE)
             self.update_totals(np.flatnonzero(live))
 
     def advance(self, rows: Ints, output: Ints, held: Ints, blocks: Ints, now: float) -> None:
-        """Apply a report's progress. Output never decreases. One vectorised pass over the rows of a
-        report: below a microsecond each."""
+        """Applies a report's progress. Output never decreases. One vectorised pass over the rows of
+        a report: below a microsecond each."""
         jobs = self.jobs
         first = rows[(output > 0) & (jobs.first_s[rows] == inf)]
         jobs.first_s[first] = now
@@ -111,7 +111,7 @@ class Board:
         self.update_totals(rows)
 
     def update_totals(self, rows: Ints) -> None:
-        """Recompute the expected total output of these rows, given their output so far."""
+        """Recomputes the expected total output of these rows, given their output so far."""
         jobs = self.jobs
         jobs.total[rows] = self.forecasts.mean(
             jobs.forecast[rows], jobs.output[rows], jobs.cap[rows]
@@ -123,7 +123,7 @@ class Board:
         self.jobs.admitted[row] = self._admitted
 
     def lose_home(self, rows: Ints) -> None:
-        """Record that no worker holds any KV of these rows."""
+        """Records that no worker holds any KV of these rows."""
         jobs = self.jobs
         jobs.home[rows] = NOWHERE
         jobs.held[rows] = jobs.blocks[rows] = 0

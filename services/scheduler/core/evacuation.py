@@ -11,8 +11,8 @@ from services.scheduler.core.phases import RequestPhase
 
 
 def evacuate_all(ledger: Ledger) -> bool:
-    """Run at the start of each round; returns whether a worker is draining. O(workers), and O(rows)
-    for each that is draining."""
+    """Moves requests away from every draining worker, at the start of each round; returns whether
+    there is one. O(workers), and O(rows) for each that is draining."""
     draining = [worker for worker in ledger.workers.values() if worker.draining]
     for worker in draining:
         _evacuate(ledger, worker)

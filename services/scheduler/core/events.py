@@ -100,7 +100,7 @@ class Costed:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Run a scheduling round."""
+    """A scheduling round is due."""
 
 
 class WorkerDecisionRow(NamedTuple):
@@ -170,14 +170,14 @@ class AskForecast:
 
 @dataclass(frozen=True, slots=True)
 class AskArrange:
-    """Ask the batcher to arrange the candidates of this round."""
+    """Asks the batcher to arrange the candidates of this round."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Displace:
-    """End the stream of a worker because another one attached with its name."""
+    """Ends the stream of a worker because another one attached with its name."""
 
     link: str
     worker_id: str
@@ -274,21 +274,3 @@ class Step(NamedTuple):
     now: float
     actions: Sequence[Action]
     transitions: Sequence[Transition]
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """The scheduler's load, for status lines and gateways."""
-
-    workers: tuple["WorkerStatus", ...] = ()
-    queued: int = 0
-    drain_s: float = 0.0
-    policy: str = ""
-    prefix_blocks: int = 0  # leading prompt blocks whose hashes the scheduler places by
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
-    view: WorkerView
-    running: int
-    held_tokens: int  # in blocks in use, from its last report

@@ -20,7 +20,8 @@ _NO_ROWS: Ints = np.zeros(0, np.int64)
 
 
 class FeasibilityCheck:
-    """Call `update` with each round's ranking, then `pop_late` with its decision."""
+    """Finds requests expected to miss their TTFT budget: `update` takes each round's ranking, then
+    `pop_late` its decision."""
 
     def __init__(self) -> None:
         self._seen: Ints = _NO_ROWS  # by row, the serial of the request that was seen there

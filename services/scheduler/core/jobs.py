@@ -49,7 +49,7 @@ class Draft:
     ask_prefixes: bool = False  # the worker does not report its cached prefixes yet
 
     def forget(self, request_id: str) -> None:
-        """Replace every directive about a request by a cancel, which workers carry out first."""
+        """Replaces every directive about a request by a cancel, which workers carry out first."""
         for grants in (self.admit, self.extend):
             grants[:] = [grant for grant in grants if grant.request_id != request_id]
         self.pause[:] = [pause for pause in self.pause if pause.request_id != request_id]
@@ -165,13 +165,13 @@ class WorkerJobs:
         return self.serves(request) and total <= self.view.reach_tokens
 
     def apply_decision(self, decision: WorkerDecision) -> None:
-        """Keep the round's victims, and its expected peak if the round computed one."""
+        """Keeps the round's victims, and its expected peak if the round computed one."""
         self.victims = decision.victims
         if decision.peak_tokens or not len(decision.run):
             self.peak_tokens = decision.peak_tokens
 
     def update_orphans(self, report: Report) -> None:
-        """Keep orphans as the worker reports them: a later adoption needs their current state."""
+        """Keeps orphans as the worker reports them: a later adoption needs their current state."""
         for progress in (*report.progress, *report.evicted):
             if held := self.orphans.get(progress.request_id):
                 self.orphans[progress.request_id] = replace(

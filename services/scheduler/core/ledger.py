@@ -139,7 +139,7 @@ class Ledger:
         return job
 
     def reject(self, request: Request, link: str, reject: Reject) -> None:
-        """Refuse a request that has no record here."""
+        """Refuses a request that has no record here."""
         cause, name = TransitionCause.REFUSED, request.request_id
         require_legal(name, NONE, NONE, cause)
         reason, message = reject.reason.value, reject.message
@@ -149,23 +149,23 @@ class Ledger:
         self.actions.append(Refuse(link, name, reject))
 
     def refuse(self, job: Job, reject: Reject) -> None:
-        """Refuse a request that was accepted before."""
+        """Refuses a request that was accepted before."""
         self.actions.append(Refuse(job.link, job.request_id, reject))
         self.drop(job, TransitionCause.REFUSED, reject.reason.value, reject.message)
 
     def await_worker(self, job: Job) -> None:
-        """Keep it out of the queue: the worker that its gateway names may attach again."""
+        """Keeps it out of the queue: the worker that its gateway names may attach again."""
         self._move(job, RequestPhase.AWAITING_WORKER, TransitionCause.AWAITED)
 
     def enqueue(self, job: Job, cause: TransitionCause = TransitionCause.ENQUEUED) -> None:
-        """Queue a request for the first time here: it has waited since its arrival."""
+        """Queues a request for the first time here: it has waited since its arrival."""
         since_s = self.board.jobs.since_s
         if since_s[job.row] == inf:
             since_s[job.row] = job.request.arrival_s
         self._move(job, RequestPhase.QUEUED, cause)
 
     def note(self, job: Job, cause: TransitionCause) -> None:
-        """Record a cause that leaves the phase as it is, and send its message to the gateway."""
+        """Records a cause that leaves the phase as it is, and sends its message to the gateway."""
         self._move(job, self.phase(job), cause)
 
     def is_stopping_elsewhere(self, job: Job, worker: WorkerJobs) -> bool:
@@ -190,7 +190,7 @@ class Ledger:
         self._run(job, worker, limit, TransitionCause.RESUMED if stays else TransitionCause.PLACED)
 
     def adopt(self, job: Job, worker: WorkerJobs, held: HeldRequest) -> None:
-        """Leave it at a worker that has it already. Sequence numbers of an earlier stream's plans
+        """Leaves it at a worker that has it already. Sequence numbers of an earlier stream's plans
         do not apply to the reports of this one."""
         jobs, row = self.board.jobs, job.row
         job.admitted_seq = job.resumed_seq = 0
@@ -213,7 +213,7 @@ class Ledger:
         worker.draft.extend.append(Grant(job.request_id, limit))
 
     def progress(self, progress: Iterable[tuple[Job, RequestProgress]]) -> None:
-        """Apply what workers report of these jobs."""
+        """Applies what workers report of these jobs."""
         numbers = [(j.row, p.output_tokens, p.held_tokens, p.blocks) for j, p in progress]
         if numbers:
             rows, output, held, blocks = np.array(numbers, np.int64).T
@@ -246,13 +246,14 @@ class Ledger:
 
     def drop(self, job: Job, cause: TransitionCause, reason: str = "", message: str = "",
              output_tokens: int | None = None) -> None:  # fmt: skip
-        """End a request wherever it is, and direct its worker to cancel it."""
+        """Ends a request wherever it is, and directs its worker to cancel it."""
         self._cancel_at_home(job)
         self.end(job, cause, reason, message, output_tokens)
 
     def end(self, job: Job, cause: TransitionCause, reason: str = "", message: str = "",
             output_tokens: int | None = None) -> None:  # fmt: skip
-        """End a request wherever it is. Its worker has removed it, or has a cancel in its draft."""
+        """Ends a request wherever it is. Its worker has removed it, or has a cancel in its
+        draft."""
         if home := self.workers.get(self.home(job)):
             home.pausing.pop(job.request_id, None)
             home.running.pop(job.request_id, None)
@@ -265,7 +266,7 @@ class Ledger:
         self.board.remove(job.row)
 
     def leave_home(self, job: Job) -> None:
-        """Make a queued request start from its tokens alone, wherever it is placed next."""
+        """Makes a queued request start from its tokens alone, wherever it is placed next."""
         self._cancel_at_home(job)
         self.board.lose_home(np.array([job.row]))
 
@@ -339,7 +340,7 @@ class Ledger:
         return worker
 
     def detach(self, worker_id: str) -> None:
-        """Forget a worker. Its running requests, and its paused ones whether or not it confirmed,
+        """Forgets a worker. Its running requests, and its paused ones whether or not it confirmed,
         wait without KV."""
         worker = self.workers[worker_id]
         for job in list(worker.running.values()):

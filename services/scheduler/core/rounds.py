@@ -63,7 +63,7 @@ class Rounds:
         return CHAIN if PLACEMENTS[self.preset.place].cached else 0
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Decide in process; the round's number seeds the policies' random numbers."""
+        """Decides in process; the round's number seeds the policies' random numbers."""
         self.number += 1
         decision = decide(snapshot, self.preset, self.memory, self._rng(), self.number)
         assert decision.ranking is not None
@@ -96,7 +96,8 @@ class Rounds:
         return np.random.default_rng(self.number)
 
     def apply(self, decision: Decision) -> None:
-        """Carry a decision out: move requests in the ledger and draft directives for workers."""
+        """Carries a decision out: moves requests in the ledger and drafts directives for
+        workers."""
         self.decision = decision
         self.memory = decision.memory
         self.next_s, self.not_before_s = decision.next_s, decision.not_before_s
@@ -159,7 +160,7 @@ class Rounds:
     # Plans
 
     def pop_plans(self) -> list[SendPlan]:
-        """Return one plan for every worker whose directives changed since the last call."""
+        """Returns one plan for every worker whose directives changed since the last call."""
         return [
             SendPlan(worker_id, worker.link, self._plan(worker))
             for worker_id, worker in self._ledger.workers.items()

@@ -24,11 +24,12 @@ from services.policies.preset import Preset
 from services.scheduler.core import adoption, evacuation
 from services.scheduler.core import events as ev
 from services.scheduler.core.admission import (
-    Limits,
+    SchedulerLimits,
     drain_times_s,
     find_refusal,
     find_unreachable_deadlines,
 )
+from services.scheduler.core.fleet import Fleet, WorkerStatus
 from services.scheduler.core.forecast_updates import ForecastUpdates
 from services.scheduler.core.jobs import Job, WorkerJobs
 from services.scheduler.core.ledger import Ledger
@@ -36,7 +37,7 @@ from services.scheduler.core.phases import RequestPhase, TransitionCause
 from services.scheduler.core.rounds import Rounds, build_decision
 from services.scheduler.core.static_batches import pop_ended
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = SchedulerLimits()
 UNSEEN_MODEL = -1  # number of a model without a request so far
 
 
@@ -46,7 +47,9 @@ class SchedulerState:
     `apart`: a batcher process arranges the rounds (AskArrange, answered by Arranged).
     """
 
-    def __init__(self, preset: Preset, limits: Limits = DEFAULT_LIMITS, apart: bool = False):
+    def __init__(
+        self, preset: Preset, limits: SchedulerLimits = DEFAULT_LIMITS, apart: bool = False
+    ):
         self.preset = preset
         self.limits = limits
         self.ledger = Ledger(limits.tenant_weights)
@@ -57,10 +60,11 @@ class SchedulerState:
         self._apart = apart
         self._dirty = False
         self._timers: list[tuple[float, int, str, str]] = []  # due, serial, request, worker
-        self._forecasting: deque[tuple[float, Job]] = deque()  # with the end of their patience
+        # Jobs without a first forecast, each with the time until which it waits for one.
+        self._forecasting: deque[tuple[float, Job]] = deque()
 
     def step(self, event: ev.Event, now: float) -> list[ev.Action]:
-        """Apply one event at time `now`, which never decreases; returns the actions in order."""
+        """Applies one event at time `now`, which never decreases; returns the actions in order."""
         self.ledger.begin_step(now)
         self._apply(event, now)
         self._run_timers(now)
@@ -123,12 +127,12 @@ class SchedulerState:
         timer_s = self._timers[0][0] if self._timers else inf
         return min(timer_s, self._patience_ends_s(), self.rounds.next_s)
 
-    def fleet(self) -> ev.Fleet:
+    def fleet(self) -> Fleet:
         workers = tuple(
-            ev.WorkerStatus(w.view, len(w.running), w.used_tokens) for w in self.workers.values()
+            WorkerStatus(w.view, len(w.running), w.used_tokens) for w in self.workers.values()
         )
         prefix_blocks = self.rounds.prefix_blocks
-        return ev.Fleet(workers, self.ledger.waiting, self.drain_s, self.preset.name, prefix_blocks)
+        return Fleet(workers, self.ledger.waiting, self.drain_s, self.preset.name, prefix_blocks)
 
     def shared_representatives(self) -> list[Request]:
         """One live request for each population forecast in use."""
@@ -237,7 +241,7 @@ class SchedulerState:
         return int(self.ledger.board.jobs.serial[job.row])
 
     def _run_timers(self, now: float) -> None:
-        """Handle what is due: deadlines, waits for a worker or a forecast, and the next round."""
+        """Handles what is due: deadlines, waits for a worker or a forecast, and the next round."""
         while self._timers and self._timers[0][0] <= now:
             _, serial, request_id, worker_id = heappop(self._timers)
             if worker_id:
@@ -333,7 +337,7 @@ class SchedulerState:
     def _evicted(
         self, job: Job, worker: WorkerJobs, progress: RequestProgress, report: Report
     ) -> None:
-        """Requeue an evicted request, unless a later plan has resumed it already."""
+        """Requeues an evicted request, unless a later plan has resumed it already."""
         runs = job.request_id in worker.running
         self.ledger.progress([(job, progress)])
         if runs and report.applied_plan_seq >= job.resumed_seq:
@@ -349,7 +353,7 @@ class SchedulerState:
     # Rounds
 
     def _round(self, now: float) -> None:
-        """Decide, or ask the batcher to. Does nothing while the batcher's answer is pending."""
+        """Decides, or asks the batcher to. Does nothing while the batcher's answer is pending."""
         if self.rounds.candidates is not None:
             return
         self._dirty = False

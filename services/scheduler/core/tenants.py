@@ -16,7 +16,7 @@ class Tenants:
         self._free: list[int] = []
 
     def enter(self, name: str) -> tuple[int, float]:
-        """Count one more request of this tenant; returns its number and weight. O(log tenants)."""
+        """Counts one more request of this tenant; returns its number and weight. O(log tenants)."""
         number = self._numbers.get(name)
         if number is None:
             number = self._numbers[name] = self._allocate(name)
@@ -24,7 +24,7 @@ class Tenants:
         return number, self._weights.get(name, 1.0)
 
     def leave(self, number: int) -> None:
-        """Count one request less. The last one frees the number."""
+        """Counts one request less. The last one frees the number."""
         self._live[number] -= 1
         if not self._live[number]:
             del self._numbers[self._names[number]]

@@ -74,7 +74,7 @@ class BatcherLink:
         self._outbox.put(encode_candidates(candidates, self._sent_forecasts))
 
     async def run(self) -> None:
-        """Reconnect until cancelled."""
+        """Reconnects until cancelled."""
         failures = 0
         try:
             while True:
@@ -85,7 +85,7 @@ class BatcherLink:
             self._settle()
 
     async def _follow(self) -> int:
-        """Read one stream to its end; returns the number of rounds answered on it."""
+        """Reads one stream to its end; returns the number of rounds answered on it."""
         outbox: Outbox[batcher_pb2.ArrangeMessage] = Outbox(MAX_QUEUED)
         outbox.put(encode_hello(self._preset))
         self._sent_forecasts = SentForecasts(self._table)
@@ -123,7 +123,7 @@ class BatcherLink:
         return True
 
     def _late(self, candidates: Candidates) -> None:
-        """Close the stream, so that rounds do not queue behind the late one."""
+        """Closes the stream, so that rounds do not queue behind the late one."""
         log.warning(
             "the batcher took longer than %g s (batcher_timeout_s); the scheduler arranges rounds",
             self._timeout_s,
@@ -132,7 +132,7 @@ class BatcherLink:
         self._fall_back(candidates, "late")
 
     def _fall_back(self, candidates: Candidates, why: str) -> None:
-        """Let the scheduler arrange this round."""
+        """Lets the scheduler arrange this round."""
         if candidates is not self._pending:
             return
         self._settle()
@@ -140,7 +140,7 @@ class BatcherLink:
         self._dispatch(Arranged(candidates.round, None, inf))
 
     def _close(self) -> None:
-        """End the stream; `_follow` returns."""
+        """Ends the stream; `_follow` returns."""
         if self._outbox:
             self._outbox.close()
         if self._call:

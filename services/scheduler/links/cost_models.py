@@ -48,7 +48,7 @@ class CostModels:
         timings: Sequence[common_pb2.StepTiming],
         swaps: Sequence[common_pb2.SwapTiming] = (),
     ) -> None:
-        """Send a worker's timings; the first ones after it attached are its start-up profile."""
+        """Sends a worker's timings; the first ones after it attached are its start-up profile."""
         message = estimator_pb2.ObserveTimingsRequest(
             worker_id=worker_id, timings=timings[-MAX_PER_CALL:], swaps=swaps[-MAX_PER_CALL:]
         )
@@ -59,7 +59,7 @@ class CostModels:
             self._backlog.put(message)
 
     def observe_batch(self, worker_id: str, batch: BatchTiming) -> None:
-        """Send the timing of a static batch that has ended at an attached worker."""
+        """Sends the timing of a static batch that has ended at an attached worker."""
         if worker_id in self._workers:
             self._backlog.put(
                 estimator_pb2.ObserveTimingsRequest(
@@ -68,7 +68,7 @@ class CostModels:
             )
 
     def forget_worker(self, worker_id: str) -> None:
-        """Stop following a worker that left. If it returns, its model arrives again at once."""
+        """Stops following a worker that left. If it returns, its model arrives again at once."""
         worker = self._workers.pop(worker_id, None)
         if worker and worker.task:
             worker.task.cancel()
@@ -85,7 +85,7 @@ class CostModels:
                     worker.task = tasks.create_task(self._follow(message.worker_id, worker.profile))
 
     async def _follow(self, worker_id: str, profile: estimator_pb2.ObserveTimingsRequest) -> None:
-        """Apply each newer model; while the estimator is away the last one stays in use."""
+        """Applies each newer model; while the estimator is away the last one stays in use."""
         request = estimator_pb2.GetCostModelRequest(worker_id=worker_id)
 
         async def open_stream() -> AsyncIterator[estimator_pb2.CostModel]:
@@ -100,7 +100,7 @@ class CostModels:
         request: estimator_pb2.GetCostModelRequest,
         profile: estimator_pb2.ObserveTimingsRequest,
     ) -> None:
-        """Send the profile if the estimator does not know the worker. Raises AioRpcError."""
+        """Sends the profile if the estimator does not know the worker. Raises AioRpcError."""
         try:
             await self._estimator.GetCostModel(request, timeout=OBSERVE_S)
         except aio.AioRpcError as error:

@@ -62,7 +62,7 @@ class Backlog(Generic[T]):
         self._filled.set()
 
     async def pop(self, max_items: int) -> list[T]:
-        """Wait for an item, then return all that are there, up to `max_items`."""
+        """Waits for an item, then returns all that are there, up to `max_items`."""
         while not self._items:
             self._filled.clear()
             await self._filled.wait()
@@ -70,8 +70,8 @@ class Backlog(Generic[T]):
 
 
 async def deliver(send: Callable[[], Awaitable[T]], what: str) -> T | None:
-    """Retry `send` until it returns; None if the peer refuses the message permanently. Each outage
-    is logged once."""
+    """Retries `send` until it returns; None if the peer refuses the message permanently. Each
+    outage is logged once."""
     failures = 0
     while True:
         try:
@@ -93,7 +93,7 @@ async def deliver(send: Callable[[], Awaitable[T]], what: str) -> T | None:
 async def follow(
     open_stream: Callable[[], Awaitable[AsyncIterator[T]]], apply: Callable[[T], None], what: str
 ) -> None:
-    """Apply every message of a stream, which is reopened with backoff whenever it ends."""
+    """Applies every message of a stream, which is reopened with backoff whenever it ends."""
     failures = 0
     while True:
         try:

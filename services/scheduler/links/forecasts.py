@@ -91,7 +91,7 @@ class Forecasts:
     # Called by the service; none of these waits
 
     def keep_text(self, request_id: str, text: common_pb2.PromptText) -> None:
-        """Keep a prompt's text until its forecast is asked."""
+        """Keeps a prompt's text until its forecast is asked."""
         self._texts[request_id] = text
 
     def forget(self, request_id: str) -> None:
@@ -233,7 +233,7 @@ class Forecasts:
         self._answer_from_history([q for q in due if q.due_s == q.asked_s], "open")
 
     def _answer_from_history(self, questions: Iterable[Question], reason: str) -> None:
-        """Answer those of these questions that have no answer yet."""
+        """Answers those of these questions that have no answer yet."""
         names = (q.request.request_id for q in questions)
         asked = [self._unanswered.pop(name).request for name in names if name in self._unanswered]
         if asked:
@@ -244,7 +244,8 @@ class Forecasts:
     # Better forecasts
 
     async def refresh(self) -> bool:
-        """Refresh the forecasts that whole populations share; returns whether they are current."""
+        """Refreshes the forecasts that whole populations share. Returns whether they are
+        current."""
         requests = self._shared_representatives()[:MAX_PER_CALL]
         if not requests:
             return True
@@ -261,7 +262,7 @@ class Forecasts:
         return aiter(self._predictor.Improve(predictor_pb2.ImproveRequest()))
 
     def _improved(self, message: predictor_pb2.ImprovedForecasts) -> None:
-        """Apply improved forecasts of requests that are still known."""
+        """Applies improved forecasts of requests that are still known."""
         try:
             better = tuple(
                 (name, decode_forecast(forecast, self._max_tokens[name]))

@@ -41,7 +41,7 @@ class Outcomes:
         self._backlog.put(outcome)
 
     async def wait_delivered(self) -> None:
-        """Return once every outcome is delivered."""
+        """Returns once every outcome is delivered."""
         await self._delivered.wait()
 
     async def run(self) -> None:

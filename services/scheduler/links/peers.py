@@ -48,7 +48,7 @@ class PeerServices:
         self.outcomes.learn(outcome)
 
     async def run(self) -> None:
-        """Talk to both services until cancelled. Neither one's absence ends it."""
+        """Talks to both services until cancelled. Neither one's absence ends it."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.forecasts.run())
             tasks.create_task(self.outcomes.run())

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from services.policies.preset import Preset
 from services.scheduler.core import events as ev
-from services.scheduler.core.admission import Limits
+from services.scheduler.core.admission import SchedulerLimits
 from services.scheduler.core.phases import Transition
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Head:
     """Everything that a state is constructed from. `written_by` is the foretoken version."""
 
     preset: Preset
-    limits: Limits
+    limits: SchedulerLimits
     apart: bool = False
     written_by: str = ""
 
@@ -108,7 +108,7 @@ def read_head(path: Path) -> Head:
 def _decode_head(path: Path, head: Mapping[str, Any]) -> Head:
     written_by = head.get("written_by", "")
     try:
-        limits = Limits(**head["limits"])
+        limits = SchedulerLimits(**head["limits"])
         return Head(Preset(**head["preset"]), limits, bool(head["apart"]), written_by)
     except (TypeError, KeyError, ValueError) as error:
         by = f" was written by foretoken {written_by} and" if written_by else ""

@@ -42,7 +42,7 @@ class SchedulerMetrics:
         self._sent: dict[str, deque[tuple[int, float]]] = {}  # by link: plan, time of its round
 
     def watch(self, state: SchedulerState) -> None:
-        """Register the values that are read from the state at each scrape. Call once."""
+        """Registers the values that are read from the state at each scrape. Called once."""
         ledger, rounds, read = state.ledger, state.rounds, self._make.reading
         read(catalogue.WAITING, lambda: ledger.waiting)
         read(catalogue.RUNNING, lambda: ledger.running)
@@ -85,7 +85,7 @@ class SchedulerMetrics:
                 self._preempted.labels(cause.value).inc()
 
     def _placed(self, t: Transition, state: SchedulerState) -> None:
-        """Observe the slack of a first placement; later ones have tokens out already."""
+        """Observes the slack of a first placement; later ones have tokens out already."""
         job = state.jobs.get(t.request_id)
         if job and not (t.output_tokens or t.preemptions) and job.request.sla.ttft_s < inf:
             slack_s = job.request.arrival_s + job.request.sla.ttft_s - t.at_s

@@ -35,7 +35,7 @@ class SchedulerSpans:
         self._traced = BoundedDict[str, _Traced](MAX_TRACED)
 
     def submitted(self, request_id: str, parent: str, now: float) -> None:
-        """Trace a request under `parent`. A request that is traced already is left as it is."""
+        """Traces a request under `parent`. A request that is traced already is left as it is."""
         if parent and self._spans.on and request_id not in self._traced:
             self._traced[request_id] = _Traced(parent, now)
 

@@ -129,7 +129,7 @@ class StoryRecorder:
     # Decisions
 
     def _decided(self, step: ev.Step, state: SchedulerState) -> AdmittedNumbers:
-        """Record why requests wait; returns the numbers of the admitted ones."""
+        """Records why requests wait; returns the numbers of the admitted ones."""
         self._decision = decision = state.rounds.decision
         self._writer.begin_round(step.now)
         why = decision.explanations

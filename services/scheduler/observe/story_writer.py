@@ -14,7 +14,7 @@ from services.policies.snapshot import RequestColumns
 from services.runtime.bounded_dict import BoundedDict
 from services.scheduler.observe.story import Kind, Noted, OpenStory, Values
 
-NOTHING, EXTENDED = -2, -1  # values of `repeats` besides a Reason
+NOTHING, EXTENDED = -2, -1  # values of `repeats` besides a WaitReason
 IDLE = np.iinfo(np.int64).max  # `limit` of a request that does not run: no limit exceeds it
 UNWATCHED, NO_KV, ON_DEVICE, IN_HOST = -1, 0, 1, 2
 REFUSED_SHARE = 4  # refused requests fill at most 1/4 of the bound, so that they displace no others
@@ -77,7 +77,7 @@ class StoryColumns:
                 setattr(self, name, np.concatenate([column, getattr(more, name)]))
 
     def count_extensions(self, limit: Ints, now: float) -> None:
-        """Count the slices that the board's current limits extend. O(rows)."""
+        """Counts the slices that the board's current limits extend. O(rows)."""
         rows = np.flatnonzero(limit > self.limit[: len(limit)])
         fresh = rows[self.repeats[rows] != EXTENDED]
         self.repeats[fresh], self.since_s[fresh], self.times[fresh] = EXTENDED, now, 0
@@ -114,14 +114,14 @@ class StoryWriter:
         self.rounds += 1
 
     def open(self, story: OpenStory, row: int, rows: int) -> None:
-        """Start the story of a live request in this row of a board of `rows`."""
+        """Starts the story of a live request in this row of a board of `rows`."""
         story.row = row
         self.columns.grow_to(rows)
         self.store.live[story.request_id] = self.rows[row] = story
         self.columns.repeats[row] = NOTHING
 
     def add(self, story: OpenStory, now: float, kind: str, values: Values = ()) -> None:
-        """Add a chapter, after the one that was repeating until now."""
+        """Adds a chapter, after the one that was repeating until now."""
         if story.waits or (story.runs and self.columns.repeats.item(story.row) != NOTHING):
             self.flush(story)
         story.add((now, kind, values))
@@ -148,14 +148,14 @@ class StoryWriter:
         self.add(story, now, Kind.STARTED, (output, story.worker))
 
     def run(self, story: OpenStory, limits: Ints) -> int:
-        """Mark it as running; returns its limit from the board's column."""
+        """Marks it as running; returns its limit from the board's column."""
         limit: int = limits.item(story.row)
         story.runs = True
         self.columns.limit[story.row] = limit
         return limit
 
     def stop(self, story: OpenStory, now: float, kind: str, values: Values, kv: int) -> None:
-        """Mark it as stopped, and follow its KV from the given location."""
+        """Marks it as stopped, and follows its KV from the given location."""
         self.add(story, now, kind, values)
         if story.runs:
             story.runs = False

@@ -15,7 +15,7 @@ from services.lengths import LengthWindow
 from services.policies.form.demand import WorkerQueue
 from services.policies.form.fill import fill
 from services.policies.form.registry import FORMS
-from services.policies.form.sums import Sums
+from services.policies.form.sums import SumDemand
 from services.policies.memory import PolicyMemory
 from services.policies.parameters import Params, resolve
 from services.policies.snapshot import RequestColumns, Snapshot, WorkerSnapshot
@@ -114,7 +114,7 @@ class Admission:
         demand = self._form.demand(candidates, self._params, self._rng)
         filled = fill(runs, demand, len(rows), alone=not len(running))
         # A sum of held or of worst-case tokens does not fall while its requests run.
-        return Admitted(int(filled.run.sum()) - len(running), isinstance(demand, Sums))
+        return Admitted(int(filled.runs_next.sum()) - len(running), isinstance(demand, SumDemand))
 
     def victims(self, running: Ints) -> Ints:
         """Positions in `running` in the order of eviction."""

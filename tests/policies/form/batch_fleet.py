@@ -37,19 +37,19 @@ class Asked:
 @dataclass(frozen=True)
 class Begun:
     """A batch at its start. Of each member: the prefilled tokens (`lengths`), and the output that
-    its limit allows (`makes`) and that is expected (`expected`)."""
+    its limit allows (`max_output`) and that is expected (`expected`)."""
 
     now: float
     worker: int
     rows: tuple[int, ...]
     limits: tuple[int, ...]
     lengths: tuple[int, ...]
-    makes: tuple[int, ...]
+    max_output: tuple[int, ...]
     expected: tuple[int, ...]
 
-    def tokens(self, makes: tuple[int, ...], block: int) -> int:
+    def tokens(self, max_output: tuple[int, ...], block: int) -> int:
         """KV tokens of the batch, padded to its longest member."""
-        return len(self.rows) * -(-(max(self.lengths) + max(makes)) // block) * block
+        return len(self.rows) * -(-(max(self.lengths) + max(max_output)) // block) * block
 
 
 @dataclass
@@ -128,7 +128,7 @@ class Fleet:
             rows, granted = zip(*begins, strict=True)
             assert set(run) == set(rows), "a request joined a running batch"
             members = [self.asked[row] for row in rows]
-            makes = [each.limit - each.output for each in members]
+            max_output = [each.limit - each.output for each in members]
             expected = [max(1, each.foreseen - each.output) for each in members]
             self.reported.append(
                 Begun(
@@ -137,8 +137,8 @@ class Fleet:
                     rows,
                     granted,
                     tuple(each.prompt + each.output for each in members),
-                    tuple(makes),
-                    tuple(min(e, m) for e, m in zip(expected, makes, strict=True)),
+                    tuple(max_output),
+                    tuple(min(e, m) for e, m in zip(expected, max_output, strict=True)),
                 )
             )
 

@@ -22,8 +22,8 @@ rows_of = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), max_size=3
 
 
 def sizes(rows: Sequence[Row]) -> Sizes:
-    length, makes = np.array(rows, np.int64).reshape(-1, 2).T
-    return Sizes(length, makes, makes)
+    length, max_output = np.array(rows, np.int64).reshape(-1, 2).T
+    return Sizes(length, max_output, max_output)
 
 
 def cut(
@@ -215,9 +215,9 @@ def test_wma_matches_worked_example() -> None:
     """
     rows = [(10, 3), (4, 2)]
     made = sizes(rows)
-    alone = wma(made.length, made.makes, saved_access(made.length, made.makes))
+    alone = wma(made.length, made.max_output, saved_access(made.length, made.max_output))
     assert alone.tolist() == [13, 6]  # g = 2: 2 + 4
-    least = saved_access(made.length, made.makes).min(keepdims=True)
+    least = saved_access(made.length, made.max_output).min(keepdims=True)
     assert wma(np.array([10]), np.array([3]), least).tolist() == [37]
     assert wasted(rows) == 37
 
@@ -225,8 +225,8 @@ def test_wma_matches_worked_example() -> None:
 @given(st.lists(st.tuples(st.integers(1, 80), st.integers(1, 80)), min_size=1, max_size=8))
 def test_wma_matches_simulation(batch: list[Row]) -> None:
     made = sizes(batch)
-    least = saved_access(made.length, made.makes).min(keepdims=True)
-    found = wma(made.length.max(keepdims=True), made.makes.max(keepdims=True), least)
+    least = saved_access(made.length, made.max_output).min(keepdims=True)
+    found = wma(made.length.max(keepdims=True), made.max_output.max(keepdims=True), least)
     assert found.tolist() == [wasted(batch)]
 
 

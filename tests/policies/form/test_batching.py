@@ -358,9 +358,12 @@ def test_batching_serves_every_request_within_memory(
     assert fleet.over
     share = fleet.row.params.get("zeta", 1.0)
     for each in fleet.reported:
-        worker, makes = workers[each.worker - 1], each.expected if form == "wma" else each.makes
+        worker, max_output = (
+            workers[each.worker - 1],
+            each.expected if form == "wma" else each.max_output,
+        )
         assert len(each.rows) <= worker.max_running
-        fits = each.tokens(makes, worker.block_tokens) <= share * worker.kv_tokens
+        fits = each.tokens(max_output, worker.block_tokens) <= share * worker.kv_tokens
         assert fits or len(each.rows) == 1
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.forecast import Forecast, Ints, certain, from_lengths
-from services.policies.form.curve import LARGEST_Z, TIMES, Curve, Z, feedback
+from services.policies.form.curve import LARGEST_Z, TIMES, CurveDemand, Z, feedback
 from services.policies.form.demand import WorkerQueue
 from services.policies.form.fill import fill
 from services.policies.form.registry import FORMS
@@ -29,17 +29,17 @@ def curve(
     z: float = 1.0,
     kv: int = 1_000,
     block: int = 1,
-) -> Curve:
+) -> CurveDemand:
     worker = node(kv_tokens=kv, block_tokens=block)
     demand = demanded("curve", made, worker, table(*forecasts), FIXED_Z | {"z": z})
-    assert isinstance(demand, Curve)
+    assert isinstance(demand, CurveDemand)
     return demand
 
 
-def needs(demand: Curve, base: int = 0) -> list[float]:
+def needs(demand: CurveDemand, base: int = 0) -> list[float]:
     """Return the need of every prefix beyond the base."""
     count = len(demand.held)
-    need = demand.longest(np.arange(count), base, count - base)[1]
+    need = demand.count_fitting(np.arange(count), base, count - base)[1]
     return [need(k) for k in range(count - base + 1)]
 
 
@@ -182,7 +182,7 @@ def test_curve_longest_prefix_matches_linear_scan(
     def fits(rows: Ints) -> bool:
         return need(rows) <= demand.limit
 
-    more, reported = demand.longest(order, base, most)
+    more, reported = demand.count_fitting(order, base, most)
     assert more == len(list(takewhile(lambda k: fits(order[: base + k]), range(1, most + 1))))
     asked = range(min(most, more + 1) + 1)
     assert [reported(k) for k in asked] == pytest.approx([need(order[: base + k]) for k in asked])
@@ -233,7 +233,7 @@ def test_curve_uses_z_of_feedback() -> None:
     for share, z in ((0.05, 3.5), (0.0, 1.0)):
         asked = {"z": 1.0, "eviction_share": share}
         demand = demanded("curve", made, worker, forecasts, asked, numbers={Z: 3.5})
-        assert isinstance(demand, Curve)
+        assert isinstance(demand, CurveDemand)
         assert demand.z == z
 
 
@@ -261,7 +261,7 @@ def evicted_share(params: dict[str, float], endings: int, seed: int) -> float:
         memory = feedback(seen(evictions, ended), asked, memory)
         queue = WorkerQueue(made, running, made.cap, worker, forecasts, memory.numbers)
         demand = FORMS["curve"].demand(queue, asked, np.random.default_rng(number))
-        come = int(np.count_nonzero(fill(running, demand, 999, alone=True).run)) - len(runs)
+        come = int(np.count_nonzero(fill(running, demand, 999, alone=True).runs_next)) - len(runs)
         runs, waits = runs + waits[:come], waits[come:]
         runs = [[output + 8, length] for output, length in runs]
         ended += sum(output >= length for output, length in runs)

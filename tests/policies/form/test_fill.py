@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.policies.decision import WaitReason
-from services.policies.form.fill import Filled, fill, fill_slots
-from services.policies.form.past_future import Peaks
-from services.policies.form.sums import Sums
+from services.policies.form.fill import FillResult, fill, fill_slots
+from services.policies.form.past_future import PeakDemand
+from services.policies.form.sums import SumDemand
 from tests.examples import examples
 from tests.policies.form.peak_oracle import peak_tokens
 
@@ -19,15 +19,15 @@ W, R = False, True  # waits, runs
 
 def filled(
     line: Sequence[tuple[bool, float]], limit: float, slots: int = 99, alone: bool = False
-) -> Filled:
+) -> FillResult:
     runs = np.array([runs for runs, _ in line], bool)
-    return fill(runs, Sums(np.array([held for _, held in line], float), limit), slots, alone)
+    return fill(runs, SumDemand(np.array([held for _, held in line], float), limit), slots, alone)
 
 
 def rows_run(
     line: Sequence[tuple[bool, float]], limit: float, slots: int = 99, alone: bool = False
 ) -> list[int]:
-    found: list[int] = np.flatnonzero(filled(line, limit, slots, alone).run).tolist()
+    found: list[int] = np.flatnonzero(filled(line, limit, slots, alone).runs_next).tolist()
     return found
 
 
@@ -157,10 +157,10 @@ def test_fill_matches_reference_implementation(
         return peak_tokens(held[rows], left[rows])
 
     given_runs = np.array(runs, bool)
-    demand = Peaks(held, limit, left[None]) if foreseen else Sums(held, limit)
+    demand = PeakDemand(held, limit, left[None]) if foreseen else SumDemand(held, limit)
     reported = fill(given_runs, demand, slots, alone)
     expected = literal(runs, need, limit, slots, alone)
-    assert np.flatnonzero(reported.run).tolist() == expected.run
+    assert np.flatnonzero(reported.runs_next).tolist() == expected.run
     assert reported.peak == need(expected.run)
     assert given_runs.tolist() == runs
 
@@ -197,11 +197,11 @@ def test_fill_matches_reference_implementation_with_exhausted_slices(
     runs = [runs for runs, _, _ in line]
     due = [runs and asks for runs, asks, _ in line]
     held = np.array([held for _, _, held in line], float)
-    reported = fill(np.array(runs), Sums(held, limit, due=np.array(due)), slots, alone)
+    reported = fill(np.array(runs), SumDemand(held, limit, due=np.array(due)), slots, alone)
     expected = literal(runs, lambda rows: float(held[rows].sum()), limit, slots, alone, due)
-    assert np.flatnonzero(reported.run).tolist() == expected.run
+    assert np.flatnonzero(reported.runs_next).tolist() == expected.run
     assert reported.peak == held[expected.run].sum()
-    waits = [i for i in range(len(line)) if not runs[i] and not reported.run[i]]
+    waits = [i for i in range(len(line)) if not runs[i] and not reported.runs_next[i]]
     assert all(reported.reasons[i] == WaitReason.BLOCKED for i in waits[1:])
 
 
@@ -237,10 +237,10 @@ def test_fill_slots_matches_reference_implementation(
     runs = np.array([runs for runs, _, _ in line], bool)
     holds = np.array([runs or rests for runs, rests, _ in line], bool)
     held = np.array([held for _, _, held in line], float)
-    reported = fill_slots(runs, holds, Sums(held, limit), slots, alone)
-    run = np.flatnonzero(reported.run).tolist()
+    reported = fill_slots(runs, holds, SumDemand(held, limit), slots, alone)
+    run = np.flatnonzero(reported.runs_next).tolist()
     assert run == literal_places(line, limit, slots, alone)
-    waits = np.flatnonzero(~reported.run & ~runs).tolist()
+    waits = np.flatnonzero(~reported.runs_next & ~runs).tolist()
     assert all(reported.reasons[i] == WaitReason.ADMITTED for i in run if not runs[i])
     assert all(reported.reasons[i] == WaitReason.BLOCKED for i in waits[1:])
     if waits and reported.reasons[waits[0]] == WaitReason.MEMORY:
@@ -256,7 +256,7 @@ def test_fill_slots_matches_reference_implementation(
 def test_fill_slots_blames_slots_while_paused_kv_stays_on_device() -> None:
     """The first waiting request is paused with KV and could run again; the second does not fit."""
     runs, holds = np.array([R, W, W]), np.array([True, True, False])
-    reported = fill_slots(runs, holds, Sums(np.array([40.0, 40.0, 40.0]), 100), 1, alone=False)
-    assert reported.run.tolist() == [True, False, False]
+    reported = fill_slots(runs, holds, SumDemand(np.array([40.0, 40.0, 40.0]), 100), 1, alone=False)
+    assert reported.runs_next.tolist() == [True, False, False]
     assert reported.reasons[1:].tolist() == [WaitReason.SLOTS, WaitReason.BLOCKED]
     assert (reported.first_values[1], reported.second_values[1]) == (1, 1)

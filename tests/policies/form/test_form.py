@@ -9,7 +9,7 @@ from services.forecast import Forecast, certain
 from services.policies.decision import WaitReason
 from services.policies.form.demand import Demand
 from services.policies.form.fill import fill
-from services.policies.form.past_future import Peaks
+from services.policies.form.past_future import PeakDemand
 from services.policies.form.registry import FORMS
 from services.policies.parameters import resolve
 from services.policies.preset import choose
@@ -156,7 +156,7 @@ def test_memory_reason_counts_request_admitted_alone(form: str, needed: float) -
 @pytest.mark.parametrize("form", FORMS)
 def test_form_keeps_running_requests_when_queue_is_empty(form: str) -> None:
     assert formed(form, 100, [], [])[0] == 0
-    assert formed(form, 100, [(5, 1, 9)], [])[1].run.tolist() == [True]
+    assert formed(form, 100, [(5, 1, 9)], [])[1].runs_next.tolist() == [True]
 
 
 def test_resumed_requests_count_generated_tokens() -> None:
@@ -215,7 +215,7 @@ def planned(
 
 def peak(demand: Demand) -> float:
     count = len(demand.held)
-    return demand.longest(np.arange(count), count, 0)[1](0)
+    return demand.count_fitting(np.arange(count), count, 0)[1](0)
 
 
 def test_request_beyond_forecast_is_expected_to_reach_max_tokens() -> None:
@@ -256,7 +256,7 @@ def test_past_future_applies_draws_and_statistic() -> None:
     forecasts = table(Forecast((10.0, 500.0), (0.5, 0.5), 500))
     often = {"draws": 64}
     drawn = demanded("past_future", made, worker, forecasts, often)
-    assert isinstance(drawn, Peaks)
+    assert isinstance(drawn, PeakDemand)
     assert drawn.remaining.shape == (64, 1)
     assert peak(drawn) == pytest.approx(float(drawn.remaining.mean()) + 10)
     assert 200 < peak(drawn) < 400
@@ -294,7 +294,7 @@ def test_token_budget_limits_tokens_per_step() -> None:
     worker, forecasts = node(), table(certain(50))
     demand = demanded("token_budget", made, worker, forecasts, {"budget_tokens": 50}, 0, runs)
     reported = fill(runs, demand, 99, alone=True)
-    assert reported.run.tolist() == [True, True, True, True, False]
+    assert reported.runs_next.tolist() == [True, True, True, True, False]
     assert (reported.reasons[4], reported.first_values[4], reported.second_values[4]) == (
         WaitReason.STEP_BUDGET,
         97,
@@ -302,7 +302,7 @@ def test_token_budget_limits_tokens_per_step() -> None:
     )
     full = demanded("token_budget", made, worker, forecasts, {"budget_tokens": 32}, 0, runs)
     reported = fill(runs, full, 99, alone=True)
-    assert reported.run.tolist() == [True, True, True, False, False]
+    assert reported.runs_next.tolist() == [True, True, True, False, False]
     assert (reported.reasons[3], reported.first_values[3], reported.second_values[3]) == (
         WaitReason.STEP_BUDGET,
         92,

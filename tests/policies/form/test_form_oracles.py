@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from services.forecast import Forecast, Ints, certain
 from services.policies.decision import WaitReason
 from services.policies.form.fill import fill
-from services.policies.form.past_future import Peaks, PrefixPeaks, Statistic, largest, mean
-from services.policies.form.sums import Sums
+from services.policies.form.past_future import PeakDemand, PrefixPeaks, Statistic, largest, mean
+from services.policies.form.sums import SumDemand
 from tests.examples import examples
 from tests.policies.form.peak_oracle import peak_tokens
 from tests.policies.made_snapshots import Row, demanded, formed, jobs, node, table
@@ -117,8 +117,8 @@ def test_longest_prefix_matches_linear_scan(
         among = order[: base + count]
         return statistic(np.array([peak_tokens(held[among], each[among]) for each in left]))
 
-    demand = Sums(held, limit) if seed is None else Peaks(held, limit, left, statistic)
-    fits, reported = demand.longest(order, base, most)
+    demand = SumDemand(held, limit) if seed is None else PeakDemand(held, limit, left, statistic)
+    fits, reported = demand.count_fitting(order, base, most)
     assert fits == len(list(takewhile(lambda k: need(k) <= limit, range(1, most + 1))))
     asked = [fits, *([fits + 1] if fits < most else [])]
     assert [reported(k) for k in asked] == pytest.approx([need(k) for k in asked])
@@ -142,7 +142,7 @@ def test_past_future_search_matches_linear_scan_with_drawn_lengths(
     worker = node(kv_tokens=kv_tokens)
     demand = demanded("past_future", made, worker, forecasts, {"reserved": 0.0}, seed)
     filled = fill(np.arange(count) < running, demand, 300, alone=True)
-    assert isinstance(demand, Peaks)
+    assert isinstance(demand, PeakDemand)
     left = demand.remaining
 
     def need(k: int) -> float:
@@ -152,7 +152,7 @@ def test_past_future_search_matches_linear_scan_with_drawn_lengths(
     scanned = len(list(takewhile(lambda k: need(k) <= kv_tokens, range(1, queued + 1))))
     if not scanned and not running and queued:
         scanned = 1
-    assert np.count_nonzero(filled.run) - running == scanned
+    assert np.count_nonzero(filled.runs_next) - running == scanned
     if scanned < queued:
         assert filled.reasons[running + scanned] == WaitReason.MEMORY
         assert filled.first_values[running + scanned] == pytest.approx(need(scanned + 1))

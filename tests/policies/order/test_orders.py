@@ -55,7 +55,7 @@ def test_arrival_order_ranks_by_arrival_without_preemption(snapshot: Snapshot) -
 class Known:
     """What ALISE remembers of a request."""
 
-    promised: float = 0.0
+    expected_tokens: float = 0.0
     demoted: int = 0
     lifted: bool = False
     starved: bool = False
@@ -95,9 +95,9 @@ class Literal:
         waited = {row: now - jobs.since_s[row] if row in queued else -inf for row in rows}
         for row, job in known.items():
             cap = int(jobs.cap[row])
-            job.promised = job.promised or min(cap, float(jobs.total[row]))
-            while job.promised <= jobs.output[row] and job.promised < cap:
-                job.promised = min(2 * job.promised, cap)
+            job.expected_tokens = job.expected_tokens or min(cap, float(jobs.total[row]))
+            while job.expected_tokens <= jobs.output[row] and job.expected_tokens < cap:
+                job.expected_tokens = min(2 * job.expected_tokens, cap)
                 job.demoted, job.lifted = job.demoted + 1, False
             job.lifted |= bool(waited[row] >= PARAMS["ageing_s"])
             job.starved |= bool(waited[row] >= PARAMS["levels"] * PARAMS["ageing_s"])
@@ -139,7 +139,7 @@ class Literal:
         self, snapshot: Snapshot, row: int, job: Known, waits: bool
     ) -> tuple[float, float, float]:
         jobs = snapshot.jobs
-        left = job.promised - int(jobs.output[row])
+        left = job.expected_tokens - int(jobs.output[row])
         remaining_s = takes_s(snapshot, row, left, self.seqs)
         moved = job.demoted - job.lifted
         level = level_of(remaining_s, moved)

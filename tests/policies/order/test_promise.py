@@ -1,4 +1,4 @@
-"""The promise order: classes, pressed requests and tenant shares."""
+"""The promise order: classes, requests at risk and tenant shares."""
 
 from collections.abc import Mapping, Sequence
 
@@ -58,13 +58,13 @@ def test_promise_without_sla_ranks_shortest_first() -> None:
     assert line(ranked(board([50, 20, 90], 3))) == [1, 0, 2]
 
 
-def test_promise_ranks_lost_request_last() -> None:
-    """The shortest request arrived 6 s ago with a TTFT of 5 s, so it is lost."""
+def test_promise_ranks_request_with_missed_sla_last() -> None:
+    """The shortest request arrived 6 s ago with a TTFT of 5 s, so its SLA is missed."""
     snapshot = board([5, 90], 2, arrival_s=[NOW - 6, NOW], ttft_s=[5.0, 5.0])
     assert line(ranked(snapshot)) == [1, 0]
 
 
-def test_promise_ranks_pressed_request_first() -> None:
+def test_promise_ranks_request_at_risk_first() -> None:
     """One request runs at a time at 10 ms a token. The two shorter ones take 0.4 and 0.6 s before
     the long one, which takes 0.9 s and has 0.5 s left. They have 2 s each, so their slack is 2 -
     0 and 2 - 0.4."""
@@ -74,8 +74,8 @@ def test_promise_ranks_pressed_request_first() -> None:
     assert line(ranked(snapshot, pressed_s=0.3)) == [0, 1, 2]  # the 0.5 s left exceed pressed_s
 
 
-def test_promise_presses_quickest_requests_within_available_slack() -> None:
-    """The kept request has 1.6 s of slack: 70 and 80 tokens take 1.5 s, and 90 more would exceed
+def test_promise_puts_quickest_requests_at_risk_first_within_available_slack() -> None:
+    """The request on time has 1.6 s of slack: 70 and 80 tokens take 1.5 s, and 90 more would exceed
     it."""
     come = [NOW - 3.4, NOW - 4.9, NOW - 4.9, NOW - 4.9]
     snapshot = board([10, 80, 90, 70], 4, arrival_s=come, ttft_s=[5.0] * 4)
@@ -120,9 +120,9 @@ def test_promise_returns_lent_slot_before_gap_is_late() -> None:
     assert line(ranked(paused(NOW - 0.26), pressed_share=0.0, return_s=0.25)) == [1, 0]
 
 
-def test_promise_presses_request_whose_gap_is_due() -> None:
-    """The request stopped a second ago: with an MTPOT of 1.05 s it is pressed, with 0.9 s it is
-    lost."""
+def test_promise_ranks_request_whose_gap_is_due_first() -> None:
+    """The request stopped a second ago: with an MTPOT of 1.05 s it is at risk, with 0.9 s
+    its SLA is missed."""
 
     def paused(mtpot_s: float) -> Snapshot:
         return board(
@@ -137,7 +137,7 @@ def test_promise_presses_request_whose_gap_is_due() -> None:
     assert line(ranked(paused(0.9))) == [0, 1]
 
 
-def test_promise_requests_round_when_request_becomes_pressed() -> None:
+def test_promise_requests_round_when_request_comes_to_be_at_risk() -> None:
     snapshot = board([10, 10], 2, arrival_s=[NOW, NOW - 2], ttft_s=[5.0, 5.0])
     found = ranked(snapshot)
     # one step, and pressed_s of 1 s before
@@ -213,7 +213,7 @@ def test_over_share_matches_reference_implementation(snapshot: Snapshot, seed: i
         assert found[i] == (is_beyond and others)
 
 
-def test_promise_ranks_request_over_share_behind_lost_request() -> None:
+def test_promise_ranks_request_over_share_behind_missed_sla() -> None:
     """The requests of tenant 1 are shorter, but the first of them already fills half of the
     memory."""
     snapshot = board(

@@ -15,7 +15,8 @@ from scipy.stats import kendalltau, ks_2samp
 from lab.evaluation.scores import score
 from services.forecast import Forecast, certain, from_lengths
 from services.predictor.blend.content import ContentPredictor
-from services.predictor.blend.guard import MIN_OUTCOMES, WINDOW, Forecaster, ModelGuard
+from services.predictor.blend.guard import MIN_OUTCOMES, WINDOW, ModelGuard
+from services.predictor.blend.guarded_forecaster import GuardedForecaster
 from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Prompt, Query
 from services.predictor.learning.scorecard import (
     RECENT,
@@ -146,7 +147,7 @@ class Scripted:
 
 
 def test_guarded_forecaster_selects_forecast() -> None:
-    guarded = Forecaster(HistoryPredictor(), Scripted(5))
+    guarded = GuardedForecaster(HistoryPredictor(), Scripted(5))
     without_prompt, history = (
         Query("demo", "", 1, 50),
         HistoryPredictor().forecast([Query("demo", "", 1, 5)]),

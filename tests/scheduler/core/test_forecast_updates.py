@@ -14,7 +14,7 @@ from services.core import Completion, FinishReason, Request, RequestProgress, Wo
 from services.costs import CostModel
 from services.forecast import UNCAPPED, Forecast, certain
 from services.scheduler.core import events as ev
-from services.scheduler.core.admission import Limits
+from services.scheduler.core.admission import SchedulerLimits
 from services.scheduler.core.forecast_updates import RESEND_S
 from services.scheduler.core.ledger import UNMEASURED
 from services.scheduler.observe.event_log import EventLog, Head, read
@@ -218,7 +218,7 @@ def test_forecast_updates_round_trip_through_event_log(tmp_path: Path) -> None:
     s = served()
     path = tmp_path / "log"
     written = list(_steps(s))
-    with EventLog(path, 2**20, Head(s.preset, Limits())) as log:
+    with EventLog(path, 2**20, Head(s.preset, SchedulerLimits())) as log:
         for step in written:
             log.append(step)
     assert list(read(path)) == written

@@ -232,8 +232,9 @@ def test_lost_worker_requeues_its_requests():
 
 
 def test_request_without_forecast_runs_if_max_tokens_fit():
-    """The patience is a millisecond; then all 50 tokens are assumed. `b` would need 16 + 470
-    tokens, and 475 may be planned: it waits for its forecast and is admitted with it."""
+    """A request waits a millisecond for its forecast; then all 50 tokens are assumed. `b` would
+    need 16 + 470 tokens, and 475 may be planned: it waits for its forecast and is admitted with
+    it."""
     s = state("past-future")
     run_step(s, worker(kv_tokens=500), 0.0)
     assert run_step(s, ev.Submitted(G, request("a")), 1.0) == [ev.AskForecast((request("a"),))]
@@ -312,10 +313,10 @@ def test_new_cost_model_keeps_promises():
     s = state("alise")
     run_step(s, worker(), 0.0)
     admitted(s, request("a"))
-    before = s.rounds.memory.ranks.values["promised"].tolist()
+    before = s.rounds.memory.ranks.values["expected_tokens"].tolist()
     cost = s.workers["w0"].cost
     for version in range(3):
         s.step(ev.Costed("w0", type(cost)(0.02, 1e-3, 1e-3, 0.0, version)), 1.0)
     assert s.round_due_s == inf  # and no round is due
     s.step(ev.Round(), 1.0)
-    assert s.rounds.memory.ranks.values["promised"].tolist() == before
+    assert s.rounds.memory.ranks.values["expected_tokens"].tolist() == before

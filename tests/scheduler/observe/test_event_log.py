@@ -7,12 +7,12 @@ import pytest
 
 from services.policies.preset import choose
 from services.scheduler.core import events as ev
-from services.scheduler.core.admission import Limits
+from services.scheduler.core.admission import SchedulerLimits
 from services.scheduler.observe.event_log import FORMAT, EventLog, Head, read, read_head
 from services.scheduler.observe.replay import replay
 from tests.scheduler.state_driver import worker
 
-HEAD = Head(choose("alise", {"hysteresis": "inf"}), Limits(max_queue=7), True, "0.1.0")
+HEAD = Head(choose("alise", {"hysteresis": "inf"}), SchedulerLimits(max_queue=7), True, "0.1.0")
 
 
 def written(path: Path, *times: float) -> Path:

@@ -13,14 +13,14 @@ from services.costs import CostModel
 from services.forecast import UNCAPPED, Forecast, certain, from_lengths
 from services.policies.preset import choose
 from services.scheduler.core import events as ev
-from services.scheduler.core.admission import Limits
+from services.scheduler.core.admission import SchedulerLimits
 from services.scheduler.core.state import SchedulerState
 from services.scheduler.observe.story_recorder import StoryRecorder
 from tests.scheduler.random.dumb_worker import DumbWorker
 
 LINKS = ("g#1", "h#1")
 SHARED = "history/demo"
-LIMITS = Limits(max_queue=20, adopt_s=10.0)
+LIMITS = SchedulerLimits(max_queue=20, adopt_s=10.0)
 
 
 class RandomEvents(RuleBasedStateMachine):

@@ -197,37 +197,37 @@ def test_alise_ended_wait_does_not_age() -> None:
     assert (d.running, d.state.next_deadline()) == (["b"], inf)
 
 
-def test_alise_exceeded_promise_doubles_and_demotes() -> None:
+def test_alise_exceeded_expectation_doubles_and_demotes() -> None:
     d = Driver()
     d.submit("a", 60)
     assert d.levels() == {"a": 1}
     d.progress("a", 59, 1.0)
     assert d.levels() == {"a": 0}
-    d.progress("a", 60, 2.0)  # the promise is exceeded: 120 are promised, 60 remain, one level down
-    assert (d.remembered("promised"), d.remaining_s("a")) == ({"a": 120}, about(0.6))
+    d.progress("a", 60, 2.0)  # L̂ is exceeded: now 120, of which 60 remain; one level down
+    assert (d.remembered("expected_tokens"), d.remaining_s("a")) == ({"a": 120}, about(0.6))
     assert d.levels() == {"a": 2}
     d.progress("a", 100, 3.0)
     assert d.levels() == {"a": 1}
-    d.progress("a", 250, 4.0)  # exceeded twice: 480 are promised, 230 remain, three levels down
-    assert (d.remembered("promised"), d.levels()) == ({"a": 480}, {"a": 3 + 3})
+    d.progress("a", 250, 4.0)  # exceeded twice: now 480, of which 230 remain; three levels down
+    assert (d.remembered("expected_tokens"), d.levels()) == ({"a": 480}, {"a": 3 + 3})
 
 
-def test_alise_promise_is_at_most_max_tokens() -> None:
+def test_alise_expectation_is_at_most_max_tokens() -> None:
     d = Driver()
     d.submit("a", 600)
     d.progress("a", 700, 1.0)
-    assert d.remembered("promised") == {"a": 1_000}
+    assert d.remembered("expected_tokens") == {"a": 1_000}
     level = d.levels()["a"]
     d.progress("a", 999, 2.0)
     assert d.levels()["a"] < level
 
 
-def test_alise_promise_is_conditional_mean() -> None:
+def test_alise_expectation_is_conditional_mean() -> None:
     d = Driver()
     d.step(ev.Submitted(G, Request("a", "demo", 10, 1_000, 0.0, delivered_tokens=30)), 0.0)
     forecast = Forecast((20.0, 40.0, 80.0), (0.5, 0.25, 0.25), 1_000)
     d.step(ev.Forecasted((("a", forecast),)), 0.0)
-    assert d.remembered("promised") == {"a": 60}
+    assert d.remembered("expected_tokens") == {"a": 60}
 
 
 def test_oracle_preset_is_alise_with_true_lengths() -> None:
@@ -250,15 +250,15 @@ def test_oracle_preset_is_alise_with_true_lengths() -> None:
     assert ended == ["a", "c", "b"]
 
 
-def test_alise_improved_forecast_is_new_promise() -> None:
-    """A late or improved forecast replaces the promise of a waiting request."""
+def test_alise_improved_forecast_is_new_expectation() -> None:
+    """A late or improved forecast replaces L̂ of a waiting request."""
     d = Driver(places=1, hysteresis=inf)
     for name, tokens in {"x": 10, "a": 300, "b": 200}.items():
         d.submit(name, tokens)
     assert d.queued == ["b", "a"]
     better = Forecast((20.0,), (1.0,), 1_000, "retrieval", 2)
     d.step(ev.Forecasted((("a", better),)), 1.0)
-    assert (d.remembered("promised"), d.queued) == ({"x": 10, "a": 20, "b": 200}, ["a", "b"])
+    assert (d.remembered("expected_tokens"), d.queued) == ({"x": 10, "a": 20, "b": 200}, ["a", "b"])
 
 
 @pytest.mark.parametrize("output", [80, 81, 500, 999, 1_000])

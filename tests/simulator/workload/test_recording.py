@@ -9,7 +9,7 @@ from services.core import Completion, FinishReason, Report, Request, WorkerView
 from services.costs import CostModel
 from services.policies.preset import choose
 from services.scheduler.core import events as ev
-from services.scheduler.core.admission import Limits
+from services.scheduler.core.admission import SchedulerLimits
 from services.scheduler.core.state import SchedulerState
 from services.scheduler.observe.event_log import EventLog, Head
 from simulator.workload.recording import read_recording, write_trace
@@ -24,7 +24,7 @@ def rows(workload: Workload) -> list[tuple[float, int, int]]:
 
 
 def test_event_log_of_a_scheduler_becomes_a_workload(tmp_path: Path):
-    preset, limits = choose("fcfs"), Limits(patience_s=0.0)
+    preset, limits = choose("fcfs"), SchedulerLimits(patience_s=0.0)
     path = tmp_path / "events.log"
     state = SchedulerState(preset, limits)
     view = WorkerView("w", "w", "m", 1_600, 16, 8, 1_600)
