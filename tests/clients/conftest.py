@@ -43,7 +43,7 @@ Run = Callable[..., str]
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """The base URL of a `foretoken serve` of the demo model."""
-    with serving() as system:
+    with serving("--dtype=float32") as system:  # as the scores are compared in
         yield system.http
 
 
