@@ -172,8 +172,12 @@ async def test_cancelled_reader_cancels_its_call(way: str) -> None:
         stub = estimator_pb2_grpc.EstimatorStub(channel)
 
         async def read() -> None:
-            async for _ in stub.WatchCostModel(ASK):
-                pass
+            call = stub.WatchCostModel(ASK)
+            try:
+                async for _ in call:
+                    pass
+            finally:
+                call.cancel()  # gRPC does not if the reader has not read yet
 
         reader = asyncio.create_task(read())
         await until(lambda: servicer.open == 1)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
@@ -14,7 +14,14 @@ from protos.generated import common_pb2, estimator_pb2, estimator_pb2_grpc
 from services.costs import BatchTiming, CostModel
 from services.runtime.codecs.common import decode_cost_model, encode_batch
 from services.scheduler.core import events as ev
-from services.scheduler.links.delivery import MAX_PER_CALL, Backlog, Dispatch, deliver, follow
+from services.scheduler.links.delivery import (
+    MAX_PER_CALL,
+    Backlog,
+    Dispatch,
+    ResponseStream,
+    deliver,
+    follow,
+)
 from services.scheduler.observe.metrics import SchedulerMetrics
 
 log = logging.getLogger(__name__)
@@ -88,9 +95,9 @@ class CostModels:
         """Applies each newer model; while the estimator is away the last one stays in use."""
         request = estimator_pb2.GetCostModelRequest(worker_id=worker_id)
 
-        async def open_stream() -> AsyncIterator[estimator_pb2.CostModel]:
+        async def open_stream() -> ResponseStream[estimator_pb2.CostModel]:
             await self._introduce(request, profile)
-            return aiter(self._estimator.WatchCostModel(request))
+            return self._estimator.WatchCostModel(request)
 
         what = f"cost model of {worker_id}"
         await follow(open_stream, partial(self._apply, worker_id), what)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import grpc
 from grpc import aio
@@ -15,6 +15,7 @@ from services.scheduler.core import events as ev
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 MAX_PER_CALL = 1_024  # items of one Forecast or Observe message
 MAX_KEPT = 65_536  # texts, questions and outcomes kept while a service is away
@@ -90,16 +91,29 @@ async def deliver(send: Callable[[], Awaitable[T]], what: str) -> T | None:
             return answer
 
 
+class ResponseStream(Protocol[T_co]):
+    """A call whose responses are iterated, and which its reader cancels."""
+
+    def __aiter__(self) -> AsyncIterator[T_co]: ...
+
+    def cancel(self) -> bool: ...
+
+
 async def follow(
-    open_stream: Callable[[], Awaitable[AsyncIterator[T]]], apply: Callable[[T], None], what: str
+    open_stream: Callable[[], Awaitable[ResponseStream[T]]], apply: Callable[[T], None], what: str
 ) -> None:
-    """Applies every message of a stream, which is reopened with backoff whenever it ends."""
+    """Applies every message of a stream, which is reopened with backoff whenever it ends. Cancels
+    the call when it is cancelled: gRPC does not if its reader has not read yet."""
     failures = 0
     while True:
         try:
-            async for message in await open_stream():
-                failures = 0
-                apply(message)
+            call = await open_stream()
+            try:
+                async for message in call:
+                    failures = 0
+                    apply(message)
+            finally:
+                call.cancel()
         except aio.AioRpcError as error:
             log.info("%s: %s; reconnecting", what, describe(error))
         await asyncio.sleep(RETRIES.after_s(failures))

@@ -3,7 +3,7 @@ forecast replaces it whenever it arrives."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -23,7 +23,14 @@ from services.scheduler.codec import encode_forecast_input
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import events as ev
 from services.scheduler.links.breaker import Breaker, BreakerPhase
-from services.scheduler.links.delivery import MAX_KEPT, MAX_PER_CALL, Dispatch, describe, follow
+from services.scheduler.links.delivery import (
+    MAX_KEPT,
+    MAX_PER_CALL,
+    Dispatch,
+    ResponseStream,
+    describe,
+    follow,
+)
 from services.scheduler.links.fallback import History
 from services.scheduler.observe.metrics import SchedulerMetrics
 
@@ -258,8 +265,8 @@ class Forecasts:
         self._dispatch(ev.Refreshed(forecasts))
         return True
 
-    async def _open_improve(self) -> AsyncIterator[predictor_pb2.ImprovedForecasts]:
-        return aiter(self._predictor.Improve(predictor_pb2.ImproveRequest()))
+    async def _open_improve(self) -> ResponseStream[predictor_pb2.ImprovedForecasts]:
+        return self._predictor.Improve(predictor_pb2.ImproveRequest())
 
     def _improved(self, message: predictor_pb2.ImprovedForecasts) -> None:
         """Applies improved forecasts of requests that are still known."""
