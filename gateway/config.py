@@ -41,11 +41,12 @@ class SlaClass(BaseModel):
 
 
 SLA_CLASSES = {
-    "interactive": SlaClass(
-        ttft_s=1.0, tpot_s=0.05, mtpot_s=0.5
-    ),  # a user reads while the answer grows
-    "standard": SlaClass(ttft_s=5.0, tpot_s=0.1, mtpot_s=1.5),  # a user waits for the answer
-    "batch": SlaClass(),  # throughput only
+    # A user reads while the answer grows.
+    "interactive": SlaClass(ttft_s=1.0, tpot_s=0.05, mtpot_s=0.5),
+    # A user waits for the answer.
+    "standard": SlaClass(ttft_s=5.0, tpot_s=0.1, mtpot_s=1.5),
+    # Throughput only.
+    "batch": SlaClass(),
 }
 
 

@@ -1,14 +1,14 @@
 """A study: one workload under several presets, and under the values of a swept key."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from functools import partial
 
-from services.policies.preset import CHOICES, choose
+from services.policies.preset import CHOICES, choose, require_known
 from simulator.engine.records import Records
 from simulator.engine.settings import RunSettings
 from simulator.engine.simulation import simulate
+from simulator.parallel import run_parallel
 from simulator.report.summary import Summary, summarize
 from simulator.workload.workload import Workload
 
@@ -67,11 +67,8 @@ KEYS: dict[str, Callable[[Point, float], Point]] = {
 def vary(points: Iterable[Point], key: str, values: Sequence[float]) -> list[Point]:
     """Every point at every value of the key: one of KEYS, or `preset.NAME` for a number of the
     preset. Raises ValueError for an unknown key and for a value that is not positive."""
-    if not key.startswith(PRESET) and key not in KEYS:
-        raise ValueError(
-            f"unknown sweep key {key!r}; known: {', '.join(KEYS)}, and {PRESET}NAME for a number "
-            "of the presets"
-        )
+    if not key.startswith(PRESET):
+        require_known("sweep key", key, (*KEYS, f"{PRESET}NAME"))
     if key in KEYS and min(values) <= 0:
         raise ValueError(f"{key} must be positive, got {min(values):g}")
     return [_at(point, key, value) for value in values for point in points]
@@ -89,23 +86,11 @@ def _at(point: Point, key: str, value: float) -> Point:
 
 
 def run_points(
-    points: Sequence[Point], processes: int, on_done: Callable[[], None] = lambda: None
+    points: Sequence[Point], processes: int, on_done: Callable[[int], None] = lambda _: None
 ) -> list[Finding]:
     """Runs all points, several at once in processes of their own; returns them in order. `on_done`
-    is called after each."""
-    if processes == 1 or len(points) == 1:
-        findings = []
-        for point in points:
-            findings.append(_run(point))
-            on_done()
-        return findings
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        running = {pool.submit(_run, point): place for place, point in enumerate(points)}
-        done: dict[int, Finding] = {}
-        for future in as_completed(running):
-            done[running[future]] = future.result()
-            on_done()
-    return [done[place] for place in range(len(points))]
+    is called with the place of each that ends."""
+    return run_parallel([partial(_run, point) for point in points], processes, on_done)
 
 
 def _run(point: Point) -> Finding:

@@ -14,7 +14,7 @@ from gateway.faces.http.generate import generate
 from gateway.faces.http.middleware import Cors, HeadMethod, KeyAuthentication, RequestGuard
 from gateway.faces.http.schema import ChatBody, CompletionBody
 from gateway.faces.http.unserved import MAX_PATH_CHARS, suggest_endpoint
-from gateway.faces.static import add_files, list_paths, read_files
+from gateway.faces.static import Page, add_page, read_page
 from gateway.faces.ui.routes import add_data
 from gateway.gateway import Gateway
 from observability import genai
@@ -27,8 +27,6 @@ CLIENT_CLOSED_REQUEST = 499  # the client does not receive it
 NOT_FOUND, METHOD_NOT_ALLOWED = 404, 405
 OPEN_PATHS = frozenset(("/", "/health", "/ping", "/version", "/openapi.json"))  # need no API key
 METRIC_PATHS = frozenset(("/metrics", "/load"))
-DOCS = read_files("gateway.faces.docs", "static")
-PAGE = read_files("gateway.faces.ui", "page")
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
 COMPLETION_EXAMPLE = {"prompt": "Hello", "max_tokens": 16}
 
@@ -57,24 +55,29 @@ def build_app(gateway: Gateway) -> ASGIApp:
         return await generate(gateway, request, CompletionBody, CompletionFormat, operation)
 
     add_endpoints(app, gateway)
-    add_files(app, "/docs", DOCS)
+    docs, page = read_page("/docs", "gateway.faces.docs", "static"), read_live_page()
+    add_page(app, docs)
     if gateway.config.ui:
         add_data(app, gateway)
-        add_files(app, "/ui/", PAGE)  # after the data: its route matches any name
+        add_page(app, page)  # after the data: its route matches any name
 
         @app.get("/ui", include_in_schema=False)
         async def folder() -> Response:
             return RedirectResponse("ui/")
 
     _add_error_handlers(app)
-    return _add_middleware(app, gateway)
+    return _add_middleware(app, gateway, {*docs.paths, *page.paths})
 
 
-def _add_middleware(app: ASGIApp, gateway: Gateway) -> ASGIApp:
-    """Wraps the app; the last layer sees a request first."""
+def read_live_page() -> Page:
+    """The live page, without its data."""
+    return read_page("/ui/", "gateway.faces.ui", "page")
+
+
+def _add_middleware(app: ASGIApp, gateway: Gateway, page_paths: set[str]) -> ASGIApp:
+    """Wraps the app; the last layer sees a request first. `page_paths` need no API key."""
     config = gateway.config
-    pages = (*list_paths("/docs", DOCS), *list_paths("/ui/", PAGE))
-    open_paths = {*OPEN_PATHS, *pages, *(METRIC_PATHS if config.metrics_open else ())}
+    open_paths = {*OPEN_PATHS, *page_paths, *(METRIC_PATHS if config.metrics_open else ())}
     entry: ASGIApp = KeyAuthentication(HeadMethod(app), gateway.keyring, open_paths)
     if config.cors_origins:
         entry = Cors(entry, config.cors_origins)

@@ -1,4 +1,4 @@
-"""Static pages, read once at import: a request path never reaches the file system."""
+"""Static pages, read once when the app is built: a request path never reaches the file system."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -40,40 +40,46 @@ class StaticFile:
         return any(tag in (self.etag, "*") for tag in known)
 
 
-Files = Mapping[str, StaticFile]
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The files of a page by name. Its index is at `path`, the other files below it."""
+
+    path: str
+    files: Mapping[str, StaticFile]
+
+    @property
+    def paths(self) -> Collection[str]:
+        """All URL paths of the page."""
+        folder = self.path.rstrip("/")
+        return {folder, self.path, *(f"{folder}/{name}" for name in self.files)}
 
 
-def read_files(package: str, folder: str) -> Files:
-    """The files of a page by name."""
+def read_page(path: str, package: str, folder: str) -> Page:
+    """Reads a page from a folder of a package."""
     found: dict[str, StaticFile] = {}
     for entry in files(package).joinpath(folder).iterdir():
         if media_type := MEDIA_TYPES.get(PurePath(entry.name).suffix):
             content = entry.read_bytes()
             etag = f'"{sha256(content).hexdigest()[:32]}"'
             found[entry.name] = StaticFile(content, media_type, etag)
-    return found
+    return Page(path, found)
 
 
-def list_paths(path: str, page: Files) -> Collection[str]:
-    """The URL paths of a page whose index is at `path`."""
-    return {path.rstrip("/"), path, *(f"{path.rstrip('/')}/{name}" for name in page)}
+def add_page(app: FastAPI, page: Page) -> None:
+    """Serves a page."""
 
-
-def add_files(app: FastAPI, path: str, page: Files) -> None:
-    """Serves a page: its index at `path`, the other files below it."""
-
-    @app.get(path, include_in_schema=False)
+    @app.get(page.path, include_in_schema=False)
     async def index(request: Request) -> Response:
         return _send_file(page, INDEX, request)
 
-    @app.get(path.rstrip("/") + "/{name}", include_in_schema=False)
+    @app.get(page.path.rstrip("/") + "/{name}", include_in_schema=False)
     async def file(name: str, request: Request) -> Response:
         return _send_file(page, name, request)
 
 
-def _send_file(page: Files, name: str, request: Request) -> Response:
+def _send_file(page: Page, name: str, request: Request) -> Response:
     """One file, or a 304 if the browser has it. Raises HTTPException for an unknown name."""
-    found = page.get(name)
+    found = page.files.get(name)
     if found is None:
         raise HTTPException(NOT_FOUND)
     headers = HEADERS | {"etag": found.etag}

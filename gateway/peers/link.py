@@ -3,29 +3,21 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Generic, TypeVar
 
 from grpc import aio
 
 from services.runtime.backoff import Backoff
-from services.runtime.streams import Outbox
+from services.runtime.streams import Outbox, ResponseStream
 
 log = logging.getLogger(__name__)
 
 Up = TypeVar("Up")
 Down = TypeVar("Down")
-DownCo = TypeVar("DownCo", covariant=True)
 
 
-class OpenStream(Protocol[DownCo]):
-    """An open bidirectional stream as its reader sees it."""
-
-    def __aiter__(self) -> AsyncIterator[DownCo]: ...
-    def cancel(self) -> bool: ...
-
-
-Dial = Callable[[Outbox[Up]], OpenStream[Down]]
+Dial = Callable[[Outbox[Up]], ResponseStream[Down]]
 
 
 class Link(Generic[Up, Down]):
@@ -111,7 +103,7 @@ class Link(Generic[Up, Down]):
             await asyncio.gather(reader, overflow, return_exceptions=True)
             call.cancel()
 
-    async def _read(self, call: OpenStream[Down]) -> None:
+    async def _read(self, call: ResponseStream[Down]) -> None:
         try:
             async for message in call:
                 self._lost_since_s = None

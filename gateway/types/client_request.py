@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict, cast
 
 TOKEN_ID_BYTES = 4
 
@@ -21,7 +21,37 @@ TokenIds = list[int]
 Prompt = str | TokenIds | Conversation | None  # None: the client gave none
 
 
-GivenSampling = Mapping[str, Any]  # fields of `Sampling` that the client gave, not yet checked
+class SamplingFields(TypedDict, total=False):
+    """The sampling parameters that a client gave, not yet checked."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    max_tokens: int
+    min_tokens: int
+    stop: Sequence[str]
+    ignore_eos: bool
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logprobs: int
+    prompt_logprobs: int
+    n: int
+    stop_token_ids: Sequence[int]
+    logit_bias: Mapping[int, float]
+    allowed_token_ids: Sequence[int]
+    bad_words: Sequence[str]
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
+    spaces_between_special_tokens: bool
+
+
+def given_fields(values: Mapping[str, object]) -> SamplingFields:
+    """The values that are not None; a face's schema has checked their names and types."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return cast(SamplingFields, given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +59,7 @@ class ClientRequest:
     """One prompt and everything that applies to it. An empty name means the default."""
 
     prompt: Prompt = field(repr=False)
-    sampling: GivenSampling = field(default_factory=dict)
+    sampling: SamplingFields = field(default_factory=lambda: SamplingFields())
     model: str = ""
     sla_class: str = ""
     sla_budgets: Mapping[str, float] = field(default_factory=dict)  # explicit, in seconds
@@ -44,7 +74,7 @@ class ClientRequest:
 
     @property
     def choices(self) -> int:
-        return max(1, int(self.sampling.get("n", 1)))
+        return max(1, self.sampling.get("n", 1))
 
     @property
     def scores_only(self) -> bool:

@@ -118,7 +118,7 @@ def _heads(snapshot: Snapshot, ranking: Ranking) -> list[Ints]:
     """Positions among the queued: a queue head for each kind of worker."""
     jobs, queued = snapshot.jobs, ranking.queued
     home, held = jobs.home[queued], jobs.held[queued]
-    model, reach = jobs.model[queued], jobs.longest[queued]
+    model, reach = jobs.model[queued], jobs.longest_at(queued)
     resting = (home != NOWHERE) & (held > 0)
     heads = []
     for worker in snapshot.workers:

@@ -78,6 +78,10 @@ class RequestColumns:
         """`context` of these rows."""
         return self.prompt[rows] + self.output[rows]
 
+    def longest_at(self, rows: Ints) -> Ints:
+        """`longest` of these rows."""
+        return self.prompt[rows] + self.cap[rows]
+
     def missing_at(self, rows: Ints) -> Ints:
         """Tokens of these rows' contexts that are not in KV."""
         missing: Ints = np.maximum(self.context_at(rows) - self.held[rows], 0)

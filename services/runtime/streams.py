@@ -1,10 +1,20 @@
-"""Bidirectional streams of servicers: a task that reads, and a bounded outbox."""
+"""Bidirectional streams: a bounded outbox, a reader task, and the responses of a call."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ResponseStream(Protocol[T_co]):
+    """A call whose responses are iterated. The reader cancels it at the end: gRPC leaves the call
+    open if the reader is cancelled before it has read."""
+
+    def __aiter__(self) -> AsyncIterator[T_co]: ...
+
+    def cancel(self) -> bool: ...
 
 
 class Outbox(Generic[T]):

@@ -184,7 +184,7 @@ class Simulation:
                 answered_s = at_s + self._timing.forecast_s
                 self._queue.push(answered_s, ToScheduler(ev.Forecasted(answers)))
             case ev.Learn():
-                self._forecaster.learn(action.outcome)
+                self._forecaster.learn(action.outcome, self._now)
                 if not self._refreshing:
                     self._refreshing = True
                     self._queue.push(at_s + self._timing.refresh_s, Refresh())
@@ -210,8 +210,6 @@ class Simulation:
 
     def _schedule_wake(self) -> None:
         round_s = max(self._state.round_due_s, self._rest_until_s)
-        if self._state.round_due_s == inf:
-            round_s = inf
         due_s = max(self._now, min(round_s, self._state.next_deadline()))
         if due_s < self._wake_s:
             self._wake_s = due_s

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from simulator.hardware.records import Record, RecordT, near, read_record, read_toml
+from services.policies.preset import require_known
+from simulator.hardware.records import Record, RecordT, read_record, read_toml
 
 Dtype = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -67,18 +68,14 @@ class Model(Record):
 
 def find_gpu(name: str) -> Gpu:
     """Raises ValueError with the nearest name for an unknown one."""
-    return _find("gpu", name, _gpus())
+    require_known("gpu", name, _gpus())
+    return _gpus()[name]
 
 
 def find_model(name: str) -> Model:
     """Raises ValueError with the nearest name for an unknown one."""
-    return _find("model", name, _models())
-
-
-def _find(what: str, name: str, known: dict[str, RecordT]) -> RecordT:
-    if name not in known:
-        raise ValueError(f"unknown {what} {name}{near(name, known)}")
-    return known[name]
+    require_known("model", name, _models())
+    return _models()[name]
 
 
 @cache

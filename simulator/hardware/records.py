@@ -46,7 +46,7 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path} is not text in UTF-8") from None
 
 
-def near(word: str, known: Iterable[str]) -> str:
+def _near(word: str, known: Iterable[str]) -> str:
     """`, did you mean …?` for the nearest known word, else the known words."""
     words = sorted(known)
     close = get_close_matches(word, words, n=1)
@@ -57,7 +57,7 @@ def _describe(kind: type[Record], error: ErrorDetails) -> str:
     keys = [str(part) for part in error["loc"]]
     path = ".".join(keys)
     if error["type"] == "extra_forbidden":
-        return f"unknown key {path}{near(keys[-1], _keys(kind, keys[:-1]))}"
+        return f"unknown key {path}{_near(keys[-1], _keys(kind, keys[:-1]))}"
     if error["type"] == "missing":
         return f"{path} is missing"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")

@@ -1,8 +1,6 @@
 """Request logs: when each request of a server was scheduled, and its first and last token."""
 
-import csv
-import gzip
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import numpy as np
 from services.costs import StepTiming
 from services.forecast import Floats
 from services.policies.snapshot import Bools
+from simulator.csv_table import read_csv
 
 LOG_COLUMNS = ("input_tokens", "output_tokens", "scheduled_s", "first_token_s", "last_token_s")
 STEP_COLUMNS = ("prefill_tokens", "decode_seqs", "context_tokens", "elapsed_s")
@@ -63,49 +62,11 @@ def read_timings(path: Path) -> RequestLog | list[StepTiming]:
     Other columns are ignored. Raises ValueError, which names the file, and the line and value of a
     cell that is not a number.
     """
-    lines = _read_lines(path)
-    reader = csv.DictReader(lines)
-    header = reader.fieldnames or ()
-    for names in (LOG_COLUMNS, STEP_COLUMNS):
-        if set(names) <= set(header):
-            columns = _numbers(reader, names, path)
-            break
-    else:
-        raise ValueError(
-            f"{path} has neither the columns of a request log ({', '.join(LOG_COLUMNS)}) nor those "
-            f"of step timings ({', '.join(STEP_COLUMNS)})"
-        )
-    try:
-        if names == LOG_COLUMNS:
-            return RequestLog(*columns)
-        prefill, decode, context, elapsed = columns
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    rows = zip(prefill, decode, context, elapsed, strict=True)
+    table = read_csv(path, LOG_COLUMNS, STEP_COLUMNS)
+    if LOG_COLUMNS[0] in table.columns:
+        try:
+            return RequestLog(*(table.numbers(name) for name in LOG_COLUMNS))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    rows = zip(*(table.numbers(name) for name in STEP_COLUMNS), strict=True)
     return [StepTiming(int(p), int(d), int(c), float(e)) for p, d, c, e in rows]
-
-
-def _read_lines(path: Path) -> list[str]:
-    try:
-        raw = path.read_bytes()
-        text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        return text.decode("utf-8-sig").splitlines()
-    except (gzip.BadGzipFile, EOFError, UnicodeDecodeError):
-        raise ValueError(f"{path} is neither a CSV file nor one packed with gzip") from None
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-
-
-def _numbers(reader: "csv.DictReader[str]", names: Iterable[str], path: Path) -> tuple[Floats, ...]:
-    rows: list[list[float]] = []
-    for row in reader:
-        numbers = []
-        for name in names:
-            try:
-                numbers.append(float(row[name] or ""))
-            except ValueError:
-                raise ValueError(
-                    f"{path}, line {reader.line_num}: {name} is {row[name]!r}, not a number"
-                ) from None
-        rows.append(numbers)
-    return tuple(np.array(rows, float).reshape(len(rows), -1).T) if rows else ((np.empty(0),) * 5)

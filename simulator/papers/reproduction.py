@@ -1,10 +1,10 @@
 """A reproduction: a paper's table as independent cases, and how its rows are shown."""
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from itertools import count
+
+from simulator.parallel import run_parallel
 
 Value = str | int | float | None
 Row = dict[str, Value]
@@ -60,11 +60,6 @@ class Reproduced:
     not_in_paper: list[Row] = field(default_factory=list)
 
 
-def available_cores() -> int:
-    """Cores available to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def select_cases(cases: Sequence[Case], text: str) -> list[Case]:
     """The cases whose name contains the text, in any case of letters. Raises ValueError, with all
     names, if none does."""
@@ -82,34 +77,14 @@ def reproduce(
     progress: ReportProgress = lambda *_: None,
 ) -> Reproduced:
     """Computes the cases, each in one of `processes`, in this one if that is 1."""
-    rows: dict[str, Row] = {}
+    ended = count(1)
 
-    def add(case: Case, row: Row) -> None:
-        rows[case.name] = row
-        progress(case.name, len(rows), len(cases))
+    def on_done(place: int) -> None:
+        progress(cases[place].name, next(ended), len(cases))
 
-    if min(processes, len(cases)) == 1:
-        for case in cases:
-            add(case, case.compute())
-    else:
-        _compute_in_processes(cases, processes, add)
-    names = [case.name for case in cases]
-    completed = dict(zip(names, reproduction.complete([rows[name] for name in names]), strict=True))
+    rows = run_parallel([case.compute for case in cases], processes, on_done)
+    completed = list(zip(cases, reproduction.complete(rows), strict=True))
     return Reproduced(
-        [completed[case.name] for case in cases if case.in_paper],
-        [completed[case.name] for case in cases if not case.in_paper],
+        [row for case, row in completed if case.in_paper],
+        [row for case, row in completed if not case.in_paper],
     )
-
-
-def _compute_in_processes(
-    cases: Sequence[Case], processes: int, add: Callable[[Case, Row], None]
-) -> None:
-    # A forked process would inherit the locks of the threads that show progress.
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(case.compute): case for case in cases}
-        try:
-            for future in as_completed(futures):
-                add(futures[future], future.result())
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise

@@ -1,8 +1,6 @@
 """Reproduced rows as a table for the terminal and as JSON."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -28,12 +26,6 @@ def make_table(reproduction: Reproduction, found: Reproduced) -> Table:
     if found.not_in_paper:
         table.caption = "Rows without figures of the paper are not in the paper."
     return table
-
-
-def write_json(path: Path, found: Reproduced) -> None:
-    """Writes the paper's rows as `rows`; others as `not_in_paper`."""
-    content = {"rows": found.rows, "not_in_paper": found.not_in_paper}
-    path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def _titles(column: Column) -> Iterator[str]:

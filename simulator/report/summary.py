@@ -9,6 +9,7 @@ from rich.table import Table
 
 from services.forecast import Floats
 from simulator.engine.simulation import RunResult
+from simulator.rows import Row
 
 P99 = 0.99
 
@@ -90,9 +91,6 @@ def _mean_p99(values: Floats) -> tuple[float, float]:
 
 def _p99(values: Floats) -> float:
     return float(np.quantile(values, P99)) if len(values) else nan
-
-
-Row = Mapping[str, object]
 
 
 def summary_row(summary: Summary, keys: Mapping[str, float] | None = None) -> Row:

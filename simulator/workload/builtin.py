@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
 
 from services.forecast import Floats, Ints
+from services.policies.preset import require_known
 from simulator.workload.trace import read_lengths
 from simulator.workload.workload import Workload
 
@@ -55,12 +55,7 @@ def draw_lengths(name: str, count: int, rng: Generator) -> tuple[Ints, Ints]:
         return LENGTHS[name].draw(count, rng)
     path = Path(name)
     if not path.exists():
-        near = get_close_matches(name, WORKLOADS, n=1)
-        hint = f", did you mean {near[0]}?" if near else ""
-        raise ValueError(
-            f"unknown workload {name!r}{hint}; known: {', '.join(WORKLOADS)}, or a file with the "
-            "columns input_tokens and output_tokens"
-        )
+        require_known("workload", name, (*WORKLOADS, "a CSV file with input_tokens,output_tokens"))
     inputs, outputs = read_lengths(path)
     rows = rng.integers(len(inputs), size=count)
     return inputs[rows], outputs[rows]
@@ -103,8 +98,7 @@ def build_workload(
     `clients`. Raises ValueError for unknown names and for a count or rate that is not positive."""
     if count < 1:
         raise ValueError(f"a workload has at least 1 request, got {count}")
-    if arrivals not in ARRIVALS:
-        raise ValueError(f"unknown arrivals {arrivals!r}; known: {', '.join(ARRIVALS)}")
+    require_known("arrivals", arrivals, ARRIVALS)
     if not (clients or arrivals == "burst" or rate > 0):
         raise ValueError(
             f"arrivals {arrivals} need a positive rate, got {rate:g}: give a rate, or clients for "

@@ -47,17 +47,6 @@ class Workload:
         span_s = float(self.arrival_s[-1] - self.arrival_s[0])
         return (len(self) - 1) / span_s if span_s else np.inf
 
-    def first(self, count: int) -> "Workload":
-        """The first `count` requests."""
-        return replace(
-            self,
-            arrival_s=self.arrival_s[:count],
-            input_tokens=self.input_tokens[:count],
-            output_tokens=self.output_tokens[:count],
-            kinds=self.kinds[:count],
-            prompts=self.prompts[:count],
-        )
-
     def at_rate(self, rate: float) -> "Workload":
         """The same requests with arrivals stretched to this mean rate. Raises ValueError for a
         burst, which has no rate."""

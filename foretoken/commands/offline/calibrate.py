@@ -46,7 +46,7 @@ def calibrate(
     from simulator.hardware.calibrate import NO_BOUNDS
     from simulator.hardware.calibrate import calibrate as run
     from simulator.hardware.hardware import Hardware
-    from simulator.hardware.profiles import write_hardware
+    from simulator.hardware.hardware_file import write_hardware
     from simulator.hardware.request_log import read_timings
     from simulator.hardware.roofline import derive_bounds
 
@@ -88,7 +88,7 @@ def _roofline(gpu: str, model: str, tensor_parallel: int) -> "Roofline | None":
 
 def _capacity(timings: "RequestLog | list[StepTiming]", roofline: "Roofline | None") -> int:
     """KV tokens by the GPU's memory, else the most that the log's requests held together."""
-    from simulator.hardware.profiles import DEFAULT_UTILIZATION, DEFAULT_WORKSPACE_GIB
+    from simulator.hardware.hardware_file import DEFAULT_UTILIZATION, DEFAULT_WORKSPACE_GIB
     from simulator.hardware.reconstruct import peak_load
     from simulator.hardware.roofline import derive_kv_tokens
 

@@ -46,8 +46,10 @@ def _reproduce(
 ) -> None:
     from rich.console import Console
 
-    from simulator.papers.reproduction import available_cores, reproduce, select_cases
-    from simulator.papers.table import make_table, write_json
+    from simulator.papers.reproduction import reproduce, select_cases
+    from simulator.papers.table import make_table
+    from simulator.parallel import available_cores
+    from simulator.rows import write_rows
 
     try:
         cases = select_cases(reproduction.cases(requests or reproduction.requests, seed), rows)
@@ -63,7 +65,7 @@ def _reproduce(
     for note in reproduction.notes:
         console.print(note, highlight=False)
     if json:
-        write_json(json, found)
+        write_rows(json, found.rows, not_in_paper=found.not_in_paper)
 
 
 @contextmanager

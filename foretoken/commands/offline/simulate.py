@@ -1,6 +1,5 @@
 """`foretoken simulate`: runs presets on a workload in virtual time."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -69,7 +68,8 @@ def simulate(
     """Simulate presets on a trace or workload: the served scheduler in virtual time."""
     from services.policies.preset import choose
     from simulator.engine.settings import RunSettings
-    from simulator.hardware.profiles import load_hardware
+    from simulator.hardware.hardware_file import load_hardware
+    from simulator.parallel import available_cores
     from simulator.report.sla import parse_sla
     from simulator.study import Point, run_points, vary
 
@@ -100,7 +100,7 @@ def simulate(
     if key:
         points = vary(points, key, values)
     with _progress(points) as on_done:
-        findings = run_points(points, processes or os.cpu_count() or 1, on_done)
+        findings = run_points(points, processes or available_cores(), on_done)
     _show(findings, points, key, json, plot)
 
 
@@ -139,12 +139,12 @@ def _parse_sweep(text: str) -> tuple[str, list[float]]:
 
 
 @contextmanager
-def _progress(points: "Sequence[Point]") -> "Iterator[Callable[[], None]]":
+def _progress(points: "Sequence[Point]") -> "Iterator[Callable[[int], None]]":
     from foretoken.commands.progress import ProgressBar
 
     with ProgressBar("simulating") as bar:
         done = count(1)
-        yield lambda: bar.show("simulating", next(done), len(points))
+        yield lambda _: bar.show("simulating", next(done), len(points))
 
 
 def _show(
@@ -168,10 +168,9 @@ def _show(
     )
     console.print(summary_table(rows, title))
     if json:
-        from json import dumps
+        from simulator.rows import write_rows
 
-        document = {"rows": [summary_row(summary, keys) for keys, summary in rows]}
-        json.write_text(dumps(document, indent=2, allow_nan=False) + "\n")
+        write_rows(json, [summary_row(summary, keys) for keys, summary in rows])
     if plot:
         from simulator.report.plots import plot_distributions, plot_sweep
 

@@ -10,8 +10,9 @@ from gateway.requests.sampling import RANGES, SWITCHES
 from gateway.types.client_request import (
     ClientRequest,
     Conversation,
-    GivenSampling,
     Prompt,
+    SamplingFields,
+    given_fields,
 )
 from gateway.types.sla_classes import BUDGETS, OTHER
 from protos.generated import common_pb2, gateway_pb2
@@ -61,14 +62,14 @@ def _decode_prompt(message: gateway_pb2.GenerateRequest) -> Prompt:
             return None
 
 
-def _decode_sampling(message: common_pb2.Sampling) -> GivenSampling:
+def _decode_sampling(message: common_pb2.Sampling) -> SamplingFields:
     given = _select_set(message, OPTIONAL_FIELDS)
     for name in REPEATED_FIELDS:
         if values := getattr(message, name):
             given[name] = list(values)
     if message.logit_bias:
         given["logit_bias"] = dict(message.logit_bias)
-    return given
+    return given_fields(given)
 
 
 def _select_set(message: Message, fields: Iterable[str]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ checked in `gateway.requests`, for HTTP and gRPC alike. A null field counts as a
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
@@ -21,8 +20,13 @@ from gateway.faces.http.dialect.fields import (
     Handling,
 )
 from gateway.requests.prompts import check_template_size
-from gateway.types.client_request import ClientRequest, Conversation, GivenSampling, Prompt
-from gateway.types.generation import Sampling
+from gateway.types.client_request import (
+    ClientRequest,
+    Conversation,
+    Prompt,
+    SamplingFields,
+    given_fields,
+)
 from services.runtime.errors import InvalidArgument
 
 Json = Mapping[str, object]
@@ -30,6 +34,7 @@ Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 
+SAMPLING_FIELDS = tuple(SamplingFields.__annotations__)
 DEFAULT_MAX_TOKENS = 16  # of /v1/completions, as at OpenAI; a chat may use the remaining context
 MAX_TOKEN_DIGITS = 9  # of a token id in logit_bias
 
@@ -98,22 +103,21 @@ class Body(BaseModel):
         """Number of alternatives scored for each prompt token; None: prompt tokens get no score."""
         return self.prompt_logprobs
 
-    def _sampling(self, logprobs: int | None, max_tokens: int | None) -> GivenSampling:
+    def _sampling(self, logprobs: int | None, max_tokens: int | None) -> SamplingFields:
         """The given sampling parameters."""
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidArgument("allowed_token_ids", "must not be empty")
-        given = {each.name: getattr(self, each.name, None) for each in fields(Sampling)}
+        given = {name: getattr(self, name, None) for name in SAMPLING_FIELDS}
         given |= {
-            "bad_words": self.bad_words,
             "max_tokens": max_tokens,
             "logprobs": logprobs,
             "prompt_logprobs": self.prompt_top_n,
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
             "logit_bias": _decode_bias(self.logit_bias) if self.logit_bias else None,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return given_fields(given)
 
-    def _client_request(self, prompt: Prompt, sampling: GivenSampling) -> ClientRequest:
+    def _client_request(self, prompt: Prompt, sampling: SamplingFields) -> ClientRequest:
         """What does not depend on the endpoint."""
         return ClientRequest(
             prompt,

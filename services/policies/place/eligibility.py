@@ -17,7 +17,7 @@ def current_workers(candidates: Candidates) -> Ints:
 def can_serve(candidates: Candidates, worker: WorkerSnapshot, rows: Ints) -> Bools:
     """Whether a worker has the request's model and can hold its longest answer."""
     jobs = candidates.jobs
-    return worker.can_run(jobs.model[rows], jobs.longest[rows])
+    return worker.can_run(jobs.model[rows], jobs.longest_at(rows))
 
 
 def free_slots(candidates: Candidates, worker: WorkerSnapshot) -> int:
@@ -47,7 +47,7 @@ def select_placeable(
         reaches = sorted({workers[i].reach_tokens for i in ours})
         room = [sum(free[i] for i in ours if workers[i].reach_tokens >= r) for r in reaches]
         mine = np.flatnonzero(jobs.model[fresh] == model)
-        needs = jobs.longest[fresh[mine]]
+        needs = jobs.longest_at(fresh[mine])
         grade = np.searchsorted(reaches, needs)
         able = grade < len(reaches)
         mine, grade = mine[able], grade[able]

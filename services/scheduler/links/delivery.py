@@ -3,19 +3,19 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 import grpc
 from grpc import aio
 from prometheus_client import Counter
 
 from services.runtime.backoff import Backoff
+from services.runtime.streams import ResponseStream
 from services.scheduler.core import events as ev
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 MAX_PER_CALL = 1_024  # items of one Forecast or Observe message
 MAX_KEPT = 65_536  # texts, questions and outcomes kept while a service is away
@@ -91,19 +91,10 @@ async def deliver(send: Callable[[], Awaitable[T]], what: str) -> T | None:
             return answer
 
 
-class ResponseStream(Protocol[T_co]):
-    """A call whose responses are iterated, and which its reader cancels."""
-
-    def __aiter__(self) -> AsyncIterator[T_co]: ...
-
-    def cancel(self) -> bool: ...
-
-
 async def follow(
     open_stream: Callable[[], Awaitable[ResponseStream[T]]], apply: Callable[[T], None], what: str
 ) -> None:
-    """Applies every message of a stream, which is reopened with backoff whenever it ends. Cancels
-    the call when it is cancelled: gRPC does not if its reader has not read yet."""
+    """Applies every message of a stream, which is reopened with backoff whenever it ends."""
     failures = 0
     while True:
         try:

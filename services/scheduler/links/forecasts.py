@@ -19,6 +19,7 @@ from services.forecast import Forecast
 from services.runtime.backoff import Backoff
 from services.runtime.bounded_dict import BoundedDict
 from services.runtime.codecs.common import decode_forecast
+from services.runtime.streams import ResponseStream
 from services.scheduler.codec import encode_forecast_input
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import events as ev
@@ -27,7 +28,6 @@ from services.scheduler.links.delivery import (
     MAX_KEPT,
     MAX_PER_CALL,
     Dispatch,
-    ResponseStream,
     describe,
     follow,
 )

@@ -1,7 +1,7 @@
 """Table 1 of the Past-Future paper: a token-level simulation of four schedulers."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
@@ -10,11 +10,13 @@ import numpy as np
 
 from simulator.papers.past_future.admission import Admission, Foresight, Rules, Settings
 from simulator.papers.past_future.decoding import decode
-from simulator.papers.past_future.distributions import DISTRIBUTIONS, draw_burst
 from simulator.papers.reproduction import Case, Column, Reproduction, Row
+from simulator.workload.builtin import draw_lengths
+from simulator.workload.workload import Workload
 
 REQUESTS = 3_000
 SETTINGS = Settings()
+DATASETS = ("D1", "D2", "D3")
 OPTIMUM, CURVE = "optimum", "curve"
 MEASURES = ("decoding_steps", "current_memory_pct", "future_memory_pct", "evicted_pct")
 EVICTION_SHARES = (0.02, 0.04)  # asked of the curve rule, not in the paper
@@ -69,27 +71,35 @@ def curve_rows() -> list[TableRow]:
     nothing: Row = dict.fromkeys(MEASURES)
     return [
         TableRow(dataset, CURVE, f"evictions={share:.0%}", share, nothing)
-        for dataset in DISTRIBUTIONS
+        for dataset in DATASETS
         for share in EVICTION_SHARES
     ]
 
 
-def rules_for(scheduler: str, setting: float) -> Rules:
-    """The form, victim and foresight of a scheduler. Three draws a decision and the largest of
-    their peaks are what reproduces the paper, which gives no number."""
-    match scheduler:
-        case "optimum":
-            params = {"reserved": setting, "draws": 1}
-            return Rules("past_future", params, Foresight.TRUE_LENGTHS)
-        case "past-future":
-            return Rules("past_future", {"reserved": setting, "draws": 3, "statistic": 1})
-        case "aggressive":
-            return Rules("aggressive", {"watermark": setting}, Foresight.MAX_TOKENS)
-        case "conservative":
-            return Rules("conservative", {"overcommit": setting}, Foresight.MAX_TOKENS)
-        case "curve":
-            return Rules("curve", {"eviction_share": setting}, victim="relief")
-    raise ValueError(f"Table 1 has no scheduler {scheduler!r}")
+# The form, victim and foresight of each scheduler, by the setting of its parameter. Three draws a
+# decision and the largest of their peaks reproduce the paper, which gives no number.
+RULES: dict[str, Callable[[float], Rules]] = {
+    OPTIMUM: lambda reserved: Rules(
+        "past_future", {"reserved": reserved, "draws": 1}, Foresight.TRUE_LENGTHS
+    ),
+    "past-future": lambda reserved: Rules(
+        "past_future", {"reserved": reserved, "draws": 3, "statistic": 1}
+    ),
+    "aggressive": lambda watermark: Rules(
+        "aggressive", {"watermark": watermark}, Foresight.MAX_TOKENS
+    ),
+    "conservative": lambda overcommit: Rules(
+        "conservative", {"overcommit": overcommit}, Foresight.MAX_TOKENS
+    ),
+    CURVE: lambda share: Rules("curve", {"eviction_share": share}, victim="relief"),
+}
+
+
+def draw_burst(dataset: str, count: int, seed: int) -> Workload:
+    """`count` requests of a dataset, all queued at the start."""
+    rng = np.random.default_rng([seed, 1 + DATASETS.index(dataset)])
+    inputs, outputs = draw_lengths(dataset.lower(), count, rng)
+    return Workload(dataset, np.zeros(count), inputs, outputs)
 
 
 def compute_row(row: TableRow, requests: int, seed: int) -> Row:
@@ -97,7 +107,7 @@ def compute_row(row: TableRow, requests: int, seed: int) -> Row:
     are the same for all."""
     burst = draw_burst(row.dataset, requests, seed)
     rng = np.random.default_rng([seed, 0])
-    admission = Admission(burst, rules_for(row.scheduler, row.setting), SETTINGS, rng)
+    admission = Admission(burst, RULES[row.scheduler](row.setting), SETTINGS, rng)
     run = decode(burst, admission, SETTINGS)
     percent = 100 / SETTINGS.kv_tokens
     return {

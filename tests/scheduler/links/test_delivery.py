@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from protos.generated import estimator_pb2, estimator_pb2_grpc
-from services.scheduler.links.delivery import ResponseStream, follow
+from services.runtime.streams import ResponseStream
+from services.scheduler.links.delivery import follow
 from tests.reach import WAYS, reaching, until
 
 REQUEST = estimator_pb2.GetCostModelRequest(worker_id="w")

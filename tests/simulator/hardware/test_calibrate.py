@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from foretoken.__main__ import app
 from services.costs import CostModel, StepTiming
 from simulator.hardware.calibrate import calibrate, calibrate_log, calibrate_steps
-from simulator.hardware.profiles import load_hardware
+from simulator.hardware.hardware_file import load_hardware
 from simulator.hardware.reconstruct import (
     PAUSED_SHARE,
     RECOMPUTED_SHARE,
@@ -182,10 +182,13 @@ HEADER = ",".join(LOG_COLUMNS) + "\n"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b\n1,2\n", "has neither the columns of a request log (input_tokens, "),
-        (HEADER + "5,2,0,1,x\n", ", line 2: last_token_s is 'x', not a number"),
-        (HEADER + "5,2,0,1\n", ", line 2: last_token_s is None, not a number"),
-        (HEADER, ": the log's columns are empty or differ in length"),
+        (
+            "a,b\n1,2\n",
+            " needs the columns input_tokens, output_tokens, scheduled_s, ",
+        ),
+        (HEADER + "5,2,0,1,x\n", ", line 2: last_token_s must be a number, got 'x'"),
+        (HEADER + "5,2,0,1\n", ", line 2: 4 of 5 columns"),
+        (HEADER, " has no rows"),
         (HEADER + "5,2,0,1,2\n5,2,3,1,2\n", ": request 2: scheduled_s, first_token_s and last_"),
         (HEADER + "0,2,0,1,2\n", ": request 1: input_tokens and output_tokens must be at least 1"),
         (HEADER + "5,2,0,1,1\n", ": request 1: more than one output token takes time"),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.hardware.devices import GIB, Gpu, Model, find_gpu, find_model
-from simulator.hardware.profiles import load_hardware
+from simulator.hardware.hardware_file import load_hardware
 from simulator.hardware.roofline import (
     Roofline,
     derive_bounds,

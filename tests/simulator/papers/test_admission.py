@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from simulator.papers.past_future.admission import Admission, Foresight, Rules, Settings
-from simulator.papers.past_future.distributions import DISTRIBUTIONS, draw_burst
 from simulator.papers.past_future.queue import Queue
+from simulator.papers.past_future.table1 import DATASETS, draw_burst
+from simulator.workload.builtin import LENGTHS
 from simulator.workload.workload import Workload
 
 NONE = np.zeros(0, np.int64)
@@ -45,7 +46,7 @@ def test_admission_counts_the_tokens_that_its_policy_expects(rules: Rules, each:
 
 
 def test_ended_lengths_replace_prior_entries() -> None:
-    """Ten ended requests fill the window; each of the next is foreseen with their length."""
+    """Ten ended requests fill the window; each of the next is expected to have their length."""
     assert admitted(PAST_FUTURE, 3 * 34, learned=10) == 3
     assert admitted(PAST_FUTURE, 3 * 34, learned=0) == 2
 
@@ -62,10 +63,10 @@ def test_queue_returns_latest_evicted_request_first() -> None:
     assert queue.head(100).tolist() == []
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("name", DATASETS)
 def test_burst_has_lengths_of_its_distribution(name: str) -> None:
     drawn, again = draw_burst(name, 4_000, 3), draw_burst(name, 4_000, 3)
-    of = DISTRIBUTIONS[name]
+    of = LENGTHS[name.lower()]
     for column, (least, most) in (
         (drawn.input_tokens, of.input_tokens),
         (drawn.output_tokens, of.output_tokens),

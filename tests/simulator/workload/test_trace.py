@@ -43,9 +43,12 @@ def test_trace_reads_only_the_first_rows(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("arrival_s,input_tokens\n1,2\n", "has no column output_tokens"),
-        ("arrival_s,input_tokens,output_tokens\n", "has no requests"),
-        ("", "has no column arrival_s or input_tokens or output_tokens"),
+        (
+            "arrival_s,input_tokens\n1,2\n",
+            "needs the columns arrival_s, input_tokens, output_t",
+        ),
+        ("arrival_s,input_tokens,output_tokens\n", "has no rows"),
+        ("", "needs the columns .*; it has none"),
         ("arrival_s,input_tokens,output_tokens\n1,2\n", "line 2: 2 of 3 columns"),
         ("arrival_s,input_tokens,output_tokens\n1,2,3\nx,2,3\n", "line 3: arrival_s must be a"),
         ("arrival_s,input_tokens,output_tokens\n1,nan,3\n", "line 2: input_tokens must be a"),

@@ -11,9 +11,9 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from gateway.faces.app import PAGE
+from gateway.faces.app import read_live_page
 from gateway.faces.http.serve import serving_http
-from gateway.faces.static import add_files
+from gateway.faces.static import add_page
 
 WORDS = [f"word{number} " for number in range(1, 41)]
 CLASSES = {
@@ -164,7 +164,7 @@ def build_app(server: ForecastServer) -> FastAPI:
     async def why(request_id: str) -> Any:
         return {"stories": [STORY | {"request_id": request_id}]}
 
-    add_files(app, "/ui/", PAGE)
+    add_page(app, read_live_page())
     return app
 
 

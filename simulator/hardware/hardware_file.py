@@ -10,9 +10,10 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from services.costs import CostModel
+from services.policies.preset import require_known
 from simulator.hardware.devices import Count
 from simulator.hardware.hardware import Hardware
-from simulator.hardware.records import Record, near, read_record, read_text, read_toml
+from simulator.hardware.records import Record, read_record, read_text, read_toml
 from simulator.hardware.roofline import (
     Roofline,
     derive_cost,
@@ -28,8 +29,8 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class CostTable(Record):
-    """Measured costs; see `CostModel`. A base or a time per prompt token is needed, or steps would
-    take no time."""
+    """Measured costs; see `CostModel`. A decode step must take time: `base_s`, `decode_seq_s` and
+    `context_token_s` are not all 0."""
 
     base_s: Seconds
     prefill_token_s: Seconds
@@ -109,12 +110,7 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
     if given.endswith(SUFFIX) or Path(given).name != given:
         path = Path(given)
         return read_hardware(read_text(path), path.stem, str(path))
-    known = list_hardware()
-    if given not in known:
-        raise ValueError(
-            f"unknown hardware {given}{near(given, known)}; pass a profile's name or a "
-            f"{SUFFIX} file"
-        )
+    require_known("hardware", given, (*list_hardware(), f"a {SUFFIX} file"))
     file = _profiles()[given]
     return read_hardware(file.read_text(encoding="utf-8"), given, f"{given}{SUFFIX}")
 

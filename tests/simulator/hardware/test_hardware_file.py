@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.costs import CostModel
 from simulator.hardware.hardware import Hardware
-from simulator.hardware.profiles import (
+from simulator.hardware.hardware_file import (
     list_hardware,
     load_hardware,
     read_hardware,

@@ -1,0 +1,106 @@
+"""CSV files, plain or gzip, as columns; errors name the file, the line and the column."""
+
+import csv
+import gzip
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+
+from services.forecast import Floats, Ints
+from services.policies.snapshot import Bools
+
+GZIP_MAGIC = b"\x1f\x8b"
+MAX_FIELD_BYTES = 2**24
+Names = Sequence[str]
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """The chosen columns of a file as texts; `lines` is the line on which each row ends."""
+
+    path: Path
+    lines: Sequence[int]
+    columns: Mapping[str, Sequence[str]]
+
+    def numbers(self, name: str) -> Floats:
+        """A column of finite numbers. Raises ValueError for any other cell."""
+        texts = self.columns[name]
+        numbers: Floats = np.array([_number(text) for text in texts])
+        self._require(np.isfinite(numbers), name, "a number")
+        return numbers
+
+    def lengths(self, name: str) -> Ints:
+        """A column of token counts. Raises ValueError for any other cell."""
+        numbers = self.numbers(name)
+        self._require((numbers >= 1) & (numbers % 1 == 0), name, "a whole number of at least 1")
+        return numbers.astype(np.int64)
+
+    def _require(self, valid: Bools, name: str, what: str) -> None:
+        if not valid.all():
+            row = int(np.argmin(valid))
+            raise ValueError(
+                f"{self.path}, line {self.lines[row]}: {name} must be {what}, "
+                f"got {self.columns[name][row]!r}"
+            )
+
+
+def read_csv(path: Path, *required: Names, optional: Names = (), most: int = 0) -> CsvTable:
+    """The columns of the first of the `required` sets that the file has, and those of `optional`.
+
+    Reads the first `most` rows, 0 for all. Raises ValueError for a file that cannot be read, has
+    none of the sets, has a row that is too short, or has no row.
+    """
+    try:
+        with _open(path) as file:
+            return _read_rows(path, csv.reader(file), required, optional, most)
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
+
+
+def _open(path: Path) -> TextIO:
+    with path.open("rb") as file:
+        is_gzip = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+    if is_gzip:
+        return gzip.open(path, "rt", newline="", encoding="utf-8-sig")
+    return path.open(newline="", encoding="utf-8-sig")
+
+
+def _read_rows(
+    path: Path, reader: "csv._reader", required: Sequence[Names], optional: Names, most: int
+) -> CsvTable:
+    csv.field_size_limit(MAX_FIELD_BYTES)
+    header = next(reader, [])
+    names = next((names for names in required if set(names) <= set(header)), None)
+    if names is None:
+        sets = ", or ".join(", ".join(names) for names in required)
+        raise ValueError(f"{path} needs the columns {sets}; it has {', '.join(header) or 'none'}")
+    places = {name: header.index(name) for name in (*names, *optional) if name in header}
+    columns: dict[str, list[str]] = {name: [] for name in places}
+    lines: list[int] = []
+    for row in _first(reader, most):
+        if len(row) < len(header):
+            raise ValueError(f"{path}, line {reader.line_num}: {len(row)} of {len(header)} columns")
+        lines.append(reader.line_num)
+        for name, place in places.items():
+            columns[name].append(row[place])
+    if not lines:
+        raise ValueError(f"{path} has no rows")
+    return CsvTable(path, lines, columns)
+
+
+def _first(reader: "csv._reader", most: int) -> Iterator[list[str]]:
+    for number, row in enumerate(reader):
+        if most and number == most:
+            return
+        if row:  # the csv module gives a blank line as an empty row
+            yield row
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return np.nan
