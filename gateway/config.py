@@ -83,7 +83,7 @@ class GatewayConfig(ServedSettings):
     )  # plain keys, each named key- and 8 digits of its hash
     api_key_file: str = ""  # lines name:sha256hex, `#` begins a comment; reread when it changes
     metrics_open: bool = True  # /metrics and /load need no key
-    cors_origins: Listed = ()  # sites whose pages may call, such as https://a.org; `*`: all
+    cors_origins: Listed = ()  # origins that may call the API, such as https://a.org; `*`: all
 
     max_sessions: Count = 4096  # live choices; more are refused with 429
     max_queued: Count = 4096  # waiting at the scheduler, like its max_queue; more: 429

@@ -14,8 +14,8 @@ ClaimsRecord = Callable[[logging.LogRecord], bool]
 
 
 class _ClaimFilter:
-    """One filter per logger for all outages of the process, so that each outage sees each record:
-    the first of several filters to drop a record would hide it from the rest."""
+    """One filter per logger for all outages of the process, so that each outage receives each
+    record: the first of several filters to drop a record would hide it from the rest."""
 
     def __init__(self, name: str):
         self._logger = logging.getLogger(name)
@@ -37,7 +37,7 @@ class _ClaimFilter:
 
     def _filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is logged: if no outage claims it."""
-        claimed = [claims(record) for claims in self._claims]  # every outage sees the record
+        claimed = [claims(record) for claims in self._claims]  # every outage receives the record
         return not any(claimed)
 
 

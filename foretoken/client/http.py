@@ -81,7 +81,7 @@ class HttpStream:
 
 
 def parse_finish_reason(text: str | None) -> FinishReason | None:
-    """Returns the reason; one that only another server knows counts as STOP."""
+    """Returns the reason; an unknown reason of another server counts as STOP."""
     if text is None:
         return None
     known = {reason.value: reason for reason in FinishReason}

@@ -89,7 +89,7 @@ def _download(model: str, path: Path) -> str:
 
     where = os.environ.get("HF_ENDPOINT", "the hub")
     try:
-        # A DNS lookup has no timeout of its own.
+        # A DNS lookup itself has no timeout.
         lookup = run_in_daemon_thread(lambda: HfApi().model_info(model, timeout=HUB_TIMEOUT_S))
         info = lookup.result(LOOKUP_S)
         names = [file.rfilename for file in info.siblings or ()]

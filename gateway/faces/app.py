@@ -75,7 +75,7 @@ def read_live_page() -> Page:
 
 
 def _add_middleware(app: ASGIApp, gateway: Gateway, page_paths: set[str]) -> ASGIApp:
-    """Wraps the app; the last layer sees a request first. `page_paths` need no API key."""
+    """Wraps the app; the last layer receives a request first. `page_paths` need no API key."""
     config = gateway.config
     open_paths = {*OPEN_PATHS, *page_paths, *(METRIC_PATHS if config.metrics_open else ())}
     entry: ASGIApp = KeyAuthentication(HeadMethod(app), gateway.keyring, open_paths)

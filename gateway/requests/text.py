@@ -159,8 +159,8 @@ def _load_tokenizer(model: str) -> Any:
 
 
 def _tokenizer_class(kind: object) -> Any:
-    """Only a tokenizer with a class of its own needs AutoTokenizer, whose import of torch takes
-    seconds and hundreds of megabytes."""
+    """Only a tokenizer with a custom class needs AutoTokenizer. Its import of torch takes seconds
+    and hundreds of megabytes."""
     if kind in PLAIN_CLASSES:
         from transformers import PreTrainedTokenizerFast
 

@@ -114,8 +114,8 @@ CLIENTS = Section(
                     Q.rate(g.CLIENT_FORECASTS),
                 ),
             ),
-            description="Share of requests with a forecast sent to the client whose final length "
-            "is within the first 90 % interval.",
+            description="Share of requests with a final length within the first 90 % interval, "
+            "among requests with a forecast sent to the client.",
             limits=COVERED,
             top=1,
         ),

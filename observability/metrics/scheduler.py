@@ -31,7 +31,7 @@ SLACK = histogram(
 )  # fmt: skip
 INFEASIBLE = counter(
     "predicted_infeasible",
-    "Requests whose expected TTFT exceeds the budget when a round first considers them, from the "
+    "Requests with an expected TTFT above the budget when a round first considers them, from the "
     "queue ahead and the prefill of the request.",
     "class",
 )  # fmt: skip

@@ -176,7 +176,7 @@ class Usage(_message.Message):
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     cached_tokens: _builtins.int
-    """prompt tokens whose KV was cached"""
+    """prompt tokens with cached KV"""
     def __init__(
         self,
         *,

@@ -152,7 +152,7 @@ class RequestTokens(_message.Message):
     message: _builtins.str
     """the error, if finish_reason is ERROR"""
     cached_tokens: _builtins.int
-    """with the first tokens: prompt tokens whose KV was cached"""
+    """with the first tokens: prompt tokens with cached KV"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property

@@ -19,7 +19,7 @@ class PredictorConfig(ServedSettings):
     window: int = Field(default=1_000, ge=1, le=1_000_000)
     # An application with fewer outcomes is forecast from all outcomes of its model.
     application_min: int = Field(default=30, ge=1)
-    # Models and applications with a window of their own. Clients choose the names, so the number is
+    # Models and applications with a separate window. Clients choose the names, so the number is
     # bounded: 1,024 full windows are about 40 MB.
     populations_max: int = Field(default=1_024, ge=2)
 

@@ -24,7 +24,7 @@ def reproduce(
         int, typer.Option(min=0, help="Number of requests; 0: as many as the paper.")
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
-    rows: Annotated[str, typer.Option(help="Only rows whose name contains this text.")] = "",
+    rows: Annotated[str, typer.Option(help="Only rows with this text in the name.")] = "",
 ) -> None:
     """Reproduce a table of a paper by simulation, with the paper's figures beside its own."""
     from simulator.papers.registry import REPRODUCTIONS

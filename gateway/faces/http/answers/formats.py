@@ -28,7 +28,7 @@ class AnswerFormat:
 
     def __init__(self, text: Text, call: ClientCall):
         self._text, self._call = text, call
-        self._started: set[int] = set()  # choices whose first event is encoded
+        self._started: set[int] = set()  # choices with an encoded first event
 
     def whole_choice(self, chunks: Sequence[ChoiceChunk]) -> Entry:
         """A finished choice, from all its chunks."""
