@@ -19,7 +19,7 @@ Vector = NDArray[np.float32]
 Columns = NDArray[np.int32]
 
 WORD_COLUMNS = 2**18
-LAYERS = 3  # last encoder layers whose states are used; earlier layers carry more of the wording
+LAYERS = 3  # number of last encoder layers in use; earlier layers carry more of the wording
 NUMBERS = (  # each as log(1 + x)
     "user_input_chars",
     "instruction_chars",

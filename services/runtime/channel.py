@@ -55,7 +55,7 @@ class InProcessServer:
 
 
 class _InProcessChannel:
-    """Looks up methods when they are called: stubs may be created before the servicers."""
+    """Resolves methods when they are called: stubs may be created before the servicers."""
 
     def __init__(self, handlers: dict[str, Any]):
         self._handlers = handlers

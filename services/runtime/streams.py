@@ -9,7 +9,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class ResponseStream(Protocol[T_co]):
-    """A call whose responses are iterated. The reader cancels it at the end: gRPC leaves the call
+    """A call with responses to iterate over. The reader cancels it at the end: gRPC leaves the call
     open if the reader is cancelled before it has read."""
 
     def __aiter__(self) -> AsyncIterator[T_co]: ...

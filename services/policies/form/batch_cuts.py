@@ -38,7 +38,7 @@ class BatchCut:
 
 def fixed(sizes: Sizes, at: Ints, known: Batches, room: Room, params: Params) -> Ints:
     """Batches of `batch_size`, first come, first served (SLS in SCLS, §2.4; VS in Magnus, §II-E).
-    The size must be one whose worst case fits (Magnus, Eq. 1); otherwise a batch ends early.
+    The worst case of this size must fit (Magnus, Eq. 1); otherwise a batch ends early.
     O(rows)."""
     labels = np.zeros(len(at), np.int64)
     start = label = 0

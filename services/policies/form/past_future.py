@@ -52,7 +52,7 @@ class PrefixPeaks:
         return self._known[queued]
 
     def count_fitting(self, most: int, limit: float) -> int:
-        """The largest k ≤ `most` whose peak is within the limit; 0 without one.
+        """The largest k ≤ `most` with a peak within the limit; 0 without one.
 
         Peaks are close to linear in k. Interpolation finds the neighbourhood; halving at every
         other step keeps the worst case logarithmic: about five passes over the rows.

@@ -1,4 +1,4 @@
-"""foretoken's order: requests whose SLA is at risk first, then the shortest first.
+"""foretoken's order: requests with an SLA at risk first, then the shortest first.
 
 Four classes, each by size (`by`: Gittins' index, the mean, or the mean and its tail):
 
@@ -11,9 +11,10 @@ Four classes, each by size (`by`: Gittins' index, the mean, or the mean and its 
 
 A running request can be preempted by one that is smaller by the share `hysteresis` if its SLA
 allows a pause of more than `lend_s`. It moves to the class at risk, and returns, before its gap or
-end is late. No other request whose SLA can be met is preempted, because a pause would break it. A
-request that has waited `ageing_s` moves to the front, one per worker at a time (starvation.py).
-That bounds every wait, including those of long requests and of requests whose SLA is missed.
+end is late. No other request with an SLA that can be met is preempted, because a pause would break
+it. A request that has waited `ageing_s` moves to the front, one per worker at a time
+(starvation.py). That bounds every wait, including those of long requests and of requests with a
+missed SLA.
 """
 
 from math import inf

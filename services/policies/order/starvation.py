@@ -78,7 +78,7 @@ def _to_front(
     """Moves one starved request per worker to the front. A request that runs there, or waits with
     KV there, stays at the front.
 
-    A worker without one gets the oldest starved request whose KV it has. A request without KV can
+    A worker without one gets the oldest starved request with KV there. A request without KV can
     be placed anywhere, so that it moves to the front only while no worker of its model has one;
     younger requests do not pass it meanwhile. O(jobs · workers).
     """

@@ -28,7 +28,7 @@ class OutcomeLearner:
     budget. When the backlog is full, the oldest examples are dropped.
 
     rule: selects the prompts to train on; of the others only the length is learned.
-    encoded_by: the encoder whose features are used, None when no prompts are read.
+    encoded_by: the encoder of the features, None when no prompts are read.
     writer: marks rows of this process.
     backlog_max: 10 kB each; at least the training set size, so that replaying a log loses none.
     on_learned: called with the number of outcomes learned and the number skipped.

@@ -54,7 +54,7 @@ class PromptReading:
 class ReadingResult:
     """Result of reading a batch.
 
-    waiting, ended: number of prompts whose requests were running at the start, or had ended.
+    waiting, ended: number of prompts of requests that were running at the start, or had ended.
     improved: request ids with improved forecasts; requested_at_s: when each was requested.
     ended_features: ended requests with their packed features.
     """

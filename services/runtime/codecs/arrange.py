@@ -52,7 +52,7 @@ class SentForecasts:
         self._versions: dict[int, int] = {}
 
     def unsent(self, rows: Ints) -> list[batcher_pb2.ForecastRow]:
-        """Messages for the rows whose current version the peer does not have."""
+        """Messages for the rows that the peer does not have in the current version."""
         unsent = []
         for row in np.unique(rows).tolist():
             edition = self._table.edition(row)

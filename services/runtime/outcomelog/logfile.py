@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SCHEMA = 1  # `PRAGMA user_version` of new files
-BUSY_S = 2.0  # wait for another process, whose write takes milliseconds
+BUSY_S = 2.0  # wait for another process; its write takes milliseconds
 ASIDE_MAX = 8  # files kept aside per label; the oldest is replaced
 _CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _SIDECARS = ("-wal", "-shm")

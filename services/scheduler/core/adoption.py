@@ -69,7 +69,7 @@ def _match(ledger: Ledger, worker: WorkerJobs, held: HeldRequest) -> None:
 
 
 def find_home(ledger: Ledger, job: Job) -> None:
-    """Adopts a new request whose gateway names a worker; else awaits the worker or queues it."""
+    """Adopts a new request if its gateway names a worker; else awaits the worker or queues it."""
     worker = ledger.workers.get(job.request.worker_id)
     if worker is None:
         ledger.await_worker(job)
@@ -89,8 +89,8 @@ def drop_other_orphans(ledger: Ledger, request: Request) -> None:
 
 
 def start_over(ledger: Ledger, job: Job) -> None:
-    """Queues a request whose worker did not attach again, or attached without it. The gateway sends
-    the prompt again."""
+    """Queues a request after its worker did not attach again, or attached without it. The gateway
+    sends the prompt again."""
     ledger.enqueue(job, TransitionCause.NOT_HELD)
     _refuse_if_unservable(ledger, job)
 

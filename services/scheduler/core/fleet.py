@@ -20,4 +20,4 @@ class Fleet:
     queued: int = 0
     drain_s: float = 0.0
     policy: str = ""
-    prefix_blocks: int = 0  # leading prompt blocks whose hashes the scheduler places by
+    prefix_blocks: int = 0  # leading prompt blocks: the scheduler places by their hashes

@@ -160,7 +160,7 @@ class Rounds:
     # Plans
 
     def pop_plans(self) -> list[SendPlan]:
-        """Returns one plan for every worker whose directives changed since the last call."""
+        """Returns one plan for every worker with changed directives since the last call."""
         return [
             SendPlan(worker_id, worker.link, self._plan(worker))
             for worker_id, worker in self._ledger.workers.items()

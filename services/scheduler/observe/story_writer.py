@@ -42,7 +42,7 @@ class StoryStore:
         return self._ended.get(request_id) or self._refused.get(request_id)
 
     def ids(self, prefix: str) -> list[str]:
-        """Requests whose ids start with this. O(stories)."""
+        """Request ids that start with this. O(stories)."""
         every = chain(self.live, self._ended, self._refused)
         return [request_id for request_id in every if request_id.startswith(prefix)]
 
@@ -85,7 +85,7 @@ class StoryColumns:
         self.limit[rows], self.until_s[rows] = limit[rows], now
 
     def moved_kv(self, jobs: RequestColumns) -> Iterator[tuple[int, int, int]]:
-        """Watched rows whose KV has moved: row, new location, tokens. O(rows)."""
+        """Watched rows with moved KV: row, new location, tokens. O(rows)."""
         rows = np.flatnonzero(self.kv != UNWATCHED)
         held = jobs.held[rows]
         kv = np.where(held == 0, NO_KV, np.where(jobs.blocks[rows] > 0, ON_DEVICE, IN_HOST))

@@ -12,7 +12,7 @@ from services.worker.requests.types.batch import DecodeRows, Ints, PrefillChunk,
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """`tokens`, `positions`, `slots` [Σ tokens]. `rows` are those whose logits are needed: rows
+    """`tokens`, `positions`, `slots` [Σ tokens]. `rows` are those that need logits: rows
     that draw a token, then rows that score a prompt's token; None if all draw."""
 
     tokens: Tensor

@@ -38,7 +38,7 @@ class AddPrompt:
 
 @dataclass(frozen=True, slots=True)
 class RefuseRequest:
-    """Reports a request whose prompt is invalid as an error."""
+    """Reports a request with an invalid prompt as an error."""
 
     request_id: str
 

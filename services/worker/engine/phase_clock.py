@@ -53,7 +53,7 @@ class PhaseClock:
 
 @dataclass(frozen=True, slots=True)
 class TimedAttention:
-    """An AttentionStep whose time counts as ATTENTION instead of MODEL."""
+    """An AttentionStep with its time counted as ATTENTION instead of MODEL."""
 
     step: AttentionStep
     clock: PhaseClock

@@ -1,7 +1,7 @@
 """SpareCores: the number of PyTorch threads for a tiny model's step, by the cores that are free.
 
 On an idle machine a second thread shortens a step of any size (5 to 12 %, prefill 20 %). On a busy
-machine it doubles the step, because all threads wait for the one whose core is taken.
+machine it doubles the step, because all threads wait for the one on the busy core.
 """
 
 import os

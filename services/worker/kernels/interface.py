@@ -22,8 +22,8 @@ class AttentionOptions:
 @dataclass(frozen=True, slots=True)
 class Filters:
     """Sampling filters by row [rows]. A row keeps, among its `top_k` most likely tokens, those
-    whose predecessors sum to less than `top_p` of these tokens' sum, and whose probability is at
-    least `min_p` of the most likely token's.
+    with predecessors that sum to less than `top_p` of these tokens' sum, and with a probability of
+    at least `min_p` of the most likely token's.
 
     These values turn a filter off: a top_k (int64) not below the vocabulary size, a top_p (float64)
     of 2, a min_p (float32) of 0. `widest` is the largest top_k, known to the host; None if no row
@@ -45,7 +45,7 @@ class SamplingKernels(Protocol):
 
     def sample_filtered(self, probs: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
         """Draws a token of each row among those that the filters keep: in falling order, equal ones
-        by index, the first kept token whose running sum exceeds uniform × the sum of the kept ones.
+        by index, the first kept token with a running sum above uniform × the sum of the kept ones.
         The most likely token is always kept.
 
         probs [rows, vocabulary], float32, rows sum to 1; uniform [rows], float64, in [0, 1).

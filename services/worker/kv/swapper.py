@@ -106,8 +106,8 @@ class Swapper:
 
         Later compute may overwrite the device blocks of an offload. It must not access the device
         or host blocks of an upload until `settle` returns its serial. An upload that the same plan
-        recalls never starts. Returns the requests whose offload found no host memory: their KV is
-        lost. Raises ValueError for a transfer whose blocks and tokens do not match.
+        recalls never starts. Returns the requests with an offload that found no host memory: their
+        KV is lost. Raises ValueError for a transfer with blocks and tokens that do not match.
         """
         recalled = frozenset(moves.recalled)
         if recalled:

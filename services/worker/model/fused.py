@@ -2,7 +2,7 @@
 
 Each layer has one GEMM for queries, keys and values, and one for gate and up. The GEMMs add the
 residual. Norm, rotation and gate are one call each (layer_ops.py). After the last attention only
-the rows are computed whose logits are needed. The weights are those of the module. Where several
+the rows that need logits are computed. The weights are those of the module. Where several
 are joined, the module's parameters become views of the joined weight: only a small output head and
 head norms are stored twice, and transformers' forward still runs. No call waits for the device, and
 no shape depends on data.

@@ -84,8 +84,8 @@ class Composer:
             batch.decodes.set_drawn(sampled)
 
     def _compose_ahead(self) -> StepBatch | None:
-        """A batch of requests whose next token does not depend on the step in flight, or that read
-        its tokens on the device."""
+        """A batch of requests with a next token that does not depend on the step in flight, or that
+        read its tokens on the device."""
         self._must_wait = False
         self._left_waiting = any(s.waits for s in self._kv.running.values())
         batch = self._compose()

@@ -51,7 +51,7 @@ class Reporter:
         return swaps
 
     def record_steps(self, steps: int) -> None:
-        """Counts further steps, whose times are unknown."""
+        """Counts further steps with unknown times."""
         self._steps += steps
 
     @property

@@ -88,7 +88,7 @@ class StepCycle:
         scores: Iterable[PromptLogprobs] = (),
     ) -> StepResult:
         """Stores the drawn tokens: `sampled` has one for each of `batch.sampling`, `logprobs` are
-        by its index, `scores` are those of `batch.scored`. `timings` are of steps whose time is
+        by its index, `scores` are those of `batch.scored`. `timings` are of steps with a time
         known by now. Returns the tokens to send, without invalid ones, those of requests that left
         during the step, and the last tokens of static batches that are not over."""
         if not self._flight:

@@ -32,7 +32,7 @@ class RandomRows:
         self._rng = np.random.default_rng(0)
 
     def batch(self, rows: int) -> StepBatch:
-        """A batch whose rows each write into a separate block and read any others. O(tokens)."""
+        """A batch in which each row writes to a separate block and reads any others. O(tokens)."""
         longest = np.log(self._reach_tokens)
         lengths = np.exp(self._rng.uniform(0, longest, rows)).astype(int)
         tables = []

@@ -62,7 +62,7 @@ class Sampler:
     def draw(self, sequences: list[Sequence], logits: Tensor) -> DrawnTokens:
         """Draws a token for each of `sequences` from its row of `logits` [rows, vocabulary], which
         are not modified. The token counts as seen at once: the next step may be drawn before the
-        host knows it, and `tokens` of its sequence then ends with a negative placeholder. Raises
+        host has it, and `tokens` of its sequence then ends with a negative placeholder. Raises
         ValueError if such a token was not drawn here."""
         if self._is_plain(sequences):
             self._newest = self._kernels.argmax(logits)

@@ -53,7 +53,7 @@ class SeenTokens:
         self._lengths[:] = -1
 
     def find_rows(self, sequences: Seq[Sequence]) -> Ints:
-        """The rows of a step's sequences. O(1) per sequence whose row is current; else the row is
+        """The rows of a step's sequences. O(1) per sequence with a current row; else the row is
         rebuilt in O(its tokens).
 
         Raises ValueError if a row must be rebuilt and a token of its sequence is unknown.

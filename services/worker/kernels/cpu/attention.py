@@ -67,7 +67,7 @@ class _Rows:
 
 
 class _Span(NamedTuple):
-    """Positions [start, end) of a long chunk, whose tokens begin at index `place` of the packed
+    """Positions [start, end) of a long chunk. Its tokens begin at index `place` of the packed
     batch."""
 
     table: Ints

@@ -130,7 +130,7 @@ def _kept(
 def _pick(
     probs: Any, bits: Any, counts: Any, masses: Any, keys: Any, top: int, end: int, target: float
 ) -> int:
-    """The first token in falling order, up to bin `end`, whose running sum exceeds the target. If
+    """The first token in falling order, up to bin `end`, with a running sum above the target. If
     rounding keeps the sum below, the last token with a probability above 0."""
     total, last = 0.0, 0
     for place in range(top, end - 1, -1):

@@ -88,7 +88,7 @@ class TorchAttention:
         return self._arange[:length]
 
     def mask(self, positions: Tensor, length: int, window: int | None) -> Tensor:
-        """[…, length]: 0 for keys that a query at `positions` […, 1] sees, −inf for others."""
+        """[…, length]: 0 for keys that a query at `positions` […, 1] reads, −inf for others."""
         keys = self.arange(length)
         hidden = keys > positions
         if window is not None:

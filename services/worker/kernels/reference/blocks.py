@@ -9,8 +9,8 @@ from services.worker.kv.copies import StagedLayer
 STEPS = 255  # between a channel's minimum and maximum, in one byte
 OFFSET = 128  # from unsigned steps to int8
 
-# A channel whose range could overflow float32 is computed from halved numbers, which is exact for
-# numbers of this size.
+# A channel with a range that could overflow float32 is computed from halved numbers, which is
+# exact for numbers of this size.
 WIDE = 1e38
 
 # Integer types of the bits. For a number ≥ 0, adding 1 to its bits gives the next larger number.

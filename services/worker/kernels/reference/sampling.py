@@ -29,7 +29,7 @@ def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
 
 
 def _mix(z: Tensor) -> Tensor:
-    """Mixes the bits of unsigned numbers in int64, whose products and sums wrap in the same way."""
+    """Mixes the bits of unsigned numbers in int64: products and sums wrap in the same way."""
     z = z + _GOLDEN
     z = (z ^ _shifted(z, 30)) * _FIRST
     z = (z ^ _shifted(z, 27)) * _SECOND
@@ -65,7 +65,7 @@ class TorchSampling:
 
     def sample_filtered(self, probs: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
         """As the interface. If all rows set a top_k, only the most likely tokens are ordered; else
-        all are, because only the device knows how many are enough."""
+        all are, because only the device has the number that is enough."""
         size, widest = probs.shape[-1], filters.widest
         if widest is not None and widest <= size // 2:
             ordered, ids = _first_of(probs, widest)
@@ -116,7 +116,7 @@ def _columns(block: Tensor) -> Tensor:
 
 def _first_above(weights: Tensor, target: Tensor) -> Tensor:
     """The first index where the running sum of weights [rows, n] exceeds the target [rows, 1]. If
-    rounding keeps the sum below, the last index whose weight is not 0."""
+    rounding keeps the sum below, the last index with a weight above 0."""
     running = weights.double().cumsum(-1)
     last = (weights.shape[-1] - 1 - (weights.flip(-1) > 0).int().argmax(-1)).clamp(min=0)
     first = torch.searchsorted(running, target.clamp(min=0), right=True)[:, 0]

@@ -28,7 +28,7 @@ class PrefillChunk:
     # Whether the chunk ends at the newest token, so that the next one is drawn. `tokens` may have a
     # placeholder for that one before the commit.
     samples: bool = field(init=False)
-    # The number of the chunk's first tokens whose logits score the prompt's next token.
+    # The number of the chunk's first tokens with logits that score the prompt's next token.
     scored: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:

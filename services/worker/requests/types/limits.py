@@ -52,6 +52,6 @@ class Counters:
     padding_tokens: int = 0  # padding prefilled in static batches
     padding_left_out_tokens: int = 0  # padding omitted for lack of memory or after a failed step
     invalid_tokens: int = 0  # drawn after a member's end
-    stray_rows: int = 0  # rows of a step ahead whose request had ended or left
+    stray_rows: int = 0  # rows of requests that had ended or left, in a step ahead
     evicted_offloaded: int = 0  # evicted for lack of memory with their KV in host memory
     evicted_dropped: int = 0  # evicted for lack of memory without KV

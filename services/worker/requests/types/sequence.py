@@ -125,7 +125,7 @@ class Sequence:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens whose KV is in either pool."""
+        """Tokens with KV in either pool."""
         return self.computed or self.host_tokens
 
     @property
