@@ -2,7 +2,7 @@
 
     python -m benchmarks.policy [--presets a,b,c] [--turns N] [--json FILE] [--quick]
 
-Every request has a forecast of its own. A table has one row per preset. Times are medians over the
+Every request has a separate forecast. A table has one row per preset. Times are medians over the
 rounds, with the 99th percentile. A median above its target is marked: 1 ms at 64 running and 1,000
 queued, 3 ms at 256 + 10,000, 10 ms at 1,024 + 10,000; 20 ms at 64 + 1,000 for presets that divide
 the whole pool into batches. For three presets a batcher process also arranges the same round over a

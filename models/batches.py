@@ -40,7 +40,7 @@ Turns = list[tuple[str, str]]
 
 
 def prompt_text(tokenizer: PreTrainedTokenizerFast, example: Example) -> str:
-    """Returns the text whose continuation is the example's answer."""
+    """Returns the text that the example's answer continues."""
     if example.plain:
         return f"{example.user}\n"
     return _render(tokenizer, example.messages)

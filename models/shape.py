@@ -32,7 +32,7 @@ def make_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
 
 
 def make_model(config: LlamaConfig) -> LlamaForCausalLM:
-    """Returns an untrained model whose first two heads attend one and two tokens back.
+    """Returns an untrained model; its first two heads attend one and two tokens back.
 
     Copying needs a head that attends one token back, below a head that attends to an equal token.
     Most of a small model's training passes until the first one emerges. With it, copying is learned

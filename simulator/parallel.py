@@ -1,4 +1,4 @@
-"""Independent tasks in processes of their own."""
+"""Independent tasks in separate processes."""
 
 import os
 from collections.abc import Callable, Sequence

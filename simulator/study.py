@@ -88,7 +88,7 @@ def _at(point: Point, key: str, value: float) -> Point:
 def run_points(
     points: Sequence[Point], processes: int, on_done: Callable[[int], None] = lambda _: None
 ) -> list[Finding]:
-    """Runs all points, several at once in processes of their own; returns them in order. `on_done`
+    """Runs all points, several at once in separate processes; returns them in order. `on_done`
     is called with the place of each that ends."""
     return run_parallel([partial(_run, point) for point in points], processes, on_done)
 

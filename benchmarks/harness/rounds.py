@@ -38,9 +38,9 @@ def arrange_in_process(state: SchedulerState, now: float) -> list[ev.Action]:
 
 
 class BusyScheduler:
-    """A scheduler state whose memory suffices for the running requests only.
+    """A scheduler state with memory for the running requests only.
 
-    Every request has a forecast of its own with 64 points. Between two rounds some requests end, as
+    Every request has a separate forecast with 64 points. Between two rounds some requests end, as
     many arrive, and all others generate a report's tokens. With presets that divide the pool into
     batches all running requests end, because a round that divides nothing costs almost nothing.
     """

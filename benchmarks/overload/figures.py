@@ -43,7 +43,7 @@ def tokens_per_s(answers: Sequence[Answer], from_s: float, to_s: float) -> float
 
 
 def figures_of(answers: Sequence[Answer], arrivals_s: float) -> Figures:
-    """Returns the figures of a load whose arrivals last `arrivals_s`. Times without answers are
+    """Returns the figures of a load in which arrivals last `arrivals_s`. Times without answers are
     NaN."""
     complete = [a for a in answers if not a.problem]
     ttft_s = [a.ttft_s for a in complete] or [np.nan]
@@ -83,7 +83,7 @@ def show_factor(factor: str, names: Sequence[str], measured: Measurements) -> No
 
     show(
         f"{factor} × capacity: median and, below, lowest–highest; counts over all rounds; "
-        "* knows the lengths",
+        "* with known lengths",
         ["", *MEDIANS, "/".join(COUNTS)],
         [
             [

@@ -77,7 +77,7 @@ class PredictorEvaluator:
 
     def judge(self, name: str, make: Make) -> Iterator[Judgement]:
         """Yields one judgement per data set. The predictor forecasts all sets before it learns from
-        any. Online learning on an out-of-domain set starts from a predictor that knows only the
+        any. Online learning on an out-of-domain set starts from a predictor trained only on the
         training set."""
         predictor = self._train(name, make)
         plain = [self._judge_set(name, predictor, part) for part in self.sets]

@@ -62,7 +62,7 @@ class Wake:
 Event = ToWorker | SpanEnd | ToScheduler | Arrival | Refresh | Wake
 
 # At equal times. A command that arrives at the end of a step takes effect before the next one; a
-# round sees all messages of its time.
+# round includes all messages of its time.
 ORDER: dict[type[Event], int] = {
     kind: place
     for place, kind in enumerate((ToWorker, SpanEnd, ToScheduler, Arrival, Refresh, Wake))

@@ -46,7 +46,7 @@ class TrueLengths:
 
 
 class LearnedLengths:
-    """A served predictor that sees lengths alone."""
+    """A served predictor that receives lengths alone."""
 
     def __init__(self, predictor: Predictor):
         self._predictor = predictor

@@ -31,9 +31,9 @@ class Timing:
 class RunSettings:
     """One run. `hardware` has one entry for each worker.
 
-    Every client asks for `max_tokens`, or for what fits behind its prompt: a longer answer is cut
-    there, as by a server. Requests beyond `max_queue` are refused. `predictor` replaces the
-    preset's if it is not empty. `jumps`: workers compute equal steps at once; without, one by one.
+    Every request sets `max_tokens`, or what fits behind its prompt: a longer answer is cut there,
+    as by a server. Requests beyond `max_queue` are refused. `predictor` replaces the preset's if it
+    is not empty. `jumps`: workers compute equal steps at once; without, one by one.
     """
 
     preset: Preset

@@ -281,8 +281,8 @@ class Simulation:
 
 
 def _max_tokens(settings: RunSettings, workload: Workload) -> Ints:
-    """What each client asks for: `max_tokens`, or what some worker has room for behind the prompt.
-    A prompt without room asks for one token and is refused."""
+    """The cap of each request: `max_tokens`, or what some worker has room for behind the prompt. A
+    prompt without room has a cap of one token and is refused."""
     reach = max(hardware.view("", MODEL).reach_tokens for hardware in settings.hardware)
     most: Ints = np.clip(reach - workload.input_tokens, 1, settings.max_tokens)
     return most

@@ -57,7 +57,7 @@ class Model(Record):
 
     @property
     def multiplied_parameters(self) -> int:
-        """Weights that every token is multiplied by. An input embedding of its own is not: one row
+        """Weights that every token is multiplied by. A separate input embedding is not: one row
         is looked up."""
         return self.parameters - (0 if self.tied_embeddings else self.vocabulary * self.hidden)
 

@@ -1,4 +1,4 @@
-"""Records: values read from TOML, whose errors name the file, the key and the value."""
+"""Records: values read from TOML, with errors that name the file, the key and the value."""
 
 import tomllib
 from collections.abc import Iterable

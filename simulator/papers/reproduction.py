@@ -61,8 +61,8 @@ class Reproduced:
 
 
 def select_cases(cases: Sequence[Case], text: str) -> list[Case]:
-    """The cases whose name contains the text, in any case of letters. Raises ValueError, with all
-    names, if none does."""
+    """The cases with the text in the name, in any case of letters. Raises ValueError, with all
+    names, if none has it."""
     found = [case for case in cases if text.lower() in case.name.lower()]
     if not found:
         known = ", ".join(case.name for case in cases)

@@ -1,6 +1,6 @@
 """Recording: workloads from logs of servers, and traces written from workloads.
 
-Three forms are read, told apart by their first line:
+Three forms are read, distinguished by their first line:
 
   event log      of foretoken's scheduler (`--set scheduler.event_log=FILE`): arrivals and true
                  lengths of every request that finished

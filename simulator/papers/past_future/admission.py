@@ -29,8 +29,8 @@ HISTORY = "history"  # the population that all requests share
 
 
 class Foresight(Enum):
-    """What the policy knows of output lengths: each one, those of ended requests, or the limit
-    that requests ask for."""
+    """The output lengths that the policy receives: each one, those of ended requests, or the
+    max_tokens of the requests."""
 
     TRUE_LENGTHS = "true lengths"
     HISTORY = "history"
@@ -39,7 +39,7 @@ class Foresight(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A form with its parameters, a victim, and what the form knows."""
+    """A form with its parameters, a victim, and the lengths that the form receives."""
 
     form: str
     params: Params = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Rules:
 class Settings:
     """The simulated worker and its clients.
 
-    The worker holds `kv_tokens`. The policy decides every `interval_steps`. Each request asks for
+    The worker holds `kv_tokens`. The policy decides every `interval_steps`. Each request sets
     `max_tokens`. The window of ended lengths holds `window` of them and starts with `prior` entries
     of `max_tokens`.
     """
@@ -166,7 +166,7 @@ def _caps(requests: Workload, foresight: Foresight, max_tokens: int) -> Ints:
 
 
 def _columns(requests: Workload, caps: Ints) -> RequestColumns:
-    """Columns whose context is the tokens with KV: prompt + output − NO_KV."""
+    """Columns with the tokens with KV as context: prompt + output − NO_KV."""
     count = len(requests)
     zeros, none, never = np.zeros(count, np.int64), np.zeros(count), np.full(count, inf)
     return RequestColumns(

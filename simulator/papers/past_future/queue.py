@@ -1,4 +1,4 @@
-"""The queue of a burst of requests, to whose front evicted requests return."""
+"""The queue of a burst of requests; evicted requests return to its front."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ class Queue:
         return len(self._evicted) + len(self._jobs) - self._fresh
 
     def head(self, tokens: float) -> Ints:
-        """The first rows whose context is at most `tokens` in total, and one more."""
+        """The first rows with a context of at most `tokens` in total, and one more."""
         rows: list[int] = []
         while tokens >= 0 and len(rows) < len(self):
             row = self._row_at(len(rows))

@@ -66,8 +66,8 @@ def read_table() -> list[TableRow]:
 
 
 def curve_rows() -> list[TableRow]:
-    """The curve rule with the relief victim, which the paper does not have. It asks for a share of
-    evictions."""
+    """The curve rule with the relief victim, which the paper does not have. Its parameter is a
+    share of evictions."""
     nothing: Row = dict.fromkeys(MEASURES)
     return [
         TableRow(dataset, CURVE, f"evictions={share:.0%}", share, nothing)
