@@ -50,7 +50,7 @@ def missing(fixture: str) -> str:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips tests whose program is missing, here so that each skip is reported in one line."""
+    """Skips tests with a missing program, here so that each skip is reported in one line."""
     if isinstance(item, pytest.Function):
         for fixture in PROGRAMS:
             if fixture in item.fixturenames and (hint := missing(fixture)):

@@ -1,4 +1,4 @@
-"""A batcher on a real socket, and a scheduler state whose rounds it arranges."""
+"""A batcher on a real socket, and a scheduler state with rounds that it arranges."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -38,7 +38,7 @@ def served(config: Mapping[str, Any], registry: CollectorRegistry | None = None)
 
 
 class Apart:
-    """A scheduler state whose rounds a BatcherLink arranges; it replays a recorded load."""
+    """A scheduler state with rounds that a BatcherLink arranges; it replays a recorded load."""
 
     def __init__(self, channel: aio.Channel, preset: Preset, timeout_s: float = PATIENT_S):
         self.state = SchedulerState(preset, apart=True)

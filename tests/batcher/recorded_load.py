@@ -41,7 +41,7 @@ class Worker:
 
 
 class Recorder:
-    """Requests of two models with known forecasts; a third of them share one population, whose
+    """Requests of two models with known forecasts; a third of them share one population. Its
     forecast is refreshed from time to time."""
 
     def __init__(self, preset: Preset, requests: int = 80, seed: int = 0):

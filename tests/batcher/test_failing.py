@@ -35,7 +35,7 @@ class Silent(batcher_pb2_grpc.BatcherServicer):
 
 
 class Wrong(BatcherService):
-    """A batcher whose answers are altered by the given function."""
+    """A batcher with answers that the given function alters."""
 
     def __init__(self, spoil: Callable[[batcher_pb2.Arrangement], None]) -> None:
         super().__init__(BatcherConfig(), CollectorRegistry())

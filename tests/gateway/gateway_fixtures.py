@@ -15,7 +15,7 @@ IDS = demo_text().encode(WORDS)
 
 @pytest.fixture
 async def harness() -> AsyncIterator[Harness]:
-    """A gateway whose worker has no script: the test sends the tokens."""
+    """A gateway with a worker without a script: the test sends the tokens."""
     async with run_harness() as made:
         yield made
 

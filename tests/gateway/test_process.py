@@ -86,7 +86,7 @@ async def test_port_in_use_is_a_one_line_error_with_status_2() -> None:
 
 @asynccontextmanager
 async def running(**settings: object) -> Any:
-    """A gateway process between fakes, with a request whose first token has arrived."""
+    """A gateway process between fakes, with a request after the arrival of its first token."""
     async with AsyncExitStack() as stack:
         worker, scheduler, port = FakeWorker(), FakeScheduler(), free_port()
         work = await stack.enter_async_context(listening([worker_mount(worker)], "127.0.0.1:0"))

@@ -27,7 +27,7 @@ def written() -> WrittenSpans:
 
 @pytest.fixture
 async def silent(written: WrittenSpans) -> AsyncIterator[Harness]:
-    """A gateway whose worker has no script."""
+    """A gateway with a worker without a script."""
     async with run_harness(spans=written) as harness:
         yield harness
 

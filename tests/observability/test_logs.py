@@ -29,7 +29,7 @@ EVERY_S = 10.0
 def record(
     at_s: float, message: str = "gone: %s", *args: object, level: int = logging.WARNING, name="a"
 ) -> logging.LogRecord:
-    """A record whose text is the same for all arguments; `known_as` identifies it."""
+    """A record with the same text for all arguments; `known_as` identifies it."""
     made = logging.LogRecord(name, level, __file__, 1, message, ("x",), None)
     made.created, made.__dict__["known_as"] = at_s, str(args[0]) if args else "x"
     return made

@@ -1,4 +1,4 @@
-"""Tests whose programs are not installed are skipped with an install hint."""
+"""Tests with programs that are not installed are skipped with an install hint."""
 
 import os
 import subprocess

@@ -50,7 +50,7 @@ def generation(tokens: Iterable[int], salt: str = "", user: str = "") -> Generat
 
 
 def sharing() -> Transcript:
-    """A worker whose reports the test reads itself."""
+    """A worker with reports that the test reads itself."""
     t = Transcript(prefix_sharing=True)
     t.listened = False
     return t

@@ -1,4 +1,4 @@
-"""Stored keys, key files, and a keyring whose file changes."""
+"""Stored keys, key files, and a keyring with a file that changes."""
 
 import logging
 import os

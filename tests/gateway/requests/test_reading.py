@@ -25,7 +25,7 @@ def answer(prompt: Prompt) -> Sequence[int]:
 
 @dataclass
 class SlowText:
-    """A text whose tokenization lasts until the test releases it."""
+    """A text with a tokenization that lasts until the test releases it."""
 
     started: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
@@ -94,7 +94,7 @@ async def test_one_thread_reads_in_order_and_a_full_queue_is_429(slow: SlowText)
 
 
 async def send_request(harness: Harness, prompt: str) -> asyncio.StreamWriter:
-    """A request whose client can disconnect."""
+    """A request with a client that can disconnect."""
     host, port = harness.http_url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
     body = json.dumps({"prompt": prompt}).encode()

@@ -87,7 +87,7 @@ async def test_stalled_client_is_disconnected() -> None:
 
         async def write() -> None:
             await anext(chunks)
-            await asyncio.Event().wait()  # a socket whose client reads nothing more
+            await asyncio.Event().wait()  # the socket's client reads nothing more
 
         writer = asyncio.ensure_future(write())
         name = await first_prompt(harness)

@@ -50,7 +50,7 @@ def failing_rules(prometheus: Prometheus) -> list[tuple[str, str]]:
 
 
 def variables_without_values(prometheus: Prometheus) -> list[str]:
-    """Variables whose query `label_values(metric, label)` has no result."""
+    """Variables without a result of the query `label_values(metric, label)`."""
     empty = []
     for board in dashboards().values():
         for choice in board["templating"]["list"]:

@@ -18,7 +18,7 @@ ALL = [metric for metrics in CATALOGUE.values() for metric in metrics]
 
 @contextmanager
 def exposing() -> Iterator[str]:
-    """The address (host:port) of a server whose metrics change until the end of the block."""
+    """The address (host:port) of a server with metrics that change until the end of the block."""
     registry = CollectorRegistry()
     counting = [_counting(metric, registry) for metric in ALL]
     server, serving = start_http_server(0, "127.0.0.1", registry)

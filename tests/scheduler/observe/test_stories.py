@@ -168,8 +168,8 @@ class Telling(Driver):
 
 
 def test_story_of_pause_and_swap() -> None:
-    """One slot: "short", 3 tokens, preempts "long" of 400, whose KV moves to host memory. Slices
-    have 32 tokens and are extended when half of one is left."""
+    """One slot: "short", 3 tokens, preempts "long" of 400; the KV of "long" moves to host memory.
+    Slices have 32 tokens and are extended when half of one is left."""
     d = Telling(places=1)
     d.submit("long", 400)
     for at, output in ((1.0, 20), (2.0, 40)):

@@ -1,4 +1,4 @@
-"""Calibration against an engine whose costs are known, and the command."""
+"""Calibration against an engine with known costs, and the command."""
 
 import csv
 import gzip
@@ -102,7 +102,7 @@ def test_calibration_finds_no_paused_request_with_ample_memory(log):
 
 
 def test_request_log_phases_count_every_token(log):
-    """A request that spans all others sees all their tokens, whatever the clock."""
+    """A request that spans all others covers all their tokens, whatever the clock."""
     spanning = RequestLog(
         *(np.append(log.columns[name], value) for name, value in zip(
             LOG_COLUMNS, (1.0, 1e5, 0.0, 0.0, log.last_token_s.max()), strict=True

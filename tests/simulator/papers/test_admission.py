@@ -1,4 +1,4 @@
-"""What an admission knows of output lengths, and the queue in front of it."""
+"""The output lengths that an admission receives, and the queue in front of it."""
 
 import numpy as np
 import pytest

@@ -36,7 +36,7 @@ def admission(requests: Workload, rules: Rules, worker: Settings) -> Admission:
 class StepByStep:
     """A worker that makes one token at a time.
 
-    It shares only the decision with the worker under test, and asks for one whenever one is due.
+    It shares only the decision with the worker under test, and takes one whenever one is due.
     Its future memory is the most that a copy of its batch holds while it runs to the end.
     """
 

@@ -57,7 +57,7 @@ def test_why_from_server_equals_why_from_log(tmp_path: Path, mode: list[str]) ->
     assert reported.stdout == short.stdout == over_http.stdout
     assert reported.stdout.splitlines()[0] == f"{own}-0, ended; times in seconds since its arrival"
     message = sentences(reported.stdout)
-    # The time in the gateway is a line of its own only where it is long enough to print.
+    # The time in the gateway is a separate line only where it is long enough to print.
     arrived = message[message[0].startswith("received by the gateway; ")]
     assert arrived.startswith("arrived with ") and "SLA custom (TTFT 1e-06 s)" in arrived
     assert any(each.startswith("forecast by ") for each in message)

@@ -87,8 +87,8 @@ def masked(logits: list[float], row: Row, eos_ids: Iterable[int]) -> list[float]
 
 def drawn_of(probs: Tensor, sampling: SamplingParams, u: float) -> int:
     """The drawn token. Without filters, tokens are in index order. Else they are sorted, equal ones
-    by index, and cut by top_k, by top_p of the rest, and by min_p. The first token whose running
-    sum exceeds u is drawn."""
+    by index, and cut by top_k, by top_p of the rest, and by min_p. The first token with a running
+    sum above u is drawn."""
     p = probs.double().numpy()
     filtered = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
     order = np.argsort(-p, kind="stable") if filtered else np.arange(len(p))

@@ -87,7 +87,7 @@ def fake_model(name: str) -> PagedModel:
 @pytest.mark.parametrize("name", MODELS)
 def test_whole_step_reads_nothing_on_the_host(name: str):
     """All kinds of rows decode, and one completes a scored prompt; the next step reads their tokens
-    on the device before the host knows them."""
+    on the device before the host has them."""
     model, rows = fake_model(name), [decoding(sampling) for sampling in KINDS]
     decodes = DecodeRows(rows, [[0]] * len(rows), 16)
     new = row_of(replace(EVERYTHING, prompt_logprobs=2), (7, 8, 9), 3)

@@ -53,7 +53,7 @@ def model(name: str) -> PreTrainedModel:
 def recorded_by(
     recorder: Any, monkeypatch: pytest.MonkeyPatch, limit_s: float = inf, **settings: Any
 ) -> Engine:
-    """An engine on the CPU whose decode steps are recorded by `recorder`."""
+    """An engine on the CPU with decode steps recorded by `recorder`."""
     few = {"kernels": "triton", "block_tokens": 4, "max_running": 4, "kv_tokens": 256}
     with monkeypatch.context() as patched:
         patched.setattr(assembly, "recorder_for", lambda *_: recorder)

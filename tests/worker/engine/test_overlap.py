@@ -156,7 +156,7 @@ class Mark:
 
 
 class Ordered(ImmediateStreams):
-    """Streams whose time is the number of recorded events."""
+    """Streams with the number of recorded events as time."""
 
     def __init__(self) -> None:
         self.events = 0

@@ -87,8 +87,8 @@ def test_suspects_compute_every_row_once_and_find_faults_in_logarithmic_time(row
 
 
 def test_faulty_prefill_ends_alone_and_is_not_shared():
-    """KV of a failed step is not shared: `c` begins like `b`, whose first block was not computed;
-    `a` belongs to another tenant."""
+    """KV of a failed step is not shared: `c` begins like `b`, and the first block of `b` was not
+    computed; `a` belongs to another tenant."""
     t = Transcript(prefix_sharing=True, max_batch_tokens=32)
     for name, salt in (("a", "s"), ("b", "")):
         t.prompt(name, 6, salt=salt)
@@ -209,7 +209,7 @@ def test_healthy_requests_end_as_without_faulty_ones(
 
 
 class FailingModel:
-    """A model whose forward raises if its input has a given token."""
+    """A model with a forward that raises if its input has a given token."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, poison: int = POISON):
         forward = engine.model.forward

@@ -73,7 +73,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes steps fail whose prompts have a 7."""
+    """Makes steps with a 7 in the prompts fail."""
     run = Engine.run
 
     def run_or_break(engine: Engine, batch: Any) -> Any:

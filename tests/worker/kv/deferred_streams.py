@@ -1,7 +1,7 @@
 """DeferredStreams: a device that defers work as long as it may, so that a missing wait is detected.
 
-Each operation knows its predecessors: the operation before it in its lane, and the events for which
-its lane waits. A seed decides which of the ready operations runs next, and when. Nothing runs
+Each operation records its predecessors: the operation before it in its lane, and the events for
+which its lane waits. A seed decides which of the ready operations runs next, and when. Nothing runs
 before a result is read or time passes. Copies of blocks go through `DeferredCopies`: like kernels
 on a GPU, they are issued when called and run later.
 """

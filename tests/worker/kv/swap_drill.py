@@ -1,7 +1,7 @@
 """Drill: random offloads, uploads, recalls and reuse of blocks on a deferred device.
 
 It replaces the worker's state by a dict of what each request's KV must be, and overwrites all free
-blocks. `run` returns the requests whose KV differs.
+blocks. `run` returns the requests with KV that differs from it.
 """
 
 from random import Random

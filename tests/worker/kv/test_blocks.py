@@ -13,7 +13,7 @@ IDS = st.sampled_from([f"r{i}" for i in range(8)])
 
 class BlockMachine(RuleBasedStateMachine):
     """BlockPool against tables kept as lists, and contents by block. The text of an owner is its
-    letter, then digits; owners whose texts begin alike may share blocks."""
+    letter, then digits; owners with texts that begin alike may share blocks."""
 
     def __init__(self):
         super().__init__()

@@ -157,7 +157,7 @@ def test_recalled_upload_is_not_scattered(settled_chunks):
     for _ in range(settled_chunks):
         bench.swapper.wait()
         bench.swapper.settle()
-    bench.start(offload(4, [8], [0]), recalled=(2,))  # whose host block is reused at once
+    bench.start(offload(4, [8], [0]), recalled=(2,))  # the host block of 2 is reused at once
     bench.streams.finish_all()
     owner = bench.put([4, 5, 6], seed=2)
     assert bench.finish() == [3]

@@ -121,7 +121,7 @@ def test_q_k_and_v_are_one_tensor():
 
 @pytest.mark.slow
 def test_bfloat16_engine_decodes():
-    """Through the paged kernels, whose queries are slices of a wider row."""
+    """Through the paged kernels, with queries that are slices of a wider row."""
     engine = make_engine(made(FAMILIES["qwen3, slides"], torch.bfloat16))
     assert engine.model.forward_name == "fused forward"
     feeder = Feeder(engine)

@@ -1,8 +1,8 @@
 """300,000 steps under random plans and cancels, with and without overlap, and an integrity check
 after each.
 
-Where hypothesis looks for a short failing sequence (test_random.py), this test reaches states that
-take hundreds of steps. Each seed is a separate run, so that processes can share them.
+Where hypothesis searches for a short failing sequence (test_random.py), this test reaches states
+that take hundreds of steps. Each seed is a separate run, so that processes can share them.
 """
 
 from collections import Counter

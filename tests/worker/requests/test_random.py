@@ -284,7 +284,7 @@ class WorkerMachine(RuleBasedStateMachine):
         self._attach()
 
     def _attach(self) -> None:
-        """The scheduler knows only the hello and the first report."""
+        """The scheduler has only the hello and the first report."""
         held = self.state.attach()
         self.owed.clear()
         self.seq = self.reported = 0

@@ -93,7 +93,7 @@ class LockstepMachine(RuleBasedStateMachine):
         times=st.integers(0, 5),
     )
     def batch_begins(self, lengths, most, limit, times):
-        """New requests whose prompts are here; most end at different times."""
+        """New requests with prompts that are here; most end at different times."""
         names = [name for name in IDS if name not in self.prompts][: len(lengths)]
         for name, length, tokens in zip(names, lengths, most, strict=False):
             self.prompts_arrive({name}, length + int(name[1:]), tokens, True)

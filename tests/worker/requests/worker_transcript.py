@@ -84,7 +84,7 @@ class Transcript:
         self.state.return_reports(unsent)
 
     def attach(self) -> None:
-        """Another scheduler attaches, whose plans are numbered from 1."""
+        """Another scheduler attaches; its plans are numbered from 1."""
         held = self.state.attach()
         self.listened, self._seq = True, 0
         self.account.begin(held)
