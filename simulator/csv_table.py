@@ -55,7 +55,7 @@ def read_csv(path: Path, *required: Names, optional: Names = (), most: int = 0) 
     """
     try:
         with _open(path) as file:
-            return _read_rows(path, csv.reader(file), required, optional, most)
+            return _read_rows(path, file, required, optional, most)
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"cannot read {path}: {error}") from None
 
@@ -69,10 +69,11 @@ def _open(path: Path) -> TextIO:
 
 
 def _read_rows(
-    path: Path, reader: "csv._reader", required: Sequence[Names], optional: Names, most: int
+    path: Path, file: TextIO, required: Sequence[Names], optional: Names, most: int
 ) -> CsvTable:
     csv.field_size_limit(MAX_FIELD_BYTES)
-    header = next(reader, [])
+    reader = csv.reader(file)
+    header: list[str] = next(reader, [])
     names = next((names for names in required if set(names) <= set(header)), None)
     if names is None:
         sets = ", or ".join(", ".join(names) for names in required)
@@ -91,7 +92,7 @@ def _read_rows(
     return CsvTable(path, lines, columns)
 
 
-def _first(reader: "csv._reader", most: int) -> Iterator[list[str]]:
+def _first(reader: Iterator[list[str]], most: int) -> Iterator[list[str]]:
     for number, row in enumerate(reader):
         if most and number == most:
             return

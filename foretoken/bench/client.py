@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from typing import Any, cast
 
+from foretoken.bench.prompts import Writer
 from foretoken.bench.samples import STOPPED, TIMED_OUT, TRUNCATED, UNREACHABLE, Sample
 from foretoken.bench.wire import AnswerReader, EventReader, WireError
 from foretoken.client.address import SLA_HEADER, HttpAddress
@@ -28,7 +29,7 @@ class Unreachable(ValueError):
 class Server:
     """One server and its connections. Use and close it within a running event loop."""
 
-    over_grpc = False
+    writer = Writer
 
     def __init__(self, url: str, api_key: str = ""):
         self.address = HttpAddress.parse(url)

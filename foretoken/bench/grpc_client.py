@@ -3,16 +3,34 @@
 import asyncio
 import time
 
+from foretoken.bench.prompts import Prompt, Writer
 from foretoken.bench.samples import STOPPED, TIMED_OUT, TRUNCATED, Sample
+from foretoken.client.answers import RequestOptions, make_request
 from foretoken.client.client import AsyncClient
 from foretoken.client.errors import ForetokenError
 from protos.generated import gateway_pb2
 
 
+class GrpcWriter(Writer):
+    """Encodes requests of one model as GenerateRequest."""
+
+    def body(self, prompt: Prompt) -> tuple[str, bytes]:
+        """Returns an empty path and the message. Raises ValueError for a part that is not text."""
+        options: RequestOptions = {"temperature": self.temperature, "ignore_eos": self.ignore_eos}
+        if prompt.max_tokens is not None:
+            options["max_tokens"] = prompt.max_tokens
+        messages = prompt.messages if prompt.prompt is None else None
+        try:
+            request = make_request(prompt.prompt, messages, None, self.model, None, options)
+        except TypeError as error:
+            raise ValueError(f"a prompt cannot be sent over gRPC: {error}") from None
+        return "", request.SerializeToString()
+
+
 class GrpcServer:
     """One server and its channel. Use and close it within a running event loop."""
 
-    over_grpc = True
+    writer = GrpcWriter
 
     def __init__(self, address: str, api_key: str = ""):
         self.address = address
@@ -25,9 +43,9 @@ class GrpcServer:
     async def stream(
         self, path: str, body: bytes, sample: Sample, started: float, timeout_s: float | None = None
     ) -> None:
-        """Sends a request and records its answer in `sample`, as `client.Server.stream` does.
+        """Sends a body of `GrpcWriter` and records its answer in `sample`.
 
-        `body` is an encoded GenerateRequest; `path` is not used.
+        Does what `client.Server.stream` does; `path` is not used.
         """
         request = gateway_pb2.GenerateRequest.FromString(body)
         if sample.sla_class:

@@ -38,17 +38,14 @@ Prompts = Callable[[Random], Iterator[Prompt]]  # unbounded; the same for one se
 
 @dataclass(frozen=True)
 class Writer:
-    """Encodes request bodies for one server."""
+    """Encodes requests of one model as JSON."""
 
     model: str
     temperature: float = 0.0
     ignore_eos: bool = False
-    over_grpc: bool = False
 
     def body(self, prompt: Prompt) -> tuple[str, bytes]:
-        """Returns the path and the JSON body; over gRPC an empty path and the encoded request."""
-        if self.over_grpc:
-            return "", self._grpc_body(prompt)
+        """Returns the path and the body."""
         path = COMPLETION if prompt.prompt is not None else CHAT
         fields: dict[str, Any] = {
             "model": self.model,
@@ -65,19 +62,6 @@ class Writer:
         if self.ignore_eos:
             fields["ignore_eos"] = True
         return path, json.dumps(fields).encode()
-
-    def _grpc_body(self, prompt: Prompt) -> bytes:
-        from foretoken.client.answers import RequestOptions, make_request
-
-        options: RequestOptions = {"temperature": self.temperature, "ignore_eos": self.ignore_eos}
-        if prompt.max_tokens is not None:
-            options["max_tokens"] = prompt.max_tokens
-        messages = prompt.messages if prompt.prompt is None else None
-        try:
-            request = make_request(prompt.prompt, messages, None, self.model, None, options)
-        except TypeError as error:  # a part that is not text
-            raise ValueError(f"a prompt cannot be sent over gRPC: {error}") from None
-        return request.SerializeToString()
 
 
 def from_file(path: Path, max_tokens: int | None, chat: bool) -> Prompts:

@@ -18,7 +18,6 @@ from foretoken.bench.prompts import (
     Prompt,
     Prompts,
     TokenScale,
-    Writer,
     demo_tasks,
     random_words,
     synthetic,
@@ -153,13 +152,13 @@ async def _target(plan: Plan, server: AnyServer, served: ServedModel) -> tuple[T
         unit = "server tokens" if scale.measured else f"{scale.per_word:g} tokens per word"
         described, synthetic_ = f"random words, {unit}", True
     ignore_eos = synthetic_ if workload.ignore_eos is None else workload.ignore_eos
-    writer = Writer(served.model, workload.temperature, ignore_eos, server.over_grpc)
+    writer = server.writer(served.model, workload.temperature, ignore_eos)
     return Target(server, writer, prompts, plan.timeout_s, plan.as_classes), described
 
 
 async def _scale(plan: Plan, server: AnyServer, served: ServedModel) -> TokenScale:
     """Measures the server's tokens per word with two short prompts."""
-    writer, counted = Writer(served.model, over_grpc=server.over_grpc), []
+    writer, counted = server.writer(served.model), []
     for words in PROBE_WORDS:
         text = random_words(words, Random(plan.seed), plan.workload.vocabulary)
         prompt = Prompt(text, max_tokens=1)

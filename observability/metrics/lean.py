@@ -64,5 +64,5 @@ class LeanHistogram(Collector):
 
 def format_number(number: float) -> str:
     """The number in Prometheus' text format."""
-    text: str = floatToGoString(number)  # type: ignore[no-untyped-call]
+    text: str = floatToGoString(number)  # type: ignore[no-untyped-call]  # prometheus_client has no types
     return text

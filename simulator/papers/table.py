@@ -44,8 +44,10 @@ def _cells(column: Column, row: Row) -> Iterator[str]:
     paper = row[f"paper_{column.key}"]
     yield _show(paper, column.format)
     if column.relative:
-        known = isinstance(ours, int | float) and isinstance(paper, int | float) and paper
-        yield f"{100 * (ours / paper - 1):+.1f}" if known else ""  # type: ignore[operator]
+        if isinstance(ours, int | float) and isinstance(paper, int | float) and paper:
+            yield f"{100 * (ours / paper - 1):+.1f}"
+        else:
+            yield ""
 
 
 def _show(value: Value, spec: str) -> str:

@@ -15,8 +15,9 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,7 @@ def _first_line(path: Path) -> Mapping[str, object]:
     if value is None:
         value = _parse(path.read_bytes())  # a document over several lines
     if value is None:
-        raise ValueError(f"{path} is no log that can be read: it must be {FORMS}")
+        raise ValueError(f"{path} is not a readable log: it must be {FORMS}")
     return value
 
 
@@ -145,12 +146,12 @@ def _request_row(entry: Mapping[str, object], where: str) -> Row | None:
 
 
 def _seconds(time: object, where: str) -> float:
+    if isinstance(time, int | float) and isfinite(time):
+        return float(time)
     try:
-        if isinstance(time, str):
-            return datetime.fromisoformat(time).timestamp()
-        return float(time)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise ValueError(f"{where}: {time!r} is no time in seconds or ISO 8601") from None
+        return datetime.fromisoformat(str(time)).timestamp()
+    except ValueError:
+        raise ValueError(f"{where}: {time!r} is not a time in seconds or ISO 8601") from None
 
 
 def _benchmark_rows(path: Path, document: Mapping[str, object]) -> Iterator[Row]:
@@ -158,11 +159,12 @@ def _benchmark_rows(path: Path, document: Mapping[str, object]) -> Iterator[Row]
     lists = [column for column in columns if isinstance(column, list)]
     if len(lists) < len(columns) or len({len(column) for column in lists}) > 1:
         raise ValueError(f"{path}: {', '.join(BENCHMARK_KEYS)} must be lists of one length")
-    yield from _positive(zip(*lists, strict=True))
-
-
-def _positive(rows: Iterable[tuple[object, ...]]) -> Iterator[Row]:
-    for start, prompt, output in rows:
-        arrival_s, inputs, outputs = float(str(start)), int(str(prompt)), int(str(output))
-        if inputs >= 1 and outputs >= 1:
-            yield arrival_s, inputs, outputs
+    for number, (time, prompt, output) in enumerate(zip(*lists, strict=True)):
+        where = f"{path}, request {number}"
+        if not (isinstance(prompt, int) and isinstance(output, int)):
+            raise ValueError(
+                f"{where}: input_lens and output_lens must be whole numbers, got {prompt!r} and "
+                f"{output!r}"
+            )
+        if prompt >= 1 and output >= 1:  # a failed request has no output
+            yield _seconds(time, where), prompt, output

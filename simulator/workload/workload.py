@@ -33,8 +33,8 @@ class Workload:
             raise ValueError(f"{self.name}: the columns have {sorted(sizes)} rows")
         if not len(self):
             raise ValueError(f"{self.name}: there is no request")
-        if np.any(np.diff(self.arrival_s) < 0) or self.arrival_s[0] < 0:
-            raise ValueError(f"{self.name}: arrival_s must not decrease nor be negative")
+        if not np.all(np.diff(self.arrival_s, prepend=0.0) >= 0):
+            raise ValueError(f"{self.name}: arrival_s must be numbers from 0 on, ascending")
         if min(self.input_tokens.min(), self.output_tokens.min()) < 1:
             raise ValueError(f"{self.name}: input_tokens and output_tokens must be at least 1")
 

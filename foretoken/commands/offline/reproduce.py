@@ -1,4 +1,4 @@
-"""`foretoken reproduce`: simulate a paper's table and show its figures beside the paper's."""
+"""`foretoken reproduce`: simulates a paper's table and shows its figures beside the paper's."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from foretoken.bench.grpc_client import GrpcServer
-from foretoken.bench.prompts import Prompt, Writer
+from foretoken.bench.grpc_client import GrpcServer, GrpcWriter
+from foretoken.bench.prompts import Prompt
 from foretoken.bench.samples import STOPPED, TIMED_OUT, Sample
 from foretoken.bench.served import ServedModel, find_model
 from protos.generated import scheduler_pb2 as sched
 from protos.generated.worker_pb2 import Prompt as WorkerPrompt
 from tests.gateway.gateway_fakes import Harness, run_harness, tokens_of
 
-WRITER = Writer("demo", over_grpc=True)
+WRITER = GrpcWriter("demo")
 TURNS = [{"role": "user", "content": "1,"}]
 
 

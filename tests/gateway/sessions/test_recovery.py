@@ -1,10 +1,11 @@
 """Requests after an eviction, a swap, or the loss of tokens, the worker or the scheduler."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from foretoken import AsyncClient, Unavailable
+from foretoken import Answer, AsyncClient, Unavailable
 from protos.generated import scheduler_pb2 as sched
 from services.core import FinishReason
 from services.runtime.server import listening
@@ -20,13 +21,21 @@ from tests.gateway.gateway_fixtures import client as client
 from tests.gateway.gateway_fixtures import harness as harness
 
 
+async def begin_answer(
+    harness: Harness, client: AsyncClient, tokens: int, **options: Any
+) -> tuple[asyncio.Future[Answer], str]:
+    """Returns an answer that has received its first `tokens`, and its request id."""
+    pending = asyncio.ensure_future(client.complete("1,", **options))
+    name = await first_prompt(harness)
+    harness.worker.send(name, 0, IDS[:tokens])
+    await harness.until(lambda: harness.gateway.metrics.generation_tokens._value.get() == tokens)
+    return pending, name
+
+
 async def test_evicted_request_continues_where_it_was(
     harness: Harness, client: AsyncClient
 ) -> None:
-    pending = asyncio.ensure_future(client.complete("1,"))
-    name = await first_prompt(harness)
-    harness.worker.send(name, 0, IDS[:3])
-    await harness.until(lambda: harness.gateway.metrics.generation_tokens._value.get() == 3)
+    pending, name = await begin_answer(harness, client, 3)
     harness.scheduler.send_event(name, preempted=sched.Preempted(output_tokens=3))
     harness.scheduler.send_placed(name)
     await harness.until(lambda: len(harness.worker.prompts) == 2)
@@ -39,10 +48,7 @@ async def test_evicted_request_continues_where_it_was(
 async def test_swapped_in_request_continues_and_its_gap_is_a_swap_in(
     harness: Harness, client: AsyncClient
 ) -> None:
-    pending = asyncio.ensure_future(client.complete("1,", sla={"mtpot_s": 0.1}))
-    name = await first_prompt(harness)
-    harness.worker.send(name, 0, IDS[:3])
-    await harness.until(lambda: harness.gateway.metrics.generation_tokens._value.get() == 3)
+    pending, name = await begin_answer(harness, client, 3, sla={"mtpot_s": 0.1})
     harness.scheduler.send_event(name, preempted=sched.Preempted(output_tokens=3))
     await harness.until(lambda: gauge(harness, "running") == 0)
     harness.scheduler.send_event(name, resumed=sched.Resumed(held_tokens=16))
@@ -108,10 +114,7 @@ async def test_broken_worker_stream_resubmits_on_the_next_stream(
 
 async def test_lost_worker_s_requests_continue_elsewhere() -> None:
     async with run_harness() as harness, AsyncClient(harness.grpc_address) as client:
-        pending = asyncio.ensure_future(client.complete("1,"))
-        name = await first_prompt(harness)
-        harness.worker.send(name, 0, IDS[:2])
-        await harness.until(lambda: harness.gateway.metrics.generation_tokens._value.get() == 2)
+        pending, _ = await begin_answer(harness, client, 2)
         spare = type(harness.worker)()
         async with listening([worker_mount(spare)], "127.0.0.1:0") as server:
             harness.scheduler.worker_address = f"127.0.0.1:{server.port}"
@@ -206,10 +209,7 @@ async def test_returning_scheduler_receives_announcements(
 
 async def test_returning_scheduler_may_move_a_request() -> None:
     async with run_harness() as harness, AsyncClient(harness.grpc_address) as client:
-        pending = asyncio.ensure_future(client.complete("1,"))
-        name = await first_prompt(harness)
-        harness.worker.send(name, 0, IDS[:2])
-        await harness.until(lambda: harness.gateway.metrics.generation_tokens._value.get() == 2)
+        pending, name = await begin_answer(harness, client, 2)
         harness.scheduler.place = False
         harness.scheduler.break_stream()
         await harness.until(lambda: len(harness.scheduler.requests) == 2)
@@ -227,10 +227,7 @@ async def test_returning_scheduler_may_move_a_request() -> None:
 async def test_worker_and_scheduler_lost_together_are_recovered(
     harness: Harness, client: AsyncClient
 ) -> None:
-    pending = asyncio.ensure_future(client.complete("1,"))
-    name = await first_prompt(harness)
-    harness.worker.send(name, 0, IDS[:2])
-    await harness.until(lambda: harness.gateway.metrics.generation_tokens._value.get() == 2)
+    pending, name = await begin_answer(harness, client, 2)
     harness.scheduler.break_stream()
     harness.worker.break_stream()
     await harness.until(lambda: len(harness.worker.prompts) == 2)

@@ -249,7 +249,9 @@ def test_words_learn_the_length_that_a_prompt_asks_for():
     count = 400
     kinds = ["a long answer" if row % 2 else "a short answer" for row in range(count)]
     lengths = np.array([150 if row % 2 else 10 for row in range(count)])
-    requests = Workload("kinds", np.arange(count) * 0.2, np.full(count, 8), lengths, prompts=kinds)
+    requests = Workload(
+        "kinds", np.arange(count, dtype=np.float64) * 0.2, np.full(count, 8), lengths, prompts=kinds
+    )
     simulation = Simulation(replace(settings("srtf"), predictor="words"), requests)
     simulation.run()
     learned = simulation._forecaster

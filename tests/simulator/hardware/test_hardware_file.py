@@ -165,7 +165,7 @@ link_latency_s = 30e-6
         (GOOD.replace("4_096", "8"), "x.toml: memory.kv_tokens is 8, less than one block of 16"),
         (
             ROOFLINE.replace("llama2-7b", "llama2-7"),
-            "x.toml: unknown model llama2-7, did you mean llama2-7b?",
+            "x.toml: unknown model 'llama2-7', did you mean llama2-7b?",
         ),
         (ROOFLINE.replace("2-7b", "2-70b"), "x.toml: 128.5 GiB of weights on 1 GPUs of 80 GiB"),
         (ROOFLINE + 'dtype = "fp16"\n', "x.toml: roofline.dtype should be 'float32', "),
@@ -178,7 +178,7 @@ def test_hardware_error_names_file_key_and_value(text, message):
 
 
 def test_unknown_hardware_error_suggests_the_nearest_profile():
-    with pytest.raises(ValueError, match=r"^unknown hardware h100-lama3-8b, did you mean h100-l"):
+    with pytest.raises(ValueError, match=r"^unknown hardware 'h100-lama3-8b', did you mean h100-l"):
         load_hardware("h100-lama3-8b")
     with pytest.raises(ValueError, match=r"^cannot read gone\.toml: No such file"):
         load_hardware("gone.toml")

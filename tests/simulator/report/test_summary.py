@@ -99,7 +99,7 @@ def test_sweep_changes_a_number_of_the_preset():
 
 
 def test_unknown_sweep_keys_are_refused():
-    with pytest.raises(ValueError, match="unknown sweep key 'rates'; known: rate"):
+    with pytest.raises(ValueError, match="unknown sweep key 'rates', did you mean rate"):
         vary(study(), "rates", [1.0])
     with pytest.raises(ValueError, match="unknown preset key 'ageing'"):
         vary(study(), "preset.ageing", [1.0])

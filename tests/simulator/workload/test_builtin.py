@@ -90,7 +90,7 @@ def test_workload_is_stretched_to_a_rate():
     [
         ([0.0, 1.0], [1], "rows"),
         ([], [], "no request"),
-        ([1.0, 0.0], [1, 1], "must not decrease"),
+        ([1.0, 0.0], [1, 1], "must be numbers from 0 on, ascending"),
         ([0.0, 1.0], [1, 0], "at least 1"),
     ],
 )

@@ -87,14 +87,26 @@ def test_written_trace_round_trips(tmp_path: Path, name: str):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("plain text\n", "is no log that can be read"),
-        ("[1, 2]\n", "is no log that can be read"),
+        ("plain text\n", "is not a readable log"),
+        ("[1, 2]\n", "is not a readable log"),
         ('{"created": 1, "error": "x"}\n', "has no finished request"),
         ('{"usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n', "line 1 has no time"),
         ('{"created": 1, "usage": {"prompt_tokens": 0}}\n', "usage must have prompt_tokens"),
         ('{"created": "soon", "usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n', "'soon'"),
+        (
+            '{"created": NaN, "usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n',
+            "nan is not a",
+        ),
         ('{"created": 1}\nnot json\n', "line 2 is not a JSON object"),
         ('{"start_times": [1], "input_lens": [1, 2], "output_lens": [1]}', "of one length"),
+        (
+            '{"start_times": [1], "input_lens": ["x"], "output_lens": [1]}',
+            "request 0: input_lens and",
+        ),
+        (
+            '{"start_times": ["x"], "input_lens": [1], "output_lens": [1]}',
+            "request 0: 'x' is not a",
+        ),
     ],
 )
 def test_recording_refuses_unknown_logs_with_the_reason(tmp_path: Path, text: str, says: str):

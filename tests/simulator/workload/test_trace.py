@@ -67,7 +67,7 @@ def test_trace_refuses_missing_and_broken_files(tmp_path: Path):
     with pytest.raises(ValueError, match="cannot read"):
         read_trace(tmp_path / "none.csv")
     broken = tmp_path / "broken.csv.gz"
-    broken.write_bytes(b"not gzip")
+    broken.write_bytes(gzip.compress(b"arrival_s,input_tokens,output_tokens\n0,1,1\n")[:-9])
     with pytest.raises(ValueError, match="cannot read"):
         read_trace(broken)
 
