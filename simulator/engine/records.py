@@ -85,6 +85,8 @@ class WorkerUsage:
         self.prefill_tokens = 0
         self.row_s = 0.0  # decode rows · seconds
         self.kv_token_s = 0.0  # KV tokens in use · seconds
+        self.prefix_asked_tokens = 0  # of contexts looked up in the prefix cache
+        self.prefix_hit_tokens = 0  # of those, found
 
     def on_span(self, elapsed_s: float, steps: int, rows: int, prefill: int, kv: float) -> None:
         """A span of steps is over; `kv` are the tokens of blocks in use at its end."""

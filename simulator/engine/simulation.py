@@ -13,6 +13,7 @@ import numpy as np
 
 from services.core import FinishReason, Request
 from services.forecast import Ints
+from services.runtime.prefix import prompt_hashes
 from services.scheduler.core import events as ev
 from services.scheduler.core.admission import SchedulerLimits
 from services.scheduler.core.state import SchedulerState
@@ -31,7 +32,8 @@ from simulator.engine.events import (
 from simulator.engine.forecaster import build_forecaster
 from simulator.engine.records import Records, WorkerUsage
 from simulator.engine.settings import RunSettings
-from simulator.engine.worker import SimWorker
+from simulator.engine.worker import MORE, SimWorker
+from simulator.workload.content import contents_of
 from simulator.workload.workload import Workload
 
 MODEL = "model"
@@ -64,6 +66,7 @@ class Simulation:
         self._most = _max_tokens(settings, workload).tolist()
         # What the server generates: it stops at max_tokens.
         self._answers = np.minimum(workload.output_tokens, self._most).tolist()
+        self._content = contents_of(workload)
         self.records = Records(len(workload))
         self._timing = settings.timing
         self._queue = EventQueue()
@@ -73,7 +76,9 @@ class Simulation:
             settings.predictor_name, workload, self._answer_tokens, settings.seed
         )
         self._workers = [
-            SimWorker(number, hardware, self._answer_tokens, settings.jumps)
+            SimWorker(
+                number, hardware, self._answer_tokens, settings.jumps, self._content is not None
+            )
             for number, hardware in enumerate(settings.hardware)
         ]
         self._numbers = {f"w{worker.number}": worker.number for worker in self._workers}
@@ -96,7 +101,7 @@ class Simulation:
             self._events += 1
             self._handle(event)
         self.records.reach_client(self._timing.hop_s)
-        usages = tuple(worker.usage for worker in self._workers)
+        usages = tuple(worker.total_usage() for worker in self._workers)
         rounds = self._state.rounds.number
         return RunResult(
             self.settings, self.workload, self.records, usages, self._now, rounds, self._events
@@ -144,7 +149,13 @@ class Simulation:
         self.records.arrival_s[row] = self._now
         settings = self.settings
         request = Request(
-            str(row), MODEL, self._inputs[row], self._most[row], self._now, sla=settings.sla
+            str(row),
+            MODEL,
+            self._inputs[row],
+            self._most[row],
+            self._now,
+            sla=settings.sla,
+            prefix_hashes=self._prefix_hashes(row),
         )
         self._dispatch(ev.Submitted(GATEWAY, request))
 
@@ -198,8 +209,16 @@ class Simulation:
         """The prompt with the tokens that the gateway has delivered."""
         row = int(request_id)
         prompt_tokens, output = self._inputs[row], int(self.records.tokens[row])
-        token_ids = [0] * (prompt_tokens + output)
-        return Prompt(request_id, token_ids, prompt_tokens, self._most[row])
+        prompt = self._content(row) if self._content else [MORE] * prompt_tokens
+        return Prompt(request_id, prompt + [MORE] * output, prompt_tokens, self._most[row])
+
+    def _prefix_hashes(self, row: int) -> tuple[int, ...]:
+        """Hashes of the prompt's first blocks, if the scheduler places by them."""
+        most = self._state.rounds.prefix_blocks
+        if not (most and self._content):
+            return ()
+        block_tokens = self.settings.hardware[0].block_tokens
+        return tuple(prompt_hashes(self._content(row), most, block_tokens, salt=""))
 
     def _refresh(self) -> None:
         self._refreshing = False

@@ -86,13 +86,18 @@ class SimWorker:
     """One replica. `answer_tokens` gives the length of a request's answer."""
 
     def __init__(
-        self, number: int, hardware: Hardware, answer_tokens: Callable[[str], int], jumps: bool
+        self,
+        number: int,
+        hardware: Hardware,
+        answer_tokens: Callable[[str], int],
+        jumps: bool,
+        prefix_sharing: bool,
     ):
         self.number = number
         self.hardware = hardware
         self.usage = WorkerUsage()
         self.span: Span | None = None
-        self.state = WorkerState(hardware.limits)
+        self.state = WorkerState(hardware.limits(prefix_sharing))
         self.state.attach()
         self._answer_tokens = answer_tokens
         self._jumps = jumps
@@ -186,6 +191,13 @@ class SimWorker:
     def _draw(self, sequence: Sequence) -> int:
         left = self._answer_tokens(sequence.request_id) - sequence.output_tokens
         return EOS if left == 1 else MORE
+
+    def total_usage(self) -> WorkerUsage:
+        """The usage until now, with the prefix cache's hits."""
+        counters = self.state.counters
+        self.usage.prefix_asked_tokens = counters.prefix_asked_tokens
+        self.usage.prefix_hit_tokens = counters.prefix_hit_tokens
+        return self.usage
 
     def pop_late(self) -> list[NewToken]:
         """Last tokens of static batches that ended between two steps."""

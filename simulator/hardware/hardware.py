@@ -44,9 +44,8 @@ class Hardware:
             host_tokens=self.host_tokens,
         )
 
-    @property
-    def limits(self) -> Limits:
-        """The limits of the worker's state. Simulated prompts have no content to share."""
+    def limits(self, prefix_sharing: bool) -> Limits:
+        """The limits of the worker's state."""
         return Limits(
             self.kv_tokens // self.block_tokens,
             self.block_tokens,
@@ -56,5 +55,5 @@ class Hardware:
             self.report_every_steps,
             frozenset({EOS}),
             self.host_tokens // self.block_tokens,
-            prefix_sharing=False,
+            prefix_sharing=prefix_sharing,
         )

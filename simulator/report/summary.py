@@ -19,8 +19,9 @@ class Summary:
     """Latencies are of finished requests, in seconds; goodput is of all requests, and its tokens
     those of requests that met their SLA. Rates are over the time from the first arrival to the last
     token. Shares of workers are means over that time: `busy_share` of computing, `kv_share` of KV
-    in use, `rows` of decode rows. `waiting` is Learning to Rank's max_waiting (Fu et al., NeurIPS
-    2024, §5.5): the longer of a request's TTFT and its longest gap."""
+    in use, `rows` of decode rows. `prefix_hit_share` is of prompt tokens. `waiting` is Learning to
+    Rank's max_waiting (Fu et al., NeurIPS 2024, §5.5): the longer of a request's TTFT and its
+    longest gap."""
 
     preset: str
     requests: int
@@ -48,6 +49,7 @@ class Summary:
     busy_share: float
     kv_share: float
     rows: float
+    prefix_hit_share: float
 
 
 def summarize(result: RunResult) -> Summary:
@@ -59,6 +61,7 @@ def summarize(result: RunResult) -> Summary:
     span_s = max(float(records.last_s[done].max(initial=start_s)) - start_s, 1e-9)
     tokens = records.tokens
     worker_s = span_s * len(result.usages)
+    prefix_asked_tokens = sum(usage.prefix_asked_tokens for usage in result.usages)
     kv_tokens = sum(hardware.kv_tokens for hardware in settings.hardware) * span_s
     return Summary(
         settings.preset.name,
@@ -82,6 +85,7 @@ def summarize(result: RunResult) -> Summary:
         sum(usage.busy_s for usage in result.usages) / worker_s,
         sum(usage.kv_token_s for usage in result.usages) / kv_tokens,
         sum(usage.row_s for usage in result.usages) / worker_s,
+        sum(usage.prefix_hit_tokens for usage in result.usages) / max(prefix_asked_tokens, 1),
     )
 
 

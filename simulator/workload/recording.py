@@ -1,6 +1,6 @@
 """Recording: workloads from logs of servers, and traces written from workloads.
 
-Three forms are read, distinguished by their first line:
+Four forms are read, distinguished by their first line:
 
   event log      of foretoken's scheduler (`--set scheduler.event_log=FILE`): arrivals and true
                  lengths of every request that finished
@@ -9,6 +9,8 @@ Three forms are read, distinguished by their first line:
                  with prompt_tokens and completion_tokens, at the top or under `response`
   benchmark      the JSON of `vllm bench serve --save-result --save-detailed`: start_times,
                  input_lens and output_lens
+  Mooncake trace JSON lines with timestamp in milliseconds, input_length, output_length and
+                 hash_ids, the numbers of the prompt's blocks (Qin et al., FAST 2025)
 """
 
 import csv
@@ -19,20 +21,30 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from services.core import FinishReason
 from services.scheduler.core import events as ev
 from services.scheduler.observe.event_log import MARK, read
-from simulator.workload.trace import ARRIVAL, INPUT, OUTPUT
+from simulator.workload.trace import ARRIVAL, HASH_IDS, INPUT, KIND, OUTPUT, PROMPT
 from simulator.workload.workload import Workload
 
 TIME_KEYS = (ARRIVAL, "created", "timestamp", "time")
 BENCHMARK_KEYS = ("start_times", "input_lens", "output_lens")
-FORMS = "foretoken's event log, JSON lines with a time and a usage, or vLLM's benchmark JSON"
+MOONCAKE_KEYS = ("timestamp", "input_length", "output_length")
+FORMS = (
+    "foretoken's event log, JSON lines with a time and a usage, vLLM's benchmark JSON, or a "
+    "Mooncake trace"
+)
 
-Row = tuple[float, int, int]  # arrival, input tokens, output tokens
+
+class Row(NamedTuple):
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    hash_ids: tuple[int, ...] = ()
 
 
 def read_recording(path: Path) -> Workload:
@@ -44,6 +56,8 @@ def read_recording(path: Path) -> Workload:
             rows = list(_event_log_rows(path))
         elif set(BENCHMARK_KEYS) <= first.keys():
             rows = list(_benchmark_rows(path, first))
+        elif set(MOONCAKE_KEYS) <= first.keys():
+            rows = list(_mooncake_rows(path))
         else:
             rows = list(_request_log_rows(path))
     except OSError as error:
@@ -51,15 +65,22 @@ def read_recording(path: Path) -> Workload:
     if not rows:
         raise ValueError(f"{path} has no finished request")
     rows.sort()
-    arrival_s, inputs, outputs = (np.array(column) for column in zip(*rows, strict=True))
-    return Workload(path.name.split(".")[0], arrival_s - arrival_s[0], inputs, outputs)
+    arrival_s, inputs, outputs, hash_ids = zip(*rows, strict=True)
+    return Workload(
+        path.name.split(".")[0],
+        np.array(arrival_s) - arrival_s[0],
+        np.array(inputs),
+        np.array(outputs),
+        hash_ids=hash_ids if any(hash_ids) else (),
+    )
 
 
 def write_trace(path: Path, workload: Workload) -> None:
     """Writes a trace for `read_trace`, compressed if the name ends in .gz. Raises OSError."""
     with _create(path) as file:
         writer = csv.writer(file, lineterminator="\n")
-        extra = {"kind": workload.kinds, "prompt": workload.prompts}
+        hash_ids = [" ".join(map(str, ids)) for ids in workload.hash_ids]
+        extra = {KIND: workload.kinds, PROMPT: workload.prompts, HASH_IDS: hash_ids}
         extra = {name: column for name, column in extra.items() if column}
         writer.writerow([ARRIVAL, INPUT, OUTPUT, *extra])
         arrivals = (f"{arrival_s:.6f}" for arrival_s in workload.arrival_s.tolist())
@@ -110,21 +131,26 @@ def _event_log_rows(path: Path) -> Iterator[Row]:
                 ):
                     arrival = live.pop(outcome.request_id, None)
                     if arrival and outcome.output_tokens:
-                        yield *arrival, outcome.output_tokens
+                        yield Row(*arrival, outcome.output_tokens)
                 case _:
                     pass
 
 
-def _request_log_rows(path: Path) -> Iterator[Row]:
+def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """The objects of a file and where each is."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            entry = _parse(line)
+            where, entry = f"{path}, line {number}", _parse(line)
             if entry is None:
-                raise ValueError(f"{path}, line {number} is not a JSON object")
-            if row := _request_row(entry, f"{path}, line {number}"):
-                yield row
+                raise ValueError(f"{where} is not a JSON object")
+            yield where, entry
+
+
+def _request_log_rows(path: Path) -> Iterator[Row]:
+    rows = (_request_row(entry, where) for where, entry in _json_lines(path))
+    yield from (row for row in rows if row)
 
 
 def _request_row(entry: Mapping[str, object], where: str) -> Row | None:
@@ -142,7 +168,24 @@ def _request_row(entry: Mapping[str, object], where: str) -> Row | None:
         raise ValueError(
             f"{where}: usage must have prompt_tokens and completion_tokens, got {usage}"
         )
-    return (_seconds(time, where), prompt, output) if output >= 1 else None
+    return Row(_seconds(time, where), prompt, output) if output >= 1 else None
+
+
+def _mooncake_rows(path: Path) -> Iterator[Row]:
+    for where, entry in _json_lines(path):
+        time, prompt, output = (entry.get(key) for key in MOONCAKE_KEYS)
+        ids = entry.get("hash_ids", [])
+        if not (isinstance(time, int | float) and isfinite(time)):
+            raise ValueError(f"{where}: timestamp must be a number of milliseconds, got {time!r}")
+        if not (isinstance(prompt, int) and isinstance(output, int) and prompt >= 1):
+            raise ValueError(
+                f"{where}: input_length and output_length must be whole numbers, got {prompt!r} "
+                f"and {output!r}"
+            )
+        if not (isinstance(ids, list) and all(isinstance(each, int) for each in ids)):
+            raise ValueError(f"{where}: hash_ids must be a list of whole numbers")
+        if output >= 1:
+            yield Row(time / 1e3, prompt, output, tuple(ids))
 
 
 def _seconds(time: object, where: str) -> float:
@@ -167,4 +210,4 @@ def _benchmark_rows(path: Path, document: Mapping[str, object]) -> Iterator[Row]
                 f"{output!r}"
             )
         if prompt >= 1 and output >= 1:  # a failed request has no output
-            yield _seconds(time, where), prompt, output
+            yield Row(_seconds(time, where), prompt, output)

@@ -12,10 +12,10 @@ from services.forecast import Floats, Ints
 class Workload:
     """Requests in order of arrival: arrival times in seconds, lengths in tokens.
 
-    `kinds` and `prompts` are parallel to the columns, or empty if unknown. With `clients`, the load
-    is a closed loop: that many clients each send their next request when the previous one ends, and
-    `arrival_s` is ignored. Raises ValueError for columns that differ in length, arrivals that
-    decrease, and lengths below 1.
+    `kinds`, `prompts` and `hash_ids`, the numbers of each prompt's blocks, are parallel to the
+    columns, or empty if unknown. With `clients`, the load is a closed loop: that many clients each
+    send their next request when the previous one ends, and `arrival_s` is ignored. Raises
+    ValueError for columns that differ in length, arrivals that decrease, and lengths below 1.
     """
 
     name: str
@@ -24,11 +24,12 @@ class Workload:
     output_tokens: Ints
     kinds: Sequence[str] = ()
     prompts: Sequence[str] = ()
+    hash_ids: Sequence[Sequence[int]] = ()
     clients: int = 0
 
     def __post_init__(self) -> None:
         sizes = {len(self.arrival_s), len(self.input_tokens), len(self.output_tokens)}
-        sizes |= {len(column) for column in (self.kinds, self.prompts) if column}
+        sizes |= {len(column) for column in (self.kinds, self.prompts, self.hash_ids) if column}
         if len(sizes) != 1:
             raise ValueError(f"{self.name}: the columns have {sorted(sizes)} rows")
         if not len(self):

@@ -37,6 +37,17 @@ def workload(rows: Sequence[tuple[float, int, int]], clients: int = 0) -> Worklo
     )
 
 
+def sharing_workload(seed: int, requests: int, rate: float) -> Workload:
+    """Prompts of up to 120 tokens that begin with one of three texts of 60 characters or less."""
+    made, rng = random_workload(seed, requests, rate), np.random.default_rng(seed)
+    starts = ["a" * 60, "b" * 60, "a" * 40]
+    prompts = [
+        (starts[rng.integers(3)] + f"{row:064d}")[:tokens]
+        for row, tokens in enumerate(made.input_tokens.tolist())
+    ]
+    return replace(made, prompts=prompts)
+
+
 def random_workload(seed: int, requests: int, rate: float) -> Workload:
     rng = np.random.default_rng(seed)
     return Workload(

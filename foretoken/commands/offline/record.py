@@ -11,7 +11,7 @@ from foretoken.commands.usage import require_folders
 def record(
     log: Annotated[
         Path,
-        typer.Argument(help="foretoken's event log, an OpenAI request log, or vLLM's benchmark."),
+        typer.Argument(help="An event log, OpenAI request log, vLLM benchmark or Mooncake trace."),
     ],
     trace: Annotated[Path, typer.Argument(help="The CSV to write; .gz compresses it.")],
 ) -> None:

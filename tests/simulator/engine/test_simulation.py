@@ -1,5 +1,6 @@
 """The simulation as a whole: hand-worked times, conservation, and its two engines."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +26,7 @@ from tests.simulator.fixtures import (
     SMALL,
     random_workload,
     settings,
+    sharing_workload,
     workload,
 )
 
@@ -107,11 +109,38 @@ def test_every_preset_ends_each_request_once_and_returns_all_blocks(preset: str)
         assert worker.state.idle
 
 
+# Prefix cache
+
+
+def test_repeated_prompt_prefills_only_its_last_block():
+    """100 tokens at 0.1 s and a step of 1 s: 11 s, and a second token until 12. The same prompt
+    later finds its first 6 blocks and computes 4 tokens: 1.4 s. Another text of this length does
+    not."""
+    hardware = Hardware("hand", BY_HAND, kv_tokens=1_600, max_batch_tokens=128)
+    rows = workload([(0.0, 100, 2), (20.0, 100, 1), (40.0, 100, 1)])
+    rows = replace(rows, prompts=["x" * 100, "x" * 100, "y" * 100])
+    result = simulate(settings("fcfs", hardware, timing=INSTANT), rows)
+    assert result.records.ttft_s.tolist() == pytest.approx([11.0, 1.4, 11.0])
+    assert result.usages[0].prefix_asked_tokens == 300
+    assert result.usages[0].prefix_hit_tokens == 96
+
+
+def test_foretoken_sends_prompts_to_the_worker_that_caches_their_beginning():
+    """Two texts on two workers, one request at a time: every later request hits."""
+    hardware = Hardware("hand", BY_HAND, kv_tokens=1_600, max_batch_tokens=512)
+    rows = workload([(30.0 * row, 160, 1) for row in range(8)])
+    rows = replace(rows, prompts=["xy"[row % 2] * 160 for row in range(8)])
+    chosen = settings("foretoken", hardware, workers=2, timing=INSTANT)
+    usages = simulate(chosen, rows).usages
+    assert sum(usage.prefix_hit_tokens for usage in usages) == 6 * 144
+
+
 # Two engines
 
 
-def both_engines(preset: str, seed: int, rate: float, workers: int, hardware: Hardware) -> None:
-    requests = random_workload(seed, 30, rate)
+def both_engines(
+    preset: str, requests: Workload, workers: int = 1, hardware: Hardware = SMALL
+) -> None:
     runs: list[RunResult] = [
         simulate(settings(preset, hardware, workers, jumps=jumps), requests)
         for jumps in (True, False)
@@ -121,11 +150,13 @@ def both_engines(preset: str, seed: int, rate: float, workers: int, hardware: Ha
     for jumped, stepped in zip(runs[0].usages, runs[1].usages, strict=True):
         assert jumped.steps == stepped.steps
         assert jumped.busy_s == pytest.approx(stepped.busy_s)
+        assert jumped.prefix_hit_tokens == stepped.prefix_hit_tokens
 
 
 @pytest.mark.parametrize("preset", ALL_PRESETS)
 def test_simulation_in_jumps_equals_single_steps_for_every_preset(preset: str):
-    both_engines(preset, 11, 30.0, 1, SMALL)
+    both_engines(preset, random_workload(11, 30, 30.0))
+    both_engines(preset, sharing_workload(11, 30, 30.0))
 
 
 @pytest.mark.slow
@@ -138,6 +169,7 @@ def test_simulation_in_jumps_equals_single_steps_for_every_preset(preset: str):
     kv_blocks=st.integers(24, 90),
     host_blocks=st.sampled_from([0, 8, 100]),
     every=st.integers(1, 40),
+    make=st.sampled_from([random_workload, sharing_workload]),
 )
 def test_simulation_in_jumps_equals_single_steps(
     preset: str,
@@ -147,11 +179,12 @@ def test_simulation_in_jumps_equals_single_steps(
     kv_blocks: int,
     host_blocks: int,
     every: int,
+    make: Callable[[int, int, float], Workload],
 ):
     hardware = replace(
         SMALL, kv_tokens=16 * kv_blocks, host_tokens=16 * host_blocks, report_every_steps=every
     )
-    both_engines(preset, seed, rate, workers, hardware)
+    both_engines(preset, make(seed, 30, rate), workers, hardware)
 
 
 def test_simulation_jumps_compute_many_steps_at_once():

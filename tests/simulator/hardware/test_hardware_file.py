@@ -56,7 +56,7 @@ def test_shipped_profile_is_complete_and_plausible(name):
     assert hardware.name == name
     assert hardware.about
     assert hardware.source.startswith(("Derived: ", "Fitted ")), hardware.source
-    assert hardware.limits.kv_blocks * 16 <= hardware.kv_tokens
+    assert hardware.limits(prefix_sharing=False).kv_blocks * 16 <= hardware.kv_tokens
     assert hardware.view("w0", "m").kv_tokens <= hardware.kv_tokens
     alone_s = hardware.cost.step_s(0, 1, 100)
     assert 1e-4 < alone_s < 0.1

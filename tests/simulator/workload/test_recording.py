@@ -73,6 +73,20 @@ def test_vllm_benchmark_becomes_a_workload(tmp_path: Path, indent: int | None):
     assert rows(read_recording(path)) == [(0.0, 4, 7), (0.5, 3, 6)]
 
 
+def test_mooncake_trace_keeps_its_block_hashes(tmp_path: Path):
+    path, back = tmp_path / "mooncake.jsonl", tmp_path / "trace.csv"
+    entries = [
+        {"timestamp": 4_500, "input_length": 700, "output_length": 3, "hash_ids": [10**18, 7]},
+        {"timestamp": 3_000, "input_length": 513, "output_length": 2, "hash_ids": [10**18, 9]},
+        {"timestamp": 5_000, "input_length": 513, "output_length": 0, "hash_ids": [10**18, 9]},
+    ]
+    path.write_text("\n".join(map(json.dumps, entries)))
+    recorded = read_recording(path)
+    assert rows(recorded) == [(0.0, 513, 2), (1.5, 700, 3)]
+    write_trace(back, recorded)
+    assert list(read_trace(back).hash_ids) == [[0, 1], [0, 2]]
+
+
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
 def test_written_trace_round_trips(tmp_path: Path, name: str):
     made = random_workload(4, 30, 3.0)
@@ -99,6 +113,12 @@ def test_written_trace_round_trips(tmp_path: Path, name: str):
         ),
         ('{"created": 1}\nnot json\n', "line 2 is not a JSON object"),
         ('{"start_times": [1], "input_lens": [1, 2], "output_lens": [1]}', "of one length"),
+        ('{"timestamp": "x", "input_length": 1, "output_length": 1}', "number of milliseconds"),
+        ('{"timestamp": 1, "input_length": 0, "output_length": 1}', "got 0 and 1"),
+        (
+            '{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}',
+            "hash_ids must be",
+        ),
         (
             '{"start_times": [1], "input_lens": ["x"], "output_lens": [1]}',
             "request 0: input_lens and",
