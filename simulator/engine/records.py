@@ -87,11 +87,13 @@ class WorkerUsage:
         self.kv_token_s = 0.0  # KV tokens in use · seconds
         self.prefix_asked_tokens = 0  # of contexts looked up in the prefix cache
         self.prefix_hit_tokens = 0  # of those, found
+        self.kv_peak_tokens = 0  # most KV tokens in use
 
-    def on_span(self, elapsed_s: float, steps: int, rows: int, prefill: int, kv: float) -> None:
-        """A span of steps is over; `kv` are the tokens of blocks in use at its end."""
+    def on_span(self, elapsed_s: float, steps: int, rows: int, prefill: int, kv: int) -> None:
+        """A span of steps is over; `kv` are the tokens of blocks in use in its last step."""
         self.busy_s += elapsed_s
         self.steps += steps
         self.prefill_tokens += prefill
         self.row_s += rows * elapsed_s
         self.kv_token_s += kv * elapsed_s
+        self.kv_peak_tokens = max(self.kv_peak_tokens, kv)

@@ -181,9 +181,9 @@ class SimWorker:
             assert again is not None
             batch = again
         prefill = batch.prefill_tokens
-        result = self.state.steps.commit(batch, [self._draw(s) for s in batch.sampling], [])
         pool = self.state.pool
         used = (pool.blocks - pool.free_blocks) * pool.block_tokens
+        result = self.state.steps.commit(batch, [self._draw(s) for s in batch.sampling], [])
         elapsed_s = span.end_s - span.began_s
         self.usage.on_span(elapsed_s, repeats + 1, len(batch.decodes), prefill, used)
         return SpanResult(rows, span.ends_s, result.tokens)

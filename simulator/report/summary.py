@@ -19,9 +19,9 @@ class Summary:
     """Latencies are of finished requests, in seconds; goodput is of all requests, and its tokens
     those of requests that met their SLA. Rates are over the time from the first arrival to the last
     token. Shares of workers are means over that time: `busy_share` of computing, `kv_share` of KV
-    in use, `rows` of decode rows. `prefix_hit_share` is of prompt tokens. `waiting` is Learning to
-    Rank's max_waiting (Fu et al., NeurIPS 2024, §5.5): the longer of a request's TTFT and its
-    longest gap."""
+    in use, `rows` of decode rows. `prefix_hit_share` is of prompt tokens. `kv_peak_share` is the
+    most that any worker used. `waiting` is Learning to Rank's max_waiting (Fu et al., NeurIPS 2024,
+    §5.5): the longer of a request's TTFT and its longest gap."""
 
     preset: str
     requests: int
@@ -50,6 +50,7 @@ class Summary:
     kv_share: float
     rows: float
     prefix_hit_share: float
+    kv_peak_share: float
 
 
 def summarize(result: RunResult) -> Summary:
@@ -86,6 +87,10 @@ def summarize(result: RunResult) -> Summary:
         sum(usage.kv_token_s for usage in result.usages) / kv_tokens,
         sum(usage.row_s for usage in result.usages) / worker_s,
         sum(usage.prefix_hit_tokens for usage in result.usages) / max(prefix_asked_tokens, 1),
+        max(
+            usage.kv_peak_tokens / hardware.kv_tokens
+            for usage, hardware in zip(result.usages, settings.hardware, strict=True)
+        ),
     )
 
 

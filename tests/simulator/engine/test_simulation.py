@@ -149,6 +149,7 @@ def both_engines(
     assert runs[0].end_s == runs[1].end_s
     for jumped, stepped in zip(runs[0].usages, runs[1].usages, strict=True):
         assert jumped.steps == stepped.steps
+        assert jumped.kv_peak_tokens == stepped.kv_peak_tokens
         assert jumped.busy_s == pytest.approx(stepped.busy_s)
         assert jumped.prefix_hit_tokens == stepped.prefix_hit_tokens
 
