@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 
 from services.policies.preset import CHOICES, choose, require_known
 from simulator.engine.records import Records
@@ -34,6 +35,8 @@ class Finding:
 
 
 def _with_rate(point: Point, value: float) -> Point:
+    if point.workload.clients:
+        raise ValueError("clients are a closed loop, which has no rate; vary clients instead")
     return replace(point, workload=point.workload.at_rate(value))
 
 
@@ -47,6 +50,9 @@ def _with_workers(point: Point, value: float) -> Point:
 
 
 def _with_kv_tokens(point: Point, value: float) -> Point:
+    block = max(hardware.block_tokens for hardware in point.settings.hardware)
+    if value < block:
+        raise ValueError(f"kv_tokens must be at least a block of {block} tokens, got {value:g}")
     hardware = tuple(replace(h, kv_tokens=int(value)) for h in point.settings.hardware)
     return replace(point, settings=replace(point.settings, hardware=hardware))
 
@@ -62,15 +68,24 @@ KEYS: dict[str, Callable[[Point, float], Point]] = {
     "kv_tokens": _with_kv_tokens,
     "max_tokens": _with_max_tokens,
 }
+WHOLE = frozenset(KEYS) - {"rate"}
+
+
+def check_sweep(key: str, values: Sequence[float]) -> None:
+    """Raises ValueError for an unknown key and for a value that the key cannot have."""
+    if not key.startswith(PRESET):
+        require_known("sweep key", key, (*KEYS, f"{PRESET}NAME"))
+    for value in values if key in KEYS else ():
+        if not 0 < value < inf:
+            raise ValueError(f"{key} must be a positive number, got {value:g}")
+        if key in WHOLE and value % 1:
+            raise ValueError(f"{key} must be a whole number, got {value:g}")
 
 
 def vary(points: Iterable[Point], key: str, values: Sequence[float]) -> list[Point]:
     """Every point at every value of the key: one of KEYS, or `preset.NAME` for a number of the
-    preset. Raises ValueError for an unknown key and for a value that is not positive."""
-    if not key.startswith(PRESET):
-        require_known("sweep key", key, (*KEYS, f"{PRESET}NAME"))
-    if key in KEYS and min(values) <= 0:
-        raise ValueError(f"{key} must be positive, got {min(values):g}")
+    preset. Raises ValueError as `check_sweep` does, and for a key that the points do not have."""
+    check_sweep(key, values)
     return [_at(point, key, value) for value in values for point in points]
 
 

@@ -1,6 +1,8 @@
 """Reports each mistake on the command line in one line, with a suggestion."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -83,10 +85,37 @@ def near(word: str, known: Iterable[str]) -> str:
     return f", did you mean {close[0]}?" if close else ""
 
 
-def require_folders(*files: Path | None) -> None:
-    """Checks the folders of output files before the work starts. Raises UsageError."""
-    for file in files:
-        if file and not file.parent.is_dir():
+@dataclass(frozen=True)
+class Conflict:
+    """Two options, by their parameters' names, of which a command takes one, and the reason."""
+
+    one: str
+    other: str
+    reason: str
+
+
+def given_options(context: Any) -> set[str]:
+    """The names of the parameters that the command line sets. `context` is typer's."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def refuse_conflicts(given: set[str], conflicts: Iterable[Conflict]) -> None:
+    """Raises UsageError for the first two given options that exclude each other."""
+    for conflict in conflicts:
+        if {conflict.one, conflict.other} <= given:
             raise UsageError(
-                f"cannot write {file}: the folder {file.parent} does not exist; create it"
+                f"give either --{conflict.one} or --{conflict.other}: {conflict.reason}"
             )
+
+
+def require_folders(*files: Path | None) -> None:
+    """Checks before the work starts that output files can be written. Raises UsageError."""
+    for file in filter(None, files):
+        folder = file.parent
+        if not folder.is_dir():
+            raise UsageError(f"cannot write {file}: the folder {folder} does not exist; create it")
+        if file.is_dir():
+            raise UsageError(f"cannot write {file}: it is a folder; name a file in it")
+        if not os.access(file if file.exists() else folder, os.W_OK):
+            raise UsageError(f"cannot write {file}: permission denied")

@@ -95,7 +95,8 @@ def build_workload(
     name: str, count: int, arrivals: str, rate: float, clients: int, seed: int
 ) -> Workload:
     """A built-in workload, or lengths from a file, with drawn arrivals or a closed loop of
-    `clients`. Raises ValueError for unknown names and for a count or rate that is not positive."""
+    `clients`. Raises ValueError for unknown names, a count or rate that is not positive, and a
+    burst with a rate."""
     if count < 1:
         raise ValueError(f"a workload has at least 1 request, got {count}")
     require_known("arrivals", arrivals, ARRIVALS)
@@ -104,6 +105,8 @@ def build_workload(
             f"arrivals {arrivals} need a positive rate, got {rate:g}: give a rate, or clients for "
             "a closed loop"
         )
+    if arrivals == "burst" and rate:
+        raise ValueError(f"arrivals burst come all at once and have no rate, got {rate:g}")
     rng = np.random.default_rng(seed)
     inputs, outputs = draw_lengths(name, count, rng)
     arrival_s = burst(count, rate, rng) if clients else ARRIVALS[arrivals](count, rate, rng)

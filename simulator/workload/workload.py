@@ -48,6 +48,17 @@ class Workload:
         span_s = float(self.arrival_s[-1] - self.arrival_s[0])
         return (len(self) - 1) / span_s if span_s else np.inf
 
+    def take(self, rows: Ints) -> "Workload":
+        """Some of the requests, given by their ascending places."""
+        return replace(
+            self,
+            arrival_s=self.arrival_s[rows],
+            input_tokens=self.input_tokens[rows],
+            output_tokens=self.output_tokens[rows],
+            kinds=[self.kinds[row] for row in rows] if self.kinds else (),
+            prompts=[self.prompts[row] for row in rows] if self.prompts else (),
+        )
+
     def at_rate(self, rate: float) -> "Workload":
         """The same requests with arrivals stretched to this mean rate. Raises ValueError for a
         burst, which has no rate."""

@@ -8,62 +8,67 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretoken.commands.usage import UsageError, require_folders
+from foretoken.commands.offline.traffic import (
+    ARRIVALS,
+    CONFLICTS,
+    ArrivalsOption,
+    MaxTokensOption,
+    PredictorOption,
+    ProcessesOption,
+    RateOption,
+    RequestsOption,
+    SeedOption,
+    TraceOption,
+    WorkloadOption,
+    open_workload,
+)
+from foretoken.commands.usage import (
+    UsageError,
+    given_options,
+    refuse_conflicts,
+    require_folders,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from simulator.study import Finding, Point
-    from simulator.workload.workload import Workload
 
 WIDTH = 150  # columns that the table needs
 
 
 def simulate(
-    trace: Annotated[
-        Path | None, typer.Option(help="CSV of requests, plain or .gz; see docs/simulator.md.")
-    ] = None,
-    workload: Annotated[
-        str, typer.Option(help="d1, d2, d3, varying, or a CSV with input_tokens,output_tokens.")
-    ] = "",
+    context: typer.Context,
+    trace: TraceOption = None,
+    workload: WorkloadOption = "",
     preset: Annotated[str, typer.Option(help="Presets to compare, separated by commas.")] = (
         "foretoken,fcfs"
     ),
     hardware: Annotated[
         str, typer.Option(help="A hardware file, or the name of one that ships.")
     ] = "h100-llama3-8b",
-    workers: Annotated[int, typer.Option(min=1, help="Workers of this hardware.")] = 1,
-    requests: Annotated[
-        int, typer.Option(min=0, help="Requests; 0: the whole trace, or 1,000 of a workload.")
-    ] = 0,
-    rate: Annotated[
-        float, typer.Option(min=0, help="Requests per second; a trace is stretched to it.")
-    ] = 0.0,
-    arrivals: Annotated[
-        str, typer.Option(help="Arrivals of a workload: poisson, gamma, even or burst.")
-    ] = "poisson",
+    workers: Annotated[int, typer.Option(min=1, max=1024, help="Workers of this hardware.")] = 1,
+    requests: RequestsOption = 0,
+    rate: RateOption = None,
+    arrivals: ArrivalsOption = ARRIVALS,
     clients: Annotated[
         int, typer.Option(min=0, help="A closed loop of this many clients instead of arrivals.")
     ] = 0,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="max_tokens of every request; longer answers are cut.")
-    ] = 4_096,
+    max_tokens: MaxTokensOption = 4_096,
     max_queue: Annotated[
         int, typer.Option(min=1, help="Waiting requests beyond which one is refused.")
     ] = 4_096,
     sla: Annotated[
         str, typer.Option(help="Budgets for goodput, such as ttft=1s,tpot=50ms,mtpot=500ms.")
     ] = "",
-    predictor: Annotated[
-        str, typer.Option(help="Replace the presets' predictor: history, max, oracle or words.")
-    ] = "",
+    predictor: PredictorOption = "",
     sweep: Annotated[
         str, typer.Option(metavar="KEY=A,B,…", help="Run at each value of a key, such as rate.")
     ] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Random seed; equal seeds, equal results.")] = 0,
+    seed: SeedOption = 0,
     json: Annotated[Path | None, typer.Option(help="Write the results to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write plots to this folder.")] = None,
-    processes: Annotated[int, typer.Option(min=0, help="Runs at once; 0: one per core.")] = 0,
+    processes: ProcessesOption = 0,
 ) -> None:
     """Simulate presets on a trace or workload: the served scheduler in virtual time."""
     from services.policies.preset import choose
@@ -73,13 +78,23 @@ def simulate(
     from simulator.report.sla import parse_sla
     from simulator.study import Point, run_points, vary
 
+    key, values = _parse_sweep(sweep)
+    given = given_options(context)
+    if key in given:
+        option = key.replace("_", "-")
+        raise UsageError(f"give either --{option} or --sweep {key}=…: both set {key}")
+    refuse_conflicts(given | {key}, CONFLICTS)
     require_folders(json)
     if plot and not plot.is_dir():
         raise UsageError(f"--plot: the folder does not exist; create it (got '{plot}')")
     one = load_hardware(hardware)
     chosen = [choose(name.strip()) for name in preset.split(",")]
     budgets = parse_sla(sla)
-    requested = _open_workload(trace, workload, requests, rate, arrivals, clients, seed)
+    if key == "rate" and not trace:
+        rate = values[0]  # arrivals are drawn once, then stretched
+    if key == "clients":
+        clients = int(values[0])
+    requested = open_workload(trace, workload, requests, rate, arrivals, seed, clients)
     points = [
         Point(
             {},
@@ -96,7 +111,6 @@ def simulate(
         )
         for each in chosen
     ]
-    key, values = _parse_sweep(sweep)
     if key:
         points = vary(points, key, values)
     with _progress(points) as on_done:
@@ -104,38 +118,19 @@ def simulate(
     _show(findings, points, key, json, plot)
 
 
-def _open_workload(
-    trace: Path | None,
-    name: str,
-    requests: int,
-    rate: float,
-    arrivals: str,
-    clients: int,
-    seed: int,
-) -> "Workload":
-    from dataclasses import replace
-
-    from simulator.workload.builtin import build_workload
-    from simulator.workload.trace import read_trace
-
-    if (trace is None) == (not name):
-        raise UsageError("give either --trace FILE or --workload NAME")
-    if trace is None:
-        return build_workload(name, requests or 1_000, arrivals, rate, clients, seed)
-    workload = read_trace(trace, requests)
-    if clients:
-        return replace(workload, clients=clients)
-    return workload.at_rate(rate) if rate else workload
-
-
 def _parse_sweep(text: str) -> tuple[str, list[float]]:
+    """The key and its values, none of them if the text is empty."""
+    from simulator.study import check_sweep
+
     if not text:
         return "", []
     key, _, values = text.partition("=")
     try:
-        return key, [float(value) for value in values.split(",")]
+        numbers = [float(value) for value in values.split(",")]
     except ValueError:
         raise UsageError(f"--sweep {text}: use KEY=A,B,…, such as rate=1,2,4") from None
+    check_sweep(key, numbers)
+    return key, numbers
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from services.core import Sla
 from simulator.engine.simulation import simulate
 from simulator.hardware.hardware import Hardware
 from simulator.report.plots import plot_distributions, plot_sweep
-from simulator.report.sla import parse_sla
+from simulator.report.sla import SlaTarget, parse_sla, parse_target
 from simulator.report.summary import summarize, summary_row
 from simulator.study import Point, run_points, vary
 from tests.simulator.fixtures import BY_HAND, INSTANT, random_workload, settings, workload
@@ -57,10 +58,43 @@ def test_parse_sla_reads_classes_and_budgets(text: str, sla: Sla):
     assert parse_sla(text) == sla
 
 
-@pytest.mark.parametrize("text", ["tftt=1s", "ttft", "ttft=fast", "ttft=-1s", "ttft=0"])
+@pytest.mark.parametrize(
+    "text",
+    ["tftt=1s", "ttft", "ttft=fast", "ttft=-1s", "ttft=0", "ttft=nan", "ttft=inf", "ttft=1,ttft=2"],
+)
 def test_parse_sla_refuses_invalid_text(text: str):
     with pytest.raises(ValueError, match="sla: "):
         parse_sla(text)
+
+
+def test_parse_sla_refuses_a_percentage():
+    with pytest.raises(ValueError, match="sla: p=99 belongs to `foretoken plan`"):
+        parse_sla("ttft=1s,p=99")
+
+
+def test_parse_target_reads_budgets_and_percentage():
+    assert parse_target("ttft=1s, p=99.5") == SlaTarget(Sla("given", 1.0), 0.995)
+    assert parse_target("p=100,tpot=50ms") == SlaTarget(Sla("given", tpot_s=0.05), 1.0)
+    assert parse_target("ttft=1s").share == 0.99
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "give a budget"),
+        ("p=99", "give a budget"),
+        ("ttft=1s,p=0.99", "'p=0.99' is not a percentage above 1"),
+        ("ttft=1s,p=101", "'p=101' is not a percentage"),
+        ("ttft=1s,p=nan", "'p=nan' is not a percentage"),
+        ("ttft=1s,p=most", "'p=most' is not a percentage"),
+        ("ttft=1s,p", "'p=' is not a percentage"),
+        ("p=99,p=98,ttft=1s", "p is given twice"),
+        ("latency=1s,p=99", "unknown budget 'latency'"),
+    ],
+)
+def test_parse_target_refuses_invalid_text(text: str, sentence: str):
+    with pytest.raises(ValueError, match=f"sla: .*{sentence}"):
+        parse_target(text)
 
 
 def study() -> list[Point]:
@@ -103,8 +137,30 @@ def test_unknown_sweep_keys_are_refused():
         vary(study(), "rates", [1.0])
     with pytest.raises(ValueError, match="unknown preset key 'ageing'"):
         vary(study(), "preset.ageing", [1.0])
-    with pytest.raises(ValueError, match="rate must be positive"):
-        vary(study(), "rate", [0.0])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("rate", 0.0, "rate must be a positive number, got 0"),
+        ("rate", nan, "rate must be a positive number, got nan"),
+        ("rate", inf, "rate must be a positive number, got inf"),
+        ("workers", -1.0, "workers must be a positive number, got -1"),
+        ("workers", 1.5, "workers must be a whole number, got 1.5"),
+        ("clients", 0.5, "clients must be a whole number, got 0.5"),
+        ("kv_tokens", 15.0, "kv_tokens must be at least a block of 16 tokens, got 15"),
+        ("preset.watermark", nan, r"preset.watermark must lie in \[.*\], got nan"),
+    ],
+)
+def test_sweep_values_out_of_range_are_refused(key: str, value: float, sentence: str):
+    with pytest.raises(ValueError, match=sentence):
+        vary(study()[:1], key, [value])
+
+
+def test_rate_of_a_closed_loop_is_not_swept():
+    requests = workload([(0.0, 10, 3)], clients=1)
+    with pytest.raises(ValueError, match="clients are a closed loop, which has no rate"):
+        vary([Point({}, settings("fcfs"), requests)], "rate", [1.0])
 
 
 def test_summary_plots_are_written(tmp_path: Path):

@@ -1,0 +1,90 @@
+"""Traffic: options of the commands that simulate it, and the workload that they name."""
+
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretoken.commands.usage import Conflict, UsageError
+
+if TYPE_CHECKING:
+    from simulator.workload.workload import Workload
+
+ARRIVALS = "poisson"  # the default of a workload
+OWN_ARRIVALS = "a trace has arrivals of its own"
+CLOSED_LOOP = "a client sends its next request when the previous one ends"
+CONFLICTS = (
+    Conflict("trace", "workload", "each is the traffic"),
+    Conflict("trace", "arrivals", OWN_ARRIVALS),
+    Conflict("clients", "rate", CLOSED_LOOP),
+    Conflict("clients", "arrivals", CLOSED_LOOP),
+)
+
+TraceOption = Annotated[
+    Path | None,
+    typer.Option("--trace", help="CSV of requests, plain or .gz; see docs/simulator.md."),
+]
+WorkloadOption = Annotated[
+    str,
+    typer.Option(
+        "--workload", help="d1, d2, d3, varying, or a CSV with input_tokens,output_tokens."
+    ),
+]
+RequestsOption = Annotated[
+    int,
+    typer.Option("--requests", min=0, help="Requests; 0: the whole trace, or 1,000 of a workload."),
+]
+RateOption = Annotated[
+    float | None,
+    typer.Option("--rate", help="Requests per second; a trace is stretched to it."),
+]
+ArrivalsOption = Annotated[
+    str,
+    typer.Option("--arrivals", help="Arrivals of a workload: poisson, gamma, even or burst."),
+]
+MaxTokensOption = Annotated[
+    int,
+    typer.Option(
+        "--max-tokens", min=1, help="max_tokens of every request; longer answers are cut."
+    ),
+]
+PredictorOption = Annotated[
+    str,
+    typer.Option(
+        "--predictor", help="Replace the presets' predictor: history, max, oracle or words."
+    ),
+]
+SeedOption = Annotated[
+    int, typer.Option("--seed", min=0, help="Random seed; equal seeds, equal results.")
+]
+ProcessesOption = Annotated[
+    int, typer.Option("--processes", min=0, help="Runs at once; 0: one per core.")
+]
+
+
+def open_workload(
+    trace: Path | None,
+    name: str,
+    requests: int,
+    rate: float | None,
+    arrivals: str,
+    seed: int,
+    clients: int = 0,
+) -> "Workload":
+    """The traffic that the options describe: a trace, or a workload with drawn arrivals or a closed
+    loop of `clients`. Raises UsageError or ValueError for what does not describe one."""
+    from simulator.workload.builtin import build_workload
+    from simulator.workload.trace import read_trace
+
+    if trace is None and not name:
+        raise UsageError("give --trace FILE or --workload NAME")
+    if rate is not None and not 0 < rate < inf:
+        raise UsageError(f"--rate must be a positive number, got {rate:g}")
+    if trace is None:
+        return build_workload(name, requests or 1_000, arrivals, rate or 0.0, clients, seed)
+    workload = read_trace(trace, requests)
+    if clients:
+        return replace(workload, clients=clients)
+    return workload.at_rate(rate) if rate else workload
