@@ -19,6 +19,7 @@ from foretoken.commands.chat import chat
 from foretoken.commands.key import key
 from foretoken.commands.offline.calibrate import calibrate
 from foretoken.commands.offline.evaluate import evaluate
+from foretoken.commands.offline.plan import plan
 from foretoken.commands.offline.record import record
 from foretoken.commands.offline.reproduce import reproduce
 from foretoken.commands.offline.simulate import simulate
@@ -68,6 +69,7 @@ app.command(cls=Command, rich_help_panel=CLIENT)(chat)
 app.command(cls=ManyCommand, rich_help_panel=CLIENT)(bench)
 app.command(cls=Command, rich_help_panel=CLIENT)(why)
 app.command(cls=Command, rich_help_panel=SIMULATOR)(simulate)
+app.command(cls=Command, rich_help_panel=SIMULATOR)(plan)
 app.command(cls=Command, rich_help_panel=SIMULATOR)(record)
 app.command(cls=Command, rich_help_panel=SIMULATOR)(reproduce)
 app.command(cls=Command, rich_help_panel=SIMULATOR)(calibrate)
