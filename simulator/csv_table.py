@@ -14,6 +14,7 @@ from services.policies.snapshot import Bools
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_FIELD_BYTES = 2**24
+MAX_TOKENS = 10**9
 Names = Sequence[str]
 
 
@@ -29,16 +30,19 @@ class CsvTable:
         """A column of finite numbers. Raises ValueError for any other cell."""
         texts = self.columns[name]
         numbers: Floats = np.array([_number(text) for text in texts])
-        self._require(np.isfinite(numbers), name, "a number")
+        self.require(np.isfinite(numbers), name, "a number")
         return numbers
 
     def lengths(self, name: str) -> Ints:
         """A column of token counts. Raises ValueError for any other cell."""
         numbers = self.numbers(name)
-        self._require((numbers >= 1) & (numbers % 1 == 0), name, "a whole number of at least 1")
+        valid = (numbers >= 1) & (numbers <= MAX_TOKENS) & (numbers % 1 == 0)
+        self.require(valid, name, f"a whole number from 1 to {MAX_TOKENS:,}")
         return numbers.astype(np.int64)
 
-    def _require(self, valid: Bools, name: str, what: str) -> None:
+    def require(self, valid: Bools, name: str, what: str) -> None:
+        """Raises ValueError for the first row of a column that is not valid, and not `what` it must
+        be."""
         if not valid.all():
             row = int(np.argmin(valid))
             raise ValueError(
@@ -57,7 +61,8 @@ def read_csv(path: Path, *required: Names, optional: Names = (), most: int = 0) 
         with _open(path) as file:
             return _read_rows(path, file, required, optional, most)
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"cannot read {path}: {reason}") from None
 
 
 def _open(path: Path) -> TextIO:

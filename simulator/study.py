@@ -69,9 +69,10 @@ KEYS: dict[str, Callable[[Point, float], Point]] = {
     "max_tokens": _with_max_tokens,
 }
 WHOLE = frozenset(KEYS) - {"rate"}
+MOST = {"workers": 1_024, "clients": 2**20, "kv_tokens": 2**40, "max_tokens": 2**31, "rate": 10**9}
 
 
-def check_sweep(key: str, values: Sequence[float]) -> None:
+def check_values(key: str, values: Sequence[float]) -> None:
     """Raises ValueError for an unknown key and for a value that the key cannot have."""
     if not key.startswith(PRESET):
         require_known("sweep key", key, (*KEYS, f"{PRESET}NAME"))
@@ -80,12 +81,14 @@ def check_sweep(key: str, values: Sequence[float]) -> None:
             raise ValueError(f"{key} must be a positive number, got {value:g}")
         if key in WHOLE and value % 1:
             raise ValueError(f"{key} must be a whole number, got {value:g}")
+        if value > MOST[key]:
+            raise ValueError(f"{key} must be at most {MOST[key]:,}, got {value:g}")
 
 
 def vary(points: Iterable[Point], key: str, values: Sequence[float]) -> list[Point]:
     """Every point at every value of the key: one of KEYS, or `preset.NAME` for a number of the
-    preset. Raises ValueError as `check_sweep` does, and for a key that the points do not have."""
-    check_sweep(key, values)
+    preset. Raises ValueError as `check_values` does, and for a key that the points do not have."""
+    check_values(key, values)
     return [_at(point, key, value) for value in values for point in points]
 
 

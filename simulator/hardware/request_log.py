@@ -60,13 +60,16 @@ def read_timings(path: Path) -> RequestLog | list[StepTiming]:
     """A CSV file, plain or gzip, with the columns of a request log or of step timings.
 
     Other columns are ignored. Raises ValueError, which names the file, and the line and value of a
-    cell that is not a number.
+    cell that is not a number, or a negative one of a step.
     """
     table = read_csv(path, LOG_COLUMNS, STEP_COLUMNS)
-    if LOG_COLUMNS[0] in table.columns:
+    columns = {name: table.numbers(name) for name in table.columns}
+    if LOG_COLUMNS[0] in columns:
         try:
-            return RequestLog(*(table.numbers(name) for name in LOG_COLUMNS))
+            return RequestLog(**columns)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-    rows = zip(*(table.numbers(name) for name in STEP_COLUMNS), strict=True)
+    for name in STEP_COLUMNS:
+        table.require(columns[name] >= 0, name, "0 or more")
+    rows = zip(*(columns[name] for name in STEP_COLUMNS), strict=True)
     return [StepTiming(int(p), int(d), int(c), float(e)) for p, d, c, e in rows]

@@ -28,6 +28,7 @@ import numpy as np
 from services.core import FinishReason
 from services.scheduler.core import events as ev
 from services.scheduler.observe.event_log import MARK, read
+from simulator.rows import writing
 from simulator.workload.trace import ARRIVAL, HASH_IDS, INPUT, KIND, OUTPUT, PROMPT
 from simulator.workload.workload import Workload
 
@@ -61,7 +62,7 @@ def read_recording(path: Path) -> Workload:
         else:
             rows = list(_request_log_rows(path))
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
     if not rows:
         raise ValueError(f"{path} has no finished request")
     rows.sort()
@@ -76,8 +77,9 @@ def read_recording(path: Path) -> Workload:
 
 
 def write_trace(path: Path, workload: Workload) -> None:
-    """Writes a trace for `read_trace`, compressed if the name ends in .gz. Raises OSError."""
-    with _create(path) as file:
+    """Writes a trace for `read_trace`, compressed if the name ends in .gz. Raises ValueError for a
+    file that cannot be written."""
+    with writing(path), _create(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         hash_ids = [" ".join(map(str, ids)) for ids in workload.hash_ids]
         extra = {KIND: workload.kinds, PROMPT: workload.prompts, HASH_IDS: hash_ids}

@@ -57,6 +57,7 @@ class Workload:
             output_tokens=self.output_tokens[rows],
             kinds=[self.kinds[row] for row in rows] if self.kinds else (),
             prompts=[self.prompts[row] for row in rows] if self.prompts else (),
+            hash_ids=[self.hash_ids[row] for row in rows] if self.hash_ids else (),
         )
 
     def at_rate(self, rate: float) -> "Workload":

@@ -46,11 +46,14 @@ def calibrate(
     from simulator.hardware.calibrate import NO_BOUNDS
     from simulator.hardware.calibrate import calibrate as run
     from simulator.hardware.hardware import Hardware
-    from simulator.hardware.hardware_file import write_hardware
+    from simulator.hardware.hardware_file import SUFFIX, read_hardware, write_hardware
     from simulator.hardware.request_log import read_timings
     from simulator.hardware.roofline import derive_bounds
+    from simulator.rows import writing
 
     require_folders(out)
+    if out.suffix != SUFFIX:
+        raise UsageError(f"--out {out}: a hardware file's name ends in {SUFFIX}")
     roofline = _roofline(gpu, model, tensor_parallel)
     timings = read_timings(log)
     capacity = kv_tokens or _capacity(timings, roofline)
@@ -66,7 +69,10 @@ def calibrate(
         source=" ".join(lines),
         about=f"{name}, calibrated",
     )
-    out.write_text(write_hardware(hardware), encoding="utf-8")
+    text = write_hardware(hardware)
+    read_hardware(text, name, str(out))  # refuses capacities that cannot be simulated
+    with writing(out):
+        out.write_text(text, encoding="utf-8")
     for line in lines:
         print(line)
     print(f"{capacity:,} KV tokens. Wrote {out}; check its [memory] and [engine].")
@@ -78,6 +84,8 @@ def _roofline(gpu: str, model: str, tensor_parallel: int) -> "Roofline | None":
     from simulator.hardware.roofline import Roofline
 
     if not gpu and not model:
+        if tensor_parallel > 1:
+            raise UsageError("--tensor-parallel needs --gpu and --model")
         return None
     if not (gpu and model):
         raise UsageError("--gpu and --model belong together: give both, or none")

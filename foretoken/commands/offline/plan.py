@@ -41,7 +41,7 @@ def plan(
         str, typer.Option(help="Hardware files or names of shipped ones, separated by commas.")
     ] = "h100-llama3-8b",
     preset: Annotated[str, typer.Option(help="Presets, separated by commas.")] = "foretoken",
-    max_workers: Annotated[int, typer.Option(min=1, max=1024, help="Most workers to try.")] = 64,
+    max_workers: Annotated[int, typer.Option(min=1, help="Most workers to try.")] = 64,
     requests: RequestsOption = 0,
     rate: RateOption = None,
     arrivals: ArrivalsOption = ARRIVALS,
@@ -63,9 +63,10 @@ def plan(
     from simulator.hardware.hardware_file import load_hardware
     from simulator.parallel import available_cores
     from simulator.report.sla import parse_target
-    from simulator.study import Point
+    from simulator.study import Point, check_values
 
     refuse_conflicts(given_options(context), CONFLICTS)
+    check_values("workers", [max_workers])
     require_folders(json)
     target = parse_target(sla)
     kinds = [load_hardware(name.strip()) for name in hardware.split(",")]

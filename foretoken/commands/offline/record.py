@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from foretoken.commands.usage import require_folders
+from foretoken.commands.usage import UsageError, require_folders
 
 
 def record(
@@ -19,6 +19,8 @@ def record(
     from simulator.workload.recording import read_recording, write_trace
 
     require_folders(trace)
+    if trace.exists() and log.exists() and trace.samefile(log):
+        raise UsageError(f"{trace} is the log itself; name another file for the trace")
     workload = read_recording(log)
     write_trace(trace, workload)
     print(

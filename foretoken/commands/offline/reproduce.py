@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretoken.commands.usage import UsageError, near, require_folders
+from foretoken.commands.offline.traffic import MAX_REQUESTS
+from foretoken.commands.usage import UsageError, given_options, near, require_folders
 
 if TYPE_CHECKING:
     from simulator.papers.reproduction import ReportProgress, Reproduction
@@ -16,12 +17,14 @@ WIDTH = 140  # columns that a table needs
 
 
 def reproduce(
+    context: typer.Context,
     name: Annotated[
         str, typer.Argument(help="Table to reproduce; without it, all are listed.")
     ] = "",
     json: Annotated[Path | None, typer.Option(help="Write the rows as JSON.")] = None,
     requests: Annotated[
-        int, typer.Option(min=0, help="Number of requests; 0: as many as the paper.")
+        int,
+        typer.Option(min=0, max=MAX_REQUESTS, help="Number of requests; 0: as many as the paper."),
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     rows: Annotated[str, typer.Option(help="Only rows with this text in the name.")] = "",
@@ -29,6 +32,8 @@ def reproduce(
     """Reproduce a table of a paper by simulation, with the paper's figures beside its own."""
     from simulator.papers.registry import REPRODUCTIONS
 
+    if not name and given_options(context):
+        raise UsageError(f"name a table to reproduce; known: {', '.join(REPRODUCTIONS)}")
     if not name:
         width = max(map(len, REPRODUCTIONS))
         for known, reproduction in REPRODUCTIONS.items():

@@ -47,7 +47,7 @@ def simulate(
     hardware: Annotated[
         str, typer.Option(help="A hardware file, or the name of one that ships.")
     ] = "h100-llama3-8b",
-    workers: Annotated[int, typer.Option(min=1, max=1024, help="Workers of this hardware.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Workers of this hardware.")] = 1,
     requests: RequestsOption = 0,
     rate: RateOption = None,
     arrivals: ArrivalsOption = ARRIVALS,
@@ -76,7 +76,7 @@ def simulate(
     from simulator.hardware.hardware_file import load_hardware
     from simulator.parallel import available_cores
     from simulator.report.sla import parse_sla
-    from simulator.study import Point, run_points, vary
+    from simulator.study import Point, check_values, run_points, vary
 
     key, values = _parse_sweep(sweep)
     given = given_options(context)
@@ -84,6 +84,7 @@ def simulate(
         option = key.replace("_", "-")
         raise UsageError(f"give either --{option} or --sweep {key}=…: both set {key}")
     refuse_conflicts(given | {key}, CONFLICTS)
+    check_values("workers", [workers])
     require_folders(json)
     if plot and not plot.is_dir():
         raise UsageError(f"--plot: the folder does not exist; create it (got '{plot}')")
@@ -120,7 +121,7 @@ def simulate(
 
 def _parse_sweep(text: str) -> tuple[str, list[float]]:
     """The key and its values, none of them if the text is empty."""
-    from simulator.study import check_sweep
+    from simulator.study import check_values
 
     if not text:
         return "", []
@@ -129,7 +130,7 @@ def _parse_sweep(text: str) -> tuple[str, list[float]]:
         numbers = [float(value) for value in values.split(",")]
     except ValueError:
         raise UsageError(f"--sweep {text}: use KEY=A,B,…, such as rate=1,2,4") from None
-    check_sweep(key, numbers)
+    check_values(key, numbers)
     return key, numbers
 
 

@@ -12,6 +12,7 @@ from foretoken.commands.usage import Conflict, UsageError
 if TYPE_CHECKING:
     from simulator.workload.workload import Workload
 
+MAX_REQUESTS = 10_000_000  # memory for the columns of a workload
 ARRIVALS = "poisson"  # the default of a workload
 OWN_ARRIVALS = "a trace has arrivals of its own"
 CLOSED_LOOP = "a client sends its next request when the previous one ends"
@@ -34,7 +35,12 @@ WorkloadOption = Annotated[
 ]
 RequestsOption = Annotated[
     int,
-    typer.Option("--requests", min=0, help="Requests; 0: the whole trace, or 1,000 of a workload."),
+    typer.Option(
+        "--requests",
+        min=0,
+        max=MAX_REQUESTS,
+        help="Requests; 0: the whole trace, or 1,000 of a workload.",
+    ),
 ]
 RateOption = Annotated[
     float | None,
