@@ -68,6 +68,7 @@ def test_lengths_are_drawn_from_a_file(tmp_path: Path):
         (("d1", 10, "posson", 1.0, 0, 0), "unknown arrivals 'posson'"),
         (("d1", 10, "poisson", 0.0, 0, 0), "need a positive rate"),
         (("d1", 0, "poisson", 1.0, 0, 0), "at least 1 request"),
+        (("d1", 10, "burst", 1.0, 0, 0), "burst come all at once and have no rate, got 1"),
     ],
 )
 def test_invalid_workload_options_are_refused_with_the_known_values(
@@ -98,3 +99,19 @@ def test_workload_checks_its_columns(arrival_s: list[float], inputs: list[int], 
     lengths = np.array(inputs, np.int64)
     with pytest.raises(ValueError, match=says):
         Workload("bad", np.array(arrival_s), lengths, lengths)
+
+
+def test_taken_requests_keep_all_their_columns():
+    rows = Workload(
+        "rows",
+        np.array([0.0, 1.0, 2.0]),
+        np.array([10, 20, 30]),
+        np.array([1, 2, 3]),
+        kinds=["a", "b", "c"],
+        prompts=["x", "y", "z"],
+        hash_ids=[[1], [2], [3]],
+    )
+    taken = rows.take(np.array([0, 2]))
+    assert taken.arrival_s.tolist() == [0.0, 2.0]
+    assert (taken.input_tokens.tolist(), taken.output_tokens.tolist()) == ([10, 30], [1, 3])
+    assert (taken.kinds, taken.prompts, taken.hash_ids) == (["a", "c"], ["x", "z"], [[1], [3]])
