@@ -6,7 +6,8 @@ The scheduler is `SchedulerState` with its rounds; each worker is a `WorkerState
 model (worker.py). This module adds the way of messages and the time of rounds and forecasts.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -28,7 +29,7 @@ from simulator.engine.events import (
     ToWorker,
     Wake,
 )
-from simulator.engine.forecaster import build_forecaster
+from simulator.engine.forecaster import Forecaster, build_forecaster
 from simulator.engine.records import Records, WorkerUsage
 from simulator.engine.settings import RunSettings
 from simulator.engine.worker import SimWorker
@@ -56,10 +57,22 @@ class RunResult:
 
 
 class Simulation:
-    """One run. Raises ValueError if the preset's predictor cannot be simulated on this workload."""
+    """One run. Raises ValueError if the preset's predictor cannot be simulated on this workload.
 
-    def __init__(self, settings: RunSettings, workload: Workload):
+    `observe` receives every step of the scheduler, as an event log does; reports then have the
+    times of steps. `advice` are forecasts and cost models with the times at which the scheduler
+    receives them; the predictor then stays silent. Workers are named `w0`, `w1`, and so on.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        workload: Workload,
+        observe: Callable[[ev.Step], None] | None = None,
+        advice: Sequence[tuple[float, ev.Event]] | None = None,
+    ):
         self.settings, self.workload = settings, workload
+        self._observe, self._advice = observe, advice
         self._inputs = workload.input_tokens.tolist()
         self._most = _max_tokens(settings, workload).tolist()
         # What the server generates: it stops at max_tokens.
@@ -69,11 +82,15 @@ class Simulation:
         self._queue = EventQueue()
         limits = SchedulerLimits(max_queue=settings.max_queue, patience_s=0.0)
         self._state = SchedulerState(settings.preset, limits)
-        self._forecaster = build_forecaster(
-            settings.predictor_name, workload, self._answer_tokens, settings.seed
-        )
+        self._forecaster: Forecaster | None = None
+        if advice is None:
+            self._forecaster = build_forecaster(
+                settings.predictor_name, workload, self._answer_tokens, settings.seed
+            )
         self._workers = [
-            SimWorker(number, hardware, self._answer_tokens, settings.jumps)
+            SimWorker(
+                number, hardware, self._answer_tokens, settings.jumps, timed=observe is not None
+            )
             for number, hardware in enumerate(settings.hardware)
         ]
         self._numbers = {f"w{worker.number}": worker.number for worker in self._workers}
@@ -86,10 +103,13 @@ class Simulation:
         self._events = 0
 
     def run(self) -> RunResult:
-        """Runs until every request has ended. Raises Stalled if some never can."""
+        """Runs until every request has ended, and if observed, until the scheduler knows. Raises
+        Stalled if some never can."""
         self._attach_workers()
+        for time_s, advice in self._advice or ():
+            self._queue.push(time_s, ToScheduler(advice))
         self._begin_arrivals()
-        while self._open:
+        while self._open or (self._observe and self._state.jobs):
             if not self._queue:
                 raise Stalled(f"{self._open} of {len(self.workload)} requests never ended")
             self._now, event = self._queue.pop()
@@ -142,11 +162,13 @@ class Simulation:
         if not self.workload.clients and row + 1 < len(self.workload):
             self._queue.push(float(self.workload.arrival_s[row + 1]), Arrival(row + 1))
         self.records.arrival_s[row] = self._now
-        settings = self.settings
-        request = Request(
-            str(row), MODEL, self._inputs[row], self._most[row], self._now, sla=settings.sla
-        )
-        self._dispatch(ev.Submitted(GATEWAY, request))
+        self._dispatch(ev.Submitted(GATEWAY, self._request(row)))
+
+    def _request(self, row: int) -> Request:
+        if self.workload.requests:
+            return replace(self.workload.requests[row], request_id=str(row), model=MODEL)
+        sla = self.settings.sla
+        return Request(str(row), MODEL, self._inputs[row], self._most[row], self._now, sla=sla)
 
     def _end_request(self) -> None:
         """A request has ended; in a closed loop, its client sends the next one."""
@@ -159,7 +181,10 @@ class Simulation:
 
     def _dispatch(self, event: ev.Event, delay_s: float = 0.0) -> None:
         """Steps the scheduler; its messages leave after `delay_s`."""
-        for action in self._state.step(event, self._now):
+        actions = self._state.step(event, self._now)
+        if self._observe:
+            self._observe(self._state.last_step)
+        for action in actions:
             self._perform(action, self._now + delay_s)
         self._schedule_wake()
 
@@ -175,7 +200,7 @@ class Simulation:
                 self._queue.push(at_s + 2 * hop_s, ToWorker(worker, prompt))
             case ev.Preempt():
                 self.records.preemptions[int(action.request_id)] += 1
-            case ev.AskForecast():
+            case ev.AskForecast() if self._forecaster:
                 forecasts = self._forecaster.forecast(action.requests)
                 answers = tuple(
                     (request.request_id, forecast.truncated(request.max_tokens))
@@ -183,7 +208,7 @@ class Simulation:
                 )
                 answered_s = at_s + self._timing.forecast_s
                 self._queue.push(answered_s, ToScheduler(ev.Forecasted(answers)))
-            case ev.Learn():
+            case ev.Learn() if self._forecaster:
                 self._forecaster.learn(action.outcome, self._now)
                 if not self._refreshing:
                     self._refreshing = True
@@ -204,7 +229,7 @@ class Simulation:
     def _refresh(self) -> None:
         self._refreshing = False
         requests = self._state.shared_representatives()
-        if requests:
+        if requests and self._forecaster:
             shared = tuple(f for f in self._forecaster.forecast(requests) if f.shared_key)
             self._dispatch(ev.Refreshed(shared))
 
@@ -281,8 +306,10 @@ class Simulation:
 
 
 def _max_tokens(settings: RunSettings, workload: Workload) -> Ints:
-    """The cap of each request: `max_tokens`, or what some worker has room for behind the prompt. A
-    prompt without room has a cap of one token and is refused."""
+    """The cap of each request: its own, else `max_tokens`, or what some worker has room for behind
+    the prompt. A prompt without room has a cap of one token and is refused."""
+    if workload.requests:
+        return np.array([request.max_tokens for request in workload.requests], np.int64)
     reach = max(hardware.view("", MODEL).reach_tokens for hardware in settings.hardware)
     most: Ints = np.clip(reach - workload.input_tokens, 1, settings.max_tokens)
     return most

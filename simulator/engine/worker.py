@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.core import Plan, Report
-from services.costs import CostModel, Direction
+from services.costs import CostModel, Direction, StepTiming
 from services.forecast import Floats
 from services.worker.kv.transfers import TransferPlan
 from services.worker.requests.state import WorkerState
@@ -86,8 +86,14 @@ class SimWorker:
     """One replica. `answer_tokens` gives the length of a request's answer."""
 
     def __init__(
-        self, number: int, hardware: Hardware, answer_tokens: Callable[[str], int], jumps: bool
+        self,
+        number: int,
+        hardware: Hardware,
+        answer_tokens: Callable[[str], int],
+        jumps: bool,
+        timed: bool = False,
     ):
+        """`timed`: reports have the time of each step, as served."""
         self.number = number
         self.hardware = hardware
         self.usage = WorkerUsage()
@@ -96,6 +102,7 @@ class SimWorker:
         self.state.attach()
         self._answer_tokens = answer_tokens
         self._jumps = jumps
+        self._timed = timed
         self._inbox: list[Command] = []
         self._links = SwapLinks(hardware.cost)
         self._spans = 0
@@ -168,6 +175,7 @@ class SimWorker:
         span, self.span = self.span, None
         assert span is not None
         batch, repeats = span.batch, len(span.ends_s) - 1
+        timings = _step_timings(span) if self._timed else []
         rows: list[str] = []
         if repeats:
             rows = [s.request_id for s in batch.decodes.sequences]
@@ -176,7 +184,7 @@ class SimWorker:
             assert again is not None
             batch = again
         prefill = batch.prefill_tokens
-        result = self.state.steps.commit(batch, [self._draw(s) for s in batch.sampling], [])
+        result = self.state.steps.commit(batch, [self._draw(s) for s in batch.sampling], timings)
         pool = self.state.pool
         used = (pool.blocks - pool.free_blocks) * pool.block_tokens
         elapsed_s = span.end_s - span.began_s
@@ -194,3 +202,13 @@ class SimWorker:
     def report(self) -> Report | None:
         """What the scheduler must know, if anything."""
         return self.state.report()
+
+
+def _step_timings(span: Span) -> list[StepTiming]:
+    """What a served worker measures of the span's steps. O(steps)."""
+    batch, rows = span.batch, len(span.batch.decodes)
+    elapsed_s = np.diff(span.ends_s, prepend=span.began_s).tolist()
+    return [
+        StepTiming(batch.prefill_tokens, rows, batch.context_tokens + step * rows, each_s)
+        for step, each_s in enumerate(elapsed_s)
+    ]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from services.core import Request
 from services.forecast import Floats, Ints
 
 
@@ -12,10 +13,11 @@ from services.forecast import Floats, Ints
 class Workload:
     """Requests in order of arrival: arrival times in seconds, lengths in tokens.
 
-    `kinds` and `prompts` are parallel to the columns, or empty if unknown. With `clients`, the load
-    is a closed loop: that many clients each send their next request when the previous one ends, and
-    `arrival_s` is ignored. Raises ValueError for columns that differ in length, arrivals that
-    decrease, and lengths below 1.
+    `kinds` and `prompts` are parallel to the columns, or empty if unknown, and so are `requests`:
+    what recorded requests say of themselves beside their lengths, with times on the clock of
+    `arrival_s`. With `clients`, the load is a closed loop: that many clients each send their next
+    request when the previous one ends, and `arrival_s` is ignored. Raises ValueError for columns
+    that differ in length, arrivals that decrease, and lengths below 1.
     """
 
     name: str
@@ -25,10 +27,11 @@ class Workload:
     kinds: Sequence[str] = ()
     prompts: Sequence[str] = ()
     clients: int = 0
+    requests: Sequence[Request] = ()
 
     def __post_init__(self) -> None:
         sizes = {len(self.arrival_s), len(self.input_tokens), len(self.output_tokens)}
-        sizes |= {len(column) for column in (self.kinds, self.prompts) if column}
+        sizes |= {len(column) for column in (self.kinds, self.prompts, self.requests) if column}
         if len(sizes) != 1:
             raise ValueError(f"{self.name}: the columns have {sorted(sizes)} rows")
         if not len(self):
