@@ -98,6 +98,7 @@ class Simulation:
         self._open = len(workload)
         self._wake_s = inf  # the time of the earliest Wake in the queue
         self._rest_until_s = 0.0
+        self._round_s = 0.0  # of the last round
         self._refreshing = False
         self._next_row = 0  # of a closed loop
         self._events = 0
@@ -250,7 +251,8 @@ class Simulation:
             timing = self._timing
             took_s = timing.round_s + timing.round_job_s * len(self._state.jobs)
             self._rest_until_s = self._now + took_s / timing.round_share
-            self._dispatch(ev.Round(), took_s)
+            previous_s, self._round_s = self._round_s, took_s
+            self._dispatch(ev.Round(previous_s), took_s)
         else:
             self._schedule_wake()
 

@@ -32,7 +32,7 @@ COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run of one model. Times count from the first submission.
+    """A run of one model. Times count from the first worker's hello.
 
     `workload` and `records` have the requests that finished, by submission; `ids` are their ids.
     `left_out` counts the others: refused, cancelled, or alive at the end of the log. `advice` are
@@ -83,6 +83,7 @@ class RunReader:
     name: str
     _requests: dict[str, _Progress] = field(default_factory=dict)
     _workers: dict[str, WorkerView] = field(default_factory=dict)
+    _attached_s: dict[str, float] = field(default_factory=dict)
     _lost: dict[str, float] = field(default_factory=dict)
     _steps: dict[str, WorkerSteps] = field(default_factory=dict)
     _costs: dict[str, CostModel] = field(default_factory=dict)
@@ -99,6 +100,7 @@ class RunReader:
                     self._requests[request.request_id] = _Progress(row, step.now, request)
             case ev.WorkerAttached(view=view):
                 self._workers[view.worker_id] = view
+                self._attached_s.setdefault(view.worker_id, step.now)
                 self._steps.setdefault(view.worker_id, WorkerSteps())
             case ev.WorkerLost(worker_id=worker_id):
                 self._lost[worker_id] = step.now
@@ -152,7 +154,7 @@ class RunReader:
             )
         [model] = models
         views = {name: view for name, view in self._workers.items() if view.model == model}
-        origin_s = done[0].submitted_s
+        origin_s = min(self._attached_s[name] for name in views)
         rows = np.array([known.row for known in done])
         records = self._records(len(self._requests), origin_s).select(rows)
         end_s = origin_s + float(records.last_s.max())

@@ -65,7 +65,9 @@ class WorkerSteps:
         return max(0.0, wall_s - device_s) / max(1, steps)
 
     def ends_s(self) -> Floats:
-        """The end of each step in `timings`, with the way of a report to the scheduler. O(steps)."""
+        """The end of each step in `timings`, with the way of a report to the scheduler.
+
+        O(steps)."""
         sent_s = self._sent_s()
         host_s = self.host_s
         elapsed_s = np.array([timing.elapsed_s for timing in self.timings])
