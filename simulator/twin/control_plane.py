@@ -1,9 +1,10 @@
 """Measures the latencies of the control plane from the steps of a scheduler.
 
-  round     Each round's event has the time of the round before. Non-negative least squares give the
-            time of a round and of a request in it.
-  hop       An idle worker reports at once that it has applied a plan: a round and two messages.
-  forecast  From a submission to its first forecast.
+round     Each round's event has the time of the round before. Non-negative least squares give the
+          time of a round and of a request in it.
+hop       From a round that places a request to the step that computes its prompt: a round, two
+          messages for the prompt, and one for the report that dates the step.
+forecast  From a submission to its first forecast.
 """
 
 from collections.abc import Sequence
@@ -22,13 +23,11 @@ MIN_SAMPLES = 8  # of a latency; below, the default is used
 
 @dataclass
 class ControlPlaneClock:
-    """Follows the steps of one scheduler. O(1) per action."""
+    """Follows the steps of one scheduler. O(1) per transition."""
 
     _live: int = 0  # requests
     _round_requests: int = 0  # in the last round
     _rounds: list[tuple[float, int]] = field(default_factory=list)  # seconds, requests
-    _plans: dict[tuple[str, int], tuple[float, int]] = field(default_factory=dict)
-    _applied: list[tuple[float, int]] = field(default_factory=list)  # seconds, requests
     _asked_s: dict[str, float] = field(default_factory=dict)
     _forecast_s: list[float] = field(default_factory=list)
 
@@ -44,27 +43,24 @@ class ControlPlaneClock:
             case ev.Forecasted(forecasts=forecasts):
                 asked = (self._asked_s.pop(name, None) for name, _ in forecasts)
                 self._forecast_s += [now - asked_s for asked_s in asked if asked_s is not None]
-            case ev.Reported(worker_id=worker_id, report=report):
-                sent = self._plans.pop((worker_id, report.applied_plan_seq), None)
-                if sent and not report.timings:
-                    self._applied.append((now - sent[0], sent[1]))
             case _:
                 pass
-        for action in step.actions:
-            if isinstance(action, ev.SendPlan):
-                self._plans[action.worker_id, action.plan.seq] = (now, self._live)
         self._live += sum(map(_change, step.transitions))
 
-    def timing(self) -> Timing:
-        """The measured latencies; the default ones where there are too few."""
+    def timing(self, placements_s: Sequence[float]) -> Timing:
+        """The measured latencies; the default ones where there are too few. `placements_s` are the
+        times from rounds to the arrivals of prompts that they placed, one message later."""
         round_s, round_job_s = self._round_costs()
-        hops_s = [(s - round_s - round_job_s * requests) / 2 for s, requests in self._applied]
+        took_s = round_s + round_job_s * self._mean_requests()
         return Timing(
-            hop_s=max(0.0, _median(hops_s, DEFAULT.hop_s)),
+            hop_s=max(0.0, _median([(s - took_s) / 3 for s in placements_s], DEFAULT.hop_s)),
             forecast_s=_median(self._forecast_s, DEFAULT.forecast_s),
             round_s=round_s,
             round_job_s=round_job_s,
         )
+
+    def _mean_requests(self) -> float:
+        return float(np.mean([requests for _, requests in self._rounds])) if self._rounds else 0.0
 
     def _round_costs(self) -> tuple[float, float]:
         if len(self._rounds) < MIN_SAMPLES:

@@ -19,7 +19,7 @@ from services.forecast import Ints
 from services.policies.preset import Preset
 from services.scheduler.core import events as ev
 from services.scheduler.core.admission import SchedulerLimits
-from services.scheduler.core.phases import Transition
+from services.scheduler.core.phases import Transition, TransitionCause
 from services.scheduler.observe.event_log import read, read_head
 from simulator.engine.records import Records
 from simulator.engine.settings import Timing
@@ -65,6 +65,8 @@ class _Progress:
     request: Request
     output_tokens: int = 0
     finished: bool = False
+    placed_s: float = inf  # first
+    prefill: tuple[WorkerSteps, int] | None = None  # the place of the step of its first token
 
 
 class _Tokens(NamedTuple):
@@ -119,6 +121,9 @@ class RunReader:
         self._clock.observe(step)
 
     def _changed(self, transition: Transition) -> None:
+        known = self._requests.get(transition.request_id)
+        if known and transition.cause is TransitionCause.PLACED:
+            known.placed_s = min(known.placed_s, transition.at_s)
         if steps := self._steps.get(transition.worker_id):
             steps.observe(transition)
 
@@ -131,6 +136,8 @@ class RunReader:
             known = self._requests.get(progress.request_id)
             if known and progress.output_tokens > known.output_tokens:
                 new = progress.output_tokens - known.output_tokens
+                if not known.output_tokens and len(steps.timings) >= new:
+                    known.prefill = steps, len(steps.timings) - new
                 known.output_tokens = progress.output_tokens
                 groups.setdefault(new, []).append(known.row)
         for completion in report.finished:
@@ -185,8 +192,18 @@ class RunReader:
             tuple(_renamed(self._advice, places, numbers, origin_s)),
             tuple(self._costs.get(name) for name in views),
             tuple(self._steps[name] for name in views),
-            self._clock.timing(),
+            self._clock.timing(list(self._placements_s(done))),
         )
+
+    def _placements_s(self, requests: Iterable[_Progress]) -> Iterable[float]:
+        """From the round that places a request to the mean arrival of its prompt, of those whose
+        prompt was computed in one step."""
+        arrivals_s = {id(steps): steps.arrivals_s() for steps in self._steps.values()}
+        for known in requests:
+            if known.prefill and known.placed_s < inf:
+                steps, place = known.prefill
+                if steps.timings[place].prefill_tokens >= known.request.prompt_tokens:
+                    yield float(arrivals_s[id(steps)][place]) - known.placed_s
 
     def _records(self, requests: int, origin_s: float) -> Records:
         records = Records(requests)

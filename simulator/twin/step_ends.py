@@ -65,12 +65,9 @@ class WorkerSteps:
         return max(0.0, wall_s - device_s) / max(1, steps)
 
     def ends_s(self) -> Floats:
-        """The end of each step in `timings`, with the way of a report to the scheduler.
-
-        O(steps)."""
-        sent_s = self._sent_s()
-        host_s = self.host_s
-        elapsed_s = np.array([timing.elapsed_s for timing in self.timings])
+        """The end of each step in `timings`, and one message to the scheduler later. O(steps)."""
+        sent_s, host_s = self._sent_s(), self.host_s
+        elapsed_s = self._elapsed_s()
         ends_s = np.zeros(len(elapsed_s))
         last = len(elapsed_s)
         for place in range(len(self.intervals) - 1, -1, -1):
@@ -83,6 +80,21 @@ class WorkerSteps:
             ends_s[last - steps : last - 1] -= np.cumsum(later_s[::-1])[::-1]
             last -= steps
         return ends_s
+
+    def arrivals_s(self) -> Floats:
+        """For each step, the mean time at which a command arrives that takes effect in it: between
+        the starts of the step before and of this one, or at its start after an idle time. One
+        message later, as `ends_s`. O(steps)."""
+        starts_s = self.ends_s() - self._elapsed_s()
+        before_s = np.concatenate([starts_s[:1], starts_s[:-1]])
+        firsts = np.cumsum([0, *(interval.steps for interval in self.intervals)])[:-1]
+        idle = firsts[[not interval.busy for interval in self.intervals]]
+        before_s[idle] = starts_s[idle]
+        arrivals_s: Floats = (before_s + starts_s) / 2
+        return arrivals_s
+
+    def _elapsed_s(self) -> Floats:
+        return np.array([timing.elapsed_s for timing in self.timings], float)
 
     def _sent_s(self) -> list[float]:
         """When each report would have come without delays."""
