@@ -61,7 +61,8 @@ class Simulation:
 
     `observe` receives every step of the scheduler, as an event log does; reports then have the
     times of steps. `advice` are forecasts and cost models with the times at which the scheduler
-    receives them; the predictor then stays silent. Workers are named `w0`, `w1`, and so on.
+    receives them; the predictor then stays silent. `slowdowns` has a factor of step times for each
+    worker, by the time at which steps begin. Workers are named `w0`, `w1`, and so on.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Simulation:
         workload: Workload,
         observe: Callable[[ev.Step], None] | None = None,
         advice: Sequence[tuple[float, ev.Event]] | None = None,
+        slowdowns: Sequence[Callable[[float], float]] = (),
     ):
         self.settings, self.workload = settings, workload
         self._observe, self._advice = observe, advice
@@ -89,7 +91,12 @@ class Simulation:
             )
         self._workers = [
             SimWorker(
-                number, hardware, self._answer_tokens, settings.jumps, timed=observe is not None
+                number,
+                hardware,
+                self._answer_tokens,
+                settings.jumps,
+                timed=observe is not None,
+                slowdown=slowdowns[number] if slowdowns else None,
             )
             for number, hardware in enumerate(settings.hardware)
         ]

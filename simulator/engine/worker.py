@@ -92,8 +92,10 @@ class SimWorker:
         answer_tokens: Callable[[str], int],
         jumps: bool,
         timed: bool = False,
+        slowdown: Callable[[float], float] | None = None,
     ):
-        """`timed`: reports have the time of each step, as served."""
+        """`timed`: reports have the time of each step, as served. `slowdown`: a factor of the steps
+        that begin at a time."""
         self.number = number
         self.hardware = hardware
         self.usage = WorkerUsage()
@@ -103,6 +105,7 @@ class SimWorker:
         self._answer_tokens = answer_tokens
         self._jumps = jumps
         self._timed = timed
+        self._slowdown = slowdown
         self._inbox: list[Command] = []
         self._links = SwapLinks(hardware.cost)
         self._spans = 0
@@ -157,6 +160,8 @@ class SimWorker:
         context = batch.context_tokens + rows * np.arange(steps, dtype=float)
         fixed_s = cost.base_s + cost.prefill_token_s * batch.prefill_tokens
         elapsed_s: Floats = fixed_s + cost.decode_seq_s * rows + cost.context_token_s * context
+        if self._slowdown:
+            elapsed_s *= self._slowdown(now)
         elapsed_s[0] += device_s
         ends_s: Floats = np.cumsum(np.concatenate([[now], elapsed_s]))[1:]
         return ends_s

@@ -37,7 +37,8 @@ class RecordedRun:
     `workload` and `records` have the requests that finished, by submission; `ids` are their ids.
     `left_out` counts the others: refused, cancelled, or alive at the end of the log. `advice` are
     the forecasts and cost models that the scheduler received, for requests and workers by their
-    place. `costs` are the last cost models, `steps` the measured steps, both by worker.
+    place. `costs` are the last cost models, `steps` the measured steps, both by worker. `origin_s`
+    is the time of the hello on the scheduler's clock, which `steps` have.
     """
 
     workers: tuple[WorkerView, ...]
@@ -49,6 +50,7 @@ class RecordedRun:
     costs: tuple[CostModel | None, ...]
     steps: tuple[WorkerSteps, ...]
     timing: Timing
+    origin_s: float
 
     @property
     def places(self) -> Ints:
@@ -193,6 +195,7 @@ class RunReader:
             tuple(self._costs.get(name) for name in views),
             tuple(self._steps[name] for name in views),
             self._clock.timing(list(self._placements_s(done))),
+            origin_s,
         )
 
     def _placements_s(self, requests: Iterable[_Progress]) -> Iterable[float]:

@@ -11,6 +11,7 @@ from services.costs import CostModel, StepTiming
 from simulator.engine.settings import RunSettings, Timing
 from simulator.engine.simulation import Simulation
 from simulator.hardware.hardware import Hardware
+from simulator.twin.machine_speed import measure_slowdown
 from simulator.twin.recorded_run import RecordedLog, RecordedRun, RunReader
 from simulator.twin.step_ends import WorkerSteps
 
@@ -18,13 +19,18 @@ MIN_STEPS = 12  # three per coefficient
 
 
 def simulate_twin(
-    recorded: RecordedLog, hardware: Sequence[Hardware], timing: Timing, predictor: str = ""
+    recorded: RecordedLog,
+    hardware: Sequence[Hardware],
+    timing: Timing,
+    predictor: str = "",
+    follow_speed: bool = False,
 ) -> RecordedRun:
     """Simulates the requests of a log on `hardware`, one for each worker, and returns the run as
     its log would have it; the id of a request is its place in the recorded run.
 
     The scheduler receives the recorded forecasts and cost models, or with `predictor` the forecasts
-    of that predictor. Raises ValueError for a predictor that cannot be simulated.
+    of that predictor. With `follow_speed`, steps take longer or shorter where those of the log did.
+    Raises ValueError for a predictor that cannot be simulated.
     """
     run = recorded.run
     settings = RunSettings(
@@ -36,7 +42,12 @@ def simulate_twin(
     )
     reader = RunReader(run.workload.name)
     advice = None if predictor else run.advice
-    Simulation(settings, run.workload, reader.observe, advice).run()
+    slowdowns = [
+        measure_slowdown(steps, each.cost, run.origin_s)
+        for steps, each in zip(run.steps, hardware, strict=True)
+        if follow_speed
+    ]
+    Simulation(settings, run.workload, reader.observe, advice, slowdowns).run()
     return reader.build()
 
 

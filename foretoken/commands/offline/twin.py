@@ -31,6 +31,14 @@ def twin(
         str,
         typer.Option(help="Replace the recorded forecasts: history, max or oracle."),
     ] = "",
+    follow_speed: Annotated[
+        bool,
+        typer.Option(
+            "--follow-speed",
+            help="Slow steps down where those of the log were slow: without the error of a machine "
+            "whose speed varies.",
+        ),
+    ] = False,
     sla: Annotated[
         str, typer.Option(help="Budgets for goodput, instead of those of the requests.")
     ] = "",
@@ -60,7 +68,7 @@ def twin(
     recorded = read_run(log)
     run = recorded.run
     workers = _hardware(hardware, run)
-    made = simulate_twin(recorded, workers, run.timing, predictor)
+    made = simulate_twin(recorded, workers, run.timing, predictor, follow_speed)
     comparison = compare(run, made, budgets)
     console = Console()
     console.width = max(console.width, WIDTH)
