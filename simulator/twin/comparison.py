@@ -75,11 +75,19 @@ class Comparison:
         return max(abs(c.p99.error) for c in self.latencies.values())
 
 
-def compare(measured: RecordedRun, simulated: RecordedRun, sla: Sla | None = None) -> Comparison:
+def compare(
+    measured: RecordedRun,
+    simulated: RecordedRun,
+    sla: Sla | None = None,
+    among: range | None = None,
+) -> Comparison:
     """Compares the requests that finished in both runs; `simulated` is a twin, whose ids are places
-    in `measured`. `sla` replaces the requests' own."""
-    places = simulated.places
-    ours, theirs = measured.records.select(places), simulated.records
+    in `measured`. `sla` replaces the requests' own. Only requests with a place in `among` count, if
+    it is given."""
+    among = among or range(len(measured.ids))
+    rows = np.array([row for row, place in enumerate(simulated.places) if place in among])
+    places = simulated.places[rows]
+    ours, theirs = measured.records.select(places), simulated.records.select(rows)
     requests = [measured.workload.requests[place] for place in places]
     met = [
         _meets(records, [sla or request.sla for request in requests]) for records in (ours, theirs)
@@ -89,7 +97,7 @@ def compare(measured: RecordedRun, simulated: RecordedRun, sla: Sla | None = Non
     tokens = float(ours.tokens.sum())
     return Comparison(
         len(places),
-        measured.left_out + len(measured.ids) - len(places),
+        measured.left_out + len(among) - len(places),
         {name: _compare(of(ours), of(theirs)) for name, of in LATENCIES.items()},
         makespan_s,
         Figure(*(tokens / span_s for span_s in (makespan_s.measured, makespan_s.simulated))),

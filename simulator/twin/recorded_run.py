@@ -143,7 +143,8 @@ class RunReader:
                 known.output_tokens = progress.output_tokens
                 groups.setdefault(new, []).append(known.row)
         for completion in report.finished:
-            if known := self._requests.get(completion.request_id):
+            known = self._requests.get(completion.request_id)
+            if known and steps.timings:  # else its tokens have no times
                 known.finished = completion.reason in COMPLETE
         if last := len(steps.timings):
             self._tokens += [
