@@ -6,11 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services.costs import StepTiming
 from services.policies.preset import presets
+from services.scheduler.core.admission import SchedulerLimits
 from services.scheduler.core.state import SchedulerState
-from services.scheduler.observe.event_log import EventLog, read, read_head
+from services.scheduler.observe.event_log import EventLog, Head, read, read_head
 from services.scheduler.observe.replay import replay
 from simulator.engine.settings import Timing
+from simulator.engine.simulation import Simulation
 from simulator.twin.comparison import compare
 from simulator.twin.recorded_run import read_run
 from simulator.twin.twin import fit_mean_cost, measured_hardware, simulate_twin
@@ -83,8 +86,6 @@ def test_hardware_and_latencies_of_a_simulated_run_are_found_again(tmp_path: Pat
 
 def test_mean_cost_keeps_the_total_time_of_noisy_steps():
     """A base of 10 ms and 1 ms per row; every tenth step takes twice as long."""
-    from services.costs import StepTiming
-
     rows = np.random.default_rng(1).integers(1, 9, 400)
     timings = [
         StepTiming(0, int(n), 0, (0.010 + 0.001 * n) * (2 if step % 10 == 0 else 1))
@@ -102,3 +103,25 @@ def test_twin_with_a_named_predictor_forecasts_anew(tmp_path: Path):
     recorded = read_run(tmp_path / "log")
     twins = [simulate_twin(recorded, made.hardware, LOADED, name) for name in ("", "max")]
     assert twins[0].records.first_s.tolist() != twins[1].records.first_s.tolist()
+
+
+def test_twin_follows_the_speed_of_the_machine(tmp_path: Path):
+    """Steps take three times as long between the 2nd and the 4th second. A twin at constant speed
+    does not know when."""
+    made = settings("fcfs", timing=LOADED)
+    head = Head(made.preset, SchedulerLimits(patience_s=0.0))
+
+    def slowdown(now: float) -> float:
+        return 3.0 if 2 < now < 4 else 1.0
+
+    with EventLog(tmp_path / "log", 2**26, head) as log:
+        requests = random_workload(5, 80, 12.0)
+        Simulation(made, requests, log.append, slowdowns=[slowdown]).run()
+    recorded = read_run(tmp_path / "log")
+    hardware = measured_hardware(recorded.run)
+    errors = []
+    for follow in (False, True):
+        twin = simulate_twin(recorded, hardware, LOADED, follow_speed=follow)
+        found = compare(recorded.run, twin)
+        errors.append(found.latencies["e2e_s"].request_error_p50)
+    assert errors[1] < 0.05 < 0.15 < errors[0]
