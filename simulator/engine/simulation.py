@@ -242,7 +242,8 @@ class Simulation:
             self._dispatch(ev.Refreshed(shared))
 
     def _schedule_wake(self) -> None:
-        round_s = max(self._state.round_due_s, self._rest_until_s)
+        round_s = max(self._now, self._state.round_due_s, self._rest_until_s)
+        round_s += self._timing.wake_s
         due_s = max(self._now, min(round_s, self._state.next_deadline()))
         if due_s < self._wake_s:
             self._wake_s = due_s

@@ -9,6 +9,7 @@ forecast  From a submission to its first forecast.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 from scipy.optimize import nnls
@@ -18,6 +19,7 @@ from services.scheduler.core.phases import RequestPhase, Transition
 from simulator.engine.settings import Timing
 
 DEFAULT = Timing()
+CHANGES = ev.Submitted | ev.Forecasted | ev.Refreshed | ev.Reported
 MIN_SAMPLES = 8  # of a latency; below, the default is used
 
 
@@ -27,6 +29,9 @@ class ControlPlaneClock:
 
     _live: int = 0  # requests
     _round_requests: int = 0  # in the last round
+    _round_s: float = inf  # when the last round started
+    _changed_s: float = inf  # the first change after it
+    _late_s: list[float] = field(default_factory=list)
     _rounds: list[tuple[float, int]] = field(default_factory=list)  # seconds, requests
     _asked_s: dict[str, float] = field(default_factory=dict)
     _forecast_s: list[float] = field(default_factory=list)
@@ -35,9 +40,7 @@ class ControlPlaneClock:
         now = step.now
         match step.event:
             case ev.Round(previous_s=previous_s):
-                if previous_s:
-                    self._rounds.append((previous_s, self._round_requests))
-                self._round_requests = self._live
+                self._on_round(previous_s, now)
             case ev.Submitted(request=request):
                 self._asked_s.setdefault(request.request_id, now)
             case ev.Forecasted(forecasts=forecasts):
@@ -45,7 +48,17 @@ class ControlPlaneClock:
                 self._forecast_s += [now - asked_s for asked_s in asked if asked_s is not None]
             case _:
                 pass
+        if isinstance(step.event, CHANGES):
+            self._changed_s = min(self._changed_s, now)
         self._live += sum(map(_change, step.transitions))
+
+    def _on_round(self, previous_s: float, now: float) -> None:
+        if previous_s:
+            self._rounds.append((previous_s, self._round_requests))
+            rested_s = self._round_s + previous_s / DEFAULT.round_share
+            if (due_s := max(rested_s, self._changed_s)) < inf:
+                self._late_s.append(now - due_s)
+        self._round_requests, self._round_s, self._changed_s = self._live, now, inf
 
     def timing(self, placements_s: Sequence[float]) -> Timing:
         """The measured latencies; the default ones where there are too few. `placements_s` are the
@@ -57,6 +70,7 @@ class ControlPlaneClock:
             forecast_s=_median(self._forecast_s, DEFAULT.forecast_s),
             round_s=round_s,
             round_job_s=round_job_s,
+            wake_s=max(0.0, _median(self._late_s, DEFAULT.wake_s)),
         )
 
     def _mean_requests(self) -> float:

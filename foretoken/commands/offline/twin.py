@@ -109,7 +109,7 @@ def _explain(workers: "Sequence[Hardware]", run: "RecordedRun", left_out: int) -
         f"+ {1e3 * cost.decode_seq_s:.3g} ms per row + {1e6 * cost.context_token_s:.3g} µs per "
         f"context token; {workers[0].source or workers[0].name}",
         f"control plane: message {1e3 * timing.hop_s:.2g} ms, round {1e3 * timing.round_s:.2g} ms "
-        f"+ {1e6 * timing.round_job_s:.2g} µs per request",
+        f"+ {1e6 * timing.round_job_s:.2g} µs per request, {1e3 * timing.wake_s:.2g} ms after due",
     ]
     if left_out:
         lines.append(f"left out: {left_out} requests that did not finish in both runs")

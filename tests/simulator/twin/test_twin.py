@@ -21,7 +21,7 @@ from tests.simulator.fixtures import SMALL, random_workload, settings
 from tests.simulator.twin.twin_fixtures import write_simulated
 
 COLUMNS = ("first_s", "last_s", "longest_gap_s")
-LOADED = Timing(0.002, 0.004, 0.0005, 2e-6)
+LOADED = Timing(0.002, 0.004, 0.0005, 2e-6, wake_s=0.0007)
 
 
 @pytest.mark.parametrize("preset", sorted(presets()))
@@ -80,7 +80,7 @@ def test_hardware_and_latencies_of_a_simulated_run_are_found_again(tmp_path: Pat
     assert found.cost.upload_token_s == SMALL.cost.upload_token_s
     assert (found.kv_tokens, found.host_tokens) == (SMALL.kv_tokens, SMALL.host_tokens)
     assert found.max_batch_tokens == SMALL.max_batch_tokens
-    for name in ("hop_s", "forecast_s", "round_s", "round_job_s"):
+    for name in ("hop_s", "forecast_s", "round_s", "round_job_s", "wake_s"):
         assert getattr(run.timing, name) == pytest.approx(getattr(LOADED, name), rel=1e-2), name
 
 
