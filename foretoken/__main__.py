@@ -24,6 +24,7 @@ from foretoken.commands.offline.record import record
 from foretoken.commands.offline.reproduce import reproduce
 from foretoken.commands.offline.simulate import simulate
 from foretoken.commands.offline.train import app as train
+from foretoken.commands.offline.twin import twin
 from foretoken.commands.presets import presets
 from foretoken.commands.serve import serve
 from foretoken.commands.usage import Command, ManyCommand, ServeCommand, UsageError
@@ -73,6 +74,7 @@ app.command(cls=Command, rich_help_panel=SIMULATOR)(plan)
 app.command(cls=Command, rich_help_panel=SIMULATOR)(record)
 app.command(cls=Command, rich_help_panel=SIMULATOR)(reproduce)
 app.command(cls=Command, rich_help_panel=SIMULATOR)(calibrate)
+app.command(cls=Command, rich_help_panel=SIMULATOR)(twin)
 app.command(cls=ManyCommand, rich_help_panel=LAB)(evaluate)
 app.add_typer(train, name="train", rich_help_panel=LAB)
 

@@ -98,6 +98,8 @@ class WorkerView:
     host_tokens: int = 0  # KV tokens that fit into host memory as well
     start: str = ""  # durations of its start, for display
     placement: str = ""  # dtype and device of its model, for display
+    max_batch_tokens: int = 0  # of a step; 0: unknown
+    report_every_steps: int = 0  # between two reports of all running requests; 0: unknown
 
     @property
     def reach_tokens(self) -> int:

@@ -742,6 +742,8 @@ class WorkerHello(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_TOKENS_FIELD_NUMBER: _builtins.int
+    REPORT_EVERY_STEPS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     """where gateways reach Worker.Stream"""
@@ -757,6 +759,10 @@ class WorkerHello(_message.Message):
     """human-readable duration of its start"""
     placement: _builtins.str
     """human-readable dtype and device, and why that dtype"""
+    max_batch_tokens: _builtins.int
+    """of a step"""
+    report_every_steps: _builtins.int
+    """between two reports of all running requests"""
     @_builtins.property
     def profile(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StepTiming]:
         """measured at start"""
@@ -786,10 +792,12 @@ class WorkerHello(_message.Message):
         held: _abc.Iterable[Global___HeldRequest] | None = ...,
         start: _builtins.str = ...,
         placement: _builtins.str = ...,
+        max_batch_tokens: _builtins.int = ...,
+        report_every_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "held", b"held", "host_tokens", b"host_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_tokens", b"kv_tokens", "max_context_tokens", b"max_context_tokens", "max_running", b"max_running", "model", b"model", "placement", b"placement", "profile", b"profile", "start", b"start", "swaps", b"swaps", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "held", b"held", "host_tokens", b"host_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_tokens", b"kv_tokens", "max_batch_tokens", b"max_batch_tokens", "max_context_tokens", b"max_context_tokens", "max_running", b"max_running", "model", b"model", "placement", b"placement", "profile", b"profile", "report_every_steps", b"report_every_steps", "start", b"start", "swaps", b"swaps", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -98,6 +98,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._due_s = inf  # time of the next Tick
         self._round: asyncio.TimerHandle | None = None  # the scheduled round
         self._rest_until_s = 0.0  # rounds leave the event loop its share of time
+        self._round_s = 0.0  # of the last round
         self._sent_fleet = Fleet()
         self._over = False  # handed over
         self._log: EventLog | None = None
@@ -203,8 +204,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     def _start_round(self) -> None:
         self._round = None
         started_s = time.thread_time()  # excludes the time of other threads on this core
-        self.dispatch(ev.Round())
-        took_s = time.thread_time() - started_s
+        self.dispatch(ev.Round(self._round_s))
+        took_s = self._round_s = time.thread_time() - started_s
         self.metrics.round_seconds.observe(took_s)
         share = self.config.round_share
         self._rest_until_s = time.monotonic() + took_s * (1 / share - 1)

@@ -104,4 +104,6 @@ def encode_hello(
         swaps=[encode_swap(swap) for swap in swaps],
         start=start,
         placement=engine.model.placement,
+        max_batch_tokens=limits.max_batch_tokens,
+        report_every_steps=limits.report_every_steps,
     )

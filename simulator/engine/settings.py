@@ -16,7 +16,8 @@ class Timing:
     `hop_s` is one message between two processes. A forecast takes `forecast_s`. A round takes
     `round_s`, and `round_job_s` for each request on the board; the next round starts no earlier
     than the time that leaves rounds `round_share` of the scheduler's time, as the served scheduler
-    does. Shared forecasts are renewed `refresh_s` after an outcome.
+    does, and it starts `wake_s` after it is due. Shared forecasts are renewed `refresh_s` after an
+    outcome.
     """
 
     hop_s: float = 0.001
@@ -25,6 +26,7 @@ class Timing:
     round_job_s: float = 1e-6
     round_share: float = 0.1
     refresh_s: float = 0.25
+    wake_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ The scheduler is `SchedulerState` with its rounds; each worker is a `WorkerState
 model (worker.py). This module adds the way of messages and the time of rounds and forecasts.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -29,7 +30,7 @@ from simulator.engine.events import (
     ToWorker,
     Wake,
 )
-from simulator.engine.forecaster import build_forecaster
+from simulator.engine.forecaster import Forecaster, build_forecaster
 from simulator.engine.records import Records, WorkerUsage
 from simulator.engine.settings import RunSettings
 from simulator.engine.worker import MORE, SimWorker
@@ -58,10 +59,24 @@ class RunResult:
 
 
 class Simulation:
-    """One run. Raises ValueError if the preset's predictor cannot be simulated on this workload."""
+    """One run. Raises ValueError if the preset's predictor cannot be simulated on this workload.
 
-    def __init__(self, settings: RunSettings, workload: Workload):
+    `observe` receives every step of the scheduler, as an event log does; reports then have the
+    times of steps. `advice` are forecasts and cost models with the times at which the scheduler
+    receives them; the predictor then stays silent. `slowdowns` has a factor of step times for each
+    worker, by the time at which steps begin. Workers are named `w0`, `w1`, and so on.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        workload: Workload,
+        observe: Callable[[ev.Step], None] | None = None,
+        advice: Sequence[tuple[float, ev.Event]] | None = None,
+        slowdowns: Sequence[Callable[[float], float]] = (),
+    ):
         self.settings, self.workload = settings, workload
+        self._observe, self._advice = observe, advice
         self._inputs = workload.input_tokens.tolist()
         self._most = _max_tokens(settings, workload).tolist()
         # What the server generates: it stops at max_tokens.
@@ -72,12 +87,20 @@ class Simulation:
         self._queue = EventQueue()
         limits = SchedulerLimits(max_queue=settings.max_queue, patience_s=0.0)
         self._state = SchedulerState(settings.preset, limits)
-        self._forecaster = build_forecaster(
-            settings.predictor_name, workload, self._answer_tokens, settings.seed
-        )
+        self._forecaster: Forecaster | None = None
+        if advice is None:
+            self._forecaster = build_forecaster(
+                settings.predictor_name, workload, self._answer_tokens, settings.seed
+            )
         self._workers = [
             SimWorker(
-                number, hardware, self._answer_tokens, settings.jumps, self._content is not None
+                number,
+                hardware,
+                self._answer_tokens,
+                settings.jumps,
+                self._content is not None,
+                timed=observe is not None,
+                slowdown=slowdowns[number] if slowdowns else None,
             )
             for number, hardware in enumerate(settings.hardware)
         ]
@@ -86,15 +109,19 @@ class Simulation:
         self._open = len(workload)
         self._wake_s = inf  # the time of the earliest Wake in the queue
         self._rest_until_s = 0.0
+        self._round_s = 0.0  # of the last round
         self._refreshing = False
         self._next_row = 0  # of a closed loop
         self._events = 0
 
     def run(self) -> RunResult:
-        """Runs until every request has ended. Raises Stalled if some never can."""
+        """Runs until every request has ended, and if observed, until the scheduler knows. Raises
+        Stalled if some never can."""
         self._attach_workers()
+        for time_s, advice in self._advice or ():
+            self._queue.push(time_s, ToScheduler(advice))
         self._begin_arrivals()
-        while self._open:
+        while self._open or (self._observe and self._state.jobs):
             if not self._queue:
                 raise Stalled(f"{self._open} of {len(self.workload)} requests never ended")
             self._now, event = self._queue.pop()
@@ -147,17 +174,20 @@ class Simulation:
         if not self.workload.clients and row + 1 < len(self.workload):
             self._queue.push(float(self.workload.arrival_s[row + 1]), Arrival(row + 1))
         self.records.arrival_s[row] = self._now
-        settings = self.settings
-        request = Request(
+        self._dispatch(ev.Submitted(GATEWAY, self._request(row)))
+
+    def _request(self, row: int) -> Request:
+        if self.workload.requests:
+            return replace(self.workload.requests[row], request_id=str(row), model=MODEL)
+        return Request(
             str(row),
             MODEL,
             self._inputs[row],
             self._most[row],
             self._now,
-            sla=settings.sla,
+            sla=self.settings.sla,
             prefix_hashes=self._prefix_hashes(row),
         )
-        self._dispatch(ev.Submitted(GATEWAY, request))
 
     def _end_request(self) -> None:
         """A request has ended; in a closed loop, its client sends the next one."""
@@ -170,7 +200,10 @@ class Simulation:
 
     def _dispatch(self, event: ev.Event, delay_s: float = 0.0) -> None:
         """Steps the scheduler; its messages leave after `delay_s`."""
-        for action in self._state.step(event, self._now):
+        actions = self._state.step(event, self._now)
+        if self._observe:
+            self._observe(self._state.last_step)
+        for action in actions:
             self._perform(action, self._now + delay_s)
         self._schedule_wake()
 
@@ -186,7 +219,7 @@ class Simulation:
                 self._queue.push(at_s + 2 * hop_s, ToWorker(worker, prompt))
             case ev.Preempt():
                 self.records.preemptions[int(action.request_id)] += 1
-            case ev.AskForecast():
+            case ev.AskForecast() if self._forecaster:
                 forecasts = self._forecaster.forecast(action.requests)
                 answers = tuple(
                     (request.request_id, forecast.truncated(request.max_tokens))
@@ -194,7 +227,7 @@ class Simulation:
                 )
                 answered_s = at_s + self._timing.forecast_s
                 self._queue.push(answered_s, ToScheduler(ev.Forecasted(answers)))
-            case ev.Learn():
+            case ev.Learn() if self._forecaster:
                 self._forecaster.learn(action.outcome, self._now)
                 if not self._refreshing:
                     self._refreshing = True
@@ -223,12 +256,13 @@ class Simulation:
     def _refresh(self) -> None:
         self._refreshing = False
         requests = self._state.shared_representatives()
-        if requests:
+        if requests and self._forecaster:
             shared = tuple(f for f in self._forecaster.forecast(requests) if f.shared_key)
             self._dispatch(ev.Refreshed(shared))
 
     def _schedule_wake(self) -> None:
-        round_s = max(self._state.round_due_s, self._rest_until_s)
+        round_s = max(self._now, self._state.round_due_s, self._rest_until_s)
+        round_s += self._timing.wake_s
         due_s = max(self._now, min(round_s, self._state.next_deadline()))
         if due_s < self._wake_s:
             self._wake_s = due_s
@@ -244,7 +278,8 @@ class Simulation:
             timing = self._timing
             took_s = timing.round_s + timing.round_job_s * len(self._state.jobs)
             self._rest_until_s = self._now + took_s / timing.round_share
-            self._dispatch(ev.Round(), took_s)
+            previous_s, self._round_s = self._round_s, took_s
+            self._dispatch(ev.Round(previous_s), took_s)
         else:
             self._schedule_wake()
 
@@ -300,8 +335,10 @@ class Simulation:
 
 
 def _max_tokens(settings: RunSettings, workload: Workload) -> Ints:
-    """The cap of each request: `max_tokens`, or what some worker has room for behind the prompt. A
-    prompt without room has a cap of one token and is refused."""
+    """The cap of each request: its own, else `max_tokens`, or what some worker has room for behind
+    the prompt. A prompt without room has a cap of one token and is refused."""
+    if workload.requests:
+        return np.array([request.max_tokens for request in workload.requests], np.int64)
     reach = max(hardware.view("", MODEL).reach_tokens for hardware in settings.hardware)
     most: Ints = np.clip(reach - workload.input_tokens, 1, settings.max_tokens)
     return most

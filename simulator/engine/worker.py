@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.core import Plan, Report
-from services.costs import CostModel, Direction
+from services.costs import CostModel, Direction, StepTiming
 from services.forecast import Floats
 from services.worker.kv.transfers import TransferPlan
 from services.worker.requests.state import WorkerState
@@ -92,7 +92,11 @@ class SimWorker:
         answer_tokens: Callable[[str], int],
         jumps: bool,
         prefix_sharing: bool,
+        timed: bool = False,
+        slowdown: Callable[[float], float] | None = None,
     ):
+        """`timed`: reports have the time of each step, as served. `slowdown`: a factor of the steps
+        that begin at a time."""
         self.number = number
         self.hardware = hardware
         self.usage = WorkerUsage()
@@ -101,6 +105,8 @@ class SimWorker:
         self.state.attach()
         self._answer_tokens = answer_tokens
         self._jumps = jumps
+        self._timed = timed
+        self._slowdown = slowdown
         self._inbox: list[Command] = []
         self._links = SwapLinks(hardware.cost)
         self._spans = 0
@@ -155,6 +161,8 @@ class SimWorker:
         context = batch.context_tokens + rows * np.arange(steps, dtype=float)
         fixed_s = cost.base_s + cost.prefill_token_s * batch.prefill_tokens
         elapsed_s: Floats = fixed_s + cost.decode_seq_s * rows + cost.context_token_s * context
+        if self._slowdown:
+            elapsed_s *= self._slowdown(now)
         elapsed_s[0] += device_s
         ends_s: Floats = np.cumsum(np.concatenate([[now], elapsed_s]))[1:]
         return ends_s
@@ -173,6 +181,7 @@ class SimWorker:
         span, self.span = self.span, None
         assert span is not None
         batch, repeats = span.batch, len(span.ends_s) - 1
+        timings = _step_timings(span) if self._timed else []
         rows: list[str] = []
         if repeats:
             rows = [s.request_id for s in batch.decodes.sequences]
@@ -183,7 +192,7 @@ class SimWorker:
         prefill = batch.prefill_tokens
         pool = self.state.pool
         used = (pool.blocks - pool.free_blocks) * pool.block_tokens
-        result = self.state.steps.commit(batch, [self._draw(s) for s in batch.sampling], [])
+        result = self.state.steps.commit(batch, [self._draw(s) for s in batch.sampling], timings)
         elapsed_s = span.end_s - span.began_s
         self.usage.on_span(elapsed_s, repeats + 1, len(batch.decodes), prefill, used)
         return SpanResult(rows, span.ends_s, result.tokens)
@@ -206,3 +215,13 @@ class SimWorker:
     def report(self) -> Report | None:
         """What the scheduler must know, if anything."""
         return self.state.report()
+
+
+def _step_timings(span: Span) -> list[StepTiming]:
+    """What a served worker measures of the span's steps. O(steps)."""
+    batch, rows = span.batch, len(span.batch.decodes)
+    elapsed_s = np.diff(span.ends_s, prepend=span.began_s).tolist()
+    return [
+        StepTiming(batch.prefill_tokens, rows, batch.context_tokens + step * rows, each_s)
+        for step, each_s in enumerate(elapsed_s)
+    ]

@@ -42,6 +42,8 @@ class Hardware:
             self.max_running,
             self.max_context_tokens,
             host_tokens=self.host_tokens,
+            max_batch_tokens=self.max_batch_tokens,
+            report_every_steps=self.report_every_steps,
         )
 
     def limits(self, prefix_sharing: bool) -> Limits:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from services.core import Request
 from services.forecast import Floats, Ints
 
 
@@ -13,9 +14,11 @@ class Workload:
     """Requests in order of arrival: arrival times in seconds, lengths in tokens.
 
     `kinds`, `prompts` and `hash_ids`, the numbers of each prompt's blocks, are parallel to the
-    columns, or empty if unknown. With `clients`, the load is a closed loop: that many clients each
-    send their next request when the previous one ends, and `arrival_s` is ignored. Raises
-    ValueError for columns that differ in length, arrivals that decrease, and lengths below 1.
+    columns, or empty if unknown, and so are `requests`: what recorded requests say of themselves
+    beside their lengths, with times on the clock of `arrival_s`. With `clients`, the load is a
+    closed loop: that many clients each send their next request when the previous one ends, and
+    `arrival_s` is ignored. Raises ValueError for columns that differ in length, arrivals that
+    decrease, and lengths below 1.
     """
 
     name: str
@@ -26,10 +29,12 @@ class Workload:
     prompts: Sequence[str] = ()
     hash_ids: Sequence[Sequence[int]] = ()
     clients: int = 0
+    requests: Sequence[Request] = ()
 
     def __post_init__(self) -> None:
         sizes = {len(self.arrival_s), len(self.input_tokens), len(self.output_tokens)}
-        sizes |= {len(column) for column in (self.kinds, self.prompts, self.hash_ids) if column}
+        rows = (self.kinds, self.prompts, self.hash_ids, self.requests)
+        sizes |= {len(column) for column in rows if column}
         if len(sizes) != 1:
             raise ValueError(f"{self.name}: the columns have {sorted(sizes)} rows")
         if not len(self):
@@ -58,6 +63,7 @@ class Workload:
             kinds=[self.kinds[row] for row in rows] if self.kinds else (),
             prompts=[self.prompts[row] for row in rows] if self.prompts else (),
             hash_ids=[self.hash_ids[row] for row in rows] if self.hash_ids else (),
+            requests=[self.requests[row] for row in rows] if self.requests else (),
         )
 
     def at_rate(self, rate: float) -> "Workload":

@@ -53,6 +53,8 @@ def decode_worker_hello(message: scheduler_pb2.WorkerHello) -> WorkerView:
         host_tokens=message.host_tokens,
         start=message.start[:START_CHARS],
         placement=message.placement[:START_CHARS],
+        max_batch_tokens=message.max_batch_tokens,
+        report_every_steps=message.report_every_steps,
     )
 
 

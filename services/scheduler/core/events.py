@@ -100,7 +100,10 @@ class Costed:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A scheduling round is due."""
+    """A scheduling round is due. `previous_s` is what the one before it took, for readers of event
+    logs."""
+
+    previous_s: float = 0.0
 
 
 class WorkerDecisionRow(NamedTuple):

@@ -289,6 +289,7 @@ def test_words_learn_the_length_that_a_prompt_asks_for():
     simulation = Simulation(replace(settings("srtf"), predictor="words"), requests)
     simulation.run()
     learned = simulation._forecaster
+    assert learned
     asked = [Request(str(row), "model", 8, 256, 0.0) for row in (0, 1)]
     short, long = (forecast.mean() for forecast in learned.forecast(asked))
     assert short < 40 < 100 < long
