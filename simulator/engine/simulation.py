@@ -30,6 +30,7 @@ from simulator.engine.events import (
     Wake,
 )
 from simulator.engine.forecaster import build_forecaster
+from simulator.engine.observations import Observations
 from simulator.engine.records import Records, WorkerUsage
 from simulator.engine.settings import RunSettings
 from simulator.engine.worker import MORE, SimWorker
@@ -46,7 +47,8 @@ class Stalled(RuntimeError):
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run left: its records, what its workers did, and the time of its last event."""
+    """What a run left: its records, what its workers did, the time of its last event, and what was
+    observed if the settings ask for it."""
 
     settings: RunSettings
     workload: Workload
@@ -55,6 +57,7 @@ class RunResult:
     end_s: float
     rounds: int
     events: int
+    observations: Observations | None = None
 
 
 class Simulation:
@@ -68,6 +71,9 @@ class Simulation:
         self._answers = np.minimum(workload.output_tokens, self._most).tolist()
         self._content = contents_of(workload)
         self.records = Records(len(workload))
+        self._observations = (
+            Observations(settings.observe, np.array(self._answers)) if settings.observe else None
+        )
         self._timing = settings.timing
         self._queue = EventQueue()
         limits = SchedulerLimits(max_queue=settings.max_queue, patience_s=0.0)
@@ -102,9 +108,17 @@ class Simulation:
             self._handle(event)
         self.records.reach_client(self._timing.hop_s)
         usages = tuple(worker.total_usage() for worker in self._workers)
-        rounds = self._state.rounds.number
+        if self._observations:
+            self._observations.timelines.finish(self._now)
         return RunResult(
-            self.settings, self.workload, self.records, usages, self._now, rounds, self._events
+            self.settings,
+            self.workload,
+            self.records,
+            usages,
+            self._now,
+            self._state.rounds.number,
+            self._events,
+            self._observations,
         )
 
     def _answer_tokens(self, request_id: str) -> int:
@@ -172,6 +186,8 @@ class Simulation:
         """Steps the scheduler; its messages leave after `delay_s`."""
         for action in self._state.step(event, self._now):
             self._perform(action, self._now + delay_s)
+        if self._observations:
+            self._observations.timelines.add(self._state.last_step.transitions)
         self._schedule_wake()
 
     def _perform(self, action: ev.Action, at_s: float) -> None:
@@ -192,6 +208,8 @@ class Simulation:
                     (request.request_id, forecast.truncated(request.max_tokens))
                     for request, forecast in zip(action.requests, forecasts, strict=True)
                 )
+                if self._observations:
+                    self._observations.forecasts.add(answers)
                 answered_s = at_s + self._timing.forecast_s
                 self._queue.push(answered_s, ToScheduler(ev.Forecasted(answers)))
             case ev.Learn():
@@ -245,6 +263,9 @@ class Simulation:
             took_s = timing.round_s + timing.round_job_s * len(self._state.jobs)
             self._rest_until_s = self._now + took_s / timing.round_share
             self._dispatch(ev.Round(), took_s)
+            if self._observations and self._observations.memory.count_round():
+                held = [worker.kv_tokens_at(self._now) for worker in self._workers]
+                self._observations.sample_memory(self._state, self._now, held)
         else:
             self._schedule_wake()
 

@@ -63,23 +63,29 @@ def simulate(
     seed: Annotated[int, typer.Option(min=0, help="Random seed; equal seeds, equal results.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the results to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write plots to this folder.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with the tables and plots to this file.")
+    ] = None,
     processes: Annotated[int, typer.Option(min=0, help="Runs at once; 0: one per core.")] = 0,
 ) -> None:
     """Simulate presets on a trace or workload: the served scheduler in virtual time."""
     from services.policies.preset import choose
-    from simulator.engine.settings import RunSettings
+    from simulator.engine.settings import ObservationLimits, RunSettings
     from simulator.hardware.hardware_file import load_hardware
     from simulator.parallel import available_cores
     from simulator.report.sla import parse_sla
     from simulator.study import Point, run_points, vary
 
-    require_folders(json)
+    require_folders(json, html)
     if plot and not plot.is_dir():
         raise UsageError(f"--plot: the folder does not exist; create it (got '{plot}')")
     one = load_hardware(hardware)
     chosen = [choose(name.strip()) for name in preset.split(",")]
     budgets = parse_sla(sla)
-    requested = _open_workload(trace, workload, requests, rate, arrivals, clients, seed)
+    key, values = _parse_sweep(sweep)
+    first_rate = rate or (values[0] if key == "rate" else 0.0)  # a sweep needs no rate beside it
+    requested = _open_workload(trace, workload, requests, first_rate, arrivals, clients, seed)
+    observe = ObservationLimits() if (plot or html) and not key else None
     points = [
         Point(
             {},
@@ -91,17 +97,21 @@ def simulate(
                 max_queue,
                 predictor,
                 seed=seed,
+                observe=observe,
             ),
             requested,
         )
         for each in chosen
     ]
-    key, values = _parse_sweep(sweep)
     if key:
         points = vary(points, key, values)
     with _progress(points) as on_done:
         findings = run_points(points, processes or available_cores(), on_done)
-    _show(findings, points, key, json, plot)
+    _show(findings, points, json)
+    if plot or html:
+        from simulator.study_report import write_reports
+
+        write_reports(points, findings, key, plot, html)
 
 
 def _open_workload(
@@ -150,9 +160,7 @@ def _progress(points: "Sequence[Point]") -> "Iterator[Callable[[int], None]]":
 def _show(
     findings: "Sequence[Finding]",
     points: "Sequence[Point]",
-    key: str,
     json: Path | None,
-    plot: Path | None,
 ) -> None:
     from rich.console import Console
 
@@ -171,11 +179,3 @@ def _show(
         from simulator.rows import write_rows
 
         write_rows(json, [summary_row(summary, keys) for keys, summary in rows])
-    if plot:
-        from simulator.report.plots import plot_distributions, plot_sweep
-
-        if key:
-            plot_sweep(plot / f"{key}.png", key, rows)
-        else:
-            runs = {finding.summary.preset: finding.records for finding in findings}
-            plot_distributions(plot / "latency.png", runs)
