@@ -44,7 +44,7 @@ class ComparisonTable:
 
 def three_digits(value: float) -> str:
     """At least three significant digits, without an exponent."""
-    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:#.3g}".rstrip(".")
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:#.3g}".rstrip(".")
 
 
 def whole(value: float) -> str:

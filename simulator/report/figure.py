@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from math import inf
 from pathlib import Path
 
 from matplotlib import rc_context
@@ -66,18 +67,18 @@ def label_axes(axes: Axes, x_label: str, y_label: str) -> None:
 
 def scale_x_log(axes: Axes) -> None:
     """A logarithmic scale with plain numbers, if the positive data span a decade."""
-    ratio = axes.dataLim.xmax / axes.dataLim.minposx
-    if ratio >= 10:
+    low, high = axes.dataLim.minposx, axes.dataLim.xmax
+    if 10 * low <= high < inf:
         axes.set_xscale("log")
-        _label_log(axes.xaxis, ratio)
+        _label_log(axes.xaxis, high / low)
 
 
 def scale_y_log(axes: Axes) -> None:
     """The same for the other axis."""
-    ratio = axes.dataLim.ymax / axes.dataLim.minposy
-    if ratio >= 10:
+    low, high = axes.dataLim.minposy, axes.dataLim.ymax
+    if 10 * low <= high < inf:
         axes.set_yscale("log")
-        _label_log(axes.yaxis, ratio)
+        _label_log(axes.yaxis, high / low)
 
 
 def _label_log(axis: Axis, ratio: float) -> None:

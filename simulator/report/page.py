@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 from services.core import Sla
 from services.policies.preset import CHOICES
@@ -44,7 +43,7 @@ def write_page(
         preset_titles=("preset", "about", "policies", "parameters"),
         presets=_distinct(_describe(run.settings) for run in runs),
         tables=compare(rows),
-        pictures=[(picture, Markup(draw_svg(picture.figure))) for picture in pictures],
+        pictures=[(picture, draw_svg(picture.figure)) for picture in pictures],
     )
     try:
         path.write_text(content, "utf-8")

@@ -105,15 +105,16 @@ def _plot_requests(axis: Axes, run: ObservedRun) -> None:
     records, timelines = run.records, run.observations.timelines
     rows = np.array(timelines.rows, np.int64)
     intervals = timelines.intervals
-    ends = np.full(len(records.arrival_s), np.nan)
-    for each in intervals:  # in order of their ends
-        ends[each.row] = each.end_s
-    arrival_s, end_s = records.arrival_s[rows], ends[rows]
-    ran = np.isfinite(end_s)
-    axis.hlines(rows[ran], arrival_s[ran], end_s[ran], color=MUTED, linewidth=WAIT)
+    started = rows[np.isfinite(records.first_s[rows])]
+    axis.hlines(
+        started,
+        records.arrival_s[started],
+        records.last_s[started],
+        color=MUTED,
+        linewidth=WAIT,
+    )
     bars = [[(each.start_s, each.row), (each.end_s, each.row)] for each in intervals]
     axis.add_collection(LineCollection(bars, colors=BLUE, linewidths=BAR))
-    started = rows[np.isfinite(records.first_s[rows])]
     refused = rows[records.rejected[rows]]
     _mark(axis, FIRST, records.first_s[started].tolist(), started.tolist())
     _mark(axis, REJECTED, records.arrival_s[refused].tolist(), refused.tolist())
