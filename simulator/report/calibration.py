@@ -79,9 +79,11 @@ def plot_calibration(runs: Mapping[str, ForecastRecords]) -> Figure:
             histogram, "probability that the forecast gave to shorter answers", "share of answers"
         )
         label_axes(scatter, "true length, tokens", "expected, tokens")
-        if calibration:
-            _plot_histogram(histogram, calibration)
-            _plot_scatter(scatter, records, calibration)
+        if calibration is None:
+            histogram.set_title("no request has a forecast", loc="right", fontsize="small")
+            continue
+        _plot_histogram(histogram, calibration)
+        _plot_scatter(scatter, records, calibration)
     return figure
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from itertools import cycle, product
 from math import inf
 from pathlib import Path
 
@@ -49,10 +50,10 @@ def new_figure(height_in: float) -> Figure:
 def line_styles(names: Iterable[str]) -> dict[str, LineStyle]:
     """A style for each name, in order. The first lines differ by colour, further ones by their
     dashes or markers too."""
-    distinct = dict.fromkeys(names)
+    looks = cycle(product(zip(DASHES, MARKERS, strict=True), COLOURS))
     return {
-        name: LineStyle(COLOURS[at % 6], DASHES[at // 6 % 4], MARKERS[at // 6 % 4])
-        for at, name in enumerate(distinct)
+        name: LineStyle(colour, dash, marker)
+        for name, ((dash, marker), colour) in zip(dict.fromkeys(names), looks, strict=False)
     }
 
 

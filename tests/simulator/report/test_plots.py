@@ -85,7 +85,9 @@ def test_draws_from_the_forecast_are_calibrated():
 def test_requests_without_forecasts_have_no_calibration_and_an_empty_plot():
     records = ForecastRecords(np.array([3, 4]))
     assert measure_calibration(records) is None
-    assert draw_svg(plot_calibration({"none": records})).startswith("<svg")
+    figure = plot_calibration({"none": records})
+    assert figure.axes[0].get_title("right") == "no request has a forecast"
+    assert draw_svg(figure).startswith("<svg")
 
 
 # What is drawn
