@@ -84,8 +84,10 @@ def near(word: str, known: Iterable[str]) -> str:
 
 
 def require_folders(*files: Path | None) -> None:
-    """Checks the folders of output files before the work starts. Raises UsageError."""
+    """Checks output files and their folders before the work starts. Raises UsageError."""
     for file in files:
+        if file and file.is_dir():
+            raise UsageError(f"cannot write {file}: it is a folder; give a file in it")
         if file and not file.parent.is_dir():
             raise UsageError(
                 f"cannot write {file}: the folder {file.parent} does not exist; create it"

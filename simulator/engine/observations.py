@@ -22,11 +22,12 @@ LOW, HIGH = 0.05, 0.95  # ends of the central 90 % interval
 
 
 class WorkerMemory(NamedTuple):
-    """KV tokens of a worker at one time, in whole blocks.
+    """KV tokens of a worker at one time, in whole blocks; shared blocks count once.
 
     `used` are all device blocks in use, `running` those of running requests. The peaks are
-    Past-Future's M* (Eq. 2–4) of the requests that the scheduler runs there: with lengths drawn
-    from their forecasts, as its rule draws them, and with their true lengths.
+    Past-Future's M* (Eq. 2–4) of the requests that the scheduler runs there, less what is shared
+    now: with lengths drawn from their forecasts, as its rule draws them, and with their true
+    lengths.
     """
 
     used: float
@@ -159,4 +160,6 @@ def _peaks(
     demand = past_future(queue, DEFAULTS, np.random.default_rng(seed))
     _, needed = demand.count_fitting(everyone, len(rows), 0)
     remaining = np.maximum(lengths - jobs.output, 0).astype(float)
-    return needed(0), PrefixPeaks(len(rows), demand.held, remaining[None])(0)
+    true_peak = PrefixPeaks(len(rows), demand.held, remaining[None])(0)
+    shared = worker.shared_blocks * worker.block_tokens
+    return max(0.0, needed(0) - shared), max(0.0, true_peak - shared)

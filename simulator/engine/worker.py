@@ -134,10 +134,11 @@ class SimWorker:
 
     def kv_tokens_at(self, now: float) -> tuple[int, int]:
         """KV tokens in use within the span in progress, and those of running requests, both in
-        whole blocks. O(running)."""
+        whole blocks, shared ones counted once. O(running), or their blocks if any is shared."""
         pool, size = self.state.pool, self.state.pool.block_tokens
         used = pool.blocks - pool.free_blocks
-        running = sum(len(pool.table(name)) for name in self.state.running)
+        tables = [pool.table(name) for name in self.state.running]
+        running = len(set().union(*tables)) if pool.shared_blocks else sum(map(len, tables))
         made = int(np.searchsorted(self.span.ends_s, now, side="right")) if self.span else 0
         grown = 0
         if self.span and made:  # the span's earlier steps have no prefill

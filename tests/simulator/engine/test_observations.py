@@ -26,6 +26,7 @@ from tests.simulator.fixtures import (
     SMALL,
     random_workload,
     settings,
+    sharing_workload,
     workload,
 )
 
@@ -99,6 +100,21 @@ def test_observation_reads_padding_of_static_batches_as_used_and_not_as_running(
     result = simulate(made, workload([(0.0, 10, 3), (0.0, 20, 3)]))
     used, running, *_ = observations(result).memory.of_worker(0)
     assert set((used - running).tolist()) == {0.0, 10.0}
+
+
+def test_memory_samples_count_shared_blocks_once():
+    """Two equal prompts of 100 tokens, 7 blocks of 16; B arrives at 12.5 s and finds 6 of them. A
+    has 5 tokens and B 3. Held and remaining of both: at 12.5 s (112, 3), (112, 3): 224 + 2·3; at 13
+    s (112, 2), (112, 3): 224 + 2·2; at 14.4 s, when the report says what is shared, (112, 1), (112,
+    2): 224 + 2·1 − 96; at 15.4 s B alone, (112, 1)."""
+    hardware = replace(BLOCKS_OF_ONE, block_tokens=16, max_batch_tokens=128)
+    made = replace(settings("fcfs", hardware, timing=INSTANT, max_tokens=8), predictor="oracle")
+    requests = replace(workload([(0.0, 100, 5), (12.5, 100, 3)]), prompts=["x" * 100] * 2)
+    memory = observations(simulate(observed(made), requests)).memory
+    used, running, predicted_peak, true_peak = memory.of_worker(0)[:, 4:].tolist()
+    assert memory.at_s[4:] == pytest.approx([12.5, 13.0, 14.4, 15.4])
+    assert used == running == [112, 128, 128, 112]
+    assert true_peak == predicted_peak == [230, 228, 130, 113]
 
 
 # Timelines
@@ -203,7 +219,7 @@ def test_forecast_records_are_of_answers_cut_at_max_tokens():
 def check_observation_changes_nothing(preset: str) -> None:
     """With and without observation, and with and without jumps, results are equal; observations
     too."""
-    requests = random_workload(11, 30, 30.0)
+    requests = sharing_workload(11, 30, 30.0)
     made = replace(settings(preset, TIGHT, workers=2), sla=Sla("test", ttft_s=1.0))
     limits = ObservationLimits(16, 10)
     plain = simulate(made, requests)
@@ -216,6 +232,8 @@ def check_observation_changes_nothing(preset: str) -> None:
         assert (plain.end_s, plain.rounds) == (other.end_s, other.rounds)
     assert plain.events == jumped.events
     one, two = observations(jumped), observations(stepped)
+    assert any(worker.used for workers in one.memory.workers for worker in workers)
+    assert all(each.running <= each.used for workers in one.memory.workers for each in workers)
     assert (one.memory.at_s, one.memory.workers) == (two.memory.at_s, two.memory.workers)
     assert one.timelines.intervals == two.timelines.intervals
     assert np.array_equal(one.forecasts.mean, two.forecasts.mean)

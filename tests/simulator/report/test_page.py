@@ -147,18 +147,6 @@ def test_equal_seeds_give_equal_bytes_in_two_processes(tmp_path: Path):
     assert one == two
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [("/no/such/page.html", "the folder /no/such does not exist"), ("/", "Is a directory")],
-)
-def test_command_names_a_page_that_cannot_be_written(path: str, message: str):
-    given = f"--workload d3 --requests 1 --rate 1 --preset fcfs --predictor max --html {path}"
-    done = subprocess.run([*SIMULATE, *given.split()], capture_output=True, text=True)
-    [line] = done.stderr.splitlines()
-    assert done.returncode != 0
-    assert line.startswith(f"foretoken: cannot write {path}: ") and message in line
-
-
 def test_package_data_includes_the_page():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert settings["package-data"]["simulator.report"] == ["*.html"]
