@@ -109,8 +109,8 @@ def _plot_scatter(axis: Axes, records: ForecastRecords, calibration: Calibration
     scale_x_log(axis)
     scale_y_log(axis)
     axis.set_title(
-        f"means {calibration.forecast_mean:,.0f} and {calibration.true_mean:,.0f}, mean absolute "
-        f"error {calibration.absolute_error:,.0f}; dashed: equal",
+        f"means: expected {calibration.forecast_mean:,.0f}, true {calibration.true_mean:,.0f}; "
+        f"mean absolute error {calibration.absolute_error:,.0f}; dashed: equal",
         loc="right",
         fontsize="small",
     )
