@@ -6,6 +6,7 @@ from functools import partial
 from math import inf
 
 from services.policies.preset import CHOICES, choose, require_known
+from simulator.engine.observations import Observations
 from simulator.engine.records import Records
 from simulator.engine.settings import RunSettings
 from simulator.engine.simulation import simulate
@@ -32,6 +33,7 @@ class Finding:
     keys: Mapping[str, float]
     summary: Summary
     records: Records
+    observations: Observations | None = None
 
 
 def _with_rate(point: Point, value: float) -> Point:
@@ -113,4 +115,4 @@ def run_points(
 
 def _run(point: Point) -> Finding:
     result = simulate(point.settings, point.workload)
-    return Finding(point.keys, summarize(result), result.records)
+    return Finding(point.keys, summarize(result), result.records, result.observations)

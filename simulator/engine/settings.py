@@ -30,12 +30,22 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class ObservationLimits:
+    """How much a run observes for its plots: at most `samples` (2 or more) of memory over time, and
+    the timelines of `requests` in the middle of the workload."""
+
+    samples: int = 512
+    requests: int = 60
+
+
+@dataclass(frozen=True, slots=True)
 class RunSettings:
     """One run. `hardware` has one entry for each worker.
 
     Every request sets `max_tokens`, or what fits behind its prompt: a longer answer is cut there,
     as by a server. Requests beyond `max_queue` are refused. `predictor` replaces the preset's if it
     is not empty. `jumps`: workers compute equal steps at once; without, one by one.
+    `observe`: the run is observed, which changes none of its results.
     """
 
     preset: Preset
@@ -47,6 +57,7 @@ class RunSettings:
     timing: Timing = field(default_factory=Timing)
     seed: int = 0
     jumps: bool = True
+    observe: ObservationLimits | None = None
 
     @property
     def predictor_name(self) -> str:

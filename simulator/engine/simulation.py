@@ -31,6 +31,7 @@ from simulator.engine.events import (
     Wake,
 )
 from simulator.engine.forecaster import Forecaster, build_forecaster
+from simulator.engine.observations import Observations
 from simulator.engine.records import Records, WorkerUsage
 from simulator.engine.settings import RunSettings
 from simulator.engine.worker import MORE, SimWorker
@@ -47,7 +48,8 @@ class Stalled(RuntimeError):
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run left: its records, what its workers did, and the time of its last event."""
+    """What a run left: its records, what its workers did, the time of its last event, and what was
+    observed if the settings ask for it."""
 
     settings: RunSettings
     workload: Workload
@@ -56,12 +58,13 @@ class RunResult:
     end_s: float
     rounds: int
     events: int
+    observations: Observations | None = None
 
 
 class Simulation:
     """One run. Raises ValueError if the preset's predictor cannot be simulated on this workload.
 
-    `observe` receives every step of the scheduler, as an event log does; reports then have the
+    `on_step` receives every step of the scheduler, as an event log does; reports then have the
     times of steps. `advice` are forecasts and cost models with the times at which the scheduler
     receives them; the predictor then stays silent. `slowdowns` has a factor of step times for each
     worker, by the time at which steps begin. Workers are named `w0`, `w1`, and so on.
@@ -71,18 +74,21 @@ class Simulation:
         self,
         settings: RunSettings,
         workload: Workload,
-        observe: Callable[[ev.Step], None] | None = None,
+        on_step: Callable[[ev.Step], None] | None = None,
         advice: Sequence[tuple[float, ev.Event]] | None = None,
         slowdowns: Sequence[Callable[[float], float]] = (),
     ):
         self.settings, self.workload = settings, workload
-        self._observe, self._advice = observe, advice
+        self._on_step, self._advice = on_step, advice
         self._inputs = workload.input_tokens.tolist()
         self._most = _max_tokens(settings, workload).tolist()
         # What the server generates: it stops at max_tokens.
         self._answers = np.minimum(workload.output_tokens, self._most).tolist()
         self._content = contents_of(workload)
         self.records = Records(len(workload))
+        self._observations = (
+            Observations(settings.observe, np.array(self._answers)) if settings.observe else None
+        )
         self._timing = settings.timing
         self._queue = EventQueue()
         limits = SchedulerLimits(max_queue=settings.max_queue, patience_s=0.0)
@@ -99,7 +105,7 @@ class Simulation:
                 self._answer_tokens,
                 settings.jumps,
                 self._content is not None,
-                timed=observe is not None,
+                timed=on_step is not None,
                 slowdown=slowdowns[number] if slowdowns else None,
             )
             for number, hardware in enumerate(settings.hardware)
@@ -115,13 +121,13 @@ class Simulation:
         self._events = 0
 
     def run(self) -> RunResult:
-        """Runs until every request has ended, and if observed, until the scheduler knows. Raises
+        """Runs until every request has ended, and with `on_step` until the scheduler knows. Raises
         Stalled if some never can."""
         self._attach_workers()
         for time_s, advice in self._advice or ():
             self._queue.push(time_s, ToScheduler(advice))
         self._begin_arrivals()
-        while self._open or (self._observe and self._state.jobs):
+        while self._open or (self._on_step and self._state.jobs):
             if not self._queue:
                 raise Stalled(f"{self._open} of {len(self.workload)} requests never ended")
             self._now, event = self._queue.pop()
@@ -129,9 +135,17 @@ class Simulation:
             self._handle(event)
         self.records.reach_client(self._timing.hop_s)
         usages = tuple(worker.total_usage() for worker in self._workers)
-        rounds = self._state.rounds.number
+        if self._observations:
+            self._observations.timelines.finish(self._now)
         return RunResult(
-            self.settings, self.workload, self.records, usages, self._now, rounds, self._events
+            self.settings,
+            self.workload,
+            self.records,
+            usages,
+            self._now,
+            self._state.rounds.number,
+            self._events,
+            self._observations,
         )
 
     def _answer_tokens(self, request_id: str) -> int:
@@ -201,10 +215,12 @@ class Simulation:
     def _dispatch(self, event: ev.Event, delay_s: float = 0.0) -> None:
         """Steps the scheduler; its messages leave after `delay_s`."""
         actions = self._state.step(event, self._now)
-        if self._observe:
-            self._observe(self._state.last_step)
+        if self._on_step:
+            self._on_step(self._state.last_step)
         for action in actions:
             self._perform(action, self._now + delay_s)
+        if self._observations:
+            self._observations.timelines.add(self._state.last_step.transitions)
         self._schedule_wake()
 
     def _perform(self, action: ev.Action, at_s: float) -> None:
@@ -225,6 +241,8 @@ class Simulation:
                     (request.request_id, forecast.truncated(request.max_tokens))
                     for request, forecast in zip(action.requests, forecasts, strict=True)
                 )
+                if self._observations:
+                    self._observations.forecasts.add(answers)
                 answered_s = at_s + self._timing.forecast_s
                 self._queue.push(answered_s, ToScheduler(ev.Forecasted(answers)))
             case ev.Learn() if self._forecaster:
@@ -280,6 +298,9 @@ class Simulation:
             self._rest_until_s = self._now + took_s / timing.round_share
             previous_s, self._round_s = self._round_s, took_s
             self._dispatch(ev.Round(previous_s), took_s)
+            if self._observations and self._observations.memory.count_round():
+                held = [worker.kv_tokens_at(self._now) for worker in self._workers]
+                self._observations.sample_memory(self._state, self._now, held)
         else:
             self._schedule_wake()
 

@@ -138,6 +138,22 @@ class SimWorker:
                     self.state.complete_uploads([command.serial])
         self._inbox.clear()
 
+    def kv_tokens_at(self, now: float) -> tuple[int, int]:
+        """KV tokens in use within the span in progress, and those of running requests, both in
+        whole blocks, shared ones counted once. O(running), or their blocks if any is shared."""
+        pool, size = self.state.pool, self.state.pool.block_tokens
+        used = pool.blocks - pool.free_blocks
+        tables = [pool.table(name) for name in self.state.running]
+        running = len(set().union(*tables)) if pool.shared_blocks else sum(map(len, tables))
+        made = int(np.searchsorted(self.span.ends_s, now, side="right")) if self.span else 0
+        grown = 0
+        if self.span and made:  # the span's earlier steps have no prefill
+            grown = sum(
+                pool.blocks_for(len(s.tokens) + made) - len(pool.table(s.request_id))
+                for s in self.span.batch.decodes.sequences
+            )
+        return (used + grown) * size, (running + grown) * size
+
     # Steps
 
     def begin(self, now: float) -> list[tuple[float, UploadEnd]]:

@@ -68,11 +68,14 @@ def simulate(
     seed: SeedOption = 0,
     json: Annotated[Path | None, typer.Option(help="Write the results to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write plots to this folder.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with the tables and plots to this file.")
+    ] = None,
     processes: ProcessesOption = 0,
 ) -> None:
     """Simulate presets on a trace or workload: the served scheduler in virtual time."""
     from services.policies.preset import choose
-    from simulator.engine.settings import RunSettings
+    from simulator.engine.settings import ObservationLimits, RunSettings
     from simulator.hardware.hardware_file import load_hardware
     from simulator.parallel import available_cores
     from simulator.report.sla import parse_sla
@@ -85,7 +88,7 @@ def simulate(
         raise UsageError(f"give either --{option} or --sweep {key}=…: both set {key}")
     refuse_conflicts(given | {key}, CONFLICTS)
     check_values("workers", [workers])
-    require_folders(json)
+    require_folders(json, html)
     if plot and not plot.is_dir():
         raise UsageError(f"--plot: the folder does not exist; create it (got '{plot}')")
     one = load_hardware(hardware)
@@ -96,6 +99,7 @@ def simulate(
     if key == "clients":
         clients = int(values[0])
     requested = open_workload(trace, workload, requests, rate, arrivals, seed, clients)
+    observe = ObservationLimits() if (plot or html) and not key else None
     points = [
         Point(
             {},
@@ -107,6 +111,7 @@ def simulate(
                 max_queue,
                 predictor,
                 seed=seed,
+                observe=observe,
             ),
             requested,
         )
@@ -116,7 +121,11 @@ def simulate(
         points = vary(points, key, values)
     with _progress(points) as on_done:
         findings = run_points(points, processes or available_cores(), on_done)
-    _show(findings, points, key, json, plot)
+    _show(findings, points, json)
+    if plot or html:
+        from simulator.study_report import write_reports
+
+        write_reports(points, findings, key, plot, html)
 
 
 def _parse_sweep(text: str) -> tuple[str, list[float]]:
@@ -146,9 +155,7 @@ def _progress(points: "Sequence[Point]") -> "Iterator[Callable[[int], None]]":
 def _show(
     findings: "Sequence[Finding]",
     points: "Sequence[Point]",
-    key: str,
     json: Path | None,
-    plot: Path | None,
 ) -> None:
     from rich.console import Console
 
@@ -167,11 +174,3 @@ def _show(
         from simulator.rows import write_rows
 
         write_rows(json, [summary_row(summary, keys) for keys, summary in rows])
-    if plot:
-        from simulator.report.plots import plot_distributions, plot_sweep
-
-        if key:
-            plot_sweep(plot / f"{key}.png", key, rows)
-        else:
-            runs = {finding.summary.preset: finding.records for finding in findings}
-            plot_distributions(plot / "latency.png", runs)

@@ -79,10 +79,11 @@ def twin(
 
         write_rows(json, twin_rows(comparison))
     if plot:
+        from simulator.report.figure import write_png
         from simulator.report.plots import plot_distributions
 
         runs = {"measured": run.records.select(made.places), "simulated": made.records}
-        plot_distributions(plot / "twin.png", runs)
+        write_png(plot / "twin.png", plot_distributions(runs))
     if write_hardware:
         from simulator.hardware.hardware_file import write_hardware as write
 

@@ -3,14 +3,12 @@
 import json
 from dataclasses import replace
 from math import inf, nan
-from pathlib import Path
 
 import pytest
 
 from services.core import Sla
 from simulator.engine.simulation import simulate
 from simulator.hardware.hardware import Hardware
-from simulator.report.plots import plot_distributions, plot_sweep
 from simulator.report.sla import SlaTarget, parse_sla, parse_target
 from simulator.report.summary import summarize, summary_row
 from simulator.study import Point, run_points, vary
@@ -161,14 +159,3 @@ def test_rate_of_a_closed_loop_is_not_swept():
     requests = workload([(0.0, 10, 3)], clients=1)
     with pytest.raises(ValueError, match="clients are a closed loop, which has no rate"):
         vary([Point({}, settings("fcfs"), requests)], "rate", [1.0])
-
-
-def test_summary_plots_are_written(tmp_path: Path):
-    findings = run_points(vary(study(), "rate", [5.0, 50.0]), 1)
-    rows = [(finding.keys, finding.summary) for finding in findings]
-    plot_sweep(tmp_path / "rate.png", "rate", rows)
-    plot_distributions(tmp_path / "latency.png", {"fcfs": findings[0].records})
-    for name in ("rate.png", "latency.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="cannot write"):
-        plot_sweep(tmp_path / "none" / "rate.png", "rate", rows)

@@ -130,6 +130,8 @@ def test_invalid_setting_is_a_one_line_error(arguments: list[str], message: str)
         (["simulate", "--plot", "/no/such"], "--plot: the folder does not exist; create it"),
         (["twin", "/no/such"], "cannot read /no/such: No such file"),
         (["twin", "f", "--json", "/no/such/f"], "/no/such/f: the folder /no/such does not"),
+        (["simulate", "--html", "/no/such/f"], "/no/such/f: the folder /no/such does not"),
+        (["simulate", "--html", "/"], "cannot write /: it is a folder; name a file in it"),
         (["bench", "u", "--prompts", "f", "--input-tokens", "9"], "--prompts sets the len"),
         (["bench", "u", "--sla", "fast:ttft=1"], "--sla takes CLASS:BUDGET=SECONDS,… of ttft_s, "),
         (["bench", "u", "--sla", "fast:ttft_s=x"], "ttft_s must be a number of seconds, not 'x'"),
