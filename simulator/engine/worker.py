@@ -126,6 +126,7 @@ class SimWorker:
             match command:
                 case Plan():
                     self.state.apply_plan(command, now)
+                    self.usage.on_batches([len(each.members) for each in command.batches])
                 case Prompt():
                     self.state.receive(command, now)
                 case UploadEnd():
@@ -152,20 +153,22 @@ class SimWorker:
         end at equal times. O(rows + steps)."""
         cost, rows = self.hardware.cost, len(batch.decodes)
         steps = 1 + (self._repeatable(batch) if self._jumps else 0)
-        context = batch.context_tokens + rows * np.arange(steps, dtype=float)
+        attended = batch.context_tokens + (self._attended_padding() if rows else 0)
+        context = attended + rows * np.arange(steps, dtype=float)
         fixed_s = cost.base_s + cost.prefill_token_s * batch.prefill_tokens
         elapsed_s: Floats = fixed_s + cost.decode_seq_s * rows + cost.context_token_s * context
         elapsed_s[0] += device_s
         ends_s: Floats = np.cumsum(np.concatenate([[now], elapsed_s]))[1:]
         return ends_s
 
+    def _attended_padding(self) -> int:
+        return self.state.padding_tokens if self.hardware.attends_padding else 0
+
     def _repeatable(self, batch: StepBatch) -> int:
         most = min(self.state.steps.repeatable(batch), MAX_STEPS - 1)
         if most > 0:
-            left = (
-                self._answer_tokens(s.request_id) - s.output_tokens for s in batch.decodes.sequences
-            )
-            most = min(most, min(left) - 1)
+            left = [self._answer_tokens(s.request_id) - s.output_tokens for s in _unended(batch)]
+            most = min(most, min(left, default=1) - 1)
         return max(0, most)
 
     def finish(self) -> SpanResult:
@@ -175,7 +178,7 @@ class SimWorker:
         batch, repeats = span.batch, len(span.ends_s) - 1
         rows: list[str] = []
         if repeats:
-            rows = [s.request_id for s in batch.decodes.sequences]
+            rows = [s.request_id for s in _unended(batch)]
             self.state.steps.repeat(batch, repeats, MORE)
             again = self.state.steps.compose()
             assert again is not None
@@ -185,7 +188,9 @@ class SimWorker:
         pool = self.state.pool
         used = (pool.blocks - pool.free_blocks) * pool.block_tokens
         elapsed_s = span.end_s - span.began_s
-        self.usage.on_span(elapsed_s, repeats + 1, len(batch.decodes), prefill, used)
+        self.usage.on_span(
+            span.end_s, elapsed_s, repeats + 1, len(batch.decodes), prefill, used
+        )
         return SpanResult(rows, span.ends_s, result.tokens)
 
     def _draw(self, sequence: Sequence) -> int:
@@ -193,10 +198,12 @@ class SimWorker:
         return EOS if left == 1 else MORE
 
     def total_usage(self) -> WorkerUsage:
-        """The usage until now, with the prefix cache's hits."""
+        """The usage until now, with the hits of the prefix cache and the waste of static batches."""
         counters = self.state.counters
         self.usage.prefix_asked_tokens = counters.prefix_asked_tokens
         self.usage.prefix_hit_tokens = counters.prefix_hit_tokens
+        self.usage.padding_tokens = counters.padding_tokens
+        self.usage.invalid_tokens = counters.invalid_tokens
         return self.usage
 
     def pop_late(self) -> list[NewToken]:
@@ -206,3 +213,8 @@ class SimWorker:
     def report(self) -> Report | None:
         """What the scheduler must know, if anything."""
         return self.state.report()
+
+
+def _unended(batch: StepBatch) -> list[Sequence]:
+    """The decoding sequences without members that continue with their static batch."""
+    return [sequence for sequence in batch.decodes.sequences if not sequence.ended]
