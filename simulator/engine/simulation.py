@@ -70,7 +70,7 @@ class Simulation:
         self.records = Records(len(workload))
         self._timing = settings.timing
         self._queue = EventQueue()
-        limits = SchedulerLimits(max_queue=settings.max_queue, patience_s=0.0)
+        limits = SchedulerLimits(settings.max_queue, patience_s=settings.timing.patience_s)
         self._state = SchedulerState(settings.preset, limits)
         self._forecaster = build_forecaster(
             settings.predictor_name, workload, self._answer_tokens, settings.seed

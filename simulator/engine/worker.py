@@ -188,9 +188,7 @@ class SimWorker:
         pool = self.state.pool
         used = (pool.blocks - pool.free_blocks) * pool.block_tokens
         elapsed_s = span.end_s - span.began_s
-        self.usage.on_span(
-            span.end_s, elapsed_s, repeats + 1, len(batch.decodes), prefill, used
-        )
+        self.usage.on_span(span.end_s, elapsed_s, repeats + 1, len(batch.decodes), prefill, used)
         return SpanResult(rows, span.ends_s, result.tokens)
 
     def _draw(self, sequence: Sequence) -> int:

@@ -51,11 +51,11 @@ class Task:
 
 
 # The applications of Magnus (Cheng et al., ICWS 2024, §I, §IV-A), with its limit of 1,024 tokens.
-# The paper prints no length. The ratios follow its text: bug fixes are as long as the code, comments
-# longer than it, Python shorter than the C++ it replaces, and C++ longer than the Python (§III-B).
-# The other numbers are chosen so that the two errors of its Table II for ChatGLM-6B follow: 34
-# tokens if an answer is taken to be as long as its input, 16 with a regressor per task; and a
-# correlation above 0.8 in each (Table I). tests/simulator/workload/test_applications.py checks them.
+# The paper prints no length. The ratios follow its text (§III-B): bug fixes are as long as the
+# code, comments longer than it, Python shorter than the C++ it replaces, and C++ longer than the
+# Python. The other numbers are chosen so that the two errors of its Table II for ChatGLM-6B follow:
+# 34 tokens if an answer is taken to be as long as its input, 16 with a regressor per task; and a
+# correlation above 0.8 in each task (Table I).
 MOST_TOKENS = 1_024
 MAGNUS_TASKS = (
     Task("mt", "Translate to German:", LogNormal(30, 0.6, 1_000), 1.1, 0.15),

@@ -24,7 +24,10 @@ def simulate(
         Path | None, typer.Option(help="CSV of requests, plain or .gz; see docs/simulator.md.")
     ] = None,
     workload: Annotated[
-        str, typer.Option(help="d1, d2, d3, varying, or a CSV with input_tokens,output_tokens.")
+        str,
+        typer.Option(
+            help="d1, d2, d3, varying, codefuse, magnus, or a CSV with input_tokens,output_tokens."
+        ),
     ] = "",
     preset: Annotated[str, typer.Option(help="Presets to compare, separated by commas.")] = (
         "foretoken,fcfs"
