@@ -117,12 +117,12 @@ def _learn_words(
 
 FORECASTERS: dict[str, Callable[[Workload, Callable[[str], int], int], Forecaster]] = {
     "history": lambda *_: LearnedLengths(build("history", Options())),
-    "magnus-rmse": lambda _workload, answer_tokens, seed: NoisyLengths(
-        answer_tokens, MAGNUS_RMSE_TOKENS, seed
-    ),
     "max": lambda *_: LearnedLengths(build("max", Options())),
     "oracle": lambda _workload, answer_tokens, _seed: TrueLengths(answer_tokens),
     "words": _learn_words,
+    "magnus-rmse": lambda _workload, answer_tokens, seed: NoisyLengths(
+        answer_tokens, MAGNUS_RMSE_TOKENS, seed
+    ),
 }
 
 

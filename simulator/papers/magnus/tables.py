@@ -21,8 +21,8 @@ WHOLE_MEMORY = {"zeta": 1.0}
 QUANTIZED_KV_TOKENS = 22_048
 NOTES = (
     "Lengths: the paper prints none. The tasks of the workload magnus follow its text and the two "
-    "errors of its Table II. Nor are its rates printed; vs is overloaded at all of these, and at 4/s "
-    "only a little, where the gains are least.",
+    "errors of its Table II. Nor are its rates printed; vs is overloaded at all of these, and at "
+    "4/s only a little, where the gains are least.",
     "Predictor: glp, abp and magnus forecast the true length with a normal error of 15.6 tokens, "
     "which is the paper's for ChatGLM-6B (Table II). magnus-oracle has no error; magnus-words "
     "reads prompts and learns while it serves, from nothing. A request is batched once it has its "
@@ -33,9 +33,9 @@ NOTES = (
     "less than vs; neither number is printed. Here it is vs with the batch size of 10, so that the "
     "gain over it is smaller.",
     "ccb: the paper's implementation pauses for each joining prompt and makes fewer tokens per "
-    "second, valid or not, than vs; its step times are not printed. Here a continuous step costs no "
-    "more than a static one, and 7 requests without padding and invalid tokens finish sooner than "
-    "magnus' larger batches. The paper's gain over ccb is not reproduced.",
+    "second, valid or not, than vs; its step times are not printed. Here a continuous step costs "
+    "no more than a static one, and 7 requests without padding and invalid tokens finish sooner "
+    "than magnus' larger batches. The paper's gain over ccb is not reproduced.",
 )
 
 

@@ -68,8 +68,8 @@ NOTES = (
     "So it nearly keeps up with the 20 requests per second, hence its response times and its small "
     "deviation of completion; the paper's gains over it are not reproduced.",
     "Completion: the standard deviation over the workers of the time at which each ends its last "
-    "step. As in the paper, that of scls is far below that of sls. From ab on, it is mostly the end "
-    "of the run: the last unfinished requests share one batch on one worker.",
+    "step. As in the paper, that of scls is far below that of sls. From ab on, it is mostly the "
+    "end of the run: the last unfinished requests share one batch on one worker.",
 )
 
 

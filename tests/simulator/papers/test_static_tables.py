@@ -1,5 +1,6 @@
 """SCLS' and Magnus' tables at a small size: directions that their papers print."""
 
+import tomllib
 from collections.abc import Iterable
 
 import pytest
@@ -8,6 +9,7 @@ from simulator.papers.gains import Gain, compare_gains, read_gains
 from simulator.papers.magnus import tables as magnus
 from simulator.papers.reproduction import Row
 from simulator.papers.scls import tables as scls
+from tests.live import ROOT
 
 ENGINES = {engine.name: engine for engine in scls.ENGINES}
 
@@ -94,6 +96,12 @@ def test_magnus_presets_have_the_papers_batch_sizes(applications: dict[str, Row]
     sizes = {name: number(row, "batch_size") for name, row in applications.items()}
     assert 6 < sizes["vs"] <= 7 < sizes["vsq"] <= 10
     assert sizes["glp"] <= 7 < sizes["abp"]
+
+
+def test_gains_of_each_table_are_in_the_package() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for package in (scls.__package__, magnus.__package__):
+        assert settings["package-data"][package] == ["*.toml"]
 
 
 # Gains
