@@ -13,6 +13,7 @@ from services.policies.preset import require_known
 from services.predictor.encoder.extract import word_features
 from services.predictor.interface import Example, Options, Predictor, Prompt, Query
 from services.predictor.predictors import PREDICTORS, build, build_reading
+from simulator.engine.modelled import MAGNUS_RMSE_TOKENS, NoisyLengths
 from simulator.workload.workload import Workload
 
 # When the served predictor refits: services/predictor/config.py and learning/refitter.py.
@@ -119,6 +120,9 @@ FORECASTERS: dict[str, Callable[[Workload, Callable[[str], int], int], Forecaste
     "max": lambda *_: LearnedLengths(build("max", Options())),
     "oracle": lambda _workload, answer_tokens, _seed: TrueLengths(answer_tokens),
     "words": _learn_words,
+    "magnus-rmse": lambda _workload, answer_tokens, seed: NoisyLengths(
+        answer_tokens, MAGNUS_RMSE_TOKENS, seed
+    ),
 }
 
 

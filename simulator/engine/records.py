@@ -1,5 +1,6 @@
 """Records of a run: what happened to each request, and the state of workers over time."""
 
+from collections.abc import Sequence
 from math import inf
 
 import numpy as np
@@ -84,9 +85,16 @@ class Records:
 
 
 class WorkerUsage:
-    """Time integrals of one worker's use, from which means follow. O(1) per span."""
+    """Totals and time integrals of one worker's use, from which means follow. O(1) per span.
+
+    `end_s` is when its last step ended. `batches` are static batches, with `batch_members` in
+    total, prefilled `padding_tokens`, and `invalid_tokens` that members draw after their end.
+    """
 
     def __init__(self) -> None:
+        self.end_s = 0.0
+        self.batches = self.batch_members = 0
+        self.padding_tokens = self.invalid_tokens = 0
         self.busy_s = 0.0
         self.steps = 0
         self.prefill_tokens = 0
@@ -96,8 +104,16 @@ class WorkerUsage:
         self.prefix_hit_tokens = 0  # of those, found
         self.kv_peak_tokens = 0  # most KV tokens in use
 
-    def on_span(self, elapsed_s: float, steps: int, rows: int, prefill: int, kv: int) -> None:
+    def on_batches(self, sizes: Sequence[int]) -> None:
+        """Static batches of these sizes begin."""
+        self.batches += len(sizes)
+        self.batch_members += sum(sizes)
+
+    def on_span(
+        self, end_s: float, elapsed_s: float, steps: int, rows: int, prefill: int, kv: int
+    ) -> None:
         """A span of steps is over; `kv` are the tokens of blocks in use in its last step."""
+        self.end_s = end_s
         self.busy_s += elapsed_s
         self.steps += steps
         self.prefill_tokens += prefill

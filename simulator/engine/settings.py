@@ -13,7 +13,8 @@ NO_SLA = Sla()
 class Timing:
     """Latencies of the control plane, in seconds.
 
-    `hop_s` is one message between two processes. A forecast takes `forecast_s`. A round takes
+    `hop_s` is one message between two processes. A forecast takes `forecast_s`; a new request waits
+    for it up to `patience_s`, as with the served setting `forecast_patience_s`. A round takes
     `round_s`, and `round_job_s` for each request on the board; the next round starts no earlier
     than the time that leaves rounds `round_share` of the scheduler's time, as the served scheduler
     does, and it starts `wake_s` after it is due. Shared forecasts are renewed `refresh_s` after an
@@ -22,6 +23,7 @@ class Timing:
 
     hop_s: float = 0.001
     forecast_s: float = 0.005
+    patience_s: float = 0.0
     round_s: float = 0.001
     round_job_s: float = 1e-6
     round_share: float = 0.1

@@ -91,7 +91,7 @@ class Simulation:
         )
         self._timing = settings.timing
         self._queue = EventQueue()
-        limits = SchedulerLimits(max_queue=settings.max_queue, patience_s=0.0)
+        limits = SchedulerLimits(settings.max_queue, patience_s=settings.timing.patience_s)
         self._state = SchedulerState(settings.preset, limits)
         self._forecaster: Forecaster | None = None
         if advice is None:

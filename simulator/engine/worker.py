@@ -132,6 +132,7 @@ class SimWorker:
             match command:
                 case Plan():
                     self.state.apply_plan(command, now)
+                    self.usage.on_batches([len(each.members) for each in command.batches])
                 case Prompt():
                     self.state.receive(command, now)
                 case UploadEnd():
@@ -174,7 +175,8 @@ class SimWorker:
         end at equal times. O(rows + steps)."""
         cost, rows = self.hardware.cost, len(batch.decodes)
         steps = 1 + (self._repeatable(batch) if self._jumps else 0)
-        context = batch.context_tokens + rows * np.arange(steps, dtype=float)
+        attended = batch.context_tokens + (self._attended_padding() if rows else 0)
+        context = attended + rows * np.arange(steps, dtype=float)
         fixed_s = cost.base_s + cost.prefill_token_s * batch.prefill_tokens
         elapsed_s: Floats = fixed_s + cost.decode_seq_s * rows + cost.context_token_s * context
         if self._slowdown:
@@ -183,13 +185,14 @@ class SimWorker:
         ends_s: Floats = np.cumsum(np.concatenate([[now], elapsed_s]))[1:]
         return ends_s
 
+    def _attended_padding(self) -> int:
+        return self.state.padding_tokens if self.hardware.attends_padding else 0
+
     def _repeatable(self, batch: StepBatch) -> int:
         most = min(self.state.steps.repeatable(batch), MAX_STEPS - 1)
         if most > 0:
-            left = (
-                self._answer_tokens(s.request_id) - s.output_tokens for s in batch.decodes.sequences
-            )
-            most = min(most, min(left) - 1)
+            left = [self._answer_tokens(s.request_id) - s.output_tokens for s in _unended(batch)]
+            most = min(most, min(left, default=1) - 1)
         return max(0, most)
 
     def finish(self) -> SpanResult:
@@ -200,7 +203,7 @@ class SimWorker:
         timings = _step_timings(span) if self._timed else []
         rows: list[str] = []
         if repeats:
-            rows = [s.request_id for s in batch.decodes.sequences]
+            rows = [s.request_id for s in _unended(batch)]
             self.state.steps.repeat(batch, repeats, MORE)
             again = self.state.steps.compose()
             assert again is not None
@@ -210,7 +213,7 @@ class SimWorker:
         used = (pool.blocks - pool.free_blocks) * pool.block_tokens
         result = self.state.steps.commit(batch, [self._draw(s) for s in batch.sampling], timings)
         elapsed_s = span.end_s - span.began_s
-        self.usage.on_span(elapsed_s, repeats + 1, len(batch.decodes), prefill, used)
+        self.usage.on_span(span.end_s, elapsed_s, repeats + 1, len(batch.decodes), prefill, used)
         return SpanResult(rows, span.ends_s, result.tokens)
 
     def _draw(self, sequence: Sequence) -> int:
@@ -218,10 +221,12 @@ class SimWorker:
         return EOS if left == 1 else MORE
 
     def total_usage(self) -> WorkerUsage:
-        """The usage until now, with the prefix cache's hits."""
+        """The usage until now, with the prefix cache's hits and the waste of static batches."""
         counters = self.state.counters
         self.usage.prefix_asked_tokens = counters.prefix_asked_tokens
         self.usage.prefix_hit_tokens = counters.prefix_hit_tokens
+        self.usage.padding_tokens = counters.padding_tokens
+        self.usage.invalid_tokens = counters.invalid_tokens
         return self.usage
 
     def pop_late(self) -> list[NewToken]:
@@ -241,3 +246,8 @@ def _step_timings(span: Span) -> list[StepTiming]:
         StepTiming(batch.prefill_tokens, rows, batch.context_tokens + step * rows, each_s)
         for step, each_s in enumerate(elapsed_s)
     ]
+
+
+def _unended(batch: StepBatch) -> list[Sequence]:
+    """The decoding sequences without members that continue with their static batch."""
+    return [sequence for sequence in batch.decodes.sequences if not sequence.ended]

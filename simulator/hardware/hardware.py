@@ -15,7 +15,8 @@ class Hardware:
 
     `cost` predicts a packed engine step. `kv_tokens` and `host_tokens` are KV capacities on the
     device and in host memory. `about` says what the worker is, `source` what its numbers were
-    fitted to or derived from. `usd_per_hour` is the price of the worker, 0 if unknown.
+    fitted to or derived from. `usd_per_hour` is the price of the worker, 0 if unknown. An engine
+    without paged KV `attends_padding` of static batches: a decode step reads its KV, masked.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Hardware:
     max_batch_tokens: int = 2_048
     max_context_tokens: int = 2**20
     report_every_steps: int = 16
+    attends_padding: bool = False
     usd_per_hour: float = 0.0
     source: str = ""
     about: str = ""

@@ -62,13 +62,15 @@ class MemoryTable(Record):
 
 
 class EngineTable(Record):
-    """The engine's limits. `max_context_tokens` defaults to the model's with a roofline."""
+    """The engine's limits. `max_context_tokens` defaults to the model's with a roofline. An engine
+    that `attends_padding` reads the KV of a static batch's padding in each decode step."""
 
     block_tokens: Annotated[int, Field(ge=1, le=256)] = 16
     max_running: Count = 256
     max_batch_tokens: Count = 2_048
     max_context_tokens: Count | None = None
     report_every_steps: Count = 16
+    attends_padding: bool = False
 
 
 class PriceTable(Record):
@@ -162,6 +164,7 @@ def _build(name: str, file: HardwareFile) -> Hardware:
         engine.max_batch_tokens,
         longest,
         engine.report_every_steps,
+        engine.attends_padding,
         file.price.usd_per_hour,
         file.source,
         file.about,
@@ -198,7 +201,7 @@ def _lines(hardware: Hardware) -> Iterator[str]:
     yield ""
     yield "[engine]"
     for key in EngineTable.model_fields:
-        yield f"{key} = {getattr(hardware, key)}"
+        yield f"{key} = {str(getattr(hardware, key)).lower()}"
     if hardware.usd_per_hour:
         yield ""
         yield "[price]"

@@ -9,6 +9,7 @@ from simulator.parallel import run_parallel
 Value = str | int | float | None
 Row = dict[str, Value]
 Compute = Callable[[], Row]
+CompareRows = Callable[[Sequence["Row"]], list["Row"]]
 ReportProgress = Callable[[str, int, int], None]
 """(name of the case that ended, ended cases, all cases)"""
 
@@ -39,8 +40,10 @@ class Column:
 class Reproduction:
     """A paper's table.
 
-    `cases` makes its rows from a number of requests and a seed. `requests` is the paper's number.
-    `complete` adds to the rows what compares them. `notes` say where the results differ and why.
+    `cases` makes its rows from a number of requests and a seed. `requests` is the default number:
+    the paper's, unless its rows would take longer than minutes. `complete` adds to the rows what
+    compares them. `notes` say where the results differ and why. `compare` lists the changes between
+    rows for which the paper prints a range (gains.py).
     """
 
     about: str
@@ -50,14 +53,16 @@ class Reproduction:
     columns: tuple[Column, ...]
     complete: Callable[[Sequence[Row]], list[Row]]
     notes: tuple[str, ...] = ()
+    compare: CompareRows = lambda _: []
 
 
 @dataclass(frozen=True, slots=True)
 class Reproduced:
-    """Rows in the paper's order; `not_in_paper` come in addition."""
+    """Rows in the paper's order; `not_in_paper` come in addition. `gains` compare them."""
 
     rows: list[Row] = field(default_factory=list)
     not_in_paper: list[Row] = field(default_factory=list)
+    gains: list[Row] = field(default_factory=list)
 
 
 def select_cases(cases: Sequence[Case], text: str) -> list[Case]:
@@ -87,4 +92,5 @@ def reproduce(
     return Reproduced(
         [row for case, row in completed if case.in_paper],
         [row for case, row in completed if not case.in_paper],
+        reproduction.compare(rows),
     )

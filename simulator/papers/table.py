@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from simulator.papers.gains import GAIN_KEYS
 from simulator.papers.reproduction import Column, Reproduced, Reproduction, Row, Value
 
 
@@ -26,6 +27,31 @@ def make_table(reproduction: Reproduction, found: Reproduced) -> Table:
     if found.not_in_paper:
         table.caption = "Rows without figures of the paper are not in the paper."
     return table
+
+
+def make_gains_table(gains: list[Row]) -> Table:
+    """One line per change that the paper prints, with ours beside."""
+    table = Table(title="Changes in percent", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    where = [key for key in gains[0] if key not in GAIN_KEYS]
+    for title in (*where, "of", "over", "measure"):
+        table.add_column(title, no_wrap=True)
+    for title in ("ours", "paper"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("direction", no_wrap=True)
+    for gain in gains:
+        table.add_row(
+            *(str(gain[key]) for key in where),
+            *(str(gain[key]) for key in ("scheduler", "baseline", "measure")),
+            _show_range(gain["low_pct"], gain["high_pct"]),
+            _show_range(gain["paper_low_pct"], gain["paper_high_pct"]),
+            "holds" if gain["same_direction"] else "does not hold",
+        )
+    return table
+
+
+def _show_range(low: Value, high: Value) -> str:
+    ends = dict.fromkeys((_show(low, "+.1f"), _show(high, "+.1f")))
+    return " to ".join(ends)
 
 
 def _titles(column: Column) -> Iterator[str]:

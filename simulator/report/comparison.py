@@ -87,6 +87,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("rounds", "rounds", Better.NEITHER, whole),
         Column("busy_share", "time computing", Better.NEITHER, percent),
         Column("kv_share", "mean KV in use", Better.NEITHER, percent),
+        Column("kv_peak_share", "most KV in use", Better.NEITHER, percent),
         Column("prefix_hit_share", "prompt tokens cached", Better.NEITHER, percent),
         Column("rows", "mean decode rows", Better.NEITHER, three_digits),
     ),

@@ -24,7 +24,7 @@ def reproduce(
     json: Annotated[Path | None, typer.Option(help="Write the rows as JSON.")] = None,
     requests: Annotated[
         int,
-        typer.Option(min=0, max=MAX_REQUESTS, help="Number of requests; 0: as many as the paper."),
+        typer.Option(min=0, max=MAX_REQUESTS, help="Number of requests; 0: the table's own."),
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     rows: Annotated[str, typer.Option(help="Only rows with this text in the name.")] = "",
@@ -52,7 +52,7 @@ def _reproduce(
     from rich.console import Console
 
     from simulator.papers.reproduction import reproduce, select_cases
-    from simulator.papers.table import make_table
+    from simulator.papers.table import make_gains_table, make_table
     from simulator.parallel import available_cores
     from simulator.rows import write_rows
 
@@ -65,12 +65,14 @@ def _reproduce(
     console = Console()
     console.width = max(console.width, WIDTH)
     console.print(make_table(reproduction, found))
+    if found.gains:
+        console.print(make_gains_table(found.gains))
     if requests:
-        console.print(f"The paper has {reproduction.requests:,} requests, this run {requests:,}.")
+        console.print(f"The table has {reproduction.requests:,} requests, this run {requests:,}.")
     for note in reproduction.notes:
         console.print(note, highlight=False)
     if json:
-        write_rows(json, found.rows, not_in_paper=found.not_in_paper)
+        write_rows(json, found.rows, not_in_paper=found.not_in_paper, gains=found.gains)
 
 
 @contextmanager

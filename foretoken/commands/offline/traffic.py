@@ -30,7 +30,8 @@ TraceOption = Annotated[
 WorkloadOption = Annotated[
     str,
     typer.Option(
-        "--workload", help="d1, d2, d3, varying, or a CSV with input_tokens,output_tokens."
+        "--workload",
+        help="d1, d2, d3, varying, codefuse, magnus, or a CSV with input_tokens,output_tokens.",
     ),
 ]
 RequestsOption = Annotated[

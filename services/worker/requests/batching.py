@@ -29,6 +29,11 @@ class Batching(ABC):
     def select(self, running: Iterable[Sequence], slots: int) -> list[Sequence]:
         """Requests that may be in the next step, at most `slots`, in order of admission."""
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether steps can repeat until a request ends or uses up its budget."""
+        return True
+
     def begin_step(self) -> None:  # noqa: B027 - nothing to do by default
         """Called before each composition."""
 
@@ -47,6 +52,9 @@ class Batching(ABC):
     def accept_draws(self, draws: Iterable[Draw]) -> Iterator[Draw]:
         """The valid draws of a step."""
         return iter(draws)
+
+    def record_repeats(self, rows: Iterable[Sequence], steps: int) -> None:  # noqa: B027
+        """These rows drew a token in each of these steps, which ended none."""
 
     def release_tokens(
         self, chunks: Iterable[PrefillChunk], tokens: list[NewToken]

@@ -60,6 +60,11 @@ class WorkerState:
         return self._kv.running
 
     @property
+    def padding_tokens(self) -> int:
+        """KV tokens of padding on the device. O(padded members)."""
+        return sum(pad.computed for pad in self._kv.pads.values())
+
+    @property
     def idle(self) -> bool:
         """No request is here or expected, and no step is in flight."""
         return not (self.sequences or self.steps.in_flight or self.pending)

@@ -159,6 +159,10 @@ class StaticBatching(Batching):
 
     # Selection for a step
 
+    @property
+    def is_steady(self) -> bool:
+        return not (self._changed or self._prefilling())
+
     def begin_step(self) -> None:
         """Moves fully prefilled batches to the decode stage. O(members) of prefilling batches."""
         for batch in self._prefilling():
@@ -289,6 +293,12 @@ class StaticBatching(Batching):
             self._kv.counters.invalid_tokens += 1
             if not sequence.within_budget:
                 self._kv.bump_version()
+
+    def record_repeats(self, rows: Iterable[Sequence], steps: int) -> None:
+        for sequence in rows:
+            if sequence.ended:
+                sequence.unsent += steps
+                self._kv.counters.invalid_tokens += steps
 
     def release_tokens(
         self, chunks: Iterable[PrefillChunk], tokens: list[NewToken]

@@ -135,9 +135,7 @@ class StepCycle:
         """How many times the composed batch can be computed before its result matters: only lengths
         change, no budget ends, no report is due, and memory suffices for the step that follows.
         Ends that a drawn token decides are not considered. O(rows · log steps)."""
-        if batch.chunks or self._flight or self._suspects:
-            return 0
-        if not self._static.current.ends_known_ahead:
+        if batch.chunks or self._flight or self._suspects or not self._static.current.is_steady:
             return 0
         rows = batch.decodes.sequences
         budget = min(min(s.limit_length, s.max_length) - len(s.tokens) for s in rows)
@@ -148,6 +146,7 @@ class StepCycle:
         """Computes a composed batch this many times at once, at most `repeatable`; each row draws
         `token`, which ends nothing. The next step must be composed anew. O(rows)."""
         self._kv.lengthen(batch.decodes.sequences, times, token)
+        self._static.current.record_repeats(batch.decodes.sequences, times)
         self._reporter.record_steps(times)
 
     def fail(self, batch: StepBatch) -> list[Sequence]:

@@ -202,8 +202,9 @@ def test_written_hardware_file_round_trips(costs, tokens, about, source):
         quantize_token_s=quantize,
     )
     hardware = Hardware(
-        "x", cost, tokens, tokens // 2, usd_per_hour=base, source=source, about=about
-    )
+        "x", cost, tokens, tokens // 2, attends_padding=tokens % 2 == 1,
+        usd_per_hour=base, source=source, about=about,
+    )  # fmt: skip
     assert read_hardware(write_hardware(hardware), "x", "x.toml") == hardware
 
 
