@@ -33,7 +33,8 @@ class RunSettings:
 
     Every request sets `max_tokens`, or what fits behind its prompt: a longer answer is cut there,
     as by a server. Requests beyond `max_queue` are refused. `predictor` replaces the preset's if it
-    is not empty. `jumps`: workers compute equal steps at once; without, one by one.
+    is not empty. `jumps`: workers compute equal steps at once; without, one by one. The run ends
+    when `stop_after` requests have ended, 0 for all.
     """
 
     preset: Preset
@@ -45,6 +46,7 @@ class RunSettings:
     timing: Timing = field(default_factory=Timing)
     seed: int = 0
     jumps: bool = True
+    stop_after: int = 0
 
     @property
     def predictor_name(self) -> str:

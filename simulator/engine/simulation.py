@@ -91,10 +91,11 @@ class Simulation:
         self._events = 0
 
     def run(self) -> RunResult:
-        """Runs until every request has ended. Raises Stalled if some never can."""
+        """Runs until every request has ended, or `stop_after`. Raises Stalled if some never can."""
         self._attach_workers()
         self._begin_arrivals()
-        while self._open:
+        left = len(self.workload) - (self.settings.stop_after or len(self.workload))
+        while self._open > left:
             if not self._queue:
                 raise Stalled(f"{self._open} of {len(self.workload)} requests never ended")
             self._now, event = self._queue.pop()

@@ -12,10 +12,11 @@ from services.forecast import Floats, Ints
 class Workload:
     """Requests in order of arrival: arrival times in seconds, lengths in tokens.
 
-    `kinds`, `prompts` and `hash_ids`, the numbers of each prompt's blocks, are parallel to the
-    columns, or empty if unknown. With `clients`, the load is a closed loop: that many clients each
-    send their next request when the previous one ends, and `arrival_s` is ignored. Raises
-    ValueError for columns that differ in length, arrivals that decrease, and lengths below 1.
+    `kinds`, `prompts`, `hash_ids`, the numbers of each prompt's blocks, and `forecast_tokens`, the
+    answers of the predictor `given`, are parallel to the columns, or empty if unknown. With
+    `clients`, the load is a closed loop: that many clients each send their next request when the
+    previous one ends, and `arrival_s` is ignored. Raises ValueError for columns that differ in
+    length, arrivals that decrease, and lengths below 1.
     """
 
     name: str
@@ -25,11 +26,13 @@ class Workload:
     kinds: Sequence[str] = ()
     prompts: Sequence[str] = ()
     hash_ids: Sequence[Sequence[int]] = ()
+    forecast_tokens: Sequence[int] = ()
     clients: int = 0
 
     def __post_init__(self) -> None:
         sizes = {len(self.arrival_s), len(self.input_tokens), len(self.output_tokens)}
-        sizes |= {len(column) for column in (self.kinds, self.prompts, self.hash_ids) if column}
+        others = (self.kinds, self.prompts, self.hash_ids, self.forecast_tokens)
+        sizes |= {len(column) for column in others if column}
         if len(sizes) != 1:
             raise ValueError(f"{self.name}: the columns have {sorted(sizes)} rows")
         if not len(self):
