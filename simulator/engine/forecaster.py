@@ -13,6 +13,7 @@ from services.policies.preset import require_known
 from services.predictor.encoder.extract import word_features
 from services.predictor.interface import Example, Options, Predictor, Prompt, Query
 from services.predictor.predictors import PREDICTORS, build, build_reading
+from simulator.engine.given import forecast_given
 from simulator.engine.modelled import MAGNUS_RMSE_TOKENS, NoisyLengths
 from simulator.workload.workload import Workload
 
@@ -116,6 +117,7 @@ def _learn_words(
 
 
 FORECASTERS: dict[str, Callable[[Workload, Callable[[str], int], int], Forecaster]] = {
+    "given": lambda workload, *_: forecast_given(workload),
     "history": lambda *_: LearnedLengths(build("history", Options())),
     "max": lambda *_: LearnedLengths(build("max", Options())),
     "oracle": lambda _workload, answer_tokens, _seed: TrueLengths(answer_tokens),

@@ -46,8 +46,9 @@ class RunSettings:
 
     Every request sets `max_tokens`, or what fits behind its prompt: a longer answer is cut there,
     as by a server. Requests beyond `max_queue` are refused. `predictor` replaces the preset's if it
-    is not empty. `jumps`: workers compute equal steps at once; without, one by one.
-    `observe`: the run is observed, which changes none of its results.
+    is not empty. `jumps`: workers compute equal steps at once; without, one by one. The run ends
+    when `stop_after` requests have ended, 0 for all. `observe`: the run is observed, which changes
+    none of its results.
     """
 
     preset: Preset
@@ -59,6 +60,7 @@ class RunSettings:
     timing: Timing = field(default_factory=Timing)
     seed: int = 0
     jumps: bool = True
+    stop_after: int = 0
     observe: ObservationLimits | None = None
 
     @property

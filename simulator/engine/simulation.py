@@ -121,13 +121,14 @@ class Simulation:
         self._events = 0
 
     def run(self) -> RunResult:
-        """Runs until every request has ended, and with `on_step` until the scheduler knows. Raises
-        Stalled if some never can."""
+        """Runs until every request has ended, or `stop_after`, and with `on_step` until the
+        scheduler knows. Raises Stalled if some never can."""
         self._attach_workers()
         for time_s, advice in self._advice or ():
             self._queue.push(time_s, ToScheduler(advice))
         self._begin_arrivals()
-        while self._open or (self._on_step and self._state.jobs):
+        left = len(self.workload) - (self.settings.stop_after or len(self.workload))
+        while self._open > left or (self._on_step and self._state.jobs):
             if not self._queue:
                 raise Stalled(f"{self._open} of {len(self.workload)} requests never ended")
             self._now, event = self._queue.pop()

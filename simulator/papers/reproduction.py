@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 
 from simulator.parallel import run_parallel
 
@@ -43,7 +44,8 @@ class Reproduction:
     `cases` makes its rows from a number of requests and a seed. `requests` is the default number:
     the paper's, unless its rows would take longer than minutes. `complete` adds to the rows what
     compares them. `notes` say where the results differ and why. `compare` lists the changes between
-    rows for which the paper prints a range (gains.py).
+    rows for which the paper prints a range (gains.py). `cases_from` is `cases` with lengths from
+    files in a folder, None if it reads none.
     """
 
     about: str
@@ -54,6 +56,13 @@ class Reproduction:
     complete: Callable[[Sequence[Row]], list[Row]]
     notes: tuple[str, ...] = ()
     compare: CompareRows = lambda _: []
+    cases_from: Callable[[Path, int, int], Sequence[Case]] | None = None
+
+    def list_cases(self, requests: int, seed: int, folder: Path | None = None) -> Sequence[Case]:
+        """The cases, with lengths from files in the folder if one is given and files are read."""
+        if folder and self.cases_from:
+            return self.cases_from(folder, requests, seed)
+        return self.cases(requests, seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,13 @@ class Reproduced:
     rows: list[Row] = field(default_factory=list)
     not_in_paper: list[Row] = field(default_factory=list)
     gains: list[Row] = field(default_factory=list)
+
+
+def divide(value: Value, by: Value) -> float | None:
+    """The ratio of two numbers of rows; None if one is missing or the second is not positive."""
+    if not isinstance(value, int | float) or not isinstance(by, int | float) or by <= 0:
+        return None
+    return round(value / by, 3)
 
 
 def select_cases(cases: Sequence[Case], text: str) -> list[Case]:

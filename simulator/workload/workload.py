@@ -13,12 +13,12 @@ from services.forecast import Floats, Ints
 class Workload:
     """Requests in order of arrival: arrival times in seconds, lengths in tokens.
 
-    `kinds`, `prompts` and `hash_ids`, the numbers of each prompt's blocks, are parallel to the
-    columns, or empty if unknown, and so are `requests`: what recorded requests say of themselves
-    beside their lengths, with times on the clock of `arrival_s`. With `clients`, the load is a
-    closed loop: that many clients each send their next request when the previous one ends, and
-    `arrival_s` is ignored. Raises ValueError for columns that differ in length, arrivals that
-    decrease, and lengths below 1.
+    `kinds`, `prompts`, `hash_ids`, the numbers of each prompt's blocks, and `forecast_tokens`, the
+    answers of the predictor `given`, are parallel to the columns, or empty if unknown, and so are
+    `requests`: what recorded requests say of themselves beside their lengths, with times on the
+    clock of `arrival_s`. With `clients`, the load is a closed loop: that many clients each send
+    their next request when the previous one ends, and `arrival_s` is ignored. Raises ValueError for
+    columns that differ in length, arrivals that decrease, and lengths below 1.
     """
 
     name: str
@@ -28,13 +28,14 @@ class Workload:
     kinds: Sequence[str] = ()
     prompts: Sequence[str] = ()
     hash_ids: Sequence[Sequence[int]] = ()
+    forecast_tokens: Sequence[int] = ()
     clients: int = 0
     requests: Sequence[Request] = ()
 
     def __post_init__(self) -> None:
         sizes = {len(self.arrival_s), len(self.input_tokens), len(self.output_tokens)}
-        rows = (self.kinds, self.prompts, self.hash_ids, self.requests)
-        sizes |= {len(column) for column in rows if column}
+        others = (self.kinds, self.prompts, self.hash_ids, self.forecast_tokens, self.requests)
+        sizes |= {len(column) for column in others if column}
         if len(sizes) != 1:
             raise ValueError(f"{self.name}: the columns have {sorted(sizes)} rows")
         if not len(self):
@@ -63,6 +64,9 @@ class Workload:
             kinds=[self.kinds[row] for row in rows] if self.kinds else (),
             prompts=[self.prompts[row] for row in rows] if self.prompts else (),
             hash_ids=[self.hash_ids[row] for row in rows] if self.hash_ids else (),
+            forecast_tokens=(
+                [self.forecast_tokens[row] for row in rows] if self.forecast_tokens else ()
+            ),
             requests=[self.requests[row] for row in rows] if self.requests else (),
         )
 

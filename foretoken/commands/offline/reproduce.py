@@ -28,6 +28,13 @@ def reproduce(
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     rows: Annotated[str, typer.Option(help="Only rows with this text in the name.")] = "",
+    lengths: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="FORETOKEN_SHARED_DATA",
+            help="Folder with files of lengths; without, they are drawn from quantiles.",
+        ),
+    ] = None,
 ) -> None:
     """Reproduce a table of a paper by simulation, with the paper's figures beside its own."""
     from simulator.papers.registry import REPRODUCTIONS
@@ -43,11 +50,16 @@ def reproduce(
         listed = ", ".join(REPRODUCTIONS)
         raise UsageError(f"no table {name!r}{near(name, REPRODUCTIONS)}; known: {listed}")
     require_folders(json)
-    _reproduce(REPRODUCTIONS[name], json, requests, seed, rows)
+    _reproduce(REPRODUCTIONS[name], json, requests, seed, rows, lengths)
 
 
 def _reproduce(
-    reproduction: "Reproduction", json: Path | None, requests: int, seed: int, rows: str
+    reproduction: "Reproduction",
+    json: Path | None,
+    requests: int,
+    seed: int,
+    rows: str,
+    lengths: Path | None,
 ) -> None:
     from rich.console import Console
 
@@ -56,8 +68,9 @@ def _reproduce(
     from simulator.parallel import available_cores
     from simulator.rows import write_rows
 
+    known = reproduction.list_cases(requests or reproduction.requests, seed, lengths)
     try:
-        cases = select_cases(reproduction.cases(requests or reproduction.requests, seed), rows)
+        cases = select_cases(known, rows)
     except ValueError as error:
         raise UsageError(f"--rows: {error}") from None
     with _progress() as progress:

@@ -32,6 +32,7 @@ ROOFLINE = '[roofline]\ngpu = "a100-80g"\nmodel = "llama2-7b"\n'
 
 def test_list_hardware_returns_the_shipped_profiles():
     assert list_hardware() == [
+        "a100-40g-llama3-8b",
         "a100-80g-llama2-13b",
         "a100-80g-llama2-13b-ds",
         "a100-80g-llama2-13b-hf",

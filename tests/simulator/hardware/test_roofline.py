@@ -135,7 +135,7 @@ def test_unknown_gpu_or_model_error_suggests_the_nearest():
         find_gpu("a100-80")
     with pytest.raises(ValueError, match=r"unknown model 'lama2-7b', did you mean llama2-7b\?"):
         find_model("lama2-7b")
-    with pytest.raises(ValueError, match=r"unknown gpu 'tpu'; known: v100-32g, a100-80g"):
+    with pytest.raises(ValueError, match=r"unknown gpu 'tpu'; known: v100-32g, a100-40g, a100-80g"):
         find_gpu("tpu")
 
 

@@ -1,0 +1,74 @@
+"""Predictors modelled by their published quality, where a paper's model or prompts are not public.
+
+Each takes the true lengths and returns a forecast for each request. The errors are independent of
+everything but the length, which errors of a real model are not. With prompts, a predictor of the
+preset's own replaces them.
+"""
+
+from collections.abc import Sequence
+from math import pi, sin, sqrt
+
+import numpy as np
+
+from services.forecast import Floats, Ints
+
+Generator = np.random.Generator
+
+
+def rank_lengths(lengths: Ints, tau: float, rng: Generator) -> Ints:
+    """Forecasts of a ranker with this Kendall's tau: a true length for each, in the order of the
+    score. O(n log n).
+
+    Lengths become normal scores by their rank, ties in random order. A score that has correlation
+    r with a normal one has tau = 2/π · asin(r).
+    """
+    scores = normal_scores(lengths, rng)
+    correlation = sin(pi * tau / 2)
+    noise = rng.standard_normal(len(lengths))
+    noisy = correlation * scores + sqrt(1 - correlation**2) * noise
+    return np.sort(lengths)[_ranks(noisy)]
+
+
+def classify_lengths(
+    lengths: Ints, bucket_tokens: int, buckets: int, accuracy: float, rng: Generator
+) -> Ints:
+    """Forecasts of a classifier into buckets of equal width, the last without end: the middle of
+    the true bucket with probability `accuracy`, else of one beside it."""
+    true = np.minimum((lengths - 1) // bucket_tokens, buckets - 1)
+    beside = true + np.where(rng.random(len(lengths)) < 0.5, -1, 1)
+    beside = np.where((beside < 0) | (beside >= buckets), 2 * true - beside, beside)
+    bucket = np.where(rng.random(len(lengths)) < accuracy, true, beside)
+    middle: Ints = bucket * bucket_tokens + (bucket_tokens + 1) // 2
+    return middle
+
+
+def disturb_lengths(lengths: Ints, error: float, rng: Generator) -> Ints:
+    """Forecasts with this mean relative error, normally distributed: E|ε| = σ · √(2/π)."""
+    noise = error * sqrt(pi / 2) * rng.standard_normal(len(lengths))
+    disturbed: Ints = np.maximum(1, np.rint(lengths * (1 + noise))).astype(np.int64)
+    return disturbed
+
+
+def normal_scores(values: Ints, rng: Generator) -> Floats:
+    """Quantiles of the standard normal distribution at the values' ranks, ties in random order."""
+    from scipy.special import ndtri
+
+    order = np.lexsort((rng.random(len(values)), values))
+    ranks = np.empty(len(values))
+    ranks[order] = np.arange(len(values))
+    scores: Floats = ndtri((ranks + 0.5) / len(values))
+    return scores
+
+
+def kendall_tau(forecasts: Sequence[int] | Ints, lengths: Ints) -> float:
+    """Kendall's tau-b; 0 if all forecasts are equal."""
+    from scipy.stats import kendalltau
+
+    tau = float(kendalltau(forecasts, lengths).statistic)
+    return 0.0 if np.isnan(tau) else tau
+
+
+def _ranks(values: Floats) -> Ints:
+    ranks = np.empty(len(values), np.int64)
+    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
+    return ranks
