@@ -64,6 +64,7 @@ class Simulation:
         self._most = _max_tokens(settings, workload).tolist()
         # What the server generates: it stops at max_tokens.
         self._answers = np.minimum(workload.output_tokens, self._most).tolist()
+        self._end_lengths: dict[str, int] = {}  # of live requests: prompt and answer
         self.records = Records(len(workload))
         self._timing = settings.timing
         self._queue = EventQueue()
@@ -73,7 +74,7 @@ class Simulation:
             settings.predictor_name, workload, self._answer_tokens, settings.seed
         )
         self._workers = [
-            SimWorker(number, hardware, self._answer_tokens, settings.jumps)
+            SimWorker(number, hardware, self._end_lengths, settings.jumps)
             for number, hardware in enumerate(settings.hardware)
         ]
         self._numbers = {f"w{worker.number}": worker.number for worker in self._workers}
@@ -142,15 +143,17 @@ class Simulation:
         if not self.workload.clients and row + 1 < len(self.workload):
             self._queue.push(float(self.workload.arrival_s[row + 1]), Arrival(row + 1))
         self.records.arrival_s[row] = self._now
-        settings = self.settings
+        settings, name = self.settings, str(row)
+        self._end_lengths[name] = self._inputs[row] + self._answers[row]
         request = Request(
-            str(row), MODEL, self._inputs[row], self._most[row], self._now, sla=settings.sla
+            name, MODEL, self._inputs[row], self._most[row], self._now, sla=settings.sla
         )
         self._dispatch(ev.Submitted(GATEWAY, request))
 
-    def _end_request(self) -> None:
+    def _end_request(self, request_id: str) -> None:
         """A request has ended; in a closed loop, its client sends the next one."""
         self._open -= 1
+        del self._end_lengths[request_id]
         if self.workload.clients and self._next_row < len(self.workload):
             self._queue.push(self._now + self._timing.hop_s, Arrival(self._next_row))
             self._next_row += 1
@@ -190,7 +193,7 @@ class Simulation:
                     self._queue.push(at_s + self._timing.refresh_s, Refresh())
             case ev.Refuse():
                 self.records.rejected[int(action.request_id)] = True
-                self._end_request()
+                self._end_request(action.request_id)
             case _:
                 pass  # for clients and observers
 
@@ -243,10 +246,11 @@ class Simulation:
         if worker.span is None or worker.span.number != event.number:
             return
         result = worker.finish()
-        if result.rows:
-            rows = np.array([int(name) for name in result.rows], np.int64)
-            self.records.on_tokens(rows, result.times_s[:-1])
-        self._deliver(result.tokens)
+        if len(result.rows):
+            self.records.on_tokens(result.rows, result.times_s)
+        if len(result.drawn):
+            self.records.on_tokens(result.drawn, result.times_s[-1:])
+        self._end_answers(result.tokens)
         self._report(worker)
         self._turn(worker)
 
@@ -254,7 +258,10 @@ class Simulation:
         """Handles the worker's commands and begins its next span."""
         for arrives_s, upload in worker.begin(self._now):
             self._queue.push(arrives_s, ToWorker(worker.number, upload))
-        self._deliver(worker.pop_late())
+        if late := worker.pop_late():
+            rows = np.array([int(token.request_id) for token in late], np.int64)
+            self.records.on_tokens(rows, np.array([self._now]))
+            self._end_answers(late)
         if worker.span:
             self._queue.push(worker.span.end_s, SpanEnd(worker.number, worker.span.number))
         else:
@@ -268,16 +275,12 @@ class Simulation:
             reported = ToScheduler(ev.Reported(f"{name}#1", name, report), worker.number)
             self._queue.push(self._now + self._timing.hop_s, reported)
 
-    def _deliver(self, tokens: list[NewToken]) -> None:
-        """The gateway receives these tokens."""
-        if not tokens:
-            return
-        rows = np.array([int(token.request_id) for token in tokens], np.int64)
-        self.records.on_tokens(rows, np.array([self._now]))
+    def _end_answers(self, tokens: list[NewToken]) -> None:
+        """The requests of which these are the last tokens have ended."""
         for token in tokens:
             if token.finish in (FinishReason.STOP, FinishReason.LENGTH):
                 self.records.finished[int(token.request_id)] = True
-                self._end_request()
+                self._end_request(token.request_id)
 
 
 def _max_tokens(settings: RunSettings, workload: Workload) -> Ints:

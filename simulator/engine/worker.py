@@ -8,17 +8,17 @@ arrives within it cuts it at the end of the step in progress. With `jumps` off e
 step; both ways give equal results.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from services.core import Plan, Report
 from services.costs import CostModel, Direction
-from services.forecast import Floats
+from services.forecast import Floats, Ints
 from services.worker.kv.transfers import TransferPlan
 from services.worker.requests.state import WorkerState
-from services.worker.requests.types.batch import NewToken, StepBatch
+from services.worker.requests.types.batch import DecodeRows, NewToken, StepBatch
 from services.worker.requests.types.prompt import Prompt
 from services.worker.requests.types.sequence import Sequence
 from simulator.engine.events import Command, UploadEnd
@@ -27,6 +27,7 @@ from simulator.hardware.hardware import EOS, Hardware
 
 MORE = 0  # any token that does not end an answer
 MAX_STEPS = 4_096  # of one span
+NO_ROWS: Ints = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -45,10 +46,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class SpanResult:
-    """The tokens of a span's last step, and the rows that drew one in each step before it."""
+    """What a span drew: its decode rows one token at each of `times_s`, the requests of `drawn`
+    one at its end. `rows` and `drawn` are rows of the workload. `tokens` are those that end a
+    request, among others."""
 
-    rows: list[str]
+    rows: Ints
     times_s: Floats
+    drawn: Ints
     tokens: list[NewToken]
 
 
@@ -83,10 +87,10 @@ class SwapLinks:
 
 
 class SimWorker:
-    """One replica. `answer_tokens` gives the length of a request's answer."""
+    """One replica. `end_lengths` has the length of each live request's prompt and whole answer."""
 
     def __init__(
-        self, number: int, hardware: Hardware, answer_tokens: Callable[[str], int], jumps: bool
+        self, number: int, hardware: Hardware, end_lengths: Mapping[str, int], jumps: bool
     ):
         self.number = number
         self.hardware = hardware
@@ -94,7 +98,9 @@ class SimWorker:
         self.span: Span | None = None
         self.state = WorkerState(hardware.limits)
         self.state.attach()
-        self._answer_tokens = answer_tokens
+        self._end_lengths = end_lengths
+        self._known_rows: DecodeRows | None = None
+        self._known = (NO_ROWS, NO_ROWS)
         self._jumps = jumps
         self._inbox: list[Command] = []
         self._links = SwapLinks(hardware.cost)
@@ -155,36 +161,69 @@ class SimWorker:
         return ends_s
 
     def _repeatable(self, batch: StepBatch) -> int:
+        """How many steps beyond the first are computed with it: up to the first end."""
         most = min(self.state.steps.repeatable(batch), MAX_STEPS - 1)
         if most > 0:
-            left = (
-                self._answer_tokens(s.request_id) - s.output_tokens for s in batch.decodes.sequences
-            )
-            most = min(most, min(left) - 1)
+            _, ends = self._columns(batch.decodes)
+            most = min(most, int((ends - batch.decodes.positions).min()) - 2)
         return max(0, most)
+
+    def _columns(self, rows: DecodeRows) -> tuple[Ints, Ints]:
+        """The rows of the workload of these requests, and the lengths at which they are complete.
+        Kept while the same requests decode."""
+        if rows is not self._known_rows:
+            names, lengths = [s.request_id for s in rows.sequences], self._end_lengths
+            self._known_rows = rows
+            self._known = (
+                np.array([int(name) for name in names], np.int64),
+                np.array([lengths[name] for name in names], np.int64),
+            )
+        return self._known
 
     def finish(self) -> SpanResult:
         """Computes the span and returns its tokens."""
         span, self.span = self.span, None
         assert span is not None
-        batch, repeats = span.batch, len(span.ends_s) - 1
-        rows: list[str] = []
-        if repeats:
-            rows = [s.request_id for s in batch.decodes.sequences]
-            self.state.steps.repeat(batch, repeats, MORE)
-            again = self.state.steps.compose()
-            assert again is not None
-            batch = again
+        batch = span.batch
         prefill = batch.prefill_tokens
-        result = self.state.steps.commit(batch, [self._draw(s) for s in batch.sampling], [])
+        result = (
+            self._commit_steps(span)
+            if self._jumps and self.state.steps.commits_at_once
+            else self._commit(span)
+        )
         pool = self.state.pool
         used = (pool.blocks - pool.free_blocks) * pool.block_tokens
         elapsed_s = span.end_s - span.began_s
-        self.usage.on_span(elapsed_s, repeats + 1, len(batch.decodes), prefill, used)
-        return SpanResult(rows, span.ends_s, result.tokens)
+        self.usage.on_span(elapsed_s, len(span.ends_s), len(batch.decodes), prefill, used)
+        return result
+
+    def _commit(self, span: Span) -> SpanResult:
+        """Commits a span of one step as an engine does, token by token."""
+        batch = span.batch
+        tokens = self.state.steps.commit(batch, [self._draw(s) for s in batch.sampling], []).tokens
+        drawn = np.array([int(token.request_id) for token in tokens], np.int64)
+        return SpanResult(NO_ROWS, span.ends_s, drawn, tokens)
+
+    def _commit_steps(self, span: Span) -> SpanResult:
+        """Commits all steps of a span at once; only requests that end, stop or begin are handled
+        one by one. Equal to `_commit` of each step."""
+        batch, steps, rows = span.batch, len(span.ends_s), span.batch.decodes
+        lengths, count = rows.positions + 1 + steps, len(rows)
+        numbers, ends = self._columns(rows)
+        answered = ends == lengths
+        stops = [s.limit_length for s in rows.sequences] == lengths
+        last = {
+            row: EOS if answered[row] else MORE for row in np.flatnonzero(answered | stops).tolist()
+        }
+        sampling = batch.sampling
+        last |= {row: self._draw(sampling[row]) for row in range(count, len(sampling))}
+        drawn = np.array([int(s.request_id) for s in sampling[count:]], np.int64)
+        tokens = self.state.steps.commit_steps(batch, steps, MORE, last)
+        return SpanResult(numbers, span.ends_s, drawn, tokens)
 
     def _draw(self, sequence: Sequence) -> int:
-        left = self._answer_tokens(sequence.request_id) - sequence.output_tokens
+        """The next token of a request."""
+        left = self._end_lengths[sequence.request_id] - len(sequence.tokens)
         return EOS if left == 1 else MORE
 
     def pop_late(self) -> list[NewToken]:

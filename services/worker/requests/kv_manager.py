@@ -4,7 +4,7 @@ It owns the blocks of both pools. An offload frees device blocks, and an upload 
 The copies follow in the order of `pop_moves`, before the step is computed.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from itertools import chain
 
 import numpy as np
@@ -14,7 +14,7 @@ from services.costs import Direction
 from services.runtime.prefix import extend_keys
 from services.worker.kv.blocks import BlockPool
 from services.worker.kv.transfers import KVTransfer, TransferPlan
-from services.worker.requests.types.batch import PrefillChunk
+from services.worker.requests.types.batch import DecodeRows, PrefillChunk
 from services.worker.requests.types.limits import Counters
 from services.worker.requests.types.prompt import Prompt
 from services.worker.requests.types.sequence import UNKNOWN, Sequence, SequencePhase
@@ -107,13 +107,15 @@ class KVManager:
         """Records that the set of runnable requests may have changed."""
         self.version += 1
 
-    def steps_in_memory(self, rows: Collection[Sequence], most: int) -> int:
+    def steps_in_memory(self, rows: DecodeRows, most: int) -> int:
         """How many steps, at most `most`, these requests can all decode before a block is short for
         the step after them. O(rows · log most)."""
-        size = self.pool.block_tokens
-        lengths = np.array([len(s.tokens) for s in rows])
-        held = sum(len(self.pool.table(s.request_id)) for s in rows)
-        room = held + self.pool.free_blocks
+        size, free = self.pool.block_tokens, self.pool.free_blocks
+        if len(rows) * (-(-max(0, most) // size)) <= free:
+            return max(0, most)
+        lengths = rows.positions + 1
+        held = sum(len(self.pool.table(s.request_id)) for s in rows.sequences)
+        room = held + free
         fits, above = 0, max(0, most) + 1  # fits(0) holds: the batch is composed
         while above - fits > 1:
             middle = (fits + above) // 2
@@ -121,14 +123,20 @@ class KVManager:
             fits, above = (middle, above) if enough else (fits, middle)
         return fits
 
-    def lengthen(self, rows: Iterable[Sequence], steps: int, token: int) -> None:
+    def lengthen(self, rows: DecodeRows, steps: int, token: int) -> None:
         """Each of these requests draws `token` in each of these decode steps. O(rows)."""
-        for sequence in rows:
+        drawn = [token] * steps
+        for sequence in rows.sequences:
             sequence.computed = len(sequence.tokens) + steps - 1
-            sequence.tokens += [token] * steps
+            sequence.tokens += drawn
+        size = self.pool.block_tokens
+        longer = (rows.positions + steps - 1) // size > rows.positions // size
+        for row in np.flatnonzero(longer).tolist():
+            sequence = rows.sequences[row]
             self.pool.grow(sequence.request_id, sequence.computed)
-            self.publish(sequence)
-        self.version += 1
+        if self._sharing:
+            for sequence in rows.sequences:
+                self.publish(sequence)
 
     def stop_computing(self, sequence: Sequence) -> None:
         """Stops computing a running request, and frees its KV and budget."""
