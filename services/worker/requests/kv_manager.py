@@ -51,6 +51,12 @@ class KVManager:
         """Whether this sequence is still here; another one may have its id."""
         return self.sequences.get(sequence.request_id) is sequence
 
+    @property
+    def may_move(self) -> bool:
+        """Whether some KV could be moved between the pools: a request does not run, or has KV in
+        host memory."""
+        return len(self.running) < len(self.sequences) or self.host.owner_count > 0
+
     # Phases
 
     def start(self, prompt: Prompt, limit_tokens: int) -> None:
