@@ -6,6 +6,9 @@ The scheduler is `SchedulerState` with its rounds; each worker is a `WorkerState
 model (worker.py). This module adds the way of messages and the time of rounds and forecasts.
 """
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 
@@ -36,6 +39,7 @@ from simulator.workload.workload import Workload
 
 MODEL = "model"
 GATEWAY = "gateway#1"
+RARE_COLLECTIONS = 100_000  # new objects between two collections; Python's default is 700
 
 
 class Stalled(RuntimeError):
@@ -201,7 +205,7 @@ class Simulation:
         """The prompt with the tokens that the gateway has delivered."""
         row = int(request_id)
         prompt_tokens, output = self._inputs[row], int(self.records.tokens[row])
-        token_ids = [0] * (prompt_tokens + output)
+        token_ids = bytes(prompt_tokens + output)  # zeros
         return Prompt(request_id, token_ids, prompt_tokens, self._most[row])
 
     def _refresh(self) -> None:
@@ -293,4 +297,18 @@ def _max_tokens(settings: RunSettings, workload: Workload) -> Ints:
 
 def simulate(settings: RunSettings, workload: Workload) -> RunResult:
     """Runs a workload. Raises ValueError for a workload that the settings cannot serve."""
-    return Simulation(settings, workload).run()
+    simulation = Simulation(settings, workload)
+    with _rare_collections():
+        return simulation.run()
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Lets the garbage collector search for cycles rarely: a run makes nearly none, and each search
+    visits every token of every live request."""
+    before = gc.get_threshold()
+    gc.set_threshold(RARE_COLLECTIONS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

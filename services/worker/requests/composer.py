@@ -117,14 +117,14 @@ class Composer:
         prefilling: list[Sequence] = []
         for sequence in runnable:
             (decoding if sequence.is_decode else prefilling).append(sequence)
-        decodes = self._compose_decodes(decoding)
+        decodes, version = self._compose_decodes(decoding), self._kv.version
         room = self._max_batch_tokens - len(decodes)
         chunks = self._compose_chunks(prefilling, room)
-        if prefilling:
+        if self._kv.version != version:
             decodes = [s for s in decodes if _may_run(s)]  # not evicted meanwhile
         if not decodes and not chunks:
             return None
-        tables = [self._pool.table(s.request_id) for s in decodes]
+        tables = self._pool.tables([s.request_id for s in decodes])
         return StepBatch(DecodeRows(decodes, tables, self._pool.block_tokens), chunks)
 
     def _runnable(self) -> list[Sequence]:
