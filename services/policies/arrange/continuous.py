@@ -20,7 +20,6 @@ from services.policies.preset import RESIDENCIES, Preset
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Bools, Candidates, WorkerSnapshot
 
-
 _NO_ROWS: Ints = np.zeros(0, np.int64)
 
 

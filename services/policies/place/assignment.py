@@ -53,8 +53,8 @@ def assign(
         part = slice(first, first + max(total, MIN_PART))
         rows = fresh[part]
         adds, scores = loads.adds[rows].tolist(), loads.scores[rows].tolist()
-        able = np.stack([can_serve(candidates, worker, rows) for worker in workers])
-        able_rows, everywhere = able.tolist(), able.all(axis=0).tolist()
+        able_rows = [can_serve(candidates, worker, rows).tolist() for worker in workers]
+        everywhere = [all(able) for able in zip(*able_rows, strict=True)]
         for nth, row in enumerate(rows.tolist()):
             if total == 0:
                 break
