@@ -9,6 +9,7 @@ CONTRIBUTING.md defines the terms.
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
+from typing import NamedTuple
 
 from services.costs import UNMEASURED_KV, KVCosts, StepTiming, SwapTiming
 
@@ -166,8 +167,9 @@ class Plan:
     prefix_blocks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RequestProgress:
+class RequestProgress(NamedTuple):
+    """A tuple, because a report has one for each request."""
+
     request_id: str
     output_tokens: int
     held_tokens: int

@@ -23,6 +23,7 @@ from services.policies.arrange.batch import arrange_batches
 from services.policies.arrange.continuous import arrange_continuous
 from services.policies.decision import Decision
 from services.policies.form.registry import FORMS
+from services.policies.interval import INTERVALS
 from services.policies.memory import PolicyMemory
 from services.policies.order.priority import rank_by_priority
 from services.policies.order.ranking import Ranking
@@ -46,6 +47,18 @@ def decide(
     ranking = rank_requests(snapshot, preset, memory)
     candidates = select_candidates(snapshot, ranking, preset, round_number)
     return complete_decision(arrange(candidates, snapshot.forecasts, preset, rng), ranking)
+
+
+def is_settled(snapshot: Snapshot, preset: Preset) -> bool:
+    """Whether an arrangement would leave every request and limit as it is: none is queued, each
+    running one may finish its whole answer, and no worker is empty. O(running)."""
+    jobs, running = snapshot.jobs, snapshot.running
+    fixed = INTERVALS[preset.interval].at_once and not ARRANGEMENTS[preset.arrangement].pools
+    if len(snapshot.queued) or not fixed or FORMS[preset.form].renews:
+        return False
+    busy = set(jobs.home[running].tolist())
+    whole = bool((jobs.limit[running] >= jobs.cap[running]).all())
+    return whole and all(worker.number in busy for worker in snapshot.workers)
 
 
 def rank_requests(snapshot: Snapshot, preset: Preset, memory: PolicyMemory) -> Ranking:

@@ -16,14 +16,17 @@ MAX_INTERVAL_S = 600.0  # the longest wait for a round
 class Interval:
     """`wait_s` computes, from each worker's remaining seconds, when the next round may start, or
     the next forming where batches are formed. `ahead`: batches form at that time, before workers
-    are free; otherwise as soon as a worker is idle."""
+    are free; otherwise as soon as a worker is idle. `at_once`: it never waits."""
 
     wait_s: Callable[[Floats, Params], float]
     params: dict[str, Param] = field(default_factory=dict)
     ahead: bool = False
+    at_once: bool = False
 
     def ends(self, candidates: Candidates, params: Params) -> float:
         """When the next round may start, on the snapshot's clock."""
+        if self.at_once:
+            return candidates.now
         return candidates.now + self.wait_s(running_s(candidates), params)
 
 
@@ -52,7 +55,7 @@ def load(loads_s: Floats, params: Params) -> float:
 
 
 INTERVALS: dict[str, Interval] = {
-    "events": Interval(events),
+    "events": Interval(events, at_once=True),
     "load": Interval(
         load,
         {"interval_share": Param(0.5, 0.0, 1.0), "interval_s": Param(3.0, 0.0, MAX_INTERVAL_S)},

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import get_type_hints
 
 import numpy as np
@@ -59,7 +60,7 @@ class RequestColumns:
 
     def select(self, rows: Ints) -> "RequestColumns":
         """A copy of these rows."""
-        return RequestColumns(*(getattr(self, each.name)[rows] for each in fields(self)))
+        return RequestColumns(*[column[rows] for column in _columns(self)])
 
     def __len__(self) -> int:
         return len(self.serial)
@@ -99,6 +100,7 @@ class RequestColumns:
         return spent
 
 
+_columns = attrgetter(*(each.name for each in fields(RequestColumns)))
 FLOATS = frozenset(name for name, kind in get_type_hints(RequestColumns).items() if kind == Floats)
 
 

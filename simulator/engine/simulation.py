@@ -6,7 +6,9 @@ The scheduler is `SchedulerState` with its rounds; each worker is a `WorkerState
 model (worker.py). This module adds the way of messages and the time of rounds and forecasts.
 """
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -40,6 +42,7 @@ from simulator.workload.workload import Workload
 
 MODEL = "model"
 GATEWAY = "gateway#1"
+RARE_COLLECTIONS = 100_000  # new objects between two collections; Python's default is 700
 
 
 class Stalled(RuntimeError):
@@ -84,6 +87,7 @@ class Simulation:
         self._most = _max_tokens(settings, workload).tolist()
         # What the server generates: it stops at max_tokens.
         self._answers = np.minimum(workload.output_tokens, self._most).tolist()
+        self._end_lengths: dict[str, int] = {}  # of live requests: prompt and answer
         self._content = contents_of(workload)
         self.records = Records(len(workload))
         self._observations = (
@@ -102,7 +106,7 @@ class Simulation:
             SimWorker(
                 number,
                 hardware,
-                self._answer_tokens,
+                self._end_lengths,
                 settings.jumps,
                 self._content is not None,
                 timed=on_step is not None,
@@ -189,6 +193,7 @@ class Simulation:
         if not self.workload.clients and row + 1 < len(self.workload):
             self._queue.push(float(self.workload.arrival_s[row + 1]), Arrival(row + 1))
         self.records.arrival_s[row] = self._now
+        self._end_lengths[str(row)] = self._inputs[row] + self._answers[row]
         self._dispatch(ev.Submitted(GATEWAY, self._request(row)))
 
     def _request(self, row: int) -> Request:
@@ -204,9 +209,10 @@ class Simulation:
             prefix_hashes=self._prefix_hashes(row),
         )
 
-    def _end_request(self) -> None:
+    def _end_request(self, request_id: str) -> None:
         """A request has ended; in a closed loop, its client sends the next one."""
         self._open -= 1
+        del self._end_lengths[request_id]
         if self.workload.clients and self._next_row < len(self.workload):
             self._queue.push(self._now + self._timing.hop_s, Arrival(self._next_row))
             self._next_row += 1
@@ -253,7 +259,7 @@ class Simulation:
                     self._queue.push(at_s + self._timing.refresh_s, Refresh())
             case ev.Refuse():
                 self.records.rejected[int(action.request_id)] = True
-                self._end_request()
+                self._end_request(action.request_id)
             case _:
                 pass  # for clients and observers
 
@@ -261,8 +267,9 @@ class Simulation:
         """The prompt with the tokens that the gateway has delivered."""
         row = int(request_id)
         prompt_tokens, output = self._inputs[row], int(self.records.tokens[row])
-        prompt = self._content(row) if self._content else [MORE] * prompt_tokens
-        return Prompt(request_id, prompt + [MORE] * output, prompt_tokens, self._most[row])
+        length = prompt_tokens + output
+        token_ids = self._content(row) + [MORE] * output if self._content else bytes(length)
+        return Prompt(request_id, token_ids, prompt_tokens, self._most[row])
 
     def _prefix_hashes(self, row: int) -> tuple[int, ...]:
         """Hashes of the prompt's first blocks, if the scheduler places by them."""
@@ -319,10 +326,11 @@ class Simulation:
         if worker.span is None or worker.span.number != event.number:
             return
         result = worker.finish()
-        if result.rows:
-            rows = np.array([int(name) for name in result.rows], np.int64)
-            self.records.on_tokens(rows, result.times_s[:-1])
-        self._deliver(result.tokens)
+        if len(result.rows):
+            self.records.on_tokens(result.rows, result.times_s)
+        if len(result.drawn):
+            self.records.on_tokens(result.drawn, np.array([self._now]))
+        self._end_answers(result.tokens)
         self._report(worker)
         self._turn(worker)
 
@@ -330,7 +338,10 @@ class Simulation:
         """Handles the worker's commands and begins its next span."""
         for arrives_s, upload in worker.begin(self._now):
             self._queue.push(arrives_s, ToWorker(worker.number, upload))
-        self._deliver(worker.pop_late())
+        if late := worker.pop_late():
+            rows = np.array([int(token.request_id) for token in late], np.int64)
+            self.records.on_tokens(rows, np.array([self._now]))
+            self._end_answers(late)
         if worker.span:
             self._queue.push(worker.span.end_s, SpanEnd(worker.number, worker.span.number))
         else:
@@ -344,16 +355,12 @@ class Simulation:
             reported = ToScheduler(ev.Reported(f"{name}#1", name, report), worker.number)
             self._queue.push(self._now + self._timing.hop_s, reported)
 
-    def _deliver(self, tokens: list[NewToken]) -> None:
-        """The gateway receives these tokens."""
-        if not tokens:
-            return
-        rows = np.array([int(token.request_id) for token in tokens], np.int64)
-        self.records.on_tokens(rows, np.array([self._now]))
+    def _end_answers(self, tokens: list[NewToken]) -> None:
+        """The requests of which these are the last tokens have ended."""
         for token in tokens:
             if token.finish in (FinishReason.STOP, FinishReason.LENGTH):
                 self.records.finished[int(token.request_id)] = True
-                self._end_request()
+                self._end_request(token.request_id)
 
 
 def _max_tokens(settings: RunSettings, workload: Workload) -> Ints:
@@ -368,4 +375,18 @@ def _max_tokens(settings: RunSettings, workload: Workload) -> Ints:
 
 def simulate(settings: RunSettings, workload: Workload) -> RunResult:
     """Runs a workload. Raises ValueError for a workload that the settings cannot serve."""
-    return Simulation(settings, workload).run()
+    simulation = Simulation(settings, workload)
+    with _rare_collections():
+        return simulation.run()
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Lets the garbage collector search for cycles rarely: a run makes nearly none, and each search
+    visits every token of every live request."""
+    before = gc.get_threshold()
+    gc.set_threshold(RARE_COLLECTIONS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

@@ -8,17 +8,17 @@ arrives within it cuts it at the end of the step in progress. With `jumps` off e
 step; both ways give equal results.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from services.core import Plan, Report
 from services.costs import CostModel, Direction, StepTiming
-from services.forecast import Floats
+from services.forecast import Floats, Ints
 from services.worker.kv.transfers import TransferPlan
 from services.worker.requests.state import WorkerState
-from services.worker.requests.types.batch import NewToken, StepBatch
+from services.worker.requests.types.batch import DecodeRows, NewToken, StepBatch
 from services.worker.requests.types.prompt import Prompt
 from services.worker.requests.types.sequence import Sequence
 from simulator.engine.events import Command, UploadEnd
@@ -27,6 +27,7 @@ from simulator.hardware.hardware import EOS, Hardware
 
 MORE = 0  # any token that does not end an answer
 MAX_STEPS = 4_096  # of one span
+NO_ROWS: Ints = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -45,10 +46,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class SpanResult:
-    """The tokens of a span's last step, and the rows that drew one in each step before it."""
+    """What a span drew: its decode rows one token at each of `times_s`, the requests of `drawn`
+    one at its end. `rows` and `drawn` are rows of the workload. `tokens` are those that end a
+    request, among others."""
 
-    rows: list[str]
+    rows: Ints
     times_s: Floats
+    drawn: Ints
     tokens: list[NewToken]
 
 
@@ -83,13 +87,13 @@ class SwapLinks:
 
 
 class SimWorker:
-    """One replica. `answer_tokens` gives the length of a request's answer."""
+    """One replica. `end_lengths` has the length of each live request's prompt and whole answer."""
 
     def __init__(
         self,
         number: int,
         hardware: Hardware,
-        answer_tokens: Callable[[str], int],
+        end_lengths: Mapping[str, int],
         jumps: bool,
         prefix_sharing: bool,
         timed: bool = False,
@@ -103,7 +107,9 @@ class SimWorker:
         self.span: Span | None = None
         self.state = WorkerState(hardware.limits(prefix_sharing))
         self.state.attach()
-        self._answer_tokens = answer_tokens
+        self._end_lengths = end_lengths
+        self._known_rows: DecodeRows | None = None
+        self._known = (NO_ROWS, NO_ROWS)
         self._jumps = jumps
         self._timed = timed
         self._slowdown = slowdown
@@ -189,35 +195,92 @@ class SimWorker:
         return self.state.padding_tokens if self.hardware.attends_padding else 0
 
     def _repeatable(self, batch: StepBatch) -> int:
+        """How many steps beyond the first are computed with it: up to the first end."""
         most = min(self.state.steps.repeatable(batch), MAX_STEPS - 1)
         if most > 0:
-            left = [self._answer_tokens(s.request_id) - s.output_tokens for s in _unended(batch)]
-            most = min(most, min(left, default=1) - 1)
+            most = min(most, self._fewest_left(batch) - 1)
         return max(0, most)
+
+    def _fewest_left(self, batch: StepBatch) -> int:
+        """The fewest tokens left of a decoding request that has not ended."""
+        rows = batch.decodes
+        if self.state.steps.commits_at_once:
+            _, ends = self._columns(rows)
+            return int((ends - rows.positions).min()) - 1
+        lengths = self._end_lengths
+        left = (lengths[s.request_id] - len(s.tokens) for s in _unended(batch))
+        return min(left, default=1)
+
+    def _columns(self, rows: DecodeRows) -> tuple[Ints, Ints]:
+        """The rows of the workload of these requests, and the lengths at which they are complete.
+        Kept while the same requests decode."""
+        if rows is not self._known_rows:
+            names, lengths = [s.request_id for s in rows.sequences], self._end_lengths
+            self._known_rows = rows
+            self._known = (
+                np.array([int(name) for name in names], np.int64),
+                np.array([lengths[name] for name in names], np.int64),
+            )
+        return self._known
 
     def finish(self) -> SpanResult:
         """Computes the span and returns its tokens."""
         span, self.span = self.span, None
         assert span is not None
-        batch, repeats = span.batch, len(span.ends_s) - 1
-        timings = _step_timings(span) if self._timed else []
-        rows: list[str] = []
-        if repeats:
-            rows = [s.request_id for s in _unended(batch)]
-            self.state.steps.repeat(batch, repeats, MORE)
-            again = self.state.steps.compose()
-            assert again is not None
-            batch = again
+        batch, steps = span.batch, len(span.ends_s)
         prefill = batch.prefill_tokens
+        at_once = self._jumps and not self._timed and self.state.steps.commits_at_once
+        if at_once:
+            self.state.steps.compute_steps(batch, steps, MORE)
+        elif steps > 1:
+            batch = self._repeat(batch, steps - 1)
         pool = self.state.pool
         used = (pool.blocks - pool.free_blocks) * pool.block_tokens
-        result = self.state.steps.commit(batch, [self._draw(s) for s in batch.sampling], timings)
         elapsed_s = span.end_s - span.began_s
-        self.usage.on_span(span.end_s, elapsed_s, repeats + 1, len(batch.decodes), prefill, used)
-        return SpanResult(rows, span.ends_s, result.tokens)
+        result = self._commit_computed(span) if at_once else self._commit(span, batch)
+        self.usage.on_span(span.end_s, elapsed_s, steps, len(batch.decodes), prefill, used)
+        return result
+
+    def _repeat(self, batch: StepBatch, times: int) -> StepBatch:
+        """Computes all steps of a span but the last, whose batch it returns."""
+        self.state.steps.repeat(batch, times, MORE)
+        last = self.state.steps.compose()
+        assert last is not None
+        return last
+
+    def _commit(self, span: Span, last: StepBatch) -> SpanResult:
+        """Commits the last step of a span as an engine does, token by token."""
+        rows = NO_ROWS
+        if len(span.ends_s) > 1:
+            rows = np.array([int(s.request_id) for s in _unended(span.batch)], np.int64)
+        timings = _step_timings(span) if self._timed else []
+        draws = [self._draw(sequence) for sequence in last.sampling]
+        tokens = self.state.steps.commit(last, draws, timings).tokens
+        drawn = np.array([int(token.request_id) for token in tokens], np.int64)
+        return SpanResult(rows, span.ends_s[:-1], drawn, tokens)
+
+    def _commit_computed(self, span: Span) -> SpanResult:
+        """Commits a span whose steps are all computed. Only requests that end, stop or begin are
+        handled one by one. Equal to single steps."""
+        batch, steps, rows = span.batch, len(span.ends_s), span.batch.decodes
+        lengths, count = rows.positions + 1 + steps, len(rows)
+        numbers, ends = self._columns(rows)
+        answered = ends == lengths
+        stops = [s.limit_length for s in rows.sequences] == lengths
+        last = {
+            row: EOS if answered[row] else MORE for row in np.flatnonzero(answered | stops).tolist()
+        }
+        begun = batch.sampling[count:]  # each has its first token
+        for row, sequence in enumerate(begun, count):
+            whole = len(sequence.tokens) == self._end_lengths[sequence.request_id]
+            last[row] = EOS if whole else MORE
+        drawn = np.array([int(s.request_id) for s in begun], np.int64)
+        tokens = self.state.steps.commit_computed(batch, steps, last)
+        return SpanResult(numbers, span.ends_s, drawn, tokens)
 
     def _draw(self, sequence: Sequence) -> int:
-        left = self._answer_tokens(sequence.request_id) - sequence.output_tokens
+        """The next token of a request."""
+        left = self._end_lengths[sequence.request_id] - len(sequence.tokens)
         return EOS if left == 1 else MORE
 
     def total_usage(self) -> WorkerUsage:

@@ -40,7 +40,7 @@ from services.policies.arrange.batch_state import (
     BatchState,
     recall_state,
 )
-from services.policies.arrange.results import explain_all, worker_decision
+from services.policies.arrange.results import explain_all, rank_victims, worker_decision
 from services.policies.decision import Decision, WaitExplanations, WaitReason, WorkerDecision
 from services.policies.form.batch_cuts import CUTS
 from services.policies.form.pool import Batches
@@ -134,8 +134,10 @@ def _worker_decision(batch_round: BatchRound, state: BatchState, i: int) -> Work
     begins = state.begins.get(i, np.zeros(0, np.int64))
     at = np.concatenate([np.flatnonzero(runs), begins])
     run = np.concatenate([~state.paused[runs], np.ones(len(begins), bool)])
-    lockstep = batch_round.preset.static and len(begins) > 0
-    return worker_decision(candidates, worker, batch_round.preset, at, run, 0.0, lockstep)
+    preset = batch_round.preset
+    lockstep = preset.static and len(begins) > 0
+    ranks = rank_victims(candidates, preset, at[run])
+    return worker_decision(candidates, worker, preset, at, run, 0.0, ranks, lockstep)
 
 
 def _next_s(batch_round: BatchRound, state: BatchState, timing: _Timing) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 
 from services.forecast import Ints
 from services.forecasttable import ForecastTable
-from services.policies.arrange.results import explain_all, worker_decision
+from services.policies.arrange.results import explain_all, rank_victims, worker_decision
 from services.policies.decision import Decision, WaitExplanations, WaitReason
 from services.policies.form.demand import WorkerQueue
 from services.policies.form.fill import FillResult, fill, fill_slots
@@ -19,6 +19,8 @@ from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import RESIDENCIES, Preset
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Bools, Candidates, WorkerSnapshot
+
+_NO_ROWS: Ints = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,15 @@ def arrange_continuous(
         explanations.append(
             WaitExplanations(rows, filled.reasons, filled.first_values, filled.second_values)
         )
+    next_ones = [_NO_ROWS, *(queue.at[queue.filled.runs_next] for queue in queues)]
+    ranks = rank_victims(candidates, preset, np.concatenate(next_ones))
     not_before_s = INTERVALS[preset.interval].ends(candidates, preset.params)
     return Decision(
         candidates.round,
         tuple(
-            worker_decision(candidates, q.worker, preset, q.at, q.filled.runs_next, q.filled.peak)
+            worker_decision(
+                candidates, q.worker, preset, q.at, q.filled.runs_next, q.filled.peak, ranks
+            )
             for q in queues
         ),
         WaitExplanations.concatenate(explanations),

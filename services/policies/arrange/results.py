@@ -17,22 +17,32 @@ def worker_decision(
     line: Ints,
     run: Bools,
     peak: float,
+    ranks: Ints,
     lockstep: bool = False,
 ) -> WorkerDecision:
     """`line` may be in any order, `run` marks which of it run next; the decision lists them most
-    urgent first. Victims of the highest priority value come first."""
+    urgent first, and their victims by the `ranks` of `rank_victims`."""
     next_ones = np.sort(line[run])  # candidates are sorted by urgency
-    jobs = candidates.jobs.select(next_ones)
-    runs = candidates.is_running[next_ones]
     limits = SLICES[preset.slice].limits(candidates, worker, next_ones, preset.params)
-    evict = VICTIMS[preset.victim](jobs, runs, candidates.key[next_ones])
-    evict = evict[np.argsort(-jobs.priority[evict], kind="stable")]
     paused = line[candidates.is_running[line] & ~run]
     rows = candidates.rows
-    victims = rows[next_ones[evict]]
+    victims = rows[next_ones[np.argsort(ranks[next_ones])]]
     return WorkerDecision(
         worker.number, rows[next_ones], limits, rows[paused], victims, peak, lockstep
     )
+
+
+def rank_victims(candidates: Candidates, preset: Preset, at: Ints) -> Ints:
+    """The place of each of these positions, which run next, in the order of eviction, parallel to
+    the candidates. Victims of the highest priority value come first. Keys compare two requests
+    alone, so one ranking serves all workers."""
+    at = np.sort(at)
+    jobs = candidates.jobs.select(at)
+    evict = VICTIMS[preset.victim](jobs, candidates.is_running[at], candidates.key[at])
+    evict = evict[np.argsort(-jobs.priority[evict], kind="stable")]
+    ranks = np.zeros(len(candidates.rows), np.int64)
+    ranks[at[evict]] = np.arange(len(at))
+    return ranks
 
 
 def explain_all(candidates: Candidates, at: Ints, reason: WaitReason) -> WaitExplanations:

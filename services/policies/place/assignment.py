@@ -12,6 +12,7 @@ from services.policies.snapshot import NOWHERE, Candidates
 # Picks among eligible workers (indices) by their scores for this request; `turn` counts requests
 # and rounds.
 Pick = Callable[[list[float], int, list[int]], int]
+MIN_PART = 64  # requests that are looked at together
 
 
 def least(scores: list[float], turn: int, able: list[int]) -> int:
@@ -46,18 +47,26 @@ def assign(
         fresh, grades = select_placeable(candidates, workers, free, fresh)
         longest = loads.adds[fresh].min(axis=1)
         fresh = fresh[np.lexsort((-longest, -grades))]
-    there, adds, scores = loads.there.tolist(), loads.adds[fresh].tolist(), loads.scores[fresh]
-    able_rows = [can_serve(candidates, worker, fresh).tolist() for worker in workers]
-    total = sum(free)
-    for nth, (row, beside) in enumerate(zip(fresh.tolist(), scores.tolist(), strict=True)):
-        if total == 0:
-            break
-        can = [i for i in range(len(workers)) if free[i] > 0 and able_rows[i][nth]]
-        if can:
-            weighed = [load + score for load, score in zip(there, beside, strict=True)]
-            chosen = pick(weighed, candidates.round + nth, can)
-            at[row] = workers[chosen].number
-            free[chosen] -= 1
-            total -= 1
-            there[chosen] += adds[nth][chosen]
+    there, total, first = loads.there.tolist(), sum(free), 0
+    spare = [i for i in range(len(workers)) if free[i] > 0]
+    while total and first < len(fresh):  # parts: most of a long queue finds no slot
+        part = slice(first, first + max(total, MIN_PART))
+        rows = fresh[part]
+        adds, scores = loads.adds[rows].tolist(), loads.scores[rows].tolist()
+        able_rows = [can_serve(candidates, worker, rows).tolist() for worker in workers]
+        everywhere = [all(able) for able in zip(*able_rows, strict=True)]
+        for nth, row in enumerate(rows.tolist()):
+            if total == 0:
+                break
+            can = spare if everywhere[nth] else [i for i in spare if able_rows[i][nth]]
+            if can:
+                weighed = [load + score for load, score in zip(there, scores[nth], strict=True)]
+                chosen = pick(weighed, candidates.round + first + nth, can)
+                at[row] = workers[chosen].number
+                free[chosen] -= 1
+                total -= 1
+                there[chosen] += adds[nth][chosen]
+                if not free[chosen]:
+                    spare = [i for i in spare if free[i] > 0]
+        first += len(rows)
     return at

@@ -39,7 +39,8 @@ def loads_less_cached(candidates: Candidates, at: Ints, weight: float) -> Loads:
     """The same, without prefill of cached tokens. Beside the load counts what a request adds, minus
     the saved prefill times `weight`: at 1 it goes where it would finish first, above that
     increasingly to its prefix."""
-    whole, adds = work_by_worker_s(candidates), work_by_worker_s(candidates, candidates.cached)
+    whole, cached = work_by_worker_s(candidates), candidates.cached
+    adds = work_by_worker_s(candidates, cached) if cached.any() else whole
     return Loads(_sums(candidates, at, adds), adds, whole - weight * (whole - adds))
 
 

@@ -110,6 +110,8 @@ def drain_times_s(snapshot: Snapshot) -> dict[int, float]:
     """Seconds until the queue of each model is served: the tokens still expected of its running and
     queued requests, over its workers' rate at their present batch size and context. A lower bound
     where memory keeps requests out. O(jobs), vectorised, once a round."""
+    if not len(snapshot.queued):
+        return {}
     jobs = snapshot.jobs
     rows = np.concatenate([snapshot.queued, snapshot.running])
     drains: dict[int, float] = {}

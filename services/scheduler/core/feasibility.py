@@ -33,7 +33,7 @@ class FeasibilityCheck:
     def update(self, snapshot: Snapshot, ranking: Ranking) -> None:
         """O(queued), and O(jobs log new) if there are new requests; vectorised."""
         self._rows = _NO_ROWS
-        if not snapshot.workers:
+        if not snapshot.workers or not ranking.split:
             return  # the first round with a worker makes the prediction
         at = self._new(snapshot, ranking)
         if not len(at):

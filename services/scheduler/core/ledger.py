@@ -98,7 +98,8 @@ class Ledger:
         return (self._by_row[row] for row in rows if row in self._by_row)
 
     def names(self, rows: Iterable[int]) -> tuple[str, ...]:
-        return tuple(job.request_id for job in self.jobs_at(rows))
+        jobs = self._by_row
+        return tuple([jobs[row].request.request_id for row in rows if row in jobs])
 
     def worker_numbered(self, number: int) -> WorkerJobs | None:
         return self.workers.get(self._worker_ids.get(number, ""))

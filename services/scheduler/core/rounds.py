@@ -19,6 +19,7 @@ from services.policies.decide import (
     arrange,
     complete_decision,
     decide,
+    is_settled,
     rank_requests,
     select_candidates,
 )
@@ -69,6 +70,17 @@ class Rounds:
         assert decision.ranking is not None
         self._ranked(snapshot, decision.ranking)
         return decision
+
+    def settle(self, snapshot: Snapshot) -> Decision | None:
+        """A decision without workers, if an arrangement would change nothing and no plan is
+        drafted: a plan names victims, which only an arrangement updates. Else None."""
+        drafted = any(worker.draft for worker in self._ledger.workers.values())
+        if drafted or not is_settled(snapshot, self.preset):
+            return None
+        self.number += 1
+        ranking = rank_requests(snapshot, self.preset, self.memory)
+        self._ranked(snapshot, ranking)
+        return complete_decision(Decision(self.number, not_before_s=snapshot.now), ranking)
 
     def select_candidates(self, snapshot: Snapshot) -> Candidates:
         """The part of `decide` that precedes the batcher's: the candidates for it to arrange."""

@@ -365,6 +365,9 @@ class SchedulerState:
             for job in list(self.ledger.jobs_at(late)):
                 self._end_at_deadline(job, "the deadline could not be met any more")
             snapshot = self.ledger.board.snapshot(now, snapshot.workers)
+        if settled := self.rounds.settle(snapshot):
+            self._carry_out(settled, now)
+            return
         if not self._apart:
             self._carry_out(self.rounds.decide(snapshot), now)
             return

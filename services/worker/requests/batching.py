@@ -76,4 +76,8 @@ class ContinuousBatching(Batching):
 
     def select(self, running: Iterable[Sequence], slots: int) -> list[Sequence]:
         first = islice(running, slots)
-        return [s for s in first if s.within_budget and not (s.upload_serial or s.waits)]
+        return [
+            s
+            for s in first
+            if s.within_budget and not (s.upload_serial or (s.sampling_row >= 0 and s.waits))
+        ]

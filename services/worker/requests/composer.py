@@ -83,6 +83,13 @@ class Composer:
         if batch is self._steady:
             batch.decodes.set_drawn(sampled)
 
+    def skip_steady_batch(self, batch: StepBatch, steps: int) -> None:
+        """Advances the batch by this many steps, if the next one has the same rows."""
+        if self._version == self._kv.version and not batch.chunks:
+            self._steady = batch
+            batch.decodes.skip(steps)
+            self._needy = np.flatnonzero(batch.decodes.positions % self._pool.block_tokens == 0)
+
     def _compose_ahead(self) -> StepBatch | None:
         """A batch of requests with a next token that does not depend on the step in flight, or that
         read its tokens on the device."""
@@ -106,13 +113,18 @@ class Composer:
     def _compose(self) -> StepBatch | None:
         self._static.current.begin_step()
         runnable = self._runnable()
-        decodes = self._compose_decodes([s for s in runnable if s.is_decode])
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        for sequence in runnable:
+            (decoding if sequence.is_decode else prefilling).append(sequence)
+        decodes, version = self._compose_decodes(decoding), self._kv.version
         room = self._max_batch_tokens - len(decodes)
-        chunks = self._compose_chunks([s for s in runnable if not s.is_decode], room)
-        decodes = [s for s in decodes if _may_run(s)]  # not evicted meanwhile
+        chunks = self._compose_chunks(prefilling, room)
+        if self._kv.version != version:
+            decodes = [s for s in decodes if _may_run(s)]  # not evicted meanwhile
         if not decodes and not chunks:
             return None
-        tables = [self._pool.table(s.request_id) for s in decodes]
+        tables = self._pool.tables([s.request_id for s in decodes])
         return StepBatch(DecodeRows(decodes, tables, self._pool.block_tokens), chunks)
 
     def _runnable(self) -> list[Sequence]:
@@ -132,6 +144,12 @@ class Composer:
     def _compose_decodes(self, sequences: list[Sequence]) -> list[Sequence]:
         """Decodes with memory. One may evict another that got memory before it."""
         first = sequences[: self._max_batch_tokens]
+        if len(first) <= self._pool.free_blocks:  # a decode needs one block at most
+            size = self._pool.block_tokens
+            for sequence in first:
+                if sequence.computed % size == 0:
+                    self._pool.grow(sequence.request_id, len(sequence.tokens))
+            return first
         placed = [s for s in first if _may_run(s) and self._make_room(s)]
         return [s for s in placed if _may_run(s)]
 

@@ -39,7 +39,7 @@ class Evictor:
             self._eviction = eviction
             self._kv.bump_version()  # requests that wait for memory may get it
         self._plan = plan
-        if plan.order:
+        if plan.order and self._kv.may_move:
             room = PoolRoom(
                 self._kv.pool.blocks, self._kv.host.free_blocks * self._kv.host.block_tokens
             )

@@ -4,7 +4,7 @@ It owns the blocks of both pools. An offload frees device blocks, and an upload 
 The copies follow in the order of `pop_moves`, before the step is computed.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from itertools import chain
 
 import numpy as np
@@ -14,7 +14,7 @@ from services.costs import Direction
 from services.runtime.prefix import extend_keys
 from services.worker.kv.blocks import BlockPool
 from services.worker.kv.transfers import KVTransfer, TransferPlan
-from services.worker.requests.types.batch import PrefillChunk
+from services.worker.requests.types.batch import DecodeRows, PrefillChunk
 from services.worker.requests.types.limits import Counters
 from services.worker.requests.types.prompt import Prompt
 from services.worker.requests.types.sequence import UNKNOWN, Sequence, SequencePhase
@@ -50,6 +50,12 @@ class KVManager:
     def is_here(self, sequence: Sequence) -> bool:
         """Whether this sequence is still here; another one may have its id."""
         return self.sequences.get(sequence.request_id) is sequence
+
+    @property
+    def may_move(self) -> bool:
+        """Whether some KV could be moved between the pools: a request does not run, or has KV in
+        host memory."""
+        return len(self.running) < len(self.sequences) or self.host.owner_count > 0
 
     # Phases
 
@@ -107,13 +113,15 @@ class KVManager:
         """Records that the set of runnable requests may have changed."""
         self.version += 1
 
-    def steps_in_memory(self, rows: Collection[Sequence], most: int) -> int:
+    def steps_in_memory(self, rows: DecodeRows, most: int) -> int:
         """How many steps, at most `most`, these requests can all decode before a block is short for
         the step after them. O(rows · log most)."""
-        size = self.pool.block_tokens
-        lengths = np.array([len(s.tokens) for s in rows])
-        held = sum(len(self.pool.table(s.request_id)) for s in rows)
-        room = held + self.pool.free_blocks
+        size, free = self.pool.block_tokens, self.pool.free_blocks
+        if len(rows) * (-(-max(0, most) // size)) <= free:
+            return max(0, most)
+        lengths = rows.positions + 1
+        held = sum(len(self.pool.table(s.request_id)) for s in rows.sequences)
+        room = held + free
         fits, above = 0, max(0, most) + 1  # fits(0) holds: the batch is composed
         while above - fits > 1:
             middle = (fits + above) // 2
@@ -121,14 +129,38 @@ class KVManager:
             fits, above = (middle, above) if enough else (fits, middle)
         return fits
 
-    def lengthen(self, rows: Iterable[Sequence], steps: int, token: int) -> None:
-        """Each of these requests draws `token` in each of these decode steps. O(rows)."""
-        for sequence in rows:
-            sequence.computed = len(sequence.tokens) + steps - 1
-            sequence.tokens += [token] * steps
-            self.pool.grow(sequence.request_id, sequence.computed)
-            self.publish(sequence)
-        self.version += 1
+    def lengthen(self, rows: DecodeRows, steps: int, token: int) -> None:
+        """Each of these requests draws `token` in each of these decode steps. O(rows), and with
+        shared prefixes O(rows + full blocks log full blocks)."""
+        drawn = [token] * steps
+        for sequence in rows.sequences:
+            sequence.tokens += drawn
+        if self._sharing:
+            self._fill_blocks(rows, steps)
+        size = self.pool.block_tokens
+        longer = (rows.positions + steps - 1) // size > rows.positions // size
+        for row in np.flatnonzero(longer).tolist():
+            sequence = rows.sequences[row]
+            self.pool.grow(sequence.request_id, len(sequence.tokens) - 1)
+        for sequence in rows.sequences:
+            sequence.computed = len(sequence.tokens) - 1
+
+    def _fill_blocks(self, rows: DecodeRows, steps: int) -> None:
+        """Publishes the blocks that these steps fill, and takes the next ones, in the order of the
+        steps: a new block may evict a cached one, whose key another request then publishes."""
+        size = self.pool.block_tokens
+        filled = sorted(
+            (position - start, row, position)
+            for row, start in enumerate(rows.positions.tolist())
+            for position in range(start + size - 1 - start % size, start + steps, size)
+        )
+        for offset, row, position in filled:
+            sequence = rows.sequences[row]
+            sequence.computed = position + 1
+            if not sequence.ended:  # invalid tokens are not published
+                self.publish(sequence)
+            if offset < steps - 1:
+                self.pool.grow(sequence.request_id, position + 2)
 
     def stop_computing(self, sequence: Sequence) -> None:
         """Stops computing a running request, and frees its KV and budget."""

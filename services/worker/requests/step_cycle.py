@@ -137,17 +137,51 @@ class StepCycle:
         Ends that a drawn token decides are not considered. O(rows · log steps)."""
         if batch.chunks or self._flight or self._suspects or not self._static.current.is_steady:
             return 0
-        rows = batch.decodes.sequences
-        budget = min(min(s.limit_length, s.max_length) - len(s.tokens) for s in rows)
+        rows = batch.decodes
+        limits = [min(s.limit_length, s.max_length) for s in rows.sequences]
+        budget = int((limits - rows.positions).min()) - 1
         most = min(budget, self._reporter.steps_until_report) - 1
         return self._kv.steps_in_memory(rows, most)
 
     def repeat(self, batch: StepBatch, times: int, token: int) -> None:
         """Computes a composed batch this many times at once, at most `repeatable`; each row draws
         `token`, which ends nothing. The next step must be composed anew. O(rows)."""
-        self._kv.lengthen(batch.decodes.sequences, times, token)
+        self._kv.lengthen(batch.decodes, times, token)
+        self._kv.bump_version()
         self._static.current.record_repeats(batch.decodes.sequences, times)
         self._reporter.record_steps(times)
+
+    @property
+    def commits_at_once(self) -> bool:
+        """Whether the last step, too, may be computed at once: by `compute_steps` and
+        `commit_computed`."""
+        return self._static.current.ends_known_ahead and not (self._flight or self._suspects)
+
+    def compute_steps(self, batch: StepBatch, steps: int, token: int) -> None:
+        """Computes a composed batch `steps` times, if `commits_at_once`: more than once for at most
+        one step more than `repeatable`. Each row draws `token` in each step. O(rows)."""
+        self._kv.lengthen(batch.decodes, steps, token)
+        for chunk in batch.chunks:
+            chunk.sequence.computed = chunk.end
+            if chunk.samples:
+                chunk.sequence.tokens.append(token)
+        self._kv.publish_all(batch.chunks)
+
+    def commit_computed(
+        self, batch: StepBatch, steps: int, last: Mapping[int, int]
+    ) -> list[NewToken]:
+        """Commits the steps of `compute_steps`. Their tokens end neither a request nor a budget.
+        In the last step, the rows of `last`, indices of `batch.sampling`, draw these tokens
+        instead; they include every chunk that draws. Returns the tokens of `last`. O(last)."""
+        batching, sampling = self._static.current, batch.sampling
+        tokens = [
+            self._commit_draw(batching, sampling[row], drawn, None) for row, drawn in last.items()
+        ]
+        if tokens:
+            self._kv.bump_version()
+        self._reporter.record_steps(steps)
+        self._composer.skip_steady_batch(batch, steps)
+        return tokens
 
     def fail(self, batch: StepBatch) -> list[Sequence]:
         """Undoes a failed step, and a step launched after it. The only request of a step ends with

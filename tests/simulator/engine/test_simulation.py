@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core import FinishReason, Request, Sla
+from services.policies.place import assignment
 from services.policies.preset import choose, presets
 from services.policies.snapshot import Bools
 from services.predictor.config import PredictorConfig
 from services.predictor.learning import refitter
+from services.scheduler.core.rounds import Rounds
 from services.sla import RequestTimeline, SlaMissCause, judge_sla
 from simulator.engine import forecaster
 from simulator.engine.records import Records
@@ -195,6 +197,26 @@ def test_simulation_jumps_compute_many_steps_at_once():
     stepped = simulate(settings("fcfs", hardware, jumps=False), workload([(0.0, 10, 250)]))
     assert result.usages[0].steps == stepped.usages[0].steps == 250
     assert result.events < stepped.events / 5
+
+
+@pytest.mark.parametrize("preset", ALL_PRESETS)
+def test_settled_rounds_change_nothing(preset: str, monkeypatch: pytest.MonkeyPatch):
+    requests = random_workload(7, 20, 20.0)
+    settled = simulate(settings(preset, workers=2), requests)
+    monkeypatch.setattr(Rounds, "settle", lambda *_: None)
+    arranged = simulate(settings(preset, workers=2), requests)
+    assert same_records(settled.records, arranged.records)
+    assert settled.rounds == arranged.rounds
+
+
+@pytest.mark.parametrize("preset", ["fcfs", "foretoken"])
+def test_assignment_in_parts_equals_the_whole(preset: str, monkeypatch: pytest.MonkeyPatch):
+    requests = random_workload(8, 60, 1e4)
+    runs = []
+    for part in (1, 1_000):
+        monkeypatch.setattr(assignment, "MIN_PART", part)
+        runs.append(simulate(settings(preset, workers=3), requests).records)
+    assert same_records(*runs)
 
 
 # Queueing theory and oracles

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -47,41 +48,65 @@ class DecodeRows:
     The arrays are kept between steps: while the same sequences decode, `advance` increments them.
     `tables` is padded with block 0, which masks hide. `fed` is None if `tokens` has the input of
     every row. While a step is in flight, `fed` is the row of that step that draws the input, or -1
-    if `tokens` has it.
+    if `tokens` has it. `tokens`, `tables` and `slots` are built when they are first read: only a
+    device needs them.
     """
 
     def __init__(self, sequences: Seq[Sequence], tables: Seq[Seq[int]], block_tokens: int):
-        order = sorted(range(len(sequences)), key=lambda i: -sequences[i].computed)
-        self.sequences = [sequences[i] for i in order]
+        computed = np.array([s.computed for s in sequences], np.int64)
+        order = np.argsort(-computed, kind="stable")
+        places = order.tolist()
+        self.sequences = [sequences[i] for i in places]
         self.block_tokens = block_tokens
-        self.tokens = np.array([s.tokens[-1] for s in self.sequences], np.int64)
         fed = [s.sampling_row for s in self.sequences]
         self.fed = np.array(fed, np.int64) if max(fed, default=-1) >= 0 else None
-        self.positions = np.array([s.computed for s in self.sequences], np.int64)
-        width = max((len(table) for table in tables), default=0)
-        # Spare columns, so that a further block rarely needs a new array.
-        self.tables = np.zeros((len(order), width + 8), np.int64)
-        for row, i in enumerate(order):
-            self.tables[row, : len(tables[i])] = tables[i]
-        self.slots = self._slots()
-        self._each = np.arange(len(order))
+        self.positions: Ints = computed[order]
+        self._blocks = [tables[i] for i in places]
+        self._each = np.arange(len(places))
         self.version = 0  # incremented whenever `tables` changes
 
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def _slots(self) -> Ints:
+    @cached_property
+    def tokens(self) -> Ints:
+        """The input of each row."""
+        return np.array([s.tokens[-1] for s in self.sequences], np.int64)
+
+    @cached_property
+    def tables(self) -> Ints:
+        """The blocks of each row, (rows, blocks)."""
+        width = max((len(blocks) for blocks in self._blocks), default=0)
+        # Spare columns, so that a further block rarely needs a new array.
+        tables = np.zeros((len(self), width + 8), np.int64)
+        for row, blocks in enumerate(self._blocks):
+            tables[row, : len(blocks)] = blocks
+        return tables
+
+    @cached_property
+    def slots(self) -> Ints:
+        """The position in the cache at which each row's input is stored."""
         if not self.sequences:
             return NO_INTS
         blocks = self.tables[np.arange(len(self)), self.positions // self.block_tokens]
-        return blocks * self.block_tokens + self.positions % self.block_tokens
+        slots: Ints = blocks * self.block_tokens + self.positions % self.block_tokens
+        return slots
 
     def advance(self) -> Ints:
         """Advances each row to its drawn token; returns the rows that now need another block."""
+        self.slots += 1
         self.fed = self._each
         self.positions += 1
-        self.slots += 1
         return np.flatnonzero(self.positions % self.block_tokens == 0)
+
+    def skip(self, steps: int) -> None:
+        """Advances each row by this many steps with known tokens. Its sequence has them and their
+        blocks, except for the block of the next one."""
+        self.positions += steps
+        self.fed = None
+        for built in ("tokens", "tables", "slots"):
+            self.__dict__.pop(built, None)
+        self.version += 1
 
     def set_drawn(self, drawn: Seq[int]) -> None:
         """Stores the tokens that the rows drew in the step before the last `advance`."""
@@ -90,6 +115,10 @@ class DecodeRows:
 
     def set_block(self, row: int, block: int) -> None:
         """Sets the block at the row's current position."""
+        self.version += 1
+        if "slots" not in self.__dict__:  # built from the row's blocks, which have it
+            self.__dict__.pop("tables", None)
+            return
         index = int(self.positions[row]) // self.block_tokens
         if index >= self.tables.shape[1]:
             wider = np.zeros((len(self), 2 * self.tables.shape[1]), np.int64)
@@ -97,7 +126,6 @@ class DecodeRows:
             self.tables = wider
         self.tables[row, index] = block
         self.slots[row] = block * self.block_tokens
-        self.version += 1
 
 
 @dataclass(slots=True)
