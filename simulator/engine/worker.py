@@ -196,7 +196,7 @@ class SimWorker:
         return EOS if left == 1 else MORE
 
     def total_usage(self) -> WorkerUsage:
-        """The usage until now, with the hits of the prefix cache and the waste of static batches."""
+        """The usage until now, with the prefix cache's hits and the waste of static batches."""
         counters = self.state.counters
         self.usage.prefix_asked_tokens = counters.prefix_asked_tokens
         self.usage.prefix_hit_tokens = counters.prefix_hit_tokens

@@ -136,5 +136,5 @@ def build_workload(
         drawn.output_tokens,
         drawn.kinds,
         drawn.prompts,
-        clients,
+        clients=clients,
     )

@@ -122,12 +122,14 @@ class KVManager:
         return fits
 
     def lengthen(self, rows: Iterable[Sequence], steps: int, token: int) -> None:
-        """Each of these requests draws `token` in each of these decode steps. O(rows)."""
+        """Each of these requests draws `token` in each of these decode steps. The KV of invalid
+        tokens is not shared. O(rows)."""
         for sequence in rows:
             sequence.computed = len(sequence.tokens) + steps - 1
             sequence.tokens += [token] * steps
             self.pool.grow(sequence.request_id, sequence.computed)
-            self.publish(sequence)
+            if not sequence.ended:
+                self.publish(sequence)
         self.version += 1
 
     def stop_computing(self, sequence: Sequence) -> None:
