@@ -6,11 +6,15 @@
 The whole system serves the padded demo model (`benchmarks.overload.padded_model`) through HTTP and
 writes event logs. A run of `fcfs` with a full queue, then with half of the capacity that it found,
 calibrates the hardware. Then each preset gets Poisson arrivals at the factors of the capacity, one
-server per preset, and `simulator.twin` simulates its log on the hardware of the calibration run: no
-run is simulated with its own step times. The latencies of the control plane are those of each log.
+server per preset, and `simulator.twin` simulates its log three times:
 
-The machine's speed varies between runs, and within them. A second table follows the speed that the
-log shows (`foretoken twin --follow-speed`), which leaves the error of the simulator itself.
+  calibrated  on the hardware of the calibration run: no step time of the run itself is used
+  own steps   on hardware fitted to the run's own steps, as `foretoken twin LOG` does
+  own speed   and with the speed that the machine had at each time of the run (`--follow-speed`)
+
+The machine's speed varies between runs, which the second leaves out, and within them, which the
+third leaves out as well: its error is that of the simulator. The latencies of the control plane are
+those of each log.
 
 Errors are (simulated - measured) / measured of a figure; goodput is in points. A run takes about 50
 s for each preset and dtype, 3 s for each factor, and 2.5 times the seconds of arrivals.
@@ -18,7 +22,7 @@ s for each preset and dtype, 3 s for each factor, and 2.5 times the seconds of a
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -50,14 +54,13 @@ HEAD = ("hardware", "preset", "load", "TTFT p50", "p99", "TPOT p50", "p99", "E2E
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the matrix. `client_ttft_s` is the median that the client measured from the due
-    time, which includes HTTP, the gateway and the client."""
+    """One run of the matrix, compared with each of its twins. `client_ttft_s` is the median that
+    the client measured from the due time, which includes HTTP, the gateway and the client."""
 
     hardware: str
     preset: str
     factor: float
-    constant: Comparison
-    following: Comparison
+    twins: Mapping[str, Comparison]
     client_ttft_s: float
 
 
@@ -114,18 +117,19 @@ def measure(
 
 
 def compare_loads(
-    recorded: RecordedLog, hardware: Hardware, sizes: Sequence[int]
-) -> Iterator[tuple[Comparison, Comparison]]:
-    """The errors of each load after the first, at constant and at the log's speed."""
+    recorded: RecordedLog, calibrated: Hardware, sizes: Sequence[int]
+) -> Iterator[dict[str, Comparison]]:
+    """The errors of each load after the first, by twin."""
     run = recorded.run
-    twins = [
-        simulate_twin(recorded, [hardware], run.timing, follow_speed=follow)
-        for follow in (False, True)
-    ]
+    own = measured_hardware(run)
+    twins = {
+        "calibrated": simulate_twin(recorded, [calibrated], run.timing),
+        "own steps": simulate_twin(recorded, own, run.timing),
+        "own speed": simulate_twin(recorded, own, run.timing, follow_speed=True),
+    }
     begins = np.cumsum([0, *sizes]).tolist()
     for begin, end in pairwise(begins[1:]):
-        constant, following = (compare(run, twin, among=range(begin, end)) for twin in twins)
-        yield constant, following
+        yield {name: compare(run, twin, among=range(begin, end)) for name, twin in twins.items()}
 
 
 def cells(options: Namespace, logs: Path) -> Iterator[Cell]:
@@ -144,15 +148,27 @@ def cells(options: Namespace, logs: Path) -> Iterator[Cell]:
                 errors = compare_loads(read_run(log), hardware, [len(each) for each in answers])
                 for factor, found, mine in zip(factors, errors, answers[1:], strict=True):
                     ttft_s = float(np.median([answer.ttft_s for answer in mine]))
-                    yield Cell(name, preset, factor, *found, ttft_s)
+                    yield Cell(name, preset, factor, found, ttft_s)
+
+
+def errors_of(found: Comparison) -> list[float]:
+    """In the order of HEAD; goodput as a difference of shares."""
+    latencies = [found.latencies[name] for name in ("ttft_s", "tpot_s", "e2e_s")]
+    errors = [figure.error for each in latencies for figure in (each.median, each.p99)]
+    return [*errors, found.makespan_s.error, found.goodput.simulated - found.goodput.measured]
 
 
 def table_row(cell: Cell, found: Comparison) -> list[str]:
-    latencies = [found.latencies[name] for name in ("ttft_s", "tpot_s", "e2e_s")]
-    errors = [figure.error for each in latencies for figure in (each.median, each.p99)]
-    points = 100 * (found.goodput.simulated - found.goodput.measured)
-    shown = [f"{error:+.1%}" for error in (*errors, found.makespan_s.error)]
-    return [cell.hardware, cell.preset, f"{cell.factor:g}", *shown, f"{points:+.1f}"]
+    *errors, points = errors_of(found)
+    shown = [f"{error:+.1%}" for error in errors]
+    return [cell.hardware, cell.preset, f"{cell.factor:g}", *shown, f"{100 * points:+.1f}"]
+
+
+def last_row(all_found: Sequence[Comparison]) -> list[str]:
+    """The median over all cells of the absolute errors."""
+    columns = np.median(np.abs([errors_of(found) for found in all_found]), axis=0).tolist()
+    shown = [f"{error:.1%}" for error in columns[:-1]]
+    return ["median of absolute errors", "", "", *shown, f"{100 * columns[-1]:.1f}"]
 
 
 def as_record(found: Comparison) -> dict[str, object]:
@@ -179,10 +195,10 @@ def main() -> None:
     raise_open_file_limit()
     with TemporaryDirectory(prefix="foretoken-twin-") as folder:
         found = list(cells(options, options.logs or Path(folder)))
-    tables = {
-        "Hardware of the calibration run": [table_row(cell, cell.constant) for cell in found],
-        "Following the machine's speed": [table_row(cell, cell.following) for cell in found],
-    }
+    tables = {}
+    for twin in found[0].twins:
+        rows = [table_row(cell, cell.twins[twin]) for cell in found]
+        tables[twin] = [*rows, last_row([cell.twins[twin] for cell in found])]
     for title, rows in tables.items():
         show(title, HEAD, rows, width=150)
     if options.markdown:
@@ -194,8 +210,7 @@ def main() -> None:
             "preset": cell.preset,
             "factor": cell.factor,
             "client_ttft_s": cell.client_ttft_s,
-            "constant": as_record(cell.constant),
-            "following": as_record(cell.following),
+            **{twin: as_record(comparison) for twin, comparison in cell.twins.items()},
         }
         for cell in found
     ]

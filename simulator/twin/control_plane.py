@@ -2,8 +2,11 @@
 
 round     Each round's event has the time of the round before. Non-negative least squares give the
           time of a round and of a request in it.
+wake      From the time at which a round is due to its start: it is due once something has changed
+          and the scheduler has rested after the round before.
 hop       From a round that places a request to the step that computes its prompt: a round, two
-          messages for the prompt, and one for the report that dates the step.
+          messages for the prompt, and one for the report that dates the step. The mean: a prompt
+          that arrives within a step is dated to its middle, which is right on average only.
 forecast  From a submission to its first forecast.
 """
 
@@ -65,8 +68,11 @@ class ControlPlaneClock:
         times from rounds to the arrivals of prompts that they placed, one message later."""
         round_s, round_job_s = self._round_costs()
         took_s = round_s + round_job_s * self._mean_requests()
+        hop_s = DEFAULT.hop_s
+        if len(placements_s) >= MIN_SAMPLES:
+            hop_s = max(0.0, (float(np.mean(placements_s)) - took_s) / 3)
         return Timing(
-            hop_s=max(0.0, _median([(s - took_s) / 3 for s in placements_s], DEFAULT.hop_s)),
+            hop_s=hop_s,
             forecast_s=_median(self._forecast_s, DEFAULT.forecast_s),
             round_s=round_s,
             round_job_s=round_job_s,

@@ -56,9 +56,9 @@ def _row(name: str, figure: Figure) -> Row:
 
 
 def _cells(figure: Figure, scale: float, unit: str) -> tuple[str, str, str]:
-    measured, simulated = (
-        f"{scale * v:,.4g} {unit}".rstrip() for v in (figure.measured, figure.simulated)
-    )
+    values = (scale * figure.measured, scale * figure.simulated)
+    shown = (f"{value:,.0f}" if value >= 1_000 else f"{value:.4g}" for value in values)
+    measured, simulated = (f"{value} {unit}".rstrip() for value in shown)
     return measured, simulated, f"{figure.error:+.1%}"
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from services.core import Report
 from services.costs import StepTiming
+from services.estimator.windows import SwapRates
 from services.forecast import Floats
 from services.scheduler.core.phases import RequestPhase, Transition
 
@@ -28,10 +29,11 @@ class Interval(NamedTuple):
 
 @dataclass(slots=True)
 class WorkerSteps:
-    """The steps of one worker, and the reports that brought them."""
+    """The steps of one worker, and the reports that brought them; `swaps` are its KV copies."""
 
     timings: list[StepTiming] = field(default_factory=list)
     intervals: list[Interval] = field(default_factory=list)
+    swaps: SwapRates = field(default_factory=SwapRates)
     _running: set[str] = field(default_factory=set)
     _busy: bool = False  # since the last report
 
@@ -50,6 +52,8 @@ class WorkerSteps:
             device_s = sum(timing.elapsed_s for timing in report.timings)
             self.intervals.append(Interval(now, len(report.timings), device_s, self._busy))
             self.timings += report.timings
+        for swap in report.swaps:
+            self.swaps.add(swap)
         self._busy = bool(report.timings and self._running)
 
     @property

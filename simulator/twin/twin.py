@@ -7,7 +7,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from services.core import WorkerView
-from services.costs import CostModel, StepTiming
+from services.costs import CostModel, Direction, StepTiming
 from simulator.engine.settings import RunSettings, Timing
 from simulator.engine.simulation import Simulation
 from simulator.hardware.hardware import Hardware
@@ -90,13 +90,13 @@ def _fit_cost(view: WorkerView, steps: WorkerSteps, reported: CostModel | None) 
             f"the log has {len(steps.timings)} steps of {view.worker_id} and no cost model: record "
             "a longer run, or give a hardware file"
         )
-    known = reported or cost
+    known, swaps = reported or cost, steps.swaps  # the estimator also knows copies at start
     return replace(
         cost,
         base_s=cost.base_s + steps.host_s,
-        offload_token_s=known.offload_token_s,
-        upload_token_s=known.upload_token_s,
-        quantize_token_s=known.quantize_token_s,
+        offload_token_s=swaps.token_s(Direction.OFFLOAD) or known.offload_token_s,
+        upload_token_s=swaps.token_s(Direction.UPLOAD) or known.upload_token_s,
+        quantize_token_s=swaps.quantize_token_s or known.quantize_token_s,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.core import Completion, FinishReason, Report, Request, WorkerView
-from services.costs import CostModel, StepTiming
+from services.costs import CostModel, Direction, StepTiming, SwapTiming
 from services.policies.preset import choose
 from services.scheduler.core import events as ev
 from services.scheduler.core.admission import SchedulerLimits
@@ -164,3 +164,22 @@ def test_worker_without_steps_or_cost_needs_a_hardware_file(tmp_path: Path):
     )
     with pytest.raises(ValueError, match="3 steps of w and no cost model: record a longer run"):
         measured_hardware(read_run(path).run)
+
+
+def test_copies_of_the_log_replace_those_of_the_estimator(tmp_path: Path):
+    """Three uploads of 10 tokens take 1 ms, 2 ms and 9 ms: the median is 0.2 ms a token. No
+    offload was reported, so the estimator's last model has it."""
+    swaps = tuple(SwapTiming(Direction.UPLOAD, 10, each_s) for each_s in (0.001, 0.002, 0.009))
+    cost = CostModel(0.01, 1e-4, 1e-4, 0.0, offload_token_s=3e-5, upload_token_s=1e-5)
+    path = write(
+        tmp_path / "log",
+        attached(),
+        (5.5, ev.Costed("w", cost)),
+        submitted("a", 10.0),
+        (10.3, ev.Round()),
+        (10.5, ev.Reported("w#1", "w", Report(1, 1, swaps=swaps))),
+        reported(11.0, 2, "a", 3),
+    )
+    [hardware] = measured_hardware(read_run(path).run)
+    assert hardware.cost.upload_token_s == pytest.approx(2e-4)
+    assert hardware.cost.offload_token_s == 3e-5
