@@ -70,7 +70,7 @@ def build_reading(
     if unknown := set(given) - set(names):
         raise ValueError(f"the predictor {name!r} has no {' or '.join(sorted(unknown))}")
     members = {m: given[m] if m in given else MEMBERS[m](options) for m in names}
-    by_words = None if name in ENCODERLESS else _fits()["words"]
+    by_words = None if options.pure or name in ENCODERLESS else _fits()["words"]
     return ContentPredictor(name, members, options, by_words)
 
 

@@ -6,6 +6,7 @@ The scheduler is `SchedulerState` with its rounds; each worker is a `WorkerState
 model (worker.py). This module adds the way of messages and the time of rounds and forecasts.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -30,11 +31,10 @@ from simulator.engine.events import (
 )
 from simulator.engine.forecaster import build_forecaster
 from simulator.engine.records import Records, WorkerUsage
-from simulator.engine.settings import RunSettings
+from simulator.engine.settings import MODEL, RunSettings
 from simulator.engine.worker import SimWorker
 from simulator.workload.workload import Workload
 
-MODEL = "model"
 GATEWAY = "gateway#1"
 
 
@@ -67,11 +67,11 @@ class Simulation:
         self.records = Records(len(workload))
         self._timing = settings.timing
         self._queue = EventQueue()
-        limits = SchedulerLimits(max_queue=settings.max_queue, patience_s=0.0)
+        self._forecaster = build_forecaster(settings, workload, self._answer_tokens)
+        patience_s = self._timing.patience_s if self._forecaster.encodes else 0.0
+        limits = SchedulerLimits(max_queue=settings.max_queue, patience_s=patience_s)
         self._state = SchedulerState(settings.preset, limits)
-        self._forecaster = build_forecaster(
-            settings.predictor_name, workload, self._answer_tokens, settings.seed
-        )
+        self._encoder_free_s = 0.0
         self._workers = [
             SimWorker(number, hardware, self._answer_tokens, settings.jumps)
             for number, hardware in enumerate(settings.hardware)
@@ -181,7 +181,7 @@ class Simulation:
                     (request.request_id, forecast.truncated(request.max_tokens))
                     for request, forecast in zip(action.requests, forecasts, strict=True)
                 )
-                answered_s = at_s + self._timing.forecast_s
+                answered_s = self._encode(action.requests, at_s) + self._timing.forecast_s
                 self._queue.push(answered_s, ToScheduler(ev.Forecasted(answers)))
             case ev.Learn():
                 self._forecaster.learn(action.outcome, self._now)
@@ -193,6 +193,14 @@ class Simulation:
                 self._end_request()
             case _:
                 pass  # for clients and observers
+
+    def _encode(self, requests: Sequence[Request], at_s: float) -> float:
+        """When these requests' prompts are read, after those before them."""
+        if not self._forecaster.encodes:
+            return at_s
+        start_s = max(self._encoder_free_s, at_s)
+        self._encoder_free_s = start_s + len(requests) * self._timing.encode_s
+        return self._encoder_free_s
 
     def _prompt(self, request_id: str) -> Prompt:
         """The prompt with the tokens that the gateway has delivered."""

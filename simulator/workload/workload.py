@@ -1,18 +1,20 @@
 """Workload: the requests of a run, in columns."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from services.forecast import Floats, Ints
+from services.predictor.interface import Features
 
 
 @dataclass(frozen=True)
 class Workload:
     """Requests in order of arrival: arrival times in seconds, lengths in tokens.
 
-    `kinds` and `prompts` are parallel to the columns, or empty if unknown. With `clients`, the load
+    `kinds` and `prompts` are parallel to the columns, or empty if unknown; so are `features`, the
+    embeddings of the prompts, which a run computes if it needs them. With `clients`, the load
     is a closed loop: that many clients each send their next request when the previous one ends, and
     `arrival_s` is ignored. Raises ValueError for columns that differ in length, arrivals that
     decrease, and lengths below 1.
@@ -24,11 +26,12 @@ class Workload:
     output_tokens: Ints
     kinds: Sequence[str] = ()
     prompts: Sequence[str] = ()
+    features: Sequence[Features] = field(default=(), repr=False)
     clients: int = 0
 
     def __post_init__(self) -> None:
         sizes = {len(self.arrival_s), len(self.input_tokens), len(self.output_tokens)}
-        sizes |= {len(column) for column in (self.kinds, self.prompts) if column}
+        sizes |= {len(column) for column in (self.kinds, self.prompts, self.features) if column}
         if len(sizes) != 1:
             raise ValueError(f"{self.name}: the columns have {sorted(sizes)} rows")
         if not len(self):
@@ -54,3 +57,25 @@ class Workload:
             raise ValueError(f"{self.name}: all requests arrive at once; a rate does not apply")
         start = self.arrival_s[0]
         return replace(self, arrival_s=(self.arrival_s - start) * (self.rate / rate))
+
+    def hold_out(self, count: int) -> tuple["Workload", "Workload"]:
+        """The first `count` requests, and the others with their first arrival at 0. Raises
+        ValueError unless both have requests."""
+        if not 0 < count < len(self):
+            raise ValueError(
+                f"{self.name} has {len(self):,} requests: hold out 1 to {len(self) - 1:,}, not "
+                f"{count:,}"
+            )
+        first, rest = self._rows(slice(0, count)), self._rows(slice(count, None))
+        return first, replace(rest, arrival_s=rest.arrival_s - rest.arrival_s[0])
+
+    def _rows(self, rows: slice) -> "Workload":
+        return replace(
+            self,
+            arrival_s=self.arrival_s[rows],
+            input_tokens=self.input_tokens[rows],
+            output_tokens=self.output_tokens[rows],
+            kinds=self.kinds[rows],
+            prompts=self.prompts[rows],
+            features=self.features[rows],
+        )

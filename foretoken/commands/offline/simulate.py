@@ -55,8 +55,14 @@ def simulate(
         str, typer.Option(help="Budgets for goodput, such as ttft=1s,tpot=50ms,mtpot=500ms.")
     ] = "",
     predictor: Annotated[
-        str, typer.Option(help="Replace the presets' predictor: history, max, oracle or words.")
+        str, typer.Option(help="Replace the presets' predictor: history, max, words, ranker …")
     ] = "",
+    pure: Annotated[
+        bool, typer.Option(help="The named predictor alone answers, as with predictor.pure.")
+    ] = True,
+    train: Annotated[
+        int, typer.Option(min=0, help="Hold out the first requests, to train predictors on.")
+    ] = 0,
     sweep: Annotated[
         str, typer.Option(metavar="KEY=A,B,…", help="Run at each value of a key, such as rate.")
     ] = "",
@@ -80,6 +86,7 @@ def simulate(
     chosen = [choose(name.strip()) for name in preset.split(",")]
     budgets = parse_sla(sla)
     requested = _open_workload(trace, workload, requests, rate, arrivals, clients, seed)
+    training, requested = requested.hold_out(train) if train else (None, requested)
     points = [
         Point(
             {},
@@ -91,6 +98,8 @@ def simulate(
                 max_queue,
                 predictor,
                 seed=seed,
+                training=training,
+                pure=pure,
             ),
             requested,
         )

@@ -193,3 +193,17 @@ def test_word_model_fits_without_warning() -> None:
         warnings.simplefilter("error")
         fitted = ridge.fit_words(frame, lengths(train), 0, ignore_progress)
     assert kendalltau(fitted.out_of_fold.mean(axis=1), lengths(train)).statistic > 0.1
+
+
+def test_pure_predictor_is_its_single_member_without_recalibration() -> None:
+    train, held = examples(200, 1), [e.query for e in examples(20, 2)]
+    predictor = build("ridge", Options(pure=True))
+    assert isinstance(predictor, ContentPredictor)
+    predictor.learn(train)
+    assert {f.source for f in predictor.forecast(held)} == {"max"}
+    predictor.fit()
+    predictor.learn(examples(100, 3))  # outcomes that would recalibrate it
+    means = [f.mean() for f in predictor.forecast(held)]
+    spread = predictor.members["ridge"].spread(Frame.from_queries(held))
+    assert means == pytest.approx(spread.mean(axis=1), abs=0.1)
+    assert predictor.by_words(held) == [None] * len(held)
