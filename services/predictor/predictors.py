@@ -41,7 +41,8 @@ def _fitted(options: Options, name: str) -> Member:
 def _retrieval(options: Options, sharpened: bool = True) -> Member:
     from services.predictor.models.retrieval import Neighbours, RetrievalMember
 
-    to_quantiles = Neighbours.spread if sharpened else Neighbours.spread_unsharpened
+    plain = partial(Neighbours.spread_unsharpened, threshold=options.similarity_min)
+    to_quantiles = Neighbours.spread if sharpened else plain
     return RetrievalMember(options.neighbours_window, options.similarity_min, to_quantiles)
 
 
