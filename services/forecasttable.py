@@ -189,7 +189,7 @@ class After:
         column = np.maximum(_search(table._cdf, which, target - 1e-12), self._first)
         drawn = table._points[which, np.minimum(column, MAX_POINTS - 1)]
         if self._known.all():
-            return np.minimum(drawn, self._caps)
+            return np.asarray(np.minimum(drawn, self._caps))
         beyond = self._caps if to_cap else self._beyond(shares)
         return np.minimum(np.where(self._known, drawn, beyond), self._caps)
 
@@ -197,7 +197,8 @@ class After:
         """The quantiles past the last point."""
         tail = self._table._longest[self._which]
         with np.errstate(divide="ignore"):
-            return self._generated + np.maximum(1.0, -tail * np.log1p(-shares))
+            longer: Floats = np.maximum(1.0, -tail * np.log1p(-shares))
+        return self._generated + longer
 
     def longest(self) -> Floats:
         """The last quantile, without a search."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from services.policies.preset import CHOICES, choose, require_known
+from services.policies.room import describe_shortage
 from services.predictor.interface import Features
 from simulator.engine.forecaster import needs_encoder
 from simulator.engine.records import Records
@@ -116,6 +117,20 @@ def _read_prompts(points: Sequence[Point]) -> list[Point]:
         return replace(point, workload=read(point.workload), settings=settings)
 
     return [read_point(point) for point in points]
+
+
+def describe_shortages(points: Sequence[Point]) -> list[str]:
+    """A sentence for each preset whose batch size does not fit in a worker's memory, with prompts
+    of mean length; each once."""
+    sentences: dict[str, None] = {}
+    for point in points:
+        settings = point.settings
+        kv_tokens = min(hardware.kv_tokens for hardware in settings.hardware)
+        prompt_tokens = round(float(point.workload.input_tokens.mean()))
+        sentences[
+            describe_shortage(settings.preset, kv_tokens, prompt_tokens, settings.max_tokens)
+        ] = None
+    return [sentence for sentence in sentences if sentence]
 
 
 def _run(point: Point) -> Finding:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from services.policies.preset import Preset
+from services.policies.preset import RESIDENCIES, Preset
 from services.predictor.config import PredictorConfig
 from services.predictor.predictors import READS
 from services.runtime.config import ENV_PREFIX, SECTIONS, ConfigError, load, parse_sets
@@ -98,7 +98,17 @@ def sections(options: ServeOptions) -> Sections:
     }
     if load(PredictorConfig, overrides["predictor"]).pure:
         overrides["scheduler"] = PATIENT | overrides["scheduler"]
+    if _rests_in_int8(overrides):
+        overrides["worker"] = {"swap_dtype": "int8"} | overrides["worker"]
     return overrides
+
+
+def _rests_in_int8(overrides: Sections) -> bool:
+    """Whether the preset keeps paused KV in INT8; a mistake in it is reported later."""
+    try:
+        return RESIDENCIES[chosen_preset(overrides).residency].int8
+    except ValueError:
+        return False
 
 
 def secrets(options: ServeOptions) -> dict[str, str]:

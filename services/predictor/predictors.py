@@ -1,6 +1,7 @@
 """Predictors by name."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
@@ -75,8 +76,15 @@ def build_reading(
     return ContentPredictor(name, members, options, by_words)
 
 
+def _seeded(options: Options) -> Predictor:
+    """Starts with a window full of `max_tokens`, as in Past-Future (Gong et al., ASPLOS 2025,
+    §3.2)."""
+    return HistoryPredictor(replace(options, prior=float(options.window)))
+
+
 PLAIN: dict[str, Callable[[Options], Predictor]] = {
     "history": HistoryPredictor,
+    "history-seeded": _seeded,
     "max": lambda _: OraclePredictor(),
     "oracle": lambda options: OraclePredictor(options.lengths()),
 }

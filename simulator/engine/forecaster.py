@@ -103,6 +103,7 @@ def _learn_prompts(
 
 FORECASTERS: dict[str, Build] = {
     "history": _learn_lengths("history"),
+    "history-seeded": _learn_lengths("history-seeded"),
     "max": _learn_lengths("max"),
     "oracle": lambda _settings, _workload, answer_tokens: TrueLengths(answer_tokens),
     **{name: partial(_learn_prompts, name) for name in READS},

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from services.core import Sla
-from services.policies.preset import Preset
+from services.policies.preset import RESIDENCIES, Preset
 from simulator.hardware.hardware import Hardware
 from simulator.workload.workload import Workload
 
@@ -58,6 +58,13 @@ class RunSettings:
     jumps: bool = True
     training: Workload | None = None
     pure: bool = True
+
+    @property
+    def effective_hardware(self) -> tuple[Hardware, ...]:
+        """The workers as the preset configures them."""
+        if not RESIDENCIES[self.preset.residency].int8:
+            return self.hardware
+        return tuple(hardware.with_int8_at_rest() for hardware in self.hardware)
 
     @property
     def predictor_name(self) -> str:

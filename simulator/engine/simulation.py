@@ -74,7 +74,7 @@ class Simulation:
         self._encoder_free_s = 0.0
         self._workers = [
             SimWorker(number, hardware, self._answer_tokens, settings.jumps)
-            for number, hardware in enumerate(settings.hardware)
+            for number, hardware in enumerate(settings.effective_hardware)
         ]
         self._numbers = {f"w{worker.number}": worker.number for worker in self._workers}
         self._now = 0.0

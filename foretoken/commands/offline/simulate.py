@@ -166,6 +166,7 @@ def _show(
     from rich.console import Console
 
     from simulator.report.summary import summary_row, summary_table
+    from simulator.study import describe_shortages
 
     rows = [(finding.keys, finding.summary) for finding in findings]
     settings, workload = points[0].settings, points[0].workload
@@ -176,10 +177,14 @@ def _show(
         f"{settings.hardware[0].name}"
     )
     console.print(summary_table(rows, title))
+    warnings = describe_shortages(points)
+    for sentence in warnings:
+        console.print(f"warning: {sentence}", highlight=False)
     if json:
         from simulator.rows import write_rows
 
-        write_rows(json, [summary_row(summary, keys) for keys, summary in rows])
+        noted = {"warnings": [{"warning": text} for text in warnings]} if warnings else {}
+        write_rows(json, [summary_row(summary, keys) for keys, summary in rows], **noted)
     if plot:
         from simulator.report.plots import plot_distributions, plot_sweep
 

@@ -60,7 +60,7 @@ class ClassModel:
         return self.from_scores(self.ensemble.scores(frame))
 
     def from_scores(self, scores: Floats) -> Floats:
-        return self.quantiles[scores.argmax(axis=1)]
+        return np.asarray(self.quantiles[scores.argmax(axis=1)])
 
 
 def fit_classify(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
