@@ -151,9 +151,7 @@ def test_prompts_are_read_by_the_packaged_encoder():
 
 @pytest.mark.parametrize("predictor", ["words", "ranker"])
 def test_predictor_that_reads_prompts_is_refused_without_them(predictor: str):
-    with pytest.raises(
-        ValueError, match=rf"'{predictor}' reads .* prompt column .* history, history"
-    ):
+    with pytest.raises(ValueError, match=rf"'{predictor}' reads .* prompt column .* history"):
         simulate(reading(predictor), workload([(0.0, 1, 1)]))
 
 
