@@ -1,9 +1,10 @@
 """Forecast: one request's output length as a distribution, and its arithmetic.
 
 Everything conditions on progress: given `g` generated tokens, the total length L is distributed as
-L | L > g. If the forecast has nothing beyond `g`, the answer is the request's `max_tokens`
-(Past-Future, Gong et al., ASPLOS 2025, §3.2). No result exceeds `max_tokens` or is below `g`: a
-request past its cap has nothing left.
+L | L > g. Past the last point the remaining length is exponential with that point as its mean: an
+answer that outlives its forecast is expected to be as long again, as ALISE's doubling has it (Zhao
+and Wang, 2024, §3.1). No result exceeds `max_tokens` or is below `g`: a request past its cap has
+nothing left.
 """
 
 from bisect import bisect_right
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from math import exp, expm1, inf, log1p
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +56,11 @@ class Forecast:
         if not min(self.weights) > 0 or not abs(sum(self.weights) - 1) < 1e-6:
             raise ValueError("forecast weights must be positive and sum to 1")
 
+    def _mean_beyond(self, generated: int, most: int) -> float:
+        """E[min(L, most) | L > generated] past the last point."""
+        room, tail = most - generated, self.points[-1]
+        return generated - tail * expm1(-room / tail) if room > 0 else float(max(most, generated))
+
     @cached_property
     def _cdf(self) -> tuple[float, ...]:
         return tuple(accumulate(self.weights))
@@ -78,16 +85,19 @@ class Forecast:
         """P(L > tokens | L > generated): 1 up to `generated`, falling, 0 from max_tokens on."""
         if tokens >= self.max_tokens:
             return 0.0
-        beyond = 1 - self._mass_to(generated)
-        if tokens <= generated or beyond <= 0:
+        if tokens <= generated:
             return 1.0
+        if generated >= self.points[-1]:
+            return exp((generated - tokens) / self.points[-1])
+        beyond = 1 - self._mass_to(generated)
         return (1 - self._mass_to(tokens)) / beyond
 
     def quantile(self, q: float, generated: int = 0) -> float:
         """Smallest length l with P(L ≤ l | L > generated) ≥ q; q in [0, 1]."""
         first = bisect_right(self.points, generated)
         if first == len(self.points):
-            return float(max(self.max_tokens, generated))
+            longer = max(1.0, -self.points[-1] * log1p(-q)) if q < 1 else inf
+            return float(max(min(generated + longer, self.max_tokens), generated))
         below = self._mass_to(generated)
         target = below + q * (1 - below)
         for point, mass in zip(self.points[first:], self._cdf[first:], strict=True):
@@ -99,6 +109,8 @@ class Forecast:
         """E[min(L, most) | L > generated]; `generated` where that is past both caps."""
         most = min(most, self.max_tokens)
         first, end = (bisect_right(self.points, tokens) for tokens in (generated, most))
+        if first == len(self.points):
+            return self._mean_beyond(generated, most)
         if first >= end:
             return float(max(most, generated))
         if end == len(self.points):
@@ -114,8 +126,12 @@ class Forecast:
         return self.mean(generated, most) - generated
 
     def sample(self, rng: np.random.Generator, generated: int = 0) -> float:
-        """One draw of L | L > generated, reproducible by the generator."""
-        return self.quantile(1 - rng.random(), generated)
+        """One draw of L | L > generated, reproducible by the generator; `max_tokens` if nothing is
+        longer, as in Past-Future (Gong et al., ASPLOS 2025, §3.2)."""
+        share = 1 - rng.random()
+        if generated >= self.points[-1]:
+            return float(max(self.max_tokens, generated))
+        return self.quantile(share, generated)
 
     def truncated(self, max_tokens: int) -> "Forecast":
         """The forecast of min(L, max_tokens)."""

@@ -110,21 +110,26 @@ class ForecastTable:
         return self._points[row, :n].copy(), self._weights[row, :n].copy()
 
     def mean(self, which: Ints, generated: Ints, caps: Ints) -> Floats:
-        """E[min(L, cap) | L > generated] per row; the cap if nothing is longer."""
+        """E[min(L, cap) | L > generated] per row."""
         first = self._count_upto(which, generated)
         last = np.maximum(self._count_upto(which, caps), first)
         left, over = self._mass[which, first], self._mass[which, last]
         moment = self._moment[which, first] - self._moment[which, last]
         known = left > _NOTHING
         mean = (moment + caps * over) / np.where(known, left, 1.0)
-        return np.where(known, np.minimum(np.maximum(mean, generated), caps), caps)
+        if known.all():
+            return np.minimum(np.maximum(mean, generated), caps)
+        tail, room = self._longest[which], np.maximum(caps - generated, 0)
+        beyond = generated - tail * np.expm1(-room / tail)
+        return np.minimum(np.where(known, np.maximum(mean, generated), beyond), caps)
 
     def sample(
         self, rng: np.random.Generator, which: Ints, generated: Ints, caps: Ints, times: int = 1
     ) -> Floats:
-        """Draws of min(L, cap) | L > generated, (times, rows); the cap if nothing is longer."""
+        """Draws of min(L, cap) | L > generated, (times, rows); the cap if nothing is longer, as in
+        Past-Future (Gong et al., ASPLOS 2025, §3.2)."""
         shares = 1.0 - rng.random((times, len(which)))
-        return self.after(which, generated, caps).quantiles(shares)
+        return self.after(which, generated, caps).quantiles(shares, to_cap=True)
 
     def after(self, which: Ints, generated: Ints, caps: Ints) -> "After":
         """The remaining distribution of each, for several queries."""
@@ -132,15 +137,19 @@ class ForecastTable:
 
     def conditioned(self, which: Ints, generated: Ints, caps: Ints) -> tuple[Floats, Floats]:
         """min(L, cap) | L > generated as points and their masses, both (rows, 64): ascending
-        points, no mass on those up to `generated`; all mass on the cap, in the last column, if
-        nothing is longer. O(rows · 64)."""
+        points, no mass on those up to `generated`. O(rows · 64)."""
         first = self._count_upto(which, generated)
         left = self._mass[which, first]
         points = np.minimum(self._points[which], caps[:, None])
         share = 1.0 / np.where(left > _NOTHING, left, np.inf)
         masses = self._weights[which]
         masses *= (first[:, None] <= _COLUMNS) * share[:, None]
-        masses[left <= _NOTHING, -1] = 1.0
+        outlived = left <= _NOTHING
+        if outlived.any():
+            tail, reached = self._longest[which[outlived]], generated[outlived]
+            ahead = tail[:, None] * _TAIL_AHEAD
+            points[outlived] = np.minimum(reached[:, None] + ahead, caps[outlived, None])
+            masses[outlived] = 1 / MAX_POINTS
         return points, masses
 
     def _count_upto(self, which: Ints, tokens: Ints) -> Ints:
@@ -172,14 +181,24 @@ class After:
         self._left = table._mass[which, self._first]
         self._known = self._left > _NOTHING
 
-    def quantiles(self, shares: Floats) -> Floats:
-        """The smallest l with P(min(L, cap) ≤ l | L > generated) ≥ share, (shares, rows); the cap
-        if nothing is longer."""
+    def quantiles(self, shares: Floats, to_cap: bool = False) -> Floats:
+        """The smallest l with P(min(L, cap) ≤ l | L > generated) ≥ share, (shares, rows).
+        With `to_cap`, the cap if nothing is longer."""
         table, which = self._table, self._which
         target = 1.0 - self._left * (1.0 - shares)
         column = np.maximum(_search(table._cdf, which, target - 1e-12), self._first)
         drawn = table._points[which, np.minimum(column, MAX_POINTS - 1)]
-        return np.minimum(np.where(self._known, drawn, self._caps), self._caps)
+        if self._known.all():
+            return np.asarray(np.minimum(drawn, self._caps))
+        beyond = self._caps if to_cap else self._beyond(shares)
+        return np.minimum(np.where(self._known, drawn, beyond), self._caps)
+
+    def _beyond(self, shares: Floats) -> Floats:
+        """The quantiles past the last point."""
+        tail = self._table._longest[self._which]
+        with np.errstate(divide="ignore"):
+            longer: Floats = np.maximum(1.0, -tail * np.log1p(-shares))
+        return self._generated + longer
 
     def longest(self) -> Floats:
         """The last quantile, without a search."""
@@ -196,7 +215,9 @@ class After:
         share = table._mass.reshape(-1).take(column, mode="clip")
         share /= np.where(self._known, self._left, 1.0)
         if not self._known.all():
-            share[:, ~self._known] = 1.0
+            outlived = ~self._known
+            tail = self._table._longest[self._which[outlived]]
+            share[:, outlived] = np.exp(-tokens[:, None] / tail)
         share *= tokens[:, None] < self._caps - self._generated
         return share
 
@@ -222,6 +243,7 @@ _ARRAYS = (
     "_points", "_reached", "_longest", "_weights", "_cdf", "_mass", "_moment", "_editions"
 )  # fmt: skip
 _COLUMNS = np.arange(MAX_POINTS)
+_TAIL_AHEAD = -np.log1p(-(np.arange(MAX_POINTS) + 0.5) / MAX_POINTS)  # means; ascending
 _NEVER = 2.0  # above every share of mass
 _NOTHING = 1e-12  # mass below this is rounding
 _ROUNDING = 2.0**-40  # of a point; tokens are far coarser than this

@@ -6,12 +6,16 @@ from functools import partial
 from math import inf
 
 from services.policies.preset import CHOICES, choose, require_known
+from services.policies.room import describe_shortage
+from services.predictor.interface import Features
+from simulator.engine.forecaster import needs_encoder
 from simulator.engine.observations import Observations
 from simulator.engine.records import Records
 from simulator.engine.settings import RunSettings
 from simulator.engine.simulation import simulate
 from simulator.parallel import run_parallel
 from simulator.report.summary import Summary, summarize
+from simulator.workload.prompt_features import encode_prompts
 from simulator.workload.workload import Workload
 
 PRESET = "preset."  # prefix of a preset's choices and numbers
@@ -109,8 +113,44 @@ def run_points(
     points: Sequence[Point], processes: int, on_done: Callable[[int], None] = lambda _: None
 ) -> list[Finding]:
     """Runs all points, several at once in separate processes; returns them in order. `on_done`
-    is called with the place of each that ends."""
-    return run_parallel([partial(_run, point) for point in points], processes, on_done)
+    is called with the place of each that ends. Prompts are read once for all points."""
+    read = _read_prompts(points)
+    return run_parallel([partial(_run, point) for point in read], processes, on_done)
+
+
+def _read_prompts(points: Sequence[Point]) -> list[Point]:
+    """The points with the features of their prompts where an encoder reads them."""
+    features: dict[int, Sequence[Features]] = {}  # by the identity of a column of prompts
+
+    def read(workload: Workload) -> Workload:
+        key = id(workload.prompts)
+        if workload.prompts and key not in features:
+            features[key] = workload.features or encode_prompts(workload)
+        return replace(workload, features=features.get(key, ()))
+
+    def read_point(point: Point) -> Point:
+        settings = point.settings
+        if not needs_encoder(settings.predictor_name):
+            return point
+        training = settings.training and read(settings.training)
+        settings = replace(settings, training=training)
+        return replace(point, workload=read(point.workload), settings=settings)
+
+    return [read_point(point) for point in points]
+
+
+def describe_shortages(points: Sequence[Point]) -> list[str]:
+    """A sentence for each preset whose batch size does not fit in a worker's memory, with prompts
+    of mean length; each once."""
+    sentences: dict[str, None] = {}
+    for point in points:
+        settings = point.settings
+        kv_tokens = min(hardware.kv_tokens for hardware in settings.hardware)
+        prompt_tokens = round(float(point.workload.input_tokens.mean()))
+        sentences[
+            describe_shortage(settings.preset, kv_tokens, prompt_tokens, settings.max_tokens)
+        ] = None
+    return [sentence for sentence in sentences if sentence]
 
 
 def _run(point: Point) -> Finding:

@@ -49,7 +49,13 @@ import uvloop
 
 from benchmarks.harness.report import Key, Measurements, alternating, nested, parser, write
 from benchmarks.harness.system import read_metrics
-from benchmarks.overload.demo_load import burst_load, draw_bodies, poisson_load
+from benchmarks.overload.demo_load import (
+    MAX_TOKENS,
+    MEDIAN_TOKENS,
+    burst_load,
+    draw_bodies,
+    poisson_load,
+)
 from benchmarks.overload.figures import (
     RAMP_SHARE,
     Figures,
@@ -70,6 +76,7 @@ from benchmarks.overload.systems import (
     wait_until_idle,
 )
 from services.policies.preset import presets
+from services.policies.room import describe_shortage
 from services.runtime.open_files import raise_open_file_limit
 
 SETTLE_S = 8.0  # the predictor checks every 5 s whether its first fit is due, and fits in 2
@@ -178,6 +185,10 @@ def main() -> None:
         f"capacity: {rate:.1f} requests/s of {capacity['mean_tokens']:.0f} tokens, "
         f"{capacity['tok_s']:,.0f} tokens/s; {KV_TOKENS:,} KV tokens"
     )
+    known = presets()
+    for name in filter(known.__contains__, names):
+        if shortage := describe_shortage(known[name], KV_TOKENS, MEDIAN_TOKENS, MAX_TOKENS):
+            print(f"warning: {shortage}")
     factors = [f"{factor:g}" for factor in sizes.arrivals_s]
     for factor in factors:
         show_factor(factor, names, measured)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from services.policies.preset import Preset
+from services.policies.preset import RESIDENCIES, Preset
+from services.predictor.config import PredictorConfig
 from services.predictor.predictors import READS
 from services.runtime.config import ENV_PREFIX, SECTIONS, ConfigError, load, parse_sets
 from services.runtime.outcomelog.config import LogConfig
@@ -15,6 +16,8 @@ from services.scheduler.config import SchedulerConfig
 
 SERVICES = ("gateway", "scheduler", "predictor", "batcher", "estimator", "worker")
 Sections = dict[str, dict[str, str]]
+# With predictor.pure the scheduler waits for a forecast; a burst of 1,000 prompts takes 6 to 15 s.
+PATIENT = dict.fromkeys(("forecast_patience_s", "forecast_timeout_s", "forecast_late_s"), "30")
 
 
 def demo_model() -> str:
@@ -90,9 +93,22 @@ def sections(options: ServeOptions) -> Sections:
             raise ConfigError("use --set preset.key=value or scheduler.preset, not both")
         given["scheduler"]["preset"] = json.dumps(preset)
     levels = dict.fromkeys(SERVICES, level)
-    return {
+    overrides = {
         name: {**levels.get(name, {}), **short.get(name, {}), **given[name]} for name in SECTIONS
     }
+    if load(PredictorConfig, overrides["predictor"]).pure:
+        overrides["scheduler"] = PATIENT | overrides["scheduler"]
+    if _rests_in_int8(overrides):
+        overrides["worker"] = {"swap_dtype": "int8"} | overrides["worker"]
+    return overrides
+
+
+def _rests_in_int8(overrides: Sections) -> bool:
+    """Whether the preset keeps paused KV in INT8; a mistake in it is reported later."""
+    try:
+        return RESIDENCIES[chosen_preset(overrides).residency].int8
+    except ValueError:
+        return False
 
 
 def secrets(options: ServeOptions) -> dict[str, str]:

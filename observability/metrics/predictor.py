@@ -22,7 +22,7 @@ FALLBACKS = counter(
 ANSWERED = counter(
     "predictor_answered",
     "Immediate forecasts, by input: a cached embedding of the prompt (remembered), its words "
-    "(words), or nothing of it (plain).",
+    "(words), its embedding (read, in the pure mode), or nothing of it (plain).",
     "stage",
 )  # fmt: skip
 READ = counter(

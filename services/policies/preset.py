@@ -27,18 +27,20 @@ DEFAULT = "foretoken"
 @dataclass(frozen=True)
 class Residence:
     """What a worker's residency policy means for planning: whether requests that do not run keep
-    KV, whether it keeps its device memory (`held_fast`), and what happens to it when a request
-    is `paused`."""
+    KV, whether it keeps its device memory (`held_fast`), what happens to it when a request is
+    `paused`, and whether host memory holds it in INT8 (`int8`)."""
 
     keeps: bool
     held_fast: bool = False
     paused: Residency = Residency.KEEP
+    int8: bool = False
 
 
 RESIDENCIES = {
     "recompute": Residence(keeps=False),
     "drop": Residence(keeps=False, paused=Residency.DROP),
     "swap": Residence(keeps=True),
+    "swap_int8": Residence(keeps=True, int8=True),
     "defer": Residence(keeps=True, held_fast=True),
     "cost": Residence(keeps=True),
 }

@@ -1,7 +1,7 @@
 """Builds the parts of the predictor service from its config and connects them."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,15 +14,26 @@ from services.predictor.learning.learner import OutcomeLearner
 from services.predictor.learning.outcomes import OutcomeRecorder
 from services.predictor.learning.records import KIND, READ_LATE, VERSION, EncodedBy
 from services.predictor.learning.refit_process import run_in_process, run_on_executor
-from services.predictor.learning.refitter import RefitSchedule, Refitter
+from services.predictor.learning.refitter import Refitter
 from services.predictor.learning.rules import DEFAULT_RULES, RULES
+from services.predictor.learning.schedule import (
+    NO_ENCODER,
+    WORDS,
+    ReadingMode,
+    RefitSchedule,
+)
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.models.history import HistoryPredictor
 from services.predictor.models.lengths_file import read_lengths
 from services.predictor.predictors import ENCODERLESS, build
 from services.predictor.serving.executor import CpuBudgetedExecutor
 from services.predictor.serving.forecast_cache import ForecastCache
-from services.predictor.serving.forecaster import ReadingResult, TwoStageForecaster
+from services.predictor.serving.forecaster import (
+    ForecastQuery,
+    PromptReading,
+    ReadingResult,
+    TwoStageForecaster,
+)
 from services.predictor.serving.pending import PendingForecasts
 from services.predictor.serving.prompt_reader import PromptBatchReader, PromptReadingLoop
 from services.runtime.outcomelog import Journal
@@ -30,28 +41,6 @@ from services.runtime.outcomelog.config import LogConfig
 
 # Delay between an outcome and learning from it. A poll costs 0.1 ms.
 POLL_S = 0.05
-NO_ENCODER = "none"
-
-
-@dataclass(frozen=True)
-class ReadingMode:
-    """How prompts are read and learned from.
-
-    encoder: name of the sentence encoder, or NO_ENCODER.
-    at_once: prompts are read before the answer; otherwise in the background.
-    examples, interval_s: size of the training set and time between refits.
-    on_executor: refits run on the executor; otherwise in a separate process.
-    """
-
-    encoder: str
-    at_once: bool
-    examples: int
-    interval_s: float
-    on_executor: bool
-
-
-# Fitting the word model to 2,000 examples takes 0.05 s; starting a process would take 2 s.
-WORDS = ReadingMode(NO_ENCODER, at_once=True, examples=4_000, interval_s=5.0, on_executor=True)
 
 
 def _reading_mode(config: PredictorConfig) -> ReadingMode:
@@ -63,8 +52,10 @@ def _reading_mode(config: PredictorConfig) -> ReadingMode:
 
 @dataclass(frozen=True)
 class Content:
-    """Parts that exist only for a predictor that reads prompts."""
+    """Parts that exist only for a predictor that reads prompts. `read` reads a batch on the
+    executor."""
 
+    read: Callable[[Sequence[ForecastQuery]], list[PromptReading]]
     reader: PromptReadingLoop
     refitter: Refitter
     executor: CpuBudgetedExecutor
@@ -103,16 +94,18 @@ def assemble(
         neighbours_window=config.neighbours_window,
         similarity_min=config.similarity_min,
         lengths=partial(read_lengths, config.oracle_file, config.max_text_bytes),
+        pure=config.pure,
     )
     predictor, encoder_name = _build_predictor(config, options, mode)
     extractor = None
     if isinstance(predictor, ContentPredictor):
-        forecaster = GuardedForecaster(HistoryPredictor(options), predictor)
+        forecaster = GuardedForecaster(HistoryPredictor(options), predictor, config.pure)
         extractor = Extractor(encoder or _load(encoder_name, config), config.cache_entries)
     else:
         forecaster = GuardedForecaster(predictor)
     pending, writer = PendingForecasts(config.pending_max), secrets.token_hex(4)
-    executor = CpuBudgetedExecutor(config.cpu_share, config.cpu_saved_s)
+    cpu_share = 1.0 if config.pure else config.cpu_share
+    executor = CpuBudgetedExecutor(cpu_share, config.cpu_saved_s)
     two_stage = TwoStageForecaster(
         forecaster,
         pending,
@@ -127,6 +120,7 @@ def assemble(
     if extractor and isinstance(predictor, ContentPredictor):
         batch_reader = PromptBatchReader(extractor, forecaster.read)
         content = Content(
+            batch_reader.read,
             PromptReadingLoop(batch_reader, two_stage, executor),
             _make_refitter(predictor, config, mode, metrics, executor),
             executor,

@@ -107,6 +107,7 @@ class Options:
     neighbours_window: int = 50_000
     similarity_min: float = 0.6
     prior: float = PRIOR  # pseudo-entries for the empty part of a window
+    pure: bool = False  # the named model alone answers
     lengths: Callable[[], KnownLengths] = dict  # called when an oracle is built
 
 

@@ -1,6 +1,7 @@
 """Predictors by name."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
@@ -41,7 +42,8 @@ def _fitted(options: Options, name: str) -> Member:
 def _retrieval(options: Options, sharpened: bool = True) -> Member:
     from services.predictor.models.retrieval import Neighbours, RetrievalMember
 
-    to_quantiles = Neighbours.spread if sharpened else Neighbours.spread_unsharpened
+    plain = partial(Neighbours.spread_unsharpened, threshold=options.similarity_min)
+    to_quantiles = Neighbours.spread if sharpened else plain
     return RetrievalMember(options.neighbours_window, options.similarity_min, to_quantiles)
 
 
@@ -70,12 +72,19 @@ def build_reading(
     if unknown := set(given) - set(names):
         raise ValueError(f"the predictor {name!r} has no {' or '.join(sorted(unknown))}")
     members = {m: given[m] if m in given else MEMBERS[m](options) for m in names}
-    by_words = None if name in ENCODERLESS else _fits()["words"]
+    by_words = None if options.pure or name in ENCODERLESS else _fits()["words"]
     return ContentPredictor(name, members, options, by_words)
+
+
+def _seeded(options: Options) -> Predictor:
+    """Starts with a window full of `max_tokens`, as in Past-Future (Gong et al., ASPLOS 2025,
+    §3.2)."""
+    return HistoryPredictor(replace(options, prior=float(options.window)))
 
 
 PLAIN: dict[str, Callable[[Options], Predictor]] = {
     "history": HistoryPredictor,
+    "history-seeded": _seeded,
     "max": lambda _: OraclePredictor(),
     "oracle": lambda options: OraclePredictor(options.lengths()),
 }

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
@@ -25,7 +26,12 @@ from services.predictor.learning.records import MAX_NAME_CHARS
 from services.predictor.learning.refitter import Refitter
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.serving.broadcast import Broadcast
-from services.predictor.serving.forecaster import ForecastQuery, ImmediateForecast, ReadingResult
+from services.predictor.serving.forecaster import (
+    ForecastQuery,
+    ImmediateForecast,
+    PromptReading,
+    ReadingResult,
+)
 from services.predictor.spans import PredictorSpans
 from services.runtime.codecs.common import decode_outcome, encode_forecast
 from services.runtime.errors import InvalidArgument
@@ -40,6 +46,7 @@ OBSERVE_WAIT_S = 0.1  # Observe waits at most this long for its outcomes to be l
 METRICS_INTERVAL_S = 1.0  # between two updates of scores and CPU share
 
 IN_MEMORY = LogConfig()
+UNREAD = PromptReading()
 
 
 class PredictorService(predictor_pb2_grpc.PredictorServicer):
@@ -64,6 +71,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         self._parts = assemble(config, log, self._metrics, self._on_read, encoder)
         self._metrics.register_readings(self._readings())
         self._max_text_bytes = config.max_text_bytes
+        self._pure = config.pure
         self._rows_put = 0  # rows written to the journal
         self._failure_logged = False
 
@@ -97,7 +105,8 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
             _require_valid(i, message)
         began_s = time.monotonic()
         with self._metrics.forecast_seconds.time(), log_context(*_log_context(request.inputs)):
-            answers = self._answer([self._decode_query(message) for message in request.inputs])
+            queries = [self._decode_query(message) for message in request.inputs]
+            answers = await self._read_and_answer(queries) if self._pure else self._answer(queries)
         self._spans.record_forecasts(request.inputs, answers, began_s, time.monotonic())
         given = [answer.pair.given for answer in answers]
         for source, count in Counter(forecast.source for forecast in given).items():
@@ -133,6 +142,20 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         return predictor_pb2.ObserveOutcomesResponse(version=self._parts.forecaster.version)
 
     # Forecasts
+
+    async def _read_and_answer(self, batch: Sequence[ForecastQuery]) -> list[ImmediateForecast]:
+        """Answers a batch when its prompts were read; a plain forecast for those without text."""
+        content, readings = self._parts.content, dict[str, PromptReading]()
+        given = [query for query in batch if query.query.prompt]
+        if content and given:
+            read = await content.executor.run(partial(content.read, given))
+            readings = {q.request_id: r for q, r in zip(given, read, strict=True)}
+            failed = Counter(reading.failed_step for reading in read if reading.failed_step)
+            for step, count in failed.items():
+                self._metrics.fallbacks.labels(step).inc(count)
+        return self._parts.two_stage.answer_read(
+            batch, [readings.get(query.request_id, UNREAD) for query in batch]
+        )
 
     def _answer(self, batch: Sequence[ForecastQuery]) -> list[ImmediateForecast]:
         """Answers a batch; from history when the prompt model fails."""

@@ -5,17 +5,23 @@ from collections.abc import Sequence
 
 from services.core import Outcome, Request
 from services.forecast import Forecast, certain
+from services.predictor.interface import Example
 from simulator.workload.workload import Workload
 
 
 class GivenLengths:
     """Forecasts one length per request. It never learns."""
 
+    encodes = False
+
     def __init__(self, forecast_tokens: Sequence[int]):
         self._forecast_tokens = forecast_tokens
 
     def forecast(self, requests: Sequence[Request]) -> list[Forecast]:
         return [certain(self._forecast_tokens[int(r.request_id)], "given") for r in requests]
+
+    def study(self, examples: Sequence[Example]) -> None:
+        """Does nothing."""
 
     def learn(self, outcome: Outcome, now: float) -> None:
         """Does nothing."""

@@ -35,12 +35,11 @@ from simulator.engine.events import (
 from simulator.engine.forecaster import Forecaster, build_forecaster
 from simulator.engine.observations import Observations
 from simulator.engine.records import Records, WorkerUsage
-from simulator.engine.settings import RunSettings
+from simulator.engine.settings import MODEL, RunSettings
 from simulator.engine.worker import MORE, SimWorker
 from simulator.workload.content import contents_of
 from simulator.workload.workload import Workload
 
-MODEL = "model"
 GATEWAY = "gateway#1"
 RARE_COLLECTIONS = 100_000  # new objects between two collections; Python's default is 700
 
@@ -95,13 +94,16 @@ class Simulation:
         )
         self._timing = settings.timing
         self._queue = EventQueue()
-        limits = SchedulerLimits(settings.max_queue, patience_s=settings.timing.patience_s)
-        self._state = SchedulerState(settings.preset, limits)
         self._forecaster: Forecaster | None = None
         if advice is None:
-            self._forecaster = build_forecaster(
-                settings.predictor_name, workload, self._answer_tokens, settings.seed
-            )
+            self._forecaster = build_forecaster(settings, workload, self._answer_tokens)
+        self._encodes = self._forecaster is not None and self._forecaster.encodes
+        self._encoder_free_s = 0.0
+        patience_s = self._timing.patience_s
+        if self._encodes:
+            patience_s = max(patience_s, self._timing.encoder_patience_s)
+        limits = SchedulerLimits(settings.max_queue, patience_s=patience_s)
+        self._state = SchedulerState(settings.preset, limits)
         self._workers = [
             SimWorker(
                 number,
@@ -112,7 +114,7 @@ class Simulation:
                 timed=on_step is not None,
                 slowdown=slowdowns[number] if slowdowns else None,
             )
-            for number, hardware in enumerate(settings.hardware)
+            for number, hardware in enumerate(settings.effective_hardware)
         ]
         self._numbers = {f"w{worker.number}": worker.number for worker in self._workers}
         self._now = 0.0
@@ -250,7 +252,7 @@ class Simulation:
                 )
                 if self._observations:
                     self._observations.forecasts.add(answers)
-                answered_s = at_s + self._timing.forecast_s
+                answered_s = self._encode(action.requests, at_s) + self._timing.forecast_s
                 self._queue.push(answered_s, ToScheduler(ev.Forecasted(answers)))
             case ev.Learn() if self._forecaster:
                 self._forecaster.learn(action.outcome, self._now)
@@ -262,6 +264,14 @@ class Simulation:
                 self._end_request(action.request_id)
             case _:
                 pass  # for clients and observers
+
+    def _encode(self, requests: Sequence[Request], at_s: float) -> float:
+        """When these requests' prompts are read, after those before them."""
+        if not self._encodes:
+            return at_s
+        start_s = max(self._encoder_free_s, at_s)
+        self._encoder_free_s = start_s + len(requests) * self._timing.encode_s
+        return self._encoder_free_s
 
     def _prompt(self, request_id: str) -> Prompt:
         """The prompt with the tokens that the gateway has delivered."""

@@ -49,6 +49,12 @@ def disturb_lengths(lengths: Ints, error: float, rng: Generator) -> Ints:
     return disturbed
 
 
+def offset_lengths(lengths: Ints, rmse_tokens: float, rng: Generator) -> Ints:
+    """Forecasts with a normal error of this size, whatever the length."""
+    offset: Ints = np.rint(lengths + rmse_tokens * rng.standard_normal(len(lengths)))
+    return np.maximum(1, offset).astype(np.int64)
+
+
 def normal_scores(values: Ints, rng: Generator) -> Floats:
     """Quantiles of the standard normal distribution at the values' ranks, ties in random order."""
     from scipy.special import ndtri

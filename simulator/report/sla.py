@@ -1,10 +1,16 @@
-"""SLAs as options: `ttft=1s,tpot=50ms,mtpot=500ms`, with `p=99` for a share of requests."""
+"""SLAs as options: `ttft=1s,tpot=50ms,mtpot=500ms`, or the name of a paper's; with `p=99` for a
+share of requests."""
 
 from dataclasses import dataclass
 
 from services.core import Sla
 
 FIELDS = {"ttft": "ttft_s", "tpot": "tpot_s", "mtpot": "mtpot_s"}
+# Past-Future Scheduler (Gong et al., ASPLOS 2025), §5: of 7B and 13B models, and of 70B.
+CLASSES = {
+    "past-future": Sla("past-future", ttft_s=10.0, mtpot_s=1.5),
+    "past-future-70b": Sla("past-future-70b", ttft_s=15.0, mtpot_s=5.0),
+}
 UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0}
 PERCENTAGE = "p"
 DEFAULT_SHARE = 0.99
@@ -21,6 +27,8 @@ class SlaTarget:
 def parse_sla(text: str) -> Sla:
     """The SLA of an option; an empty text is one without budgets. Raises ValueError naming the part
     that cannot be read."""
+    if text.strip() in CLASSES:
+        return CLASSES[text.strip()]
     parts = _split(text)
     if PERCENTAGE in parts:
         raise ValueError(
@@ -56,7 +64,9 @@ def _split(text: str) -> dict[str, str]:
 def _read_budgets(parts: dict[str, str]) -> Sla:
     for name in parts:
         if name not in FIELDS:
-            raise ValueError(f"sla: unknown budget {name!r}; known: {', '.join(FIELDS)}")
+            raise ValueError(
+                f"sla: unknown budget {name!r}; known: {', '.join((*FIELDS, *CLASSES))}"
+            )
     budgets = {FIELDS[name]: _read_seconds(name, value) for name, value in parts.items()}
     return Sla("given" if budgets else "none", **budgets)
 

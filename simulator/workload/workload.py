@@ -1,24 +1,29 @@
 """Workload: the requests of a run, in columns."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
 from services.core import Request
 from services.forecast import Floats, Ints
+from services.predictor.interface import Features
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Workload:
     """Requests in order of arrival: arrival times in seconds, lengths in tokens.
 
-    `kinds`, `prompts`, `hash_ids`, the numbers of each prompt's blocks, and `forecast_tokens`, the
-    answers of the predictor `given`, are parallel to the columns, or empty if unknown, and so are
-    `requests`: what recorded requests say of themselves beside their lengths, with times on the
-    clock of `arrival_s`. With `clients`, the load is a closed loop: that many clients each send
-    their next request when the previous one ends, and `arrival_s` is ignored. Raises ValueError for
-    columns that differ in length, arrivals that decrease, and lengths below 1.
+    `kinds`, `prompts`, `hash_ids`, the numbers of each prompt's blocks, `forecast_tokens`, the
+    answers of the predictor `given`, and `features`, the embeddings of the prompts, are parallel to
+    the columns, or empty if unknown. So are `requests`: what recorded requests say of themselves
+    beside their lengths, with times on the clock of `arrival_s`. A run computes the features it
+    needs. With `clients`, the load is a closed loop: that many clients each send their next request
+    when the previous one ends, and `arrival_s` is ignored. Raises ValueError for columns that
+    differ in length, arrivals that decrease, and lengths below 1.
     """
 
     name: str
@@ -29,13 +34,14 @@ class Workload:
     prompts: Sequence[str] = ()
     hash_ids: Sequence[Sequence[int]] = ()
     forecast_tokens: Sequence[int] = ()
+    features: Sequence[Features] = field(default=(), repr=False)
     clients: int = 0
     requests: Sequence[Request] = ()
 
     def __post_init__(self) -> None:
         sizes = {len(self.arrival_s), len(self.input_tokens), len(self.output_tokens)}
-        others = (self.kinds, self.prompts, self.hash_ids, self.forecast_tokens, self.requests)
-        sizes |= {len(column) for column in others if column}
+        known = (self.kinds, self.prompts, self.hash_ids, self.forecast_tokens, self.features)
+        sizes |= {len(column) for column in (*known, self.requests) if column}
         if len(sizes) != 1:
             raise ValueError(f"{self.name}: the columns have {sorted(sizes)} rows")
         if not len(self):
@@ -61,13 +67,12 @@ class Workload:
             arrival_s=self.arrival_s[rows],
             input_tokens=self.input_tokens[rows],
             output_tokens=self.output_tokens[rows],
-            kinds=[self.kinds[row] for row in rows] if self.kinds else (),
-            prompts=[self.prompts[row] for row in rows] if self.prompts else (),
-            hash_ids=[self.hash_ids[row] for row in rows] if self.hash_ids else (),
-            forecast_tokens=(
-                [self.forecast_tokens[row] for row in rows] if self.forecast_tokens else ()
-            ),
-            requests=[self.requests[row] for row in rows] if self.requests else (),
+            kinds=_pick(self.kinds, rows),
+            prompts=_pick(self.prompts, rows),
+            hash_ids=_pick(self.hash_ids, rows),
+            forecast_tokens=_pick(self.forecast_tokens, rows),
+            features=_pick(self.features, rows),
+            requests=_pick(self.requests, rows),
         )
 
     def at_rate(self, rate: float) -> "Workload":
@@ -77,3 +82,18 @@ class Workload:
             raise ValueError(f"{self.name}: all requests arrive at once; a rate does not apply")
         start = self.arrival_s[0]
         return replace(self, arrival_s=(self.arrival_s - start) * (self.rate / rate))
+
+    def hold_out(self, count: int) -> tuple["Workload", "Workload"]:
+        """The first `count` requests, and the others with their first arrival at 0. Raises
+        ValueError unless both have requests."""
+        if not 0 < count < len(self):
+            raise ValueError(
+                f"{self.name} has {len(self):,} requests: hold out 1 to {len(self) - 1:,}, not "
+                f"{count:,}"
+            )
+        first, rest = self.take(np.arange(count)), self.take(np.arange(count, len(self)))
+        return first, replace(rest, arrival_s=rest.arrival_s - rest.arrival_s[0])
+
+
+def _pick(column: Sequence[T], rows: Ints) -> Sequence[T]:
+    return [column[row] for row in rows.tolist()] if column else ()

@@ -1,5 +1,8 @@
 """Forecast arithmetic: hand-worked values, laws, and draws against the empirical distribution."""
 
+from dataclasses import replace
+from math import exp, log
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -26,12 +29,36 @@ def test_forecast_survival_quantile_and_mean_match_worked_example() -> None:
     assert HAND.mean_remaining(generated=12) == 18
 
 
-def test_output_beyond_forecast_expects_max_tokens() -> None:
-    assert HAND.quantile(0.1, generated=40) == 64
-    assert HAND.mean(generated=50) == 64
-    assert HAND.sample(np.random.default_rng(0), generated=40) == 64
-    assert HAND.survival(50, generated=45) == 1
+def test_output_beyond_forecast_is_expected_to_be_as_long_again() -> None:
+    """Past 40 tokens the rest is exponential with a mean of 40, cut at 64 tokens in total. A draw
+    is Past-Future's: max_tokens."""
+    assert HAND.mean(generated=40) == pytest.approx(40 + 40 * (1 - exp(-24 / 40)))
+    assert HAND.mean(generated=50) == pytest.approx(50 + 40 * (1 - exp(-14 / 40)))
+    assert HAND.quantile(0.1, generated=40) == pytest.approx(40 - 40 * log(0.9))
+    assert HAND.quantile(0.01, generated=40) == 41
+    assert [HAND.quantile(q, generated=40) for q in (0.5, 1)] == [64, 64]
+    assert HAND.survival(50, generated=45) == pytest.approx(exp(-5 / 40))
     assert HAND.survival(64, generated=45) == 0
+    assert HAND.sample(np.random.default_rng(0), generated=40) == 64
+
+
+@given(forecasts(), st.data())
+def test_expectation_past_the_last_point_is_monotone_and_within_the_cap(
+    f: Forecast, data: st.DataObject
+) -> None:
+    """No jump to the cap: at the last point the survival starts at 1, the expected rest is at most
+    that point, and the expected length rises with progress."""
+    last = f.points[-1]
+    cap = data.draw(st.integers(int(last) + 1, 4_000))
+    f = replace(f, max_tokens=cap)
+    g, h = sorted(data.draw(st.tuples(*2 * [st.integers(0, cap)])))
+    assert f.mean(g) <= f.mean(h) + 1e-9 <= cap + 1e-6
+    at = int(last)
+    assert f.survival(at + 1, at) >= exp(-1 / last) * (cap > at + 1)
+    assert 0 < f.mean_remaining(at) <= min(last, cap - at)
+    chances = [f.survival(at + n, at) for n in range(0, cap - at + 1, 7)]
+    assert chances[0] == 1
+    assert chances == sorted(chances, reverse=True)
 
 
 def test_forecast_past_cap_has_nothing_remaining() -> None:

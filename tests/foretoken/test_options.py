@@ -8,6 +8,7 @@ from foretoken.running.options import ServeOptions, demo_model, secrets, section
 from foretoken.running.separate import assign_addresses
 from gateway.config import GatewayConfig
 from services.runtime.config import check_environment, load
+from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
 
 
@@ -33,6 +34,27 @@ def test_serve_options_reach_the_worker(options: ServeOptions, worker: dict[str,
 def test_default_policy_is_left_to_the_scheduler() -> None:
     assert sections(ServeOptions())["scheduler"] == {}
     assert sections(ServeOptions(policy="fcfs"))["scheduler"] == {"policy": "fcfs"}
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        (ServeOptions(policy="alise"), "int8"),
+        (ServeOptions(policy="alise", sets=["worker.swap_dtype=native"]), "native"),
+        (ServeOptions(policy="alise", sets=["preset.residency=swap"]), None),
+        (ServeOptions(policy="ltr"), None),
+        (ServeOptions(policy="unknown"), None),  # reported later
+    ],
+)
+def test_preset_decides_how_paused_kv_rests(options: ServeOptions, dtype: str | None) -> None:
+    assert sections(options)["worker"].get("swap_dtype") == dtype
+
+
+def test_scheduler_waits_for_the_forecasts_of_a_pure_predictor() -> None:
+    given = sections(ServeOptions(sets=["predictor.pure=true", "scheduler.forecast_late_s=9"]))
+    config = load(SchedulerConfig, given["scheduler"])
+    assert config.forecast_patience_s == config.forecast_timeout_s == 30
+    assert config.forecast_late_s == 9
 
 
 def test_common_settings_reach_every_process() -> None:

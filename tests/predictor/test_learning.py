@@ -30,8 +30,9 @@ from services.predictor.learning.refit_process import (
     write_result,
     write_task,
 )
-from services.predictor.learning.refitter import RefitSchedule, Refitter
+from services.predictor.learning.refitter import Refitter
 from services.predictor.learning.rules import DEFAULT_RULES, RULES
+from services.predictor.learning.schedule import RefitSchedule
 from services.predictor.models.fitting import Fitted, ProgressCallback
 from services.predictor.models.frame import Frame
 from services.predictor.models.spread import Floats

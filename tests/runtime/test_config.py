@@ -96,7 +96,7 @@ def test_set_of_an_unknown_section_is_an_error() -> None:
         (
             "predictor",
             ["--set", "predictor.model=psychic"],
-            "known: blend, classify, forest, history, max",
+            "known: blend, classify, forest, history, history-seeded, max",
         ),
         ("predictor", ["--set", "predictor.model=oracle"], "predictor.oracle_file: the predictor"),
         ("estimator", ["--set", "estimator.windw=3"], "did you mean window?"),

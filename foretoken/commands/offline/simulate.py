@@ -62,6 +62,12 @@ def simulate(
         str, typer.Option(help="Budgets for goodput, such as ttft=1s,tpot=50ms,mtpot=500ms.")
     ] = "",
     predictor: PredictorOption = "",
+    pure: Annotated[
+        bool, typer.Option(help="The named predictor alone answers, as with predictor.pure.")
+    ] = True,
+    train: Annotated[
+        int, typer.Option(min=0, help="Hold out the first requests, to train predictors on.")
+    ] = 0,
     sweep: Annotated[
         str, typer.Option(metavar="KEY=A,B,…", help="Run at each value of a key, such as rate.")
     ] = "",
@@ -99,6 +105,7 @@ def simulate(
     if key == "clients":
         clients = int(values[0])
     requested = open_workload(trace, workload, requests, rate, arrivals, seed, clients)
+    training, requested = requested.hold_out(train) if train else (None, requested)
     observe = ObservationLimits() if (plot or html) and not key else None
     points = [
         Point(
@@ -112,6 +119,8 @@ def simulate(
                 predictor,
                 seed=seed,
                 observe=observe,
+                training=training,
+                pure=pure,
             ),
             requested,
         )
@@ -160,6 +169,7 @@ def _show(
     from rich.console import Console
 
     from simulator.report.summary import summary_row, summary_table
+    from simulator.study import describe_shortages
 
     rows = [(finding.keys, finding.summary) for finding in findings]
     settings, workload = points[0].settings, points[0].workload
@@ -170,7 +180,11 @@ def _show(
         f"{settings.hardware[0].name}"
     )
     console.print(summary_table(rows, title))
+    warnings = describe_shortages(points)
+    for sentence in warnings:
+        console.print(f"warning: {sentence}", highlight=False)
     if json:
         from simulator.rows import write_rows
 
-        write_rows(json, [summary_row(summary, keys) for keys, summary in rows])
+        noted = {"warnings": [{"warning": text} for text in warnings]} if warnings else {}
+        write_rows(json, [summary_row(summary, keys) for keys, summary in rows], **noted)

@@ -11,10 +11,18 @@ from services.predictor.blend.members import Member
 from services.predictor.blend.mixture import Mixture
 from services.predictor.blend.quantile_cache import QuantileCache
 from services.predictor.encoder.extract import without_embeddings, word_features
-from services.predictor.interface import Example, Features, Options, Query, is_learnable
+from services.predictor.interface import (
+    Example,
+    Features,
+    Options,
+    Predictor,
+    Query,
+    is_learnable,
+)
 from services.predictor.models.fitting import Fit, Fitted, Model, ProgressCallback, ignore_progress
 from services.predictor.models.frame import Frame
 from services.predictor.models.history import HistoryPredictor
+from services.predictor.models.oracle import OraclePredictor
 from services.predictor.models.spread import Floats, forecasts
 
 MIN_EXAMPLES_TO_FIT = 64
@@ -75,6 +83,7 @@ class Refitted:
 
 class ContentPredictor:
     """Forecasts with the ready members; with history when none is ready or the prompt was not read.
+    A pure one forecasts `max_tokens` instead of history, and does not recalibrate a single member.
 
     `learn` is fast: it updates members that learn online, stores examples for the next fit, and
     updates the mixture with each member's earlier forecast. `refit` returns the slow work as a
@@ -93,7 +102,8 @@ class ContentPredictor:
         self._by_words: Model | None = None
         self._name = name
         self._members = dict(members)
-        self._history = HistoryPredictor(options)
+        self._unread: Predictor = OraclePredictor() if options.pure else HistoryPredictor(options)
+        self._as_it_is = options.pure and len(self._members) == 1
         self._examples: deque[Example] = deque(maxlen=options.examples)
         self.pending = 0  # examples since the last refit
         self._ready: tuple[str, ...] = ()
@@ -102,11 +112,11 @@ class ContentPredictor:
 
     def forecast(self, batch: Sequence[Query]) -> list[Forecast]:
         rows = [i for i, query in enumerate(batch) if self._ready and query.features is not None]
-        results = self._history.forecast(batch)
+        results = self._unread.forecast(batch)
         if rows:
             queries = [batch[i] for i in rows]
             spreads = self._cache.spreads(queries, self._member_spreads)
-            spread = self._mixture.combine(spreads, tuple(q.application for q in queries))
+            spread = spreads[0] if self._as_it_is else self._combine(queries, spreads)
             for i, forecast in zip(rows, forecasts(spread, self._name, self.version), strict=True):
                 results[i] = forecast
         return results
@@ -134,7 +144,7 @@ class ContentPredictor:
     def learn(self, examples: Sequence[Example]) -> int:
         usable = [example for example in examples if is_learnable(example)]
         self.version += len(usable)
-        self._history.learn(usable)
+        self._unread.learn(usable)
         if read := [e for e in usable if e.query.features is not None]:
             self._learn_read(read)
         return len(usable)
@@ -178,7 +188,7 @@ class ContentPredictor:
     def _learn_read(self, examples: Sequence[Example]) -> None:
         queries = [example.query for example in examples]
         frame = Frame.from_queries(queries)
-        if self._ready:
+        if self._ready and not self._as_it_is:
             lengths = np.array([float(example.output_tokens) for example in examples])
             spreads = self._cache.spreads(queries, self._member_spreads)
             self._mixture.observe(spreads, frame.applications, lengths)
@@ -187,6 +197,9 @@ class ContentPredictor:
         self._cache.count_outcomes(len(examples))
         self._examples.extend(examples)
         self.pending += len(examples)
+
+    def _combine(self, queries: Sequence[Query], spreads: Sequence[Floats]) -> Floats:
+        return self._mixture.combine(spreads, tuple(q.application for q in queries))
 
     def _member_spreads(self, queries: Sequence[Query]) -> list[Floats]:
         frame = Frame.from_queries(queries)

@@ -4,17 +4,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from services.predictor.blend.content import Refit, Refitted
 from services.predictor.learning.refit_process import FitFailed
+from services.predictor.learning.schedule import RefitSchedule
 from services.predictor.serving.executor import CpuBudgetedExecutor
 
 log = logging.getLogger(__name__)
-
-FIRST_CHECK_S = 5.0  # before the first fit, so that the first model comes early
 
 
 class Refittable(Protocol):
@@ -25,17 +23,6 @@ class Refittable(Protocol):
     def refit(self, seed: int = 0) -> Refit | None: ...
 
     def adopt(self, refitted: Refitted) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class RefitSchedule:
-    """When to refit; config.py gives the reasons."""
-
-    interval_s: float
-    examples_min: int
-    new_min: int
-    new_share: float
-    seed: int
 
 
 class Refitter:
@@ -70,15 +57,11 @@ class Refitter:
         while True:
             if examples() >= self._schedule.examples_min and self._is_due():
                 await self._refit()
-            await asyncio.sleep(self._check_interval_s())
+            await asyncio.sleep(self._schedule.check_interval_s(self._has_fitted))
 
     def _is_due(self) -> bool:
-        enough = max(self._schedule.new_min, self._schedule.new_share * self._last_examples)
-        return self._last_failed or self._predictor.pending >= enough
-
-    def _check_interval_s(self) -> float:
-        interval_s = self._schedule.interval_s
-        return interval_s if self._has_fitted else min(interval_s, FIRST_CHECK_S)
+        due = self._schedule.is_due(self._predictor.pending, self._last_examples)
+        return self._last_failed or due
 
     async def _refit(self) -> None:
         refit = await self._executor.run(partial(self._predictor.refit, self._schedule.seed))

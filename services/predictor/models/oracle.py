@@ -7,6 +7,7 @@ from services.forecast import Forecast, certain
 from services.predictor.interface import Example, KnownLengths, Prompt, Query
 
 SOURCE = "oracle"
+NO_LENGTH = "max"  # source of a forecast of max_tokens
 
 
 class OraclePredictor:
@@ -32,7 +33,7 @@ class OraclePredictor:
     def _forecast(self, query: Query) -> Forecast:
         tokens = self._known(query.prompt) if query.prompt else None
         if tokens is None:
-            return certain(query.max_tokens, "max")
+            return certain(query.max_tokens, NO_LENGTH)
         return certain(min(tokens, query.max_tokens), SOURCE)
 
     def _known(self, prompt: Prompt) -> int | None:

@@ -45,10 +45,13 @@ class Neighbours:
         samples = np.concatenate([self.lengths * width for width in _WIDTHS], axis=1)
         return np.maximum(from_samples(samples, np.tile(weights, len(_WIDTHS))), 1)
 
-    def spread_unsharpened(self) -> Floats:
-        """Lengths weighted by similarity as in ALISE, so that the mean is Σ sim·L / Σ sim within
-        the resolution of 64 quantiles; equal weights when no neighbour is similar."""
+    def spread_unsharpened(self, threshold: float) -> Floats:
+        """Lengths of the neighbours above the threshold weighted by similarity as in ALISE, so that
+        the mean is Σ sim·L / Σ sim within the resolution of 64 quantiles. Without one above it, all
+        neighbours, with equal weights when none is similar."""
         weights = np.maximum(self.similarities, 0.0)
+        matched = self.best >= threshold
+        weights[matched] *= self.similarities[matched] >= threshold
         weights[self.best <= 0] = 1.0
         return np.maximum(from_samples(self.lengths, weights), 1)
 

@@ -13,7 +13,8 @@ from services.predictor.serving.forecast_cache import CachedForecast, ForecastCa
 from services.predictor.serving.newest_first_queue import NewestFirstQueue
 from services.predictor.serving.pending import PendingForecast, PendingForecasts
 
-REMEMBERED, WORDS, PLAIN = "remembered", "words", "plain"  # stages of an immediate forecast
+# Stages of an immediate forecast
+REMEMBERED, WORDS, PLAIN, READ = "remembered", "words", "plain", "read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,21 @@ class TwoStageForecaster:
             self._answer_from_cache(r, hit) if hit else self._answer_unread(r, next(pairs))
             for r, hit in zip(batch, cached, strict=True)
         ]
+
+    def answer_read(
+        self, batch: Sequence[ForecastQuery], readings: Sequence[PromptReading]
+    ) -> list[ImmediateForecast]:
+        """Returns one forecast per query whose prompt was read before the answer; nothing is
+        queued."""
+        pairs = self._forecaster.forecast([request.query for request in batch])
+        answers = []
+        for request, reading, pair in zip(batch, readings, pairs, strict=True):
+            stage = PLAIN
+            if reading.by_model:
+                stage, pair = READ, self._forecaster.choose(reading.by_model, pair.by_history)
+            self._add_pending(request, pair, reading.packed)
+            answers.append(ImmediateForecast(pair, stage))
+        return answers
 
     def end(self, outcome: Outcome, pending: PendingForecast | None, finished_at_s: float) -> None:
         """Records that a request ended. If its outcome is usable, its prompt is read after all

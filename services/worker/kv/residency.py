@@ -70,6 +70,7 @@ RESIDENCIES: dict[str, EvictionRule] = {
     "recompute": recompute,
     "drop": recompute,  # when memory is short; the plan itself drops the KV of paused requests
     "swap": swap,
+    "swap_int8": swap,  # the worker's swap_dtype says how host memory holds it
     "defer": defer,
     "cost": cost,
 }

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import product, takewhile
-from math import sqrt
+from math import exp, sqrt
 
 import numpy as np
 import pytest
@@ -61,11 +61,14 @@ def test_curve_of_two_lengths_matches_worked_example() -> None:
 
 
 def test_curve_conditions_lengths_on_generated_tokens() -> None:
-    """After 2 tokens, 4 more are certain: 10 + 2 + 4. Beyond its forecast a request is expected to
-    reach its cap; beyond its cap nothing remains."""
+    """After 2 tokens, 4 more are certain: 10 + 2 + 4. Past its last point of 6 tokens a request
+    makes a third token, which fills 10 + 6 + 3, with probability e^(−2 / 6). Beyond its cap nothing
+    remains."""
     made = jobs(1, prompt=[10], output=[2], cap=[9])
     assert needs(curve(made, [TWO_OR_SIX])) == [0, 16]
-    assert needs(curve(jobs(1, prompt=[10], output=[6], cap=[9]), [TWO_OR_SIX])) == [0, 19]
+    third = exp(-2 / 6)
+    outlived = curve(jobs(1, prompt=[10], output=[6], cap=[9]), [TWO_OR_SIX])
+    assert needs(outlived) == pytest.approx([0, 19 * (third + sqrt(third * (1 - third)))])
     assert needs(curve(jobs(1, prompt=[10], output=[9], cap=[9]), [TWO_OR_SIX])) == [0, 19]
     assert needs(curve(jobs(1, prompt=[10], cap=[4]), [TWO_OR_SIX])) == pytest.approx([0, 14])
 
@@ -87,7 +90,10 @@ def test_curve_limit_excludes_reserved_memory() -> None:
 # Enumeration of all futures
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=3, unique=True)
-few = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4), lengths), min_size=1, max_size=4)
+alive = st.tuples(st.integers(1, 9), st.integers(0, 4), lengths).filter(
+    lambda row: row[1] < max(row[2])
+)
+few = st.lists(alive, min_size=1, max_size=4)
 
 
 def forecast_of(support: Sequence[int]) -> Forecast:
@@ -101,10 +107,7 @@ def test_curve_matches_enumeration_of_all_futures(
 ) -> None:
     """Compare mean and deviation of the held tokens at each time, over the product of all
     lengths."""
-    ends = [
-        [length - g for length in sorted(support) if length > g] or [max(0, 9 - g)]
-        for _, g, support in rows
-    ]
+    ends = [[length - g for length in sorted(support) if length > g] for _, g, support in rows]
     made = jobs(
         len(rows),
         prompt=[p for p, _, _ in rows],

@@ -88,12 +88,16 @@ def test_tail_adds_weighted_tail_to_mean() -> None:
     assert ranked("tail", [PROBABLY_SHORT], tail_share=1.0).key.tolist() == pytest.approx([31])
 
 
-@pytest.mark.parametrize("name", ["srtf", "gittins", "tail"])
-def test_shortest_orders_limit_lengths_to_cap(name: str) -> None:
-    """A request at the end of its forecast is expected to generate all 40 remaining permitted
-    tokens."""
+@pytest.mark.parametrize(
+    ("name", "rest"), [("srtf", 5.0), ("gittins", 5.0), ("tail", 5 + 0.5 * 5 * np.log(5))]
+)
+def test_shortest_orders_expect_outlived_length_again(name: str, rest: float) -> None:
+    """A request at the end of its forecast of 5 tokens has an exponential rest with a mean of 5,
+    whose longest fifth has a mean of 5 + 5 ln 5; but never more than the permitted tokens."""
     beyond = ranked(name, [forecast({5: 1.0}, cap=45)], output=[5])
-    assert beyond.key.tolist() == pytest.approx([40])
+    assert beyond.key.tolist() == pytest.approx([rest], rel=0.03)
+    limited = ranked(name, [forecast({5: 1.0}, cap=6)], output=[5])
+    assert limited.key.tolist() == pytest.approx([1], rel=0.1)
 
 
 def test_srtf_hysteresis_protects_running_request() -> None:
@@ -140,7 +144,10 @@ def remaining(snapshot: Snapshot, row: int) -> list[tuple[float, float]]:
     output, cap = int(made.output[row]), int(made.cap[row])
     ahead = [(p, w) for p, w in zip(points.tolist(), weights.tolist(), strict=True) if p > output]
     mass = sum(w for _, w in ahead)
-    ahead = [(min(p, cap), w / mass) for p, w in ahead] or [(float(cap), 1.0)]
+    ahead = [(min(p, cap), w / mass) for p, w in ahead]
+    if not ahead:  # 64 equal shares of an exponential
+        rest = -points[-1] * np.log1p(-(np.arange(64) + 0.5) / 64)
+        ahead = [(min(output + more, cap), 1 / 64) for more in rest.tolist()]
     context = int(made.prompt[row]) + output
     missing = max(0, context - int(made.held[row]))
     found = []

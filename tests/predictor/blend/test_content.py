@@ -135,10 +135,13 @@ def test_retrieval_neighbours_are_weighted_by_similarity() -> None:
 def test_unsharpened_retrieval_matches_alise() -> None:
     """ALISE: (0.8 · 100 + 0.6 · 300 + 0.2 · 500) / (0.8 + 0.6 + 0.2) = 360 / 1.6 = 225."""
     found = Neighbours(np.array([[300.0, 100.0, 500.0]]), np.array([[0.6, 0.8, 0.2]]))
-    assert found.spread_unsharpened().mean() == pytest.approx(225, rel=0.03)
+    assert found.spread_unsharpened(0.1).mean() == pytest.approx(225, rel=0.03)
+    # Above 0.5: (0.6 · 300 + 0.8 · 100) / 1.4. Above 0.9 there is none: all neighbours.
+    assert found.spread_unsharpened(0.5).mean() == pytest.approx(186, rel=0.03)
+    assert found.spread_unsharpened(0.9).mean() == pytest.approx(225, rel=0.03)
     assert found.spread().mean() < 150  # sharpened weights prefer the nearest
     unlike = Neighbours(np.array([[100.0, 300.0]]), np.array([[-0.5, 0.0]]))
-    assert unlike.spread_unsharpened().mean() == pytest.approx(200, rel=0.03)
+    assert unlike.spread_unsharpened(0.6).mean() == pytest.approx(200, rel=0.03)
 
 
 def test_fused_nets_equal_separate_nets() -> None:
@@ -193,3 +196,32 @@ def test_word_model_fits_without_warning() -> None:
         warnings.simplefilter("error")
         fitted = ridge.fit_words(frame, lengths(train), 0, ignore_progress)
     assert kendalltau(fitted.out_of_fold.mean(axis=1), lengths(train)).statistic > 0.1
+
+
+def test_pure_predictor_is_its_single_member_without_recalibration() -> None:
+    train, held = examples(200, 1), [e.query for e in examples(20, 2)]
+    predictor = build("ridge", Options(pure=True))
+    assert isinstance(predictor, ContentPredictor)
+    predictor.learn(train)
+    assert {f.source for f in predictor.forecast(held)} == {"max"}
+    predictor.fit()
+    predictor.learn(examples(100, 3))  # outcomes that would recalibrate it
+    means = [f.mean() for f in predictor.forecast(held)]
+    spread = predictor.members["ridge"].spread(Frame.from_queries(held))
+    assert means == pytest.approx(spread.mean(axis=1), abs=0.1)
+    assert predictor.by_words(held) == [None] * len(held)
+
+
+def test_classify_predicts_one_of_ten_classes_of_equal_width() -> None:
+    train, held = examples(600, 1), examples(300, 2)
+    predictor = build("classify", Options(pure=True))
+    assert isinstance(predictor, ContentPredictor)
+    predictor.learn(train)
+    predictor.fit()
+    width = max(lengths(train)) / 10
+    forecasts = predictor.forecast([e.query for e in held])
+    buckets = [{min(int(point // width), 9) for point in f.points} for f in forecasts]
+    assert all(len(each) == 1 for each in buckets)
+    found = [each.pop() for each in buckets]
+    right = [min(int(e.output_tokens // width), 9) for e in held]
+    assert np.mean(np.equal(found, right)) > max(np.bincount(right)) / len(right)

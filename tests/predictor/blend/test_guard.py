@@ -167,6 +167,17 @@ def test_guarded_forecaster_selects_forecast() -> None:
     assert (made.given.source, made.by_model) == ("history", read)
 
 
+def test_pure_forecaster_gives_the_model_alone() -> None:
+    guarded = GuardedForecaster(HistoryPredictor(), Scripted(5), pure=True)
+    query = Query("demo", "", 1, 50, prompt=Prompt("", "hello", 1))
+    made = guarded.forecast([query])[0]
+    assert (made.given, made.by_model) == (certain(50), None)  # neither words nor history
+    [read] = guarded.read([replace(query, features=FEATURES)])
+    assert read == certain(5, "model")
+    assert not guarded.compare([1.0] * MIN_OUTCOMES) and not guarded.set_aside
+    assert guarded.choose(read, made.by_history).given is read
+
+
 class FixedModel(ContentPredictor):
     """Reads prompts and forecasts `tokens` for each."""
 

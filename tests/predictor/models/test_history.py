@@ -40,6 +40,19 @@ def test_history_is_distribution_of_outcomes_plus_prior() -> None:
     assert (made.source, made.version, made.shared_key) == ("history", 4, "history/demo")
 
 
+def test_seeded_history_starts_with_a_window_of_max_tokens() -> None:
+    """Past-Future's window of 4 entries of max_tokens, of which outcomes replace one each."""
+    predictor = build("history-seeded", Options(window=4))
+    assert isinstance(predictor, HistoryPredictor)
+    for outcomes, longest in ((1, 0.75), (2, 0.5), (3, 0.25)):
+        predictor.learn([outcome(5)])
+        made = ask(predictor)
+        assert made.points == (5, UNCAPPED), outcomes
+        assert made.weights == pytest.approx((1 - longest, longest))
+    predictor.learn([outcome(5)])
+    assert ask(predictor).points == (5,)
+
+
 def test_history_is_not_dominated_by_one_short_answer() -> None:
     predictor = HistoryPredictor()
     predictor.learn([outcome(5)])
@@ -146,7 +159,7 @@ def test_max_forecasts_max_tokens_and_learns_nothing() -> None:
 
 def test_predictors_are_built_by_name() -> None:
     assert set(PREDICTORS) == set(PLAIN) | set(READS)
-    assert set(PLAIN) == {"history", "max", "oracle"}
+    assert set(PLAIN) == {"history", "history-seeded", "max", "oracle"}
     assert isinstance(build("history", Options()), HistoryPredictor)
     assert isinstance(build("max", Options()), OraclePredictor)
     with pytest.raises(ValueError, match="unknown predictor 'psychic'; known: blend, class"):

@@ -1,7 +1,7 @@
 """ALISE's order as hand-worked tables: levels, ageing, promises."""
 
 from dataclasses import replace
-from math import inf
+from math import exp, inf
 
 import pytest
 
@@ -262,15 +262,15 @@ def test_alise_improved_forecast_is_new_expectation() -> None:
 
 
 @pytest.mark.parametrize("output", [80, 81, 500, 999, 1_000])
-def test_mean_past_distribution_is_cap(output: int) -> None:
-    """The last point is 80: a request past it is expected to reach max_tokens."""
+def test_request_past_its_forecast_is_expected_to_be_as_long_again(output: int) -> None:
+    """The last point is 80: past it, 80 more tokens are expected, but not beyond max_tokens."""
     d = Driver()
     d.step(ev.Submitted(G, Request("a", "demo", 10, 1_000, 0.0)), 0.0)
     d.step(ev.Forecasted((("a", Forecast((40.0, 80.0), (0.5, 0.5), 80)),)), 0.0)
     d.progress("a", output, 1.0)
     jobs = d.state.ledger.board.jobs
-    assert jobs.total[d.row("a")] == 1_000
-    assert jobs.expected_remaining[d.row("a")] == 1_000 - output
+    left = 80 * (1 - exp(-(1_000 - output) / 80))
+    assert jobs.expected_remaining[d.row("a")] == pytest.approx(left)
     assert d.state.drain_s >= 0 and d.remaining_s("a") > 0
 
 

@@ -8,15 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core import FinishReason, Request, Sla
+from services.core import FinishReason, Sla
 from services.policies.place import assignment
-from services.policies.preset import choose, presets
+from services.policies.preset import presets
 from services.policies.snapshot import Bools
-from services.predictor.config import PredictorConfig
-from services.predictor.learning import refitter
 from services.scheduler.core.rounds import Rounds
 from services.sla import RequestTimeline, SlaMissCause, judge_sla
-from simulator.engine import forecaster
 from simulator.engine.records import Records
 from simulator.engine.settings import Timing
 from simulator.engine.simulation import RunResult, Simulation, simulate
@@ -278,40 +275,3 @@ def test_simulated_records_judge_slas_as_services_do():
         timeline.longest_gap_s = float(records.longest_gap_s[row])
         verdict = judge_sla(sla, timeline, FinishReason.STOP)
         assert (verdict is SlaMissCause.NONE) == met[row]
-
-
-def test_predictor_that_needs_an_encoder_is_refused_with_the_alternatives():
-    made = replace(settings("fcfs"), preset=choose("ltr"), predictor="")
-    with pytest.raises(ValueError, match=r"'ranker' is not simulated yet.*history, max, oracle"):
-        simulate(made, workload([(0.0, 1, 1)]))
-
-
-def test_predictor_words_without_prompts_is_refused():
-    with pytest.raises(ValueError, match="add a prompt column"):
-        simulate(replace(settings("fcfs"), predictor="words"), workload([(0.0, 1, 1)]))
-
-
-def test_words_are_refitted_when_the_served_predictor_is():
-    served = PredictorConfig()
-    assert refitter.FIRST_CHECK_S == forecaster.FIRST_CHECK_S
-    assert served.refit_interval_s == forecaster.REFIT_INTERVAL_S
-    assert served.refit_new_min == forecaster.REFIT_NEW_MIN
-    assert served.refit_new_share == forecaster.REFIT_NEW_SHARE
-
-
-def test_words_learn_the_length_that_a_prompt_asks_for():
-    """Prompts say `long` or `short`. After the first fit, forecasts of both kinds differ as the
-    answers do."""
-    count = 400
-    kinds = ["a long answer" if row % 2 else "a short answer" for row in range(count)]
-    lengths = np.array([150 if row % 2 else 10 for row in range(count)])
-    requests = Workload(
-        "kinds", np.arange(count, dtype=np.float64) * 0.2, np.full(count, 8), lengths, prompts=kinds
-    )
-    simulation = Simulation(replace(settings("srtf"), predictor="words"), requests)
-    simulation.run()
-    learned = simulation._forecaster
-    assert learned
-    asked = [Request(str(row), "model", 8, 256, 0.0) for row in (0, 1)]
-    short, long = (forecast.mean() for forecast in learned.forecast(asked))
-    assert short < 40 < 100 < long

@@ -8,6 +8,7 @@ from simulator.papers.modelled import (
     disturb_lengths,
     kendall_tau,
     normal_scores,
+    offset_lengths,
     rank_lengths,
 )
 
@@ -69,3 +70,12 @@ def test_disturbed_lengths_have_the_mean_error_asked(error):
 
 def test_forecasts_are_at_least_one_token():
     assert disturb_lengths(np.ones(1_000, np.int64), 3.0, rng()).min() == 1
+
+
+def test_offset_forecasts_have_this_error_whatever_the_length():
+    true = lengths() + 100
+    errors = offset_lengths(true, 15.6, rng()) - true
+    assert np.sqrt((errors**2).mean()) == pytest.approx(15.6, rel=0.05)
+    short, long = errors[true < 1_000], errors[true > 3_000]
+    assert short.std() == pytest.approx(long.std(), rel=0.1)
+    assert offset_lengths(np.ones(100, np.int64), 15.6, rng()).min() == 1

@@ -49,6 +49,7 @@ def test_row_of_a_run_without_finished_requests_is_valid_json():
     [
         ("", Sla("none")),
         ("ttft=1s", Sla("given", 1.0)),
+        ("past-future", Sla("past-future", 10.0, mtpot_s=1.5)),
         ("ttft=2,tpot=50ms,mtpot=0.5min", Sla("given", 2.0, 0.05, 30.0)),
     ],
 )

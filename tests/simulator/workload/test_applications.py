@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from services.core import Request
 from services.forecast import Floats
 from services.predictor.encoder.extract import split_prompt
-from simulator.engine.modelled import MAGNUS_RMSE_TOKENS, NoisyLengths
 from simulator.workload.applications import MAGNUS_TASKS, MOST_TOKENS, Task
 from simulator.workload.builtin import build_workload
 
@@ -53,12 +51,3 @@ def test_codefuse_answers_are_mostly_shorter_than_512_tokens():
     made = build_workload("codefuse", COUNT, "burst", 0.0, 0, 0)
     assert (made.output_tokens < 512).mean() == pytest.approx(0.9, abs=0.01)
     assert max(made.input_tokens.max(), made.output_tokens.max()) == 1_024
-
-
-def test_modelled_predictor_has_the_papers_error_and_repeats_its_answers():
-    predictor = NoisyLengths(lambda _: 500, MAGNUS_RMSE_TOKENS, 3)
-    requests = [Request(str(row), "model", 10, 1_024, 0.0) for row in range(2_000)]
-    lengths = np.array([forecast.mean() for forecast in predictor.forecast(requests)])
-    assert rms(lengths - 500) == pytest.approx(MAGNUS_RMSE_TOKENS, rel=0.05)
-    again = predictor.forecast(requests[:5])
-    assert [forecast.mean() for forecast in again] == lengths[:5].tolist()

@@ -34,6 +34,6 @@ def l1(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def cross_entropy(scores: Tensor, classes: Tensor) -> Tensor:
-    """Classification by length decile (Learning to Rank, Fu et al., NeurIPS 2024, §5.1,
+    """Classification by length (Learning to Rank, Fu et al., NeurIPS 2024, §5.1,
     "Classification")."""
     return torch.nn.functional.cross_entropy(scores, classes.long())

@@ -10,7 +10,7 @@ from services.predictor.models.nets.crossfit import Ensemble, Recipe, crossfit
 from services.predictor.models.nets.losses import CLASSES, cross_entropy, l1, list_mle
 from services.predictor.models.nets.net import FeatureSelection
 from services.predictor.models.scale import Scale
-from services.predictor.models.spread import Floats, from_samples
+from services.predictor.models.spread import LEVELS, Floats
 
 RANKER = Recipe(FeatureSelection(), list_mle)
 PROXY = Recipe(FeatureSelection(all_layers=False, words=False), l1)
@@ -51,33 +51,32 @@ def _scaled(ensemble: Ensemble, out_of_fold: Floats, lengths: Floats) -> Fitted:
 
 @dataclass(frozen=True)
 class ClassModel:
-    """Probabilities of ten length classes and the lengths within each."""
+    """The most probable of ten length classes, and the lengths within each."""
 
     ensemble: Ensemble
-    samples: Floats  # [classes, samples]
+    quantiles: Floats  # [classes, 64]
 
     def spread(self, frame: Frame) -> Floats:
         return self.from_scores(self.ensemble.scores(frame))
 
     def from_scores(self, scores: Floats) -> Floats:
-        odds = np.exp(scores - scores.max(axis=1, keepdims=True))
-        shares = odds / odds.sum(axis=1, keepdims=True)
-        per_class = self.samples.shape[1]
-        weights = np.repeat(shares / per_class, per_class, axis=1)
-        samples = np.broadcast_to(self.samples.ravel(), weights.shape)
-        return from_samples(np.asarray(samples), weights)
+        return np.asarray(self.quantiles[scores.argmax(axis=1)])
 
 
 def fit_classify(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
-    """Fits a classifier of length deciles (Learning to Rank, Fu et al., NeurIPS 2024, §5.1)."""
-    edges = np.quantile(lengths, np.linspace(0, 1, CLASSES + 1)[1:-1])
-    classes = np.searchsorted(edges, lengths, side="right")
-    ensemble, out_of_fold = crossfit(frame, classes.astype(float), CLASSIFY, seed, tick)
-    levels = (np.arange(16) + 0.5) / 16
-    samples = [_within(lengths[classes == c], lengths, levels) for c in range(CLASSES)]
-    model = ClassModel(ensemble, np.stack(samples))
+    """Fits a classifier of ten classes of equal width up to the longest answer (S3, the baseline
+    Classification of Learning to Rank, Fu et al., NeurIPS 2024, §5.1 and Table 3). Most answers are
+    in the first classes, so it is accurate and orders badly."""
+    width = lengths.max() / CLASSES
+    classes = np.minimum(lengths // width, CLASSES - 1)
+    ensemble, out_of_fold = crossfit(frame, classes, CLASSIFY, seed, tick)
+    quantiles = [_within(lengths[classes == c], c * width, width) for c in range(CLASSES)]
+    model = ClassModel(ensemble, np.stack(quantiles))
     return Fitted(model, model.from_scores(out_of_fold))
 
 
-def _within(of_class: Floats, all_lengths: Floats, levels: Floats) -> Floats:
-    return np.asarray(np.quantile(of_class if len(of_class) else all_lengths, levels))
+def _within(of_class: Floats, start: float, width: float) -> Floats:
+    """Quantiles of the lengths of a class; evenly over its width if it has none."""
+    if not len(of_class):
+        return np.maximum(start + width * LEVELS, 1)
+    return np.asarray(np.quantile(of_class, LEVELS, method="hazen"))
