@@ -30,12 +30,12 @@ class Timing:
 
     hop_s: float = 0.001
     forecast_s: float = 0.005
-    patience_s: float = 0.0
     round_s: float = 0.001
     round_job_s: float = 1e-6
     round_share: float = 0.1
     refresh_s: float = 0.25
     wake_s: float = 0.0
+    patience_s: float = 0.0
     encode_s: float = 0.01
     encoder_patience_s: float = 30.0
 
