@@ -25,7 +25,7 @@ class ForecastTable:
         # The first whole token from which each point is reached: exact, and half the size to
         # search.
         self._reached = np.full((rows, MAX_POINTS), np.inf, np.float32)
-        self._longest = np.full(rows, np.inf)
+        self._longest = np.full(rows, _ENDLESS)
         self._weights = np.zeros((rows, MAX_POINTS))
         self._cdf = np.full((rows, MAX_POINTS), _NEVER)
         # Mass and moment from each point on; zero after the last.
@@ -244,6 +244,7 @@ _ARRAYS = (
 )  # fmt: skip
 _COLUMNS = np.arange(MAX_POINTS)
 _TAIL_AHEAD = -np.log1p(-(np.arange(MAX_POINTS) + 0.5) / MAX_POINTS)  # means; ascending
+_ENDLESS = 1e18  # the last point of a row without points: it reaches every cap
 _NEVER = 2.0  # above every share of mass
 _NOTHING = 1e-12  # mass below this is rounding
 _ROUNDING = 2.0**-40  # of a point; tokens are far coarser than this

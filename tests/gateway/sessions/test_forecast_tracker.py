@@ -1,6 +1,6 @@
 """Forecasts of a choice for its client: by hand, and properties for any forecast."""
 
-from math import inf, isfinite
+from math import exp, inf, isfinite
 
 import pytest
 from hypothesis import given
@@ -53,7 +53,8 @@ def next_forecast(
         (QUARTERS, 60, 0, 10, (10 + 20 + 40 + 60) / 4, 60),  # truncated at max_tokens
         (QUARTERS, 10, 0, 10, 10, 10),
         (certain(50), 100, 0, 50, 50, 50),
-        (certain(50), 100, 50, 100, 100, 100),  # longer than the forecast: max_tokens
+        # Longer than the forecast: 50 more tokens on average, cut at max_tokens.
+        (certain(50), 100, 50, 52, 50 + 50 * (1 - exp(-1)), 100),
         (RARELY_LONG, 2000, 0, 10, 10, 10),  # the mean, 49.6, is replaced by the bound
         (RARELY_LONG, 2000, 10, 1000, 1000, 1000),
         (

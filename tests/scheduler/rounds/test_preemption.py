@@ -34,7 +34,7 @@ def test_urgent_arrival_preempts() -> None:
         pause=(Pause("long", Residency.KEEP),),
         victims=("short",),
         order=(QueuePosition("short", 0.0), QueuePosition("long", about(0.2))),
-        residency="swap",
+        residency="swap_int8",
         costs=KVCosts(0.0, 0.001, 0.002),
     )
     assert (d.running, d.queued) == (["short"], ["long"])

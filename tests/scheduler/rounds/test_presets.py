@@ -36,10 +36,10 @@ def test_preset_names() -> None:
 def test_alise_and_baselines_differ_in_one_choice() -> None:
     rows = {name: choose(name) for name in presets() if name.startswith("alise")}
     assert {name: row.residency for name, row in rows.items()} == {
-        "alise": "swap",
+        "alise": "swap_int8",
         "alise-recompute": "drop",
         "alise-defer": "defer",
-        "alise-oracle": "swap",
+        "alise-oracle": "swap_int8",
     }
     assert {name for name, row in rows.items() if row.predictor != "retrieval-plain"} == {
         "alise-oracle"
