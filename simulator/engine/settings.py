@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from services.core import Sla
+from services.forecast import Ints
 from services.policies.preset import RESIDENCIES, Preset
 from simulator.hardware.hardware import Hardware
 from simulator.workload.workload import Workload
@@ -86,3 +89,12 @@ class RunSettings:
     @property
     def predictor_name(self) -> str:
         return self.predictor or self.preset.predictor
+
+    def caps_of(self, workload: Workload) -> Ints:
+        """The cap of each request: its own, else `max_tokens`, or what some worker has room for
+        behind the prompt. A prompt without room has a cap of one token and is refused."""
+        if workload.requests:
+            return np.array([request.max_tokens for request in workload.requests], np.int64)
+        reach = max(hardware.view("", MODEL).reach_tokens for hardware in self.hardware)
+        caps: Ints = np.clip(reach - workload.input_tokens, 1, self.max_tokens)
+        return caps

@@ -15,7 +15,6 @@ from math import inf
 import numpy as np
 
 from services.core import FinishReason, Request
-from services.forecast import Ints
 from services.runtime.prefix import prompt_hashes
 from services.scheduler.core import events as ev
 from services.scheduler.core.admission import SchedulerLimits
@@ -83,7 +82,7 @@ class Simulation:
         self.settings, self.workload = settings, workload
         self._on_step, self._advice = on_step, advice
         self._inputs = workload.input_tokens.tolist()
-        self._most = _max_tokens(settings, workload).tolist()
+        self._most = settings.caps_of(workload).tolist()
         # What the server generates: it stops at max_tokens.
         self._answers = np.minimum(workload.output_tokens, self._most).tolist()
         self._end_lengths: dict[str, int] = {}  # of live requests: prompt and answer
@@ -371,16 +370,6 @@ class Simulation:
             if token.finish in (FinishReason.STOP, FinishReason.LENGTH):
                 self.records.finished[int(token.request_id)] = True
                 self._end_request(token.request_id)
-
-
-def _max_tokens(settings: RunSettings, workload: Workload) -> Ints:
-    """The cap of each request: its own, else `max_tokens`, or what some worker has room for behind
-    the prompt. A prompt without room has a cap of one token and is refused."""
-    if workload.requests:
-        return np.array([request.max_tokens for request in workload.requests], np.int64)
-    reach = max(hardware.view("", MODEL).reach_tokens for hardware in settings.hardware)
-    most: Ints = np.clip(reach - workload.input_tokens, 1, settings.max_tokens)
-    return most
 
 
 def simulate(settings: RunSettings, workload: Workload) -> RunResult:
