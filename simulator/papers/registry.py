@@ -1,6 +1,7 @@
 """All reproductions by name."""
 
 from simulator.papers.alise.tables import TABLES as ALISE
+from simulator.papers.contest import ALL
 from simulator.papers.ltr.tables import LTR
 from simulator.papers.magnus.tables import MAGNUS
 from simulator.papers.past_future.goodput import GOODPUT
@@ -15,4 +16,5 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "ltr": LTR,
     "scls": SCLS,
     "magnus": MAGNUS,
+    "all": ALL,
 }

@@ -31,13 +31,15 @@ Quality = Mapping[str, float]
 @dataclass(frozen=True, slots=True)
 class Scheduler:
     """A preset with `numbers` in place of its own, under its name in the paper. `parameter`
-    describes the numbers. `modelled` names the predictor of MODELLED that replaces the preset's."""
+    describes the numbers. `predictor`, or the one of MODELLED that `modelled` names, replaces the
+    preset's."""
 
     name: str
     preset: str
     parameter: str = ""
     numbers: Mapping[str, float] = field(default_factory=dict)
     modelled: str = ""
+    predictor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def serve(
         (conditions.hardware,),
         max_tokens=conditions.max_tokens,
         max_queue=UNBOUNDED,
-        predictor="given" if scheduler.modelled else "",
+        predictor="given" if scheduler.modelled else scheduler.predictor,
         timing=Timing(forecast_s=conditions.forecast_s if scheduler.modelled else 0.0),
         seed=conditions.seed,
         stop_after=conditions.stop_after,

@@ -72,13 +72,18 @@ SCHEDULERS: dict[str, Scheduler] = {
 
 
 def compute_row(name: str, rate: float, requests: int, seed: int) -> Row:
-    """Simulates one scheduler at one rate. The rates have the same requests and forecasts."""
+    """Simulates one scheduler of SCHEDULERS at one rate."""
+    measures = simulate_row(SCHEDULERS[name], rate, requests, seed)
+    return {"rate": rate, "scheduler": name, **measures}
+
+
+def simulate_row(scheduler: Scheduler, rate: float, requests: int, seed: int) -> Row:
+    """The measures of one scheduler. All rates have the same requests and forecasts."""
     workload = build_workload("magnus", requests, "poisson", rate, 0, seed)
     rng = np.random.default_rng([seed, 2])
     forecasts = offset_lengths(workload.output_tokens, RMSE_TOKENS, rng)
     workload = replace(workload, forecast_tokens=forecasts.tolist())
-    measures = SCHEDULERS[name].run().measure(workload, MAX_TOKENS, seed)
-    return {"rate": rate, "scheduler": name, **measures}
+    return scheduler.run().measure(workload, MAX_TOKENS, seed)
 
 
 def _cases(requests: int, seed: int) -> list[Case]:

@@ -98,6 +98,7 @@ def compute_row(
         (hardware,),
         model.sla,
         max_tokens=plan.max_tokens[dataset],
+        predictor=scheduler.predictor,
         seed=seed,
     )
     return {

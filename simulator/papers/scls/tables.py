@@ -116,11 +116,12 @@ def compute_row(row: TableRow, requests: int, seed: int) -> Row:
         "slice_tokens": row.slice_tokens,
         "workers": row.workers,
         "rate": RATE,
-        **row.run.measure(_requests(requests, seed), MAX_TOKENS, seed),
+        **row.run.measure(draw_requests(requests, seed), MAX_TOKENS, seed),
     }
 
 
-def _requests(count: int, seed: int) -> Workload:
+def draw_requests(count: int, seed: int) -> Workload:
+    """The requests of all rows."""
     return build_workload("codefuse", count, "poisson", RATE, 0, seed)
 
 

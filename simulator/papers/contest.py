@@ -1,0 +1,273 @@
+"""Contests: on each paper's workload, its preset, the baselines, the oracle and foretoken.
+
+All schedulers of a paper serve the same requests on the same hardware. foretoken has the forecasts
+of the paper's preset, or those of `history` where the preset has none. The oracle knows the true
+lengths.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from simulator.papers.alise import tables as alise
+from simulator.papers.ltr import tables as ltr
+from simulator.papers.magnus import tables as magnus
+from simulator.papers.past_future import goodput
+from simulator.papers.reproduction import Case, Column, Reproduction, Row, divide
+from simulator.papers.schedulers import Scheduler
+from simulator.papers.scls import tables as scls
+from simulator.papers.served import ServedRun
+
+REQUESTS = 600
+PAPER, BASELINE, BEST, ORACLE, FORETOKEN = (
+    "paper", "baseline", "best baseline", "oracle", "foretoken"
+)  # fmt: skip
+PAST_FUTURE_LOAD = 1.0  # clients, as a share of the requests that memory holds
+ALISE_RATE, MAGNUS_RATE = 2.4, 16.0  # per second
+NOTES = (
+    "× paper's: how many times better the figure is than that of the paper's preset. Mean and p99 "
+    "are of TTFT where the figure is goodput, of seconds per output token where it is that, and of "
+    "response times where it is requests/s.",
+    "The static batches of SCLS and Magnus run beside continuous ones (ils, ccb, foretoken) with "
+    "steps that cost as much. The papers' continuous engines were slower; see the notes of their "
+    "tables.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A scheduler of a contest. `run` simulates it on a number of requests with lengths from a
+    folder, if given, and a seed."""
+
+    name: str
+    role: str
+    run: Callable[[Path | None, int, int], Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What a contest is about: a title, whether more is better, and keys of rows of its value, a
+    mean latency and its p99."""
+
+    title: str
+    more_is_better: bool
+    value: str
+    mean_s: str
+    p99_s: str
+
+
+GOODPUT = Measure("goodput tok/s", True, "goodput_tokens_per_s", "ttft_mean_s", "ttft_p99_s")
+PER_TOKEN = Measure("s/token", False, "latency_mean_s", "latency_mean_s", "latency_p99_s")
+THROUGHPUT = Measure("requests/s", True, "requests_per_s", "response_mean_s", "response_p99_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """A paper's workload and measure, and the schedulers on it."""
+
+    paper: str
+    workload: str
+    measure: Measure
+    contestants: Sequence[Contestant]
+
+
+def read_contests() -> list[Contest]:
+    """All contests, with the settings of the papers' own tables."""
+    return [_past_future(), _alise(), _ltr(), _scls(), _magnus()]
+
+
+def _past_future() -> Contest:
+    plan = goodput.read_plan()
+    return Contest(
+        "Past-Future",
+        f"D1, {plan.models[0].name}",
+        GOODPUT,
+        _contestants(
+            _run_past_future,
+            goodput.PAST_FUTURE,
+            "optimum",
+            (*plan.schedulers, Scheduler(FORETOKEN, FORETOKEN, predictor="history")),
+        ),
+    )
+
+
+def _run_past_future(scheduler: Scheduler, _: Path | None, requests: int, seed: int) -> Row:
+    plan = goodput.read_plan()
+    load = PAST_FUTURE_LOAD
+    return goodput.compute_row(plan, plan.models[0], "D1", scheduler, load, requests, seed)
+
+
+def _alise() -> Contest:
+    schedulers = alise.read_plan().schedulers
+    return Contest(
+        "ALISE",
+        f"ShareGPT, {ALISE_RATE:g}/s",
+        PER_TOKEN,
+        _contestants(
+            _run_alise,
+            alise.ALISE,
+            "oracle",
+            (*schedulers, Scheduler(FORETOKEN, FORETOKEN, modelled="retrieval")),
+        ),
+    )
+
+
+def _run_alise(scheduler: Scheduler, folder: Path | None, requests: int, seed: int) -> Row:
+    plan = alise.read_plan()
+    return alise.compute_row(plan, "sharegpt", ALISE_RATE, scheduler, folder, requests, seed)
+
+
+def _ltr() -> Contest:
+    schedulers = ltr.read_plan().schedulers
+    return Contest(
+        "LTR",
+        "LMSYS, burst",
+        PER_TOKEN,
+        _contestants(
+            _run_ltr,
+            "ranking",
+            "oracle",
+            (*schedulers, Scheduler(FORETOKEN, FORETOKEN, modelled="ranker")),
+        ),
+    )
+
+
+def _run_ltr(scheduler: Scheduler, folder: Path | None, requests: int, seed: int) -> Row:
+    trial = ltr.Trial(ltr.BURST, "lmsys")
+    return ltr.compute_row(ltr.read_plan(), trial, scheduler, folder, requests, seed)
+
+
+def _contestants(
+    run: Callable[[Scheduler, Path | None, int, int], Row],
+    paper: str,
+    oracle: str,
+    schedulers: Sequence[Scheduler],
+) -> list[Contestant]:
+    """Roles by the names of schedulers, each for the first one with this name."""
+    roles = {paper: PAPER, oracle: ORACLE, FORETOKEN: FORETOKEN}
+    return [
+        Contestant(
+            f"{each.name} {each.parameter}".rstrip(),
+            roles.pop(each.name, BASELINE),
+            partial(run, each),
+        )
+        for each in schedulers
+    ]
+
+
+def _scls() -> Contest:
+    engine = scls.ENGINES[-1]
+    rows = {name: scls.TableRow(engine, scls.SCHEDULERS, name).run for name in engine.schedulers}
+    runs = {name: (PAPER if name == "scls" else BASELINE, run) for name, run in rows.items()}
+    ours = ServedRun(FORETOKEN, engine.hardware, scls.WORKERS, predictor="history")
+    runs[FORETOKEN] = FORETOKEN, ours
+    runs[f"{FORETOKEN} with true lengths"] = ORACLE, replace(ours, predictor="oracle")
+    return Contest(
+        "SCLS",
+        f"CodeFuse, {scls.RATE:g}/s, {engine.name}",
+        THROUGHPUT,
+        [Contestant(name, role, partial(_run_scls, run)) for name, (role, run) in runs.items()],
+    )
+
+
+def _run_scls(run: ServedRun, _: Path | None, requests: int, seed: int) -> Row:
+    workload = scls.draw_requests(requests, seed)
+    return run.measure(workload, scls.MAX_TOKENS, seed)
+
+
+def _magnus() -> Contest:
+    roles = {"magnus": PAPER, "magnus-oracle": ORACLE}
+    schedulers = {
+        **{name: each for name, each in magnus.SCHEDULERS.items() if name != "magnus-words"},
+        FORETOKEN: magnus.Scheduler(FORETOKEN, predictor=magnus.GIVEN),
+    }
+    return Contest(
+        "Magnus",
+        f"{MAGNUS_RATE:g}/s",
+        THROUGHPUT,
+        [
+            Contestant(
+                name,
+                FORETOKEN if name == FORETOKEN else roles.get(name, BASELINE),
+                partial(_run_magnus, each),
+            )
+            for name, each in schedulers.items()
+        ],
+    )
+
+
+def _run_magnus(scheduler: magnus.Scheduler, _: Path | None, requests: int, seed: int) -> Row:
+    return magnus.simulate_row(scheduler, MAGNUS_RATE, requests, seed)
+
+
+def compute_row(
+    contest: Contest, contestant: Contestant, folder: Path | None, requests: int, seed: int
+) -> Row:
+    """Simulates one contestant."""
+    found = contestant.run(folder, requests, seed)
+    return {
+        "paper": contest.paper,
+        "workload": contest.workload,
+        "scheduler": contestant.name,
+        "role": contestant.role,
+        "measure": contest.measure.title,
+        "value": found[contest.measure.value],
+        "mean_s": found[contest.measure.mean_s],
+        "p99_s": found[contest.measure.p99_s],
+    }
+
+
+def _cases(folder: Path | None, requests: int, seed: int) -> list[Case]:
+    return [
+        Case(
+            f"{contest.paper} {contestant.name}",
+            partial(compute_row, contest, contestant, folder, requests, seed),
+        )
+        for contest in read_contests()
+        for contestant in contest.contestants
+    ]
+
+
+def _complete(rows: Sequence[Row]) -> list[Row]:
+    """Marks the best baseline of each contest, and adds how many times better the value of the row
+    is than that of the paper's preset."""
+    more = {each.title: each.more_is_better for each in (GOODPUT, PER_TOKEN, THROUGHPUT)}
+    completed = []
+    for row in rows:
+        better = more[str(row["measure"])]
+        others = [each for each in rows if each["paper"] == row["paper"]]
+        baselines = [each for each in others if each["role"] == BASELINE]
+        is_best = bool(baselines) and row is (max if better else min)(baselines, key=_value)
+        papers = next((each["value"] for each in others if each["role"] == PAPER), None)
+        ratio = divide(row["value"], papers) if better else divide(papers, row["value"])
+        completed.append(row | {"role": BEST if is_best else row["role"], "paper_ratio": ratio})
+    return completed
+
+
+def _value(row: Row) -> float:
+    value = row["value"]
+    assert isinstance(value, float)
+    return value
+
+
+ALL = Reproduction(
+    "Every paper's preset, its baselines, the oracle and foretoken on the paper's workload",
+    "the tables past-future-goodput, alise, ltr, scls and magnus",
+    REQUESTS,
+    partial(_cases, None),
+    (
+        Column("paper", "Paper"),
+        Column("workload", "Workload"),
+        Column("scheduler", "Scheduler"),
+        Column("role", "Role"),
+        Column("measure", "Measure"),
+        Column("value", "Value", ".3g"),
+        Column("paper_ratio", "× paper's", ".2f"),
+        Column("mean_s", "Mean s", ".3g"),
+        Column("p99_s", "p99", ".3g"),
+    ),
+    _complete,
+    NOTES,
+    cases_from=_cases,
+)
