@@ -146,21 +146,21 @@ class KVManager:
             sequence.computed = len(sequence.tokens) - 1
 
     def _fill_blocks(self, rows: DecodeRows, steps: int) -> None:
-        """Publishes the blocks that these steps fill, and takes the next ones, in the order of the
-        steps: a new block may evict a cached one, whose key another request then publishes."""
+        """Publishes the blocks that each step fills, then takes the next ones, step by step: a new
+        block may evict a cached one, whose key another request then publishes."""
         size = self.pool.block_tokens
-        filled = sorted(
-            (position - start, row, position)
-            for row, start in enumerate(rows.positions.tolist())
-            for position in range(start + size - 1 - start % size, start + steps, size)
-        )
-        for offset, row, position in filled:
-            sequence = rows.sequences[row]
-            sequence.computed = position + 1
-            if not sequence.ended:  # invalid tokens are not published
-                self.publish(sequence)
-            if offset < steps - 1:
-                self.pool.grow(sequence.request_id, position + 2)
+        filled: dict[int, list[tuple[Sequence, int]]] = {}  # by step: rows and their last position
+        for sequence, start in zip(rows.sequences, rows.positions.tolist(), strict=True):
+            for position in range(start + size - 1 - start % size, start + steps, size):
+                filled.setdefault(position - start, []).append((sequence, position))
+        for step in sorted(filled):
+            for sequence, position in filled[step]:
+                sequence.computed = position + 1
+                if not sequence.ended:  # invalid tokens are not published
+                    self.publish(sequence)
+            if step < steps - 1:
+                for sequence, position in filled[step]:
+                    self.pool.grow(sequence.request_id, position + 2)
 
     def stop_computing(self, sequence: Sequence) -> None:
         """Stops computing a running request, and frees its KV and budget."""

@@ -160,12 +160,12 @@ class StepCycle:
     def compute_steps(self, batch: StepBatch, steps: int, token: int) -> None:
         """Computes a composed batch `steps` times, if `commits_at_once`: more than once for at most
         one step more than `repeatable`. Each row draws `token` in each step. O(rows)."""
-        self._kv.lengthen(batch.decodes, steps, token)
         for chunk in batch.chunks:
             chunk.sequence.computed = chunk.end
             if chunk.samples:
                 chunk.sequence.tokens.append(token)
-        self._kv.publish_all(batch.chunks)
+        self._kv.publish_all(batch.chunks)  # before the decodes, as `commit` does
+        self._kv.lengthen(batch.decodes, steps, token)
 
     def commit_computed(
         self, batch: StepBatch, steps: int, last: Mapping[int, int]
