@@ -34,6 +34,7 @@ def small() -> dict[str, Row]:
     return scheduled("hf", 800, ("sls", "so", "pm", "scls"))
 
 
+@pytest.mark.slow
 def test_scls_serves_more_than_sls_and_answers_sooner(small: dict[str, Row]) -> None:
     sls, own = small["sls"], small["scls"]
     assert sls["finished"] == own["finished"] == 800
@@ -44,6 +45,7 @@ def test_scls_serves_more_than_sls_and_answers_sooner(small: dict[str, Row]) -> 
     assert number(own, "batch_size") > 1.5 * number(sls, "batch_size")
 
 
+@pytest.mark.slow
 def test_slices_save_invalid_tokens_and_cutting_by_length_saves_padding(
     small: dict[str, Row],
 ) -> None:
@@ -82,6 +84,7 @@ def applications() -> dict[str, Row]:
     return {name: magnus.compute_row(name, 16.0, 600, 1) for name in names}
 
 
+@pytest.mark.slow
 def test_every_part_of_magnus_serves_more_or_answers_sooner(applications: dict[str, Row]) -> None:
     rates = {name: number(row, "requests_per_s") for name, row in applications.items()}
     assert rates["vs"] < rates["glp"] < rates["abp"]
@@ -92,6 +95,7 @@ def test_every_part_of_magnus_serves_more_or_answers_sooner(applications: dict[s
     assert invalid["glp"] < 0.6 * invalid["vs"]
 
 
+@pytest.mark.slow
 def test_magnus_presets_have_the_papers_batch_sizes(applications: dict[str, Row]) -> None:
     sizes = {name: number(row, "batch_size") for name, row in applications.items()}
     assert 6 < sizes["vs"] <= 7 < sizes["vsq"] <= 10
