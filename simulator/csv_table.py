@@ -2,8 +2,10 @@
 
 import csv
 import gzip
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
@@ -27,22 +29,22 @@ class CsvTable:
     columns: Mapping[str, Sequence[str]]
 
     def numbers(self, name: str) -> Floats:
-        """A column of finite numbers. Raises ValueError for any other cell."""
+        """Returns a column of finite numbers. Raises ValueError for any other cell."""
         texts = self.columns[name]
         numbers: Floats = np.array([_number(text) for text in texts])
         self.require(np.isfinite(numbers), name, "a number")
         return numbers
 
     def lengths(self, name: str) -> Ints:
-        """A column of token counts. Raises ValueError for any other cell."""
+        """Returns a column of token counts. Raises ValueError for any other cell."""
         numbers = self.numbers(name)
         valid = (numbers >= 1) & (numbers <= MAX_TOKENS) & (numbers % 1 == 0)
         self.require(valid, name, f"a whole number from 1 to {MAX_TOKENS:,}")
         return numbers.astype(np.int64)
 
     def require(self, valid: Bools, name: str, what: str) -> None:
-        """Raises ValueError for the first row of a column that is not valid, and not `what` it must
-        be."""
+        """Raises ValueError for the first row of a column that is not valid; the error says `what`
+        the cell must be."""
         if not valid.all():
             row = int(np.argmin(valid))
             raise ValueError(
@@ -52,15 +54,16 @@ class CsvTable:
 
 
 def read_csv(path: Path, *required: Names, optional: Names = (), most: int = 0) -> CsvTable:
-    """The columns of the first of the `required` sets that the file has, and those of `optional`.
+    """Returns the columns of the first of the `required` sets that the file has, and those of
+    `optional`.
 
-    Reads the first `most` rows, 0 for all. Raises ValueError for a file that cannot be read, has
+    Reads the first `most` rows, 0 for all; blank lines are no rows. Raises ValueError for a file that cannot be read, has
     none of the sets, has a row that is too short, or has no row.
     """
     try:
         with _open(path) as file:
             return _read_rows(path, file, required, optional, most)
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"cannot read {path}: {reason}") from None
 
@@ -86,7 +89,8 @@ def _read_rows(
     places = {name: header.index(name) for name in (*names, *optional) if name in header}
     columns: dict[str, list[str]] = {name: [] for name in places}
     lines: list[int] = []
-    for row in _first(reader, most):
+    rows = (row for row in reader if row)  # the csv module gives a blank line as an empty row
+    for row in islice(rows, most or None):
         if len(row) < len(header):
             raise ValueError(f"{path}, line {reader.line_num}: {len(row)} of {len(header)} columns")
         lines.append(reader.line_num)
@@ -95,14 +99,6 @@ def _read_rows(
     if not lines:
         raise ValueError(f"{path} has no rows")
     return CsvTable(path, lines, columns)
-
-
-def _first(reader: Iterator[list[str]], most: int) -> Iterator[list[str]]:
-    for number, row in enumerate(reader):
-        if most and number == most:
-            return
-        if row:  # the csv module gives a blank line as an empty row
-            yield row
 
 
 def _number(text: str) -> float:

@@ -109,8 +109,10 @@ def refuse_conflicts(given: set[str], conflicts: Iterable[Conflict]) -> None:
             )
 
 
-def require_folders(*files: Path | None) -> None:
-    """Checks before the work starts that output files can be written. Raises UsageError."""
+def check_outputs(*files: Path | None, inputs: Iterable[Path | None] = ()) -> None:
+    """Checks before the work starts that each output file can be written, and that it is neither an
+    input nor another output. Raises UsageError."""
+    taken = {file.resolve(): "an input" for file in inputs if file and file.is_file()}
     for file in filter(None, files):
         folder = file.parent
         if not folder.is_dir():
@@ -119,3 +121,16 @@ def require_folders(*files: Path | None) -> None:
             raise UsageError(f"cannot write {file}: it is a folder; name a file in it")
         if not os.access(file if file.exists() else folder, os.W_OK):
             raise UsageError(f"cannot write {file}: permission denied")
+        if (use := taken.get(file.resolve())) and not file.is_char_device():
+            raise UsageError(f"cannot write {file}: it is also {use}; name another file")
+        taken[file.resolve()] = "another output"
+
+
+def check_plot_folder(folder: Path | None) -> None:
+    """Checks before the work starts that plots can be written to a folder. Raises UsageError."""
+    if folder and folder.is_file():
+        raise UsageError(f"--plot: {folder} is a file; name a folder")
+    if folder and not folder.is_dir():
+        raise UsageError(f"--plot: the folder does not exist; create it (got '{folder}')")
+    if folder and not os.access(folder, os.W_OK):
+        raise UsageError(f"--plot: cannot write to the folder {folder}: permission denied")

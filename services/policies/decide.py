@@ -53,7 +53,7 @@ def is_settled(snapshot: Snapshot, preset: Preset) -> bool:
     """Whether an arrangement would leave every request and limit as it is: none is queued, each
     running one may finish its whole answer, and no worker is empty. O(running)."""
     jobs, running = snapshot.jobs, snapshot.running
-    fixed = INTERVALS[preset.interval].at_once and not ARRANGEMENTS[preset.arrangement].pools
+    fixed = INTERVALS[preset.interval].wait_s is None and not ARRANGEMENTS[preset.arrangement].pools
     if len(snapshot.queued) or not fixed or FORMS[preset.form].renews:
         return False
     busy = set(jobs.home[running].tolist())
@@ -151,7 +151,7 @@ def _heads(snapshot: Snapshot, ranking: Ranking) -> list[Ints]:
 def _head(
     snapshot: Snapshot, ranking: Ranking, at: Ints, workers: tuple[WorkerSnapshot, ...]
 ) -> Ints:
-    """The most urgent of these that slots and memory could admit if none grew, and one more, whose
+    """The most urgent of these that slots and memory could admit if none grew, and one more: its
     explanation says what is short."""
     most = sum(worker.max_running for worker in workers) + 1
     at = _first(at, ranking.key[at], snapshot.jobs.serial[ranking.queued[at]], most)

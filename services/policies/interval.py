@@ -15,19 +15,23 @@ MAX_INTERVAL_S = 600.0  # the longest wait for a round
 @dataclass(frozen=True, slots=True)
 class Interval:
     """`wait_s` computes, from each worker's remaining seconds, when the next round may start, or
-    the next forming where batches are formed. `ahead`: batches form at that time, before workers
-    are free; otherwise as soon as a worker is idle. `at_once`: it never waits."""
+    the next forming where batches are formed; without it an event starts a round at once.
+    `ahead`: batches form at that time, before workers are free; otherwise as soon as a worker is
+    idle."""
 
-    wait_s: Callable[[Floats, Params], float]
+    wait_s: Callable[[Floats, Params], float] | None = None
     params: dict[str, Param] = field(default_factory=dict)
     ahead: bool = False
-    at_once: bool = False
 
     def ends(self, candidates: Candidates, params: Params) -> float:
         """When the next round may start, on the snapshot's clock."""
-        if self.at_once:
+        if self.wait_s is None:
             return candidates.now
         return candidates.now + self.wait_s(running_s(candidates), params)
+
+    def after(self, now: float, loads_s: Floats, params: Params) -> float:
+        """When the next forming may start, given each worker's remaining seconds."""
+        return now + self.wait_s(loads_s, params) if self.wait_s else now
 
 
 def running_s(candidates: Candidates) -> Floats:
@@ -42,11 +46,6 @@ def running_s(candidates: Candidates) -> Floats:
     )
 
 
-def events(loads_s: Floats, params: Params) -> float:
-    """As soon as an event happens; simultaneous events make one round."""
-    return 0.0
-
-
 def load(loads_s: Floats, params: Params) -> float:
     """SCLS: max(λ · seconds of the least loaded worker, Γ) (Eq. 12), and at most MAX_INTERVAL_S."""
     least_s = float(loads_s.min()) if len(loads_s) else 0.0
@@ -55,7 +54,7 @@ def load(loads_s: Floats, params: Params) -> float:
 
 
 INTERVALS: dict[str, Interval] = {
-    "events": Interval(events, at_once=True),
+    "events": Interval(),
     "load": Interval(
         load,
         {"interval_share": Param(0.5, 0.0, 1.0), "interval_s": Param(3.0, 0.0, MAX_INTERVAL_S)},

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from services.predictor.blend.content import ContentPredictor
-from services.predictor.blend.guarded_forecaster import GuardedForecaster
+from services.predictor.blend.guarded_forecaster import GuardedForecaster, PureForecaster
 from services.predictor.config import PredictorConfig
 from services.predictor.encoder.extract import Extractor, NoEncoder, TextEncoder
 from services.predictor.interface import Options, Predictor, Prompt
@@ -99,7 +99,8 @@ def assemble(
     predictor, encoder_name = _build_predictor(config, options, mode)
     extractor = None
     if isinstance(predictor, ContentPredictor):
-        forecaster = GuardedForecaster(HistoryPredictor(options), predictor, config.pure)
+        kind = PureForecaster if config.pure else GuardedForecaster
+        forecaster = kind(HistoryPredictor(options), predictor)
         extractor = Extractor(encoder or _load(encoder_name, config), config.cache_entries)
     else:
         forecaster = GuardedForecaster(predictor)

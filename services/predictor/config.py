@@ -15,7 +15,7 @@ class PredictorConfig(ServedSettings):
     address: str = "127.0.0.1:50053"  # host:port, or unix:/path
     model: str = "history"  # name of a predictor
     # The named model alone answers, as published measurements of it need. A request waits until its
-    # prompt was read, without the limit of cpu_share; before the model's first fit, and without a
+    # prompt is read, without the limit of cpu_share; before the model's first fit, and without a
     # prompt, its forecast is max_tokens. Off, a forecast comes at once from words or history, and
     # history replaces a model that does worse.
     pure: bool = False

@@ -71,7 +71,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         self._parts = assemble(config, log, self._metrics, self._on_read, encoder)
         self._metrics.register_readings(self._readings())
         self._max_text_bytes = config.max_text_bytes
-        self._pure = config.pure
+        self._answer = self._answer_read if config.pure else self._answer_at_once
         self._rows_put = 0  # rows written to the journal
         self._failure_logged = False
 
@@ -106,7 +106,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         began_s = time.monotonic()
         with self._metrics.forecast_seconds.time(), log_context(*_log_context(request.inputs)):
             queries = [self._decode_query(message) for message in request.inputs]
-            answers = await self._read_and_answer(queries) if self._pure else self._answer(queries)
+            answers = await self._answer(queries)
         self._spans.record_forecasts(request.inputs, answers, began_s, time.monotonic())
         given = [answer.pair.given for answer in answers]
         for source, count in Counter(forecast.source for forecast in given).items():
@@ -143,7 +143,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
 
     # Forecasts
 
-    async def _read_and_answer(self, batch: Sequence[ForecastQuery]) -> list[ImmediateForecast]:
+    async def _answer_read(self, batch: Sequence[ForecastQuery]) -> list[ImmediateForecast]:
         """Answers a batch when its prompts were read; a plain forecast for those without text."""
         content, readings = self._parts.content, dict[str, PromptReading]()
         given = [query for query in batch if query.query.prompt]
@@ -157,7 +157,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
             batch, [readings.get(query.request_id, UNREAD) for query in batch]
         )
 
-    def _answer(self, batch: Sequence[ForecastQuery]) -> list[ImmediateForecast]:
+    async def _answer_at_once(self, batch: Sequence[ForecastQuery]) -> list[ImmediateForecast]:
         """Answers a batch; from history when the prompt model fails."""
         two_stage, content = self._parts.two_stage, self._parts.content
         try:

@@ -196,7 +196,7 @@ class SimWorker:
 
     def _repeatable(self, batch: StepBatch) -> int:
         """How many steps beyond the first are computed with it: up to the first end."""
-        most = min(self.state.steps.repeatable(batch), MAX_STEPS - 1)
+        most = min(self.state.runs.repeatable(batch), MAX_STEPS - 1)
         if most > 0:
             most = min(most, self._fewest_left(batch) - 1)
         return max(0, most)
@@ -204,7 +204,7 @@ class SimWorker:
     def _fewest_left(self, batch: StepBatch) -> int:
         """The fewest tokens left of a decoding request that has not ended."""
         rows = batch.decodes
-        if self.state.steps.commits_at_once:
+        if self.state.runs.commits_at_once:
             _, ends = self._columns(rows)
             return int((ends - rows.positions).min()) - 1
         lengths = self._end_lengths
@@ -229,9 +229,9 @@ class SimWorker:
         assert span is not None
         batch, steps = span.batch, len(span.ends_s)
         prefill = batch.prefill_tokens
-        at_once = self._jumps and not self._timed and self.state.steps.commits_at_once
+        at_once = self._jumps and not self._timed and self.state.runs.commits_at_once
         if at_once:
-            self.state.steps.compute_steps(batch, steps, MORE)
+            self.state.runs.compute(batch, steps, MORE)
         elif steps > 1:
             batch = self._repeat(batch, steps - 1)
         pool = self.state.pool
@@ -242,8 +242,8 @@ class SimWorker:
         return result
 
     def _repeat(self, batch: StepBatch, times: int) -> StepBatch:
-        """Computes all steps of a span but the last, whose batch it returns."""
-        self.state.steps.repeat(batch, times, MORE)
+        """Computes all steps of a span but the last; returns the batch of the last."""
+        self.state.runs.repeat(batch, times, MORE)
         last = self.state.steps.compose()
         assert last is not None
         return last
@@ -260,7 +260,7 @@ class SimWorker:
         return SpanResult(rows, span.ends_s[:-1], drawn, tokens)
 
     def _commit_computed(self, span: Span) -> SpanResult:
-        """Commits a span whose steps are all computed. Only requests that end, stop or begin are
+        """Commits a span after all its steps are computed. Only requests that end, stop or begin are
         handled one by one. Equal to single steps."""
         batch, steps, rows = span.batch, len(span.ends_s), span.batch.decodes
         lengths, count = rows.positions + 1 + steps, len(rows)
@@ -275,7 +275,7 @@ class SimWorker:
             whole = len(sequence.tokens) == self._end_lengths[sequence.request_id]
             last[row] = EOS if whole else MORE
         drawn = np.array([int(s.request_id) for s in begun], np.int64)
-        tokens = self.state.steps.commit_computed(batch, steps, last)
+        tokens = self.state.runs.commit(batch, steps, last)
         return SpanResult(numbers, span.ends_s, drawn, tokens)
 
     def _draw(self, sequence: Sequence) -> int:

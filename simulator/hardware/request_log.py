@@ -57,10 +57,10 @@ class RequestLog:
 
 
 def read_timings(path: Path) -> RequestLog | list[StepTiming]:
-    """A CSV file, plain or gzip, with the columns of a request log or of step timings.
+    """Reads a CSV file, plain or gzip, with the columns of a request log or of step timings.
 
-    Other columns are ignored. Raises ValueError, which names the file, and the line and value of a
-    cell that is not a number, or a negative one of a step.
+    Other columns are ignored. Raises ValueError that names the file, and the line and value of a
+    cell that is not a number, of negative work of a step, or of a step that takes no time.
     """
     table = read_csv(path, LOG_COLUMNS, STEP_COLUMNS)
     columns = {name: table.numbers(name) for name in table.columns}
@@ -69,7 +69,9 @@ def read_timings(path: Path) -> RequestLog | list[StepTiming]:
             return RequestLog(**columns)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-    for name in STEP_COLUMNS:
+    *work, elapsed_s = STEP_COLUMNS
+    for name in work:
         table.require(columns[name] >= 0, name, "0 or more")
+    table.require(columns[elapsed_s] > 0, elapsed_s, "more than 0")
     rows = zip(*(columns[name] for name in STEP_COLUMNS), strict=True)
     return [StepTiming(int(p), int(d), int(c), float(e)) for p, d, c, e in rows]

@@ -5,10 +5,11 @@ of the paper's preset, or those of `history` where the preset has none. The orac
 lengths.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from simulator.papers.alise import tables as alise
 from simulator.papers.ltr import tables as ltr
@@ -33,12 +34,30 @@ NOTES = (
     "steps that cost as much. The papers' continuous engines were slower; see the notes of their "
     "tables.",
 )
+ORACLE_FORECASTS = f"{FORETOKEN} with true lengths"
+LEFT_OUT = ("magnus-words",)  # variants of a paper's preset
+# The roles of schedulers by name; every other one is a baseline.
+ROLES = {
+    "past-future reserved=5%": PAPER,
+    "alise": PAPER,
+    "ranking": PAPER,
+    "scls": PAPER,
+    "magnus": PAPER,
+    "optimum": ORACLE,
+    "oracle": ORACLE,
+    ORACLE_FORECASTS: ORACLE,
+    "magnus-oracle": ORACLE,
+    FORETOKEN: FORETOKEN,
+}
+T = TypeVar("T")
+Run = Callable[[T, Path | None, int, int], Row]
+"""Simulates a scheduler: (scheduler, folder of lengths, requests, seed). Only ALISE and LTR
+read files of lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A scheduler of a contest. `run` simulates it on a number of requests with lengths from a
-    folder, if given, and a seed."""
+    """A scheduler of a contest. `run` is a `Run` without its first argument."""
 
     name: str
     role: str
@@ -47,7 +66,7 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What a contest is about: a title, whether more is better, and keys of rows of its value, a
+    """The compared figure: its title, whether more is better, and the keys of rows of its value, a
     mean latency and its p99."""
 
     title: str
@@ -73,23 +92,30 @@ class Contest:
 
 
 def read_contests() -> list[Contest]:
-    """All contests, with the settings of the papers' own tables."""
+    """Returns all contests, with the settings of the papers' own tables."""
     return [_past_future(), _alise(), _ltr(), _scls(), _magnus()]
+
+
+def _contest(
+    paper: str, workload: str, measure: Measure, run: Run[T], schedulers: Mapping[str, T]
+) -> Contest:
+    contestants = [
+        Contestant(name, ROLES.get(name, BASELINE), partial(run, each))
+        for name, each in schedulers.items()
+    ]
+    return Contest(paper, workload, measure, contestants)
+
+
+def _by_label(schedulers: Iterable[Scheduler]) -> dict[str, Scheduler]:
+    return {each.label: each for each in schedulers}
 
 
 def _past_future() -> Contest:
     plan = goodput.read_plan()
-    return Contest(
-        "Past-Future",
-        f"D1, {plan.models[0].name}",
-        GOODPUT,
-        _contestants(
-            _run_past_future,
-            goodput.PAST_FUTURE,
-            "optimum",
-            (*plan.schedulers, Scheduler(FORETOKEN, FORETOKEN, predictor="history")),
-        ),
-    )
+    ours = Scheduler(FORETOKEN, FORETOKEN, predictor="history")
+    schedulers = _by_label((*plan.schedulers, ours))
+    workload = f"D1, {plan.models[0].name}"
+    return _contest("Past-Future", workload, GOODPUT, _run_past_future, schedulers)
 
 
 def _run_past_future(scheduler: Scheduler, _: Path | None, requests: int, seed: int) -> Row:
@@ -99,18 +125,9 @@ def _run_past_future(scheduler: Scheduler, _: Path | None, requests: int, seed: 
 
 
 def _alise() -> Contest:
-    schedulers = alise.read_plan().schedulers
-    return Contest(
-        "ALISE",
-        f"ShareGPT, {ALISE_RATE:g}/s",
-        PER_TOKEN,
-        _contestants(
-            _run_alise,
-            alise.ALISE,
-            "oracle",
-            (*schedulers, Scheduler(FORETOKEN, FORETOKEN, modelled="retrieval")),
-        ),
-    )
+    ours = Scheduler(FORETOKEN, FORETOKEN, modelled="retrieval")
+    schedulers = _by_label((*alise.read_plan().schedulers, ours))
+    return _contest("ALISE", f"ShareGPT, {ALISE_RATE:g}/s", PER_TOKEN, _run_alise, schedulers)
 
 
 def _run_alise(scheduler: Scheduler, folder: Path | None, requests: int, seed: int) -> Row:
@@ -119,19 +136,10 @@ def _run_alise(scheduler: Scheduler, folder: Path | None, requests: int, seed: i
 
 
 def _ltr() -> Contest:
-    """Without the rows that may starve: one of them is the paper's preset again."""
-    schedulers = [each for each in ltr.read_plan().schedulers if not each.parameter]
-    return Contest(
-        "LTR",
-        "LMSYS, burst",
-        PER_TOKEN,
-        _contestants(
-            _run_ltr,
-            "ranking",
-            "oracle",
-            (*schedulers, Scheduler(FORETOKEN, FORETOKEN, modelled="ranker")),
-        ),
-    )
+    """Leaves out the rows that may starve: one of them is the paper's preset again."""
+    theirs = [each for each in ltr.read_plan().schedulers if not each.parameter]
+    ours = Scheduler(FORETOKEN, FORETOKEN, modelled="ranker")
+    return _contest("LTR", "LMSYS, burst", PER_TOKEN, _run_ltr, _by_label((*theirs, ours)))
 
 
 def _run_ltr(scheduler: Scheduler, folder: Path | None, requests: int, seed: int) -> Row:
@@ -139,67 +147,32 @@ def _run_ltr(scheduler: Scheduler, folder: Path | None, requests: int, seed: int
     return ltr.compute_row(ltr.read_plan(), trial, scheduler, folder, requests, seed)
 
 
-def _contestants(
-    run: Callable[[Scheduler, Path | None, int, int], Row],
-    paper: str,
-    oracle: str,
-    schedulers: Sequence[Scheduler],
-) -> list[Contestant]:
-    """Roles by the names of schedulers, each for the first one with this name."""
-    roles = {paper: PAPER, oracle: ORACLE, FORETOKEN: FORETOKEN}
-    return [
-        Contestant(
-            f"{each.name} {each.parameter}".rstrip(),
-            roles.pop(each.name, BASELINE),
-            partial(run, each),
-        )
-        for each in schedulers
-    ]
-
-
 def _scls() -> Contest:
     engine = scls.ENGINES[-1]
-    rows = {name: scls.TableRow(engine, scls.SCHEDULERS, name).run for name in engine.schedulers}
-    runs = {name: (PAPER if name == "scls" else BASELINE, run) for name, run in rows.items()}
     ours = ServedRun(FORETOKEN, engine.hardware, scls.WORKERS, predictor="history")
-    runs[FORETOKEN] = FORETOKEN, ours
-    runs[f"{FORETOKEN} with true lengths"] = ORACLE, replace(ours, predictor="oracle")
-    return Contest(
-        "SCLS",
-        f"CodeFuse, {scls.RATE:g}/s, {engine.name}",
-        THROUGHPUT,
-        [Contestant(name, role, partial(_run_scls, run)) for name, (role, run) in runs.items()],
-    )
+    runs = {
+        **{name: scls.TableRow(engine, scls.SCHEDULERS, name).run for name in engine.schedulers},
+        FORETOKEN: ours,
+        ORACLE_FORECASTS: replace(ours, predictor="oracle"),
+    }
+    workload = f"CodeFuse, {scls.RATE:g}/s, {engine.name}"
+    return _contest("SCLS", workload, THROUGHPUT, _run_scls, runs)
 
 
 def _run_scls(run: ServedRun, _: Path | None, requests: int, seed: int) -> Row:
-    workload = scls.draw_requests(requests, seed)
-    return run.measure(workload, scls.MAX_TOKENS, seed)
+    return run.measure(scls.draw_requests(requests, seed), scls.MAX_TOKENS, seed)
 
 
 def _magnus() -> Contest:
-    roles = {"magnus": PAPER, "magnus-oracle": ORACLE}
-    schedulers = {
-        **{name: each for name, each in magnus.SCHEDULERS.items() if name != "magnus-words"},
-        FORETOKEN: magnus.Scheduler(FORETOKEN, predictor=magnus.GIVEN),
+    runs = {
+        **{name: run for name, run in magnus.SCHEDULERS.items() if name not in LEFT_OUT},
+        FORETOKEN: magnus.served(FORETOKEN, predictor=magnus.GIVEN),
     }
-    return Contest(
-        "Magnus",
-        f"{MAGNUS_RATE:g}/s",
-        THROUGHPUT,
-        [
-            Contestant(
-                name,
-                FORETOKEN if name == FORETOKEN else roles.get(name, BASELINE),
-                partial(_run_magnus, each),
-            )
-            for name, each in schedulers.items()
-        ],
-    )
+    return _contest("Magnus", f"{MAGNUS_RATE:g}/s", THROUGHPUT, _run_magnus, runs)
 
 
-def _run_magnus(scheduler: magnus.Scheduler, _: Path | None, requests: int, seed: int) -> Row:
-    return magnus.simulate_row(scheduler, MAGNUS_RATE, requests, seed)
+def _run_magnus(run: ServedRun, _: Path | None, requests: int, seed: int) -> Row:
+    return magnus.measure(run, MAGNUS_RATE, requests, seed)
 
 
 def compute_row(
@@ -232,16 +205,16 @@ def _cases(folder: Path | None, requests: int, seed: int) -> list[Case]:
 
 def _complete(rows: Sequence[Row]) -> list[Row]:
     """Marks the best baseline of each contest, and adds how many times better the value of the row
-    is than that of the paper's preset."""
-    more = {each.title: each.more_is_better for each in (GOODPUT, PER_TOKEN, THROUGHPUT)}
+    is than that of the paper's preset. O(rows²)."""
+    more_is_better = {each.title: each.more_is_better for each in (GOODPUT, PER_TOKEN, THROUGHPUT)}
     completed = []
     for row in rows:
-        better = more[str(row["measure"])]
-        others = [each for each in rows if each["paper"] == row["paper"]]
-        baselines = [each for each in others if each["role"] == BASELINE]
-        is_best = bool(baselines) and row is (max if better else min)(baselines, key=_value)
-        papers = next((each["value"] for each in others if each["role"] == PAPER), None)
-        ratio = divide(row["value"], papers) if better else divide(papers, row["value"])
+        more = more_is_better[str(row["measure"])]
+        contest = [each for each in rows if each["paper"] == row["paper"]]
+        baselines = [each for each in contest if each["role"] == BASELINE]
+        is_best = bool(baselines) and row is (max if more else min)(baselines, key=_value)
+        papers = next((each["value"] for each in contest if each["role"] == PAPER), None)
+        ratio = divide(row["value"], papers) if more else divide(papers, row["value"])
         completed.append(row | {"role": BEST if is_best else row["role"], "paper_ratio": ratio})
     return completed
 

@@ -2,14 +2,14 @@
 
 import gzip
 import json
-import tomllib
+import zlib
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 
 from services.forecast import Floats, Ints
+from simulator.papers.document import read_document
 from simulator.workload.trace import read_lengths
 
 FILE, QUANTILES = "file", "quantiles"  # where lengths come from
@@ -36,9 +36,9 @@ class Dataset:
     output_tokens: Floats
 
     def draw(self, count: int, longest: int, folder: Path | None, rng: Generator) -> Lengths:
-        """`count` requests with at most `longest` tokens, with replacement. Longer rows of a file
-        are left out; longer drawn answers are cut. Raises ValueError for a file that is missing,
-        cannot be read, or has no such row."""
+        """Draws `count` requests of at most `longest` tokens, with replacement. Longer rows of a
+        file are left out; longer drawn answers are cut. Raises ValueError for a file that is
+        missing, cannot be read, or has no such row."""
         if folder is None:
             inputs = np.minimum(self._draw(self.input_tokens, count, rng), longest - 1)
             outputs = np.minimum(self._draw(self.output_tokens, count, rng), longest - inputs)
@@ -57,8 +57,8 @@ class Dataset:
 
 
 def read_datasets() -> dict[str, Dataset]:
-    """The datasets of datasets.toml by name."""
-    document = tomllib.loads(files(__package__).joinpath("datasets.toml").read_text())
+    """Returns the datasets of datasets.toml by name."""
+    document = read_document(__package__, "datasets.toml")
     levels = np.array(document.pop("levels"))
     return {
         name: Dataset(
@@ -82,15 +82,18 @@ def _read_file(path: Path) -> tuple[Ints, Ints]:
 
 def _read_json_lines(path: Path) -> tuple[Ints, Ints]:
     try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8") as file:
             rows = [
                 (int(row["input_tokens"]), int(row["output_tokens"]))
                 for row in map(json.loads, filter(str.strip, file))
             ]
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        tokens = np.array(rows, np.int64).reshape(-1, 2)
+    except (
+        OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, OverflowError,
+    ) as error:  # fmt: skip
         raise ValueError(
             f"cannot read {path}: each line must be JSON with input_tokens and output_tokens "
             f"({error})"
         ) from None
-    tokens = np.array(rows, np.int64).reshape(-1, 2)
     return tokens[:, 0], tokens[:, 1]

@@ -1,10 +1,9 @@
 """Changes of a measure against a baseline, beside the range that a paper prints for them."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 
+from simulator.papers.document import read_document
 from simulator.papers.reproduction import Row, Value
 
 GAIN_KEYS = (
@@ -27,14 +26,13 @@ class Gain:
 
 
 def read_gains(package: str, name: str) -> list[Gain]:
-    """The `gains` of a TOML file beside a module."""
-    document = tomllib.loads(files(package).joinpath(name).read_text())
-    return [Gain(**{"where": {}, **gain}) for gain in document["gains"]]
+    """Reads the `gains` of a TOML file of a package."""
+    return [Gain(**{"where": {}, **gain}) for gain in read_document(package, name)["gains"]]
 
 
 def compare_gains(gains: Sequence[Gain], rows: Sequence[Row], key: str) -> list[Row]:
-    """Each gain with ours: the range over all pairs of rows that agree in `key`. Gains without such
-    rows are left out. O(gains · rows)."""
+    """Returns a row for each gain, with our range over all pairs of rows that agree in `key`. Gains
+    without such rows are left out. O(gains · rows)."""
     compared = []
     for gain in gains:
         matching = [row for row in rows if gain.where.items() <= row.items()]

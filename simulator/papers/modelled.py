@@ -1,8 +1,8 @@
 """Predictors modelled by their published quality, where a paper's model or prompts are not public.
 
 Each takes the true lengths and returns a forecast for each request. The errors are independent of
-everything but the length, which errors of a real model are not. With prompts, a predictor of the
-preset's own replaces them.
+everything but the length, which errors of a real model are not. Where prompts are known, the
+preset's own predictor serves instead.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ Generator = np.random.Generator
 
 
 def rank_lengths(lengths: Ints, tau: float, rng: Generator) -> Ints:
-    """Forecasts of a ranker with this Kendall's tau: a true length for each, in the order of the
-    score. O(n log n).
+    """Returns forecasts of a ranker with this Kendall's tau: the true lengths in the order of its
+    scores. O(n log n).
 
     Lengths become normal scores by their rank, ties in random order. A score that has correlation
     r with a normal one has tau = 2/π · asin(r).
@@ -26,14 +26,14 @@ def rank_lengths(lengths: Ints, tau: float, rng: Generator) -> Ints:
     correlation = sin(pi * tau / 2)
     noise = rng.standard_normal(len(lengths))
     noisy = correlation * scores + sqrt(1 - correlation**2) * noise
-    return np.sort(lengths)[_ranks(noisy)]
+    return np.sort(lengths)[_invert(np.argsort(noisy, kind="stable"))]
 
 
 def classify_lengths(
     lengths: Ints, bucket_tokens: int, buckets: int, accuracy: float, rng: Generator
 ) -> Ints:
-    """Forecasts of a classifier into buckets of equal width, the last without end: the middle of
-    the true bucket with probability `accuracy`, else of one beside it."""
+    """Returns forecasts of a classifier into buckets of equal width, the last without end: the
+    middle of the true bucket with probability `accuracy`, else of one beside it."""
     true = np.minimum((lengths - 1) // bucket_tokens, buckets - 1)
     beside = true + np.where(rng.random(len(lengths)) < 0.5, -1, 1)
     beside = np.where((beside < 0) | (beside >= buckets), 2 * true - beside, beside)
@@ -43,38 +43,38 @@ def classify_lengths(
 
 
 def disturb_lengths(lengths: Ints, error: float, rng: Generator) -> Ints:
-    """Forecasts with this mean relative error, normally distributed: E|ε| = σ · √(2/π)."""
+    """Returns forecasts with this mean relative error, normally distributed: E|ε| = σ · √(2/π)."""
     noise = error * sqrt(pi / 2) * rng.standard_normal(len(lengths))
     disturbed: Ints = np.maximum(1, np.rint(lengths * (1 + noise))).astype(np.int64)
     return disturbed
 
 
 def offset_lengths(lengths: Ints, rmse_tokens: float, rng: Generator) -> Ints:
-    """Forecasts with a normal error of this size, whatever the length."""
+    """Returns forecasts with a normal error of this root mean square, whatever the length."""
     offset: Ints = np.rint(lengths + rmse_tokens * rng.standard_normal(len(lengths)))
     return np.maximum(1, offset).astype(np.int64)
 
 
 def normal_scores(values: Ints, rng: Generator) -> Floats:
-    """Quantiles of the standard normal distribution at the values' ranks, ties in random order."""
+    """Returns quantiles of the standard normal distribution at the values' ranks, with ties in
+    random order."""
     from scipy.special import ndtri
 
-    order = np.lexsort((rng.random(len(values)), values))
-    ranks = np.empty(len(values))
-    ranks[order] = np.arange(len(values))
+    ranks = _invert(np.lexsort((rng.random(len(values)), values)))
     scores: Floats = ndtri((ranks + 0.5) / len(values))
     return scores
 
 
 def kendall_tau(forecasts: Sequence[int] | Ints, lengths: Ints) -> float:
-    """Kendall's tau-b; 0 if all forecasts are equal."""
+    """Returns Kendall's tau-b; 0 if all forecasts are equal."""
     from scipy.stats import kendalltau
 
     tau = float(kendalltau(forecasts, lengths).statistic)
     return 0.0 if np.isnan(tau) else tau
 
 
-def _ranks(values: Floats) -> Ints:
-    ranks = np.empty(len(values), np.int64)
-    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
-    return ranks
+def _invert(order: Ints) -> Ints:
+    """Returns the place of each element in the order."""
+    places = np.empty(len(order), np.int64)
+    places[order] = np.arange(len(order))
+    return places

@@ -17,8 +17,8 @@ ReportProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row of a table. `compute` is sent to another process. An `in_paper` case has a row in the
-    paper."""
+    """One row of a table. `compute` must be picklable: it may run in another process. The row of
+    an `in_paper` case is in the paper's table."""
 
     name: str
     compute: Compute
@@ -27,8 +27,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the shown table. `format` is that of its numbers. With `beside`, the paper's
-    value, `paper_<key>` of the row, stands beside it. `relative` adds the difference in percent."""
+    """A column of the shown table. `format` formats its numbers. `beside` adds a column with the
+    paper's value, `paper_<key>` of the row; `relative` adds to that the difference in percent."""
 
     key: str
     title: str
@@ -42,10 +42,10 @@ class Reproduction:
     """A paper's table.
 
     `cases` makes its rows from a number of requests and a seed. `requests` is the default number:
-    the paper's, unless its rows would take longer than minutes. `complete` adds to the rows what
-    compares them. `notes` say where the results differ and why. `compare` lists the changes between
-    rows for which the paper prints a range (gains.py). `cases_from` is `cases` with lengths from
-    files in a folder, None if it reads none.
+    the paper's, unless its rows would take longer than minutes. `complete` adds figures that
+    compare the rows. `notes` say where the results differ and why. `compare` lists the changes
+    between rows for which the paper prints a range (gains.py). `cases_from` is `cases` with
+    lengths from files in a folder; None if the table reads no files.
     """
 
     about: str
@@ -58,8 +58,14 @@ class Reproduction:
     compare: CompareRows = lambda _: []
     cases_from: Callable[[Path, int, int], Sequence[Case]] | None = None
 
+    @property
+    def reads_lengths(self) -> bool:
+        """Whether the table reads files of lengths; if not, a folder of them has no effect."""
+        return self.cases_from is not None
+
     def list_cases(self, requests: int, seed: int, folder: Path | None = None) -> Sequence[Case]:
-        """The cases, with lengths from files in the folder if one is given and files are read."""
+        """Returns the cases, with lengths from files in `folder` if the table reads files and a
+        folder is given."""
         if folder and self.cases_from:
             return self.cases_from(folder, requests, seed)
         return self.cases(requests, seed)
@@ -67,7 +73,8 @@ class Reproduction:
 
 @dataclass(frozen=True, slots=True)
 class Reproduced:
-    """Rows in the paper's order; `not_in_paper` come in addition. `gains` compare them."""
+    """Rows in the paper's order, additional rows that the paper lacks, and the changes between
+    rows for which the paper prints a range."""
 
     rows: list[Row] = field(default_factory=list)
     not_in_paper: list[Row] = field(default_factory=list)
@@ -75,15 +82,16 @@ class Reproduced:
 
 
 def divide(value: Value, by: Value) -> float | None:
-    """The ratio of two numbers of rows; None if one is missing or the second is not positive."""
+    """Returns the ratio of two numbers of rows; None if one is missing or the second is not
+    positive."""
     if not isinstance(value, int | float) or not isinstance(by, int | float) or by <= 0:
         return None
     return round(value / by, 3)
 
 
 def select_cases(cases: Sequence[Case], text: str) -> list[Case]:
-    """The cases with the text in the name, in any case of letters. Raises ValueError, with all
-    names, if none has it."""
+    """Returns the cases with the text in the name; upper and lower case are equal. Raises
+    ValueError, with all names, if no name has it."""
     found = [case for case in cases if text.lower() in case.name.lower()]
     if not found:
         known = ", ".join(case.name for case in cases)
@@ -97,7 +105,7 @@ def reproduce(
     processes: int,
     progress: ReportProgress = lambda *_: None,
 ) -> Reproduced:
-    """Computes the cases, each in one of `processes`, in this one if that is 1."""
+    """Computes the cases in up to `processes` processes; in this process if that is 1."""
     ended = count(1)
 
     def on_done(place: int) -> None:

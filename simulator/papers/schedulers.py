@@ -1,4 +1,4 @@
-"""A paper's scheduler as a served preset, and its runs over lengths of a dataset."""
+"""The schedulers of a paper as served presets, and their runs over lengths of a dataset."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from simulator.workload.workload import Workload
 UNBOUNDED = 2**30  # waiting requests: the papers refuse none
 P90 = 0.9
 
-# Predictors modelled by their quality; with prompts, the preset's own can answer instead.
+# Predictors modelled by their quality: lengths come without the prompts that real ones read.
 MODELLED: dict[str, Callable[..., Ints]] = {
     "ranker": rank_lengths,
     "classifier": classify_lengths,
@@ -40,6 +40,16 @@ class Scheduler:
     numbers: Mapping[str, float] = field(default_factory=dict)
     modelled: str = ""
     predictor: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name with the parameter."""
+        return f"{self.name} {self.parameter}".rstrip()
+
+    @property
+    def shown_predictor(self) -> str:
+        """The modelled predictor as a row shows it; empty for the preset's own."""
+        return f"modelled {self.modelled}" if self.modelled else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +97,8 @@ def serve(
 
 
 def measure_latency(result: RunResult) -> Row:
-    """Of finished requests: latency per output token, and `waiting`, the longer of TTFT and longest
-    gap, in seconds. Of all: preemptions and evictions."""
+    """Returns the latency per output token of finished requests, and their `waiting`, the longer of
+    TTFT and longest gap, in seconds; the preemptions and evictions of all requests."""
     summary, records = summarize(result), result.records
     return {
         "finished": summary.finished,

@@ -11,16 +11,17 @@ from simulator.engine.settings import RunSettings, Timing
 from simulator.engine.simulation import RunResult, simulate
 from simulator.hardware.hardware_file import load_hardware
 from simulator.papers.reproduction import Row
+from simulator.papers.schedulers import UNBOUNDED
 from simulator.workload.workload import Workload
 
-UNBOUNDED = 2**30  # the papers refuse no request
 P95, P99 = 0.95, 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class ServedRun:
     """A preset with `numbers` in place of its own, on `workers` of a hardware profile. `predictor`
-    and `kv_tokens` replace the preset's and the profile's, if given."""
+    and `kv_tokens` replace the preset's and the profile's, if given. A request is scheduled once it
+    has its forecast, as in the papers."""
 
     preset: str
     hardware: str
@@ -30,13 +31,8 @@ class ServedRun:
     kv_tokens: int = 0
     forecast_s: float = 0.0
 
-    @property
-    def timing(self) -> Timing:
-        """A request is scheduled once it has its forecast, as in the papers."""
-        return Timing(forecast_s=self.forecast_s, patience_s=inf)
-
     def measure(self, workload: Workload, max_tokens: int, seed: int) -> Row:
-        """Simulates the workload until all requests have ended."""
+        """Simulates the workload until all requests have ended, and returns its measures."""
         hardware = load_hardware(self.hardware)
         if self.kv_tokens:
             hardware = replace(hardware, kv_tokens=self.kv_tokens)
@@ -46,20 +42,20 @@ class ServedRun:
             max_tokens=max_tokens,
             max_queue=UNBOUNDED,
             predictor=self.predictor,
-            timing=self.timing,
+            timing=Timing(forecast_s=self.forecast_s, patience_s=inf),
             seed=seed,
         )
         return measure(simulate(settings, workload))
 
 
 def measure(result: RunResult) -> Row:
-    """The papers' measures of a run.
+    """Returns the papers' measures of a run.
 
-    Rates are over the time from the first arrival to the last token. A response time is that to the
-    last token, which a static batch sends when all of it ends. `batch_size` is the mean of static
-    batches, or of decoding rows. Padding and invalid tokens are means per request: padding
-    prefilled in all its batches, and tokens drawn after its end. `completion_std_s` is over the
-    times at which the workers complete.
+    Rates are over the time from the first arrival to the last token. A response time ends with the
+    last token; a static batch sends all tokens when it ends. `batch_size` is the mean size of
+    static batches, or the mean number of decode rows. Padding and invalid tokens are means
+    per request: padding prefilled in all batches of the request, and tokens drawn after its end.
+    `completion_std_s` is the standard deviation of the times at which the workers complete.
     """
     records, usages = result.records, result.usages
     requests, done = len(result.workload), records.finished

@@ -10,8 +10,8 @@ from simulator.papers.reproduction import Column, Reproduced, Reproduction, Row,
 
 
 def make_table(reproduction: Reproduction, found: Reproduced) -> Table:
-    """The rows in order, with the paper's figures beside; rows that the paper lacks at the end. A
-    line separates values of the first column."""
+    """Returns a table of the rows in order, with the paper's figures beside, and the rows that the
+    paper lacks at the end. A line separates the values of the first column."""
     table = Table(
         title=f"{reproduction.about}\n{reproduction.source}", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
@@ -30,7 +30,7 @@ def make_table(reproduction: Reproduction, found: Reproduced) -> Table:
 
 
 def make_gains_table(gains: list[Row]) -> Table:
-    """One line per change that the paper prints, with ours beside."""
+    """Returns a table with a line per change that the paper prints and ours."""
     table = Table(title="Changes in percent", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     where = [key for key in gains[0] if key not in GAIN_KEYS]
     for title in (*where, "of", "over", "measure"):

@@ -1,5 +1,5 @@
-"""SLAs as options: `ttft=1s,tpot=50ms,mtpot=500ms`, or the name of a paper's; with `p=99` for a
-share of requests."""
+"""SLAs as options: `ttft=1s,tpot=50ms,mtpot=500ms`, or the name of a class of CLASSES; with `p=99`
+for a share of requests."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ CLASSES = {
     "past-future": Sla("past-future", ttft_s=10.0, mtpot_s=1.5),
     "past-future-70b": Sla("past-future-70b", ttft_s=15.0, mtpot_s=5.0),
 }
-UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0}
+UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0}  # in seconds; a longer suffix before its own end
 PERCENTAGE = "p"
 DEFAULT_SHARE = 0.99
 
@@ -25,33 +25,31 @@ class SlaTarget:
 
 
 def parse_sla(text: str) -> Sla:
-    """The SLA of an option; an empty text is one without budgets. Raises ValueError naming the part
-    that cannot be read."""
-    if text.strip() in CLASSES:
-        return CLASSES[text.strip()]
+    """Returns the SLA of an option; one without budgets for an empty text. Raises ValueError naming
+    the part that cannot be read."""
     parts = _split(text)
     if PERCENTAGE in parts:
         raise ValueError(
             f"sla: {PERCENTAGE}={parts[PERCENTAGE]} belongs to `foretoken plan`; leave it out, "
             "goodput is the share that meets the budgets"
         )
-    return _read_budgets(parts)
+    return _read_sla(parts)
 
 
 def parse_target(text: str) -> SlaTarget:
-    """The SLA and `p`, the percentage of requests that must meet it: 99 if it is not given. Raises
-    ValueError naming the part that cannot be read, and for an SLA without budgets."""
+    """Returns the SLA and `p`, the percentage of requests that must meet it: 99 if it is not given.
+    Raises ValueError naming the part that cannot be read, and for an SLA without budgets."""
     parts = _split(text)
     percentage = parts.pop(PERCENTAGE, None)
     share = DEFAULT_SHARE if percentage is None else _read_share(percentage)
-    sla = _read_budgets(parts)
+    sla = _read_sla(parts)
     if not parts:
         raise ValueError("sla: give a budget, such as ttft=1s or tpot=50ms")
     return SlaTarget(sla, share)
 
 
 def _split(text: str) -> dict[str, str]:
-    """The values of `name=value,…` by name."""
+    """Returns the values of `name=value,…` by name; an empty one for a name alone."""
     parts: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = part.partition("=")
@@ -61,8 +59,13 @@ def _split(text: str) -> dict[str, str]:
     return parts
 
 
-def _read_budgets(parts: dict[str, str]) -> Sla:
-    for name in parts:
+def _read_sla(parts: dict[str, str]) -> Sla:
+    """Returns the class that is the only part, else an SLA with the budgets."""
+    for name, value in parts.items():
+        if name in CLASSES:
+            if value or len(parts) > 1:
+                raise ValueError(f"sla: {name} has all budgets; give it without a value and others")
+            return CLASSES[name]
         if name not in FIELDS:
             raise ValueError(
                 f"sla: unknown budget {name!r}; known: {', '.join((*FIELDS, *CLASSES))}"
@@ -72,7 +75,7 @@ def _read_budgets(parts: dict[str, str]) -> Sla:
 
 
 def _read_seconds(name: str, text: str) -> float:
-    unit = next((unit for unit in ("ms", "min", "s") if text.endswith(unit)), "")
+    unit = next((unit for unit in UNITS if text.endswith(unit)), "")
     try:
         seconds = float(text.removesuffix(unit)) * UNITS.get(unit, 1.0)
     except ValueError:
@@ -85,7 +88,7 @@ def _read_seconds(name: str, text: str) -> float:
 
 
 def _read_share(text: str) -> float:
-    """A percentage as a share. A value of at most 1 is refused: it may mean a share."""
+    """Returns a percentage as a share. A value of at most 1 is refused: it may mean a share."""
     try:
         percentage = float(text)
     except ValueError:

@@ -1,7 +1,7 @@
 """Compares a measured run with its twin.
 
 The error of a figure is (simulated - measured) / measured. Per request, the error of a latency is
-its absolute relative error; a request whose measured latency is 0 has none.
+its absolute relative error; a measured latency of 0 has none.
 """
 
 from collections.abc import Callable, Mapping
@@ -66,7 +66,7 @@ class Comparison:
 
     @property
     def worst_median(self) -> float:
-        """The largest absolute error of a latency's median, and of makespan."""
+        """The largest absolute error of a latency's median."""
         return max(abs(c.median.error) for c in self.latencies.values())
 
     @property
@@ -81,11 +81,13 @@ def compare(
     sla: Sla | None = None,
     among: range | None = None,
 ) -> Comparison:
-    """Compares the requests that finished in both runs; `simulated` is a twin, whose ids are places
+    """Compares the requests that finished in both runs; the ids of `simulated`, a twin, are places
     in `measured`. `sla` replaces the requests' own. Only requests with a place in `among` count, if
-    it is given."""
-    among = among or range(len(measured.ids))
+    it is given. Raises ValueError if none of them finished in both runs."""
+    among = range(len(measured.ids)) if among is None else among
     rows = np.array([row for row, place in enumerate(simulated.places) if place in among])
+    if not len(rows):
+        raise ValueError(f"{measured.workload.name}: no request finished in both runs")
     places = simulated.places[rows]
     ours, theirs = measured.records.select(places), simulated.records.select(rows)
     requests = [measured.workload.requests[place] for place in places]

@@ -15,13 +15,16 @@ MIN_STEPS = 5  # of a window; it grows to both sides until it has them
 def measure_slowdown(
     steps: WorkerSteps, cost: CostModel, origin_s: float
 ) -> Callable[[float], float]:
-    """Measured over modelled step time around a time on the run's clock, host time included.
-    O(log steps) per call."""
+    """Returns a function of a time on the run's clock: measured over modelled step time around it,
+    including host time; 1 for a worker without steps. O(log steps) per call."""
+    if not steps.timings:
+        return lambda _: 1.0
     ends_s = (steps.ends_s() - origin_s).tolist()
     modelled = [
         cost.step_s(t.prefill_tokens, t.decode_seqs, t.context_tokens) for t in steps.timings
     ]
-    measured = [timing.elapsed_s + steps.host_s for timing in steps.timings]
+    host_s = steps.host_s
+    measured = [timing.elapsed_s + host_s for timing in steps.timings]
     modelled_sum, measured_sum = (np.cumsum([0.0, *each]) for each in (modelled, measured))
 
     def slowdown(now: float) -> float:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from foretoken.__main__ import main
+from tests.simulator.fixtures import random_workload, settings
+from tests.simulator.twin.twin_fixtures import write_simulated
 
 TRACE = "arrival_s,input_tokens,output_tokens\n"
 LOG = "input_tokens,output_tokens,scheduled_s,first_token_s,last_token_s\n"
@@ -109,7 +111,12 @@ CASES = [
     (f"{RATED} --json nowhere/x.json", "cannot write nowhere/x.json: the folder nowhere does not"),
     (f"{RATED} --json folder", "cannot write folder: it is a folder"),
     (f"{RATED} --json /dev/full", "cannot write /dev/full: "),
+    (f"{RATED} --json x --html x", "cannot write x: it is also another output"),
+    (f"{RATED} --hardware bad.toml --json bad.toml", "cannot write bad.toml: it is also an input"),
+    ("simulate --trace ok.csv --json ok.csv", "cannot write ok.csv: it is also an input"),
+    ("simulate --workload ok.csv --html ok.csv", "cannot write ok.csv: it is also an input"),
     (f"{RATED} --plot nowhere", "--plot: the folder does not exist"),
+    (f"{RATED} --plot ok.csv", "--plot: ok.csv is a file"),
     # Record
     ("record none.jsonl out.csv", "cannot read none.jsonl: No such file or directory"),
     ("record folder out.csv", "cannot read folder: Is a directory"),
@@ -119,7 +126,7 @@ CASES = [
     ("record unfinished.jsonl out.csv", "unfinished.jsonl has no finished request"),
     ("record nan.jsonl out.csv", "nan is not a time"),
     ("record negative.jsonl out.csv", "usage must have prompt_tokens and completion_tokens"),
-    ("record good.jsonl good.jsonl", "good.jsonl is the log itself"),
+    ("record good.jsonl good.jsonl", "cannot write good.jsonl: it is also an input"),
     ("record good.jsonl nowhere/out.csv", "the folder nowhere does not exist"),
     ("record good.jsonl folder", "cannot write folder: it is a folder"),
     ("record good.jsonl /dev/full", "cannot write /dev/full: "),
@@ -145,6 +152,7 @@ CASES = [
     ("reproduce --json x.json", "name a table to reproduce"),
     (f"{TABLE1} --rows nothing", "--rows: no row contains 'nothing'"),
     (f"{TABLE1} --json nowhere/x.json", "the folder nowhere does not exist"),
+    (f"{TABLE1} --lengths folder", "--lengths: past-future-table1 reads no files of lengths"),
     (f"{TABLE1} --requests -1", "'--requests'"),
     (f"{TABLE1} --requests 1000000000000", "'--requests'"),
     # Plan
@@ -164,7 +172,22 @@ CASES = [
     (f"{PLAN} --trace ok.csv --max-workers 9999", "workers must be at most 1,024"),
     (f"{PLAN} --trace ok.csv --clients 3", "unknown option --clients"),
     (f"{PLAN} --trace ok.csv --json nowhere/x.json", "the folder nowhere does not exist"),
+    (f"{PLAN} --trace ok.csv --json ok.csv", "cannot write ok.csv: it is also an input"),
     (f"{PLAN} --trace ok.csv --json /dev/full", "cannot write /dev/full"),
+    # Twin
+    ("twin none.log", "cannot read none.log: No such file or directory"),
+    ("twin folder", "cannot read folder: Is a directory"),
+    ("twin ok.csv", "ok.csv is not a foretoken event log"),
+    ("twin events.log --hardware h100", "unknown hardware 'h100'"),
+    ("twin events.log --predictor histroy", "unknown predictor 'histroy', did you mean history?"),
+    ("twin events.log --sla ttft=nan", "sla: 'ttft=nan' is not a budget"),
+    ("twin events.log --json events.log", "cannot write events.log: it is also an input"),
+    ("twin events.log --json x.toml --write-hardware x.toml", "it is also another output"),
+    ("twin events.log --write-hardware events.log", "cannot write events.log"),
+    ("twin events.log --write-hardware x.txt", "a hardware file's name ends in .toml"),
+    ("twin events.log --write-hardware full.toml", "cannot write full.toml: "),
+    ("twin events.log --json /dev/full", "cannot write /dev/full: "),
+    ("twin events.log --plot nowhere", "--plot: the folder does not exist"),
 ]
 
 
@@ -186,6 +209,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         elapsed_s = 0.01 + 1e-4 * (prefill + seqs) + 1e-7 * context
         rows.append(f"{prefill},{seqs},{context},{elapsed_s}\n")
     (path / "steps.csv").write_text(STEPS + "".join(rows))
+    (path / "full.toml").symlink_to("/dev/full")
+    write_simulated(path / "events.log", settings("fcfs"), random_workload(5, 20, 4.0))
     return path
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretoken.commands.usage import UsageError, require_folders
+from foretoken.commands.usage import UsageError, check_outputs
 
 if TYPE_CHECKING:
     from services.costs import StepTiming
@@ -51,7 +51,7 @@ def calibrate(
     from simulator.hardware.roofline import derive_bounds
     from simulator.rows import writing
 
-    require_folders(out)
+    check_outputs(out, inputs=[log])
     if out.suffix != SUFFIX:
         raise UsageError(f"--out {out}: a hardware file's name ends in {SUFFIX}")
     roofline = _roofline(gpu, model, tensor_parallel)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretoken.commands.usage import require_folders
+from foretoken.commands.usage import check_outputs
 
 if TYPE_CHECKING:
     from lab.evaluation.report import EvaluationResult
@@ -47,7 +47,7 @@ def evaluate(
     from lab.evaluation.evaluate import Evaluation
     from lab.evaluation.evaluate import evaluate as run
 
-    require_folders(json, plot)
+    check_outputs(json, plot)
     what = Evaluation(
         train, data, predictor or (), encoder, cache, rows, max_tokens, online, ladder, seed, beside
     )

@@ -19,7 +19,7 @@ from foretoken.commands.offline.traffic import (
     WorkloadOption,
     open_workload,
 )
-from foretoken.commands.usage import given_options, refuse_conflicts, require_folders
+from foretoken.commands.usage import check_outputs, given_options, refuse_conflicts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,8 @@ def plan(
 ) -> None:
     """Find the fewest workers that keep an SLA, what they carry and what they cost.
 
-    Each number is tried by a simulation of the whole traffic, for every hardware and preset.
+    Simulates the whole traffic on each number of workers that it tries, for every hardware and
+    preset.
     """
     from foretoken.commands.progress import ProgressBar
     from services.policies.preset import choose
@@ -67,9 +68,10 @@ def plan(
 
     refuse_conflicts(given_options(context), CONFLICTS)
     check_values("workers", [max_workers])
-    require_folders(json)
+    names = [name.strip() for name in hardware.split(",")]
+    check_outputs(json, inputs=[trace, Path(workload), *map(Path, names)])
     target = parse_target(sla)
-    kinds = [load_hardware(name.strip()) for name in hardware.split(",")]
+    kinds = [load_hardware(name) for name in names]
     presets = [choose(name.strip()) for name in preset.split(",")]
     traffic = open_workload(trace, workload, requests, rate, arrivals, seed)
     settings = [

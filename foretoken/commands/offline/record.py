@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from foretoken.commands.usage import UsageError, require_folders
+from foretoken.commands.usage import check_outputs
 
 
 def record(
@@ -18,9 +18,7 @@ def record(
     """Write a trace for `foretoken simulate` from the log of a server."""
     from simulator.workload.recording import read_recording, write_trace
 
-    require_folders(trace)
-    if trace.exists() and log.exists() and trace.samefile(log):
-        raise UsageError(f"{trace} is the log itself; name another file for the trace")
+    check_outputs(trace, inputs=[log])
     workload = read_recording(log)
     write_trace(trace, workload)
     print(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretoken.commands.offline.traffic import MAX_REQUESTS
-from foretoken.commands.usage import UsageError, given_options, near, require_folders
+from foretoken.commands.usage import UsageError, check_outputs, given_options, near
 
 if TYPE_CHECKING:
     from simulator.papers.reproduction import ReportProgress, Reproduction
@@ -39,7 +39,8 @@ def reproduce(
     """Reproduce a table of a paper by simulation, with the paper's figures beside its own."""
     from simulator.papers.registry import REPRODUCTIONS
 
-    if not name and given_options(context):
+    given = given_options(context)
+    if not name and given:
         raise UsageError(f"name a table to reproduce; known: {', '.join(REPRODUCTIONS)}")
     if not name:
         width = max(map(len, REPRODUCTIONS))
@@ -49,7 +50,9 @@ def reproduce(
     if name not in REPRODUCTIONS:
         listed = ", ".join(REPRODUCTIONS)
         raise UsageError(f"no table {name!r}{near(name, REPRODUCTIONS)}; known: {listed}")
-    require_folders(json)
+    check_outputs(json)
+    if "lengths" in given and not REPRODUCTIONS[name].cases_from:
+        raise UsageError(f"--lengths: {name} reads no files of lengths")
     _reproduce(REPRODUCTIONS[name], json, requests, seed, rows, lengths)
 
 

@@ -24,9 +24,10 @@ from foretoken.commands.offline.traffic import (
 )
 from foretoken.commands.usage import (
     UsageError,
+    check_outputs,
+    check_plot_folder,
     given_options,
     refuse_conflicts,
-    require_folders,
 )
 
 if TYPE_CHECKING:
@@ -94,9 +95,8 @@ def simulate(
         raise UsageError(f"give either --{option} or --sweep {key}=…: both set {key}")
     refuse_conflicts(given | {key}, CONFLICTS)
     check_values("workers", [workers])
-    require_folders(json, html)
-    if plot and not plot.is_dir():
-        raise UsageError(f"--plot: the folder does not exist; create it (got '{plot}')")
+    check_outputs(json, html, inputs=[trace, Path(workload), Path(hardware)])
+    check_plot_folder(plot)
     one = load_hardware(hardware)
     chosen = [choose(name.strip()) for name in preset.split(",")]
     budgets = parse_sla(sla)

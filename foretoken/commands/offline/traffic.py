@@ -60,7 +60,8 @@ MaxTokensOption = Annotated[
 PredictorOption = Annotated[
     str,
     typer.Option(
-        "--predictor", help="Replace the presets' predictor: history, max, oracle or words."
+        "--predictor",
+        help="Replace the presets' predictor; history, max and oracle need no prompts.",
     ),
 ]
 SeedOption = Annotated[
@@ -80,8 +81,8 @@ def open_workload(
     seed: int,
     clients: int = 0,
 ) -> "Workload":
-    """The traffic that the options describe: a trace, or a workload with drawn arrivals or a closed
-    loop of `clients`. Raises UsageError or ValueError for what does not describe one."""
+    """Opens the traffic that the options describe: a trace, or a workload with drawn arrivals or a
+    closed loop of `clients`. Raises UsageError or ValueError if the options describe none."""
     from simulator.workload.builtin import build_workload
     from simulator.workload.trace import read_trace
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretoken.commands.usage import UsageError, require_folders
+from foretoken.commands.usage import UsageError, check_outputs, check_plot_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +35,8 @@ def twin(
         bool,
         typer.Option(
             "--follow-speed",
-            help="Slow steps down where those of the log were slow: without the error of a machine "
-            "whose speed varies.",
+            help="Slow steps down where those of the log were slow, which leaves out the error of a "
+            "machine with varying speed.",
         ),
     ] = False,
     sla: Annotated[
@@ -55,15 +55,19 @@ def twin(
     """
     from rich.console import Console
 
+    from simulator.hardware.hardware_file import SUFFIX
     from simulator.report.sla import parse_sla
     from simulator.twin.comparison import compare
     from simulator.twin.recorded_run import read_run
     from simulator.twin.report import twin_rows, twin_table
     from simulator.twin.twin import simulate_twin
 
-    require_folders(json, write_hardware)
-    if plot and not plot.is_dir():
-        raise UsageError(f"--plot: the folder does not exist; create it (got '{plot}')")
+    check_outputs(json, write_hardware, inputs=[log, Path(hardware)])
+    check_plot_folder(plot)
+    if write_hardware and write_hardware.suffix != SUFFIX:
+        raise UsageError(
+            f"--write-hardware {write_hardware}: a hardware file's name ends in {SUFFIX}"
+        )
     budgets = parse_sla(sla) if sla else None
     recorded = read_run(log)
     run = recorded.run
@@ -86,8 +90,10 @@ def twin(
         write_png(plot / "twin.png", plot_distributions(runs))
     if write_hardware:
         from simulator.hardware.hardware_file import write_hardware as write
+        from simulator.rows import writing
 
-        write_hardware.write_text(write(workers[0]), encoding="utf-8")
+        with writing(write_hardware):
+            write_hardware.write_text(write(workers[0]), encoding="utf-8")
 
 
 def _hardware(given: str, run: "RecordedRun") -> "tuple[Hardware, ...]":

@@ -80,8 +80,9 @@ def arrange_batches(
     if not (cut.inserts or batch_round.interval.ahead or timing.postpones):
         state = cut_for_idle(batch_round, state)
     if formed:
-        wait_s = batch_round.interval.wait_s(loads_s(batch_round, state), preset.params)
-        timing = _Timing(candidates.now + wait_s, timing.postpones)
+        loads = loads_s(batch_round, state)
+        until_s = batch_round.interval.after(candidates.now, loads, preset.params)
+        timing = _Timing(until_s, timing.postpones)
     numbers = {
         LAST_ID: float(state.last_id),
         UNTIL: timing.until_s,

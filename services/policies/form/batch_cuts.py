@@ -22,7 +22,7 @@ class BatchCut:
     `uses_forecast`: memory is planned for the expected output, not for the most a slice allows.
     `inserts`: batches stay open until a worker takes them. A request joins one on arrival, and a
     batch that runs out of memory is halved and closed. `in_order`: the first batches do not depend
-    on the requests behind them.
+    on the requests behind them. `reserves`: a batch reserves the most that its requests may take.
     """
 
     cut: Callable[[Sizes, Ints, Batches, Room, Params], Ints]
@@ -30,6 +30,7 @@ class BatchCut:
     uses_forecast: bool = False
     inserts: bool = False
     in_order: bool = False
+    reserves: bool = False
 
     def room(self, worker: WorkerSnapshot, params: Params) -> Room:
         """The capacity of one batch: a share of the worker's KV."""
@@ -54,10 +55,13 @@ def fixed(sizes: Sizes, at: Ints, known: Batches, room: Room, params: Params) ->
 
 
 CUTS: dict[str, BatchCut] = {
-    "fixed": BatchCut(fixed, {"batch_size": Param(7, 1, MAX_BATCH_SIZE)}, in_order=True),
+    "fixed": BatchCut(
+        fixed, {"batch_size": Param(7, 1, MAX_BATCH_SIZE)}, in_order=True, reserves=True
+    ),
     "dp": BatchCut(
         dp.dp,
         {"batch_size": Param(MAX_BATCH_SIZE, 1, MAX_BATCH_SIZE), "zeta": Param(0.9, 0.01, 1.0)},
+        reserves=True,
     ),
     "wma": BatchCut(
         wma.insert,

@@ -66,12 +66,14 @@ class WorkerQueue:
 class Form:
     """The memory that a queue demands. `reflect`, for a form that learns from its outcomes, updates
     the memory's numbers before each round. `renews`: running jobs may have to find memory again
-    although none waits, so that some may be paused without a replacement."""
+    although none waits, so that some may be paused without a replacement. `reserves`: it reserves
+    the most that a request may take."""
 
     demand: Callable[[WorkerQueue, Params, np.random.Generator], Demand]
     params: dict[str, Param] = field(default_factory=dict)
     reflect: Callable[[Snapshot, Params, PolicyMemory], PolicyMemory] | None = None
     renews: bool = False
+    reserves: bool = False
 
 
 def needed_tokens(queue: WorkerQueue) -> Floats:

@@ -19,7 +19,7 @@ from services.policies.parameters import Param
 FORMS: dict[str, Form] = {
     "aggressive": Form(aggressive, {"watermark": Param(0.95, 0.0, 1.0)}),
     "conservative": Form(conservative, {"overcommit": Param(1.0, 0.0, 10.0)}),
-    "fixed": Form(fixed, BATCH_SIZE),
+    "fixed": Form(fixed, BATCH_SIZE, reserves=True),
     "sliced": Form(sliced, {"zeta": Param(0.9, 0.0, 1.0)}, renews=True),
     "token_budget": Form(token_budget, TOKEN_BUDGET),
     "past_future": Form(past_future, PAST_FUTURE_PARAMS),

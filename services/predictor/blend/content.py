@@ -103,7 +103,7 @@ class ContentPredictor:
         self._name = name
         self._members = dict(members)
         self._unread: Predictor = OraclePredictor() if options.pure else HistoryPredictor(options)
-        self._as_it_is = options.pure and len(self._members) == 1
+        self._recalibrates = not options.pure or len(self._members) > 1
         self._examples: deque[Example] = deque(maxlen=options.examples)
         self.pending = 0  # examples since the last refit
         self._ready: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class ContentPredictor:
         if rows:
             queries = [batch[i] for i in rows]
             spreads = self._cache.spreads(queries, self._member_spreads)
-            spread = spreads[0] if self._as_it_is else self._combine(queries, spreads)
+            spread = self._combine(queries, spreads) if self._recalibrates else spreads[0]
             for i, forecast in zip(rows, forecasts(spread, self._name, self.version), strict=True):
                 results[i] = forecast
         return results
@@ -188,7 +188,7 @@ class ContentPredictor:
     def _learn_read(self, examples: Sequence[Example]) -> None:
         queries = [example.query for example in examples]
         frame = Frame.from_queries(queries)
-        if self._ready and not self._as_it_is:
+        if self._ready and self._recalibrates:
             lengths = np.array([float(example.output_tokens) for example in examples])
             spreads = self._cache.spreads(queries, self._member_spreads)
             self._mixture.observe(spreads, frame.applications, lengths)

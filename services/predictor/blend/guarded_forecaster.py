@@ -9,7 +9,7 @@ from services.forecast import Forecast, certain
 from services.predictor.blend.guard import ModelGuard
 from services.predictor.interface import Example, Predictor, Query
 from services.predictor.models.history import SOURCE as HISTORY
-from services.predictor.models.oracle import NO_LENGTH as MAX
+from services.predictor.models.oracle import NO_LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,11 @@ class GuardedForecaster:
     Both learn from all outcomes: history at once in `learn`, the model in `study`. History also
     answers when the model cannot. `read` and `study` take milliseconds and touch the model alone,
     so they may run in another thread, one at a time. All other methods are fast.
-
-    pure: the model's forecasts are given whatever the guard finds, `max_tokens` without one.
     """
 
-    def __init__(self, history: Predictor, model: PromptModel | None = None, pure: bool = False):
+    def __init__(self, history: Predictor, model: PromptModel | None = None):
         self._history = history
         self._model = model
-        self._pure = pure and model is not None
         self._guard = ModelGuard()
 
     @property
@@ -65,11 +62,6 @@ class GuardedForecaster:
 
     def forecast(self, batch: Sequence[Query]) -> list[ForecastPair]:
         """Returns immediate forecasts: from words when the model can, else from history."""
-        if self._pure:
-            return [
-                ForecastPair(certain(query.max_tokens), by_history)
-                for query, by_history in zip(batch, self._history.forecast(batch), strict=True)
-            ]
         words = self._model.by_words(batch) if self._model else repeat(None, len(batch))
         pairs = zip(words, self._history.forecast(batch), strict=True)
         return [
@@ -83,7 +75,7 @@ class GuardedForecaster:
     def read(self, batch: Sequence[Query]) -> list[Forecast | None]:
         """Returns the model's forecasts of queries with features; None when it has none."""
         forecasts = self._model.forecast(batch) if self._model else []
-        return [None if f.source in (HISTORY, MAX) else f for f in forecasts]
+        return [None if f.source in (HISTORY, NO_LENGTH) else f for f in forecasts]
 
     def choose(self, by_model: Forecast, by_history: Forecast) -> ForecastPair:
         """Pairs both forecasts and selects the one to give."""
@@ -100,4 +92,17 @@ class GuardedForecaster:
 
     def compare(self, excess: Sequence[float]) -> bool:
         """Adds the model's losses minus history's; see `ModelGuard.observe`."""
-        return not self._pure and self._guard.observe(excess)
+        return self._guard.observe(excess)
+
+
+class PureForecaster(GuardedForecaster):
+    """Gives the model's forecast whatever the guard would find, and `max_tokens` without one."""
+
+    def forecast(self, batch: Sequence[Query]) -> list[ForecastPair]:
+        return [
+            ForecastPair(certain(query.max_tokens), by_history)
+            for query, by_history in zip(batch, self.by_history(batch), strict=True)
+        ]
+
+    def compare(self, excess: Sequence[float]) -> bool:
+        return False

@@ -122,7 +122,7 @@ class TwoStageForecaster:
     def answer_read(
         self, batch: Sequence[ForecastQuery], readings: Sequence[PromptReading]
     ) -> list[ImmediateForecast]:
-        """Returns one forecast per query whose prompt was read before the answer; nothing is
+        """Returns one forecast per query, with prompts that are read already; nothing is
         queued."""
         pairs = self._forecaster.forecast([request.query for request in batch])
         answers = []

@@ -58,11 +58,6 @@ class BlockPool:
         """Returns the owner's blocks in order of position. Callers must not modify the list."""
         return self._tables.get(owner, [])
 
-    def tables(self, owners: Sequence[str]) -> list[list[int]]:
-        """Returns the blocks of each of these owners, which have some. O(owners)."""
-        tables = self._tables
-        return [tables[owner] for owner in owners]
-
     def reach(self, owner: str) -> int:
         """Returns how many tokens fit into the owner's blocks plus all free blocks."""
         return (len(self.table(owner)) + self.free_blocks) * self.block_tokens

@@ -53,7 +53,7 @@ class Batching(ABC):
         """The valid draws of a step."""
         return iter(draws)
 
-    def record_repeats(self, rows: Iterable[Sequence], steps: int) -> None:  # noqa: B027
+    def record_repeats(self, rows: Iterable[Sequence], steps: int) -> None:  # noqa: B027 - as above
         """These rows drew a token in each of these steps, which ended none."""
 
     def release_tokens(
@@ -76,8 +76,4 @@ class ContinuousBatching(Batching):
 
     def select(self, running: Iterable[Sequence], slots: int) -> list[Sequence]:
         first = islice(running, slots)
-        return [
-            s
-            for s in first
-            if s.within_budget and not (s.upload_serial or (s.sampling_row >= 0 and s.waits))
-        ]
+        return [s for s in first if s.within_budget and not (s.upload_serial or s.waits)]

@@ -124,7 +124,7 @@ class Composer:
             decodes = [s for s in decodes if _may_run(s)]  # not evicted meanwhile
         if not decodes and not chunks:
             return None
-        tables = self._pool.tables([s.request_id for s in decodes])
+        tables = [self._pool.table(s.request_id) for s in decodes]
         return StepBatch(DecodeRows(decodes, tables, self._pool.block_tokens), chunks)
 
     def _runnable(self) -> list[Sequence]:

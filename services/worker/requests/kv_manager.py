@@ -7,14 +7,12 @@ The copies follow in the order of `pop_moves`, before the step is computed.
 from collections.abc import Iterable
 from itertools import chain
 
-import numpy as np
-
 from services.core import Residency
 from services.costs import Direction
 from services.runtime.prefix import extend_keys
 from services.worker.kv.blocks import BlockPool
 from services.worker.kv.transfers import KVTransfer, TransferPlan
-from services.worker.requests.types.batch import DecodeRows, PrefillChunk
+from services.worker.requests.types.batch import PrefillChunk
 from services.worker.requests.types.limits import Counters
 from services.worker.requests.types.prompt import Prompt
 from services.worker.requests.types.sequence import UNKNOWN, Sequence, SequencePhase
@@ -39,7 +37,7 @@ class KVManager:
         self.running: dict[str, Sequence] = {}  # phase RUNNING, in order of admission
         self.pads: dict[str, Sequence] = {}  # padding of static batches, by the padded member
         self.version = 0
-        self._sharing = sharing
+        self.sharing = sharing
         self._exact_swaps = exact_swaps
         self._admissions = 0
         self._moves = 0  # serial of the last move
@@ -112,55 +110,6 @@ class KVManager:
     def bump_version(self) -> None:
         """Records that the set of runnable requests may have changed."""
         self.version += 1
-
-    def steps_in_memory(self, rows: DecodeRows, most: int) -> int:
-        """How many steps, at most `most`, these requests can all decode before a block is short for
-        the step after them. O(rows · log most)."""
-        size, free = self.pool.block_tokens, self.pool.free_blocks
-        if len(rows) * (-(-max(0, most) // size)) <= free:
-            return max(0, most)
-        lengths = rows.positions + 1
-        held = sum(len(self.pool.table(s.request_id)) for s in rows.sequences)
-        room = held + free
-        fits, above = 0, max(0, most) + 1  # fits(0) holds: the batch is composed
-        while above - fits > 1:
-            middle = (fits + above) // 2
-            enough = int((-(-(lengths + middle) // size)).sum()) <= room
-            fits, above = (middle, above) if enough else (fits, middle)
-        return fits
-
-    def lengthen(self, rows: DecodeRows, steps: int, token: int) -> None:
-        """Each of these requests draws `token` in each of these decode steps. O(rows), and with
-        shared prefixes O(rows + full blocks log full blocks)."""
-        drawn = [token] * steps
-        for sequence in rows.sequences:
-            sequence.tokens += drawn
-        if self._sharing:
-            self._fill_blocks(rows, steps)
-        size = self.pool.block_tokens
-        longer = (rows.positions + steps - 1) // size > rows.positions // size
-        for row in np.flatnonzero(longer).tolist():
-            sequence = rows.sequences[row]
-            self.pool.grow(sequence.request_id, len(sequence.tokens) - 1)
-        for sequence in rows.sequences:
-            sequence.computed = len(sequence.tokens) - 1
-
-    def _fill_blocks(self, rows: DecodeRows, steps: int) -> None:
-        """Publishes the blocks that each step fills, then takes the next ones, step by step: a new
-        block may evict a cached one, whose key another request then publishes."""
-        size = self.pool.block_tokens
-        filled: dict[int, list[tuple[Sequence, int]]] = {}  # by step: rows and their last position
-        for sequence, start in zip(rows.sequences, rows.positions.tolist(), strict=True):
-            for position in range(start + size - 1 - start % size, start + steps, size):
-                filled.setdefault(position - start, []).append((sequence, position))
-        for step in sorted(filled):
-            for sequence, position in filled[step]:
-                sequence.computed = position + 1
-                if not sequence.ended:  # invalid tokens are not published
-                    self.publish(sequence)
-            if step < steps - 1:
-                for sequence, position in filled[step]:
-                    self.pool.grow(sequence.request_id, position + 2)
 
     def stop_computing(self, sequence: Sequence) -> None:
         """Stops computing a running request, and frees its KV and budget."""
@@ -341,7 +290,7 @@ class KVManager:
     def publish(self, sequence: Sequence) -> None:
         """Publishes the blocks that a request has filled."""
         full = sequence.computed // self.pool.block_tokens
-        if full == sequence.published or not (self._sharing and sequence.exact):
+        if full == sequence.published or not (self.sharing and sequence.exact):
             return
         keys = self._keys_of(sequence, full)
         for index in range(sequence.published, full):
@@ -349,14 +298,14 @@ class KVManager:
         sequence.published = full
 
     def _share(self, sequence: Sequence, blocks: int) -> int:
-        if not self._sharing:
+        if not self.sharing:
             return 0
         return self.pool.share(sequence.request_id, self._keys_of(sequence, blocks))
 
     def _may_adopt(self, sequence: Sequence) -> bool:
         """Whether a request has no KV on the device, and needs no logits of cached tokens."""
         has = sequence.computed or self.pool.table(sequence.request_id)
-        return self._sharing and not has and sequence.scores is None
+        return self.sharing and not has and sequence.scores is None
 
     def _keys_of(self, sequence: Sequence, blocks: int) -> list[bytes]:
         """Keys of a request's first full blocks; each is hashed once."""

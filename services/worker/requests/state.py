@@ -1,8 +1,9 @@
 """WorkerState: the effects of prompts and plans on a worker. Pure, without I/O.
 
 Prompts and plans change the running requests (`receive`, `apply_plan`); `steps` composes one step
-and commits its tokens (step_cycle.py); `report` returns what happened. A scheduler begins with
-`attach`. Without one there are no plans and no reports, and requests continue within their budgets.
+and commits its tokens (step_cycle.py); `runs` computes equal steps at once (step_runs.py); `report`
+returns what happened. A scheduler begins with `attach`. Without one there are no plans and no
+reports, and requests continue within their budgets.
 """
 
 from collections.abc import Collection, Container, Iterable, Mapping
@@ -18,6 +19,7 @@ from services.worker.requests.pending import PendingRequests
 from services.worker.requests.reporting import Reporter
 from services.worker.requests.static_batching import StaticBatching
 from services.worker.requests.step_cycle import StepCycle
+from services.worker.requests.step_runs import StepRuns
 from services.worker.requests.types.limits import Counters, Limits
 from services.worker.requests.types.prompt import Prompt
 from services.worker.requests.types.sequence import Sequence, SequencePhase
@@ -47,6 +49,7 @@ class WorkerState:
         self.steps = StepCycle(
             limits, self._kv, self._static, self._evictor, self.ends, self._reporter
         )
+        self.runs = StepRuns(self.steps, self._kv, self._static, self._reporter)
 
     @property
     def sequences(self) -> Mapping[str, Sequence]:

@@ -44,8 +44,13 @@ class StepCycle:
         self._ends = ends
         self._reporter = reporter
         self._suspects = Suspects()
-        self._composer = Composer(kv, evictor, static, self._suspects, limits)
+        self.composer = Composer(kv, evictor, static, self._suspects, limits)
         self._flight = InFlight(kv)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether no step is in flight, and none failed that is computed again in parts."""
+        return not (self._flight or self._suspects)
 
     @property
     def in_flight(self) -> bool:
@@ -58,9 +63,9 @@ class StepCycle:
         the commit. Rows may read tokens of the step in flight (`DecodeRows.fed`)."""
         if self._flight:
             must_wait = not self._static.current.ends_known_ahead or self._suspects
-            return None if must_wait else self._composer.compose(self._flight.batch)
+            return None if must_wait else self.composer.compose(self._flight.batch)
         self._ends.settle_batches()
-        batch = self._composer.compose()
+        batch = self.composer.compose()
         if batch is None:
             # The composer may have evicted the last request that a batch waited for.
             self._ends.settle_batches()
@@ -77,7 +82,7 @@ class StepCycle:
         used_up = self._flight.launch(batch)
         if used_up and self._static.current.ends_known_ahead:
             self._kv.bump_version()
-        self._composer.advance_steady_batch(batch)
+        self.composer.advance_steady_batch(batch)
 
     def commit(
         self,
@@ -98,7 +103,7 @@ class StepCycle:
         self._kv.publish_all(batch.chunks)
         rows = zip(range(len(sampled)), batch.sampling, sampled, strict=True)
         tokens = [
-            self._commit_draw(batching, sequence, token, logprobs.get(row) if logprobs else None)
+            self.commit_draw(batching, sequence, token, logprobs.get(row) if logprobs else None)
             for row, sequence, token in batching.accept_draws(rows)
             if sequence.sampling_row >= 0
         ]
@@ -109,12 +114,13 @@ class StepCycle:
         if self._suspects:
             self._suspects.pass_part()
             self._kv.bump_version()
-        self._composer.commit_steady_batch(batch, sampled)
+        self.composer.commit_steady_batch(batch, sampled)
         return StepResult(tokens, timings, self._reporter.record_step(timings))
 
-    def _commit_draw(
+    def commit_draw(
         self, batching: Batching, sequence: Sequence, token: int, logprobs: TokenLogprobs | None
     ) -> NewToken:
+        """Stores a drawn token, with the end of the request or of its budget if it is that."""
         length = sequence.set_drawn(token)
         if sequence.computed % self._limits.block_tokens == 0:
             self._kv.publish(sequence)
@@ -130,58 +136,6 @@ class StepCycle:
         prompt, offset = sequence.prompt, length - 1 - sequence.prompt_tokens
         opening = None if sequence.opened else sequence.open()
         return NewToken(prompt.origin, prompt.request_id, offset, token, finish, logprobs, opening)
-
-    def repeatable(self, batch: StepBatch) -> int:
-        """How many times the composed batch can be computed before its result matters: only lengths
-        change, no budget ends, no report is due, and memory suffices for the step that follows.
-        Ends that a drawn token decides are not considered. O(rows · log steps)."""
-        if batch.chunks or self._flight or self._suspects or not self._static.current.is_steady:
-            return 0
-        rows = batch.decodes
-        limits = [min(s.limit_length, s.max_length) for s in rows.sequences]
-        budget = int((limits - rows.positions).min()) - 1
-        most = min(budget, self._reporter.steps_until_report) - 1
-        return self._kv.steps_in_memory(rows, most)
-
-    def repeat(self, batch: StepBatch, times: int, token: int) -> None:
-        """Computes a composed batch this many times at once, at most `repeatable`; each row draws
-        `token`, which ends nothing. The next step must be composed anew. O(rows)."""
-        self._kv.lengthen(batch.decodes, times, token)
-        self._kv.bump_version()
-        self._static.current.record_repeats(batch.decodes.sequences, times)
-        self._reporter.record_steps(times)
-
-    @property
-    def commits_at_once(self) -> bool:
-        """Whether the last step, too, may be computed at once: by `compute_steps` and
-        `commit_computed`."""
-        return self._static.current.ends_known_ahead and not (self._flight or self._suspects)
-
-    def compute_steps(self, batch: StepBatch, steps: int, token: int) -> None:
-        """Computes a composed batch `steps` times, if `commits_at_once`: more than once for at most
-        one step more than `repeatable`. Each row draws `token` in each step. O(rows)."""
-        for chunk in batch.chunks:
-            chunk.sequence.computed = chunk.end
-            if chunk.samples:
-                chunk.sequence.tokens.append(token)
-        self._kv.publish_all(batch.chunks)  # before the decodes, as `commit` does
-        self._kv.lengthen(batch.decodes, steps, token)
-
-    def commit_computed(
-        self, batch: StepBatch, steps: int, last: Mapping[int, int]
-    ) -> list[NewToken]:
-        """Commits the steps of `compute_steps`. Their tokens end neither a request nor a budget.
-        In the last step, the rows of `last`, indices of `batch.sampling`, draw these tokens
-        instead; they include every chunk that draws. Returns the tokens of `last`. O(last)."""
-        batching, sampling = self._static.current, batch.sampling
-        tokens = [
-            self._commit_draw(batching, sampling[row], drawn, None) for row, drawn in last.items()
-        ]
-        if tokens:
-            self._kv.bump_version()
-        self._reporter.record_steps(steps)
-        self._composer.skip_steady_batch(batch, steps)
-        return tokens
 
     def fail(self, batch: StepBatch) -> list[Sequence]:
         """Undoes a failed step, and a step launched after it. The only request of a step ends with

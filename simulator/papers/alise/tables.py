@@ -1,10 +1,8 @@
 """Normalised latency by rate, as in Figures 6 and 8 of ALISE, with the served scheduler."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from itertools import pairwise
 from math import log
 from pathlib import Path
@@ -13,6 +11,7 @@ import numpy as np
 
 from simulator.hardware.hardware_file import load_hardware
 from simulator.papers.datasets import read_datasets
+from simulator.papers.document import read_document
 from simulator.papers.reproduction import Case, Column, Reproduction, Row, Value, divide
 from simulator.papers.schedulers import Conditions, Quality, Scheduler, measure_latency, serve
 from simulator.workload.builtin import poisson
@@ -58,7 +57,8 @@ class Plan:
 
 
 def read_plan() -> Plan:
-    document = tomllib.loads(files(__package__).joinpath("alise.toml").read_text())
+    """Reads alise.toml."""
+    document = read_document(__package__, "alise.toml")
     return Plan(
         document["hardware"],
         document["longest_tokens"],
@@ -99,7 +99,7 @@ def compute_row(
         "dataset": dataset,
         "scheduler": scheduler.name,
         "rate": rate,
-        "predictor": f"modelled {scheduler.modelled}" if scheduler.modelled else "",
+        "predictor": scheduler.shown_predictor,
         "lengths": lengths.origin,
         "requests": count,
         **measure_latency(result),
@@ -111,8 +111,9 @@ Curve = list[tuple[float, float]]  # (rate, latency), rates ascending
 
 
 def sustained_rate(curve: Curve, limit_s: float) -> float | None:
-    """The rate at which the latency first reaches the limit, interpolated in its logarithm. None if
-    it exceeds the limit at the first rate already; the last rate, a lower bound, if at none."""
+    """Returns the rate at which the latency first reaches the limit, interpolated in its logarithm.
+    None if the first rate already exceeds the limit; the last rate, a lower bound, if no rate
+    does."""
     if curve[0][1] > limit_s:
         return None
     for (rate, latency_s), (next_rate, next_latency_s) in pairwise(curve):

@@ -1,10 +1,8 @@
 """Tables 1 and 2 and Figures 3 to 5 of Learning to Rank, with the served scheduler."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ import numpy as np
 from services.forecast import Floats
 from simulator.hardware.hardware_file import load_hardware
 from simulator.papers.datasets import Lengths, read_datasets
+from simulator.papers.document import read_document
 from simulator.papers.modelled import kendall_tau
 from simulator.papers.reproduction import Case, Column, Reproduction, Row, divide
 from simulator.papers.schedulers import Conditions, Quality, Scheduler, measure_latency, serve
@@ -56,7 +55,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Quantities:
-    """What a dataset's predictors are modelled by."""
+    """The time of one forecast of a dataset, and the quality of each modelled predictor."""
 
     forecast_s: float
     qualities: Mapping[str, Quality]
@@ -88,7 +87,8 @@ class Plan:
 
 
 def read_plan() -> Plan:
-    document = tomllib.loads(files(__package__).joinpath("ltr.toml").read_text())
+    """Reads ltr.toml."""
+    document = read_document(__package__, "ltr.toml")
     return Plan(
         document["hardware"],
         document["longest_tokens"],
@@ -129,7 +129,7 @@ def compute_row(
         "rate": trial.rate,
         "scheduler": scheduler.name,
         "parameter": scheduler.parameter,
-        "predictor": f"modelled {scheduler.modelled}" if scheduler.modelled else "",
+        "predictor": scheduler.shown_predictor,
         "tau": _tau(result.workload.forecast_tokens, lengths),
         "lengths": lengths.origin,
         "requests": prompts,
@@ -157,7 +157,7 @@ def _cases(folder: Path | None, requests: int, seed: int) -> list[Case]:
     plan = read_plan()
     return [
         Case(
-            f"{trial.name} {scheduler.name} {scheduler.parameter}".rstrip(),
+            f"{trial.name} {scheduler.label}",
             partial(compute_row, plan, trial, scheduler, folder, requests, seed),
         )
         for trial in plan.trials()

@@ -1,7 +1,7 @@
 """Magnus' evaluation: six schedulers at several rates, and Magnus with other predictors."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -43,56 +43,44 @@ NOTES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduler:
-    """A preset with its numbers and predictor; the preset's own if there is none."""
-
-    preset: str
-    numbers: Mapping[str, float] = field(default_factory=dict)
-    predictor: str = ""
-    kv_tokens: int = 0
-    in_paper: bool = True
-
-    def run(self) -> ServedRun:
-        return ServedRun(
-            self.preset, HARDWARE, WORKERS, self.numbers, self.predictor, self.kv_tokens, FORECAST_S
-        )
-
-
-SCHEDULERS: dict[str, Scheduler] = {
-    "vs": Scheduler("vs"),
-    "vsq": Scheduler("vsq", kv_tokens=QUANTIZED_KV_TOKENS),
-    "ccb": Scheduler("ccb"),
-    "glp": Scheduler("glp", WHOLE_MEMORY, GIVEN),
-    "abp": Scheduler("abp", WHOLE_MEMORY, GIVEN),
-    "magnus": Scheduler("magnus", WHOLE_MEMORY, GIVEN),
-    "magnus-words": Scheduler("magnus", WHOLE_MEMORY, "words", in_paper=False),
-    "magnus-oracle": Scheduler("magnus", WHOLE_MEMORY, "oracle", in_paper=False),
+served = partial(ServedRun, hardware=HARDWARE, workers=WORKERS, forecast_s=FORECAST_S)
+SCHEDULERS: dict[str, ServedRun] = {
+    "vs": served("vs"),
+    "vsq": served("vsq", kv_tokens=QUANTIZED_KV_TOKENS),
+    "ccb": served("ccb"),
+    "glp": served("glp", numbers=WHOLE_MEMORY, predictor=GIVEN),
+    "abp": served("abp", numbers=WHOLE_MEMORY, predictor=GIVEN),
+    "magnus": served("magnus", numbers=WHOLE_MEMORY, predictor=GIVEN),
+    "magnus-words": served("magnus", numbers=WHOLE_MEMORY, predictor="words"),
+    "magnus-oracle": served("magnus", numbers=WHOLE_MEMORY, predictor="oracle"),
 }
+NOT_IN_PAPER = ("magnus-words", "magnus-oracle")
 
 
 def compute_row(name: str, rate: float, requests: int, seed: int) -> Row:
     """Simulates one scheduler of SCHEDULERS at one rate."""
-    measures = simulate_row(SCHEDULERS[name], rate, requests, seed)
+    measures = measure(SCHEDULERS[name], rate, requests, seed)
     return {"rate": rate, "scheduler": name, **measures}
 
 
-def simulate_row(scheduler: Scheduler, rate: float, requests: int, seed: int) -> Row:
-    """The measures of one scheduler. All rates have the same requests and forecasts."""
+def measure(scheduler: ServedRun, rate: float, requests: int, seed: int) -> Row:
+    """Returns the measures of one scheduler. All rates have the same requests and forecasts."""
     workload = build_workload("magnus", requests, "poisson", rate, 0, seed)
     rng = np.random.default_rng([seed, 2])
     forecasts = offset_lengths(workload.output_tokens, RMSE_TOKENS, rng)
     workload = replace(workload, forecast_tokens=forecasts.tolist())
-    return scheduler.run().measure(workload, MAX_TOKENS, seed)
+    return scheduler.measure(workload, MAX_TOKENS, seed)
 
 
 def _cases(requests: int, seed: int) -> list[Case]:
     return [
         Case(
-            f"{name} rate={rate:g}", partial(compute_row, name, rate, requests, seed), each.in_paper
+            f"{name} rate={rate:g}",
+            partial(compute_row, name, rate, requests, seed),
+            name not in NOT_IN_PAPER,
         )
         for rate in RATES
-        for name, each in SCHEDULERS.items()
+        for name in SCHEDULERS
     ]
 
 

@@ -58,7 +58,7 @@ class _Run:
         self._settings = settings
         self._running: Ints = np.zeros(0, np.int64)
         self._held = self._peak = 0  # of the running rows: now, and the most to come
-        self._refused = False  # the next decision refuses, too
+        self._refused = False  # the next decision refuses too
         self._due_step = 0
         self._steps = self._decisions = self._admissions = self._evictions = 0
         self._held_total = self._future_total = 0
@@ -69,7 +69,7 @@ class _Run:
         )
 
     def decide_when_due(self) -> bool:
-        """Whether requests still wait."""
+        """Decides if a decision is due. Returns whether requests still wait."""
         if self._steps >= self._due_step or not len(self._running):
             if not self._refused:
                 self._decide()

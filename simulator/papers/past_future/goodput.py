@@ -1,10 +1,8 @@
 """Goodput by number of clients, as in Figure 7 of the Past-Future paper."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 
 import numpy as np
 
@@ -13,6 +11,7 @@ from services.policies.preset import choose
 from simulator.engine.settings import RunSettings
 from simulator.engine.simulation import RunResult, simulate
 from simulator.hardware.hardware_file import load_hardware
+from simulator.papers.document import read_document
 from simulator.papers.past_future.table1 import draw_burst
 from simulator.papers.reproduction import Case, Column, Reproduction, Row, divide
 from simulator.papers.schedulers import Scheduler
@@ -65,7 +64,8 @@ class Plan:
 
 
 def read_plan() -> Plan:
-    document = tomllib.loads(files(__package__).joinpath("goodput.toml").read_text())
+    """Reads goodput.toml."""
+    document = read_document(__package__, "goodput.toml")
     return Plan(
         document["requests_per_client"],
         tuple(Model(**model) for model in document["models"]),
@@ -140,7 +140,7 @@ def _cases(requests: int, seed: int) -> list[Case]:
     plan = read_plan()
     return [
         Case(
-            f"{model.name} {dataset} load={load:g} {scheduler.name} {scheduler.parameter}".rstrip(),
+            f"{model.name} {dataset} load={load:g} {scheduler.label}",
             partial(compute_row, plan, model, dataset, scheduler, load, requests, seed),
         )
         for model in plan.models

@@ -1,13 +1,12 @@
 """Table 1 of the Past-Future paper: a token-level simulation of four schedulers."""
 
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 
 import numpy as np
 
+from simulator.papers.document import read_document
 from simulator.papers.past_future.admission import Admission, Foresight, Rules, Settings
 from simulator.papers.past_future.decoding import decode
 from simulator.papers.reproduction import Case, Column, Reproduction, Row
@@ -51,8 +50,7 @@ class TableRow:
 
 
 def read_table() -> list[TableRow]:
-    """The table as printed."""
-    text = files(__package__).joinpath("table1.toml").read_text()
+    """Returns the rows of the table as printed."""
     return [
         TableRow(
             row["dataset"],
@@ -61,13 +59,13 @@ def read_table() -> list[TableRow]:
             row["setting"],
             {measure: row[measure] for measure in MEASURES},
         )
-        for row in tomllib.loads(text)["rows"]
+        for row in read_document(__package__, "table1.toml")["rows"]
     ]
 
 
 def curve_rows() -> list[TableRow]:
-    """The curve rule with the relief victim, which the paper does not have. Its parameter is a
-    share of evictions."""
+    """Returns rows of the curve rule with the relief victim, which the paper does not have. Their
+    parameter is a share of evictions."""
     nothing: Row = dict.fromkeys(MEASURES)
     return [
         TableRow(dataset, CURVE, f"evictions={share:.0%}", share, nothing)

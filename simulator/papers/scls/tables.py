@@ -21,8 +21,9 @@ SCHEDULERS, SLICING, SCALING = "schedulers", "slices", "workers"
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An inference engine: its hardware profile, and the paper's numbers for it (§5.1). ζ belongs
-    to transformers alone: the memory of the other profile is what its rules allow (Algorithm 2)."""
+    """An inference engine: its hardware profile, and the paper's numbers for it (§5.1). Only
+    transformers has a ζ below 1: the memory of the other profile is what its rules allow (Algorithm
+    2)."""
 
     name: str
     hardware: str
@@ -75,6 +76,8 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
+    """One run of a `study`: SCHEDULERS, SLICING or SCALING."""
+
     engine: Engine
     study: str
     scheduler: str
@@ -98,7 +101,7 @@ class TableRow:
 
 
 def list_rows(engine: Engine) -> list[TableRow]:
-    """The schedulers, then scls by slice length and by number of workers."""
+    """Returns the schedulers, then scls by slice length and by number of workers."""
     return [
         *(TableRow(engine, SCHEDULERS, name) for name in engine.schedulers),
         *(TableRow(engine, SLICING, "scls", slice_tokens=tokens) for tokens in SLICES),
@@ -121,7 +124,7 @@ def compute_row(row: TableRow, requests: int, seed: int) -> Row:
 
 
 def draw_requests(count: int, seed: int) -> Workload:
-    """The requests of all rows."""
+    """Draws the requests of all rows."""
     return build_workload("codefuse", count, "poisson", RATE, 0, seed)
 
 

@@ -16,7 +16,7 @@ from lab.evaluation.scores import score
 from services.forecast import Forecast, certain, from_lengths
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.guard import MIN_OUTCOMES, WINDOW, ModelGuard
-from services.predictor.blend.guarded_forecaster import GuardedForecaster
+from services.predictor.blend.guarded_forecaster import GuardedForecaster, PureForecaster
 from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Prompt, Query
 from services.predictor.learning.scorecard import (
     RECENT,
@@ -168,7 +168,7 @@ def test_guarded_forecaster_selects_forecast() -> None:
 
 
 def test_pure_forecaster_gives_the_model_alone() -> None:
-    guarded = GuardedForecaster(HistoryPredictor(), Scripted(5), pure=True)
+    guarded = PureForecaster(HistoryPredictor(), Scripted(5))
     query = Query("demo", "", 1, 50, prompt=Prompt("", "hello", 1))
     made = guarded.forecast([query])[0]
     assert (made.given, made.by_model) == (certain(50), None)  # neither words nor history
