@@ -20,7 +20,7 @@ class LearnedPrompts:
     """A served predictor that reads prompts: it learns online and is refitted when the served one
     would be. A fit takes no virtual time.
 
-    features: of each request of the workload, whose row is its request id.
+    features: of each request of the workload; its row is the request id.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ from simulator.engine.forecaster import Forecaster, build_forecaster
 from simulator.engine.observations import Observations
 from simulator.engine.records import Records, WorkerUsage
 from simulator.engine.settings import MODEL, RunSettings
-from simulator.engine.worker import MORE, SimWorker
+from simulator.engine.worker import MORE, SimWorker, WorkerOptions
 from simulator.workload.content import contents_of
 from simulator.workload.workload import Workload
 
@@ -103,15 +103,14 @@ class Simulation:
             patience_s = max(patience_s, self._timing.encoder_patience_s)
         limits = SchedulerLimits(settings.max_queue, patience_s=patience_s)
         self._state = SchedulerState(settings.preset, limits)
+        options = WorkerOptions(settings.jumps, self._content is not None, on_step is not None)
         self._workers = [
             SimWorker(
                 number,
                 hardware,
                 self._end_lengths,
-                settings.jumps,
-                self._content is not None,
-                timed=on_step is not None,
-                slowdown=slowdowns[number] if slowdowns else None,
+                options,
+                slowdowns[number] if slowdowns else None,
             )
             for number, hardware in enumerate(settings.effective_hardware)
         ]

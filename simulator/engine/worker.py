@@ -86,6 +86,16 @@ class SwapLinks:
         return sum(t.tokens for t in plan.started) * self._cost.quantize_token_s / 2
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """`jumps`: equal steps are computed at once. `prefix_sharing`: prompts have tokens, and share
+    equal beginnings. `timed`: reports have the time of each step, as served."""
+
+    jumps: bool = True
+    prefix_sharing: bool = False
+    timed: bool = False
+
+
 class SimWorker:
     """One replica. `end_lengths` has the length of each live request's prompt and whole answer."""
 
@@ -94,24 +104,20 @@ class SimWorker:
         number: int,
         hardware: Hardware,
         end_lengths: Mapping[str, int],
-        jumps: bool,
-        prefix_sharing: bool,
-        timed: bool = False,
+        options: WorkerOptions,
         slowdown: Callable[[float], float] | None = None,
     ):
-        """`timed`: reports have the time of each step, as served. `slowdown`: a factor of the steps
-        that begin at a time."""
+        """`slowdown`: a factor of the steps that begin at a time."""
         self.number = number
         self.hardware = hardware
         self.usage = WorkerUsage()
         self.span: Span | None = None
-        self.state = WorkerState(hardware.limits(prefix_sharing))
+        self.state = WorkerState(hardware.limits(options.prefix_sharing))
         self.state.attach()
         self._end_lengths = end_lengths
         self._known_rows: DecodeRows | None = None
         self._known = (NO_ROWS, NO_ROWS)
-        self._jumps = jumps
-        self._timed = timed
+        self._options = options
         self._slowdown = slowdown
         self._inbox: list[Command] = []
         self._links = SwapLinks(hardware.cost)
@@ -180,7 +186,7 @@ class SimWorker:
         """When each step of the span ends. Summed one by one, so that a span and its single steps
         end at equal times. O(rows + steps)."""
         cost, rows = self.hardware.cost, len(batch.decodes)
-        steps = 1 + (self._repeatable(batch) if self._jumps else 0)
+        steps = 1 + (self._repeatable(batch) if self._options.jumps else 0)
         attended = batch.context_tokens + (self._attended_padding() if rows else 0)
         context = attended + rows * np.arange(steps, dtype=float)
         fixed_s = cost.base_s + cost.prefill_token_s * batch.prefill_tokens
@@ -229,7 +235,8 @@ class SimWorker:
         assert span is not None
         batch, steps = span.batch, len(span.ends_s)
         prefill = batch.prefill_tokens
-        at_once = self._jumps and not self._timed and self.state.runs.commits_at_once
+        options = self._options
+        at_once = options.jumps and not options.timed and self.state.runs.commits_at_once
         if at_once:
             self.state.runs.compute(batch, steps, MORE)
         elif steps > 1:
@@ -253,7 +260,7 @@ class SimWorker:
         rows = NO_ROWS
         if len(span.ends_s) > 1:
             rows = np.array([int(s.request_id) for s in _unended(span.batch)], np.int64)
-        timings = _step_timings(span) if self._timed else []
+        timings = _step_timings(span) if self._options.timed else []
         draws = [self._draw(sequence) for sequence in last.sampling]
         tokens = self.state.steps.commit(last, draws, timings).tokens
         drawn = np.array([int(token.request_id) for token in tokens], np.int64)

@@ -124,6 +124,15 @@ def test_repeated_prompt_prefills_only_its_last_block():
     assert result.usages[0].prefix_hit_tokens == 96
 
 
+def test_engine_without_paged_kv_computes_equal_prompts_again():
+    hardware = Hardware("hand", BY_HAND, 1_600, max_batch_tokens=128, attends_padding=True)
+    rows = workload([(0.0, 100, 2), (20.0, 100, 1)])
+    rows = replace(rows, prompts=["x" * 100] * 2)
+    result = simulate(settings("sls", hardware, timing=INSTANT), rows)
+    assert result.records.ttft_s[1] == pytest.approx(11.0)
+    assert result.usages[0].prefix_hit_tokens == 0
+
+
 def test_foretoken_sends_prompts_to_the_worker_that_caches_their_beginning():
     """Two texts on two workers, one request at a time: every later request hits."""
     hardware = Hardware("hand", BY_HAND, kv_tokens=1_600, max_batch_tokens=512)
