@@ -267,8 +267,8 @@ class SimWorker:
         return SpanResult(rows, span.ends_s[:-1], drawn, tokens)
 
     def _commit_computed(self, span: Span) -> SpanResult:
-        """Commits a span after all its steps are computed. Only requests that end, stop or begin are
-        handled one by one. Equal to single steps."""
+        """Commits a span of computed steps. Only requests that end, stop or begin are handled one
+        by one. Equal to single steps."""
         batch, steps, rows = span.batch, len(span.ends_s), span.batch.decodes
         lengths, count = rows.positions + 1 + steps, len(rows)
         numbers, ends = self._columns(rows)
