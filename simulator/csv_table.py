@@ -57,8 +57,8 @@ def read_csv(path: Path, *required: Names, optional: Names = (), most: int = 0) 
     """Returns the columns of the first of the `required` sets that the file has, and those of
     `optional`.
 
-    Reads the first `most` rows, 0 for all; blank lines are no rows. Raises ValueError for a file that cannot be read, has
-    none of the sets, has a row that is too short, or has no row.
+    Reads the first `most` rows, 0 for all; blank lines are no rows. Raises ValueError for a file
+    that cannot be read, has none of the sets, has a row that is too short, or has no row.
     """
     try:
         with _open(path) as file:

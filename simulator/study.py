@@ -32,7 +32,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a run of a study found."""
+    """The figures and records of one run of a study; `observations` if the run was observed."""
 
     keys: Mapping[str, float]
     summary: Summary
@@ -92,8 +92,9 @@ def check_values(key: str, values: Sequence[float]) -> None:
 
 
 def vary(points: Iterable[Point], key: str, values: Sequence[float]) -> list[Point]:
-    """Every point at every value of the key: one of KEYS, or `preset.NAME` for a number of the
-    preset. Raises ValueError as `check_values` does, and for a key that the points do not have."""
+    """Returns every point at every value of the key: one of KEYS, or `preset.NAME` for a number of
+    the preset. Raises ValueError as `check_values` does, and for a key that the points do not
+    have."""
     check_values(key, values)
     return [_at(point, key, value) for value in values for point in points]
 
@@ -112,14 +113,14 @@ def _at(point: Point, key: str, value: float) -> Point:
 def run_points(
     points: Sequence[Point], processes: int, on_done: Callable[[int], None] = lambda _: None
 ) -> list[Finding]:
-    """Runs all points, several at once in separate processes; returns them in order. `on_done`
-    is called with the place of each that ends. Prompts are read once for all points."""
+    """Runs all points in up to `processes` processes and returns their findings in order. `on_done`
+    is called with the place of each point that ends. Prompts are read once for all points."""
     read = _read_prompts(points)
     return run_parallel([partial(_run, point) for point in read], processes, on_done)
 
 
 def _read_prompts(points: Sequence[Point]) -> list[Point]:
-    """The points with the features of their prompts where an encoder reads them."""
+    """Returns the points, with features of their prompts where the predictor uses an encoder."""
     features: dict[int, Sequence[Features]] = {}  # by the identity of a column of prompts
 
     def read(workload: Workload) -> Workload:
@@ -140,8 +141,8 @@ def _read_prompts(points: Sequence[Point]) -> list[Point]:
 
 
 def describe_shortages(points: Sequence[Point]) -> list[str]:
-    """A sentence for each preset whose batch size does not fit in a worker's memory, with prompts
-    of mean length; each once."""
+    """Returns a sentence for each preset with a batch size that does not fit in a worker's memory,
+    for prompts of mean length; each sentence once."""
     sentences: dict[str, None] = {}
     for point in points:
         settings = point.settings

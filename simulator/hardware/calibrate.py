@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import nnls
 
 from services.costs import CostModel, StepTiming
 from services.estimator.linear import fit as fit_steps
 from services.forecast import Floats
+from simulator.hardware.least_squares import solve_non_negative
 from simulator.hardware.reconstruct import PAUSED_SHARE, DecodePhases, decode_phases, missed_steps
 from simulator.hardware.request_log import RequestLog
 
@@ -114,16 +114,12 @@ def _fit_log(
 
 
 def fit_phases(phases: DecodePhases, bounds: CostModel = NO_BOUNDS) -> CostModel:
-    """argmin over c >= bounds of the sum of ((work·c - elapsed) / elapsed)²: non-negative least
-    squares (Lawson, Hanson, "Solving least squares problems", 1974, ch. 23) of what exceeds the
-    bounds, with columns scaled to unit length."""
+    """Returns argmin over c >= bounds of the sum of ((work·c - elapsed) / elapsed)²: non-negative
+    least squares of the time above the bounds."""
     least = _coefficients(bounds)
     weighted = phases.work / phases.elapsed_s[:, None]
-    length = np.maximum(np.linalg.norm(weighted, axis=0), np.finfo(float).tiny)
-    above, _ = nnls(weighted / length, 1 - weighted @ least)
-    base_s, prefill_token_s, decode_seq_s, context_token_s = (
-        float(c) for c in least + above / length
-    )
+    above = solve_non_negative(weighted, 1 - weighted @ least)
+    base_s, prefill_token_s, decode_seq_s, context_token_s = (float(c) for c in least + above)
     return CostModel(base_s, prefill_token_s, decode_seq_s, context_token_s, samples=len(phases))
 
 

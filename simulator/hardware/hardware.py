@@ -17,8 +17,8 @@ class Hardware:
     `cost` predicts a packed engine step. `kv_tokens` and `host_tokens` are KV capacities on the
     device and in host memory. `about` says what the worker is, `source` what its numbers were
     fitted to or derived from. `usd_per_hour` is the price of the worker, 0 if unknown. An engine
-    without paged KV `attends_padding` of static batches: a decode step reads its KV, masked. It shares
-    no prefixes.
+    without paged KV `attends_padding` of static batches: a decode step reads its KV, masked. It
+    shares no prefixes.
     """
 
     name: str

@@ -25,6 +25,8 @@ SUFFIX = ".toml"
 DEFAULT_CONTEXT_TOKENS = 2**20  # no limit but memory
 DEFAULT_UTILIZATION = 0.9  # of a GPU's memory; vLLM's default
 DEFAULT_WORKSPACE_GIB = 1.0  # activations of a step, CUDA context and graphs
+# The keys of [memory] from which a roofline derives a capacity, by that of the capacity itself.
+DERIVED_FROM = {"kv_tokens": {"utilization", "workspace_gib"}, "host_tokens": {"host_gib"}}
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -51,8 +53,8 @@ class CostTable(Record):
 
 
 class MemoryTable(Record):
-    """KV capacities in tokens; with a roofline, also as shares of the memory they are derived
-    from."""
+    """KV capacities in tokens. With a roofline they can be derived instead: `kv_tokens` from the
+    share of device memory that the engine uses and its workspace, `host_tokens` from `host_gib`."""
 
     kv_tokens: Count | None = None
     host_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -92,11 +94,18 @@ class HardwareFile(Record):
     def _has_one_kind(self) -> Self:
         if (self.cost is None) == (self.roofline is None):
             raise ValueError("give either [cost] or [roofline]")
+        given = self.memory.model_fields_set
+        for capacity, keys in DERIVED_FROM.items():
+            if not (unused := keys & given):
+                continue
+            if self.cost is not None:
+                raise ValueError(f"memory.{min(unused)} needs [roofline]; give memory.{capacity}")
+            if capacity in given:
+                raise ValueError(
+                    f"memory.{min(unused)} has no effect beside memory.{capacity}; give one of them"
+                )
         if self.cost is None:
             return self
-        derived = {"utilization", "workspace_gib", "host_gib"} & self.memory.model_fields_set
-        if derived:
-            raise ValueError(f"memory.{min(derived)} needs [roofline]; give memory.kv_tokens")
         if self.memory.kv_tokens is None:
             raise ValueError("memory.kv_tokens is missing; only [roofline] can derive it")
         return self

@@ -17,6 +17,8 @@ RATE_RANGE = (0.6, 1.6)  # of a bin's step rate, relative to the fast requests t
 UNDER_WEIGHT = 10.0  # of tokens without a step; a paused step counts 1
 PAUSED_SHARE = 0.02  # more steps without a token than this: the request may have been paused
 RECOMPUTED_SHARE = 0.05  # more than this: it surely was, and its KV was recomputed
+FAST = 0.75  # quantile of the step rates of requests that span a bin: the fast ones
+PLACEMENTS = 4  # of tokens by a cost model, each with the step times of the one before
 MIN_FREE_SHARE = 0.05  # of a step's time that is not prefill; bounds a poor model's step rate
 
 
@@ -60,10 +62,10 @@ def decode_phases(log: RequestLog, missed: Floats, cost: CostModel | None) -> De
     )
     widths_s = np.diff(times)
     work = _window_work(log, missed > RECOMPUTED_SHARE, spans, widths_s, widths_s)
-    for _ in range(4 if cost else 0):
-        assert cost is not None
-        steps = widths_s / _step_s(cost, work, widths_s)
-        work = _window_work(log, missed > RECOMPUTED_SHARE, spans, widths_s, steps)
+    if cost is not None:
+        for _ in range(PLACEMENTS):
+            steps = widths_s / _step_s(cost, work, widths_s)
+            work = _window_work(log, missed > RECOMPUTED_SHARE, spans, widths_s, steps)
     sums = np.zeros((4, len(times)))
     sums[1:, 1:] = np.cumsum(np.stack([work.prefill, work.tokens, work.context]), axis=1)
     rows = np.flatnonzero((missed <= PAUSED_SHARE) & (log.output_tokens > 1))
@@ -95,7 +97,7 @@ def missed_steps(log: RequestLog) -> Floats:
     shared_s = np.maximum(shared_s - np.maximum(log.first_token_s[:, None], edges[:-1]), 0.0)
     spanned = shared_s.sum(axis=0) > 0
     rates = steps / np.maximum(log.last_token_s - log.first_token_s, 1e-9)
-    fast = np.array([np.quantile(rates[column > 0], 0.75) for column in shared_s.T[spanned]])
+    fast = np.array([np.quantile(rates[column > 0], FAST) for column in shared_s.T[spanned]])
     rows, bins = np.nonzero(shared_s[:, spanned])
     shared_s = shared_s[:, spanned]
     requests, used = shared_s.shape
@@ -114,8 +116,8 @@ def missed_steps(log: RequestLog) -> Floats:
 
 
 def peak_load(log: RequestLog) -> tuple[int, int]:
-    """The most requests that ran together, and the most KV tokens that they held, were none
-    paused."""
+    """Returns the most requests that ran together and the most KV tokens that they held, if none
+    was paused."""
     times = np.unique(np.concatenate([log.scheduled_s, log.last_token_s]))
     running = np.zeros(len(times))
     held = np.zeros(len(times))

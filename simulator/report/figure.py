@@ -14,6 +14,8 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from simulator.rows import writing
+
 # Okabe and Ito's colours, which colour-blind readers distinguish, without the two that vanish on a
 # light or a dark page.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -97,11 +99,9 @@ def add_legend(figure: Figure, of: Axes) -> None:
 
 
 def write_png(path: Path, figure: Figure) -> None:
-    """Raises ValueError if the file cannot be written."""
-    try:
+    """Writes the figure as PNG. Raises ValueError if the file cannot be written."""
+    with writing(path):
         figure.savefig(path, dpi=DPI, format="png")
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}") from None
 
 
 def draw_svg(figure: Figure) -> str:

@@ -15,6 +15,7 @@ from simulator.engine.settings import RunSettings
 from simulator.report.comparison import Rows, compare
 from simulator.report.figure import Picture, draw_svg
 from simulator.report.sla import FIELDS
+from simulator.rows import writing
 from simulator.workload.workload import Workload
 
 T = TypeVar("T")
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """What was run."""
+    """The settings and the workload of one run."""
 
     settings: RunSettings
     workload: Workload
@@ -45,10 +46,8 @@ def write_page(
         tables=compare(rows),
         pictures=[(picture, draw_svg(picture.figure)) for picture in pictures],
     )
-    try:
+    with writing(path):
         path.write_text(content, "utf-8")
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}") from None
 
 
 # Settings of a run

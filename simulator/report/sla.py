@@ -11,7 +11,7 @@ CLASSES = {
     "past-future": Sla("past-future", ttft_s=10.0, mtpot_s=1.5),
     "past-future-70b": Sla("past-future-70b", ttft_s=15.0, mtpot_s=5.0),
 }
-UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0}  # in seconds; a longer suffix before its own end
+UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0}  # seconds; ms before s, its last letter
 PERCENTAGE = "p"
 DEFAULT_SHARE = 0.99
 
@@ -64,7 +64,7 @@ def _read_sla(parts: dict[str, str]) -> Sla:
     for name, value in parts.items():
         if name in CLASSES:
             if value or len(parts) > 1:
-                raise ValueError(f"sla: {name} has all budgets; give it without a value and others")
+                raise ValueError(f"sla: {name} sets all budgets; give it alone, without a value")
             return CLASSES[name]
         if name not in FIELDS:
             raise ValueError(

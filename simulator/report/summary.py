@@ -54,7 +54,7 @@ class Summary:
 
 
 def summarize(result: RunResult) -> Summary:
-    """The figures of one run. O(requests · log requests)."""
+    """Returns the figures of one run. O(requests · log requests)."""
     records, settings = result.records, result.settings
     done = records.finished
     met = records.meets(settings.sla)
@@ -103,7 +103,8 @@ def _p99(values: Floats) -> float:
 
 
 def summary_row(summary: Summary, keys: Mapping[str, float] | None = None) -> Row:
-    """A row of the JSON: the varied keys, then all figures; None for a figure without requests."""
+    """Returns a row of the JSON: the varied keys, then all figures; None for a figure without
+    requests."""
     figures = {
         name: None if isinstance(value, float) and isnan(value) else value
         for name, value in asdict(summary).items()
@@ -130,7 +131,8 @@ _COLUMNS: tuple[tuple[str, str, str], ...] = (  # key, heading, format
 
 
 def summary_table(rows: Sequence[tuple[Mapping[str, float], Summary]], title: str) -> Table:
-    """A line per run: the varied keys, the preset, and its main figures."""
+    """Returns a table with a line per run: the varied keys, the preset, and its main figures; a
+    dash for a figure without requests."""
     table = Table(title=title, title_justify="left", title_style="bold")
     for key in rows[0][0] if rows else ():
         table.add_column(key, justify="right")
@@ -138,6 +140,10 @@ def summary_table(rows: Sequence[tuple[Mapping[str, float], Summary]], title: st
     for _, heading, _ in _COLUMNS:
         table.add_column(heading, justify="right")
     for keys, summary in rows:
-        cells = [format(getattr(summary, key), style) for key, _, style in _COLUMNS]
+        cells = [_cell(getattr(summary, key), style) for key, _, style in _COLUMNS]
         table.add_row(*(f"{value:g}" for value in keys.values()), summary.preset, *cells)
     return table
+
+
+def _cell(value: float, style: str) -> str:
+    return "–" if isnan(value) else format(value, style)

@@ -24,6 +24,7 @@ from simulator.engine.settings import Timing
 DEFAULT = Timing()
 CHANGES = ev.Submitted | ev.Forecasted | ev.Refreshed | ev.Reported
 MIN_SAMPLES = 8  # of a latency; below, the default is used
+HOPS = 3  # messages from the round that places a request to the report that dates its step
 
 
 @dataclass
@@ -64,13 +65,14 @@ class ControlPlaneClock:
         self._round_requests, self._round_s, self._changed_s = self._live, now, inf
 
     def timing(self, placements_s: Sequence[float]) -> Timing:
-        """The measured latencies; the default ones where there are too few. `placements_s` are the
-        times from rounds to the arrivals of prompts that they placed, one message later."""
+        """Returns the measured latencies; the default ones where there are too few samples.
+        `placements_s` are the times from rounds to the arrivals of prompts that they placed, one
+        message later."""
         round_s, round_job_s = self._round_costs()
         took_s = round_s + round_job_s * self._mean_requests()
         hop_s = DEFAULT.hop_s
         if len(placements_s) >= MIN_SAMPLES:
-            hop_s = max(0.0, (float(np.mean(placements_s)) - took_s) / 3)
+            hop_s = max(0.0, (float(np.mean(placements_s)) - took_s) / HOPS)
         return Timing(
             hop_s=hop_s,
             forecast_s=_median(self._forecast_s, DEFAULT.forecast_s),
@@ -92,7 +94,7 @@ class ControlPlaneClock:
 
 
 def _change(transition: Transition) -> int:
-    """The change of the number of live requests."""
+    """Returns the change of the number of live requests."""
     none = RequestPhase.NONE
     return (transition.after is not none) - (transition.before is not none)
 

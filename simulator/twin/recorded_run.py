@@ -54,7 +54,7 @@ class RecordedRun:
 
     @property
     def places(self) -> Ints:
-        """Of a twin: the place of each request in the recorded run."""
+        """The place of each request of a twin in the recorded run."""
         return np.array([int(name) for name in self.ids])
 
 
@@ -152,8 +152,8 @@ class RunReader:
             ]
 
     def build(self) -> RecordedRun:
-        """The run. Raises ValueError with the reason if nothing finished, for several models, and
-        for a worker that left before the end."""
+        """Returns the run. Raises ValueError with the reason if nothing finished, for several
+        models, and for a worker that left before the end."""
         done = [known for known in self._requests.values() if known.finished]
         if not done:
             raise ValueError(f"{self.name} has no finished request")
@@ -200,8 +200,8 @@ class RunReader:
         )
 
     def _placements_s(self, requests: Iterable[_Progress]) -> Iterable[float]:
-        """From the round that places a request to the mean arrival of its prompt, of those whose
-        prompt was computed in one step."""
+        """Yields the time from the round that places a request to the mean arrival of its prompt,
+        for each request with a prompt that was computed in one step."""
         arrivals_s = {id(steps): steps.arrivals_s() for steps in self._steps.values()}
         for known in requests:
             if known.prefill and known.placed_s < inf:
@@ -241,8 +241,8 @@ def read_run(path: Path) -> RecordedLog:
 
 
 def _on_clock(request: Request, origin_s: float) -> Request:
-    """The request as a new one, without a worker, delivered tokens or a deadline, which a twin does
-    not simulate."""
+    """Returns the request as a new one, without a worker, delivered tokens or a deadline, which a
+    twin does not simulate."""
     return replace(
         request,
         arrival_s=request.arrival_s - origin_s,
@@ -259,7 +259,7 @@ def _renamed(
     numbers: dict[str, str],
     origin_s: float,
 ) -> Iterable[tuple[float, ev.Event]]:
-    """The advice with places instead of ids; what concerns others is left out."""
+    """Yields the advice with places instead of ids, without that for other requests and workers."""
     for now, event in advice:
         at_s = max(0.0, now - origin_s)
         match event:

@@ -19,7 +19,8 @@ from services.scheduler.core.phases import RequestPhase, Transition
 
 
 class Interval(NamedTuple):
-    """The steps of one report, which came at `at_s`. `busy`: the worker had work since the last."""
+    """The steps of one report, which came at `at_s`. `busy`: the worker has had work ever since the
+    report before."""
 
     at_s: float
     steps: int
@@ -69,7 +70,7 @@ class WorkerSteps:
         return max(0.0, wall_s - device_s) / max(1, steps)
 
     def ends_s(self) -> Floats:
-        """The end of each step in `timings`, and one message to the scheduler later. O(steps)."""
+        """Returns the end of each step in `timings` plus one message to the scheduler. O(steps)."""
         sent_s, host_s = self._sent_s(), self.host_s
         elapsed_s = self._elapsed_s()
         ends_s = np.zeros(len(elapsed_s))
@@ -86,9 +87,9 @@ class WorkerSteps:
         return ends_s
 
     def arrivals_s(self) -> Floats:
-        """For each step, the mean time at which a command arrives that takes effect in it: between
-        the starts of the step before and of this one, or at its start after an idle time. One
-        message later, as `ends_s`. O(steps)."""
+        """Returns for each step the mean time at which a command arrives that takes effect in it,
+        plus one message, as `ends_s`: the middle between the starts of the step before and of this
+        one, or its start after an idle time. O(steps)."""
         starts_s = self.ends_s() - self._elapsed_s()
         before_s = np.concatenate([starts_s[:1], starts_s[:-1]])
         firsts = np.cumsum([0, *(interval.steps for interval in self.intervals)])[:-1]
@@ -101,7 +102,7 @@ class WorkerSteps:
         return np.array([timing.elapsed_s for timing in self.timings], float)
 
     def _sent_s(self) -> list[float]:
-        """When each report would have come without delays."""
+        """Returns when each report would have come without delays."""
         sent_s: list[float] = []
         latest_s = np.inf
         for interval in reversed(self.intervals):

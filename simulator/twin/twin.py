@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy.optimize import nnls
 
 from services.core import WorkerView
 from services.costs import CostModel, Direction, StepTiming
 from simulator.engine.settings import RunSettings, Timing
 from simulator.engine.simulation import Simulation
 from simulator.hardware.hardware import Hardware
+from simulator.hardware.least_squares import solve_non_negative
 from simulator.twin.machine_speed import measure_slowdown
 from simulator.twin.recorded_run import RecordedLog, RecordedRun, RunReader
 from simulator.twin.step_ends import WorkerSteps
@@ -26,7 +26,7 @@ def simulate_twin(
     follow_speed: bool = False,
 ) -> RecordedRun:
     """Simulates the requests of a log on `hardware`, one for each worker, and returns the run as
-    its log would have it; the id of a request is its place in the recorded run.
+    its log would show it; the id of a request is its place in the recorded run.
 
     The scheduler receives the recorded forecasts and cost models, or with `predictor` the forecasts
     of that predictor. With `follow_speed`, steps take longer or shorter where those of the log did.
@@ -52,9 +52,9 @@ def simulate_twin(
 
 
 def measured_hardware(run: RecordedRun) -> tuple[Hardware, ...]:
-    """Each worker as the run shows it: its capacities, and a cost model of its own steps with the
-    host time between them; the estimator's last cost model if it has too few steps. Raises
-    ValueError for a worker without either."""
+    """Returns each worker as the run shows it: its capacities, and a cost model of its own steps
+    with the host time between them; the estimator's last cost model if it has too few steps. Raises
+    ValueError for a worker with too few steps and no cost model."""
     return tuple(
         _hardware(view, _fit_cost(view, steps, reported))
         for view, steps, reported in zip(run.workers, run.steps, run.costs, strict=True)
@@ -101,7 +101,7 @@ def _fit_cost(view: WorkerView, steps: WorkerSteps, reported: CostModel | None) 
 
 
 def fit_mean_cost(timings: Sequence[StepTiming]) -> CostModel:
-    """argmin over c >= 0 of the sum of (work·c - elapsed)²: non-negative least squares of seconds.
+    """Returns argmin over c >= 0 of the sum of (work·c - elapsed)², in seconds.
 
     A run's duration is the sum of its steps, so the fit must match their mean; the estimator's fit
     matches the median, which is lower where pauses are frequent. O(steps).
@@ -110,9 +110,8 @@ def fit_mean_cost(timings: Sequence[StepTiming]) -> CostModel:
         [(1.0, t.prefill_tokens, t.decode_seqs, t.context_tokens) for t in timings], float
     )
     elapsed_s = np.array([t.elapsed_s for t in timings])
-    length = np.maximum(np.linalg.norm(work, axis=0), np.finfo(float).tiny)
-    found, _ = nnls(work / length, elapsed_s)
-    base_s, prefill_token_s, decode_seq_s, context_token_s = (float(c) for c in found / length)
+    found = solve_non_negative(work, elapsed_s)
+    base_s, prefill_token_s, decode_seq_s, context_token_s = (float(c) for c in found)
     return CostModel(
         base_s,
         prefill_token_s,

@@ -43,7 +43,7 @@ class Task:
         return len(self.instruction.split())
 
     def draw(self, count: int, rng: Generator) -> tuple[Ints, Ints]:
-        """Tokens of user inputs and answers."""
+        """Draws the tokens of user inputs and answers."""
         inputs = self.user_input.draw(count, rng)
         factor = self.ratio * np.exp(rng.normal(0.0, self.spread, count))
         answers = np.clip(np.rint(inputs * factor), 1, MOST_TOKENS)
@@ -81,8 +81,8 @@ class Drawn:
 
 
 def draw_tasks(tasks: Sequence[Task], count: int, rng: Generator) -> Drawn:
-    """`count` requests, each of a task drawn with equal probability. A prompt's first line is the
-    instruction."""
+    """Draws `count` requests, each of a task drawn with equal probability. A prompt's first line is
+    the instruction."""
     which = rng.integers(len(tasks), size=count)
     inputs, answers = np.zeros(count, np.int64), np.zeros(count, np.int64)
     for number, task in enumerate(tasks):

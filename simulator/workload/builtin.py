@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.forecast import Floats, Ints
+from services.forecast import Floats
 from services.policies.preset import require_known
 from simulator.workload.applications import MAGNUS_TASKS, Drawn, LogNormal, draw_tasks
 from simulator.workload.trace import read_lengths
@@ -22,9 +22,9 @@ class Uniform:
     input_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
 
-    def draw(self, count: int, rng: Generator) -> tuple[Ints, Ints]:
+    def draw(self, count: int, rng: Generator) -> Drawn:
         (input_low, input_high), (output_low, output_high) = self.input_tokens, self.output_tokens
-        return (
+        return Drawn(
             rng.integers(input_low, input_high, count, endpoint=True),
             rng.integers(output_low, output_high, count, endpoint=True),
         )
@@ -36,7 +36,6 @@ LENGTHS = {
     "d2": Uniform((3_000, 5_000), (3_000, 5_000)),
     "d3": Uniform((2_048, 4_096), (32, 4_096)),
 }
-VARYING = "varying"  # d1, d2 and d3, one after another: the paper's varying load
 
 # SCLS (Cheng et al., 2024) keeps its CodeFuse trace private: Fig. 6 and 14 show that the vast
 # majority of answers are below 512 tokens and take less than three slices of 128; §5.1 cuts inputs
@@ -44,43 +43,40 @@ VARYING = "varying"  # d1, d2 and d3, one after another: the paper's varying loa
 CODEFUSE_INPUT = LogNormal(128, 1.1, 1_024)
 CODEFUSE_OUTPUT = LogNormal(160, 0.9, 1_024)
 
+
+def _draw_varying(count: int, rng: Generator) -> Drawn:
+    shares = np.array_split(np.arange(count), len(LENGTHS))
+    drawn = [
+        each.draw(len(share), rng) for each, share in zip(LENGTHS.values(), shares, strict=True)
+    ]
+    return Drawn(
+        np.concatenate([each.input_tokens for each in drawn]),
+        np.concatenate([each.output_tokens for each in drawn]),
+    )
+
+
 REQUESTS: dict[str, Callable[[int, Generator], Drawn]] = {
+    **{name: lengths.draw for name, lengths in LENGTHS.items()},
+    "varying": _draw_varying,  # d1, d2 and d3, one after another: the paper's varying load
     "codefuse": lambda count, rng: Drawn(
         CODEFUSE_INPUT.draw(count, rng), CODEFUSE_OUTPUT.draw(count, rng)
     ),
     "magnus": lambda count, rng: draw_tasks(MAGNUS_TASKS, count, rng),
 }
-WORKLOADS = (*LENGTHS, VARYING, *REQUESTS)
+WORKLOADS = tuple(REQUESTS)
 
 
 def draw_requests(name: str, count: int, rng: Generator) -> Drawn:
-    """`count` requests of a workload of WORKLOADS, or lengths drawn with replacement from a file.
+    """Draws `count` requests of a workload of WORKLOADS, or lengths with replacement from a file.
     Raises ValueError with the known names."""
     if name in REQUESTS:
         return REQUESTS[name](count, rng)
-    return Drawn(*draw_lengths(name, count, rng))
-
-
-def draw_lengths(name: str, count: int, rng: Generator) -> tuple[Ints, Ints]:
-    """Input and output tokens of `count` requests of LENGTHS or VARYING, or drawn with replacement
-    from a file of lengths. Raises ValueError with the known names."""
-    if name == VARYING:
-        shares = np.array_split(np.arange(count), len(LENGTHS))
-        drawn = [
-            each.draw(len(share), rng) for each, share in zip(LENGTHS.values(), shares, strict=True)
-        ]
-        return (
-            np.concatenate([inputs for inputs, _ in drawn]),
-            np.concatenate([outputs for _, outputs in drawn]),
-        )
-    if name in LENGTHS:
-        return LENGTHS[name].draw(count, rng)
     path = Path(name)
     if not path.exists():
         require_known("workload", name, (*WORKLOADS, "a CSV file with input_tokens,output_tokens"))
     inputs, outputs = read_lengths(path)
     rows = rng.integers(len(inputs), size=count)
-    return inputs[rows], outputs[rows]
+    return Drawn(inputs[rows], outputs[rows])
 
 
 # Arrival processes: seconds of each of `count` arrivals at a mean rate.
@@ -116,9 +112,9 @@ ARRIVALS: dict[str, Callable[[int, float, Generator], Floats]] = {
 def build_workload(
     name: str, count: int, arrivals: str, rate: float, clients: int, seed: int
 ) -> Workload:
-    """A built-in workload, or lengths from a file, with drawn arrivals or a closed loop of
-    `clients`. Raises ValueError for unknown names, a count or rate that is not positive, and a
-    burst with a rate."""
+    """Builds a built-in workload, or one of lengths from a file, with drawn arrivals or a closed
+    loop of `clients`, which has neither arrivals nor a rate. Raises ValueError for unknown names, a
+    count or rate that is not positive, and a burst with a rate."""
     if count < 1:
         raise ValueError(f"a workload has at least 1 request, got {count}")
     require_known("arrivals", arrivals, ARRIVALS)

@@ -19,7 +19,8 @@ Contents = Callable[[int], list[int]]
 
 
 def contents_of(workload: Workload) -> Contents | None:
-    """Contents from block hashes if the workload has them, else from texts; None without both."""
+    """Returns contents from block hashes if the workload has them, else from texts; None without
+    both."""
     if workload.hash_ids:
         return _block_contents(workload)
     return _text_contents(workload) if workload.prompts else None
@@ -49,6 +50,6 @@ def _text_contents(workload: Workload) -> Contents:
 
 
 def _fill(even: Sequence[int], length: int, row: int) -> list[int]:
-    """The first ids of a content; the rest of the prompt has the row's own odd id."""
+    """Returns the ids of a prompt: the first ones from `even`, then the row's own odd id."""
     own = [_RESERVED + 2 * row + 1] * (length - len(even))
     return [_RESERVED + number for number in even[:length]] + own

@@ -11,7 +11,7 @@ _BATCH = 64  # prompts of one call of the encoder
 
 
 def encode_prompts(workload: Workload) -> list[Features]:
-    """Features by the packaged sentence encoder; 6 to 15 ms per prompt, a repeated one once. Raises
+    """Returns features by the packaged sentence encoder; 6 to 15 ms per distinct prompt. Raises
     ValueError if the encoder is not installed."""
     from services.predictor.encoder.encoder import Encoder  # takes seconds to import
 
@@ -25,10 +25,10 @@ def encode_prompts(workload: Workload) -> list[Features]:
 
 
 def read_words(workload: Workload) -> list[Features]:
-    """Features without embeddings, 0.1 ms per prompt."""
+    """Returns features without embeddings; 0.1 ms per prompt."""
     return [word_features(prompt) for prompt in _prompts(workload)]
 
 
 def _prompts(workload: Workload) -> list[Prompt]:
     tokens = workload.input_tokens.tolist()
-    return [Prompt("", text, most) for text, most in zip(workload.prompts, tokens, strict=True)]
+    return [Prompt("", text, count) for text, count in zip(workload.prompts, tokens, strict=True)]

@@ -18,7 +18,7 @@ import gzip
 import io
 import json
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
@@ -49,8 +49,8 @@ class Row(NamedTuple):
 
 
 def read_recording(path: Path) -> Workload:
-    """The finished requests of a log, by arrival. Raises ValueError that names file and line for a
-    log of another form or without a finished request."""
+    """Reads the finished requests of a log, by arrival. Raises ValueError that names file and line
+    for a log of another form or without a finished request."""
     try:
         first = _first_line(path)
         if MARK in first:
@@ -139,7 +139,7 @@ def _event_log_rows(path: Path) -> Iterator[Row]:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """The objects of a file and where each is."""
+    """Yields the objects of a file and the place of each."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -156,7 +156,7 @@ def _request_log_rows(path: Path) -> Iterator[Row]:
 
 
 def _request_row(entry: Mapping[str, object], where: str) -> Row | None:
-    """None for a request without output, such as one that failed."""
+    """Returns the row of an entry; None for a request without output, such as one that failed."""
     response = entry.get("response")
     sources = (entry, response) if isinstance(response, dict) else (entry,)
     usage = next((s["usage"] for s in sources if isinstance(s.get("usage"), dict)), None)
@@ -191,12 +191,15 @@ def _mooncake_rows(path: Path) -> Iterator[Row]:
 
 
 def _seconds(time: object, where: str) -> float:
+    """Returns a time in seconds; an ISO 8601 time without a zone is in UTC, so that no machine's
+    clock change moves it."""
     if isinstance(time, int | float) and isfinite(time):
         return float(time)
     try:
-        return datetime.fromisoformat(str(time)).timestamp()
+        parsed = datetime.fromisoformat(str(time))
     except ValueError:
         raise ValueError(f"{where}: {time!r} is not a time in seconds or ISO 8601") from None
+    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
 
 
 def _benchmark_rows(path: Path, document: Mapping[str, object]) -> Iterator[Row]:

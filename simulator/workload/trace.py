@@ -13,7 +13,7 @@ KIND, PROMPT, HASH_IDS = "kind", "prompt", "hash_ids"
 
 
 def read_trace(path: Path, most: int = 0) -> Workload:
-    """The requests of a trace, sorted by arrival and shifted so that the first arrives at 0.
+    """Reads the requests of a trace, sorts them by arrival and shifts the first arrival to 0.
 
     Columns: `arrival_s,input_tokens,output_tokens[,kind][,prompt][,hash_ids]`; others are ignored.
     `hash_ids` are numbers of the prompt's blocks, separated by spaces. Only the first `most` rows
@@ -38,7 +38,7 @@ def read_trace(path: Path, most: int = 0) -> Workload:
 
 
 def _hash_ids(table: CsvTable) -> list[list[int]]:
-    """The ids of each row, renumbered from 0 on: a trace may have 64-bit hashes."""
+    """Returns the ids of each row, renumbered from 0 on: a trace may have 64-bit hashes."""
     numbers: dict[str, int] = {}
     return [
         [numbers.setdefault(name, len(numbers)) for name in cell.split()]
@@ -47,7 +47,7 @@ def _hash_ids(table: CsvTable) -> list[list[int]]:
 
 
 def read_lengths(path: Path) -> tuple[Ints, Ints]:
-    """Input and output tokens of a file with these columns, row by row. Raises ValueError as
-    `read_trace` does."""
+    """Reads the columns of input and output tokens of a file. Raises ValueError as `read_trace`
+    does."""
     table = read_csv(path, (INPUT, OUTPUT))
     return table.lengths(INPUT), table.lengths(OUTPUT)

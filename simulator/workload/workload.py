@@ -17,13 +17,13 @@ T = TypeVar("T")
 class Workload:
     """Requests in order of arrival: arrival times in seconds, lengths in tokens.
 
-    `kinds`, `prompts`, `hash_ids`, the numbers of each prompt's blocks, `forecast_tokens`, the
-    answers of the predictor `given`, and `features`, the embeddings of the prompts, are parallel to
-    the columns, or empty if unknown. So are `requests`: what recorded requests say of themselves
-    beside their lengths, with times on the clock of `arrival_s`. A run computes the features it
-    needs. With `clients`, the load is a closed loop: that many clients each send their next request
-    when the previous one ends, and `arrival_s` is ignored. Raises ValueError for columns that
-    differ in length, arrivals that decrease, and lengths below 1.
+    Each other column has a row per request, or is empty if unknown. `hash_ids` are the numbers of
+    each prompt's blocks. `forecast_tokens` are the forecasts of the predictor `given`. `features`
+    are the embeddings of the prompts; a run computes those that it needs. `requests` are recorded
+    requests with their settings, with times on the clock of `arrival_s`. With `clients`, the load
+    is a closed loop: that many clients each send their next request when the previous one ends, and
+    `arrival_s` is ignored. Raises ValueError for columns that differ in length, arrivals that
+    decrease, and lengths below 1.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Workload:
         return (len(self) - 1) / span_s if span_s else np.inf
 
     def take(self, rows: Ints) -> "Workload":
-        """Some of the requests, given by their ascending places."""
+        """Returns the requests at these ascending places."""
         return replace(
             self,
             arrival_s=self.arrival_s[rows],
@@ -76,7 +76,7 @@ class Workload:
         )
 
     def at_rate(self, rate: float) -> "Workload":
-        """The same requests with arrivals stretched to this mean rate. Raises ValueError for a
+        """Returns the requests with arrivals stretched to this mean rate. Raises ValueError for a
         burst, which has no rate."""
         if not np.isfinite(self.rate):
             raise ValueError(f"{self.name}: all requests arrive at once; a rate does not apply")
@@ -84,8 +84,8 @@ class Workload:
         return replace(self, arrival_s=(self.arrival_s - start) * (self.rate / rate))
 
     def hold_out(self, count: int) -> tuple["Workload", "Workload"]:
-        """The first `count` requests, and the others with their first arrival at 0. Raises
-        ValueError unless both have requests."""
+        """Splits off the first `count` requests from the others, and shifts those so that the first
+        of them arrives at 0. Raises ValueError unless both parts have requests."""
         if not 0 < count < len(self):
             raise ValueError(
                 f"{self.name} has {len(self):,} requests: hold out 1 to {len(self) - 1:,}, not "

@@ -10,7 +10,7 @@ from simulator.papers.document import read_document
 from simulator.papers.past_future.admission import Admission, Foresight, Rules, Settings
 from simulator.papers.past_future.decoding import decode
 from simulator.papers.reproduction import Case, Column, Reproduction, Row
-from simulator.workload.builtin import draw_lengths
+from simulator.workload.builtin import LENGTHS
 from simulator.workload.workload import Workload
 
 REQUESTS = 3_000
@@ -94,10 +94,10 @@ RULES: dict[str, Callable[[float], Rules]] = {
 
 
 def draw_burst(dataset: str, count: int, seed: int) -> Workload:
-    """`count` requests of a dataset, all queued at the start."""
+    """Draws `count` requests of a dataset, all queued at the start."""
     rng = np.random.default_rng([seed, 1 + DATASETS.index(dataset)])
-    inputs, outputs = draw_lengths(dataset.lower(), count, rng)
-    return Workload(dataset, np.zeros(count), inputs, outputs)
+    drawn = LENGTHS[dataset.lower()].draw(count, rng)
+    return Workload(dataset, np.zeros(count), drawn.input_tokens, drawn.output_tokens)
 
 
 def compute_row(row: TableRow, requests: int, seed: int) -> Row:

@@ -169,6 +169,10 @@ link_latency_s = 30e-6
             "x.toml: unknown model 'llama2-7', did you mean llama2-7b?",
         ),
         (ROOFLINE.replace("2-7b", "2-70b"), "x.toml: 128.5 GiB of weights on 1 GPUs of 80 GiB"),
+        (
+            ROOFLINE + "[memory]\nkv_tokens = 4_096\nutilization = 0.5\n",
+            "x.toml: memory.utilization has no effect beside memory.kv_tokens; give one of them",
+        ),
         (ROOFLINE + 'dtype = "fp16"\n', "x.toml: roofline.dtype should be 'float32', "),
     ],
 )

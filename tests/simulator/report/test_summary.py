@@ -73,6 +73,8 @@ def test_parse_sla_refuses_a_percentage():
 
 def test_parse_target_reads_budgets_and_percentage():
     assert parse_target("ttft=1s, p=99.5") == SlaTarget(Sla("given", 1.0), 0.995)
+    past_future = Sla("past-future", 10.0, mtpot_s=1.5)
+    assert parse_target("past-future,p=90") == SlaTarget(past_future, 0.9)
     assert parse_target("p=100,tpot=50ms") == SlaTarget(Sla("given", tpot_s=0.05), 1.0)
     assert parse_target("ttft=1s").share == 0.99
 

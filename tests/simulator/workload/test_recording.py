@@ -1,6 +1,7 @@
 """Recordings: each form of log that is read, the trace that is written, and mistakes."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,21 @@ def test_openai_request_log_becomes_a_workload(tmp_path: Path):
     ]
     path.write_text("\n".join(json.dumps(entry) for entry in entries) + "\n\n")
     assert rows(read_recording(path)) == [(0.0, 7, 8), (2.0, 5, 6)]
+
+
+def test_times_without_a_zone_are_utc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Two hours lie between the requests, on either side of a clock change in Berlin."""
+    path = tmp_path / "requests.jsonl"
+    usage = {"prompt_tokens": 5, "completion_tokens": 6}
+    times = ("2023-03-26T01:30:00", "2023-03-26T03:30:00")
+    path.write_text("\n".join(json.dumps({"timestamp": t, "usage": usage}) for t in times))
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        assert rows(read_recording(path)) == [(0.0, 5, 6), (7_200.0, 5, 6)]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.parametrize("indent", [None, 2])

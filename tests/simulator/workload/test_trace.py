@@ -70,6 +70,17 @@ def test_trace_refuses_missing_and_broken_files(tmp_path: Path):
     broken.write_bytes(gzip.compress(b"arrival_s,input_tokens,output_tokens\n0,1,1\n")[:-9])
     with pytest.raises(ValueError, match="cannot read"):
         read_trace(broken)
+    damaged = bytearray(gzip.compress(b"arrival_s,input_tokens,output_tokens\n0,1,1\n"))
+    damaged[12:20] = bytes(8)
+    broken.write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"broken\.csv\.gz"):
+        read_trace(broken)
+
+
+def test_blank_lines_are_no_rows(tmp_path: Path):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,1,2\n\n1,3,4\n2,5,6\n")
+    assert read_trace(path, 2).output_tokens.tolist() == [2, 4]
 
 
 def test_trace_of_lengths_needs_no_arrivals(tmp_path: Path):
