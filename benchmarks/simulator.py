@@ -5,10 +5,10 @@
 
 Each run is a process of its own on one core. Capacity is the rate at which `fcfs` serves a burst.
 The loads are 0.8 and 1.2 times that rate, with Poisson arrivals, and a burst: all requests queued
-at the start. Above capacity the queue grows with the number of requests, so that the columns from
-left to right show the growth. Lengths follow a log-normal distribution like that of a chat service,
-or are drawn from a CSV with input_tokens,output_tokens. Forecasts are those of `history`. Requests
-have an SLA of 2 s to the first token and 0.1 s per token.
+at the start. Above capacity the queue grows with the number of requests, from column to column.
+Lengths follow a log-normal distribution like that of a chat service, or are drawn from a CSV with
+input_tokens,output_tokens. Forecasts are those of `history`. Requests have an SLA of 2 s to the
+first token and 0.1 s per token.
 """
 
 import resource
@@ -53,8 +53,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run cost, beyond imports, and the rate at which the simulated workers served the first
-    nine tenths of it: the end is that of the longest answer."""
+    """CPU time of a run without its imports, peak memory with them, and the rate at which the
+    simulated workers serve the first nine tenths of the requests: the others wait for the longest
+    answers."""
 
     cpu_s: float
     ms_per_request: float
@@ -73,13 +74,13 @@ def main() -> None:
     args = options.parse_args()
     sizes = [int(n) for n in (args.requests or (QUICK_SIZES if args.quick else SIZES)).split(",")]
     capacity = QUICK_CAPACITY_REQUESTS if args.quick else CAPACITY_REQUESTS
-    rate = _measure(_case(args, "fcfs", capacity, BURST)).served_per_s
+    rate = measure(_case(args, "fcfs", capacity, BURST)).served_per_s
     print(f"capacity: {rate:.0f} requests/s on {args.workers} x {args.hardware}")
     records = []
     for preset in args.presets.split(","):
         rows: list[tuple[object, ...]] = []
         for factor in FACTORS:
-            costs = [_measure(_case(args, preset, size, rate * factor)) for size in sizes]
+            costs = [measure(_case(args, preset, size, rate * factor)) for size in sizes]
             records += [
                 {"preset": preset, "load": factor, "requests": size, **asdict(cost)}
                 for size, cost in zip(sizes, costs, strict=True)
@@ -95,14 +96,14 @@ def _case(args: Namespace, preset: str, requests: int, rate: float) -> Case:
     return Case(preset, requests, rate, args.workers, args.hardware, args.lengths)
 
 
-def _measure(case: Case) -> Cost:
+def measure(case: Case) -> Cost:
     """Runs a case in a fresh process: its peak memory includes no other run's."""
     with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
-        return fresh.submit(_run, case).result()
+        return fresh.submit(run, case).result()
 
 
-def _run(case: Case) -> Cost:
-    workload = _workload(case)
+def run(case: Case) -> Cost:
+    workload = draw_workload(case)
     hardware = (load_hardware(case.hardware),) * case.workers
     settings = RunSettings(
         choose(case.preset), hardware, SLA, max_queue=case.requests, predictor="history"
@@ -119,16 +120,16 @@ def _run(case: Case) -> Cost:
     )
 
 
-def _workload(case: Case) -> Workload:
+def draw_workload(case: Case) -> Workload:
     rng = np.random.default_rng(0)
-    inputs, outputs = _lengths(case, rng)
+    inputs, outputs = draw_lengths(case, rng)
     arrival_s = np.zeros(case.requests)
     if case.rate:
         arrival_s = np.cumsum(rng.exponential(1 / case.rate, case.requests))
     return Workload("benchmark", arrival_s, inputs, outputs)
 
 
-def _lengths(case: Case, rng: np.random.Generator) -> tuple[Ints, Ints]:
+def draw_lengths(case: Case, rng: np.random.Generator) -> tuple[Ints, Ints]:
     if case.lengths:
         inputs, outputs = read_lengths(case.lengths)
         rows = rng.integers(len(inputs), size=case.requests)

@@ -10,10 +10,10 @@ server per preset, and `simulator.twin` simulates its log three times:
 
   calibrated  on the hardware of the calibration run: no step time of the run itself is used
   own steps   on hardware fitted to the run's own steps, as `foretoken twin LOG` does
-  own speed   and with the speed that the machine had at each time of the run (`--follow-speed`)
+  own speed   as own steps, with the machine's speed at each time of the run (`--follow-speed`)
 
-The machine's speed varies between runs, which the second leaves out, and within them, which the
-third leaves out as well: its error is that of the simulator. The latencies of the control plane are
+The machine's speed varies between runs, which the second leaves out, and within a run, which the
+third leaves out as well: its error is the simulator's own. The latencies of the control plane are
 those of each log.
 
 Errors are (simulated - measured) / measured of a figure; goodput is in points. A run takes about 50
@@ -45,6 +45,7 @@ from simulator.twin.recorded_run import RecordedLog, read_run
 from simulator.twin.twin import measured_hardware, simulate_twin
 
 PRESETS = "fcfs,past-future,alise,ltr,foretoken"
+FACTORS, SECONDS = "0.5,0.9,1.6", 15.0
 WARM_UP = 40  # requests of a server that do not count
 BURST = 150  # requests that measure the capacity
 TIMEOUT_S = 60.0
@@ -54,7 +55,7 @@ HEAD = ("hardware", "preset", "load", "TTFT p50", "p99", "TPOT p50", "p99", "E2E
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the matrix, compared with each of its twins. `client_ttft_s` is the median that
+    """One load of a preset, compared with each of its twins. `client_ttft_s` is the median that
     the client measured from the due time, which includes HTTP, the gateway and the client."""
 
     hardware: str
@@ -75,7 +76,7 @@ def recording(preset: str, folder: str, dtype: str, log: Path) -> Iterator[str]:
 
 async def send_loads(url: str, loads: Sequence[Sequence[DueRequest]]) -> list[list[Answer]]:
     """Sends one load after the other, each to an idle server. Raises RuntimeError if a request
-    fails: the loads could not be told apart in the log."""
+    fails: a load would have fewer requests in the log than its size."""
     answers = []
     for load in loads:
         await wait_until_idle(url)
@@ -220,15 +221,18 @@ def main() -> None:
 def _options() -> Namespace:
     options = parser(__doc__)
     add = options.add_argument
-    add("--presets", default=PRESETS, help=f"default: {PRESETS}")
-    add("--factors", default="0.5,0.9,1.6", help="of the capacity; default: 0.5,0.9,1.6")
-    add("--seconds", type=float, default=15.0, help="of arrivals at each factor; default: 15")
+    add("--presets", help=f"default: {PRESETS}")
+    add("--factors", help=f"of the capacity; default: {FACTORS}")
+    add("--seconds", type=float, help=f"of arrivals at each factor; default: {SECONDS:g}")
     add("--dtypes", default="bfloat16", help="of the model; default: bfloat16")
     add("--markdown", type=Path, help="write the tables to this file")
     add("--logs", type=Path, help="keep the event logs in this folder")
     given = options.parse_args()
-    if given.quick:
-        given.presets, given.factors, given.seconds = "fcfs", "0.9", 4.0
+    given.presets = given.presets or ("fcfs" if given.quick else PRESETS)
+    given.factors = given.factors or ("0.9" if given.quick else FACTORS)
+    given.seconds = given.seconds or (4.0 if given.quick else SECONDS)
+    if given.logs:
+        given.logs.mkdir(parents=True, exist_ok=True)
     return given
 
 

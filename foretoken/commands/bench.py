@@ -14,7 +14,7 @@ from foretoken.commands.bench_arguments import (
     server_addresses,
 )
 from foretoken.commands.options import ApiKeyOption, option_maker
-from foretoken.commands.usage import UsageError, near, check_outputs
+from foretoken.commands.usage import UsageError, check_outputs, near
 
 if TYPE_CHECKING:
     from foretoken.bench.run import OnProgress, Plan
@@ -145,7 +145,7 @@ def bench(
         raise UsageError(f"--endpoint takes {' or '.join(ENDPOINTS)}{near(endpoint, ENDPOINTS)}")
     if prompts and (input_tokens or output_tokens):
         raise UsageError("--prompts sets the lengths: remove --input-tokens and --output-tokens")
-    check_outputs(json, plot)
+    check_outputs(json, plot, inputs=[prompts])
     from foretoken.bench.load import Load
     from foretoken.bench.run import Plan
 

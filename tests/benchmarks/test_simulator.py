@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.simulator import Case, _measure, _run, _workload
+from benchmarks.simulator import Case, draw_workload, measure, run
 
 
 def case(requests: int, rate: float, lengths: Path | None = None) -> Case:
@@ -10,8 +10,8 @@ def case(requests: int, rate: float, lengths: Path | None = None) -> Case:
 
 
 def test_simulator_benchmark_runs_a_case_in_a_process_of_its_own() -> None:
-    cost = _measure(case(20, 0.0))
-    assert cost.served_per_s == _run(case(20, 0.0)).served_per_s > 0
+    cost = measure(case(20, 0.0))
+    assert cost.served_per_s == run(case(20, 0.0)).served_per_s > 0
     assert cost.ms_per_request == cost.cpu_s / 20 * 1e3 > 0
     assert cost.peak_mib > 10
 
@@ -19,7 +19,7 @@ def test_simulator_benchmark_runs_a_case_in_a_process_of_its_own() -> None:
 def test_simulator_benchmark_draws_lengths_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "lengths.csv"
     file.write_text("input_tokens,output_tokens\n7,3\n9,5\n")
-    drawn = _workload(case(50, 10.0, file))
+    drawn = draw_workload(case(50, 10.0, file))
     pairs = zip(drawn.input_tokens.tolist(), drawn.output_tokens.tolist(), strict=True)
     assert set(pairs) == {(7, 3), (9, 5)}
     assert 5 < drawn.rate < 20

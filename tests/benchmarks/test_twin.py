@@ -1,4 +1,4 @@
-"""The error matrix: loads told apart in one log, and its tables."""
+"""The error matrix: separate errors of the loads in one log, and its tables."""
 
 from pathlib import Path
 

@@ -68,6 +68,8 @@ CASES = [
         (f"simulate --trace ok.csv --rate {rate}", f"--rate must be a positive number, got {rate}")
         for rate in ("0", "-1", "nan", "inf")
     ),
+    ("simulate --trace ok.csv --rate 1e-300", "--rate must lie between 1e-06 and 1e+09"),
+    (f"{PLAN} --workload d1 --rate 1e-300", "--rate must lie between 1e-06 and 1e+09"),
     # Options that exclude each other
     ("simulate --trace ok.csv --workload d1", "give either --trace or --workload"),
     ("simulate --trace ok.csv --arrivals even", "give either --trace or --arrivals"),
@@ -136,7 +138,7 @@ CASES = [
     (f"{CALIBRATE} wrong.csv {OUT}", "wrong.csv needs the columns input_tokens"),
     (f"{CALIBRATE} empty.csv {OUT}", "empty.csv needs the columns"),
     (f"{CALIBRATE} nan_log.csv {OUT}", "first_token_s must be a number, got 'nan'"),
-    (f"{CALIBRATE} negative_steps.csv {OUT}", "elapsed_s must be 0 or more, got '-1'"),
+    (f"{CALIBRATE} negative_steps.csv {OUT}", "elapsed_s must be more than 0, got '-1'"),
     (f"{CALIBRATE} one_step.csv {OUT} --kv-tokens 1000", "1 steps do not determine"),
     (f"{CALIBRATE} steps.csv {OUT}", "step timings say nothing of memory"),
     (f"{CALIBRATE} steps.csv {OUT} --kv-tokens 5", "memory.kv_tokens is 5, less than one block"),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from simulator.workload.workload import Workload
 
 MAX_REQUESTS = 10_000_000  # memory for the columns of a workload
+MIN_RATE, MAX_RATE = 1e-6, 1e9  # outside, steps of milliseconds are lost in the times of a run
 ARRIVALS = "poisson"  # the default of a workload
 OWN_ARRIVALS = "a trace has arrivals of its own"
 CLOSED_LOOP = "a client sends its next request when the previous one ends"
@@ -90,6 +91,8 @@ def open_workload(
         raise UsageError("give --trace FILE or --workload NAME")
     if rate is not None and not 0 < rate < inf:
         raise UsageError(f"--rate must be a positive number, got {rate:g}")
+    if rate and not MIN_RATE <= rate <= MAX_RATE:
+        raise UsageError(f"--rate must lie between {MIN_RATE:g} and {MAX_RATE:g}, got {rate:g}")
     if trace is None:
         return build_workload(name, requests or 1_000, arrivals, rate or 0.0, clients, seed)
     workload = read_trace(trace, requests)

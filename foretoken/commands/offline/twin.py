@@ -35,8 +35,8 @@ def twin(
         bool,
         typer.Option(
             "--follow-speed",
-            help="Slow steps down where those of the log were slow, which leaves out the error of a "
-            "machine with varying speed.",
+            help="Slow steps down where those of the log were slow, which leaves out the error of "
+            "a machine with varying speed.",
         ),
     ] = False,
     sla: Annotated[

@@ -92,8 +92,8 @@ def test_tail_adds_weighted_tail_to_mean() -> None:
     ("name", "rest"), [("srtf", 5.0), ("gittins", 5.0), ("tail", 5 + 0.5 * 5 * np.log(5))]
 )
 def test_shortest_orders_expect_outlived_length_again(name: str, rest: float) -> None:
-    """A request at the end of its forecast of 5 tokens has an exponential rest with a mean of 5,
-    whose longest fifth has a mean of 5 + 5 ln 5; but never more than the permitted tokens."""
+    """A request at the end of its forecast of 5 tokens has an exponential rest with a mean of 5.
+    The longest fifth of it has a mean of 5 + 5 ln 5. The permitted tokens limit it."""
     beyond = ranked(name, [forecast({5: 1.0}, cap=45)], output=[5])
     assert beyond.key.tolist() == pytest.approx([rest], rel=0.03)
     limited = ranked(name, [forecast({5: 1.0}, cap=6)], output=[5])

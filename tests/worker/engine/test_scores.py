@@ -166,7 +166,7 @@ def test_scores_are_not_sent_again_with_delivered_output():
 def test_scoring_logits_are_bounded_and_sliced(monkeypatch):
     """At most five tokens per step are scored; other requests use the rest of the step."""
     feeder = Feeder(engine_of("llama", max_batch_tokens=32))
-    feeder.engine.state.steps._composer._max_scored_tokens = 5
+    feeder.engine.state.steps.composer._max_scored_tokens = 5
     monkeypatch.setattr(scored, "SLICE", 2)
     rows: list[int] = []
     run = feeder.engine.run

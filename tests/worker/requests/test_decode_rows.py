@@ -26,7 +26,7 @@ def skip(sequence: Sequence, steps: int, pool: BlockPool) -> None:
 def test_decode_rows_that_skip_steps_equal_rows_built_anew() -> None:
     pool = BlockPool(64, BLOCK)
     sequences = [decoding("a", 3, pool), decoding("b", 8, pool), decoding("c", 5, pool)]
-    rows = DecodeRows(sequences, pool.tables(["a", "b", "c"]), BLOCK)
+    rows = DecodeRows(sequences, [pool.table(name) for name in "abc"], BLOCK)
     assert rows.slots.tolist() == anew(sequences, pool).slots.tolist()
     for steps in (1, 6):
         for sequence in sequences:
@@ -44,4 +44,4 @@ def test_decode_rows_that_skip_steps_equal_rows_built_anew() -> None:
 
 
 def anew(sequences: list[Sequence], pool: BlockPool) -> DecodeRows:
-    return DecodeRows(sequences, pool.tables([s.request_id for s in sequences]), BLOCK)
+    return DecodeRows(sequences, [pool.table(s.request_id) for s in sequences], BLOCK)
