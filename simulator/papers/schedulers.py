@@ -22,6 +22,7 @@ P90 = 0.9
 # Predictors modelled by their quality: lengths come without the prompts that real ones read.
 MODELLED: dict[str, Callable[..., Ints]] = {
     "ranker": rank_lengths,
+    "perception": rank_lengths,
     "classifier": classify_lengths,
     "retrieval": disturb_lengths,
 }
@@ -69,31 +70,41 @@ def serve(
     scheduler: Scheduler, conditions: Conditions, lengths: Lengths, arrival_s: Floats
 ) -> RunResult:
     """Runs the scheduler. Errors of a modelled predictor depend on the seed and the requests, so
-    that schedulers with the same predictor read the same forecasts."""
+    that schedulers with the same predictor read the same forecasts.
+
+    With the preset's `guess_tokens`, each request generates its guess before the answer. The guess
+    takes the place of `forecast_s`, and the records count tokens of answers alone.
+    """
+    preset = choose(scheduler.preset, scheduler.numbers)
+    guess_tokens = int(preset.params.get("guess_tokens", 0))
     forecast_tokens: list[int] = []
     if scheduler.modelled:
         rng = np.random.default_rng([conditions.seed, 2])
         quality = conditions.qualities[scheduler.modelled]
         model = MODELLED[scheduler.modelled]
-        forecast_tokens = model(lengths.output_tokens, **quality, rng=rng).tolist()
+        answers = model(lengths.output_tokens, **quality, rng=rng)
+        forecast_tokens = (answers + guess_tokens).tolist()
     workload = Workload(
         lengths.origin,
         arrival_s,
         lengths.input_tokens,
-        lengths.output_tokens,
+        lengths.output_tokens + guess_tokens,
         forecast_tokens=forecast_tokens,
     )
+    waits = scheduler.modelled and not guess_tokens
     settings = RunSettings(
-        choose(scheduler.preset, scheduler.numbers),
+        preset,
         (conditions.hardware,),
-        max_tokens=conditions.max_tokens,
+        max_tokens=conditions.max_tokens + guess_tokens,
         max_queue=UNBOUNDED,
         predictor="given" if scheduler.modelled else scheduler.predictor,
-        timing=Timing(forecast_s=conditions.forecast_s if scheduler.modelled else 0.0),
+        timing=Timing(forecast_s=conditions.forecast_s if waits else 0.0),
         seed=conditions.seed,
         stop_after=conditions.stop_after,
     )
-    return simulate(settings, workload)
+    result = simulate(settings, workload)
+    result.records.tokens = np.maximum(result.records.tokens - guess_tokens, 0)
+    return result
 
 
 def measure_latency(result: RunResult) -> Row:

@@ -41,8 +41,8 @@ async def test_pure_predictor_words_answers_alone() -> None:
         short, long = await running.forecast(*ASKED)
         assert (short.source, long.source) == ("words", "words")
         assert mean(short) < 40 < 200 < mean(long)
-        [textless] = await running.forecast(input_of("c", ""))
-        assert textless.source == "words"
+        [empty] = await running.forecast(input_of("c", ""))
+        assert empty.source == "words"
 
 
 @pytest.mark.slow

@@ -16,6 +16,10 @@ the lowest rank starve forever: each other is demoted after its quantum and prom
 them. `promoted = "oldest"`, our own, serves those first that were promoted first: with k ahead of
 it, a promoted request runs after at most k quanta, divided by the number of slots. A quantum is at
 least the time between two rounds.
+
+With `guess_tokens`, the order is the paper's baseline Perception Only (§5.1): the served model says
+in its first tokens how long its answer will be. A request with less output than that has no score
+yet and goes before all requests that have one, in order of arrival; among promoted requests too.
 """
 
 from math import inf
@@ -27,6 +31,7 @@ from services.policies.memory import PolicyMemory
 from services.policies.order.iterations import progress
 from services.policies.order.pace import measure_pace
 from services.policies.order.ranking import CLASS, HYSTERESIS, Ranking, earliest_s, limit_preemption
+from services.policies.order.starvation import put_first
 from services.policies.parameters import Param, Params, named
 from services.policies.snapshot import Bools, Snapshot
 
@@ -34,18 +39,21 @@ COLUMNS = ("score", "forecast_row", "idle", "quantum", "promoted_s")
 OLDEST = 0.0
 ROUNDING = 1e-6  # in iterations
 
-# In iterations: the values of the authors' fairness runs ("starv200-period10").
+# `threshold` and `quantum` are in iterations: the values of the authors' fairness runs
+# ("starv200-period10"). `guess_tokens` 0: a request has its score from the start.
 PARAMS = {
     "threshold": Param(200, 1, 1e9),
     "quantum": Param(10, 1, 1e9),
     "promoted": named("oldest", "rank"),
+    "guess_tokens": Param(0, 0, 1e6),
     **HYSTERESIS,
 }
 
 
 def rank(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
-    """Promoted requests, then all others by score. A queued request passes a running one if its
-    score is less by the share `hysteresis`, or if it is promoted and the other is not. O(jobs)."""
+    """Promoted requests, then those with less output than `guess_tokens`, by arrival, then all
+    others by score. A queued request passes a running one of a later class, and one of its own if
+    its score is less by the share `hysteresis`, or its arrival is earlier. O(jobs)."""
     rows = snapshot.live
     jobs, split, now = snapshot.jobs, len(snapshot.queued), snapshot.now
     serials = jobs.serial[rows]
@@ -69,7 +77,9 @@ def rank(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     idle = np.where(starved, 0.0, idle)
 
     promoted = quantum > 0
-    key, passed = _keys(score, promoted, now - promoted_s, params)
+    guessing = jobs.output[rows] < params["guess_tokens"]
+    ranked = put_first(score, guessing, now - jobs.arrival_s[rows])
+    key, passed = _keys(ranked, promoted, now - promoted_s, params)
     queue_key = limit_preemption(
         snapshot, key, passed[split:], bool(np.isinf(params["hysteresis"]))
     )

@@ -33,8 +33,11 @@ NOTES = (
     "in the paper. With it, taking turns lets short requests end early.",
     "The predictor's time for a burst passes before the first forecast; requests run meanwhile "
     "in order of arrival. The paper's engine waits for it.",
-    "Waiting is the paper's max_waiting, of Figure 4. Perception Only is not served: the served "
-    "model would have to be asked for the length of its own answer.",
+    "Perception is Perception Only: the served model generates a guess of 15 tokens, first come, "
+    "first served; then its request is ranked by a modelled length. Guess and answer are one "
+    "sequence here and in the authors' public code, so that no prompt is computed twice. The "
+    "latency is per token of the answer alone; that code also counts the guess.",
+    "Waiting is the paper's max_waiting, of Figure 4. Perception's counts from the guess on.",
 )
 
 

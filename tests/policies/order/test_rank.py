@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from services.costs import CostModel
 from services.forecast import Forecast
 from services.policies.memory import PolicyMemory
-from services.policies.order.ranking import CLASS
+from services.policies.order.ranking import CLASS, Ranking
 from services.policies.order.registry import ORDERS
 from services.policies.snapshot import Snapshot
 from tests.policies.made_snapshots import jobs, node, snapshots, table
@@ -19,7 +19,13 @@ from tests.policies.order.order_world import World, a_turn_later, stream
 
 RANK = ORDERS["rank"].rank
 OLDEST, BY_RANK = 0.0, 1.0
-PARAMS = {"threshold": 20.0, "quantum": 5.0, "promoted": OLDEST, "hysteresis": 0.25}
+PARAMS = {
+    "threshold": 20.0,
+    "quantum": 5.0,
+    "promoted": OLDEST,
+    "guess_tokens": 0.0,
+    "hysteresis": 0.25,
+}
 STEP = CostModel(0.5, 0.0, 0.0, 0.0)  # half a second per step, for any number of running requests
 
 
@@ -46,10 +52,11 @@ def mean_of(snapshot: Snapshot, row: int) -> float:
 class Literal:
     """The docstring of rank.py, one request at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_rank: bool, guess_tokens: float) -> None:
+        self.by_rank, self.guess_tokens = by_rank, guess_tokens
         self.known: dict[int, Known] = {}
 
-    def rank(self, snapshot: Snapshot, by_rank: bool) -> dict[int, tuple[float, float]]:
+    def rank(self, snapshot: Snapshot) -> dict[int, tuple[float, float]]:
         """Return the key and the queue key of each row."""
         made, now = snapshot.jobs, snapshot.now
         running = snapshot.running.tolist()
@@ -77,13 +84,15 @@ class Literal:
             job.output, job.held, job.asked_s = output, held, now
             known[serial] = job
         self.known = known
-        return {row: self._key(snapshot, row, row in running, by_rank) for row in rows}
+        return {row: self._key(snapshot, row, row in running) for row in rows}
 
-    def _key(self, snapshot: Snapshot, row: int, runs: bool, by_rank: bool) -> tuple[float, float]:
+    def _key(self, snapshot: Snapshot, row: int, runs: bool) -> tuple[float, float]:
         job = self.known[int(snapshot.jobs.serial[row])]
         passed = job.score / 1.25
         key = job.score
-        if job.runs and by_rank:
+        if job.output < self.guess_tokens:
+            key = passed = -CLASS / 2 - (snapshot.now - float(snapshot.jobs.arrival_s[row]))
+        if job.runs and self.by_rank:
             key, passed = key - 2 * CLASS, passed - 2 * CLASS
         elif job.runs:
             key = passed = -CLASS - (snapshot.now - job.promoted_s)
@@ -92,19 +101,21 @@ class Literal:
         return key, passed if runs else key
 
 
+@pytest.mark.parametrize("guess_tokens", [0.0, 6.0])
 @pytest.mark.parametrize("among", [OLDEST, BY_RANK])
 @settings(max_examples=100)
 @given(snapshot=snapshots(), seeds=st.lists(st.integers(0, 2**32), min_size=1, max_size=6))
 def test_rank_matches_authors_loop_over_rounds(
-    among: float, snapshot: Snapshot, seeds: list[int]
+    among: float, guess_tokens: float, snapshot: Snapshot, seeds: list[int]
 ) -> None:
-    literal, memory = Literal(), PolicyMemory()
+    literal, memory = Literal(among == BY_RANK, guess_tokens), PolicyMemory()
+    params = PARAMS | {"promoted": among, "guess_tokens": guess_tokens}
     workers = tuple(replace(worker, cost=STEP) for worker in snapshot.workers)
     snapshot = replace(snapshot, workers=workers)
     for number, seed in enumerate(seeds, 1):
-        found = RANK(snapshot, PARAMS | {"promoted": among}, memory)
+        found = RANK(snapshot, params, memory)
         memory = found.memory
-        expected = literal.rank(snapshot, among == BY_RANK)
+        expected = literal.rank(snapshot)
         rows = found.rows.tolist()
         assert found.key.tolist() == pytest.approx([expected[row][0] for row in rows], abs=1e-6)
         assert found.queue_key.tolist() == pytest.approx(
@@ -143,6 +154,37 @@ def test_rank_promotes_at_announced_time() -> None:
     assert (found.key.tolist(), found.next_s) == ([9], 13)
     found = RANK(replace(first, now=13.0), PARAMS, found.memory)
     assert found.key.tolist() == [-CLASS]
+
+
+@pytest.mark.parametrize("among", [OLDEST, BY_RANK])
+def test_rank_puts_request_without_guess_before_shorter_one_with_guess(among: float) -> None:
+    """Row 0 has the smaller score and its 15 tokens. Row 1 goes first until it has 15 too. Row 2,
+    which waited for 20 iterations of 0.5 s, is promoted before both."""
+    short, long = Forecast((20.0,), (1.0,), 100), Forecast((90.0,), (1.0,), 100)
+    params = PARAMS | {"guess_tokens": 15.0, "promoted": among}
+
+    def ranked(output: list[int], memory: PolicyMemory) -> Ranking:
+        of = jobs(3, output=output, since_s=[9.0, 9.0, 0.0], forecast=[0, 1, 1])
+        worker = replace(node(), cost=STEP)
+        snapshot = Snapshot(10.0, of, np.arange(3), np.arange(0), (worker,), table(short, long))
+        return RANK(snapshot, params, memory)
+
+    found = ranked([15, 14, 15], PolicyMemory())
+    assert np.argsort(found.key).tolist() == [2, 1, 0]
+    found = ranked([15, 15, 15], found.memory)
+    assert np.argsort(found.key).tolist() == [2, 0, 1]
+    assert found.key[:2].tolist() == [20, 90]
+
+
+def test_rank_guesses_first_come_first_served_then_runs_shortest() -> None:
+    """Each guess takes 3 steps. c arrives while a runs by its score, and its guess preempts a."""
+    world = World("ltr", threshold=1e6, guess_tokens=3)
+    world.submit("a", 9)
+    world.submit("b", 12)
+    world.go(8)
+    world.submit("c", 5)
+    world.go(18)
+    assert world.turns() == " ".join("aaabbbaa" + "ccc" + "cc" + "aaaa" + "b" * 9)
 
 
 def test_rank_gives_no_lift_time_behind_promoted_request() -> None:
