@@ -13,10 +13,11 @@ from simulator.engine.observations import Observations
 from simulator.engine.records import Records
 from simulator.engine.settings import RunSettings
 from simulator.engine.simulation import simulate
+from simulator.hardware.hardware import check_blocks
 from simulator.parallel import run_parallel
 from simulator.report.summary import Summary, summarize
 from simulator.workload.prompt_features import encode_prompts
-from simulator.workload.workload import Workload
+from simulator.workload.workload import MAX_RATE, MIN_RATE, Workload
 
 PRESET = "preset."  # prefix of a preset's choices and numbers
 
@@ -59,6 +60,8 @@ def _with_kv_tokens(point: Point, value: float) -> Point:
     block = max(hardware.block_tokens for hardware in point.settings.hardware)
     if value < block:
         raise ValueError(f"kv_tokens must be at least a block of {block} tokens, got {value:g}")
+    for each in point.settings.hardware:
+        check_blocks("kv_tokens", int(value), each.block_tokens)
     hardware = tuple(replace(h, kv_tokens=int(value)) for h in point.settings.hardware)
     return replace(point, settings=replace(point.settings, hardware=hardware))
 
@@ -75,19 +78,26 @@ KEYS: dict[str, Callable[[Point, float], Point]] = {
     "max_tokens": _with_max_tokens,
 }
 WHOLE = frozenset(KEYS) - {"rate"}
-MOST = {"workers": 1_024, "clients": 2**20, "kv_tokens": 2**40, "max_tokens": 2**31, "rate": 10**9}
+LEAST = {"rate": MIN_RATE}
+MOST = {"workers": 1_024, "clients": 2**20, "max_tokens": 2**31, "rate": MAX_RATE}
 
 
 def check_values(key: str, values: Sequence[float]) -> None:
     """Raises ValueError for an unknown key and for a value that the key cannot have."""
     if not key.startswith(PRESET):
         require_known("sweep key", key, (*KEYS, f"{PRESET}NAME"))
+    if key.removeprefix(PRESET) in CHOICES:
+        raise ValueError(
+            f"{key} is a choice, not a number: sweep a number of the preset, or compare presets"
+        )
     for value in values if key in KEYS else ():
         if not 0 < value < inf:
             raise ValueError(f"{key} must be a positive number, got {value:g}")
         if key in WHOLE and value % 1:
             raise ValueError(f"{key} must be a whole number, got {value:g}")
-        if value > MOST[key]:
+        if value < LEAST.get(key, 1):
+            raise ValueError(f"{key} must be at least {LEAST[key]:g}, got {value:g}")
+        if value > MOST.get(key, inf):
             raise ValueError(f"{key} must be at most {MOST[key]:,}, got {value:g}")
 
 

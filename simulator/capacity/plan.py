@@ -18,6 +18,7 @@ from simulator.capacity.search import RateLimit, find_fewest, find_largest_rate
 from simulator.parallel import run_parallel
 from simulator.report.summary import Summary
 from simulator.study import Point, run_points, vary
+from simulator.workload.workload import MAX_RATE
 
 ROUNDING = 1e-9  # of a share of requests
 ALONE_SAMPLE = 100  # requests that are simulated alone to explain a missed SLA
@@ -125,10 +126,13 @@ def judge(candidate: Candidate, on_trial: Callable[[str], None] = lambda _: None
             on_trial(f"{candidate.name}: workers {workers}, rate {rate:.3g}")
             return candidate.kept(_try(candidate.point, workers, rate).summary)
 
-        most = served.requests / served.e2e_mean_s
-        return find_largest_rate(keeps_at, start, max(start, most)) if isfinite(start) else None
+        if not isfinite(start):
+            return None
+        most = min(max(start, served.requests / served.e2e_mean_s), MAX_RATE)
+        return find_largest_rate(keeps_at, start, most, workload.least_rate)
 
-    arrivals = candidate.point.workload.rate
+    workload = candidate.point.workload
+    arrivals = workload.rate
     workers = find_fewest(keeps, candidate.most_workers)
     if workers is None:
         last = trials[candidate.most_workers]

@@ -37,24 +37,27 @@ class RateLimit:
     missed: float
 
 
-def find_largest_rate(keeps: Callable[[float], bool], start: float, most: float) -> RateLimit:
-    """The largest rate up to `most` for which `keeps` holds, tried from `start` on.
+def find_largest_rate(
+    keeps: Callable[[float], bool], start: float, most: float, least: float = 0.0
+) -> RateLimit:
+    """The largest rate from `least` to `most` for which `keeps` holds, tried from `start` on.
 
     `kept` keeps, and `missed` does not; they enclose the largest rate of all if `keeps` stays false
-    once it is. They are within TOLERANCE of each other, or MAX_TRIES tries are used up.
+    once it is. They are within TOLERANCE of each other, `least` is missed, or MAX_TRIES tries
+    are used up.
     """
-    kept, missed, rate = 0.0, inf, min(start, most)
+    kept, missed, rate = 0.0, inf, min(max(start, least), most)
     for _ in range(MAX_TRIES):
         if keeps(rate):
             kept = rate
         else:
             missed = rate
-        if kept >= most or missed <= kept * (1 + TOLERANCE):
+        if kept >= most or missed <= max(least, kept * (1 + TOLERANCE)):
             break
         if missed == inf:
             rate = min(2 * kept, most)
         elif kept == 0:
-            rate = missed / 2
+            rate = max(missed / 2, least)
         else:
             rate = sqrt(kept * missed)
     return RateLimit(kept, missed)

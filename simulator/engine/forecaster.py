@@ -22,6 +22,7 @@ from simulator.workload.prompt_features import encode_prompts, read_words
 from simulator.workload.workload import Workload
 
 AnswerTokens = Callable[[str], int]
+GIVEN = "given"  # no command has a workload with forecasts, so no error lists it
 
 
 class Forecaster(Protocol):
@@ -103,7 +104,7 @@ def _learn_prompts(
 
 
 FORECASTERS: dict[str, Build] = {
-    "given": lambda _settings, workload, _answer_tokens: forecast_given(workload),
+    GIVEN: lambda _settings, workload, _answer_tokens: forecast_given(workload),
     "history": _learn_lengths("history"),
     "history-seeded": _learn_lengths("history-seeded"),
     "max": _learn_lengths("max"),
@@ -118,7 +119,8 @@ def build_forecaster(
     """The predictor of the settings, trained on their training requests. Raises ValueError for one
     that needs prompts which a workload lacks, and for too few training requests."""
     name = settings.predictor_name
-    require_known("predictor", name, FORECASTERS)
+    if name not in FORECASTERS:
+        require_known("predictor", name, [known for known in FORECASTERS if known != GIVEN])
     forecaster = FORECASTERS[name](settings, workload, answer_tokens)
     if settings.training:
         forecaster.study(_examples(name, settings.training, settings.max_tokens))
@@ -133,9 +135,10 @@ def needs_encoder(predictor: str) -> bool:
 def _read(predictor: str, workload: Workload) -> Sequence[Features]:
     """Features of all prompts. Raises ValueError for a workload without prompts."""
     if not workload.prompts:
+        add = "" if workload.requests else "add a prompt column to the trace, or "
         raise ValueError(
-            f"the predictor {predictor!r} reads prompts, and {workload.name} has none: add a "
-            f"prompt column to the trace, or choose a predictor that needs none: {', '.join(PLAIN)}"
+            f"the predictor {predictor!r} reads prompts, and {workload.name} has none: {add}choose "
+            f"a predictor that needs none: {', '.join(PLAIN)}"
         )
     if not needs_encoder(predictor):
         return read_words(workload)

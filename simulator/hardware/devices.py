@@ -11,7 +11,8 @@ from simulator.hardware.records import Record, RecordT, read_record, read_toml
 
 Dtype = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Gib = Annotated[float, Field(ge=0, le=2**20)]  # up to a PiB
+Count = Annotated[int, Field(ge=1, le=2**53)]  # exact as a double
 
 BYTES: dict[Dtype, float] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int4": 0.5}
 GIB = 2**30
@@ -20,7 +21,7 @@ GIB = 2**30
 class Gpu(Record):
     """Peak figures of one GPU: bytes per second in one direction, operations per second."""
 
-    memory_gib: Positive
+    memory_gib: Annotated[Gib, Field(gt=0)]
     bandwidth: Positive
     float32_flops: Positive
     float16_flops: Positive

@@ -6,6 +6,7 @@ from services.core import WorkerView
 from services.costs import CostModel
 from services.worker.requests.types.limits import Limits
 
+MAX_BLOCKS = 2**23  # of a pool, 400 MiB in `BlockPool`; 134 million tokens in blocks of 16
 INT8_SHARE = 0.63  # of a 16-bit cache's bytes, with ranges, at 16 tokens per block
 EOS = 1  # the token with which simulated answers end; all others are 0
 
@@ -77,4 +78,13 @@ class Hardware:
             frozenset({EOS}),
             self.host_tokens // self.block_tokens,
             prefix_sharing=prefix_sharing and not self.attends_padding,
+        )
+
+
+def check_blocks(name: str, tokens: int, block_tokens: int) -> None:
+    """Raises ValueError for a KV capacity, called `name`, of more than MAX_BLOCKS blocks."""
+    if tokens // block_tokens > MAX_BLOCKS:
+        raise ValueError(
+            f"{name} must be at most {MAX_BLOCKS * block_tokens:,} ({MAX_BLOCKS:,} blocks of "
+            f"{block_tokens} tokens), got {tokens:,}"
         )

@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 
 from services.costs import CostModel
 from services.policies.preset import require_known
-from simulator.hardware.devices import Count
-from simulator.hardware.hardware import Hardware
+from simulator.hardware.devices import Count, Gib
+from simulator.hardware.hardware import Hardware, check_blocks
 from simulator.hardware.records import Record, read_record, read_text, read_toml
 from simulator.hardware.roofline import (
     Roofline,
@@ -56,11 +56,11 @@ class MemoryTable(Record):
     """KV capacities in tokens. With a roofline they can be derived instead: `kv_tokens` from the
     share of device memory that the engine uses and its workspace, `host_tokens` from `host_gib`."""
 
-    kv_tokens: Count | None = None
+    kv_tokens: Annotated[int, Field(ge=1)] | None = None
     host_tokens: Annotated[int, Field(ge=0)] | None = None
     utilization: Annotated[float, Field(gt=0, le=1)] | None = None
-    workspace_gib: Annotated[float, Field(ge=0)] | None = None
-    host_gib: Annotated[float, Field(ge=0)] | None = None
+    workspace_gib: Gib | None = None
+    host_gib: Gib | None = None
 
 
 class EngineTable(Record):
@@ -163,6 +163,8 @@ def _build(name: str, file: HardwareFile) -> Hardware:
         raise ValueError(
             f"memory.kv_tokens is {kv_tokens}, less than one block of {engine.block_tokens} tokens"
         )
+    check_blocks("memory.kv_tokens", kv_tokens, engine.block_tokens)
+    check_blocks("memory.host_tokens", host_tokens, engine.block_tokens)
     return Hardware(
         name,
         cost,

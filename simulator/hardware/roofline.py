@@ -101,18 +101,22 @@ def derive_bounds(roofline: Roofline) -> CostModel:
     return CostModel(weights_s, 0.0, 0.0, roofline.kv_token_bytes / bandwidth, source=SOURCE)
 
 
-def derive_kv_tokens(roofline: Roofline, utilization: float, workspace_gib: float) -> int:
+def derive_kv_tokens(
+    roofline: Roofline,
+    utilization: float,
+    workspace_gib: float,
+    remedy: str = "raise roofline.tensor_parallel or memory.utilization",
+) -> int:
     """KV tokens that fit: the engine's share of each GPU, without weights and workspace (Kwon et
     al., "Efficient memory management for large language model serving with PagedAttention", SOSP
-    2023, §5). Raises ValueError if the weights do not fit."""
+    2023, §5). Raises ValueError, with the remedy, if the weights do not fit."""
     gpu, size = roofline.on_gpu, roofline.tensor_parallel
     room = gpu.memory_gib * GIB * utilization - roofline.weight_bytes / size - workspace_gib * GIB
     tokens = int(room * size / _replicated_kv_bytes(roofline))
     if tokens < 1:
         raise ValueError(
-            f"{roofline.weight_bytes / GIB:.1f} GiB of weights on {size} GPUs of "
-            f"{gpu.memory_gib:g} GiB leave no room for KV; raise roofline.tensor_parallel or "
-            "memory.utilization"
+            f"{roofline.weight_bytes / GIB:.1f} GiB of weights on {size} "
+            f"GPU{'s' if size > 1 else ''} of {gpu.memory_gib:g} GiB leave no room for KV; {remedy}"
         )
     return tokens
 

@@ -120,8 +120,8 @@ def build_workload(
     require_known("arrivals", arrivals, ARRIVALS)
     if not (clients or arrivals == "burst" or rate > 0):
         raise ValueError(
-            f"arrivals {arrivals} need a positive rate, got {rate:g}: give a rate, or clients for "
-            "a closed loop"
+            f"arrivals {arrivals} need a positive rate, got {rate:g}: give a rate, or "
+            "arrivals burst"
         )
     if arrivals == "burst" and rate:
         raise ValueError(f"arrivals burst come all at once and have no rate, got {rate:g}")

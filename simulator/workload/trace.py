@@ -23,12 +23,13 @@ def read_trace(path: Path, most: int = 0) -> Workload:
     table = read_csv(path, (ARRIVAL, INPUT, OUTPUT), optional=(KIND, PROMPT, HASH_IDS), most=most)
     arrival_s = table.numbers(ARRIVAL)
     order = np.argsort(arrival_s, kind="stable")
-    arrival_s = arrival_s[order]
+    with np.errstate(over="ignore"):  # an infinite span is refused like any other long one
+        arrival_s = arrival_s[order] - arrival_s.min()
     kinds, prompts = table.columns.get(KIND, ()), table.columns.get(PROMPT, ())
     hash_ids = _hash_ids(table)
     return Workload(
         path.name.removesuffix(".gz").removesuffix(".csv"),
-        arrival_s - arrival_s[0],
+        arrival_s,
         table.lengths(INPUT)[order],
         table.lengths(OUTPUT)[order],
         [kinds[row] for row in order] if kinds else (),

@@ -10,6 +10,8 @@ from services.core import Request
 from services.forecast import Floats, Ints
 from services.predictor.interface import Features
 
+MAX_SPAN_S = 10 * 365 * 86_400  # the times of a run are doubles, exact to 0.1 µs within it
+MIN_RATE, MAX_RATE = 1e-6, 10**9  # requests per second; outside, times of steps are lost
 T = TypeVar("T")
 
 
@@ -23,7 +25,7 @@ class Workload:
     requests with their settings, with times on the clock of `arrival_s`. With `clients`, the load
     is a closed loop: that many clients each send their next request when the previous one ends, and
     `arrival_s` is ignored. Raises ValueError for columns that differ in length, arrivals that
-    decrease, and lengths below 1.
+    decrease or are later than MAX_SPAN_S, and lengths below 1.
     """
 
     name: str
@@ -48,6 +50,12 @@ class Workload:
             raise ValueError(f"{self.name}: there is no request")
         if not np.all(np.diff(self.arrival_s, prepend=0.0) >= 0):
             raise ValueError(f"{self.name}: arrival_s must be numbers from 0 on, ascending")
+        if self.arrival_s[-1] > MAX_SPAN_S:
+            raise ValueError(
+                f"{self.name}: the last request arrives after {self.arrival_s[-1]:.3g} s, and a "
+                f"simulation covers {MAX_SPAN_S:,} s (10 years): give arrival times in seconds, "
+                "fewer requests or a higher rate"
+            )
         if min(self.input_tokens.min(), self.output_tokens.min()) < 1:
             raise ValueError(f"{self.name}: input_tokens and output_tokens must be at least 1")
 
@@ -59,6 +67,11 @@ class Workload:
         """Mean arrivals per second; infinite for a burst."""
         span_s = float(self.arrival_s[-1] - self.arrival_s[0])
         return (len(self) - 1) / span_s if span_s else np.inf
+
+    @property
+    def least_rate(self) -> float:
+        """The least rate for `at_rate`, with arrivals within MAX_SPAN_S."""
+        return max(MIN_RATE, len(self) / MAX_SPAN_S)
 
     def take(self, rows: Ints) -> "Workload":
         """Returns the requests at these ascending places."""

@@ -25,8 +25,11 @@ FILES = {
     "negative.csv": TRACE + "0,-10,5\n",
     "fraction.csv": TRACE + "0,10,5.5\n",
     "huge.csv": TRACE + "0,1e30,5\n",
+    "far.csv": TRACE + "0,10,5\n1e300,20,5\n",
+    "far_apart.csv": TRACE + "-1.7e308,10,5\n1.7e308,20,5\n",
     "bad.toml": "x = [\n",
     "negative.toml": "[cost]\nbase_s = -1\n",
+    "far.jsonl": USAGE % (1, 50) + USAGE % (1e300, 50),
     "good.jsonl": USAGE % (1, 50),
     "nan.jsonl": USAGE % ("NaN", 50),
     "negative.jsonl": USAGE % (1, -50),
@@ -57,12 +60,17 @@ CASES = [
     ("simulate --trace negative.csv", "input_tokens must be a whole number from 1 to"),
     ("simulate --trace fraction.csv", "output_tokens must be a whole number from 1 to"),
     ("simulate --trace huge.csv", "input_tokens must be a whole number from 1 to"),
+    ("simulate --trace far.csv", "far: the last request arrives after 1e+300 s, and a simulation"),
+    ("simulate --trace far_apart.csv", "far_apart: the last request arrives after inf s"),
+    (f"{PLAN} --trace far.csv", "covers 315,360,000 s (10 years): give arrival times in seconds"),
+    (f"{D1} --rate 1e-6 --requests 1000", "fewer requests or a higher rate"),
     ("simulate --trace ok.csv --requests -1", "'--requests'"),
     (f"{RATED} --requests 1000000000000", "'--requests'"),
     ("simulate --workload d9 --rate 1", "unknown workload 'd9'"),
     ("simulate --workload folder --rate 1", "cannot read folder"),
     ("simulate --workload wrong.csv --rate 1", "needs the columns input_tokens, output_tokens"),
-    (f"{D1}", "arrivals poisson need a positive rate"),
+    (f"{D1}", "arrivals poisson need a positive rate, got 0: give a rate, or arrivals burst"),
+    (f"{PLAN} --workload d1", "need a positive rate, got 0: give a rate, or arrivals burst"),
     (f"{RATED} --arrivals poison", "unknown arrivals 'poison', did you mean poisson?"),
     *(
         (f"simulate --trace ok.csv --rate {rate}", f"--rate must be a positive number, got {rate}")
@@ -90,6 +98,7 @@ CASES = [
     (f"{RATED} --hardware negative.toml", "cost.base_s should be greater"),
     (f"{RATED} --preset fcsf", "unknown policy 'fcsf', did you mean fcfs?"),
     (f"{RATED} --preset fcfs,", "unknown policy ''"),
+    (f"{RATED} --preset fcfs,fcfs", "--preset fcfs,fcfs: fcfs is named twice"),
     (f"{RATED} --predictor histroy", "unknown predictor 'histroy', did you mean history?"),
     (f"{RATED} --predictor words", "'words' reads prompts, and d1 has none"),
     (f"{RATED} --sla tftt=1s", "sla: unknown budget 'tftt'"),
@@ -105,9 +114,15 @@ CASES = [
     (f"{RATED} --sweep workers=-1", "workers must be a positive number, got -1"),
     (f"{RATED} --sweep workers=1.5", "workers must be a whole number, got 1.5"),
     (f"{RATED} --sweep workers=1e9", "workers must be at most 1,024"),
+    ("simulate --trace ok.csv --sweep rate=1e-20", "rate must be at least 1e-06, got 1e-20"),
+    ("simulate --trace ok.csv --sweep rate=1e-309", "rate must be at least 1e-06, got 1e-309"),
+    ("simulate --trace ok.csv --sweep rate=1e10", "rate must be at most 1,000,000,000"),
+    (f"{RATED} --sweep kv_tokens=1e12", "kv_tokens must be at most 134,217,728 (8,388,608 blocks"),
     (f"{RATED} --sweep kv_tokens=8", "kv_tokens must be at least a block"),
     (f"{RATED} --sweep preset.watermark=nan", "preset.watermark must lie in"),
     (f"{RATED} --sweep preset.x=1", "unknown preset key 'x'"),
+    (f"{RATED} --sweep preset.predictor=1", "preset.predictor is a choice, not a number: sweep"),
+    (f"{RATED} --sweep preset.order=1", "preset.order is a choice, not a number: sweep"),
     (f"{RATED} --jsn x", "unknown option --jsn, did you mean --json?"),
     # Results
     (f"{RATED} --json nowhere/x.json", "cannot write nowhere/x.json: the folder nowhere does not"),
@@ -127,6 +142,7 @@ CASES = [
     ("record ok.csv out.csv", "ok.csv is not a readable log"),
     ("record unfinished.jsonl out.csv", "unfinished.jsonl has no finished request"),
     ("record nan.jsonl out.csv", "nan is not a time"),
+    ("record far.jsonl out.csv", "far: the last request arrives after 1e+300 s"),
     ("record negative.jsonl out.csv", "usage must have prompt_tokens and completion_tokens"),
     ("record good.jsonl good.jsonl", "cannot write good.jsonl: it is also an input"),
     ("record good.jsonl nowhere/out.csv", "the folder nowhere does not exist"),
@@ -146,7 +162,15 @@ CASES = [
     (f"{STEPS_OUT} --gpu h20 --model llama3-8b", "unknown gpu 'h20', did you mean h200?"),
     (f"{STEPS_OUT} --gpu h200 --model llama", "unknown model 'llama'"),
     (f"{STEPS_OUT} --tensor-parallel 2", "--tensor-parallel needs --gpu and --model"),
+    (
+        f"{STEPS_OUT} --gpu h200 --model llama3-70b --kv-tokens 0",
+        "on 1 GPU of 140.4 GiB leave no room for KV; raise --tensor-parallel",
+    ),
     (f"{STEPS_OUT} --kv-tokens -1", "'--kv-tokens'"),
+    (f"{STEPS_OUT} --kv-tokens 99999999999999999999", "memory.kv_tokens must be at most 134,217,"),
+    (f"{STEPS_OUT} --host-tokens 99999999999999999999", "memory.host_tokens must be at most 134,"),
+    (f"{STEPS_OUT} --max-running 99999999999999999999", "engine.max_running should be less than"),
+    (f"{STEPS_OUT} --name=", "--name: the name is empty; say what was measured"),
     (f"{STEPS_OUT} --out gpu.txt", "--out gpu.txt: a hardware file's name ends in .toml"),
     (f"{STEPS_OUT} --out nowhere/gpu.toml", "the folder nowhere does not exist"),
     # Reproduce
@@ -169,6 +193,7 @@ CASES = [
     (f"{PLAN} --trace ok.csv --sla ttft=1s,p=0.99", "'p=0.99' is not a percentage"),
     (f"{PLAN} --trace ok.csv --hardware h100-llama3-8b,", "unknown hardware ''"),
     (f"{PLAN} --trace ok.csv --preset fcfs,fcsf", "unknown policy 'fcsf'"),
+    (f"{PLAN} --trace ok.csv --preset fcfs,fcfs", "--preset fcfs,fcfs: fcfs is named twice"),
     (f"{PLAN} --trace ok.csv --predictor x", "unknown predictor 'x'"),
     (f"{PLAN} --trace ok.csv --max-workers 0", "'--max-workers'"),
     (f"{PLAN} --trace ok.csv --max-workers 9999", "workers must be at most 1,024"),
@@ -182,6 +207,8 @@ CASES = [
     ("twin ok.csv", "ok.csv is not a foretoken event log"),
     ("twin events.log --hardware h100", "unknown hardware 'h100'"),
     ("twin events.log --predictor histroy", "unknown predictor 'histroy', did you mean history?"),
+    ("twin events.log --predictor nope", "unknown predictor 'nope'; known: history"),
+    ("twin events.log --predictor words", "events.log has none: choose a predictor that needs"),
     ("twin events.log --sla ttft=nan", "sla: 'ttft=nan' is not a budget"),
     ("twin events.log --json events.log", "cannot write events.log: it is also an input"),
     ("twin events.log --json x.toml --write-hardware x.toml", "it is also another output"),
@@ -235,3 +262,25 @@ def test_mistake_is_reported_in_one_sentence(
     assert reported.count("\n") == 1
     assert sentence in reported
     assert before == {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+def test_clients_of_0_are_no_closed_loop(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["foretoken", *RATED.split(), "--clients", "0"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("d1: 3 requests")
+
+
+def test_variable_with_a_folder_of_lengths_is_no_mistake(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The command gets as far as its rows."""
+    monkeypatch.setenv("FORETOKEN_SHARED_DATA", str(folder))
+    monkeypatch.setattr(sys, "argv", ["foretoken", *TABLE1.split(), "--rows", "nothing"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--rows: no row contains 'nothing'" in capsys.readouterr().err

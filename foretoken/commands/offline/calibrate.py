@@ -54,6 +54,8 @@ def calibrate(
     check_outputs(out, inputs=[log])
     if out.suffix != SUFFIX:
         raise UsageError(f"--out {out}: a hardware file's name ends in {SUFFIX}")
+    if not name.strip():
+        raise UsageError("--name: the name is empty; say what was measured")
     roofline = _roofline(gpu, model, tensor_parallel)
     timings = read_timings(log)
     capacity = kv_tokens or _capacity(timings, roofline)
@@ -101,7 +103,9 @@ def _capacity(timings: "RequestLog | list[StepTiming]", roofline: "Roofline | No
     from simulator.hardware.roofline import derive_kv_tokens
 
     if roofline:
-        return derive_kv_tokens(roofline, DEFAULT_UTILIZATION, DEFAULT_WORKSPACE_GIB)
+        return derive_kv_tokens(
+            roofline, DEFAULT_UTILIZATION, DEFAULT_WORKSPACE_GIB, "raise --tensor-parallel"
+        )
     if isinstance(timings, list):
         raise UsageError(
             "step timings say nothing of memory: give --kv-tokens, or --gpu and --model"

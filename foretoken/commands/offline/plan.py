@@ -18,6 +18,7 @@ from foretoken.commands.offline.traffic import (
     TraceOption,
     WorkloadOption,
     open_workload,
+    parse_presets,
 )
 from foretoken.commands.usage import check_outputs, given_options, refuse_conflicts
 
@@ -57,7 +58,6 @@ def plan(
     preset.
     """
     from foretoken.commands.progress import ProgressBar
-    from services.policies.preset import choose
     from simulator.capacity.plan import Candidate
     from simulator.capacity.plan import plan as run
     from simulator.engine.settings import RunSettings
@@ -72,7 +72,7 @@ def plan(
     check_outputs(json, inputs=[trace, Path(workload), *map(Path, names)])
     target = parse_target(sla)
     kinds = [load_hardware(name) for name in names]
-    presets = [choose(name.strip()) for name in preset.split(",")]
+    presets = parse_presets(preset)
     traffic = open_workload(trace, workload, requests, rate, arrivals, seed)
     settings = [
         RunSettings(each, (kind,), target.sla, max_tokens, predictor=predictor, seed=seed)

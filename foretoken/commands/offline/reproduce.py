@@ -51,7 +51,7 @@ def reproduce(
         listed = ", ".join(REPRODUCTIONS)
         raise UsageError(f"no table {name!r}{near(name, REPRODUCTIONS)}; known: {listed}")
     check_outputs(json)
-    if "lengths" in given and not REPRODUCTIONS[name].cases_from:
+    if "lengths" in given and not REPRODUCTIONS[name].reads_lengths:
         raise UsageError(f"--lengths: {name} reads no files of lengths")
     _reproduce(REPRODUCTIONS[name], json, requests, seed, rows, lengths)
 

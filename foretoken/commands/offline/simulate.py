@@ -21,6 +21,7 @@ from foretoken.commands.offline.traffic import (
     TraceOption,
     WorkloadOption,
     open_workload,
+    parse_presets,
 )
 from foretoken.commands.usage import (
     UsageError,
@@ -81,7 +82,6 @@ def simulate(
     processes: ProcessesOption = 0,
 ) -> None:
     """Simulate presets on a trace or workload: the served scheduler in virtual time."""
-    from services.policies.preset import choose
     from simulator.engine.settings import ObservationLimits, RunSettings
     from simulator.hardware.hardware_file import load_hardware
     from simulator.parallel import available_cores
@@ -90,6 +90,8 @@ def simulate(
 
     key, values = _parse_sweep(sweep)
     given = given_options(context)
+    if not clients:
+        given.discard("clients")  # --clients 0 is no closed loop
     if key in given:
         option = key.replace("_", "-")
         raise UsageError(f"give either --{option} or --sweep {key}=…: both set {key}")
@@ -98,7 +100,7 @@ def simulate(
     check_outputs(json, html, inputs=[trace, Path(workload), Path(hardware)])
     check_plot_folder(plot)
     one = load_hardware(hardware)
-    chosen = [choose(name.strip()) for name in preset.split(",")]
+    chosen = parse_presets(preset)
     budgets = parse_sla(sla)
     if key == "rate" and not trace:
         rate = values[0]  # arrivals are drawn once, then stretched

@@ -10,10 +10,10 @@ import typer
 from foretoken.commands.usage import Conflict, UsageError
 
 if TYPE_CHECKING:
+    from services.policies.preset import Preset
     from simulator.workload.workload import Workload
 
 MAX_REQUESTS = 10_000_000  # memory for the columns of a workload
-MIN_RATE, MAX_RATE = 1e-6, 1e9  # outside, steps of milliseconds are lost in the times of a run
 ARRIVALS = "poisson"  # the default of a workload
 OWN_ARRIVALS = "a trace has arrivals of its own"
 CLOSED_LOOP = "a client sends its next request when the previous one ends"
@@ -73,6 +73,18 @@ ProcessesOption = Annotated[
 ]
 
 
+def parse_presets(text: str) -> "list[Preset]":
+    """The presets of names separated by commas. Raises UsageError for a name that is given twice,
+    and ValueError for an unknown one."""
+    from services.policies.preset import choose
+
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"--preset {text}: {name} is named twice; name each preset once")
+    return [choose(name) for name in names]
+
+
 def open_workload(
     trace: Path | None,
     name: str,
@@ -86,6 +98,7 @@ def open_workload(
     closed loop of `clients`. Raises UsageError or ValueError if the options describe none."""
     from simulator.workload.builtin import build_workload
     from simulator.workload.trace import read_trace
+    from simulator.workload.workload import MAX_RATE, MIN_RATE
 
     if trace is None and not name:
         raise UsageError("give --trace FILE or --workload NAME")

@@ -25,7 +25,7 @@ from simulator.capacity.search import TOLERANCE
 from simulator.engine.simulation import simulate
 from simulator.hardware.hardware import Hardware
 from simulator.study import Point
-from simulator.workload.workload import Workload
+from simulator.workload.workload import MAX_RATE, MIN_RATE, Workload
 from tests.simulator.fixtures import BY_HAND, INSTANT, SMALL, random_workload, settings, workload
 
 # One request at a time: 10 prompt tokens and one output token take 2 s.
@@ -66,6 +66,15 @@ def test_plan_finds_the_rate_at_which_the_last_request_waits_too_long():
     assert found.rate_of_one.missed <= found.rate_of_one.kept * (1 + TOLERANCE)
     # Two workers in turn: the 21st request is the 11th of its worker, which has one every 2d.
     assert found.rate.kept <= 2 / (SERVICE_S - 0.5 / 10) < found.rate.missed
+
+
+@pytest.mark.parametrize("interval_s", [1e-12, 1e8])
+def test_plan_tries_only_rates_that_a_run_can_have(interval_s: float):
+    """One worker keeps the SLA at every rate, and the rate of the workload is out of bounds."""
+    found = judge(candidate(queue(interval_s, 2), Sla("test", ttft_s=10 * SERVICE_S)))
+    assert isinstance(found, EnoughWorkers)
+    assert found.rate_of_one
+    assert MIN_RATE <= found.rate_of_one.kept <= MAX_RATE
 
 
 def test_plan_of_a_burst_has_workers_and_no_rate():

@@ -67,6 +67,18 @@ def test_find_largest_rate_encloses_a_threshold(threshold: float, start: float, 
         assert limit.missed <= limit.kept * (1 + TOLERANCE)
 
 
+def test_find_largest_rate_tries_none_below_the_least():
+    tried: list[float] = []
+
+    def misses(rate: float) -> bool:
+        tried.append(rate)
+        return False
+
+    assert find_largest_rate(misses, 8.0, 64.0, least=3.0) == RateLimit(0.0, 3.0)
+    assert tried == [8.0, 4.0, 3.0]
+    assert find_largest_rate(lambda _: True, 1.0, 4.0, least=4.0) == RateLimit(4.0, inf)
+
+
 def test_find_largest_rate_tries_by_hand():
     tried: list[float] = []
 

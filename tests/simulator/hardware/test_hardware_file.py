@@ -165,10 +165,22 @@ link_latency_s = 30e-6
         (GOOD.replace("base_s = 0.01\n", ""), "x.toml: cost.base_s is missing"),
         (GOOD.replace("4_096", "8"), "x.toml: memory.kv_tokens is 8, less than one block of 16"),
         (
+            GOOD.replace("4_096", "134_217_744"),
+            "x.toml: memory.kv_tokens must be at most 134,217,728 (8,388,608 blocks of 16 tokens)",
+        ),
+        (
+            ROOFLINE + "[memory]\nhost_gib = 1e6\n",
+            "x.toml: memory.host_tokens must be at most 134,217,728",
+        ),
+        (
+            ROOFLINE + "[memory]\nhost_gib = inf\n",
+            "x.toml: memory.host_gib should be less than or equal to 1048576 (got inf)",
+        ),
+        (
             ROOFLINE.replace("llama2-7b", "llama2-7"),
             "x.toml: unknown model 'llama2-7', did you mean llama2-7b?",
         ),
-        (ROOFLINE.replace("2-7b", "2-70b"), "x.toml: 128.5 GiB of weights on 1 GPUs of 80 GiB"),
+        (ROOFLINE.replace("2-7b", "2-70b"), "x.toml: 128.5 GiB of weights on 1 GPU of 80 GiB"),
         (
             ROOFLINE + "[memory]\nkv_tokens = 4_096\nutilization = 0.5\n",
             "x.toml: memory.utilization has no effect beside memory.kv_tokens; give one of them",

@@ -104,7 +104,7 @@ def test_kv_capacity_is_memory_without_weights_and_workspace():
 
 
 def test_weights_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"^128\.5 GiB of weights on 1 GPUs of 80 GiB leave no"):
+    with pytest.raises(ValueError, match=r"^128\.5 GiB of weights on 1 GPU of 80 GiB leave no"):
         derive_kv_tokens(Roofline(gpu="a100-80g", model="llama2-70b"), 0.9, 1.0)
 
 

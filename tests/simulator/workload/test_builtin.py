@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simulator.workload.builtin import ARRIVALS, LENGTHS, WORKLOADS, build_workload
-from simulator.workload.workload import Workload
+from simulator.workload.workload import MAX_SPAN_S, MIN_RATE, Workload
 from tests.simulator.fixtures import workload
 
 
@@ -84,6 +84,10 @@ def test_workload_is_stretched_to_a_rate():
     assert made.at_rate(2.0).arrival_s.tolist() == [0.0, 0.25, 1.0]
     with pytest.raises(ValueError, match="arrive at once"):
         workload([(0.0, 1, 1), (0.0, 1, 1)]).at_rate(1.0)
+    long = workload([(float(row), 1, 1) for row in range(1_000)])
+    assert long.at_rate(long.least_rate).arrival_s[-1] <= MAX_SPAN_S
+    with pytest.raises(ValueError, match="fewer requests or a higher rate"):
+        long.at_rate(MIN_RATE)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +97,7 @@ def test_workload_is_stretched_to_a_rate():
         ([], [], "no request"),
         ([1.0, 0.0], [1, 1], "must be numbers from 0 on, ascending"),
         ([0.0, 1.0], [1, 0], "at least 1"),
+        ([0.0, 4e8], [1, 1], r"arrives after 4e\+08 s, and a simulation covers 315,360,000 s"),
     ],
 )
 def test_workload_checks_its_columns(arrival_s: list[float], inputs: list[int], says: str):
