@@ -40,20 +40,19 @@ class Pace:
 
     def spread_s(
         self, jobs: RequestColumns, rows: Ints, forecasts: ForecastTable
-    ) -> tuple[Floats, Floats]:
-        """The same for each forecast length beyond the current output, and their masses; both have
-        shape (rows, 64). O(rows · 64)."""
-        points, masses = forecasts.conditioned(
+    ) -> tuple[Floats, Floats, Floats]:
+        """The forecast lengths beyond the current output, the same seconds for each, and their
+        masses; all have shape (rows, 64). O(rows · 64)."""
+        lengths, masses = forecasts.conditioned(
             jobs.forecast[rows], jobs.output[rows], jobs.cap[rows]
         )
         context = jobs.context_at(rows)
-        points -= jobs.output[rows][:, None]
-        tokens = np.maximum(points, 1.0, out=points)
+        tokens = np.maximum(lengths - jobs.output[rows][:, None], 1.0)
         seconds = tokens * (self.context_token_s / 2)
         seconds += (self.token_s + self.context_token_s * context)[:, None]
         seconds *= tokens
         seconds += self._missing_s(jobs, rows)[:, None]
-        return seconds, masses
+        return lengths, seconds, masses
 
     def _missing_s(self, jobs: RequestColumns, rows: Ints) -> Floats:
         """Worker seconds to prefill the missing KV."""

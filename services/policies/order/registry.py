@@ -8,6 +8,7 @@ from services.forecast import Floats
 from services.policies.memory import PolicyMemory
 from services.policies.order import (
     alise,
+    boost,
     deadlines,
     mlfq,
     promise,
@@ -44,6 +45,7 @@ ORDERS = {
     "mlfq": Order(mlfq.mlfq, mlfq.PARAMS, preempts=True),
     "hrrn": Order(waiting.hrrn, waiting.PARAMS, preempts=False, batch_key=waiting.by_ratio),
     "edf": Order(deadlines.edf, deadlines.PARAMS, preempts=True),
+    "boost": Order(boost.boost, boost.PARAMS, preempts=True),
     "promise": Order(promise.promise, promise.PARAMS, preempts=True),
     "slack": Order(deadlines.slack, deadlines.PARAMS, preempts=True),
 }

@@ -54,7 +54,9 @@ def gittins_s(
 ) -> tuple[Floats, dict[str, Floats]]:
     """The reciprocal of Gittins' index: the least expected seconds per completion. O(jobs), and
     O(64) for each request that changed."""
-    sized = _sized(snapshot, memory, pace, rows, seconds_per_completion)
+    sized = known_sizes(
+        snapshot, memory, pace, rows, lambda _, *spread: seconds_per_completion(*spread)
+    )
     return sized[SIZE], sized
 
 
@@ -64,28 +66,28 @@ def tail_s(
     """Mean + `tail_weight` · (CVaR − mean), where CVaR is the mean of the longest `tail_share`.
     O(jobs), and O(64) for each request that changed."""
 
-    def inflated_s(seconds: Floats, masses: Floats) -> Floats:
+    def inflated_s(lengths: Floats, seconds: Floats, masses: Floats) -> Floats:
         mean_s = np.einsum("ij,ij->i", masses, seconds)
         worst_s = mean_of_longest(seconds, masses, params["tail_share"])
         inflated_s: Floats = mean_s + params["tail_weight"] * (worst_s - mean_s)
         return inflated_s
 
-    sized = _sized(snapshot, memory, pace, rows, inflated_s)
+    sized = known_sizes(snapshot, memory, pace, rows, inflated_s)
     return sized[SIZE], sized
 
 
 SIZES: dict[str, Size] = {"gittins": gittins_s, "srtf": mean_s, "tail": tail_s}
 
 
-def _sized(
+def known_sizes(
     snapshot: Snapshot,
     memory: PolicyMemory,
     pace: Pace,
     rows: Ints,
-    size: Callable[[Floats, Floats], Floats],
+    size: Callable[[Floats, Floats, Floats], Floats],
 ) -> dict[str, Floats]:
-    """`size` of each row's remaining times and masses, cached with its inputs: computed again only
-    if an input has changed."""
+    """`size` of each row's forecast lengths, remaining times and masses, cached with its inputs:
+    computed again only if an input has changed."""
     jobs = snapshot.jobs
     inputs = (
         snapshot.forecasts.editions(jobs.forecast[rows]) + 1,  # 0 stands for an unseen request
@@ -100,8 +102,7 @@ def _sized(
     same = np.all([was == now for was, now in zip(before, inputs, strict=True)], axis=0)
     changed = np.flatnonzero(~same)
     for at in np.split(changed, range(BLOCK, len(changed), BLOCK)):
-        seconds, masses = pace.spread_s(jobs, rows[at], snapshot.forecasts)
-        sized[at] = size(seconds, masses)
+        sized[at] = size(*pace.spread_s(jobs, rows[at], snapshot.forecasts))
     return {SIZE: sized} | {
         name: values.astype(float) for name, values in zip(SIZE_INPUTS, inputs, strict=True)
     }

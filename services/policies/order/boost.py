@@ -1,0 +1,112 @@
+"""Boosted arrival: first come, first served, with short requests moved ahead by a bounded time.
+
+γ-Boost of "Strongly Tail-Optimal Scheduling in the Light-Tailed M/G/1" (Yu and Scully, SIGMETRICS
+2024), §3: the key is the arrival minus the boost b(w) = (1/γ) · ln(1 / (1 − e^(−γ·w))) of the work
+w. The boost of little work is large, that of much work tends to 0. A request never waits behind one
+that arrives later by more than the largest boost. No other rule prevents starvation, so that the
+longest wait is bounded while the backlog is.
+
+Three choices are foretoken's:
+
+  γ        `decay` over the time in which the fleet serves all live requests. Sizes then matter as
+           much in a short queue as in a long one. Near 0 it is shortest first, at infinity FCFS.
+  w        the index of `per_token_s`, because sizes are forecast
+  in time  A queued request with its next token due in less than `early_s` has the boost of that
+           token alone. The first token is due after `ttft_s`, also when that has passed; the next
+           one after a gap of `mtpot_s`, while the SLA can be met.
+"""
+
+from math import inf
+
+import numpy as np
+
+from services.forecast import Floats, Ints
+from services.policies.memory import PolicyMemory
+from services.policies.order.deadlines import slack_s
+from services.policies.order.fairness import is_over_share
+from services.policies.order.pace import Pace, measure_pace
+from services.policies.order.ranking import (
+    CLASS,
+    HYSTERESIS,
+    Ranking,
+    earliest_s,
+    limit_preemption,
+)
+from services.policies.order.shortest import SIZE, known_sizes
+from services.policies.parameters import Param, Params
+from services.policies.snapshot import Bools, Snapshot
+
+LEAST_BACKLOG_S = 1e-3
+LEAST_WORK = 1e-12  # as a share of the backlog; its boost is finite
+_NO_GAIN = 1e-300
+
+PARAMS = {"decay": Param(0.5, 1e-6, 1e6), "early_s": Param(0.25, 0.0, 1e6), **HYSTERESIS}
+
+
+def boost(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
+    """By boosted arrival; requests of tenants above their share while others wait go last. A queued
+    request passes a running one if it still precedes it when the running one's boost grows as if
+    its work were less by the share `hysteresis`. O(jobs log jobs), and O(64) for each request that
+    changed."""
+    rows, jobs, split = snapshot.live, snapshot.jobs, len(snapshot.queued)
+    pace, memory = measure_pace(snapshot, memory)
+    remaining_s = pace.expected_s(jobs, rows)
+    workers = max(1, len(snapshot.workers))
+    gamma = params["decay"] * workers / max(LEAST_BACKLOG_S, float(np.sum(remaining_s)))
+
+    def work(lengths: Floats, seconds: Floats, masses: Floats) -> Floats:
+        return per_token_s(lengths, seconds, masses, pace.token_s)
+
+    kept = known_sizes(snapshot, memory, pace, rows, work)
+    due_s = _next_token_due_s(snapshot, rows, pace)
+    due_s[split:] = inf
+    early = due_s - params["early_s"] <= snapshot.now
+    work_s = np.where(early, pace.remaining_s(jobs, rows, np.ones(len(rows))), kept[SIZE])
+    boosts_s = boost_s(work_s / workers, gamma)
+    key = jobs.arrival_s[rows] - snapshot.now - boosts_s
+    key += np.where(is_over_share(snapshot, rows, split, key), CLASS, 0.0)
+
+    stays: Bools | bool = bool(np.isinf(params["hysteresis"]))
+    passed = key[split:] - (0.0 if stays else np.log1p(params["hysteresis"]) / gamma)
+    queue_key = limit_preemption(snapshot, key, passed, stays)
+    next_s = earliest_s(snapshot.now, due_s - snapshot.now - params["early_s"])
+    memory = memory.with_columns(rows, jobs.serial[rows], **kept)
+    no_lift = np.full(len(rows), inf)
+    return Ranking(rows, split, key, queue_key, remaining_s, no_lift, next_s, memory)
+
+
+def _next_token_due_s(snapshot: Snapshot, rows: Ints, pace: Pace) -> Floats:
+    """When the next token of each queued request is due: the first after `ttft_s`, the next after
+    `mtpot_s` while the SLA can be met. A paused request made its last token about when it entered
+    the queue."""
+    jobs = snapshot.jobs
+    begun = jobs.output[rows] > 0
+    gap_s = jobs.since_s[rows] + jobs.mtpot_s[rows]
+    lost = (gap_s <= snapshot.now) | (slack_s(snapshot, rows, pace) <= 0)
+    first_s = jobs.arrival_s[rows] + jobs.ttft_s[rows]
+    due_s: Floats = np.where(begun, np.where(lost, inf, gap_s), first_s)
+    return due_s
+
+
+def boost_s(work_s: Floats, gamma: float) -> Floats:
+    """b(w) in seconds, for γ in 1/s."""
+    boosts: Floats = -np.log(-np.expm1(-np.maximum(gamma * work_s, LEAST_WORK))) / gamma
+    return boosts
+
+
+def per_token_s(lengths: Floats, seconds: Floats, masses: Floats, token_s: float) -> Floats:
+    """The Gittins index for the mean latency per token, as seconds of work.
+
+    An end after L tokens counts 1/L, so that the index is the least of E[min(S, d)] / E[1/L; S ≤ d]
+    over d: what it costs to gain as much as the end of a request of one token. The work is the root
+    of the index times `token_s`: with a known size the geometric mean of the remaining and the
+    whole time. A request of unknown size runs until its short ends are unlikely and then loses its
+    place. `lengths` are whole answers; the arrays have shape (rows, points), ascending along a row.
+    O(rows · points).
+    """
+    chance = np.cumsum(masses, axis=1)
+    gain = np.cumsum(masses / lengths, axis=1)
+    spent = np.cumsum(masses * seconds, axis=1) + seconds * (1.0 - chance)
+    index = (spent / np.maximum(gain, _NO_GAIN)).min(axis=1)
+    work_s: Floats = np.sqrt(token_s * index)
+    return work_s
