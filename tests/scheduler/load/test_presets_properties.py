@@ -181,6 +181,7 @@ BOUNDS: dict[str, Bound | None] = {
     "hrrn": None,
     "edf": None,
     "slack": None,
+    "boost": None,  # bounded in the time to serve the backlog, which grows here
     "promise": lambda params: params["ageing_s"],
 }
 
