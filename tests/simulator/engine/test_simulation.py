@@ -170,6 +170,7 @@ def test_simulation_in_jumps_equals_single_steps_for_every_preset(preset: str):
 
 @pytest.mark.slow
 @pytest.mark.property
+@pytest.mark.timeout(900)  # 400 fresh examples take 5 minutes on a slow machine
 @given(
     preset=st.sampled_from(ALL_PRESETS),
     seed=st.integers(0, 10_000),
