@@ -78,8 +78,13 @@ KEYS: dict[str, Callable[[Point, float], Point]] = {
     "max_tokens": _with_max_tokens,
 }
 WHOLE = frozenset(KEYS) - {"rate"}
-LEAST = {"rate": MIN_RATE}
-MOST = {"workers": 1_024, "clients": 2**20, "max_tokens": 2**31, "rate": MAX_RATE}
+RANGES: dict[str, tuple[float, float]] = {
+    "workers": (1, 1_024),
+    "clients": (1, 2**20),
+    "kv_tokens": (1, inf),  # each hardware has its own range
+    "rate": (MIN_RATE, MAX_RATE),
+    "max_tokens": (1, 2**31),
+}
 
 
 def check_values(key: str, values: Sequence[float]) -> None:
@@ -95,10 +100,11 @@ def check_values(key: str, values: Sequence[float]) -> None:
             raise ValueError(f"{key} must be a positive number, got {value:g}")
         if key in WHOLE and value % 1:
             raise ValueError(f"{key} must be a whole number, got {value:g}")
-        if value < LEAST.get(key, 1):
-            raise ValueError(f"{key} must be at least {LEAST[key]:g}, got {value:g}")
-        if value > MOST.get(key, inf):
-            raise ValueError(f"{key} must be at most {MOST[key]:,}, got {value:g}")
+        least, most = RANGES[key]
+        if value < least:
+            raise ValueError(f"{key} must be at least {least:g}, got {value:g}")
+        if value > most:
+            raise ValueError(f"{key} must be at most {most:,}, got {value:g}")
 
 
 def vary(points: Iterable[Point], key: str, values: Sequence[float]) -> list[Point]:

@@ -27,7 +27,7 @@ class Interval:
         """When the next round may start, on the snapshot's clock."""
         if self.wait_s is None:
             return candidates.now
-        return candidates.now + self.wait_s(running_s(candidates), params)
+        return self.after(candidates.now, running_s(candidates), params)
 
     def after(self, now: float, loads_s: Floats, params: Params) -> float:
         """When the next forming may start, given each worker's remaining seconds."""

@@ -15,14 +15,13 @@ from services.policies.preset import require_known
 from services.predictor.interface import Example, Features, Options, Predictor, Query
 from services.predictor.learning.schedule import WORDS
 from services.predictor.predictors import ENCODERLESS, PLAIN, READS, build
-from simulator.engine.given import forecast_given
+from simulator.engine.given import GIVEN, forecast_given
 from simulator.engine.prompt_forecaster import EXAMPLES, SERVED, LearnedPrompts
 from simulator.engine.settings import MODEL, RunSettings
 from simulator.workload.prompt_features import encode_prompts, read_words
 from simulator.workload.workload import Workload
 
 AnswerTokens = Callable[[str], int]
-GIVEN = "given"  # no command has a workload with forecasts, so no error lists it
 
 
 class Forecaster(Protocol):
@@ -119,7 +118,7 @@ def build_forecaster(
     """The predictor of the settings, trained on their training requests. Raises ValueError for one
     that needs prompts which a workload lacks, and for too few training requests."""
     name = settings.predictor_name
-    if name not in FORECASTERS:
+    if name not in FORECASTERS:  # GIVEN is not listed: no command has a workload with forecasts
         require_known("predictor", name, [known for known in FORECASTERS if known != GIVEN])
     forecaster = FORECASTERS[name](settings, workload, answer_tokens)
     if settings.training:

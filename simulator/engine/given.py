@@ -8,6 +8,8 @@ from services.forecast import Forecast, certain
 from services.predictor.interface import Example
 from simulator.workload.workload import Workload
 
+GIVEN = "given"
+
 
 class GivenLengths:
     """Forecasts one length per request. It never learns."""
@@ -18,7 +20,7 @@ class GivenLengths:
         self._forecast_tokens = forecast_tokens
 
     def forecast(self, requests: Sequence[Request]) -> list[Forecast]:
-        return [certain(self._forecast_tokens[int(r.request_id)], "given") for r in requests]
+        return [certain(self._forecast_tokens[int(r.request_id)], GIVEN) for r in requests]
 
     def study(self, examples: Sequence[Example]) -> None:
         """Does nothing."""

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from simulator.engine.given import GIVEN
 from simulator.papers.alise import tables as alise
 from simulator.papers.ltr import tables as ltr
 from simulator.papers.magnus import tables as magnus
@@ -166,7 +167,7 @@ def _run_scls(run: ServedRun, _: Path | None, requests: int, seed: int) -> Row:
 def _magnus() -> Contest:
     runs = {
         **{name: run for name, run in magnus.SCHEDULERS.items() if name not in LEFT_OUT},
-        FORETOKEN: magnus.served(FORETOKEN, predictor=magnus.GIVEN),
+        FORETOKEN: magnus.served(FORETOKEN, predictor=GIVEN),
     }
     return _contest("Magnus", f"{MAGNUS_RATE:g}/s", THROUGHPUT, _run_magnus, runs)
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.preset import choose
+from simulator.engine.given import GIVEN
 from simulator.engine.settings import RunSettings, Timing
 from simulator.engine.simulation import RunResult, simulate
 from simulator.hardware.hardware import Hardware
@@ -97,7 +98,7 @@ def serve(
         (conditions.hardware,),
         max_tokens=conditions.max_tokens + guess_tokens,
         max_queue=UNBOUNDED,
-        predictor="given" if scheduler.modelled else scheduler.predictor,
+        predictor=GIVEN if scheduler.modelled else scheduler.predictor,
         timing=Timing(forecast_s=conditions.forecast_s if waits else 0.0),
         seed=conditions.seed,
         stop_after=conditions.stop_after,

@@ -1,7 +1,6 @@
 """Traffic: options of the commands that simulate it, and the workload that they name."""
 
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -96,16 +95,14 @@ def open_workload(
 ) -> "Workload":
     """Opens the traffic that the options describe: a trace, or a workload with drawn arrivals or a
     closed loop of `clients`. Raises UsageError or ValueError if the options describe none."""
+    from simulator.study import check_values
     from simulator.workload.builtin import build_workload
     from simulator.workload.trace import read_trace
-    from simulator.workload.workload import MAX_RATE, MIN_RATE
 
     if trace is None and not name:
         raise UsageError("give --trace FILE or --workload NAME")
-    if rate is not None and not 0 < rate < inf:
-        raise UsageError(f"--rate must be a positive number, got {rate:g}")
-    if rate and not MIN_RATE <= rate <= MAX_RATE:
-        raise UsageError(f"--rate must lie between {MIN_RATE:g} and {MAX_RATE:g}, got {rate:g}")
+    if rate is not None:
+        check_values("rate", [rate])
     if trace is None:
         return build_workload(name, requests or 1_000, arrivals, rate or 0.0, clients, seed)
     workload = read_trace(trace, requests)

@@ -22,7 +22,7 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.memory import PolicyMemory
-from services.policies.order.deadlines import slack_s
+from services.policies.order.deadlines import gap_slack_s, slack_s
 from services.policies.order.fairness import is_over_share
 from services.policies.order.pace import Pace, measure_pace
 from services.policies.order.ranking import (
@@ -34,20 +34,19 @@ from services.policies.order.ranking import (
 )
 from services.policies.order.shortest import SIZE, known_sizes
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Bools, Snapshot
+from services.policies.snapshot import Snapshot
 
 LEAST_BACKLOG_S = 1e-3
-LEAST_WORK = 1e-12  # as a share of the backlog; its boost is finite
+LEAST_WORK = 1e-12  # least γ·w, so that the boost is finite
 _NO_GAIN = 1e-300
 
 PARAMS = {"decay": Param(0.5, 1e-6, 1e6), "early_s": Param(0.25, 0.0, 1e6), **HYSTERESIS}
 
 
 def boost(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
-    """By boosted arrival; requests of tenants above their share while others wait go last. A queued
-    request passes a running one if it still precedes it when the running one's boost grows as if
-    its work were less by the share `hysteresis`. O(jobs log jobs), and O(64) for each request that
-    changed."""
+    """By boosted arrival; requests of tenants above their share while others wait go last. A running
+    request counts with less work by the share `hysteresis` before a queued one preempts it.
+    O(jobs log jobs), and O(64) for each request that changed."""
     rows, jobs, split = snapshot.live, snapshot.jobs, len(snapshot.queued)
     pace, memory = measure_pace(snapshot, memory)
     remaining_s = pace.expected_s(jobs, rows)
@@ -58,34 +57,31 @@ def boost(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
         return per_token_s(lengths, seconds, masses, pace.token_s)
 
     kept = known_sizes(snapshot, memory, pace, rows, work)
-    due_s = _next_token_due_s(snapshot, rows, pace)
-    due_s[split:] = inf
-    early = due_s - params["early_s"] <= snapshot.now
+    spare_s = _next_token_slack_s(snapshot, rows, split, pace) - params["early_s"]
+    early = spare_s <= 0
     work_s = np.where(early, pace.remaining_s(jobs, rows, np.ones(len(rows))), kept[SIZE])
-    boosts_s = boost_s(work_s / workers, gamma)
+    boosts_s = np.minimum(boost_s(work_s / workers, gamma), CLASS / 2)
     key = jobs.arrival_s[rows] - snapshot.now - boosts_s
     key += np.where(is_over_share(snapshot, rows, split, key), CLASS, 0.0)
-
-    stays: Bools | bool = bool(np.isinf(params["hysteresis"]))
-    passed = key[split:] - (0.0 if stays else np.log1p(params["hysteresis"]) / gamma)
-    queue_key = limit_preemption(snapshot, key, passed, stays)
-    next_s = earliest_s(snapshot.now, due_s - snapshot.now - params["early_s"])
+    passed = key[split:] - np.log1p(params["hysteresis"]) / gamma  # -inf: none is preempted
+    queue_key = limit_preemption(snapshot, key, passed)
+    next_s = earliest_s(snapshot.now, spare_s)
     memory = memory.with_columns(rows, jobs.serial[rows], **kept)
     no_lift = np.full(len(rows), inf)
     return Ranking(rows, split, key, queue_key, remaining_s, no_lift, next_s, memory)
 
 
-def _next_token_due_s(snapshot: Snapshot, rows: Ints, pace: Pace) -> Floats:
-    """When the next token of each queued request is due: the first after `ttft_s`, the next after
-    `mtpot_s` while the SLA can be met. A paused request made its last token about when it entered
-    the queue."""
+def _next_token_slack_s(snapshot: Snapshot, rows: Ints, split: int, pace: Pace) -> Floats:
+    """Time until the next token of each queued request is due: the first after `ttft_s`, the next
+    after `mtpot_s` while the SLA can be met. Infinite for running requests."""
     jobs = snapshot.jobs
-    begun = jobs.output[rows] > 0
-    gap_s = jobs.since_s[rows] + jobs.mtpot_s[rows]
-    lost = (gap_s <= snapshot.now) | (slack_s(snapshot, rows, pace) <= 0)
-    first_s = jobs.arrival_s[rows] + jobs.ttft_s[rows]
-    due_s: Floats = np.where(begun, np.where(lost, inf, gap_s), first_s)
-    return due_s
+    left_s = gap_slack_s(snapshot, rows, split)
+    left_s[(left_s <= 0) | (slack_s(snapshot, rows, pace) <= 0)] = inf
+    unbegun = jobs.output[rows] == 0
+    unbegun[split:] = False
+    first_s = jobs.arrival_s[rows] + jobs.ttft_s[rows] - snapshot.now
+    slack: Floats = np.where(unbegun, first_s, left_s)
+    return slack
 
 
 def boost_s(work_s: Floats, gamma: float) -> Floats:

@@ -71,6 +71,18 @@ def slack_s(snapshot: Snapshot, rows: Ints, pace: Pace) -> Floats:
     return np.minimum(spare_s, jobs.deadline_s[rows] - ends_s)
 
 
+def gap_slack_s(snapshot: Snapshot, rows: Ints, split: int) -> Floats:
+    """Time until the gap since the last token exceeds its budget, for queued requests (those before
+    `split`) with output; infinite for others. A paused request made its last token about when it
+    entered the queue."""
+    jobs = snapshot.jobs
+    left_s = jobs.since_s[rows] + jobs.mtpot_s[rows] - snapshot.now
+    begun = jobs.output[rows] > 0
+    begun[split:] = False
+    gap_s: Floats = np.where(begun, left_s, inf)
+    return gap_s
+
+
 def _first_s(jobs: RequestColumns, rows: Ints) -> tuple[Floats, Floats]:
     """Times of the first token, infinite before it, and its deadlines.
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.memory import PolicyMemory
-from services.policies.order.deadlines import slack_s
+from services.policies.order.deadlines import gap_slack_s, slack_s
 from services.policies.order.fairness import is_over_share
 from services.policies.order.pace import Pace, measure_pace
 from services.policies.order.ranking import (
@@ -66,7 +66,7 @@ def promise(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking
     split, jobs = len(snapshot.queued), snapshot.jobs
     pace, memory = measure_pace(snapshot, memory)
     remaining_s = pace.expected_s(jobs, rows)
-    spare_s = np.minimum(slack_s(snapshot, rows, pace), _gap_s(snapshot, rows, split))
+    spare_s = np.minimum(slack_s(snapshot, rows, pace), gap_slack_s(snapshot, rows, split))
     starved = find_starving(snapshot, rows, split, memory, params["ageing_s"])
     patience_s = np.minimum(spare_s[split:], jobs.mtpot_s[rows[split:]])
     cannot_pause = (
@@ -119,17 +119,6 @@ def _sizes(
     for name, column in known.items():
         kept[name][compared] = column
     return size_s, kept
-
-
-def _gap_s(snapshot: Snapshot, rows: Ints, split: int) -> Floats:
-    """Time until the gap since the last token exceeds its budget, for queued requests with output.
-    A paused request made its last token about when it entered the queue."""
-    jobs = snapshot.jobs
-    left_s = jobs.since_s[rows] + jobs.mtpot_s[rows] - snapshot.now
-    begun = jobs.output[rows] > 0
-    begun[split:] = False
-    gap_s: Floats = np.where(begun, left_s, inf)
-    return gap_s
 
 
 def _ahead_s(size_s: Floats, takes_s: Floats, among: Bools) -> Floats:

@@ -54,9 +54,11 @@ def gittins_s(
 ) -> tuple[Floats, dict[str, Floats]]:
     """The reciprocal of Gittins' index: the least expected seconds per completion. O(jobs), and
     O(64) for each request that changed."""
-    sized = known_sizes(
-        snapshot, memory, pace, rows, lambda _, *spread: seconds_per_completion(*spread)
-    )
+
+    def index_s(lengths: Floats, seconds: Floats, masses: Floats) -> Floats:
+        return seconds_per_completion(seconds, masses)
+
+    sized = known_sizes(snapshot, memory, pace, rows, index_s)
     return sized[SIZE], sized
 
 

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from simulator.engine.given import GIVEN
 from simulator.papers.gains import compare_gains, read_gains
 from simulator.papers.modelled import offset_lengths
 from simulator.papers.reproduction import Case, Column, Reproduction, Row
@@ -17,7 +18,6 @@ RATES = (4.0, 8.0, 16.0, 32.0)  # the paper's are in figures without numbers
 HARDWARE, WORKERS = "v100-32g-chatglm-6b", 7
 MAX_TOKENS = 1_024
 FORECAST_S = 0.03  # §IV-D
-GIVEN = "given"  # modelled
 RMSE_TOKENS = 15.649  # Table II: USIN, the full predictor, with ChatGLM-6B
 # Θ is 0.7 of the memory beside the weights, which the profile's KV capacity is.
 WHOLE_MEMORY = {"zeta": 1.0}

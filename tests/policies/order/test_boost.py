@@ -1,6 +1,7 @@
 """The boost order: worked examples, brute force, deadlines of tokens, and its bound on waits."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import exp, inf, log, sqrt
 
 import numpy as np
@@ -193,11 +194,13 @@ def test_next_round_is_due_when_a_token_is():
 def test_request_precedes_all_that_arrive_later_than_the_largest_boost(
     snapshot: Snapshot, seed: int
 ):
-    found = ranked(snapshot)
-    rows, arrival_s = found.rows, snapshot.jobs.arrival_s[found.rows]
     gamma = PARAMS["decay"].default * max(1, len(snapshot.workers))
-    gamma /= max(1e-3, float(found.remaining_s.sum()))
+    gamma /= max(1e-3, float(ranked(snapshot).remaining_s.sum()))
     largest_s = -log(LEAST_WORK) / gamma
+    spread_s = np.random.default_rng(seed).uniform(0, 4 * largest_s, len(snapshot.jobs))
+    made = replace(snapshot.jobs, arrival_s=snapshot.now - spread_s)
+    found = ranked(replace(snapshot, jobs=made))
+    rows, arrival_s = found.rows, made.arrival_s[found.rows]
     for first in range(len(rows)):
         for second in range(len(rows)):
             if arrival_s[second] - arrival_s[first] > largest_s:
