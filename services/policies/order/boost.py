@@ -26,7 +26,6 @@ from services.policies.order.deadlines import gap_slack_s, slack_s
 from services.policies.order.fairness import is_over_share
 from services.policies.order.pace import Pace, measure_pace
 from services.policies.order.ranking import (
-    CLASS,
     HYSTERESIS,
     Ranking,
     earliest_s,
@@ -44,9 +43,12 @@ PARAMS = {"decay": Param(0.5, 1e-6, 1e6), "early_s": Param(0.25, 0.0, 1e6), **HY
 
 
 def boost(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
-    """By boosted arrival; requests of tenants above their share while others wait go last. A running
-    request counts with less work by the share `hysteresis` before a queued one preempts it.
-    O(jobs log jobs), and O(64) for each request that changed."""
+    """By boosted arrival; requests of tenants above their share while others wait go last.
+
+    A queued request preempts a running one only if it also precedes it when the work of the running
+    one is less by the share `hysteresis`. O(jobs log jobs), and O(64) for each request that
+    changed.
+    """
     rows, jobs, split = snapshot.live, snapshot.jobs, len(snapshot.queued)
     pace, memory = measure_pace(snapshot, memory)
     remaining_s = pace.expected_s(jobs, rows)
@@ -60,9 +62,10 @@ def boost(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     spare_s = _next_token_slack_s(snapshot, rows, split, pace) - params["early_s"]
     early = spare_s <= 0
     work_s = np.where(early, pace.remaining_s(jobs, rows, np.ones(len(rows))), kept[SIZE])
-    boosts_s = np.minimum(boost_s(work_s / workers, gamma), CLASS / 2)
-    key = jobs.arrival_s[rows] - snapshot.now - boosts_s
-    key += np.where(is_over_share(snapshot, rows, split, key), CLASS, 0.0)
+    key = jobs.arrival_s[rows] - snapshot.now - boost_s(work_s / workers, gamma)
+    over = is_over_share(snapshot, rows, split, key)
+    if over.any():
+        key[over] += np.ptp(key) + 1.0
     passed = key[split:] - np.log1p(params["hysteresis"]) / gamma  # -inf: none is preempted
     queue_key = limit_preemption(snapshot, key, passed)
     next_s = earliest_s(snapshot.now, spare_s)

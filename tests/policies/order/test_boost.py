@@ -186,6 +186,15 @@ def test_next_round_is_due_when_a_token_is():
     assert ranked(board([certain(5)], 1)).next_s == inf
 
 
+def test_request_of_a_tenant_above_its_share_goes_last():
+    """The share of a tenant is half of 10,000 tokens. The first request of tenant 1 takes 4,010 of
+    them, the second does not fit beside it. Tenant 2 has the longest request."""
+    made = [certain(4_000), certain(4_500), certain(4_900)]
+    cap = [5_000] * 3
+    assert line(ranked(board(made, 3, cap=cap, tenant=[1, 1, 1]))) == [0, 1, 2]
+    assert line(ranked(board(made, 3, cap=cap, tenant=[1, 1, 2]))) == [0, 2, 1]
+
+
 # The bound
 
 
