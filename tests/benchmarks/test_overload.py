@@ -46,6 +46,7 @@ HANGS = OK + ROLE
 # --- the load
 
 
+@pytest.mark.slow
 def test_seed_determines_a_load_of_unique_prompts():
     bodies = draw_bodies(500, seed=4)
     assert bodies == draw_bodies(500, seed=4) != draw_bodies(500, seed=5)

@@ -65,6 +65,7 @@ def far(tmp_path: Path) -> Path:
 PROMPTLESS = ("--predictor", "history", "max", "oracle")
 
 
+@pytest.mark.slow
 def test_evaluate_reports_two_sets(near: Path, far: Path, tmp_path: Path):
     out = tmp_path / "report.json"
     done = run("--train", near, "--data", near, far, *PROMPTLESS, "--json", out, "--online", "200")
@@ -107,6 +108,7 @@ def test_evaluate_compares_with_earlier_report(near: Path, far: Path, tmp_path: 
     assert after["n_online"] == before["n"]
 
 
+@pytest.mark.slow
 def test_evaluate_is_deterministic_by_seed(near: Path, far: Path, tmp_path: Path):
     runs = []
     for name in ("a.json", "b.json"):

@@ -37,6 +37,7 @@ def repeat(prompt: Prompt) -> Sequence[int]:
     return tokens_of("1") * prompt.max_tokens
 
 
+@pytest.mark.slow
 async def test_metrics_agree_with_500_clients() -> None:
     async with run_harness(
         repeat, sla_classes=CLASSES, default_sla="easy",

@@ -87,6 +87,7 @@ def test_truncated_answers_are_not_learned() -> None:
     assert predictor.learn([*cut, Example(one.query, 0), Example(one.query, 9)]) == 1
 
 
+@pytest.mark.slow
 def test_blend_recalibrates_after_shift_without_refit() -> None:
     """Answers become three times as long; recalibration alone must follow."""
     predictor = fit("blend", examples(600, 1))
@@ -103,6 +104,7 @@ def test_blend_recalibrates_after_shift_without_refit() -> None:
     assert before < 0.5 < 0.75 < covered()
 
 
+@pytest.mark.slow
 def test_blend_applications_have_separate_weights() -> None:
     """Lengths follow the prompt in one application and are random in the other."""
     rng = np.random.default_rng(0)

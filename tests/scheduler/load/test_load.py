@@ -78,6 +78,7 @@ def test_overload_keeps_throughput_and_order() -> None:
     assert norm_s["alise"] <= norm_s["fcfs"] / 2
 
 
+@pytest.mark.slow
 def test_short_requests_stay_first_under_overload() -> None:
     """Also in the last third of the load, when many requests have waited longer than ageing
     takes."""

@@ -31,6 +31,7 @@ def test_plan_has_every_case_of_the_figures():
     )
 
 
+@pytest.mark.slow
 def test_alise_is_between_vllm_and_the_oracle_under_overload():
     rate = PLAN.datasets["sharegpt"].rates[-1]
     rows = [run(name, "sharegpt", rate, 150) for name in ("alise", "vllm", "oracle")]

@@ -29,6 +29,7 @@ def test_plan_has_every_case_of_the_figure():
     assert "7B D1 load=0.6 past-future reserved=5%" in names
 
 
+@pytest.mark.slow
 def test_goodput_keeps_the_order_of_the_paper_under_overload():
     past_future, aggressive, conservative = (run(place, 1.25) for place in (0, 1, 3))
     assert past_future["stall_free_tokens_per_s"] > aggressive["stall_free_tokens_per_s"]

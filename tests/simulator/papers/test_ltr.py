@@ -27,6 +27,7 @@ def test_plan_has_every_case_and_the_printed_figures():
     assert PLAN.paper[SAMPLES]["sharegpt"]["fcfs"]["samples_s"] == 343.29
 
 
+@pytest.mark.slow
 def test_latency_of_a_burst_keeps_the_order_of_the_paper():
     burst = Trial(BURST, "lmsys")
     rows = {name: run(name, burst, 600) for name in ("fcfs", "ranking")}

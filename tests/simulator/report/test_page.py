@@ -126,6 +126,7 @@ def test_page_that_cannot_be_written_is_named(tmp_path: Path, findings: list[Fin
         write_page(tmp_path, [], rows, [])
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_bytes_in_two_processes(tmp_path: Path):
     processes = []
     for seed in ("1", "2"):

@@ -114,6 +114,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_two_ranks_answer_as_one(folders, name, settings):
     with engine_over(1, folders[name], **settings) as engine:
@@ -134,6 +135,7 @@ def test_two_ranks_answer_as_one(folders, name, settings):
     assert bool(counted.prefix_hit_tokens) is settings.get("prefix_sharing", True)
 
 
+@pytest.mark.slow
 def test_ranks_end_together(folders):
     """After a reset, one rank is killed: the next step names it and is the last."""
     with engine_over(2, folders["llama"]) as engine:
