@@ -224,6 +224,15 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveAnswers:
+    """Tokens generated so far by the answers of one application that have not ended."""
+
+    model: str
+    application: str
+    output_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """A finished request, as training data for forecasts."""
 

@@ -189,22 +189,56 @@ class Outcome(_message.Message):
 Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
 
 @_typing.final
+class LiveAnswers(_message.Message):
+    """Tokens generated so far by the answers of one application that have not ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    APPLICATION_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    application: _builtins.str
+    @_builtins.property
+    def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        application: _builtins.str = ...,
+        output_tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["application", b"application", "model", b"model", "output_tokens", b"output_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LiveAnswers: _TypeAlias = LiveAnswers  # noqa: Y015
+
+@_typing.final
 class ObserveOutcomesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OUTCOMES_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Outcome]:
         """at most 1024"""
+
+    @_builtins.property
+    def live(self) -> _containers.RepeatedCompositeFieldContainer[Global___LiveAnswers]:
+        """replaces those of the last call; at most 16384 answers"""
 
     def __init__(
         self,
         *,
         outcomes: _abc.Iterable[Global___Outcome] | None = ...,
+        live: _abc.Iterable[Global___LiveAnswers] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcomes", b"outcomes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["live", b"live", "outcomes", b"outcomes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

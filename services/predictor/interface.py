@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from services.core import FinishReason, Outcome
+from services.core import FinishReason, LiveAnswers, Outcome
 from services.forecast import Forecast
 from services.lengths import LEARNABLE_REASONS, PRIOR, WINDOW
 
@@ -125,4 +125,8 @@ class Predictor(Protocol):
     def learn(self, examples: Sequence[Example]) -> int:
         """Learns from the usable examples and returns their number. Fast: fitting happens
         elsewhere."""
+        ...
+
+    def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
+        """Replaces the answers that have not ended. They are longer than their tokens so far."""
         ...

@@ -33,7 +33,11 @@ from services.predictor.serving.forecaster import (
     ReadingResult,
 )
 from services.predictor.spans import PredictorSpans
-from services.runtime.codecs.common import decode_outcome, encode_forecast
+from services.runtime.codecs.common import (
+    decode_live_answers,
+    decode_outcome,
+    encode_forecast,
+)
 from services.runtime.errors import InvalidArgument
 from services.runtime.outcomelog import Row
 from services.runtime.outcomelog.config import LogConfig
@@ -42,6 +46,7 @@ log = logging.getLogger(__name__)
 
 MAX_PER_CALL = 1_024  # inputs of one Forecast, outcomes of one Observe
 MAX_ANSWERS = 32  # latest answers of a conversation that are used
+MAX_LIVE_ANSWERS = 16_384  # of one Observe
 OBSERVE_WAIT_S = 0.1  # Observe waits at most this long for its outcomes to be learned
 METRICS_INTERVAL_S = 1.0  # between two updates of scores and CPU share
 
@@ -132,6 +137,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
                 raise InvalidArgument(
                     f"outcomes[{i}].output_tokens", f"at most {MAX_FORECAST_TOKENS}"
                 )
+        _require_valid_live(request.live)
         journal, outcomes = self._parts.journal, [decode_outcome(m) for m in request.outcomes]
         if self._parts.outcomes.settle(outcomes, time.time(), self._put_row):
             self._report_set_aside()
@@ -139,6 +145,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
             await self._parts.learning.wait_for_own_rows(
                 self._rows_put - journal.dropped, OBSERVE_WAIT_S
             )
+        self._parts.forecaster.observe_live([decode_live_answers(m) for m in request.live])
         return predictor_pb2.ObserveOutcomesResponse(version=self._parts.forecaster.version)
 
     # Forecasts
@@ -295,6 +302,16 @@ def _require_valid(i: int, message: predictor_pb2.ForecastInput) -> None:
             f"inputs[{i}].max_tokens",
             f"must be 1 to {MAX_FORECAST_TOKENS}, got {message.max_tokens}",
         )
+
+
+def _require_valid_live(live: Sequence[predictor_pb2.LiveAnswers]) -> None:
+    answers = sum(len(message.output_tokens) for message in live)
+    if answers > MAX_LIVE_ANSWERS:
+        raise InvalidArgument("live", f"at most {MAX_LIVE_ANSWERS} answers, got {answers}")
+    for i, message in enumerate(live):
+        _require_named(f"live[{i}]", message.model, message.application)
+        if max(message.output_tokens, default=0) > MAX_FORECAST_TOKENS:
+            raise InvalidArgument(f"live[{i}].output_tokens", f"at most {MAX_FORECAST_TOKENS}")
 
 
 def _require_at_most(field: str, count: int) -> None:

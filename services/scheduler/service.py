@@ -80,6 +80,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             self.metrics,
             self.dispatch,
             self.state.shared_representatives,
+            self.state.live_answers,
             self._spans.forecast_parent,
         )
         self._batcher = batcher and BatcherLink(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from services.core import FinishReason, Outcome, Request
+from services.core import FinishReason, LiveAnswers, Outcome, Request
 from services.forecast import Forecast, certain
 from services.policies.preset import require_known
 from services.predictor.interface import Example, Features, Options, Predictor, Query
@@ -43,6 +43,10 @@ class Forecaster(Protocol):
         """Learns a finished request's length."""
         ...
 
+    def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
+        """Replaces the answers that have not ended."""
+        ...
+
 
 class TrueLengths:
     """Forecasts the true lengths: the predictor `oracle`."""
@@ -59,6 +63,9 @@ class TrueLengths:
         """Does nothing."""
 
     def learn(self, outcome: Outcome, now: float) -> None:
+        """Does nothing."""
+
+    def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
         """Does nothing."""
 
 
@@ -81,6 +88,9 @@ class LearnedLengths:
     def learn(self, outcome: Outcome, now: float) -> None:
         query = Query(outcome.model, outcome.application, outcome.prompt_tokens, outcome.max_tokens)
         self._predictor.learn([Example(query, outcome.output_tokens, outcome.reason)])
+
+    def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
+        self._predictor.observe_live(answers)
 
 
 Build = Callable[[RunSettings, Workload, AnswerTokens], Forecaster]

@@ -3,7 +3,7 @@ elsewhere."""
 
 from collections.abc import Sequence
 
-from services.core import Outcome, Request
+from services.core import LiveAnswers, Outcome, Request
 from services.forecast import Forecast, certain
 from services.predictor.interface import Example
 from simulator.workload.workload import Workload
@@ -26,6 +26,9 @@ class GivenLengths:
         """Does nothing."""
 
     def learn(self, outcome: Outcome, now: float) -> None:
+        """Does nothing."""
+
+    def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
         """Does nothing."""
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.core import Outcome, Request
+from services.core import LiveAnswers, Outcome, Request
 from services.forecast import Forecast
 from services.predictor.blend.content import MIN_EXAMPLES_TO_FIT, Refit, Refitted
 from services.predictor.interface import Example, Features, Options, Query
@@ -54,6 +54,9 @@ class LearnedPrompts:
             if self._schedule.is_due(self._predictor.pending, self._fitted_on):
                 self._refit()
             self._check_s = now + self._schedule.check_interval_s(bool(self._fitted_on))
+
+    def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
+        self._predictor.observe_live(answers)
 
     def study(self, examples: Sequence[Example]) -> None:
         self._predictor.learn(examples)

@@ -22,9 +22,10 @@ class Timing:
     for it up to `patience_s`, as with the served setting `forecast_patience_s`. A round takes
     `round_s`, and `round_job_s` for each request on the board; the next round starts no earlier
     than the time that leaves rounds `round_share` of the scheduler's time, as the served scheduler
-    does, and it starts `wake_s` after it is due. Shared forecasts are renewed `refresh_s` after an
-    outcome. A sentence encoder reads one prompt after another, each in `encode_s`, and a new
-    request waits up to `encoder_patience_s` for that.
+    does, and it starts `wake_s` after it is due. The predictor learns what has ended, and shared
+    forecasts are renewed, `refresh_s` after the first outcome since the last time. A sentence
+    encoder reads one prompt after another, each in `encode_s`, and a new request waits up to
+    `encoder_patience_s` for that.
 
     The default `encode_s` is that of the served encoder on one core of a shared machine: median
     10.7 ms, 5.7 to 14.3 ms from the tenth to the ninetieth percentile, of 150 prompts of up to 64

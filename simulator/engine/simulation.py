@@ -14,7 +14,7 @@ from math import inf
 
 import numpy as np
 
-from services.core import FinishReason, Request
+from services.core import FinishReason, Outcome, Request
 from services.runtime.prefix import prompt_hashes
 from services.scheduler.core import events as ev
 from services.scheduler.core.admission import SchedulerLimits
@@ -120,7 +120,7 @@ class Simulation:
         self._wake_s = inf  # the time of the earliest Wake in the queue
         self._rest_until_s = 0.0
         self._round_s = 0.0  # of the last round
-        self._refreshing = False
+        self._outcomes: list[Outcome] = []  # since the last refresh
         self._next_row = 0  # of a closed loop
         self._events = 0
 
@@ -253,10 +253,9 @@ class Simulation:
                 answered_s = self._encode(action.requests, at_s) + self._timing.forecast_s
                 self._queue.push(answered_s, ToScheduler(ev.Forecasted(answers)))
             case ev.Learn() if self._forecaster:
-                self._forecaster.learn(action.outcome, self._now)
-                if not self._refreshing:
-                    self._refreshing = True
+                if not self._outcomes:
                     self._queue.push(at_s + self._timing.refresh_s, Refresh())
+                self._outcomes.append(action.outcome)
             case ev.Refuse():
                 self.records.rejected[int(action.request_id)] = True
                 self._end_request(action.request_id)
@@ -288,9 +287,14 @@ class Simulation:
         return tuple(prompt_hashes(self._content(row), most, block_tokens, salt=""))
 
     def _refresh(self) -> None:
-        self._refreshing = False
-        requests = self._state.shared_representatives()
-        if requests and self._forecaster:
+        """The predictor learns what has ended and how long live answers are, as in one Observe."""
+        outcomes, self._outcomes = self._outcomes, []
+        if self._forecaster is None:
+            return
+        for outcome in outcomes:
+            self._forecaster.learn(outcome, self._now)
+        self._forecaster.observe_live(self._state.live_answers())
+        if requests := self._state.shared_representatives():
             shared = tuple(f for f in self._forecaster.forecast(requests) if f.shared_key)
             self._dispatch(ev.Refreshed(shared))
 

@@ -79,6 +79,88 @@ def test_cut_answers_do_not_shorten_forecast() -> None:
     assert cut.survival(50) == pytest.approx(301 / 401)
 
 
+@pytest.mark.parametrize(
+    ("answers", "live", "expected"),
+    [
+        # Of four answers that reached one token, one ended there; of the two that reached 3, one.
+        ((1, 3), (2, 5), {1: 1 / 5, 3: 4 / 15, UNCAPPED: 8 / 15}),
+        ((5,), (9, 20, 5), {5: 1 / 5, UNCAPPED: 4 / 5}),
+        ((5, "7+"), (6,), {5: 1 / 4, UNCAPPED: 3 / 4}),
+        ((5, 7), (4,), {5: 1 / 3, 7: 1 / 3, UNCAPPED: 1 / 3}),  # may end at 5 as well as the others
+    ],
+)
+def test_live_answers_are_longer_than_they_are(
+    answers: tuple[int | str, ...], live: tuple[int, ...], expected: dict[float, float]
+) -> None:
+    lengths = reported(*answers)
+    assert lengths.observe_live(live)
+    assert table(lengths) == pytest.approx(expected)
+    assert lengths.observe_live(())
+    assert not lengths.observe_live(())
+    assert table(lengths) == table(reported(*answers))
+
+
+def test_live_answers_without_ended_ones_say_nothing() -> None:
+    lengths = LengthWindow()
+    lengths.observe_live((5, 9))
+    assert table(lengths) == {UNCAPPED: 1.0}
+
+
+def test_shortest_first_does_not_bias_the_forecast() -> None:
+    """Answers have 10 or 100 tokens. All of 10 have ended, of those of 100 not one."""
+    lengths = reported(*[10] * 50)
+    assert lengths.forecast("x").survival(10) == pytest.approx(1 / 51)
+    lengths.observe_live([60] * 50)
+    assert lengths.forecast("x").survival(10) == pytest.approx(51 / 101)
+
+
+class _Request:
+    """A request with the number of answers that had ended when it generated each token."""
+
+    def __init__(self, length: int):
+        self.length = length
+        self.ended_before: list[int] = []
+
+
+@given(st.data())
+def test_window_counts_the_answers_that_reached_a_length_within_it(data: st.DataObject) -> None:
+    """Requests generate tokens in any order; of those that reached a length since the window began,
+    the share that ended there is the forecast's. Long answers that began before the window never
+    make the forecast shorter than the ended answers do."""
+    window = data.draw(st.integers(1, 12))
+    lengths = LengthWindow(window, prior=0)
+    requests = [_Request(data.draw(st.integers(1, 6))) for _ in range(24)]
+    ended: list[_Request] = []
+    live = list(requests)
+    for _ in range(data.draw(st.integers(10, 60))):
+        if not live:
+            break
+        request = data.draw(st.sampled_from(live))
+        request.ended_before.append(len(ended))
+        if len(request.ended_before) == request.length:
+            live.remove(request)
+            ended.append(request)
+            lengths.add(request.length, FinishReason.STOP, CAP)
+        lengths.observe_live([n for each in live if (n := len(each.ended_before))])
+    if not ended:
+        return
+    begin = max(0, len(ended) - window)
+    left = 1.0
+    expected: dict[float, float] = {}
+    for length in sorted({each.length for each in ended[begin:]}):
+        reached = sum(
+            len(each.ended_before) >= length and each.ended_before[length - 1] >= begin
+            for each in requests
+        )
+        reached = max(reached, sum(each.length >= length for each in ended[begin:]))
+        ends = sum(each.length == length for each in ended[begin:])
+        expected[length] = left * ends / reached
+        left *= 1 - ends / reached
+    if left > 1e-12:
+        expected[UNCAPPED] = left
+    assert table(lengths) == pytest.approx(expected)
+
+
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=400), st.integers(1, 400))
 def test_many_lengths_are_merged_but_cap_mass_is_not(lengths: list[int], window: int) -> None:
     made = reported(*lengths, window=window).forecast("x")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.core import FinishReason, Outcome
+from services.core import FinishReason, LiveAnswers, Outcome
 from services.forecast import Forecast, certain
 from services.predictor.blend.guarded_forecaster import GuardedForecaster
 from services.predictor.encoder.extract import Extractor
@@ -39,6 +39,9 @@ class Model:
 
     def learn(self, examples: Sequence[Example]) -> int:
         return len(examples)
+
+    def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
+        """Does nothing."""
 
 
 class ForecasterHarness:

@@ -46,6 +46,11 @@ def finished(
     )
 
 
+def running(*tokens: int, application: str = "") -> predictor_pb2.ObserveOutcomesRequest:
+    live = predictor_pb2.LiveAnswers(model="demo", application=application, output_tokens=tokens)
+    return predictor_pb2.ObserveOutcomesRequest(live=[live])
+
+
 @pytest.mark.parametrize("way", WAYS)
 async def test_forecast_uses_observed_outcomes(way: str) -> None:
     async with predicting(way=way) as running:
@@ -65,6 +70,27 @@ async def test_forecast_uses_observed_outcomes(way: str) -> None:
         assert list(forecast.weights) == pytest.approx([0.4, 0.2, 0.2, 0.2])
         assert (forecast.source, forecast.version) == ("history", 4)
         assert forecast.shared_key == "history/demo"
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_live_answers_lengthen_the_forecast_until_they_are_replaced(way: str) -> None:
+    """One answer of 5 tokens has ended, and three are longer: P(5) is 1 of 4 and the prior."""
+    async with predicting(way=way) as running:
+        stub = running.stub
+
+        async def share_of_5(message: predictor_pb2.ObserveOutcomesRequest) -> float:
+            version = (await stub.Observe(message)).version
+            [forecast] = (await stub.Forecast(forecast_request(30))).forecasts
+            assert version > versions[-1] and forecast.version > versions[-1]
+            versions.append(version)
+            return float(forecast.weights[list(forecast.points).index(5)])
+
+        versions = [0]
+        live = [predictor_pb2.LiveAnswers(model="demo", output_tokens=[9, 20, 5])]
+        message = finished(5)
+        message.live.extend(live)
+        assert await share_of_5(message) == pytest.approx(1 / 5)
+        assert await share_of_5(finished(5)) == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -90,6 +116,12 @@ async def test_max_predictor_ignores_outcomes(way: str) -> None:
         ),
         (finished(*[5] * 1_025), "outcomes: at most 1024 per call, got 1025"),
         (finished(2**31), "outcomes[0].output_tokens: at most 16777215"),
+        (running(2**31), "live[0].output_tokens: at most 16777215"),
+        (running(*[5] * 16_385), "live: at most 16384 answers, got 16385"),
+        (
+            running(5, application="a" * 257),
+            "live[0]: model and application names have at most 256 characters",
+        ),
     ],
 )
 @pytest.mark.parametrize("way", WAYS)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from services.core import LiveAnswers
 from services.forecast import Forecast
 from services.predictor.blend.members import Member
 from services.predictor.blend.mixture import Mixture
@@ -148,6 +149,9 @@ class ContentPredictor:
         if read := [e for e in usable if e.query.features is not None]:
             self._learn_read(read)
         return len(usable)
+
+    def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
+        self._unread.observe_live(answers)
 
     def refit(self, seed: int = 0) -> Refit | None:
         """Returns the next fit, or None while there are too few examples."""

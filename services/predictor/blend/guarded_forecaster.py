@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Protocol
 
+from services.core import LiveAnswers
 from services.forecast import Forecast, certain
 from services.predictor.blend.guard import ModelGuard
 from services.predictor.interface import Example, Predictor, Query
@@ -84,6 +85,10 @@ class GuardedForecaster:
     def learn(self, examples: Sequence[Example]) -> int:
         """Learns lengths and returns how many were used. Takes microseconds."""
         return self._history.learn(examples)
+
+    def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
+        """Replaces the answers that have not ended, for history."""
+        self._history.observe_live(answers)
 
     def study(self, examples: Sequence[Example]) -> None:
         """Learns prompts with their lengths. Takes milliseconds."""

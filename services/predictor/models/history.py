@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from services.core import LiveAnswers
 from services.forecast import Forecast
 from services.lengths import LengthWindow
 from services.predictor.interface import Example, Options, Query, is_learnable
@@ -18,7 +19,7 @@ Key = tuple[str, str]  # model, application; an empty application means the whol
 
 @dataclass
 class _Population:
-    """Recent lengths of one key; `version` counts all lengths added."""
+    """Recent lengths of one key; `version` increases with every change."""
 
     shared_key: str
     lengths: LengthWindow
@@ -28,12 +29,16 @@ class _Population:
         self.lengths.add(example.output_tokens, example.reason, example.query.max_tokens)
         self.version += 1
 
+    def observe_live(self, tokens: Sequence[int]) -> None:
+        self.version += self.lengths.observe_live(tokens)
+
     def forecast(self) -> Forecast:
         return self.lengths.forecast(SOURCE, self.version, self.shared_key)
 
 
 class HistoryPredictor:
-    """Forecasts from the last `window` output lengths of the same model and application.
+    """Forecasts from the last `window` output lengths of the same model and application, and from
+    their live answers.
 
     An application with fewer than `application_min` outcomes uses its model's lengths. Before the
     first outcome of a model, a request is expected to reach its max_tokens. At most
@@ -60,6 +65,15 @@ class HistoryPredictor:
                 self._populations[key] = population  # the newest entry
         self.version += len(usable)
         return len(usable)
+
+    def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
+        live: dict[Key, list[int]] = {}
+        for each in answers:
+            for key in {(each.model, ""), (each.model, each.application)}:
+                live.setdefault(key, []).extend(each.output_tokens)
+        for key, population in self._populations.items():
+            population.observe_live(live.get(key, ()))
+        self.version += bool(live)
 
     def _find_population(self, query: Query) -> _Population:
         application = self._populations.get((query.model, query.application))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from types import MappingProxyType
 
+from services.core import LiveAnswers
 from services.forecast import Forecast, certain
 from services.predictor.interface import Example, KnownLengths, Prompt, Query
 
@@ -29,6 +30,9 @@ class OraclePredictor:
     def learn(self, examples: Sequence[Example]) -> int:
         """Learns nothing."""
         return 0
+
+    def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
+        """Does nothing."""
 
     def _forecast(self, query: Query) -> Forecast:
         tokens = self._known(query.prompt) if query.prompt else None

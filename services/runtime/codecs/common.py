@@ -5,7 +5,7 @@ from dataclasses import asdict
 from math import inf, isfinite
 
 from protos.generated import common_pb2, estimator_pb2, predictor_pb2
-from services.core import FinishReason, Outcome, Sla
+from services.core import FinishReason, LiveAnswers, Outcome, Sla
 from services.costs import BatchTiming, CostModel, Direction, Neighbours, StepTiming, SwapTiming
 from services.forecast import UNCAPPED, Forecast
 
@@ -163,6 +163,16 @@ def encode_outcome(outcome: Outcome) -> predictor_pb2.Outcome:
         e2e_s=outcome.e2e_s,
         preemptions=outcome.preemptions,
     )
+
+
+def encode_live_answers(answers: LiveAnswers) -> predictor_pb2.LiveAnswers:
+    return predictor_pb2.LiveAnswers(
+        model=answers.model, application=answers.application, output_tokens=answers.output_tokens
+    )
+
+
+def decode_live_answers(message: predictor_pb2.LiveAnswers) -> LiveAnswers:
+    return LiveAnswers(message.model, message.application, tuple(message.output_tokens))
 
 
 def decode_outcome(message: predictor_pb2.Outcome) -> Outcome:

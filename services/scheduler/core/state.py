@@ -10,9 +10,12 @@ from collections import deque
 from heapq import heappop, heappush
 from math import inf
 
+import numpy as np
+
 from services.core import (
     Completion,
     FinishReason,
+    LiveAnswers,
     Outcome,
     Report,
     Request,
@@ -38,6 +41,7 @@ from services.scheduler.core.rounds import Rounds, build_decision
 from services.scheduler.core.static_batches import pop_ended
 
 DEFAULT_LIMITS = SchedulerLimits()
+MAX_LIVE_ANSWERS = 16_384  # that one call to the predictor carries
 UNSEEN_MODEL = -1  # number of a model without a request so far
 
 
@@ -139,6 +143,20 @@ class SchedulerState:
         shared = {job.shared_key: job.request for job in self.jobs.values()}
         shared.pop("", None)
         return list(shared.values())
+
+    def live_answers(self) -> list[LiveAnswers]:
+        """The tokens that live requests have generated, by model and application: an even sample of
+        at most MAX_LIVE_ANSWERS. O(live)."""
+        board = self.ledger.board
+        rows = np.flatnonzero((board.phase != RequestPhase.NONE) & (board.jobs.output > 0))
+        rows = rows[:: max(1, -(-len(rows) // MAX_LIVE_ANSWERS))]
+        groups: dict[tuple[str, str], list[int]] = {}
+        for job, tokens in zip(
+            self.ledger.jobs_at(rows.tolist()), board.jobs.output[rows].tolist(), strict=True
+        ):
+            key = (job.request.model, job.request.application)
+            groups.setdefault(key, []).append(tokens)
+        return [LiveAnswers(*key, tuple(tokens)) for key, tokens in groups.items()]
 
     # Requests
 

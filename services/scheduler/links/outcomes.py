@@ -1,12 +1,12 @@
 """Sends outcomes to the predictor, and refreshes shared forecasts after it learned from them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from protos.generated import predictor_pb2, predictor_pb2_grpc
-from services.core import Outcome
-from services.runtime.codecs.common import encode_outcome
+from services.core import LiveAnswers, Outcome
+from services.runtime.codecs.common import encode_live_answers, encode_outcome
 from services.scheduler.links.delivery import MAX_KEPT, MAX_PER_CALL, Backlog, deliver
 from services.scheduler.observe.metrics import SchedulerMetrics
 
@@ -17,18 +17,21 @@ NO_VERSION = -1
 class Outcomes:
     """Delivers every outcome once and in order, however long the predictor is away.
 
-    `refresh` renews the shared forecasts and returns whether it succeeded.
+    `live_answers` returns the answers that have not ended; they go with each call. `refresh` renews
+    the shared forecasts and returns whether it succeeded.
     """
 
     def __init__(
         self,
         interval_s: float,
         predictor: "predictor_pb2_grpc.PredictorAsyncStub",
+        live_answers: Callable[[], Sequence[LiveAnswers]],
         refresh: Callable[[], Awaitable[bool]],
         metrics: SchedulerMetrics,
     ):
         self._interval_s = interval_s
         self._predictor = predictor
+        self._live_answers = live_answers
         self._refresh = refresh
         dropped = metrics.advice_dropped.labels("outcome")
         self._backlog: Backlog[Outcome] = Backlog(MAX_KEPT, dropped)
@@ -48,7 +51,8 @@ class Outcomes:
         while True:
             outcomes = await self._backlog.pop(MAX_PER_CALL)
             message = predictor_pb2.ObserveOutcomesRequest(
-                outcomes=[encode_outcome(o) for o in outcomes]
+                outcomes=[encode_outcome(o) for o in outcomes],
+                live=[encode_live_answers(a) for a in self._live_answers()],
             )
             send = partial(self._predictor.Observe, message, timeout=OBSERVE_S)
             answer = await deliver(send, "outcomes to the predictor")

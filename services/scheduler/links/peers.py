@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from grpc import aio
 
 from protos.generated import predictor_pb2_grpc
-from services.core import Outcome, Request
+from services.core import LiveAnswers, Outcome, Request
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.links.cost_models import CostModels
 from services.scheduler.links.delivery import Dispatch
@@ -32,6 +32,7 @@ class PeerServices:
         metrics: SchedulerMetrics,
         dispatch: Dispatch,
         shared_representatives: Callable[[], Sequence[Request]],
+        live_answers: Callable[[], Sequence[LiveAnswers]],
         traceparent: Callable[[str], str] = lambda _: "",
     ):
         predictor = predictor_pb2_grpc.PredictorStub(channels.predictor)
@@ -39,7 +40,7 @@ class PeerServices:
             config, predictor, metrics, dispatch, shared_representatives, traceparent
         )
         self.outcomes = Outcomes(
-            config.refresh_interval_s, predictor, self.forecasts.refresh, metrics
+            config.refresh_interval_s, predictor, live_answers, self.forecasts.refresh, metrics
         )
         self.cost_models = CostModels(channels.estimator, metrics, dispatch)
 

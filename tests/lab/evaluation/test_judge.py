@@ -22,7 +22,7 @@ from lab.evaluation.magnus_ladder import (
     user_input_tokens,
 )
 from lab.evaluation.timing import time_forecasts
-from services.core import FinishReason
+from services.core import FinishReason, LiveAnswers
 from services.forecast import Forecast, certain
 from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Prompt, Query
 from services.predictor.models.oracle import OraclePredictor
@@ -77,6 +77,9 @@ class Recorder:
         self._calls.append(f"learned {len(examples)}")
         self._lengths += [example.output_tokens for example in examples]
         return len(examples)
+
+    def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
+        """Does nothing."""
 
     def fit(self, tick: Callable[[float], None]) -> None:
         tick(0.5)

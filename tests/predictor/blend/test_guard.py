@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import kendalltau, ks_2samp
 
 from lab.evaluation.scores import score
+from services.core import LiveAnswers
 from services.forecast import Forecast, certain, from_lengths
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.guard import MIN_OUTCOMES, WINDOW, ModelGuard
@@ -144,6 +145,9 @@ class Scripted:
 
     def learn(self, examples: Sequence[Example]) -> int:
         return len(examples)
+
+    def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
+        """Does nothing."""
 
 
 def test_guarded_forecaster_selects_forecast() -> None:

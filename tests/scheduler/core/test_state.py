@@ -1,5 +1,6 @@
 """The scheduler's core as transcripts: events, and all actions they cause."""
 
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -9,6 +10,7 @@ from services.core import (
     Completion,
     FinishReason,
     Grant,
+    LiveAnswers,
     Outcome,
     Plan,
     Report,
@@ -294,6 +296,32 @@ def test_refresh_updates_whole_population_within_caps():
     assert jobs.cap[rows].tolist() == [100, 50, 7]
     s.step(ev.Refreshed((from_lengths([9], 2**24 - 1, "history", 1, "history/other"),)), 1.0)
     assert jobs.total[rows].tolist() == [17, 50, 6]  # no such population
+
+
+def test_live_answers_are_what_requests_generated_that_have_not_ended():
+    s = state()
+    run_step(s, worker(), 0.0)
+    for name, application in {"a": "", "b": "copy", "c": "copy", "d": "", "e": ""}.items():
+        admitted(s, replace(request(name), application=application))
+    assert s.live_answers() == []
+    grown = {"a": 3, "b": 7, "c": 5, "d": 9, "e": 0}
+    report(s, 1, 1.0, progress=tuple(RequestProgress(n, k, 10 + k) for n, k in grown.items()))
+    report(s, 2, 2.0, finished=(Completion("d", 9, FinishReason.STOP),))
+    assert s.live_answers() == [
+        LiveAnswers("demo", "", (3,)),
+        LiveAnswers("demo", "copy", (7, 5)),
+    ]
+
+
+def test_many_live_answers_are_an_even_sample(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.scheduler.core.state.MAX_LIVE_ANSWERS", 2)
+    s = state()
+    run_step(s, worker(), 0.0)
+    for name in "abcd":
+        admitted(s, request(name))
+    report(s, 1, 1.0, progress=tuple(RequestProgress(name, 3, 13) for name in "abcd"))
+    [sample] = s.live_answers()
+    assert sample.output_tokens == (3, 3)
 
 
 def test_improved_forecast_replaces_first():

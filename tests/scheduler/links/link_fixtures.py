@@ -10,9 +10,10 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from protos.generated import common_pb2, estimator_pb2_grpc, predictor_pb2, predictor_pb2_grpc
-from services.core import FinishReason, Outcome, Request
+from services.core import FinishReason, LiveAnswers, Outcome, Request
 from services.forecast import Forecast
 from services.runtime.channel import connect
+from services.runtime.codecs.common import decode_live_answers
 from services.runtime.errors import ServiceError
 from services.runtime.server import Mount, listening
 from services.runtime.tasks import background
@@ -31,6 +32,7 @@ class Owner:
 
     def __init__(self) -> None:
         self.shared: list[Request] = []  # representatives of population forecasts
+        self.live: list[LiveAnswers] = []
         self.registry = CollectorRegistry()
         self.metrics = SchedulerMetrics(self.registry)
         self.events: list[ev.Event] = []
@@ -62,6 +64,7 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
         self.answer = common_pb2.Forecast(points=[tokens], source="model", shared_key=shared_key)
         self.calls: list[list[predictor_pb2.ForecastInput]] = []
         self.outcomes: list[str] = []
+        self.live: list[LiveAnswers] = []  # of the last Observe
         self.version = 0
         self.refusals: list[ServiceError] = []  # of the next calls
         self.followers: list[asyncio.Queue[predictor_pb2.ImprovedForecasts]] = []
@@ -79,6 +82,7 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
         self, request: predictor_pb2.ObserveOutcomesRequest, context: Any
     ) -> predictor_pb2.ObserveOutcomesResponse:
         self.outcomes += [o.request_id for o in request.outcomes]
+        self.live = [decode_live_answers(message) for message in request.live]
         return predictor_pb2.ObserveOutcomesResponse(version=self.version)
 
     async def Improve(
@@ -116,6 +120,7 @@ async def running_peers(
             owner.metrics,
             owner.dispatch,
             lambda: owner.shared,
+            lambda: owner.live,
             traceparent,
         )
         async with background(peers.run()), asyncio.timeout(60):

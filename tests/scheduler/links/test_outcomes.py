@@ -6,6 +6,7 @@ from pathlib import Path
 import grpc
 from prometheus_client import CollectorRegistry
 
+from services.core import LiveAnswers
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
 from services.runtime.tasks import background
@@ -43,6 +44,19 @@ async def test_outcomes_are_delivered_in_order_after_outage(
         async with predictor_at(socket_in(tmp_path), predictor):
             await until(lambda: predictor.outcomes == NAMES)
     assert owner.value("advice_dropped_total", kind="outcome") == 0
+
+
+async def test_outcomes_are_sent_with_the_live_answers_of_that_time(tmp_path: Path) -> None:
+    owner, predictor = Owner(), FakePredictor()
+    async with (
+        predictor_at(socket_in(tmp_path), predictor),
+        running_peers(owner, socket_in(tmp_path), refresh_interval_s=0.01) as peers,
+    ):
+        for name, live in (("r0", [LiveAnswers("demo", "copy", (3, 70))]), ("r1", [])):
+            owner.live = live
+            peers.learn(*learning([name]))
+            await until(lambda: predictor.outcomes[-1:] == [name])  # noqa: B023, awaited at once
+            assert predictor.live == live
 
 
 async def test_permanently_refused_outcome_is_dropped(tmp_path: Path) -> None:
