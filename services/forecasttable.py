@@ -206,10 +206,11 @@ class After:
         return np.minimum(np.where(self._known, last, self._caps), self._caps)
 
     def survival(self, tokens: Ints) -> Floats:
-        """P(min(L, cap) > generated + tokens | L > generated), (tokens, rows): that this many more
-        tokens are generated and at least one more follows; 0 from the cap on. O(tokens · rows)."""
+        """P(min(L, cap) > generated + tokens | L > generated) for `tokens` of shape (times, rows):
+        that this many more are generated and at least one more follows; 0 from the cap on.
+        O(times · rows)."""
         table, which = self._table, self._which
-        ahead = tokens[:, None].astype(np.float32)
+        ahead = tokens.astype(np.float32)
         column = _search(table._reached, which, (self._generated + 1).astype(np.float32) + ahead)
         column += which * (MAX_POINTS + 1)
         share = table._mass.reshape(-1).take(column, mode="clip")
@@ -217,8 +218,8 @@ class After:
         if not self._known.all():
             outlived = ~self._known
             tail = self._table._longest[self._which[outlived]]
-            share[:, outlived] = np.exp(-tokens[:, None] / tail)
-        share *= tokens[:, None] < self._caps - self._generated
+            share[:, outlived] = np.exp(-tokens[:, outlived] / tail)
+        share *= tokens < self._caps - self._generated
         return share
 
 

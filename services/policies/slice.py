@@ -46,30 +46,9 @@ def turns(candidates: Candidates, worker: WorkerSnapshot, at: Ints, params: Para
     return np.where(candidates.is_running[at] & (output < limit), limit, fresh)
 
 
-def promised(candidates: Candidates, worker: WorkerSnapshot, at: Ints, params: Params) -> Ints:
-    """As many tokens as can be made before the first token of any waiting request is due, at least
-    `slice_tokens`: a worker thus stops in time even if no plan reaches it. The whole answer while
-    no waiting request has a first token due. A running request is not sent a limit that hardly
-    differs from its own."""
-    jobs, runs = candidates.jobs, candidates.is_running[at]
-    output, limit, cap = jobs.output[at], jobs.limit[at], jobs.cap[at]
-    due_s = (jobs.arrival_s + jobs.ttft_s - candidates.now)[
-        ~candidates.is_running & (jobs.output == 0)
-    ]
-    least_s = float(np.min(due_s[due_s > 0], initial=np.inf))
-    if np.isinf(least_s):
-        return cap
-    context = float(np.mean(jobs.context[at])) if len(at) else 0.0
-    step_s = worker.cost.step_s(0, len(at), len(at) * context)
-    size = max(int(params["slice_tokens"]), int(min(least_s / max(step_s, 1e-6), 2.0**24)))
-    enough = runs & (limit - output >= size // 2)
-    return np.where(enough, limit, np.maximum(np.minimum(cap, output + size), limit * runs))
-
-
 SLICE_TOKENS = {"slice_tokens": Param(32, 1, 2**24)}
 SLICES: dict[str, Slice] = {
     "whole": Slice(whole),
     "tokens": Slice(tokens, SLICE_TOKENS),
-    "promised": Slice(promised, SLICE_TOKENS),
     "turns": Slice(turns, SLICE_TOKENS, returns=True),
 }

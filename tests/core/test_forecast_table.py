@@ -106,7 +106,7 @@ def test_table_matches_scalar_forecasts(fs: list[Forecast], data: st.DataObject)
     shares, ahead = np.array([0.0, 0.3, 0.9, 1.0]), np.array([0, 1, 7, 60, 400])
     after = table.after(np.array(rows)[which], generated, caps)
     ends = after.quantiles(np.repeat(shares[:, None], len(asked), 1))
-    alive = after.survival(ahead)
+    alive = after.survival(np.repeat(ahead[:, None], len(asked), 1))
     assert drawn.shape == (3, len(asked))
     assert (drawn <= caps).all()
     for at, ((i, g, cap), mean, draws) in enumerate(zip(asked, means, drawn.T, strict=True)):

@@ -4,6 +4,11 @@ small probability.
 Lengths are independent given their forecasts. The memory of a batch t tokens from now therefore
 has a mean and a variance that add up over its members. Both are tabulated at a few times;
 nothing is sampled or sorted.
+
+The curve ends where the slices of the batch end, because the next plan may pause a request there.
+With whole answers as slices it covers their whole lengths. A plan for whole answers leaves memory
+empty when few of them can run to their ends together: with the forecasts of a new server, whose
+longest length is unknown, a third of the throughput is lost.
 """
 
 from dataclasses import dataclass
@@ -70,17 +75,20 @@ def curve(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Deman
     m_i² p_i (1 − p_i).
 
     m_i(t) is a job's memory while it makes its t-th token from now, in whole blocks, and p_i(t)
-    the probability that it makes that token. With known lengths the maximum is Past-Future's M*.
-    Every job is assumed to make one token per step. z is `z`, as adjusted by feedback. O(times ·
-    jobs).
+    the probability that it makes that token. From the end of its slice on, both stay as they
+    are there. With known lengths and whole answers the maximum is Past-Future's M*. Every job
+    is assumed to make one token per step. z is `z`, as adjusted by feedback. O(times · jobs).
     """
     jobs, worker = queue.jobs, queue.worker
     held = needed_tokens(queue)
     after = queue.forecasts.after(jobs.forecast, jobs.output, jobs.cap)
-    times = _times(jobs.output, after)
+    ahead = np.maximum(queue.limits - jobs.output, 1)
+    most = int(ahead.max(initial=1))
+    ahead[queue.limits >= jobs.cap] = most  # it ends there, and keeps nothing
+    times = np.minimum(_times(jobs.output, after, most)[:, None], ahead)
     holds = np.empty((1 + len(times), len(jobs)))
     holds[0] = held
-    np.maximum(worker.whole_blocks(jobs.context + times[:, None]), held, out=holds[1:])
+    np.maximum(worker.whole_blocks(jobs.context + times), held, out=holds[1:])
     moments = np.empty((2, *holds.shape))
     mean, variance = moments
     mean[0] = held
@@ -92,10 +100,11 @@ def curve(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Deman
     return CurveDemand(held, limit, moments, z)
 
 
-def _times(output: Ints, after: After) -> Ints:
-    """Evaluation times in tokens from now, ascending from 1. The curve only falls where answers may
-    end, so the times are spread evenly over possible ends, and include the last one. Each job
-    contributes its own quantiles, so that many jobs together cover more ends."""
+def _times(output: Ints, after: After, most: int) -> Ints:
+    """Evaluation times in tokens from now, ascending from 1 to at most `most`. The curve only
+    falls where answers may end, so the times are spread evenly over possible ends, and include
+    the last one. Each job contributes its own quantiles, so that many jobs together cover more
+    ends."""
     count = len(output)
     if not count:
         return np.ones(1, np.int64)
@@ -105,7 +114,7 @@ def _times(output: Ints, after: After) -> Ints:
     ends[:each], ends[each] = after.quantiles(shares), after.longest()
     ends -= output
     ends[each] = ends[each].max()
-    found = np.unique(np.maximum(np.ceil(ends), 1.0))
+    found = np.unique(np.clip(np.ceil(ends), 1.0, float(most)))
     if len(found) > TIMES:
         found = found[np.arange(TIMES) * (len(found) - 1) // (TIMES - 1)]
     return found.astype(np.int64)

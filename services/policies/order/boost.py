@@ -11,9 +11,13 @@ Three choices are foretoken's:
   γ        `decay` over the time in which the fleet serves all live requests. Sizes then matter as
            much in a short queue as in a long one. Near 0 it is shortest first, at infinity FCFS.
   w        the index of `per_token_s`, because sizes are forecast
-  in time  A queued request with its next token due in less than `early_s` has the boost of that
-           token alone. The first token is due after `ttft_s`, also when that has passed; the next
-           one after a gap of `mtpot_s`, while the SLA can be met.
+  in time  A queued request whose first token is due in less than `early_s`, or has been, has the
+           boost of the geometric mean of that token's work and its whole work. One whose next
+           token is due after a gap of `mtpot_s` counts as GAP_WORK of its work while its SLA can
+           be met: to keep that SLA, all of the work has to be done in time. With the boost of one
+           token, the engine would make little more than first tokens at four times its capacity,
+           short requests would get theirs at the last moment, and started requests would take
+           turns until few of them meet their SLA.
 """
 
 from math import inf
@@ -36,6 +40,7 @@ from services.policies.parameters import Param, Params
 from services.policies.snapshot import Snapshot
 
 LEAST_BACKLOG_S = 1e-3
+GAP_WORK = 0.5  # at 1.6 × capacity the goodput of 0.25 is 0.01 higher, at 3 × 0.01 lower
 LEAST_WORK = 1e-12  # least γ·w, so that the boost is finite
 _NO_GAIN = 1e-300
 
@@ -60,8 +65,9 @@ def boost(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
 
     kept = known_sizes(snapshot, memory, pace, rows, work)
     spare_s = _next_token_slack_s(snapshot, rows, split, pace) - params["early_s"]
-    early = spare_s <= 0
-    work_s = np.where(early, pace.remaining_s(jobs, rows, np.ones(len(rows))), kept[SIZE])
+    first_s = np.sqrt(pace.remaining_s(jobs, rows, np.ones(len(rows))) * kept[SIZE])
+    soon_s = np.where(jobs.output[rows] == 0, first_s, GAP_WORK * kept[SIZE])
+    work_s = np.where(spare_s <= 0, soon_s, kept[SIZE])
     key = jobs.arrival_s[rows] - snapshot.now - boost_s(work_s / workers, gamma)
     over = is_over_share(snapshot, rows, split, key)
     if over.any():

@@ -11,7 +11,6 @@ from services.policies.order import (
     boost,
     deadlines,
     mlfq,
-    promise,
     rank,
     shortest,
     waiting,
@@ -46,6 +45,5 @@ ORDERS = {
     "hrrn": Order(waiting.hrrn, waiting.PARAMS, preempts=False, batch_key=waiting.by_ratio),
     "edf": Order(deadlines.edf, deadlines.PARAMS, preempts=True),
     "boost": Order(boost.boost, boost.PARAMS, preempts=True),
-    "promise": Order(promise.promise, promise.PARAMS, preempts=True),
     "slack": Order(deadlines.slack, deadlines.PARAMS, preempts=True),
 }

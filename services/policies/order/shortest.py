@@ -78,9 +78,6 @@ def tail_s(
     return sized[SIZE], sized
 
 
-SIZES: dict[str, Size] = {"gittins": gittins_s, "srtf": mean_s, "tail": tail_s}
-
-
 def known_sizes(
     snapshot: Snapshot,
     memory: PolicyMemory,

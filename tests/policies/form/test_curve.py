@@ -29,9 +29,10 @@ def curve(
     z: float = 1.0,
     kv: int = 1_000,
     block: int = 1,
+    limits: Ints | None = None,
 ) -> CurveDemand:
     worker = node(kv_tokens=kv, block_tokens=block)
-    demand = demanded("curve", made, worker, table(*forecasts), FIXED_Z | {"z": z})
+    demand = demanded("curve", made, worker, table(*forecasts), FIXED_Z | {"z": z}, limits=limits)
     assert isinstance(demand, CurveDemand)
     return demand
 
@@ -101,12 +102,12 @@ def forecast_of(support: Sequence[int]) -> Forecast:
 
 
 @settings(max_examples=150)
-@given(few, st.sampled_from([0.0, 1.0, 2.5]))
+@given(few, st.sampled_from([0.0, 1.0, 2.5]), st.sampled_from([1, 2, 3, 9]))
 def test_curve_matches_enumeration_of_all_futures(
-    rows: list[tuple[int, int, list[int]]], z: float
+    rows: list[tuple[int, int, list[int]]], z: float, most: int
 ) -> None:
     """Compare mean and deviation of the held tokens at each time, over the product of all
-    lengths."""
+    lengths. Each request makes `most` tokens in its slice and then keeps its memory."""
     ends = [[length - g for length in sorted(support) if length > g] for _, g, support in rows]
     made = jobs(
         len(rows),
@@ -115,11 +116,12 @@ def test_curve_matches_enumeration_of_all_futures(
         cap=[9] * len(rows),
         forecast=range(len(rows)),
     )
-    found = needs(curve(made, [forecast_of(support) for *_, support in rows], z))
+    limits = np.minimum(made.output + most, 9)
+    found = needs(curve(made, [forecast_of(support) for *_, support in rows], z, limits=limits))
 
     def top(first: int) -> float:
         tops = [float(sum(p + g for p, g, _ in rows[:first]))]
-        for t in range(1, 10):
+        for t in range(1, most + 1):
             futures = [
                 sum(
                     p + g + t if end >= t else 0

@@ -150,11 +150,13 @@ def test_work_matches_brute_force(data: st.DataObject):
 
 
 def test_first_token_that_is_due_precedes_shorter_requests():
-    """The long request has 0.2 s left of a TTFT of 5 s. Its first token takes 10 ms."""
-    made = [certain(900), certain(5)]
+    """The long request has 0.2 s left of a TTFT of 5 s. Its first token and its 900 tokens have the
+    geometric mean of 30."""
+    made = [certain(900), certain(31)]
     due: Columns = {"arrival_s": [NOW - 4.8, NOW - 4.8], "ttft_s": [5.0, inf]}
     assert line(ranked(board(made, 2, **due))) == [0, 1]
     assert line(ranked(board(made, 2, **due), early_s=0.1)) == [1, 0]
+    assert line(ranked(board([certain(900), certain(29)], 2, **due))) == [1, 0]
     # Also when it is late already, until it has come.
     late: Columns = {**due, "ttft_s": [1.0, inf]}
     assert line(ranked(board(made, 2, **late))) == [0, 1]
@@ -162,9 +164,10 @@ def test_first_token_that_is_due_precedes_shorter_requests():
     assert line(ranked(board(made, 2, **begun))) == [1, 0]
 
 
-def test_paused_request_returns_before_its_gap_is_late():
-    """It was paused 1.3 s ago, and its longest gap is 1.5 s."""
-    made = [certain(900), certain(5)]
+def test_paused_request_counts_half_before_its_gap_is_late():
+    """It was paused 1.3 s ago, and its longest gap is 1.5 s. Its work is √(20 · 40), that of the
+    other request 20, so that half of it is less."""
+    made = [certain(40), certain(20)]
     paused: Columns = {
         "output": [20, 0],
         "held": [30, 0],
@@ -177,7 +180,9 @@ def test_paused_request_returns_before_its_gap_is_late():
     assert line(ranked(board(made, 2, **paused), early_s=0.1)) == [1, 0]
     # Not when the gap is late, or another budget of its SLA is lost.
     assert line(ranked(board(made, 2, **{**paused, "mtpot_s": [1.2, inf]}))) == [1, 0]
-    assert line(ranked(board(made, 2, **{**paused, "deadline_s": [NOW + 1, inf]}))) == [1, 0]
+    assert line(ranked(board(made, 2, **{**paused, "deadline_s": [NOW + 0.1, inf]}))) == [1, 0]
+    # Not before a request with less than half of its work.
+    assert line(ranked(board([certain(40), certain(10)], 2, **paused))) == [1, 0]
 
 
 def test_next_round_is_due_when_a_token_is():
@@ -222,7 +227,7 @@ def test_long_requests_end_under_a_stream_of_short_ones():
     boosts. Shortest first never serves them."""
     ends = {}
     for decay in (1.0, 1e-6):
-        world = World("boost", decay=decay, early_s=0.0)
+        world = World("foretoken", decay=decay, early_s=0.0)
         for name in "xyz":
             world.submit(name, 5)
         world.go(60, stream(world, 2, 2))
@@ -234,7 +239,7 @@ def test_long_requests_end_under_a_stream_of_short_ones():
 def test_boost_turns_by_hand():
     """`a` of 6 tokens arrives first, `b` of 1 token two steps later. Its boost is larger than the
     two seconds between them, so it preempts; `c` of 6 tokens has no such boost and waits."""
-    world = World("boost", decay=1.0, hysteresis=0.0)
+    world = World("foretoken", decay=1.0, hysteresis=0.0)
 
     def arrive(step: int) -> None:
         if step == 0:

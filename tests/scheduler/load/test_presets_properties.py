@@ -182,7 +182,6 @@ BOUNDS: dict[str, Bound | None] = {
     "edf": None,
     "slack": None,
     "boost": None,  # bounded in the time to serve the backlog, which grows here
-    "promise": lambda params: params["ageing_s"],
 }
 
 
