@@ -98,8 +98,8 @@ async def measure_mode(mode: str, load: Sequence[TimedRequest]) -> dict[str, flo
     kv_tokens = sum(len(r.prompt) + r.output_tokens for r in load) // KV_FRACTION
     port = free_port()
     choices = (*MODES[mode], "predictor.model=max", f"worker.metrics_port={port}")
-    with foretoken_system("--kv-tokens", str(kv_tokens), *settings(*choices)) as (_, address):
-        client = GrpcClient(address)
+    with foretoken_system("--kv-tokens", str(kv_tokens), *settings(*choices)) as system:
+        client = GrpcClient(system.grpc)
         await client.token_times_s(load[0].prompt, 8)  # warm-up: lazy imports, first page faults
         figures = await send_load(client, load)
         await client.close()
@@ -109,8 +109,8 @@ async def measure_mode(mode: str, load: Sequence[TimedRequest]) -> dict[str, flo
 
 async def measure_prefix_ratio(repeats: int, measured: Measurements) -> None:
     """Adds the TTFT with a cached prefix relative to the TTFT without, pair by pair."""
-    with foretoken_system("--kv-tokens", "32768") as (_, address):
-        client = GrpcClient(address)
+    with foretoken_system("--kv-tokens", "32768") as system:
+        client = GrpcClient(system.grpc)
         for number in range(repeats + 1):
             [prefix] = make_prompts(1, PREFIX_TOKENS, seed=2 * number)
             first, second = make_prompts(2, TAIL_TOKENS, seed=2 * number + 1)

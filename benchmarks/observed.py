@@ -69,13 +69,13 @@ async def measure(options: Namespace) -> Measurements:
             choices = ["log.path="]
             choices += [f"tracing.endpoint=http://{endpoint}"] if is_traced else []
             system = foretoken_system("--kv-tokens", str(KV_TOKENS), *settings(*choices))
-            url, address = stack.enter_context(system)
-            clients[name] = GrpcClient(address)
+            served = stack.enter_context(system)
+            clients[name] = GrpcClient(served.grpc)
             stack.push_async_callback(clients[name].close)
             warm_up = make_prompts(streams, PROMPT_TOKENS, seed=0)
             await measure_throughput(clients[name].generate, warm_up, 16)
             if is_scraped:
-                await stack.enter_async_context(scraped(url))
+                await stack.enter_async_context(scraped(served.http))
         for number, names in alternating(list(SYSTEMS), rounds):
             prompts = make_prompts(streams, PROMPT_TOKENS, seed=1 + number)
             for name in names:

@@ -29,8 +29,8 @@ async def measure(options: Namespace) -> Measurements:
     measured = Measurements()
     engine = BareEngine(demo_model(), KV_TOKENS, "float32")
     choices = ("--kv-tokens", str(KV_TOKENS), "--dtype", "float32")
-    with foretoken_system(*choices) as (_, address):
-        client = GrpcClient(address)
+    with foretoken_system(*choices) as system:
+        client = GrpcClient(system.grpc)
         for number, prompt in enumerate(make_prompts(count, PROMPT_TOKENS, seed=0)):
             engine_s, grpc_s = engine.ttft_s(prompt), await client.ttft_s(prompt)
             if number >= WARM_UP:

@@ -70,8 +70,8 @@ def recording(preset: str, folder: str, dtype: str, log: Path) -> Iterator[str]:
     """Serves a preset; yields the HTTP address. The log is complete afterwards."""
     choices = settings(f"scheduler.policy={preset}", "log.path=", f"scheduler.event_log={log}")
     model = ("--model", folder, "--dtype", dtype, "--kv-tokens", str(KV_TOKENS))
-    with foretoken_system(*model, *choices) as (url, _):
-        yield url
+    with foretoken_system(*model, *choices) as system:
+        yield system.http
 
 
 async def send_loads(url: str, loads: Sequence[Sequence[DueRequest]]) -> list[list[Answer]]:

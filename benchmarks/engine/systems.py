@@ -129,9 +129,9 @@ async def _start_foretoken(
 ) -> None:
     began_s = time.perf_counter()
     running = foretoken_system(*system.serve_arguments)
-    http_url, grpc_address = await asyncio.to_thread(stack.enter_context, running)
+    served = await asyncio.to_thread(stack.enter_context, running)
     loaded.cold_start_s["foretoken"] = time.perf_counter() - began_s
-    grpc, http = GrpcClient(grpc_address), HttpClient(http_url, system.name)
+    grpc, http = GrpcClient(served.grpc), HttpClient(served.http, system.name)
     stack.push_async_callback(grpc.close)
     loaded.throughputs["grpc"] = partial(measure_throughput, grpc.generate)
     loaded.throughputs["http"] = partial(measure_throughput, http.generate)
@@ -175,8 +175,8 @@ async def _start_vllm_http(
         system.max_tokens,
         system.kv_bytes,
     )
-    url = await asyncio.to_thread(stack.enter_context, running)
-    return partial(measure_throughput, HttpClient(url, system.name).generate)
+    served = await asyncio.to_thread(stack.enter_context, running)
+    return partial(measure_throughput, HttpClient(served.http, system.name).generate)
 
 
 PEERS: dict[

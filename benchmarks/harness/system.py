@@ -10,6 +10,7 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -26,9 +27,18 @@ END_S = 60.0  # twice the longest drain
 METRIC = re.compile(r"^(?:foretoken_|vllm:)(\w+)(?:{[^}]*})? ([\d.e+-]+)$", re.MULTILINE)
 
 
+@dataclass(frozen=True)
+class System:
+    """A running server. `pid` is its first process, which has the gateway; `grpc` may be empty."""
+
+    http: str
+    grpc: str
+    pid: int
+
+
 @contextmanager
-def foretoken_system(*arguments: str) -> Iterator[tuple[str, str]]:
-    """Runs `foretoken serve` on free ports; yields its HTTP and gRPC addresses."""
+def foretoken_system(*arguments: str) -> Iterator[System]:
+    """Runs `foretoken serve` on free ports."""
     command = [sys.executable, "-m", "foretoken", "serve", *arguments]
     ports = ["--http-port", "0", "--grpc-port", "0"]
     with running([*command, *ports], stdout=subprocess.PIPE) as process:
@@ -37,7 +47,7 @@ def foretoken_system(*arguments: str) -> Iterator[tuple[str, str]]:
         if not line:
             raise RuntimeError("foretoken serve did not start")
         http, grpc = line.split(" HTTP ")[1].split(", gRPC ")
-        yield http.strip(), grpc.strip()
+        yield System(http.strip(), grpc.strip(), process.pid)
 
 
 def settings(*choices: str) -> list[str]:
@@ -53,8 +63,8 @@ def vllm_server(
     dtype: str = "float32",
     max_tokens: int = 0,
     kv_bytes: int = GIB,
-) -> Iterator[str]:
-    """Runs vLLM's server with `python`; yields its HTTP address.
+) -> Iterator[System]:
+    """Runs vLLM's server with `python`.
 
     model: a folder; the demo model if empty. kv_bytes: size of `kv_tokens`, rounded up to GiB.
     max_tokens: length of the longest sequence, 0 for the model's limit.
@@ -82,7 +92,7 @@ def vllm_server(
                 output.seek(0)
                 raise RuntimeError(f"vLLM did not start: {output.read()[-2_000:]}")
             time.sleep(0.5)
-        yield url
+        yield System(url, "", process.pid)
 
 
 @contextmanager
@@ -94,6 +104,12 @@ def vllm_process(
     environment.pop("PYTHONPATH", None)
     with running(command, env=environment, **pipes) as process:
         yield process
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far, without its child processes."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def read_metrics(url: str) -> dict[str, float]:

@@ -28,11 +28,13 @@ torchcodec`, which do not load beside its PyTorch.
 
 Figures per preset and load factor: `tok_s`, tokens per second of complete answers during the
 arrivals, without their first fifth; `norm_latency_s` and `norm_latency_p99_s`, mean and p99 of the
-end-to-end time per token; `ttft_p50_s` and `ttft_p99_s`, from the due time of complete answers;
-`goodput_share`, the share of all arrivals within the budgets of SLA class standard for TTFT, TPOT,
-and the longest gap between two arrivals of text; `errors`, `refused` (429) and `resubmitted`;
-`client_cpu`, this client's share of a core. A request that does not end within a bounded time after
-the last arrival is an error.
+end-to-end time per token; `ttft_p50_s`, `ttft_p99_s` and `e2e_p99_s`, from the due time of complete
+answers; `goodput_share`, the share of all arrivals within the budgets of SLA class standard for
+TTFT, TPOT, and the longest gap between two arrivals of text; `errors`, `refused` (429) and
+`resubmitted`; `client_cpu` and `gateway_cpu`, shares of a core; `engine_busy`, the share of the
+time with a step; `engine_idle` and `kv_used`, the time without a step and the KV in use while
+requests waited. A row with more than a tenth of `engine_idle` is reported as not valid. A request
+that does not end within a bounded time after the last arrival is an error.
 """
 
 import asyncio
@@ -48,7 +50,8 @@ import numpy as np
 import uvloop
 
 from benchmarks.harness.report import Key, Measurements, alternating, nested, parser, write
-from benchmarks.harness.system import read_metrics
+from benchmarks.harness.system import System, read_metrics
+from benchmarks.overload.busy import busy_figures, describe_invalid, watching
 from benchmarks.overload.demo_load import (
     MAX_TOKENS,
     MEDIAN_TOKENS,
@@ -108,11 +111,11 @@ QUICK = Sizes(dict.fromkeys(FULL.arrivals_s, 6.0), 20, burst=300, warm_up=100, r
 
 async def measure_capacity(sizes: Sizes, model: ServedModel) -> Figures:
     """Returns the requests per second that `fcfs` serves while its queue is never empty."""
-    with serving("fcfs", model) as url:
+    with serving("fcfs", model) as system:
         warm_up = burst_load(draw_bodies(sizes.burst // 4, seed=1))
-        await send_load(url, warm_up, sizes.timeout_s)
+        await send_load(system.http, warm_up, sizes.timeout_s)
         load = burst_load(draw_bodies(sizes.burst, seed=2))
-        answers = await send_load(url, load, 4 * sizes.timeout_s)
+        answers = await send_load(system.http, load, 4 * sizes.timeout_s)
     if errors := [answer for answer in answers if answer.problem]:
         raise RuntimeError(f"requests failed during the capacity run: {dict(count_errors(errors))}")
     end_s = max(a.last_s for a in answers)
@@ -122,18 +125,20 @@ async def measure_capacity(sizes: Sizes, model: ServedModel) -> Figures:
 
 
 async def measure_load(
-    url: str, rate: float, arrivals_s: float, timeout_s: float, seed: int
+    system: System, rate: float, arrivals_s: float, timeout_s: float, seed: int
 ) -> tuple[Figures, Counter[str]]:
     """Sends one load to an idle server; returns its figures and errors."""
     load = poisson_load(draw_bodies(max(1, round(rate * arrivals_s)), seed), rate, seed)
-    resubmitted = await _count_resubmissions(url)
-    began_s, cpu_s = time.perf_counter(), time.process_time()
-    answers = await send_load(url, load, timeout_s)
-    client_cpu = (time.process_time() - cpu_s) / (time.perf_counter() - began_s)
+    resubmitted = await _count_resubmissions(system.http)
+    async with watching(system) as readings:
+        began_s, cpu_s = time.perf_counter(), time.process_time()
+        answers = await send_load(system.http, load, timeout_s)
+        client_cpu = (time.process_time() - cpu_s) / (time.perf_counter() - began_s)
     figures = figures_of(answers, load[-1].due_s) | {
-        "resubmitted": await _count_resubmissions(url) - resubmitted,
+        "resubmitted": await _count_resubmissions(system.http) - resubmitted,
         "client_cpu": client_cpu,
     }
+    figures |= busy_figures(readings)
     return figures, count_errors(answers)
 
 
@@ -150,16 +155,16 @@ async def measure_systems(
     for number, ordered in alternating(names, sizes.rounds):
         for name in ordered:
             print(f"round {number + 1} of {sizes.rounds}: {name}", file=sys.stderr, flush=True)
-            with serving(name, model) as url:
+            with serving(name, model) as system:
                 bodies = draw_bodies(sizes.warm_up, seed=3)
                 warm_up = poisson_load(bodies, WARM_UP_FACTOR * rate, seed=3)
-                await send_load(url, warm_up, sizes.timeout_s)
+                await send_load(system.http, warm_up, sizes.timeout_s)
                 await asyncio.sleep(SETTLE_S)
                 for i, (factor, arrivals_s) in enumerate(sizes.arrivals_s.items()):
-                    await wait_until_idle(url)
+                    await wait_until_idle(system.http)
                     seed = 100 * (number + 1) + i
                     figures, counts = await measure_load(
-                        url, factor * rate, arrivals_s, sizes.timeout_s, seed
+                        system, factor * rate, arrivals_s, sizes.timeout_s, seed
                     )
                     for figure, value in figures.items():
                         measured.add((name, f"{factor:g}", figure), value)
@@ -197,6 +202,9 @@ def main() -> None:
             print(f"{name} at {factor} ×: {count} times “{problem}”")
     medians = measured.medians()
     for factor in factors:
+        for name in names:
+            if invalid := describe_invalid(name, factor, medians[name][factor]["engine_idle"]):
+                print(invalid)
         print(best_systems(factor, medians))
     extra = {"repeats": measured.repeats(), "kinds": nested(errors)}
     write(options.json, {"capacity": capacity, "kv_tokens": KV_TOKENS, **medians, **extra})

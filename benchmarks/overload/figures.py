@@ -21,8 +21,10 @@ MEDIANS = (
     "norm_latency_p99_s",
     "ttft_p50_s",
     "ttft_p99_s",
+    "e2e_p99_s",
     "goodput_share",
 )
+BUSY = ("engine_busy", "gateway_cpu", "client_cpu", "engine_idle", "kv_used")
 COUNTS = ("errors", "refused", "resubmitted")
 REQUEST_ID = re.compile(r"\b(?=[\w-]*\d)[\w-]{4,}\b")
 
@@ -48,6 +50,7 @@ def figures_of(answers: Sequence[Answer], arrivals_s: float) -> Figures:
     complete = [a for a in answers if not a.problem]
     ttft_s = [a.ttft_s for a in complete] or [np.nan]
     latency_s = [a.normalised_latency_s for a in complete] or [np.nan]
+    whole_s = [a.last_s - a.due_s for a in complete] or [np.nan]
     refused = sum(a.problem == REFUSED for a in answers)
     within_sla = sum(
         a.ttft_s <= SLA.ttft_s and a.tpot_s <= SLA.tpot_s and a.gap_s <= SLA.mtpot_s
@@ -59,6 +62,7 @@ def figures_of(answers: Sequence[Answer], arrivals_s: float) -> Figures:
         "norm_latency_p99_s": float(np.quantile(latency_s, 0.99)),
         "ttft_p50_s": float(np.quantile(ttft_s, 0.5)),
         "ttft_p99_s": float(np.quantile(ttft_s, 0.99)),
+        "e2e_p99_s": float(np.quantile(whole_s, 0.99)),
         "goodput_share": within_sla / len(answers),
         "errors": float(len(answers) - len(complete) - refused),
         "refused": float(refused),
@@ -84,12 +88,13 @@ def show_factor(factor: str, names: Sequence[str], measured: Measurements) -> No
     show(
         f"{factor} × capacity: median and, below, lowest–highest; counts over all rounds; "
         "* with known lengths",
-        ["", *MEDIANS, "/".join(COUNTS)],
+        ["", *MEDIANS, "/".join(COUNTS), "/".join(BUSY)],
         [
             [
                 f"{name}{'*' if knows_lengths(name) else ''}",
                 *(_cell(values(name, figure)) for figure in MEDIANS),
                 "/".join(f"{sum(values(name, figure)):g}" for figure in COUNTS),
+                "/".join(f"{median(values(name, figure)):.2f}" for figure in BUSY),
             ]
             for name in sorted(names, key=latency_s)
         ],

@@ -11,7 +11,13 @@ from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory, mkdtemp
 
-from benchmarks.harness.system import foretoken_system, read_metrics, settings, vllm_server
+from benchmarks.harness.system import (
+    System,
+    foretoken_system,
+    read_metrics,
+    settings,
+    vllm_server,
+)
 from benchmarks.overload.demo_load import write_lengths
 from benchmarks.overload.padded_model import write_padded
 from foretoken.running.options import demo_model
@@ -53,19 +59,19 @@ class ServedModel:
 
 
 @contextmanager
-def serving(name: str, model: ServedModel) -> Iterator[str]:
-    """Runs one of SYSTEMS, another policy by its name, or the peer; yields its HTTP address."""
+def serving(name: str, model: ServedModel) -> Iterator[System]:
+    """Runs one of SYSTEMS, another policy by its name, or the peer."""
     if name == PEER:
-        with vllm_server(model.peer_python, KV_TOKENS, model.folder, model.dtype) as url:
-            yield url
+        with vllm_server(model.peer_python, KV_TOKENS, model.folder, model.dtype) as peer:
+            yield peer
         return
     # The log is in memory: a preset's predictor must not learn from another preset's run.
     choices = (*SYSTEMS.get(name, (f"scheduler.policy={name}",)), "log.path=")
     if knows_lengths(name):
         choices += (f"predictor.oracle_file={_lengths_file()}",)
     served = ("--dtype", model.dtype, *(("--model", model.folder) if model.folder else ()))
-    with foretoken_system("--kv-tokens", str(KV_TOKENS), *served, *settings(*choices)) as (url, _):
-        yield url
+    with foretoken_system("--kv-tokens", str(KV_TOKENS), *served, *settings(*choices)) as system:
+        yield system
 
 
 @contextmanager

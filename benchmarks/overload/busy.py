@@ -1,0 +1,92 @@
+"""How busy the parts of a system are during a load, and whether its engine was the limit.
+
+A load compares schedulers only if the engine works whenever requests wait. Otherwise the gateway,
+the client or the way of messages is the limit, and every order looks alike.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from math import nan
+
+from benchmarks.harness.system import System, cpu_seconds, read_metrics
+from benchmarks.overload.figures import Figures
+
+INTERVAL_S = 0.5  # a reading takes the system some milliseconds
+MOST_IDLE = 0.1  # share of the time in which requests wait
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The state of a system at one time. `engine_s` and `gateway_s` are totals; NaN: unknown."""
+
+    at_s: float
+    engine_s: float
+    gateway_s: float
+    waiting: float
+    kv_share: float
+
+
+@asynccontextmanager
+async def watching(system: System) -> AsyncIterator[list[Reading]]:
+    """Yields the list of readings, which grows every INTERVAL_S until the end of the block."""
+    readings = [await _read(system)]
+    task = asyncio.create_task(_read_forever(system, readings))
+    try:
+        yield readings
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    readings.append(await _read(system))
+
+
+async def _read_forever(system: System, readings: list[Reading]) -> None:
+    while True:
+        await asyncio.sleep(INTERVAL_S)
+        readings.append(await _read(system))
+
+
+async def _read(system: System) -> Reading:
+    metrics = await asyncio.to_thread(read_metrics, system.http)
+    return Reading(
+        time.perf_counter(),
+        metrics.get("worker_busy_seconds_total", nan),
+        cpu_seconds(system.pid),
+        metrics["num_requests_waiting"],
+        metrics["kv_cache_usage_perc"],
+    )
+
+
+def busy_figures(readings: Sequence[Reading]) -> Figures:
+    """`engine_busy` and `gateway_cpu`, as shares of the whole time; and, of the time in which
+    requests waited, `engine_idle`, the share without a step, and `kv_used`, the mean share of the
+    KV in use. NaN where the system does not say or no request waited."""
+    first, last = readings[0], readings[-1]
+    lasted_s = last.at_s - first.at_s
+    waited_s = idle_s = used_s = 0.0
+    for before, after in pairwise(readings):
+        if min(before.waiting, after.waiting) > 0:
+            part_s = after.at_s - before.at_s
+            waited_s += part_s
+            resting_s = part_s - (after.engine_s - before.engine_s)
+            idle_s += 0.0 if resting_s < 0 else resting_s  # NaN stays NaN
+            used_s += part_s * (before.kv_share + after.kv_share) / 2
+    return {
+        "engine_busy": (last.engine_s - first.engine_s) / lasted_s,
+        "gateway_cpu": (last.gateway_s - first.gateway_s) / lasted_s,
+        "engine_idle": idle_s / waited_s if waited_s else nan,
+        "kv_used": used_s / waited_s if waited_s else nan,
+    }
+
+
+def describe_invalid(name: str, factor: str, idle: float) -> str:
+    """A sentence if the engine was idle for too long while requests waited; else empty."""
+    if not idle > MOST_IDLE:
+        return ""
+    return (
+        f"{name} at {factor} × is not valid: the engine was idle for {idle:.0%} of the time in "
+        "which requests waited, so this row does not measure the policy"
+    )

@@ -1,0 +1,56 @@
+"""Busy shares of the overload benchmark: worked readings, and those of a running server."""
+
+import asyncio
+import os
+from math import isnan, nan
+
+import pytest
+
+from benchmarks.harness.system import System, cpu_seconds
+from benchmarks.overload.busy import Reading, busy_figures, describe_invalid, watching
+from tests.live import serving
+
+
+def test_shares_match_worked_readings():
+    """10 s, of which requests wait in the first 4 (three readings) and the engine works for 3 of
+    these; KV is 80, 90 and 90 % full then."""
+    readings = [
+        Reading(0.0, 100.0, 7.0, 5, 0.8),
+        Reading(2.0, 101.5, 7.5, 9, 0.9),
+        Reading(4.0, 103.0, 8.0, 1, 0.9),
+        Reading(6.0, 104.0, 8.0, 0, 0.1),
+        Reading(10.0, 106.0, 9.0, 3, 0.1),
+    ]
+    assert busy_figures(readings) == pytest.approx(
+        {"engine_busy": 0.6, "gateway_cpu": 0.2, "engine_idle": 0.25, "kv_used": 0.875}
+    )
+
+
+def test_load_without_waiting_requests_has_no_idle_share():
+    figures = busy_figures([Reading(0.0, 1.0, 1.0, 0, 0.5), Reading(1.0, 1.5, 1.0, 4, 0.5)])
+    assert isnan(figures["engine_idle"]) and isnan(figures["kv_used"])
+    assert describe_invalid("fcfs", "0.5", figures["engine_idle"]) == ""
+
+
+def test_peer_without_a_busy_counter_has_no_engine_shares():
+    figures = busy_figures([Reading(0.0, nan, 1.0, 2, 0.5), Reading(1.0, nan, 1.5, 2, 0.5)])
+    assert isnan(figures["engine_busy"]) and isnan(figures["engine_idle"])
+    assert (figures["gateway_cpu"], figures["kv_used"]) == (0.5, 0.5)
+
+
+def test_row_of_an_idle_engine_is_not_valid():
+    assert describe_invalid("fcfs", "1.6", 0.1) == ""
+    assert describe_invalid("fcfs", "1.6", 0.25) == (
+        "fcfs at 1.6 × is not valid: the engine was idle for 25% of the time in which requests "
+        "waited, so this row does not measure the policy"
+    )
+
+
+async def test_running_server_says_how_busy_it_is():
+    with serving("--set", "log.path=") as live:
+        async with watching(System(live.http, live.grpc, os.getpid())) as readings:
+            await asyncio.sleep(0)
+        assert len(readings) == 2
+        figures = busy_figures(readings)
+    assert 0 <= figures["engine_busy"] <= 1 and figures["gateway_cpu"] >= 0
+    assert cpu_seconds(os.getpid()) > 0
