@@ -1,4 +1,4 @@
-"""The length distribution of the next answer, from the answers that have ended."""
+"""The length distribution of the next answer, from recent answers: ended ones and live ones."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ class LengthWindow:
 
     **Live answers** are cut at their present length. Without them the forecast is biased whenever
     the scheduler prefers short answers: only short ones have ended, so that every running request
-    seems to be nearly complete. Only as many are counted at a length as were added there since the
-    window began, so that a stationary load has the forecast of its ended answers.
+    seems to be nearly complete. At each length, only the increase in live answers since the window
+    began counts, so that a stationary load has nearly the forecast of its ended answers.
 
     A forecast costs O((window + live) · log) once after each change, O(1) until the next.
     """
@@ -72,7 +72,7 @@ class LengthWindow:
 
     def forecast(self, source: str, version: int = 0, shared_key: str = "") -> Forecast:
         """An UNCAPPED forecast, with the source, version and key of the first call since the last
-        `add`."""
+        change."""
         if self._forecast is None:
             empty = Forecast((float(UNCAPPED),), (1.0,), UNCAPPED, source, version, shared_key)
             self._forecast = self._estimate(empty) if self._tokens else empty
@@ -95,7 +95,7 @@ class LengthWindow:
         began; at least 0."""
         counts = len(self._live) - np.searchsorted(self._live, lengths)
         begin = self._added - len(self)
-        if begin > 0 and self._snapshots and self._snapshots[0][0] <= begin:
+        if begin > 0 and self._snapshots:
             before = self._snapshots[0][1]
             counts -= len(before) - np.searchsorted(before, lengths)
         return np.maximum(counts, 0)

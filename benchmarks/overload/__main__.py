@@ -31,10 +31,11 @@ arrivals, without their first fifth; `norm_latency_s` and `norm_latency_p99_s`, 
 end-to-end time per token; `ttft_p50_s`, `ttft_p99_s` and `e2e_p99_s`, from the due time of complete
 answers; `goodput_share`, the share of all arrivals within the budgets of SLA class standard for
 TTFT, TPOT, and the longest gap between two arrivals of text; `errors`, `refused` (429) and
-`resubmitted`; `client_cpu` and `gateway_cpu`, shares of a core; `engine_busy`, the share of the
-time with a step; `engine_idle` and `kv_used`, the time without a step and the KV in use while
-requests waited. A row with more than a tenth of `engine_idle` is reported as not valid. A request
-that does not end within a bounded time after the last arrival is an error.
+`resubmitted`; `client_cpu` and `gateway_cpu`, shares of a core (the gateway's process has the
+scheduler, too); `engine_busy`, the share of the time with a step; `engine_idle` and `kv_used`, the
+time without a step and the KV in use while requests waited. A row with more than a tenth of
+`engine_idle` is reported as not valid. A request that does not end within a bounded time after the
+last arrival is an error.
 """
 
 import asyncio
@@ -65,6 +66,7 @@ from benchmarks.overload.figures import (
     best_systems,
     count_errors,
     figures_of,
+    show_busy,
     show_factor,
     tokens_per_s,
 )
@@ -197,13 +199,16 @@ def main() -> None:
     factors = [f"{factor:g}" for factor in sizes.arrivals_s]
     for factor in factors:
         show_factor(factor, names, measured)
+        show_busy(factor, names, measured)
     for (name, factor), counts in errors.items():
         for problem, count in counts.items():
             print(f"{name} at {factor} ×: {count} times “{problem}”")
     medians = measured.medians()
     for factor in factors:
         for name in names:
-            if invalid := describe_invalid(name, factor, medians[name][factor]["engine_idle"]):
+            if invalid := describe_invalid(
+                name, factor, measured.values[name, factor, "engine_idle"]
+            ):
                 print(invalid)
         print(best_systems(factor, medians))
     extra = {"repeats": measured.repeats(), "kinds": nested(errors)}

@@ -1,16 +1,16 @@
 """How busy the parts of a system are during a load, and whether its engine was the limit.
 
 A load compares schedulers only if the engine works whenever requests wait. Otherwise the gateway,
-the client or the way of messages is the limit, and every order looks alike.
+the client or the transport is the limit, and every order looks alike.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from math import nan
+from math import isnan, nan
 
 from benchmarks.harness.system import System, cpu_seconds, read_metrics
 from benchmarks.overload.figures import Figures
@@ -39,7 +39,8 @@ async def watching(system: System) -> AsyncIterator[list[Reading]]:
         yield readings
     finally:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        with suppress(asyncio.CancelledError):
+            await task
     readings.append(await _read(system))
 
 
@@ -61,7 +62,8 @@ async def _read(system: System) -> Reading:
 
 
 def busy_figures(readings: Sequence[Reading]) -> Figures:
-    """`engine_busy` and `gateway_cpu`, as shares of the whole time; and, of the time in which
+    """`engine_busy` and `gateway_cpu`, as shares of the whole time (the gateway's process has the
+    scheduler too, unless it is started with --separate); and, of the time in which
     requests waited, `engine_idle`, the share without a step, and `kv_used`, the mean share of the
     KV in use. NaN where the system does not say or no request waited."""
     first, last = readings[0], readings[-1]
@@ -71,8 +73,7 @@ def busy_figures(readings: Sequence[Reading]) -> Figures:
         if min(before.waiting, after.waiting) > 0:
             part_s = after.at_s - before.at_s
             waited_s += part_s
-            resting_s = part_s - (after.engine_s - before.engine_s)
-            idle_s += 0.0 if resting_s < 0 else resting_s  # NaN stays NaN
+            idle_s += part_s - (after.engine_s - before.engine_s)
             used_s += part_s * (before.kv_share + after.kv_share) / 2
     return {
         "engine_busy": (last.engine_s - first.engine_s) / lasted_s,
@@ -82,11 +83,13 @@ def busy_figures(readings: Sequence[Reading]) -> Figures:
     }
 
 
-def describe_invalid(name: str, factor: str, idle: float) -> str:
-    """A sentence if the engine was idle for too long while requests waited; else empty."""
-    if not idle > MOST_IDLE:
+def describe_invalid(name: str, factor: str, idle: Sequence[float]) -> str:
+    """A sentence if the engine was idle for too long while requests waited, in any round; else
+    empty. `idle` has a share for each round, NaN where no request waited."""
+    longest = max((share for share in idle if not isnan(share)), default=0.0)
+    if longest <= MOST_IDLE:
         return ""
     return (
-        f"{name} at {factor} × is not valid: the engine was idle for {idle:.0%} of the time in "
+        f"{name} at {factor} × is not valid: the engine was idle for {longest:.0%} of the time in "
         "which requests waited, so this row does not measure the policy"
     )

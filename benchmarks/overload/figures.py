@@ -88,15 +88,26 @@ def show_factor(factor: str, names: Sequence[str], measured: Measurements) -> No
     show(
         f"{factor} × capacity: median and, below, lowest–highest; counts over all rounds; "
         "* with known lengths",
-        ["", *MEDIANS, "/".join(COUNTS), "/".join(BUSY)],
+        ["", *MEDIANS, "/".join(COUNTS)],
         [
             [
                 f"{name}{'*' if knows_lengths(name) else ''}",
                 *(_cell(values(name, figure)) for figure in MEDIANS),
                 "/".join(f"{sum(values(name, figure)):g}" for figure in COUNTS),
-                "/".join(f"{median(values(name, figure)):.2f}" for figure in BUSY),
             ]
             for name in sorted(names, key=latency_s)
+        ],
+    )
+
+
+def show_busy(factor: str, names: Sequence[str], measured: Measurements) -> None:
+    """Prints how busy the parts of each system were at one load factor."""
+    show(
+        f"{factor} × capacity: shares of the time; nan: unknown, or no request waited",
+        ["", *BUSY],
+        [
+            [name, *(_cell(measured.values[name, factor, figure]) for figure in BUSY)]
+            for name in names
         ],
     )
 

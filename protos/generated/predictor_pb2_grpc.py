@@ -69,8 +69,8 @@ class PredictorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Observe(self, request, context):
-        """Learns from finished requests, and from the present length of those that run. A new `version`
-        means that shared forecasts changed.
+        """Learns from finished requests, and from the present length of those that have not ended. A new
+        `version` means that shared forecasts changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,8 +38,8 @@ class PredictorStub:
     Improve: _grpc.UnaryStreamMultiCallable[_predictor_pb2.ImproveRequest, _predictor_pb2.ImprovedForecasts]
     """Improved forecasts of earlier inputs of Forecast, in batches, as their prompts are read."""
     Observe: _grpc.UnaryUnaryMultiCallable[_predictor_pb2.ObserveOutcomesRequest, _predictor_pb2.ObserveOutcomesResponse]
-    """Learns from finished requests, and from the present length of those that run. A new `version`
-    means that shared forecasts changed.
+    """Learns from finished requests, and from the present length of those that have not ended. A new
+    `version` means that shared forecasts changed.
     """
 
 @_typing.type_check_only
@@ -50,8 +50,8 @@ class PredictorAsyncStub(PredictorStub):
     Improve: _aio.UnaryStreamMultiCallable[_predictor_pb2.ImproveRequest, _predictor_pb2.ImprovedForecasts]  # type: ignore[assignment]
     """Improved forecasts of earlier inputs of Forecast, in batches, as their prompts are read."""
     Observe: _aio.UnaryUnaryMultiCallable[_predictor_pb2.ObserveOutcomesRequest, _predictor_pb2.ObserveOutcomesResponse]  # type: ignore[assignment]
-    """Learns from finished requests, and from the present length of those that run. A new `version`
-    means that shared forecasts changed.
+    """Learns from finished requests, and from the present length of those that have not ended. A new
+    `version` means that shared forecasts changed.
     """
 
 class PredictorServicer(metaclass=_abc_1.ABCMeta):
@@ -77,8 +77,8 @@ class PredictorServicer(metaclass=_abc_1.ABCMeta):
         request: _predictor_pb2.ObserveOutcomesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_predictor_pb2.ObserveOutcomesResponse, _abc.Awaitable[_predictor_pb2.ObserveOutcomesResponse]]:
-        """Learns from finished requests, and from the present length of those that run. A new `version`
-        means that shared forecasts changed.
+        """Learns from finished requests, and from the present length of those that have not ended. A new
+        `version` means that shared forecasts changed.
         """
 
 def add_PredictorServicer_to_server(servicer: PredictorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

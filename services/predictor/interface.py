@@ -112,7 +112,8 @@ class Options:
 
 
 class Predictor(Protocol):
-    """Forecasts output lengths and learns from outcomes. `version` increases when it learns."""
+    """Forecasts output lengths and learns from outcomes. `version` increases when it learns
+    and when shared forecasts change."""
 
     @property
     def version(self) -> int: ...

@@ -305,6 +305,7 @@ def _require_valid(i: int, message: predictor_pb2.ForecastInput) -> None:
 
 
 def _require_valid_live(live: Sequence[predictor_pb2.LiveAnswers]) -> None:
+    _require_at_most("live", len(live))
     answers = sum(len(message.output_tokens) for message in live)
     if answers > MAX_LIVE_ANSWERS:
         raise InvalidArgument("live", f"at most {MAX_LIVE_ANSWERS} answers, got {answers}")

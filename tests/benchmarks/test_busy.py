@@ -29,7 +29,7 @@ def test_shares_match_worked_readings():
 def test_load_without_waiting_requests_has_no_idle_share():
     figures = busy_figures([Reading(0.0, 1.0, 1.0, 0, 0.5), Reading(1.0, 1.5, 1.0, 4, 0.5)])
     assert isnan(figures["engine_idle"]) and isnan(figures["kv_used"])
-    assert describe_invalid("fcfs", "0.5", figures["engine_idle"]) == ""
+    assert describe_invalid("fcfs", "0.5", [figures["engine_idle"]]) == ""
 
 
 def test_peer_without_a_busy_counter_has_no_engine_shares():
@@ -39,8 +39,8 @@ def test_peer_without_a_busy_counter_has_no_engine_shares():
 
 
 def test_row_of_an_idle_engine_is_not_valid():
-    assert describe_invalid("fcfs", "1.6", 0.1) == ""
-    assert describe_invalid("fcfs", "1.6", 0.25) == (
+    assert describe_invalid("fcfs", "1.6", [0.1, 0.05]) == ""
+    assert describe_invalid("fcfs", "1.6", [nan, 0.25, 0.02]) == (
         "fcfs at 1.6 × is not valid: the engine was idle for 25% of the time in which requests "
         "waited, so this row does not measure the policy"
     )

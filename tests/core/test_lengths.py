@@ -1,4 +1,4 @@
-"""LengthWindow: the start, and answers cut at max_tokens, by worked examples."""
+"""LengthWindow: the start, answers cut at max_tokens, and live answers, by worked examples."""
 
 import numpy as np
 import pytest
@@ -89,7 +89,7 @@ def test_cut_answers_do_not_shorten_forecast() -> None:
         ((5, 7), (4,), {5: 1 / 3, 7: 1 / 3, UNCAPPED: 1 / 3}),  # may end at 5 as well as the others
     ],
 )
-def test_live_answers_are_longer_than_they_are(
+def test_live_answers_end_longer_than_they_are_now(
     answers: tuple[int | str, ...], live: tuple[int, ...], expected: dict[float, float]
 ) -> None:
     lengths = reported(*answers)
@@ -98,6 +98,27 @@ def test_live_answers_are_longer_than_they_are(
     assert lengths.observe_live(())
     assert not lengths.observe_live(())
     assert table(lengths) == table(reported(*answers))
+
+
+def test_live_answers_from_before_the_window_are_not_counted() -> None:
+    """A restarted predictor has a full window from the log. The first live answers that it sees may
+    have been as long before; one more is an increase."""
+    lengths = reported(9, 1, 2, 3, window=3)
+    ended = table(lengths)
+    lengths.observe_live((5, 5))
+    assert table(lengths) == ended
+    lengths.observe_live((7, 5, 4))
+    assert table(lengths) == pytest.approx({1: 1 / 4, 2: 1 / 4, 3: 1 / 4, UNCAPPED: 1 / 4})
+
+
+def test_snapshots_are_some_hundredths_of_the_window_apart() -> None:
+    """A window of 100 keeps at most one snapshot for every six answers."""
+    lengths = LengthWindow(100)
+    for _ in range(400):
+        lengths.add(5, FinishReason.STOP, CAP)
+        lengths.observe_live((9,) * 30)
+    assert len(lengths._snapshots) <= 100 // 6 + 2
+    assert table(lengths) == {5: 1.0}  # the live answers of now were as long before
 
 
 def test_live_answers_without_ended_ones_say_nothing() -> None:

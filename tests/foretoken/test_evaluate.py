@@ -14,6 +14,7 @@ from rich.text import Text
 from foretoken.commands.offline.evaluate import evaluate
 from foretoken.commands.usage import ManyCommand, repeat_options
 from lab.evaluation.report import COLUMNS, JsonRow, read_json, tables, write_json
+from services.core import LiveAnswers
 from services.forecast import Forecast, certain
 from services.predictor.interface import Example, Query
 from services.predictor.predictors import PREDICTORS
@@ -245,6 +246,9 @@ class PromptLengthPredictor:
     def learn(self, examples: Sequence[Example]) -> int:
         self._lengths |= {self._chars(e.query): e.output_tokens for e in examples}
         return len(examples)
+
+    def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
+        """Does nothing."""
 
     def _chars(self, query: Query) -> float:
         assert query.features is not None

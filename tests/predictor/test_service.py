@@ -46,7 +46,7 @@ def finished(
     )
 
 
-def running(*tokens: int, application: str = "") -> predictor_pb2.ObserveOutcomesRequest:
+def being_generated(*tokens: int, application: str = "") -> predictor_pb2.ObserveOutcomesRequest:
     live = predictor_pb2.LiveAnswers(model="demo", application=application, output_tokens=tokens)
     return predictor_pb2.ObserveOutcomesRequest(live=[live])
 
@@ -116,10 +116,10 @@ async def test_max_predictor_ignores_outcomes(way: str) -> None:
         ),
         (finished(*[5] * 1_025), "outcomes: at most 1024 per call, got 1025"),
         (finished(2**31), "outcomes[0].output_tokens: at most 16777215"),
-        (running(2**31), "live[0].output_tokens: at most 16777215"),
-        (running(*[5] * 16_385), "live: at most 16384 answers, got 16385"),
+        (being_generated(2**31), "live[0].output_tokens: at most 16777215"),
+        (being_generated(*[5] * 16_385), "live: at most 16384 answers, got 16385"),
         (
-            running(5, application="a" * 257),
+            being_generated(5, application="a" * 257),
             "live[0]: model and application names have at most 256 characters",
         ),
     ],

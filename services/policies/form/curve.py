@@ -76,8 +76,9 @@ def curve(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Deman
 
     m_i(t) is a job's memory while it makes its t-th token from now, in whole blocks, and p_i(t)
     the probability that it makes that token. From the end of its slice on, both stay as they
-    are there. With known lengths and whole answers the maximum is Past-Future's M*. Every job
-    is assumed to make one token per step. z is `z`, as adjusted by feedback. O(times · jobs).
+    are there, unless it ends there at its cap. With known lengths and whole answers the maximum is
+    Past-Future's M*. Every job is assumed to make one token per step. z is `z`, as adjusted by
+    feedback. O(times · jobs).
     """
     jobs, worker = queue.jobs, queue.worker
     held = needed_tokens(queue)

@@ -3,8 +3,8 @@
 γ-Boost of "Strongly Tail-Optimal Scheduling in the Light-Tailed M/G/1" (Yu and Scully, SIGMETRICS
 2024), §3: the key is the arrival minus the boost b(w) = (1/γ) · ln(1 / (1 − e^(−γ·w))) of the work
 w. The boost of little work is large, that of much work tends to 0. A request never waits behind one
-that arrives later by more than the largest boost. No other rule prevents starvation, so that the
-longest wait is bounded while the backlog is.
+that arrives later by more than the largest boost, unless its tenant is above its share. No other
+rule prevents starvation, so that the longest wait is bounded while the backlog is.
 
 Three choices are foretoken's:
 
@@ -15,9 +15,9 @@ Three choices are foretoken's:
            boost of the geometric mean of that token's work and its whole work. One whose next
            token is due after a gap of `mtpot_s` counts as GAP_WORK of its work while its SLA can
            be met: to keep that SLA, all of the work has to be done in time. With the boost of one
-           token, the engine would make little more than first tokens at four times its capacity,
-           short requests would get theirs at the last moment, and started requests would take
-           turns until few of them meet their SLA.
+           token, the engine would make little more than first tokens at four times its capacity.
+           Short requests would get their first token at the last moment, too. Started requests
+           would take turns, and few of them would meet their SLA.
 """
 
 from math import inf
@@ -40,7 +40,7 @@ from services.policies.parameters import Param, Params
 from services.policies.snapshot import Snapshot
 
 LEAST_BACKLOG_S = 1e-3
-GAP_WORK = 0.5  # at 1.6 × capacity the goodput of 0.25 is 0.01 higher, at 3 × 0.01 lower
+GAP_WORK = 0.5  # with 0.25, goodput is 0.01 higher at 1.6 × capacity and 0.01 lower at 3 ×
 LEAST_WORK = 1e-12  # least γ·w, so that the boost is finite
 _NO_GAIN = 1e-300
 
@@ -65,8 +65,8 @@ def boost(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
 
     kept = known_sizes(snapshot, memory, pace, rows, work)
     spare_s = _next_token_slack_s(snapshot, rows, split, pace) - params["early_s"]
-    first_s = np.sqrt(pace.remaining_s(jobs, rows, np.ones(len(rows))) * kept[SIZE])
-    soon_s = np.where(jobs.output[rows] == 0, first_s, GAP_WORK * kept[SIZE])
+    one_s = np.minimum(pace.remaining_s(jobs, rows, np.ones(len(rows))), kept[SIZE])
+    soon_s = np.where(jobs.output[rows] == 0, np.sqrt(one_s * kept[SIZE]), GAP_WORK * kept[SIZE])
     work_s = np.where(spare_s <= 0, soon_s, kept[SIZE])
     key = jobs.arrival_s[rows] - snapshot.now - boost_s(work_s / workers, gamma)
     over = is_over_share(snapshot, rows, split, key)

@@ -59,12 +59,12 @@ def limit_preemption(
     request. Requests of `stays` and those just admitted are not preempted.
     """
     queue_key, split = key.copy(), len(snapshot.queued)
-    stays = stays | is_just_admitted(snapshot)
+    stays = stays | _is_just_admitted(snapshot)
     queue_key[split:] = np.where(stays, -inf, np.minimum(passed, key[split:]))
     return queue_key
 
 
-def is_just_admitted(snapshot: Snapshot) -> Bools:
+def _is_just_admitted(snapshot: Snapshot) -> Bools:
     """Marks running requests without KV."""
     none: Bools = snapshot.jobs.held[snapshot.running] == 0
     return none

@@ -29,8 +29,11 @@ class _Population:
         self.lengths.add(example.output_tokens, example.reason, example.query.max_tokens)
         self.version += 1
 
-    def observe_live(self, tokens: Sequence[int]) -> None:
-        self.version += self.lengths.observe_live(tokens)
+    def observe_live(self, tokens: Sequence[int]) -> bool:
+        """Returns whether the forecast may change."""
+        changes = self.lengths.observe_live(tokens)
+        self.version += changes
+        return changes
 
     def forecast(self) -> Forecast:
         return self.lengths.forecast(SOURCE, self.version, self.shared_key)
@@ -44,7 +47,7 @@ class HistoryPredictor:
     first outcome of a model, a request is expected to reach its max_tokens. At most
     `populations_max` keys are kept; the least recently updated is evicted.
 
-    Forecasts are UNCAPPED and shared: the same object for a key until it learns again.
+    Forecasts are UNCAPPED and shared: the same object for a key until its forecast changes.
     """
 
     def __init__(self, options: Options = DEFAULTS):
@@ -71,9 +74,11 @@ class HistoryPredictor:
         for each in answers:
             for key in {(each.model, ""), (each.model, each.application)}:
                 live.setdefault(key, []).extend(each.output_tokens)
-        for key, population in self._populations.items():
+        changes = [
             population.observe_live(live.get(key, ()))
-        self.version += bool(live)
+            for key, population in self._populations.items()
+        ]
+        self.version += any(changes)
 
     def _find_population(self, query: Query) -> _Population:
         application = self._populations.get((query.model, query.application))

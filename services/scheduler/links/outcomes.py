@@ -50,14 +50,18 @@ class Outcomes:
     async def run(self) -> None:
         while True:
             outcomes = await self._backlog.pop(MAX_PER_CALL)
-            message = predictor_pb2.ObserveOutcomesRequest(
-                outcomes=[encode_outcome(o) for o in outcomes],
-                live=[encode_live_answers(a) for a in self._live_answers()],
-            )
-            send = partial(self._predictor.Observe, message, timeout=OBSERVE_S)
+            send = partial(self._send, [encode_outcome(o) for o in outcomes])
             answer = await deliver(send, "outcomes to the predictor")
             if not self._backlog:
                 self._delivered.set()
             if answer and answer.version != self._version and await self._refresh():
                 self._version = answer.version
             await asyncio.sleep(self._interval_s)
+
+    def _send(
+        self, outcomes: Sequence[predictor_pb2.Outcome]
+    ) -> Awaitable[predictor_pb2.ObserveOutcomesResponse]:
+        """Sends them with the live answers of this moment, also when it is sent again."""
+        live = [encode_live_answers(a) for a in self._live_answers()[:MAX_PER_CALL]]
+        message = predictor_pb2.ObserveOutcomesRequest(outcomes=outcomes, live=live)
+        return self._predictor.Observe(message, timeout=OBSERVE_S)

@@ -102,12 +102,13 @@ def forecast_of(support: Sequence[int]) -> Forecast:
 
 
 @settings(max_examples=150)
-@given(few, st.sampled_from([0.0, 1.0, 2.5]), st.sampled_from([1, 2, 3, 9]))
+@given(few, st.sampled_from([0.0, 1.0, 2.5]), st.lists(st.sampled_from([1, 2, 3, 9]), min_size=4))
 def test_curve_matches_enumeration_of_all_futures(
-    rows: list[tuple[int, int, list[int]]], z: float, most: int
+    rows: list[tuple[int, int, list[int]]], z: float, slices: list[int]
 ) -> None:
     """Compare mean and deviation of the held tokens at each time, over the product of all
-    lengths. Each request makes `most` tokens in its slice and then keeps its memory."""
+    lengths. Each request makes the tokens of its slice and then keeps its memory, unless it ends at
+    its cap of 9."""
     ends = [[length - g for length in sorted(support) if length > g] for _, g, support in rows]
     made = jobs(
         len(rows),
@@ -116,16 +117,19 @@ def test_curve_matches_enumeration_of_all_futures(
         cap=[9] * len(rows),
         forecast=range(len(rows)),
     )
-    limits = np.minimum(made.output + most, 9)
+    limits = np.minimum(made.output + slices[: len(rows)], 9)
+    stops = np.where(limits < 9, limits - made.output, 9)
+    last = int(max(limits - made.output))
     found = needs(curve(made, [forecast_of(support) for *_, support in rows], z, limits=limits))
 
     def top(first: int) -> float:
         tops = [float(sum(p + g for p, g, _ in rows[:first]))]
-        for t in range(1, most + 1):
+        for t in range(1, last + 1):
+            made_by_then = np.minimum(stops, t).tolist()
             futures = [
                 sum(
-                    p + g + t if end >= t else 0
-                    for end, (p, g, _) in zip(future, rows, strict=False)
+                    p + g + u if end >= u else 0
+                    for end, u, (p, g, _) in zip(future, made_by_then, rows, strict=False)
                 )
                 for future in product(*ends[:first])
             ]

@@ -164,6 +164,16 @@ def test_first_token_that_is_due_precedes_shorter_requests():
     assert line(ranked(board(made, 2, **begun))) == [1, 0]
 
 
+def test_due_first_token_never_lowers_the_boost():
+    """The prompt takes a second, longer than the five tokens behind it."""
+    prefill = CostModel(0.01, 1e-3, 0.0, 0.0)
+    made = board([certain(5), certain(5)], 2, prompt=[1_000] * 2, arrival_s=[NOW - 4.8] * 2,
+                 ttft_s=[5.0, inf])  # fmt: skip
+    made = replace(made, workers=(replace(made.workers[0], cost=prefill),))
+    due, other = ranked(made).key.tolist()
+    assert due <= other
+
+
 def test_paused_request_counts_half_before_its_gap_is_late():
     """It was paused 1.3 s ago, and its longest gap is 1.5 s. Its work is √(20 · 40), that of the
     other request 20, so that half of it is less."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core import FinishReason
+from services.core import FinishReason, LiveAnswers
 from services.forecast import UNCAPPED, Forecast, from_lengths
 from services.predictor.interface import Example, Options, Query
 from services.predictor.models.history import HistoryPredictor
@@ -51,6 +51,35 @@ def test_seeded_history_starts_with_a_window_of_max_tokens() -> None:
         assert made.weights == pytest.approx((1 - longest, longest))
     predictor.learn([outcome(5)])
     assert ask(predictor).points == (5,)
+
+
+def live(*tokens: int, application: str = "", model: str = "demo") -> LiveAnswers:
+    return LiveAnswers(model, application, tokens)
+
+
+def test_version_follows_changes_by_live_answers() -> None:
+    """One answer of 5 tokens has ended, and two are longer until they are gone."""
+    predictor = HistoryPredictor()
+    predictor.observe_live([live(9)])  # no population yet
+    assert predictor.version == 0
+    predictor.learn([outcome(5)])
+    ended = ask(predictor)
+    predictor.observe_live([live(9, 20)])
+    longer = ask(predictor)
+    assert longer.weights == pytest.approx((1 / 4, 3 / 4))
+    assert (predictor.version, longer.version) == (2, ended.version + 1)
+    predictor.observe_live([live(9, model="other")])
+    assert (ask(predictor).weights, predictor.version) == (ended.weights, 3)
+    predictor.observe_live([])
+    assert predictor.version == 3
+
+
+def test_live_answers_of_an_application_count_for_its_model() -> None:
+    predictor = HistoryPredictor(Options(application_min=1))
+    predictor.learn([outcome(5), outcome(5, application="copy")])
+    predictor.observe_live([live(9, application="copy"), live(7)])
+    assert ask(predictor).weights == pytest.approx((2 / 5, 3 / 5))
+    assert ask(predictor, "copy").weights == pytest.approx((1 / 3, 2 / 3))
 
 
 def test_history_is_not_dominated_by_one_short_answer() -> None:

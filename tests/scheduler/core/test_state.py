@@ -319,9 +319,10 @@ def test_many_live_answers_are_an_even_sample(monkeypatch: pytest.MonkeyPatch):
     run_step(s, worker(), 0.0)
     for name in "abcd":
         admitted(s, request(name))
-    report(s, 1, 1.0, progress=tuple(RequestProgress(name, 3, 13) for name in "abcd"))
+    grown = {"a": 3, "b": 7, "c": 5, "d": 9}
+    report(s, 1, 1.0, progress=tuple(RequestProgress(n, k, 10 + k) for n, k in grown.items()))
     [sample] = s.live_answers()
-    assert sample.output_tokens == (3, 3)
+    assert sample.output_tokens == (3, 5)
 
 
 def test_improved_forecast_replaces_first():
