@@ -61,7 +61,7 @@ def test_why_from_server_equals_why_from_log(tmp_path: Path, mode: list[str]) ->
     arrived = message[message[0].startswith("received by the gateway; ")]
     assert arrived.startswith("arrived with ") and "SLA custom (TTFT 1e-06 s)" in arrived
     assert any(each.startswith("forecast by ") for each in message)
-    assert any(each.startswith("admitted at worker-0, budget 160 output") for each in message)
+    assert any(each.startswith("admitted at worker-0, budget 32 output") for each in message)
     [judged] = [
         each for each in message if each.startswith("as its client saw it, SLA custom missed (")
     ]
