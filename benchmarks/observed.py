@@ -16,14 +16,15 @@ import asyncio
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from statistics import median
 
 from benchmarks.harness.clients import GrpcClient, measure_throughput
 from benchmarks.harness.report import Measurements, alternating, parser, show, write
 from benchmarks.harness.system import foretoken_system, read_metrics, running, settings
 from benchmarks.harness.throughput import make_prompts
+from services.runtime.tasks import background
 
 KV_TOKENS = 32_768
 PROMPT_TOKENS = 32
@@ -43,19 +44,11 @@ def collector() -> Iterator[str]:
         yield process.stdout.readline().strip()
 
 
-@asynccontextmanager
-async def scraped(url: str) -> AsyncIterator[None]:
-    async def scrape() -> None:
-        while True:
-            await asyncio.to_thread(read_metrics, url)
-            await asyncio.sleep(SCRAPE_S)
-
-    task = asyncio.create_task(scrape())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+async def scrape(url: str) -> None:
+    """Reads the metrics every SCRAPE_S until cancelled."""
+    while True:
+        await asyncio.to_thread(read_metrics, url)
+        await asyncio.sleep(SCRAPE_S)
 
 
 async def measure(options: Namespace) -> Measurements:
@@ -75,7 +68,7 @@ async def measure(options: Namespace) -> Measurements:
             warm_up = make_prompts(streams, PROMPT_TOKENS, seed=0)
             await measure_throughput(clients[name].generate, warm_up, 16)
             if is_scraped:
-                await stack.enter_async_context(scraped(served.http))
+                await stack.enter_async_context(background(scrape(served.http)))
         for number, names in alternating(list(SYSTEMS), rounds):
             prompts = make_prompts(streams, PROMPT_TOKENS, seed=1 + number)
             for name in names:

@@ -223,6 +223,9 @@ class Report:
     prefixes_gone: tuple[int, ...] = ()
 
 
+MAX_LIVE_ANSWERS = 16_384  # of one call to the predictor
+
+
 @dataclass(frozen=True, slots=True)
 class LiveAnswers:
     """Tokens generated so far by the answers of one application that have not ended."""

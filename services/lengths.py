@@ -17,7 +17,7 @@ NO_ANSWERS = np.zeros(0, np.int64)
 
 
 class LengthWindow:
-    """The last `window` output lengths of one population, and their forecast.
+    """The last `window` output lengths of one population, its live answers, and the forecast.
 
     **The start.** The paper's window begins with w entries of `max_tokens`, which answers replace
     one by one: safe, but for the first thousand answers the forecast says little else. Here the

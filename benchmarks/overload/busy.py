@@ -7,13 +7,14 @@ the client or the transport is the limit, and every order looks alike.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isnan, nan
 
 from benchmarks.harness.system import System, cpu_seconds, read_metrics
 from benchmarks.overload.figures import Figures
+from services.runtime.tasks import background
 
 INTERVAL_S = 0.5  # a reading takes the system some milliseconds
 MOST_IDLE = 0.1  # share of the time in which requests wait
@@ -34,13 +35,8 @@ class Reading:
 async def watching(system: System) -> AsyncIterator[list[Reading]]:
     """Yields the list of readings, which grows every INTERVAL_S until the end of the block."""
     readings = [await _read(system)]
-    task = asyncio.create_task(_read_forever(system, readings))
-    try:
+    async with background(_read_forever(system, readings)):
         yield readings
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
     readings.append(await _read(system))
 
 
@@ -63,9 +59,9 @@ async def _read(system: System) -> Reading:
 
 def busy_figures(readings: Sequence[Reading]) -> Figures:
     """`engine_busy` and `gateway_cpu`, as shares of the whole time (the gateway's process has the
-    scheduler too, unless it is started with --separate); and, of the time in which
-    requests waited, `engine_idle`, the share without a step, and `kv_used`, the mean share of the
-    KV in use. NaN where the system does not say or no request waited."""
+    scheduler too, unless it is started with --separate); and, of the time in which requests waited,
+    `engine_idle`, the share without a step, and `kv_used`, the mean share of the KV in use. NaN
+    where the system has no such metric or no request waited."""
     first, last = readings[0], readings[-1]
     lasted_s = last.at_s - first.at_s
     waited_s = idle_s = used_s = 0.0

@@ -17,6 +17,7 @@ from observability.metrics.instruments import ReadValue
 from observability.metrics.metric import Metric
 from observability.tracing import NO_SPANS, Spans
 from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
+from services.core import MAX_LIVE_ANSWERS
 from services.forecast import MAX_FORECAST_TOKENS
 from services.predictor.assembly import assemble
 from services.predictor.config import PredictorConfig
@@ -46,7 +47,6 @@ log = logging.getLogger(__name__)
 
 MAX_PER_CALL = 1_024  # inputs of one Forecast, outcomes of one Observe
 MAX_ANSWERS = 32  # latest answers of a conversation that are used
-MAX_LIVE_ANSWERS = 16_384  # of one Observe
 OBSERVE_WAIT_S = 0.1  # Observe waits at most this long for its outcomes to be learned
 METRICS_INTERVAL_S = 1.0  # between two updates of scores and CPU share
 

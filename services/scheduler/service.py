@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -37,6 +38,7 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import events as ev
 from services.scheduler.core.admission import SchedulerLimits
 from services.scheduler.core.fleet import Fleet
+from services.scheduler.core.populations import live_answers, shared_representatives
 from services.scheduler.core.state import SchedulerState
 from services.scheduler.links.batcher import BatcherLink
 from services.scheduler.links.peers import PeerChannels, PeerServices
@@ -79,8 +81,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             channels,
             self.metrics,
             self.dispatch,
-            self.state.shared_representatives,
-            self.state.live_answers,
+            partial(shared_representatives, self.state.ledger),
+            partial(live_answers, self.state.ledger),
             self._spans.forecast_parent,
         )
         self._batcher = batcher and BatcherLink(

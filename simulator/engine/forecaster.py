@@ -10,12 +10,12 @@ from functools import partial
 from typing import Protocol
 
 from services.core import FinishReason, LiveAnswers, Outcome, Request
-from services.forecast import Forecast, certain
+from services.forecast import Forecast
 from services.policies.preset import require_known
 from services.predictor.interface import Example, Features, Options, Predictor, Query
 from services.predictor.learning.schedule import WORDS
 from services.predictor.predictors import ENCODERLESS, PLAIN, READS, build
-from simulator.engine.given import GIVEN, forecast_given
+from simulator.engine.given import GIVEN, KnownLengths, forecast_given
 from simulator.engine.prompt_forecaster import EXAMPLES, SERVED, LearnedPrompts
 from simulator.engine.settings import MODEL, RunSettings
 from simulator.workload.prompt_features import encode_prompts, read_words
@@ -46,27 +46,6 @@ class Forecaster(Protocol):
     def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
         """Replaces the answers that have not ended."""
         ...
-
-
-class TrueLengths:
-    """Forecasts the true lengths: the predictor `oracle`."""
-
-    encodes = False
-
-    def __init__(self, answer_tokens: AnswerTokens):
-        self._answer_tokens = answer_tokens
-
-    def forecast(self, requests: Sequence[Request]) -> list[Forecast]:
-        return [certain(self._answer_tokens(r.request_id), "oracle") for r in requests]
-
-    def study(self, examples: Sequence[Example]) -> None:
-        """Does nothing."""
-
-    def learn(self, outcome: Outcome, now: float) -> None:
-        """Does nothing."""
-
-    def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
-        """Does nothing."""
 
 
 class LearnedLengths:
@@ -117,7 +96,7 @@ FORECASTERS: dict[str, Build] = {
     "history": _learn_lengths("history"),
     "history-seeded": _learn_lengths("history-seeded"),
     "max": _learn_lengths("max"),
-    "oracle": lambda _settings, _workload, answer_tokens: TrueLengths(answer_tokens),
+    "oracle": lambda _settings, _workload, answer_tokens: KnownLengths(answer_tokens, "oracle"),
     **{name: partial(_learn_prompts, name) for name in READS},
 }
 

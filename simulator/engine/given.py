@@ -1,7 +1,7 @@
 """The predictor `given`: the workload's own forecasts, for a predictor that is modelled or was run
 elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from services.core import LiveAnswers, Outcome, Request
 from services.forecast import Forecast, certain
@@ -11,16 +11,16 @@ from simulator.workload.workload import Workload
 GIVEN = "given"
 
 
-class GivenLengths:
-    """Forecasts one length per request. It never learns."""
+class KnownLengths:
+    """Forecasts one length per request, `tokens` of its id. It never learns."""
 
     encodes = False
 
-    def __init__(self, forecast_tokens: Sequence[int]):
-        self._forecast_tokens = forecast_tokens
+    def __init__(self, tokens: Callable[[str], int], source: str):
+        self._tokens, self._source = tokens, source
 
     def forecast(self, requests: Sequence[Request]) -> list[Forecast]:
-        return [certain(self._forecast_tokens[int(r.request_id)], GIVEN) for r in requests]
+        return [certain(self._tokens(r.request_id), self._source) for r in requests]
 
     def study(self, examples: Sequence[Example]) -> None:
         """Does nothing."""
@@ -32,11 +32,12 @@ class GivenLengths:
         """Does nothing."""
 
 
-def forecast_given(workload: Workload) -> GivenLengths:
+def forecast_given(workload: Workload) -> KnownLengths:
     """The forecasts of the workload. Raises ValueError if it has none."""
     if not workload.forecast_tokens:
         raise ValueError(
             f"the predictor 'given' answers a workload's own forecasts, and {workload.name} has "
             "none: choose another predictor, such as history, max or oracle"
         )
-    return GivenLengths(workload.forecast_tokens)
+    tokens = workload.forecast_tokens
+    return KnownLengths(lambda request_id: tokens[int(request_id)], GIVEN)

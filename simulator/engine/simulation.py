@@ -18,6 +18,7 @@ from services.core import FinishReason, Outcome, Request
 from services.runtime.prefix import prompt_hashes
 from services.scheduler.core import events as ev
 from services.scheduler.core.admission import SchedulerLimits
+from services.scheduler.core.populations import live_answers, shared_representatives
 from services.scheduler.core.state import SchedulerState
 from services.worker.requests.types.batch import NewToken
 from services.worker.requests.types.prompt import Prompt
@@ -293,8 +294,8 @@ class Simulation:
             return
         for outcome in outcomes:
             self._forecaster.learn(outcome, self._now)
-        self._forecaster.observe_live(self._state.live_answers())
-        if requests := self._state.shared_representatives():
+        self._forecaster.observe_live(live_answers(self._state.ledger))
+        if requests := shared_representatives(self._state.ledger):
             shared = tuple(f for f in self._forecaster.forecast(requests) if f.shared_key)
             self._dispatch(ev.Refreshed(shared))
 

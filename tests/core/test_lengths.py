@@ -111,7 +111,7 @@ def test_live_answers_from_before_the_window_are_not_counted() -> None:
     assert table(lengths) == pytest.approx({1: 1 / 4, 2: 1 / 4, 3: 1 / 4, UNCAPPED: 1 / 4})
 
 
-def test_snapshots_are_some_hundredths_of_the_window_apart() -> None:
+def test_snapshots_of_live_answers_are_bounded() -> None:
     """A window of 100 keeps at most one snapshot for every six answers."""
     lengths = LengthWindow(100)
     for _ in range(400):

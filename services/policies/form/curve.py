@@ -6,9 +6,9 @@ has a mean and a variance that add up over its members. Both are tabulated at a 
 nothing is sampled or sorted.
 
 The curve ends where the slices of the batch end, because the next plan may pause a request there.
-With whole answers as slices it covers their whole lengths. A plan for whole answers leaves memory
-empty when few of them can run to their ends together: with the forecasts of a new server, whose
-longest length is unknown, a third of the throughput is lost.
+With whole answers as slices it covers their whole lengths. Under a preemptive order such a plan
+reserves memory for tokens that no slice generates: on a new server, where the longest length is
+unknown, it costs a third of the throughput.
 """
 
 from dataclasses import dataclass

@@ -11,13 +11,14 @@ Three choices are foretoken's:
   γ        `decay` over the time in which the fleet serves all live requests. Sizes then matter as
            much in a short queue as in a long one. Near 0 it is shortest first, at infinity FCFS.
   w        the index of `per_token_s`, because sizes are forecast
-  in time  A queued request whose first token is due in less than `early_s`, or has been, has the
-           boost of the geometric mean of that token's work and its whole work. One whose next
-           token is due after a gap of `mtpot_s` counts as GAP_WORK of its work while its SLA can
-           be met: to keep that SLA, all of the work has to be done in time. With the boost of one
-           token, the engine would make little more than first tokens at four times its capacity.
-           Short requests would get their first token at the last moment, too. Started requests
-           would take turns, and few of them would meet their SLA.
+  in time  A first token is due at `ttft_s` after arrival, the next token at `mtpot_s` after the
+           last one. From `early_s` before that, a queued request without a token counts as the
+           geometric mean of the first token's work and its whole work, also when the token is
+           late. A paused request counts as GAP_WORK of its work while its SLA can be met: to keep
+           that SLA, all of the work has to be done in time. With the boost of one token instead,
+           the engine would make little more than first tokens at four times its capacity, those
+           of short requests at the last moment, and started requests would take turns until few
+           of them meet their SLA.
 """
 
 from math import inf
@@ -65,9 +66,10 @@ def boost(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
 
     kept = known_sizes(snapshot, memory, pace, rows, work)
     spare_s = _next_token_slack_s(snapshot, rows, split, pace) - params["early_s"]
-    one_s = np.minimum(pace.remaining_s(jobs, rows, np.ones(len(rows))), kept[SIZE])
-    soon_s = np.where(jobs.output[rows] == 0, np.sqrt(one_s * kept[SIZE]), GAP_WORK * kept[SIZE])
-    work_s = np.where(spare_s <= 0, soon_s, kept[SIZE])
+    whole_s = kept[SIZE]
+    token_s = np.minimum(pace.remaining_s(jobs, rows, np.ones(len(rows))), whole_s)
+    due_s = np.where(jobs.output[rows] == 0, np.sqrt(token_s * whole_s), GAP_WORK * whole_s)
+    work_s = np.where(spare_s <= 0, due_s, whole_s)
     key = jobs.arrival_s[rows] - snapshot.now - boost_s(work_s / workers, gamma)
     over = is_over_share(snapshot, rows, split, key)
     if over.any():

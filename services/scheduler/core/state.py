@@ -10,15 +10,11 @@ from collections import deque
 from heapq import heappop, heappush
 from math import inf
 
-import numpy as np
-
 from services.core import (
     Completion,
     FinishReason,
-    LiveAnswers,
     Outcome,
     Report,
-    Request,
     RequestProgress,
 )
 from services.lengths import LEARNABLE_REASONS
@@ -41,7 +37,6 @@ from services.scheduler.core.rounds import Rounds, build_decision
 from services.scheduler.core.static_batches import pop_ended
 
 DEFAULT_LIMITS = SchedulerLimits()
-MAX_LIVE_ANSWERS = 16_384  # that one call to the predictor carries
 UNSEEN_MODEL = -1  # number of a model without a request so far
 
 
@@ -137,26 +132,6 @@ class SchedulerState:
         )
         prefix_blocks = self.rounds.prefix_blocks
         return Fleet(workers, self.ledger.waiting, self.drain_s, self.preset.name, prefix_blocks)
-
-    def shared_representatives(self) -> list[Request]:
-        """One live request for each population forecast in use."""
-        shared = {job.shared_key: job.request for job in self.jobs.values()}
-        shared.pop("", None)
-        return list(shared.values())
-
-    def live_answers(self) -> list[LiveAnswers]:
-        """The tokens that live requests have generated, by model and application: an even sample of
-        at most MAX_LIVE_ANSWERS. O(live)."""
-        board = self.ledger.board
-        rows = np.flatnonzero((board.phase != RequestPhase.NONE) & (board.jobs.output > 0))
-        rows = rows[:: max(1, -(-len(rows) // MAX_LIVE_ANSWERS))]
-        groups: dict[tuple[str, str], list[int]] = {}
-        for job, tokens in zip(
-            self.ledger.jobs_at(rows.tolist()), board.jobs.output[rows].tolist(), strict=True
-        ):
-            key = (job.request.model, job.request.application)
-            groups.setdefault(key, []).append(tokens)
-        return [LiveAnswers(*key, tuple(tokens)) for key, tokens in groups.items()]
 
     # Requests
 

@@ -61,7 +61,7 @@ class Outcomes:
     def _send(
         self, outcomes: Sequence[predictor_pb2.Outcome]
     ) -> Awaitable[predictor_pb2.ObserveOutcomesResponse]:
-        """Sends them with the live answers of this moment, also when it is sent again."""
+        """One call, with the present live answers. A retry calls it again."""
         live = [encode_live_answers(a) for a in self._live_answers()[:MAX_PER_CALL]]
         message = predictor_pb2.ObserveOutcomesRequest(outcomes=outcomes, live=live)
         return self._predictor.Observe(message, timeout=OBSERVE_S)

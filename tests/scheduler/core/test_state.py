@@ -21,6 +21,7 @@ from services.forecast import Forecast, certain, from_lengths
 from services.policies.decision import MemoryShort, WaitReason
 from services.policies.preset import choose
 from services.scheduler.core import events as ev
+from services.scheduler.core.populations import live_answers, shared_representatives
 from services.scheduler.core.state import SchedulerState
 from tests.scheduler.state_driver import (
     G,
@@ -286,7 +287,7 @@ def test_refresh_updates_whole_population_within_caps():
     for name, most in {"a": 100, "b": 50, "c": 7}.items():
         s.step(ev.Submitted(G, request(name, most=most)), 0.0)
     s.step(ev.Forecasted((("a", old), ("b", certain(50)), ("c", old))), 0.0)
-    assert [r.request_id for r in s.shared_representatives()] in (["a"], ["c"])
+    assert [r.request_id for r in shared_representatives(s.ledger)] in (["a"], ["c"])
     jobs = s.ledger.board.jobs
     rows = [s.jobs[name].row for name in "abc"]
     assert jobs.total[rows].tolist() == [50, 50, 7]
@@ -298,30 +299,30 @@ def test_refresh_updates_whole_population_within_caps():
     assert jobs.total[rows].tolist() == [17, 50, 6]  # no such population
 
 
-def test_live_answers_are_what_requests_generated_that_have_not_ended():
+def test_live_answers_list_the_tokens_of_requests_that_have_not_ended():
     s = state()
     run_step(s, worker(), 0.0)
     for name, application in {"a": "", "b": "copy", "c": "copy", "d": "", "e": ""}.items():
         admitted(s, replace(request(name), application=application))
-    assert s.live_answers() == []
+    assert live_answers(s.ledger) == []
     grown = {"a": 3, "b": 7, "c": 5, "d": 9, "e": 0}
     report(s, 1, 1.0, progress=tuple(RequestProgress(n, k, 10 + k) for n, k in grown.items()))
     report(s, 2, 2.0, finished=(Completion("d", 9, FinishReason.STOP),))
-    assert s.live_answers() == [
+    assert live_answers(s.ledger) == [
         LiveAnswers("demo", "", (3,)),
         LiveAnswers("demo", "copy", (7, 5)),
     ]
 
 
 def test_many_live_answers_are_an_even_sample(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.scheduler.core.state.MAX_LIVE_ANSWERS", 2)
+    monkeypatch.setattr("services.scheduler.core.populations.MAX_LIVE_ANSWERS", 2)
     s = state()
     run_step(s, worker(), 0.0)
     for name in "abcd":
         admitted(s, request(name))
     grown = {"a": 3, "b": 7, "c": 5, "d": 9}
     report(s, 1, 1.0, progress=tuple(RequestProgress(n, k, 10 + k) for n, k in grown.items()))
-    [sample] = s.live_answers()
+    [sample] = live_answers(s.ledger)
     assert sample.output_tokens == (3, 5)
 
 
@@ -332,7 +333,7 @@ def test_improved_forecast_replaces_first():
     s.step(ev.Forecasted((("a", history),)), 0.0)
     s.step(ev.Forecasted((("a", Forecast((20.0,), (1.0,), 100, "retrieval")),)), 1.0)
     assert s.ledger.board.jobs.total[s.jobs["a"].row] == 20
-    assert s.shared_representatives() == []
+    assert shared_representatives(s.ledger) == []
     assert len(s.ledger.board.forecasts) == 1 + 1
     s.step(ev.Forecasted((("gone", history),)), 1.0)  # the request has ended
     assert len(s.ledger.board.forecasts) == 1 + 1

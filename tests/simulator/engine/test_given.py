@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from services.policies.preset import choose
-from simulator.engine.given import GivenLengths
+from simulator.engine.given import KnownLengths
 from simulator.engine.simulation import simulate
 from tests.simulator.fixtures import BY_HAND, INSTANT, SMALL, settings, workload
 
@@ -37,4 +37,4 @@ def test_given_without_forecasts_is_an_error():
         simulate(replace(settings("fcfs"), predictor="given"), BURST)
     with pytest.raises(ValueError, match=r"the columns have \[2, 3\] rows"):
         replace(BURST, forecast_tokens=[1, 2])
-    assert GivenLengths([5]).forecast([]) == []
+    assert KnownLengths(int, "given").forecast([]) == []
