@@ -21,6 +21,7 @@ from services.forecasttable import ForecastTable
 from services.policies.arrange.batch import NOTES as BATCH_NOTES
 from services.policies.arrange.batch import arrange_batches
 from services.policies.arrange.continuous import arrange_continuous
+from services.policies.cadence import measure_cadence
 from services.policies.decision import Decision
 from services.policies.form.registry import FORMS
 from services.policies.interval import INTERVALS
@@ -62,8 +63,9 @@ def is_settled(snapshot: Snapshot, preset: Preset) -> bool:
 
 
 def rank_requests(snapshot: Snapshot, preset: Preset, memory: PolicyMemory) -> Ranking:
-    """All requests in order, lower priority numbers first; the form's feedback updates the memory
-    before."""
+    """All requests in order, lower priority numbers first; the cadence and the form's feedback
+    update the memory before."""
+    memory = measure_cadence(snapshot, memory)
     reflect = REFLECTIONS.get(preset.form)
     if reflect:
         memory = reflect(snapshot, preset.params, memory)

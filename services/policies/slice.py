@@ -6,14 +6,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.forecast import Ints
+from services.policies.cadence import steps_to_next_plan
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Candidates, WorkerSnapshot
+
+PLANS = 2  # plan intervals that a slice outlasts
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
     """`limits` returns, for the requests that run next at a worker (candidate positions, the most
-    urgent first), the output at which each stops by itself. `returns`: a request at its limit goes
+    urgent first), the output up to which the plan counts with each, and at which it stops by
+    itself. A running request with a higher limit keeps that. `returns`: a request at its limit goes
     back to the pool and queues like waiting ones."""
 
     limits: Callable[[Candidates, WorkerSnapshot, Ints, Params], Ints]
@@ -27,14 +31,18 @@ def whole(candidates: Candidates, worker: WorkerSnapshot, at: Ints, params: Para
 
 
 def tokens(candidates: Candidates, worker: WorkerSnapshot, at: Ints, params: Params) -> Ints:
-    """`slice_tokens` beyond the current output. A running request with half a slice left keeps its
-    limit; the next half is granted early enough that planning never stalls the device."""
+    """The whole answer if no request waits. Otherwise `slice_tokens` beyond the current output, and
+    the steps of two plan intervals, so that the next half can be granted before the first is used
+    up: planning never stalls the device. A running request with half a slice left gets no more."""
     jobs, runs = candidates.jobs, candidates.is_running[at]
     output, limit, cap = jobs.output[at], jobs.limit[at], jobs.cap[at]
-    slice_tokens = int(params["slice_tokens"])
+    if candidates.is_running.all():
+        return cap
+    context = float(np.sum(jobs.context[at]))
+    steps = steps_to_next_plan(candidates.numbers, worker, len(at), context)
+    slice_tokens = round(params["slice_tokens"] + PLANS * steps)
     fresh = np.minimum(cap, output + slice_tokens)
-    enough = runs & (limit - output > slice_tokens // 2)
-    return np.where(enough, limit, np.maximum(fresh, np.where(runs, limit, 0)))
+    return np.where(runs & (limit - output > slice_tokens // 2), np.minimum(limit, fresh), fresh)
 
 
 def turns(candidates: Candidates, worker: WorkerSnapshot, at: Ints, params: Params) -> Ints:

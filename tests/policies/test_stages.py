@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from services.costs import CostModel
 from services.forecast import Floats, Ints
+from services.policies.cadence import INTERVAL_S
 from services.policies.decide import select_candidates
 from services.policies.interval import INTERVALS
 from services.policies.memory import PolicyMemory
@@ -201,17 +202,35 @@ def granted(name: str, made: RequestColumns, runs: Sequence[bool], size: int) ->
 
 
 def test_slices_match_worked_example() -> None:
-    """A slice has 32 tokens; a running request with more than half a slice left keeps its limit."""
+    """A slice has 32 tokens; a running request with more than half a slice left keeps its limit.
+    The plan counts with one slice, also of a request that was granted more."""
     made = jobs(
         6,
         output=[0, 10, 20, 84, 90, 50],
-        limit=[0, 32, 32, 100, 95, 60],
-        cap=[100, 100, 100, 100, 100, 55],
+        limit=[0, 32, 32, 100, 95, 100],
+        cap=[100] * 6,
     )
     runs = [False, True, True, True, False, True]
-    assert granted("tokens", made, runs, 32) == [32, 32, 52, 100, 100, 60]
-    assert granted("whole", made, runs, 32) == [100] * 5 + [55]
-    assert granted("turns", made, runs, 32) == [32, 32, 32, 100, 100, 60]
+    assert granted("tokens", made, runs, 32) == [32, 32, 52, 100, 100, 82]
+    assert granted("whole", made, runs, 32) == [100] * 6
+    assert granted("turns", made, runs, 32) == [32, 32, 32, 100, 100, 100]
+
+
+def test_slice_is_the_whole_answer_while_no_request_waits() -> None:
+    made = jobs(2, output=[0, 10], limit=[32, 32], cap=[100, 200])
+    assert granted("tokens", made, [True, True], 32) == [100, 200]
+
+
+@pytest.mark.parametrize(("output", "limit"), [(5, 32), (6, 58)])
+def test_slice_outlasts_two_plan_intervals(output: int, limit: int) -> None:
+    """A step of two requests with 10 + 20 tokens of context takes 0.02 + 2 · 0.001 + 30 · 0.0001 =
+    0.025 s, so that 0.25 s from plan to plan are 10 steps. A slice has 32 + 2 · 10 tokens, half a
+    slice 26."""
+    worker = replace(node(), cost=CostModel(0.02, 1.0, 0.001, 0.0001))
+    made = jobs(2, prompt=[10, 20 - output], output=[0, output], limit=[0, 32])
+    asked = replace(candidates(made, [False, True], worker), numbers={INTERVAL_S: 0.25})
+    limits = SLICES["tokens"].limits(asked, worker, np.arange(2), {"slice_tokens": 32.0})
+    assert limits.tolist() == [52, limit]
 
 
 def test_exhausted_turn_is_followed_by_another() -> None:
@@ -220,16 +239,15 @@ def test_exhausted_turn_is_followed_by_another() -> None:
 
 
 @given(st.data())
-def test_slice_grants_at_least_one_token_and_never_shrinks(data: st.DataObject) -> None:
+def test_slice_renews_half_a_slice_and_plans_one_at_most(data: st.DataObject) -> None:
     cap = data.draw(st.integers(1, 500))
     output = data.draw(st.integers(0, cap - 1))
     limit = data.draw(st.integers(output, cap))
     size, runs = data.draw(st.integers(1, 600)), data.draw(st.booleans())
-    made = jobs(1, output=[output], limit=[limit], cap=[cap])
-    (least,) = granted("tokens", made, [runs], size)
-    assert output < least <= cap
-    assert least >= min(cap, output + (size // 2 if runs else size))
-    assert not runs or least >= limit
+    made = jobs(2, output=[output, 0], limit=[limit, 0], cap=[cap, 1])
+    planned, _ = granted("tokens", made, [runs, False], size)
+    assert output < planned <= min(cap, output + size)
+    assert planned >= min(cap, output + (size // 2 if runs else size))
 
 
 def test_victim_orders_match_worked_example() -> None:

@@ -5,6 +5,12 @@ Lengths are independent given their forecasts. The memory of a batch t tokens fr
 has a mean and a variance that add up over its members. Both are tabulated at a few times;
 nothing is sampled or sorted.
 
+The curve begins at the next plan, as far as `measure_cadence` knows when that is. A worker begins
+requests in the order of their admission as memory comes free, without an eviction of earlier ones,
+so that requests admitted for the memory of answers that end until then keep the engine full.
+Counting from now leaves that memory empty from each end until a plan arrives: with 90 ms from plan
+to plan and answers of 50 tokens, half of the throughput is lost (docs/performance.md).
+
 The curve ends where the slices of the batch end, because the next plan may pause a request there.
 With whole answers as slices it covers their whole lengths. Under a preemptive order such a plan
 reserves memory for tokens that no slice generates: on a new server, where the longest length is
@@ -17,6 +23,7 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.forecasttable import After
+from services.policies.cadence import steps_to_next_plan
 from services.policies.form.demand import Demand, Need, WorkerQueue, needed_tokens
 from services.policies.memory import PolicyMemory
 from services.policies.parameters import Param, Params
@@ -33,8 +40,8 @@ STEP = 0.1  # change of z per eviction, in standard deviations
 
 @dataclass(frozen=True, slots=True)
 class CurveDemand(Demand):
-    """`moments`, (2, times, jobs), are the mean and the variance of each job's memory at each time,
-    the first being now. max over times of Σ mean + z · √(Σ variance) must fit. O(times · jobs)."""
+    """`moments`, (2, times, jobs), are the mean and the variance of each job's memory at each time.
+    max over times of Σ mean + z · √(Σ variance) must fit. O(times · jobs)."""
 
     moments: Floats
     z: float
@@ -71,8 +78,8 @@ def _running_sums(moments: Floats, stay: Ints, next_ones: Ints) -> Floats:
 
 
 def curve(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
-    """max_t E(t) + z · sd(t) fits in (1 − `reserved`) · capacity, with E = Σ m_i p_i and sd² = Σ
-    m_i² p_i (1 − p_i).
+    """max_t E(t) + z · sd(t) fits in (1 − `reserved`) · capacity from the next plan on, with E = Σ
+    m_i p_i and sd² = Σ m_i² p_i (1 − p_i).
 
     m_i(t) is a job's memory while it makes its t-th token from now, in whole blocks, and p_i(t)
     the probability that it makes that token. From the end of its slice on, both stay as they
@@ -86,7 +93,8 @@ def curve(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Deman
     ahead = np.maximum(queue.limits - jobs.output, 1)
     most = int(ahead.max(initial=1))
     ahead[queue.limits >= jobs.cap] = most  # it ends there, and keeps nothing
-    times = np.minimum(_times(jobs.output, after, most)[:, None], ahead)
+    grid = _times(jobs.output, after, most)
+    times = np.minimum(grid[:, None], ahead)
     holds = np.empty((1 + len(times), len(jobs)))
     holds[0] = held
     np.maximum(worker.whole_blocks(jobs.context + times), held, out=holds[1:])
@@ -98,7 +106,15 @@ def curve(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Deman
     variance *= mean  # m² p (1 − p)
     limit = (1 - params["reserved"]) * worker.room_tokens
     z = queue.numbers.get(Z, params["z"]) if params["eviction_share"] else params["z"]
-    return CurveDemand(held, limit, moments, z)
+    # The last time before the next plan: what is planned may not exceed it from then on.
+    first = int(np.searchsorted(grid, _steps_to_next_plan(queue), side="right"))
+    return CurveDemand(held, limit, moments[:, first:], z)
+
+
+def _steps_to_next_plan(queue: WorkerQueue) -> float:
+    runs, jobs = queue.is_running, queue.jobs
+    context = float(np.sum(jobs.context[runs]))
+    return steps_to_next_plan(queue.numbers, queue.worker, int(np.count_nonzero(runs)), context)
 
 
 def _times(output: Ints, after: After, most: int) -> Ints:

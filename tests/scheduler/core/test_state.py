@@ -145,15 +145,25 @@ def test_evicted_request_may_move_and_old_worker_cancels_it():
 
 def test_slices_are_extended_before_exhaustion():
     s: Any = SchedulerState(choose("fcfs", {"slice": "tokens", "slice_tokens": 20}))
+    run_step(s, worker(kv_tokens=160), 0.0)
+    admitted(s, request("a", prompt=40))
+    waits(s, request("b", prompt=108))
+    assert s.ledger.board.jobs.limit[s.jobs["a"].row] == 20
+    assert report(s, 1, 0.0, progress=(RequestProgress("a", 9, 49),)) == []
+    [plan] = report(s, 2, 0.0, progress=(RequestProgress("a", 12, 52),))
+    assert plan.plan == Plan(2, extend=(Grant("a", 32),), victims=("a",))
+    [plan] = report(s, 3, 0.0, progress=(RequestProgress("a", 32, 72),))
+    assert plan.plan.extend == (Grant("a", 50),)
+    assert report(s, 4, 0.0, progress=(RequestProgress("a", 49, 89),)) == []
+
+
+def test_slice_is_extended_to_the_whole_answer_while_no_request_waits():
+    s: Any = SchedulerState(choose("fcfs", {"slice": "tokens", "slice_tokens": 20}))
     run_step(s, worker(), 0.0)
     admitted(s, request("a"))
-    assert s.ledger.board.jobs.limit[s.jobs["a"].row] == 20
-    assert report(s, 1, 1.0, progress=(RequestProgress("a", 9, 19),)) == []
-    [plan] = report(s, 2, 2.0, progress=(RequestProgress("a", 12, 22),))
-    assert plan.plan == Plan(2, extend=(Grant("a", 32),), victims=("a",))
-    [plan] = report(s, 3, 3.0, progress=(RequestProgress("a", 32, 42),))
-    assert plan.plan.extend == (Grant("a", 50),)
-    assert report(s, 4, 4.0, progress=(RequestProgress("a", 49, 59),)) == []
+    [plan] = report(s, 1, 1.0, progress=(RequestProgress("a", 9, 19),))
+    assert plan.plan == Plan(2, extend=(Grant("a", 50),), victims=("a",))
+    assert report(s, 2, 2.0, progress=(RequestProgress("a", 32, 42),)) == []
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "conservative", "past-future", "vs"])

@@ -3,6 +3,7 @@
 from math import inf
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from observability.metrics.metric import SLACK_S
@@ -119,7 +120,8 @@ def test_refusals_are_counted_by_reason() -> None:
 
 
 def test_pauses_moves_and_plan_age_are_measured() -> None:
-    """`a` is paused for `b` at 1.0, has stopped at 1.5, and starts at a new worker."""
+    """`a` may finish its answer at 0.5, is paused for `b` at 1.0, has stopped at 1.5, and starts at
+    a new worker."""
     s = Counting("alise", place="max_min", move_gain=1.0)
     attached(s, "w0")
     submitted(s, Request("a", "demo", 100, 700, 0.0), 0.0)
@@ -128,20 +130,20 @@ def test_pauses_moves_and_plan_age_are_measured() -> None:
     )
     submitted(s, Request("b", "demo", 10, 30, 1.0), 1.0)
     here = (RequestProgress("a", 6, 105, 7), RequestProgress("b", 1, 10, 1))
-    run_step(s, ev.Reported("w0#1", "w0", Report(2, 1, progress=here, free_blocks=117)), 1.2)
-    assert s.value("scheduler_plan_age_seconds_count") == 1
-    run_step(s, ev.Reported("w0#1", "w0", Report(3, 2, progress=here, free_blocks=117)), 1.5)
+    run_step(s, ev.Reported("w0#1", "w0", Report(2, 2, progress=here, free_blocks=117)), 1.2)
+    assert s.value("scheduler_plan_age_seconds_count") == 2
+    run_step(s, ev.Reported("w0#1", "w0", Report(3, 3, progress=here, free_blocks=117)), 1.5)
     assert s.value("scheduler_moves_total") == 0
     attached(s, "w1", now=1.5)
     assert s.by("num_preemptions_total", "cause") == {"paused": 1}
     assert s.value("scheduler_moves_total") == 1
     assert s.by("scheduler_admissions_total", "worker") == {"w0": 2, "w1": 1}
-    assert s.value("scheduler_plan_age_seconds_count") == 2
-    assert s.value("scheduler_plan_age_seconds_sum") == 0.5 + 0.5
+    assert s.value("scheduler_plan_age_seconds_count") == 3
+    assert s.value("scheduler_plan_age_seconds_sum") == pytest.approx(0.5 + 0.7 + 0.5)
 
     run_step(s, ev.WorkerLost("w0#1", "w0"), 2.0)
     run_step(s, ev.Reported("w0#1", "w0", Report(4, 9)), 3.0)  # from a stream that has ended
-    assert s.value("scheduler_plan_age_seconds_count") == 2
+    assert s.value("scheduler_plan_age_seconds_count") == 3
 
 
 def within(s: Any, sla: str) -> tuple[float, float]:

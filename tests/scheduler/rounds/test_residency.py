@@ -21,16 +21,16 @@ def test_expected_waits_match_hand_computation() -> None:
     d = Driver("alise", memory=10_000, places=5, ageing_s=1.0, levels=3, hysteresis=inf)
     for name, tokens in {"x": 10, "y": 30, "z": 500, "p": 60, "q": 300}.items():
         d.submit(name, tokens, 0.0)
-        d.progress(name, 0, 0.0)
     evicted = (RequestProgress("p", 0, 10), RequestProgress("q", 0, 10))
     d.state.workers["w0"].view = WorkerView("w0", "", "demo", 10_000, 16, 3, 5_000)
-    d.report(0.0, evicted=evicted)
+    runs = tuple(RequestProgress(name, 0, 10) for name in "xyz")
+    d.report(0.0, progress=runs, evicted=evicted)
     d.submit("fresh", 50, 0.0)
     d.plans.clear()
     d.report(0.25, progress=(RequestProgress("z", 20, 30),))  # 480 remain; its slice continues
     assert d.queued == ["fresh", "p", "q"]
     [plan] = d.plans
-    assert plan.extend == (Grant("z", 52),)
+    assert plan.extend == (Grant("z", 20 + 32 + 2),)  # 0.025 s from plan to plan, 0.03 s a step
     assert plan.order == (
         QueuePosition("x", 0.0),
         QueuePosition("y", 0.0),
@@ -56,7 +56,7 @@ def test_expected_waits_match_hand_computation() -> None:
     )
     d.plans.clear()
     d.report(
-        3.1, progress=(RequestProgress("z", 80, 90),)
+        3.1, progress=(RequestProgress("z", 90, 100),)
     )  # `p` is at this worker, and `q` follows it
     assert d.levels() | {"p": FRONT} == d.levels()
     assert d.plans[-1].order[-2:] == (QueuePosition("p", 0.0), QueuePosition("q", about(0.6 + 0.5)))
@@ -76,7 +76,8 @@ def test_paused_request_resumes_only_at_home() -> None:
     assert (d.running, d.queued) == (["a"], ["b"])  # w1 is free, but b's KV is at w0
     d.report(4.0, finished=(Completion("a", 200, FinishReason.STOP),))
     assert list(d.state.workers["w0"].running) == ["b"]
-    assert d.plans[-1].admit == (Grant("b", 40),)
+    # 0.1 · 1 s, then 0.9 · 0.1 + 0.1 · 1 s from plan to plan: two times 19 steps.
+    assert d.plans[-1].admit == (Grant("b", 8 + 32 + 38),)
 
 
 def test_request_without_kv_may_move() -> None:

@@ -1,0 +1,38 @@
+"""The cadence of plans: how many steps a worker makes from one plan to the next.
+
+A plan is in force until the next one. At GPU rates that is many steps, because a round takes more
+time than a step, and the scheduler rests between rounds. Slices must last for it, and memory must
+be planned for the time after it.
+"""
+
+from collections.abc import Mapping
+from math import inf
+
+from services.policies.memory import PolicyMemory
+from services.policies.snapshot import Snapshot, WorkerSnapshot
+
+INTERVAL_S, BEGAN_S = "plan_interval_s", "round_began_s"
+WEIGHT = 0.1  # of the latest interval in the mean
+LONGEST_S = 1.0  # of an interval; a longer one had nothing to decide
+SHORTEST_STEP_S = 1e-6
+
+
+def measure_cadence(snapshot: Snapshot, memory: PolicyMemory) -> PolicyMemory:
+    """Averages the time from one round to the next, exponentially and from 0 on, in the policies'
+    memory. Only intervals through which a request waits count: the others are as long as nothing
+    happens."""
+    began_s = memory.number(BEGAN_S, -inf)
+    if (snapshot.jobs.since_s[snapshot.queued] <= began_s).any():
+        mean_s = memory.number(INTERVAL_S)
+        interval_s = min(snapshot.now - began_s, LONGEST_S)
+        memory = memory.with_numbers(**{INTERVAL_S: mean_s + WEIGHT * (interval_s - mean_s)})
+    return memory.with_numbers(**{BEGAN_S: snapshot.now})
+
+
+def steps_to_next_plan(
+    numbers: Mapping[str, float], worker: WorkerSnapshot, seqs: int, context_tokens: float
+) -> float:
+    """Decode steps of this batch until the next plan, by the memory's `numbers`; 0 until a
+    request has waited."""
+    step_s = max(SHORTEST_STEP_S, worker.cost.step_s(0, seqs, context_tokens))
+    return numbers.get(INTERVAL_S, 0.0) / step_s
