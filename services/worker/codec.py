@@ -8,7 +8,7 @@ from protos.generated import common_pb2, scheduler_pb2, worker_pb2
 from services.costs import StepTiming, SwapTiming
 from services.runtime.codecs.common import encode_reason, encode_swap, encode_timing
 from services.worker.config import WorkerConfig
-from services.worker.engine.step import Engine
+from services.worker.engine.interface import WorkerEngine
 from services.worker.requests.types.batch import NewToken, TokenLogprobs
 from services.worker.requests.types.prompt import Prompt, SamplingParams
 from services.worker.requests.types.scores import Opening
@@ -84,7 +84,7 @@ def encode_error(message: str) -> worker_pb2.RequestTokens:
 
 def encode_hello(
     config: WorkerConfig,
-    engine: Engine,
+    engine: WorkerEngine,
     profile: list[StepTiming],
     swaps: Sequence[SwapTiming] = (),
     start: str = "",
@@ -103,7 +103,7 @@ def encode_hello(
         profile=[encode_timing(timing) for timing in profile],
         swaps=[encode_swap(swap) for swap in swaps],
         start=start,
-        placement=engine.model.placement,
+        placement=engine.placement,
         max_batch_tokens=limits.max_batch_tokens,
         report_every_steps=limits.report_every_steps,
     )

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.core import Plan, Report
-from services.costs import CostModel, Direction, StepTiming
+from services.costs import Direction, StepTiming
 from services.forecast import Floats, Ints
-from services.worker.kv.transfers import TransferPlan
+from services.worker.kv.swap_links import SwapLinks
 from services.worker.requests.state import WorkerState
 from services.worker.requests.types.batch import DecodeRows, NewToken, StepBatch
 from services.worker.requests.types.prompt import Prompt
@@ -54,36 +54,6 @@ class SpanResult:
     times_s: Floats
     drawn: Ints
     tokens: list[NewToken]
-
-
-class SwapLinks:
-    """The copy engines of one device: one direction each, one transfer after another."""
-
-    def __init__(self, cost: CostModel):
-        self._cost = cost
-        self._free_s = {Direction.OFFLOAD: 0.0, Direction.UPLOAD: 0.0}
-        self._stored_s: dict[str, float] = {}  # when a request's KV has reached host memory
-
-    def start(self, plan: TransferPlan, now: float) -> list[tuple[float, UploadEnd]]:
-        """Queues the transfers; returns when each upload ends. An upload waits until its KV has
-        reached host memory."""
-        uploads = []
-        for transfer in plan.started:
-            start_s = max(now, self._free_s[transfer.direction])
-            match transfer.direction:
-                case Direction.OFFLOAD:
-                    end_s = start_s + transfer.tokens * self._cost.offload_token_s
-                    self._stored_s[transfer.request_id] = end_s
-                case Direction.UPLOAD:
-                    start_s = max(start_s, self._stored_s.pop(transfer.request_id, 0.0))
-                    end_s = start_s + transfer.tokens * self._cost.upload_token_s
-                    uploads.append((end_s, UploadEnd(transfer.serial)))
-            self._free_s[transfer.direction] = end_s
-        return uploads
-
-    def device_s(self, plan: TransferPlan) -> float:
-        """The device's own part of the transfers, which delays the step."""
-        return sum(t.tokens for t in plan.started) * self._cost.quantize_token_s / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +145,16 @@ class SimWorker:
         self._handle_inbox(now)
         batch = self.state.steps.compose()
         transfers = self.state.pop_moves()
-        uploads = self._links.start(transfers, now)
+        copies = self._links.start(transfers, now)
         if batch is not None:
             self._spans += 1
             ends_s = self._step_ends(batch, now, self._links.device_s(transfers))
             self.span = Span(self._spans, batch, now, ends_s)
-        return uploads
+        return [
+            (copy.end_s, UploadEnd(copy.transfer.serial))
+            for copy in copies
+            if copy.transfer.direction is Direction.UPLOAD
+        ]
 
     def _step_ends(self, batch: StepBatch, now: float, device_s: float) -> Floats:
         """When each step of the span ends. Summed one by one, so that a span and its single steps

@@ -9,7 +9,7 @@ import numpy as np
 from services.costs import StepTiming
 from services.forecast import Floats
 from services.policies.snapshot import Bools
-from simulator.csv_table import read_csv
+from services.runtime.csv_table import read_csv
 
 LOG_COLUMNS = ("input_tokens", "output_tokens", "scheduled_s", "first_token_s", "last_token_s")
 STEP_COLUMNS = ("prefill_tokens", "decode_seqs", "context_tokens", "elapsed_s")

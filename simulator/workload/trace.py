@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from services.forecast import Ints
-from simulator.csv_table import CsvTable, read_csv
+from services.runtime.csv_table import CsvTable, read_csv
 from simulator.workload.workload import Workload
 
 ARRIVAL, INPUT, OUTPUT = "arrival_s", "input_tokens", "output_tokens"

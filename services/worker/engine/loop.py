@@ -14,6 +14,7 @@ from math import inf
 
 from observability.logs import trace_id_of
 from services.core import Plan, Report
+from services.worker.engine.interface import StepFailed, WorkerEngine
 from services.worker.engine.mailbox import (
     AddPrompt,
     ApplyPlan,
@@ -32,7 +33,6 @@ from services.worker.engine.mailbox import (
     SchedulerCommand,
     Stop,
 )
-from services.worker.engine.step import Engine, StepFailed
 from services.worker.kv.residency import DEFAULT, RESIDENCIES
 from services.worker.metrics import WorkerMetrics
 from services.worker.requests.types.batch import NewToken
@@ -63,7 +63,7 @@ class EngineLoop:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: WorkerEngine,
         metrics: WorkerMetrics,
         inbox: Inbox,
         post: Callable[[Call], None],

@@ -6,13 +6,8 @@ work is only launched in these phases, and its time passes while the thread wait
 tokens: all of it counts as `model`, and `sampling` is the time to launch the sampling.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
 from time import perf_counter
-
-from torch import Tensor
-
-from services.worker.kernels.interface import AttentionOptions, AttentionStep
 
 
 class EnginePhase(IntEnum):
@@ -49,19 +44,3 @@ class PhaseClock:
         self.enter(EnginePhase.COMPOSE)
         for at, seconds in enumerate(self._step):
             self.seconds[at] += seconds
-
-
-@dataclass(frozen=True, slots=True)
-class TimedAttention:
-    """An AttentionStep with its time counted as ATTENTION instead of MODEL."""
-
-    step: AttentionStep
-    clock: PhaseClock
-
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
-    ) -> Tensor:
-        self.clock.enter(EnginePhase.ATTENTION)
-        attended = self.step.attend(layer, q, k, v, options)
-        self.clock.enter(EnginePhase.MODEL)
-        return attended

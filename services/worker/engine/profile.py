@@ -5,7 +5,7 @@ from time import perf_counter
 
 from services.core import Grant, Pause, Plan, Residency
 from services.costs import StepTiming, SwapTiming
-from services.worker.engine.step import Engine
+from services.worker.engine.interface import WorkerEngine
 from services.worker.requests.types.prompt import Prompt, SamplingParams
 
 # (sequences, prompt tokens each): prefills of several lengths and decodes over several contexts,
@@ -17,7 +17,7 @@ ROUND_TRIPS = 2  # of each
 SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
-def profile(engine: Engine, limit_s: float) -> list[StepTiming]:
+def profile(engine: WorkerEngine, limit_s: float) -> list[StepTiming]:
     """Times steps of every shape that fits, for `limit_s` seconds plus one step. Leaves the engine
     empty.
 
@@ -34,7 +34,7 @@ def profile(engine: Engine, limit_s: float) -> list[StepTiming]:
     return timings
 
 
-def profile_swaps(engine: Engine, limit_s: float) -> list[SwapTiming]:
+def profile_swaps(engine: WorkerEngine, limit_s: float) -> list[SwapTiming]:
     """Times round trips of requests to host memory, starting none after `limit_s` seconds. Leaves
     the engine empty."""
     timings: list[SwapTiming] = []
@@ -47,7 +47,7 @@ def profile_swaps(engine: Engine, limit_s: float) -> list[SwapTiming]:
     return timings
 
 
-def _time_swaps(engine: Engine, tokens: int) -> tuple[SwapTiming, ...]:
+def _time_swaps(engine: WorkerEngine, tokens: int) -> tuple[SwapTiming, ...]:
     """Computes one prompt once and swaps it out and in ROUND_TRIPS times."""
     name = "profile"
     output = _output_tokens(engine, 1, tokens)
@@ -66,7 +66,7 @@ def _time_swaps(engine: Engine, tokens: int) -> tuple[SwapTiming, ...]:
     return report.swaps if report else ()
 
 
-def _fits(engine: Engine, seqs: int, tokens: int) -> bool:
+def _fits(engine: WorkerEngine, seqs: int, tokens: int) -> bool:
     limits = engine.state.limits
     length = tokens + _output_tokens(engine, seqs, tokens)
     blocks = seqs * engine.state.pool.blocks_for(length)
@@ -75,12 +75,12 @@ def _fits(engine: Engine, seqs: int, tokens: int) -> bool:
     )
 
 
-def _output_tokens(engine: Engine, seqs: int, tokens: int) -> int:
+def _output_tokens(engine: WorkerEngine, seqs: int, tokens: int) -> int:
     """Output tokens with which the first request still decodes when the last one is prefilled."""
     return DECODES + 2 * -(-seqs * tokens // engine.state.limits.max_batch_tokens)
 
 
-def _time_steps(engine: Engine, seqs: int, tokens: int, until_s: float) -> list[StepTiming]:
+def _time_steps(engine: WorkerEngine, seqs: int, tokens: int, until_s: float) -> list[StepTiming]:
     """Runs steps of equal requests until they end or the time is over; returns their timings."""
     names = [f"profile-{i}" for i in range(seqs)]
     output = _output_tokens(engine, seqs, tokens)

@@ -3,9 +3,9 @@
 import asyncio
 import threading
 
+from services.worker.engine.interface import WorkerEngine
 from services.worker.engine.loop import EngineLoop, Listener
 from services.worker.engine.mailbox import Call, Command, Inbox, Outbox, QueryDrained, Stop
-from services.worker.engine.step import Engine
 from services.worker.metrics import WorkerMetrics
 
 MAX_WAITING_COMMANDS = 8_192  # stream readers then wait for the engine
@@ -15,7 +15,7 @@ class EngineRunner(Listener):
     """Sends commands to the engine's thread, and makes its calls in the event loop. Commands sent
     before `run` wait for it."""
 
-    def __init__(self, engine: Engine, metrics: WorkerMetrics):
+    def __init__(self, engine: WorkerEngine, metrics: WorkerMetrics):
         super().__init__()
         self._drained = asyncio.Event()
         self.on_drained = self._drained.set

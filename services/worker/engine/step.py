@@ -20,11 +20,13 @@ from services.worker.engine.assembly import assemble
 from services.worker.engine.graphs.decode_graphs import DecodeGraphs
 from services.worker.engine.graphs.sizes import graphs_wanted
 from services.worker.engine.inputs import StepInputs
-from services.worker.engine.phase_clock import EnginePhase, PhaseClock, TimedAttention
+from services.worker.engine.interface import StepFailed
+from services.worker.engine.phase_clock import EnginePhase, PhaseClock
 from services.worker.engine.ranks import SINGLE_RANK, Ranks, RanksApart, rank_device
 from services.worker.engine.sampling.drawn import DrawnTokens
 from services.worker.engine.sampling.scored import PromptScores
 from services.worker.engine.spare_cores import SpareCores, spare_cores_for
+from services.worker.engine.timed_attention import TimedAttention
 from services.worker.kernels.cpu.kernel_cache import kernel_source
 from services.worker.kernels.interface import AttentionStep
 from services.worker.machine import torch_threads
@@ -37,18 +39,6 @@ from services.worker.requests.types.sequence import Sequence
 
 OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 _PROBE = Prompt("\0probe", (0, 0), 2, 1)  # not a possible request id
-
-
-class StepFailed(Exception):
-    """A step failed and has no effect; `__cause__` is the error.
-
-    `sequences` are those that the failure ended: the only one of the step. There is none if the
-    sequences of the step are computed in parts from now on, or if one of them was evicted.
-    """
-
-    def __init__(self, what: str, sequences: list[Sequence]):
-        super().__init__(what)
-        self.sequences = sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +115,18 @@ class Engine:
             engine._cores = spare_cores_for(model.module.num_parameters(), sharing)
         lap(f"kernels {kernel_source()}".rstrip())
         return engine
+
+    @property
+    def placement(self) -> str:
+        return self.model.placement
+
+    def check(self) -> None:
+        """Raises RanksApart once a rank is gone."""
+        self.ranks.check()
+
+    def close(self) -> None:
+        """Ends the other ranks."""
+        self.ranks.close()
 
     def enter_thread(self) -> None:
         """Applies PyTorch's settings, which are per thread, to the thread that calls `step`."""

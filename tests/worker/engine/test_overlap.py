@@ -13,7 +13,8 @@ from services.core import FinishReason, Grant, Plan, StaticBatch
 from services.worker.config import EngineConfig
 from services.worker.engine.inputs import StepInputs
 from services.worker.engine.sampling.drawn import DrawnTokens
-from services.worker.engine.step import Engine, StepFailed
+from services.worker.engine.interface import StepFailed
+from services.worker.engine.step import Engine
 from services.worker.engine.step_clock import StepClock
 from services.worker.kv.device_streams import ImmediateStreams, Lane
 from services.worker.requests.types.batch import DecodeRows, StepBatch

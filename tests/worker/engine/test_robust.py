@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from services.core import FinishReason, Grant, Plan, StaticBatch
 from services.worker.config import EngineConfig
-from services.worker.engine.step import Engine, StepFailed
+from services.worker.engine.interface import StepFailed
+from services.worker.engine.step import Engine
 from services.worker.requests.state import WorkerState
 from services.worker.requests.suspects import Suspects
 from services.worker.requests.types.batch import StepBatch

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.forecast import Floats, Ints
-from services.policies.snapshot import Bools
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_FIELD_BYTES = 2**24
 MAX_TOKENS = 10**9
 Names = Sequence[str]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

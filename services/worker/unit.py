@@ -1,0 +1,79 @@
+"""Assembles the service around an engine: runner, servicer, attachment and metrics."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry
+
+from observability.tracing import Tracing
+from protos.generated import worker_pb2_grpc
+from services.costs import StepTiming, SwapTiming
+from services.runtime.channel import connect
+from services.runtime.main import Unit
+from services.runtime.server import Mount
+from services.runtime.startup import Laps, process_age_s
+from services.worker.attachment import Attachment
+from services.worker.codec import encode_hello
+from services.worker.config import WorkerConfig
+from services.worker.engine.interface import WorkerEngine
+from services.worker.engine.profile import profile, profile_swaps
+from services.worker.engine.runner import EngineRunner
+from services.worker.metrics import WorkerMetrics
+from services.worker.service import WorkerService
+from services.worker.spans import WorkerSpans
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 1.0  # between two checks of the replica, also of an idle worker
+
+
+def build_unit(
+    config: WorkerConfig,
+    engine: WorkerEngine,
+    registry: CollectorRegistry,
+    laps: Laps,
+    tracing: Tracing,
+    about: str,
+) -> Unit:
+    """Measures the engine and serves it. `about` describes its computation in the log."""
+    limit_s = config.profile_s
+    swaps: Sequence[SwapTiming] = profile_swaps(engine, limit_s) if limit_s else []
+    timings: list[StepTiming] = profile(engine, limit_s) if limit_s else []
+    laps.lap("profile")
+    hello = encode_hello(config, engine, timings, swaps, str(laps))
+    log.info(
+        "%s: %s, %d KV tokens, %s; up in %.1f s: %s",
+        config.model_name,
+        engine.placement,
+        hello.kv_tokens,
+        about,
+        process_age_s(),
+        laps,
+    )
+    metrics = WorkerMetrics(registry, engine.state, engine.phases, engine.host_block_bytes)
+    runner = EngineRunner(engine, metrics)
+    spans = WorkerSpans(tracing.service(config.section))
+    service = WorkerService(runner, config.outbox_tokens, spans)
+    channel = connect(config.scheduler_address)
+    attachment = Attachment(config, channel, runner, hello, spans)
+
+    async def run() -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(runner.run())
+                tasks.create_task(attachment.run())
+                tasks.create_task(_watch(engine))
+        finally:
+            engine.close()
+            await channel.close()
+
+    mount = Mount("foretoken.v1.Worker", worker_pb2_grpc.add_WorkerServicer_to_server, service)
+    return Unit([mount], run, attachment.drain)
+
+
+async def _watch(engine: WorkerEngine) -> None:
+    """Raises ValueError once the replica is lost, even if the engine is idle."""
+    while True:
+        engine.check()
+        await asyncio.sleep(CHECK_S)
