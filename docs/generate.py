@@ -31,6 +31,7 @@ from services.runtime.telemetry.logs import LoggingConfig
 from services.runtime.telemetry.tracing import TracingConfig
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
+from services.worker.emulation.config import EmulationConfig
 
 DOCS = Path(__file__).parent
 SECTIONS: tuple[type[Settings], ...] = (
@@ -40,6 +41,7 @@ SECTIONS: tuple[type[Settings], ...] = (
     EstimatorConfig,
     BatcherConfig,
     WorkerConfig,
+    EmulationConfig,
     LogConfig,
     TracingConfig,
     LoggingConfig,

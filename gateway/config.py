@@ -58,6 +58,9 @@ class GatewayConfig(ServedSettings):
 
     model: str = "models/demo"  # folder or hub name with the tokenizer and config.json
     served_model_name: str = ""  # empty: the folder's name
+    # In answers, and in the metadata of gRPC calls; empty: none. `foretoken serve --emulate` names
+    # the emulated hardware here.
+    system_fingerprint: str = ""
     chat_template: str = ""  # file of a Jinja chat template; empty: the model's own
     # auto: sampling fields that a request omits default to the model's generation_config.json.
     generation_config: Literal["auto", "off"] = "auto"
@@ -181,6 +184,12 @@ class GatewayConfig(ServedSettings):
         """The model's name for clients."""
         folder = Path(self.model)
         return self.served_model_name or (folder.resolve().name if folder.exists() else self.model)
+
+    @cached_property
+    def answer_labels(self) -> Mapping[str, str]:
+        """The fields of every HTTP answer that say what produced it."""
+        mark = self.system_fingerprint
+        return {"model": self.model_name} | ({"system_fingerprint": mark} if mark else {})
 
     @property
     def metric_labels(self) -> Mapping[str, str]:

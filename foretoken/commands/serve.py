@@ -12,6 +12,7 @@ from foretoken.commands.usage import UsageError, near
 model_option = option_maker("Model")
 memory_option = option_maker("Memory for KV")
 policy_option = option_maker("Policy")
+emulation_option = option_maker("Emulation")
 address_option = option_maker("Addresses")
 request_option = option_maker("Clients and requests")
 process_option = option_maker("Processes and settings")
@@ -63,6 +64,23 @@ def serve(
         policy_option("Scheduling preset; `foretoken presets` lists them.", "NAME", "foretoken"),
     ] = "",
     presets: Annotated[str, policy_option("TOML file with more presets.", "FILE", "none")] = "",
+    emulate: Annotated[
+        str,
+        emulation_option(
+            "Hardware to emulate: no model computes, steps take as long as this hardware file of "
+            "the simulator says, and answers are made up.",
+            "HARDWARE",
+            "none, the model computes",
+        ),
+    ] = "",
+    emulate_lengths: Annotated[
+        str,
+        emulation_option(
+            "Prompts and the output tokens of their answers, JSON lines or CSV.",
+            "FILE",
+            "all drawn",
+        ),
+    ] = "",
     host: Annotated[str, address_option("Address to listen on.", "ADDRESS")] = "127.0.0.1",
     http_port: Annotated[
         int,
@@ -123,6 +141,8 @@ def serve(
         )
     if chat_template and not Path(chat_template).expanduser().is_file():
         raise UsageError(f"--chat-template: the file does not exist (got {chat_template!r})")
+    if emulate_lengths and not emulate:
+        raise UsageError("--emulate-lengths needs --emulate HARDWARE, such as h100-llama3-8b")
     from foretoken.running.model import locate
     from foretoken.running.options import ServeOptions, demo_model
     from foretoken.running.serve import serve as run
@@ -143,6 +163,8 @@ def serve(
             kv_tokens=kv_tokens,
             kv_dtype=kv_dtype,
             host_gib=host_gib,
+            emulate=emulate,
+            emulate_lengths=emulate_lengths,
             workers=workers,
             host=host,
             http_port=http_port,

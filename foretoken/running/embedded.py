@@ -148,7 +148,12 @@ def _children(
     common = {name: overrides[name] for name in COMMON}
     return [
         *(
-            Child(worker["worker_id"], "worker", "services.worker", {"worker": worker, **common})
+            Child(
+                worker["worker_id"],
+                "worker",
+                "services.worker",
+                {"worker": worker, "emulation": overrides["emulation"], **common},
+            )
             for worker in workers
         ),
         Child("predictor", "predictor", "services.predictor", advice | common),

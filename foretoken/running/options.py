@@ -41,6 +41,8 @@ class ServeOptions:
     kv_tokens: int = 0
     kv_dtype: str = ""
     host_gib: float | None = None
+    emulate: str = ""  # hardware; empty: the workers compute
+    emulate_lengths: str = ""
     workers: int = 1
     host: str = "127.0.0.1"
     http_port: int = 8000
@@ -100,6 +102,10 @@ def sections(options: ServeOptions) -> Sections:
         overrides["scheduler"] = PATIENT | overrides["scheduler"]
     if _rests_in_int8(overrides):
         overrides["worker"] = {"swap_dtype": "int8"} | overrides["worker"]
+    if options.emulate:
+        from foretoken.running.emulation import emulated_sections  # imports the simulator
+
+        return emulated_sections(options.emulate, options.emulate_lengths, overrides)
     return overrides
 
 

@@ -60,7 +60,10 @@ def assign_addresses(overrides: Sections, workers: int) -> list[tuple[str, str, 
     peers = [settings.get("advertise") or settings["address"] for _, _, settings in units]
     gateway = to_scheduler | SCHEDULER_WAIT | {"metrics_peers": json.dumps(peers)}
     units.append(("gateway", "gateway", gateway | _with_ports(overrides["gateway"], ports)))
-    shared: dict[str, Sections] = {"predictor": {"log": predictor["log"]}}
+    shared: dict[str, Sections] = {
+        "predictor": {"log": predictor["log"]},
+        "worker": {"emulation": overrides["emulation"]},
+    }
     common = {name: overrides[name] for name in COMMON}
     # The supervisor reports what matters about its children.
     quiet = {"log_level": "WARNING", "started_by": str(os.getpid())}

@@ -14,7 +14,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 ENV_PREFIX = "FORETOKEN_"
 COMMON = ("tracing", "logging")  # sections of every process
-SECTIONS = ("gateway", "scheduler", "predictor", "batcher", "estimator", "worker", "log", *COMMON)
+SECTIONS = (
+    "gateway",
+    "scheduler",
+    "predictor",
+    "batcher",
+    "estimator",
+    "worker",
+    "emulation",
+    "log",
+    *COMMON,
+)
 
 # Short environment variables and the section and key that each sets; the later of two wins.
 SHORT_NAMES = {

@@ -1,22 +1,34 @@
 """`python -m services.worker`: config → objects → serve."""
 
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from observability.tracing import OFF, Tracing
-from services.runtime.main import Unit, run_service
+from services.runtime.config import load
+from services.runtime.main import Build, Sets, Unit, run_process
 from services.runtime.startup import Laps, importing, stage_reporter
 from services.worker.compiled_code import set_numba_cache_folder
 from services.worker.config import WorkerConfig
+from services.worker.emulation.config import EmulationConfig
 
 # The activity that follows each finished part of the start.
 FOLLOWING = {
     "model": "making the cache and kernels",
     "compiling": "making the cache and kernels",
     "kernels": "measuring steps",
+    "tokenizer": "measuring steps",
     "profile": "attaching to the scheduler",
 }
+
+
+def prepare(config: WorkerConfig, sets: Sets) -> Build:
+    """Chooses the engine, once: one that computes, or an emulated one."""
+    emulation = load(EmulationConfig, sets[EmulationConfig.section])
+    return (
+        partial(build_emulated, config, emulation) if emulation.hardware else partial(build, config)
+    )
 
 
 def build(config: WorkerConfig, registry: CollectorRegistry, tracing: Tracing = OFF) -> Unit:
@@ -35,6 +47,22 @@ def build(config: WorkerConfig, registry: CollectorRegistry, tracing: Tracing = 
     return serving.build(config, registry, laps, tracing)
 
 
+def build_emulated(
+    config: WorkerConfig,
+    emulation: EmulationConfig,
+    registry: CollectorRegistry,
+    tracing: Tracing = OFF,
+) -> Unit:
+    """Serves an engine that sleeps, without PyTorch. Raises ValueError for wrong settings."""
+    report_stage = stage_reporter(config.started_by)
+    report_stage(f"emulating {emulation.hardware}")
+    laps = Laps(report_stage=report_stage, following=FOLLOWING)
+    from services.worker.emulation import serving
+
+    laps.lap("imports")
+    return serving.build(config, emulation, registry, laps, tracing)
+
+
 def _megabytes(model: str) -> str:
     """The size of the weights for the log; empty if the model is no folder."""
     size = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
@@ -42,4 +70,4 @@ def _megabytes(model: str) -> str:
 
 
 if __name__ == "__main__":
-    run_service(WorkerConfig, build)
+    run_process(WorkerConfig, [EmulationConfig.section], prepare)

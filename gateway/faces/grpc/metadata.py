@@ -9,6 +9,7 @@ from gateway.requests.timeout import TIMEOUT_KEY, parse_timeout
 from gateway.types.api_keys import parse_bearer
 
 DEADLINE_MARGIN_S = 0.05  # before a gRPC deadline, so that the answer so far still arrives
+FINGERPRINT = "system-fingerprint"
 AUTHORIZATION = "authorization"
 
 
@@ -22,10 +23,14 @@ def read_key(metadata: Mapping[str, str]) -> str:
     return parse_bearer(metadata.get(AUTHORIZATION, ""))
 
 
-async def set_caller(context: Any, metadata: Mapping[str, str], key_name: str) -> None:
-    """Sets the caller of the present task and sends the request id as initial metadata."""
+async def set_caller(
+    context: Any, metadata: Mapping[str, str], key_name: str, fingerprint: str = ""
+) -> None:
+    """Sets the caller of the present task and sends initial metadata: the request id, and the
+    fingerprint of the system if it has one."""
     caller = bind_caller(metadata.get(REQUEST_ID, ""), key_name)
-    await context.send_initial_metadata(((REQUEST_ID, caller.request_id),))
+    mark = ((FINGERPRINT, fingerprint),) if fingerprint else ()
+    await context.send_initial_metadata(((REQUEST_ID, caller.request_id), *mark))
 
 
 def read_timeout(context: Any, metadata: Mapping[str, str]) -> float:

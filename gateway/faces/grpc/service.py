@@ -71,7 +71,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
     async def _authenticate(self, context: Any) -> Mapping[str, str]:
         """The call's metadata. Checks the API key and sets the caller of the present task."""
         metadata = read_metadata(context)
-        await set_caller(context, metadata, self._gateway.keyring.check(read_key(metadata)))
+        key_name = self._gateway.keyring.check(read_key(metadata))
+        await set_caller(context, metadata, key_name, self._gateway.config.system_fingerprint)
         return metadata
 
     async def ListModels(

@@ -107,7 +107,7 @@ async def _answer(
         form = make_format(gateway.text, call, body)
         if body.stream:
             options = body.stream_options
-            writer = ChunkWriter(form, call, gateway.config.model_name, options)
+            writer = ChunkWriter(form, call, gateway.config.answer_labels, options)
             events = _write_events(call, writer, body, trace)
             return EventStream(events, on_end, headers)
         choices = await run_until_disconnect(request.receive, _collect_chunks(call, trace))
@@ -128,7 +128,7 @@ def _encode_whole(
         "id": form.id_prefix + call.answer_id,
         "object": form.whole_object,
         "created": call.created_unix_s,
-        "model": gateway.config.model_name,
+        **gateway.config.answer_labels,
         "choices": [form.whole_choice(chunks) for chunks in choices],
         "usage": encode_usage(call),
         **form.whole_extras(choices),

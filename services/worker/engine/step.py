@@ -137,8 +137,7 @@ class Engine:
     def add(self, prompt: Prompt, now: float) -> str | None:
         """Adds a prompt. Returns why it can never run here, else None."""
         size = self.model.vocab_size
-        known = min(prompt.token_ids) >= 0 and max(prompt.token_ids) < size
-        if field := prompt.sampling.beyond(size) if known else "token_ids":
+        if field := prompt.beyond(size):
             self.state.refuse(prompt.request_id)
             return f"{field} must lie in [0, {size})"
         return self.state.receive(prompt, now)

@@ -1,5 +1,7 @@
-"""SwapLinks: when KV transfers end, by a cost model. The simulator and the emulated engine have them
-in place of a device's copy engines. Pure."""
+"""SwapLinks: when KV transfers end, by a cost model. Pure.
+
+The simulator and the emulated engine have them in place of a device's copy engines.
+"""
 
 from dataclasses import dataclass
 

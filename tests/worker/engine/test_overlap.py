@@ -12,8 +12,8 @@ from foretoken.running.options import demo_model
 from services.core import FinishReason, Grant, Plan, StaticBatch
 from services.worker.config import EngineConfig
 from services.worker.engine.inputs import StepInputs
-from services.worker.engine.sampling.drawn import DrawnTokens
 from services.worker.engine.interface import StepFailed
+from services.worker.engine.sampling.drawn import DrawnTokens
 from services.worker.engine.step import Engine
 from services.worker.engine.step_clock import StepClock
 from services.worker.kv.device_streams import ImmediateStreams, Lane

@@ -1,6 +1,7 @@
 """The events of a streamed answer, and the `usage` of all answers."""
 
 import json
+from collections.abc import Mapping
 
 from gateway.faces.http.answers.formats import AnswerFormat
 from gateway.faces.http.answers.logprobs import Entry
@@ -20,13 +21,20 @@ def encode_usage(call: ClientCall) -> Entry:
 class ChunkWriter:
     """Encodes the events of one stream. The part that all events share is encoded once."""
 
-    def __init__(self, form: AnswerFormat, call: ClientCall, model: str, options: StreamOptions):
+    def __init__(
+        self,
+        form: AnswerFormat,
+        call: ClientCall,
+        labels: Mapping[str, str],
+        options: StreamOptions,
+    ):
+        """`labels`: fields that say what produced the answer."""
         head = json.dumps(
             {
                 "id": form.id_prefix + call.answer_id,
                 "object": form.chunk_object,
                 "created": call.created_unix_s,
-                "model": model,
+                **labels,
             }
         )
         counted = options.include_usage and options.continuous_usage_stats

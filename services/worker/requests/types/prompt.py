@@ -158,3 +158,8 @@ class Prompt:
     def total_tokens(self) -> int:
         """Prompt and longest output."""
         return self.prompt_tokens + self.max_tokens
+
+    def beyond(self, vocab_size: int) -> str:
+        """The first field with a token outside the vocabulary; empty without one. O(ids)."""
+        known = min(self.token_ids) >= 0 and max(self.token_ids) < vocab_size
+        return self.sampling.beyond(vocab_size) if known else "token_ids"
