@@ -1,5 +1,6 @@
 """The options of `foretoken serve` reach the config sections; a missing one overrides nothing."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from gateway.config import GatewayConfig
 from services.runtime.config import check_environment, load
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
+from services.worker.emulation.config import EmulationConfig
+from services.worker.emulation.serving import limits_of
+from simulator.hardware.hardware_file import load_hardware
 
 
 @pytest.mark.parametrize(
@@ -92,7 +96,7 @@ def test_log_level_reaches_every_process() -> None:
     assert levels == {
         **dict.fromkeys(services, "DEBUG"),
         "worker": "ERROR",
-        **dict.fromkeys(("log", "tracing", "logging")),
+        **dict.fromkeys(("emulation", "log", "tracing", "logging")),
     }
     for _, _, of_process in assign_addresses(overrides, 1):
         assert {s.get("log_level") for s in of_process.values()} & {"DEBUG", "ERROR"}
@@ -106,3 +110,35 @@ def test_api_keys_are_not_in_the_process_list(monkeypatch: pytest.MonkeyPatch) -
     check_environment()
     assert load(GatewayConfig, sections(options)["gateway"]).api_keys == ("sk-1", "sk-2")
     assert secrets(ServeOptions()) == {}
+
+
+def test_emulated_hardware_reaches_worker_emulation_and_gateway() -> None:
+    given = sections(
+        ServeOptions(emulate="h200-llama3-8b", kv_tokens=4096, sets=["worker.max_running=9"])
+    )
+    hardware = load_hardware("h200-llama3-8b")
+    worker = load(WorkerConfig, given["worker"])
+    emulation = load(EmulationConfig, given["emulation"])
+    limits = hardware.limits(prefix_sharing=True)
+    ours = limits_of(worker, emulation, limits.eos_ids)
+    assert ours == replace(limits, kv_blocks=256, max_running=9)
+    assert replace(emulation.cost, source=hardware.cost.source) == hardware.cost
+    assert given["gateway"]["system_fingerprint"] == "emulated-h200-llama3-8b"
+    assert sections(ServeOptions())["emulation"] == {}
+
+
+def test_emulated_kv_rests_as_the_preset_says() -> None:
+    """ALISE's paused KV is in INT8: fewer bytes on the link, more tokens in host memory."""
+    given = sections(ServeOptions(emulate="h100-llama3-8b", policy="alise"))
+    emulation = load(EmulationConfig, given["emulation"])
+    smaller = load_hardware("h100-llama3-8b").with_int8_at_rest()
+    assert emulation.host_tokens == smaller.host_tokens
+    assert emulation.cost.upload_token_s == smaller.cost.upload_token_s
+    worker = load(WorkerConfig, given["worker"])
+    assert not limits_of(worker, emulation, frozenset()).exact_swaps
+
+
+def test_worker_processes_know_what_they_emulate() -> None:
+    units = assign_addresses(sections(ServeOptions(emulate="cpu2-demo", workers=2)), 2)
+    workers = [given for name, _, given in units if name == "worker"]
+    assert [given["emulation"]["hardware"] for given in workers] == ["cpu2-demo"] * 2

@@ -85,6 +85,25 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
         (["--kv-tokens", "-5"], "worker.kv_tokens"),
         (["--kv-dtype", "int4"], "worker.kv_dtype: Input should be 'auto' or 'int8'"),
         (["--host-gib", "-1"], "worker.host_gib: Input should be greater than or equal to 0"),
+        (["--emulate", "h10-llama3-8b"], "unknown hardware 'h10-llama3-8b', did you mean h100-"),
+        (["--emulate", "/no/such.toml"], "cannot read /no/such.toml: No such file or directory"),
+        (
+            ["--emulate", "cpu2-demo", "--emulate-lengths", "/no/such"],
+            "cannot read /no/such: No such file or directory",
+        ),
+        (
+            ["--emulate", "cpu2-demo", "--emulate-lengths", "README.md"],
+            "README.md needs the columns prompt, output_tokens; it has # foretoken",
+        ),
+        (
+            ["--emulate", "cpu2-demo", "--dtype", "bfloat16"],
+            "worker.dtype has no effect on an emulated engine, whose speed and memory are those of "
+            "cpu2-demo: leave it out",
+        ),
+        (["--emulate", "cpu2-demo", "--host-gib", "2"], "worker.host_gib has no effect on an"),
+        (["--emulate", "cpu2-demo", "--tensor-parallel", "2"], "worker.tensor_parallel has no"),
+        (["--emulate", "cpu2-demo", "--kv-tokens", "8"], "at least one block of 16 tokens (got 8)"),
+        (["--emulate", "cpu2-demo", "--set", "emulation.sigma=-1"], "emulation.sigma: Input sho"),
         (["--set", "predictor.model=oracle"], "predictor.oracle_file: the predictor 'oracle' need"),
     ],
 )
@@ -108,6 +127,7 @@ def test_invalid_setting_is_a_one_line_error(arguments: list[str], message: str)
         (["serve", "a", "--model", "b"], "two models are given, a and --model b; give one"),
         (["serve", "./models/dem"], "on the hub; did you mean models/demo?"),
         (["serve", "--log-level", "inof"], "got 'inof', did you mean info?"),
+        (["serve", "--emulate-lengths", "f"], "--emulate-lengths needs --emulate HARDWARE, such"),
         (["serve", "--chat-template", "/no/such"], "--chat-template: the file does not exist (got"),
         (["serve", "--workers", "x"], "Invalid value for '--workers'"),
         (["serve", "--port"], "'--port' requires an argument"),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.core import FinishReason, Grant, Pause, Plan, Residency, StaticBatch
@@ -217,6 +217,7 @@ def drills(draw: st.DrawFn) -> tuple[list[Timed], dict[str, int]]:
     return numbered, lengths
 
 
+@settings(max_examples=50)
 @given(drill=drills(), attends_padding=st.booleans())
 def test_engine_equals_the_simulated_worker(
     drill: tuple[list[Timed], dict[str, int]], attends_padding: bool

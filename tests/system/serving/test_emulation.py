@@ -1,0 +1,91 @@
+"""An emulated system: real processes and protocol, answers of known lengths, no model."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from benchmarks.harness.system import read_metrics
+from foretoken import Client
+from tests.live import Live, serving, wait_for
+
+# Steps of 1 to 2 ms; KV for a third of the requests below.
+HARDWARE = """
+about = "fast"
+[cost]
+base_s = 0.001
+prefill_token_s = 1e-6
+decode_seq_s = 1e-5
+context_token_s = 1e-8
+offload_token_s = 1e-7
+upload_token_s = 1e-7
+[memory]
+kv_tokens = 640
+host_tokens = 1_280
+[engine]
+max_batch_tokens = 256
+"""
+LENGTHS = {f"Tell me about the number {number}.": 5 + 7 * number for number in range(16)}
+LONGEST = 400
+
+
+@pytest.fixture(scope="module", params=[["--workers", "2"], ["--separate"]], ids=" ".join)
+def live(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Live]:
+    folder = tmp_path_factory.mktemp("emulation")
+    hardware, lengths = folder / "fast.toml", folder / "lengths.jsonl"
+    hardware.write_text(HARDWARE)
+    rows = ({"prompt": prompt, "output_tokens": tokens} for prompt, tokens in LENGTHS.items())
+    lengths.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    drawn = ["--set", f"emulation.median_tokens={LONGEST}", "--set", "emulation.sigma=0"]
+    given = ["--emulate", str(hardware), "--emulate-lengths", str(lengths), *drawn]
+    with serving(*given, *request.param) as system:
+        yield system
+
+
+def chat(live: Live, content: str, system: str = "") -> dict[str, Any]:
+    messages = [{"role": "system", "content": system}] if system else []
+    body = {"messages": [*messages, {"role": "user", "content": content}], "max_tokens": LONGEST}
+    request = Request(
+        f"{live.http}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urlopen(request, timeout=60) as answer:
+        whole: dict[str, Any] = json.load(answer)
+        return whole
+
+
+@pytest.mark.slow
+def test_answers_end_at_their_known_lengths_when_memory_is_short(live: Live):
+    """Three of each prompt at once, some with a system message. Requests wait, are preempted or
+    evicted; lengths and texts stay the same."""
+    asked = [(prompt, system) for prompt in LENGTHS for system in ("", "", "Be brief.")]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = list(pool.map(lambda each: chat(live, *each), asked))
+    assert [a["usage"]["completion_tokens"] for a in answers] == [LENGTHS[p] for p, _ in asked]
+    assert {a["choices"][0]["finish_reason"] for a in answers} == {"stop"}
+    texts = [answer["choices"][0]["message"]["content"] for answer in answers]
+    assert texts[0::3] == texts[1::3]
+    assert {answer["system_fingerprint"] for answer in answers} == {"emulated-fast"}
+
+
+@pytest.mark.slow
+def test_stream_is_cut_by_max_tokens_and_can_be_cancelled(live: Live):
+    with Client(live.grpc) as client:
+        stream = client.generate("No file has this prompt.", max_tokens=9, ignore_eos=True)
+        chunks = list(stream)
+        assert sum(len(chunk.token_ids) for chunk in chunks) == 9
+        assert chunks[-1].finish_reason == "length"
+        stream = client.generate("Nor this one.", max_tokens=LONGEST)
+        next(iter(stream))
+        stream.cancel()
+    wait_for(lambda: read_metrics(live.http)["num_requests_running"] == 0)
+    metrics = read_metrics(live.http)
+    assert metrics["worker_busy_seconds_total"] > 0
+    with urlopen(f"{live.http}/health", timeout=10) as answer:
+        assert answer.status == 200
