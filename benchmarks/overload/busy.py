@@ -57,11 +57,12 @@ async def _read(system: System) -> Reading:
     )
 
 
-def busy_figures(readings: Sequence[Reading]) -> Figures:
-    """`engine_busy` and `gateway_cpu`, as shares of the whole time (the gateway's process has the
-    scheduler too, unless it is started with --separate); and, of the time in which requests waited,
-    `engine_idle`, the share without a step, and `kv_used`, the mean share of the KV in use. NaN
-    where the system has no such metric or no request waited."""
+def busy_figures(readings: Sequence[Reading], workers: int = 1) -> Figures:
+    """Shares of the time. `engine_busy`, the mean over the workers, and `gateway_cpu` are of the
+    whole time (the gateway's process has the scheduler too, unless it is started with --separate).
+    `engine_idle`, the share without a step, and `kv_used`, the mean share of the KV in use, are of
+    the time in which requests waited. NaN where the system has no such metric or no request
+    waited."""
     first, last = readings[0], readings[-1]
     lasted_s = last.at_s - first.at_s
     waited_s = idle_s = used_s = 0.0
@@ -69,10 +70,10 @@ def busy_figures(readings: Sequence[Reading]) -> Figures:
         if min(before.waiting, after.waiting) > 0:
             part_s = after.at_s - before.at_s
             waited_s += part_s
-            idle_s += part_s - (after.engine_s - before.engine_s)
+            idle_s += part_s - (after.engine_s - before.engine_s) / workers
             used_s += part_s * (before.kv_share + after.kv_share) / 2
     return {
-        "engine_busy": (last.engine_s - first.engine_s) / lasted_s,
+        "engine_busy": (last.engine_s - first.engine_s) / workers / lasted_s,
         "gateway_cpu": (last.gateway_s - first.gateway_s) / lasted_s,
         "engine_idle": idle_s / waited_s if waited_s else nan,
         "kv_used": used_s / waited_s if waited_s else nan,

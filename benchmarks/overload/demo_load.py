@@ -6,16 +6,15 @@ times."). No two prompts are equal, so that a forecast must generalise from othe
 arguments produce the same load.
 """
 
-import json
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from transformers import AutoTokenizer
 
+from benchmarks.overload.prompt_pool import PromptPool
 from foretoken.running.options import demo_model
-from models.tasks import Example, examples
+from models.tasks import examples
 
 MEDIAN_TOKENS, SIGMA = 24, 1.3  # of the lognormal: its mean is twice the median
 POOL = 80_000  # prompts to draw from, so that the rare long ones last for a whole run
@@ -33,10 +32,7 @@ class DueRequest:
 
 def draw_bodies(count: int, seed: int, model: str = "demo") -> list[bytes]:
     """Draws request bodies. Raises ValueError for more than the pool holds."""
-    pool, _, probabilities = _pool()
-    rng = np.random.default_rng(seed)
-    chosen = rng.choice(len(pool), count, replace=False, p=probabilities)
-    return [_body(pool[i], model, number) for number, i in enumerate(chosen)]
+    return demo_pool().draw_bodies(count, seed, model)
 
 
 def poisson_load(bodies: list[bytes], rate: float, seed: int) -> list[DueRequest]:
@@ -51,21 +47,10 @@ def burst_load(bodies: list[bytes]) -> list[DueRequest]:
     return [DueRequest(0.0, body) for body in bodies]
 
 
-def write_lengths(path: Path) -> None:
-    """Writes the length of the correct answer of every prompt in the pool, for an oracle
-    (`predictor.oracle_file`). The demo model's answer has this length for 99 of 100 prompts."""
-    pool, lengths, _ = _pool()
-    rows = (
-        {"instruction": e.system or "", "prompt": e.user, "output_tokens": tokens}
-        for e, tokens in zip(pool, lengths, strict=True)
-    )
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 @cache
-def _pool() -> tuple[list[Example], list[int], np.ndarray]:
-    """Returns chats, the lengths of their correct answers, and the probabilities that make the
-    drawn lengths lognormal."""
+def demo_pool() -> PromptPool:
+    """Chats with the lengths of their correct answers, which the demo model's answers have for 99
+    of 100 prompts, and the probabilities that make the drawn lengths lognormal."""
     tokenizer = AutoTokenizer.from_pretrained(demo_model())
     distinct = {(e.system, e.user): e for e in examples(0, POOL, held_out=False) if not e.plain}
     pool = list(distinct.values())
@@ -76,18 +61,4 @@ def _pool() -> tuple[list[Example], list[int], np.ndarray]:
     bins = np.clip(np.digitize(log_length, edges) - 1, 0, BINS - 1)
     density = np.exp(-(((log_length - np.log(MEDIAN_TOKENS)) / SIGMA) ** 2) / 2)
     weights = density / np.bincount(bins, minlength=BINS)[bins]
-    return pool, lengths, weights / weights.sum()
-
-
-def _body(example: Example, model: str, seed: int) -> bytes:
-    return json.dumps(
-        {
-            "model": model,
-            "messages": example.messages,
-            "max_tokens": MAX_TOKENS,
-            "temperature": 0,
-            "seed": seed,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-    ).encode()
+    return PromptPool([e.messages for e in pool], lengths, MAX_TOKENS, weights / weights.sum())

@@ -6,7 +6,7 @@ from atexit import register
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory, mkdtemp
@@ -18,10 +18,13 @@ from benchmarks.harness.system import (
     settings,
     vllm_server,
 )
-from benchmarks.overload.demo_load import write_lengths
+from benchmarks.overload.demo_load import MEDIAN_TOKENS, demo_pool
 from benchmarks.overload.padded_model import write_padded
+from benchmarks.overload.prompt_pool import PromptPool, file_pool
 from foretoken.running.options import demo_model
 from services.policies.preset import presets
+from simulator.hardware.hardware import Hardware
+from simulator.hardware.hardware_file import load_hardware
 
 SYSTEMS: dict[str, tuple[str, ...]] = {
     "fcfs": ("scheduler.policy=fcfs",),
@@ -40,22 +43,58 @@ def knows_lengths(name: str) -> bool:
     return name in rows and rows[name].predictor == "oracle"
 
 
-@cache
-def _lengths_file() -> Path:
-    """Writes the oracle's file once per run, in a temporary folder."""
-    folder = Path(mkdtemp(prefix="foretoken-lengths-"))
-    register(rmtree, folder, ignore_errors=True)
-    write_lengths(folder / "lengths.jsonl")
-    return folder / "lengths.jsonl"
-
-
 @dataclass(frozen=True)
 class ServedModel:
-    """The model of every system and its dtype, and the Python that runs vLLM."""
+    """What every system serves: a model with its dtype, or emulated hardware with a file of prompts
+    and the lengths of their answers; the number of workers; and the Python that runs vLLM.
+
+    Raises ValueError with a sentence for unknown hardware or a file that cannot be used.
+    """
 
     folder: str = ""  # empty: the demo model
     dtype: str = "float32"
     peer_python: str = ""
+    emulate: str = ""  # a name or a file; empty: the model computes
+    prompts: str = ""  # empty: those of the demo model
+    workers: int = 1
+
+    @cached_property
+    def hardware(self) -> Hardware | None:
+        return load_hardware(self.emulate) if self.emulate else None
+
+    @cached_property
+    def pool(self) -> PromptPool:
+        if self.hardware and self.prompts:
+            return file_pool(self.prompts, self.hardware.max_context_tokens)
+        return demo_pool()
+
+    @property
+    def kv_tokens(self) -> int:
+        """Of each worker."""
+        return self.hardware.kv_tokens if self.hardware else KV_TOKENS
+
+    @property
+    def median_tokens(self) -> float:
+        """Of the answers that are drawn."""
+        return self.pool.median_tokens if self.prompts else MEDIAN_TOKENS
+
+    @cached_property
+    def lengths_file(self) -> Path:
+        """A file with the lengths of all answers, written once per run in a temporary folder."""
+        folder = Path(mkdtemp(prefix="foretoken-lengths-"))
+        register(rmtree, folder, ignore_errors=True)
+        self.pool.write_lengths(folder / "lengths.jsonl")
+        return folder / "lengths.jsonl"
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of `foretoken serve`."""
+        workers = ["--workers", str(self.workers)]
+        if self.emulate:
+            lengths = str(self.lengths_file)
+            return ["--emulate", self.emulate, "--emulate-lengths", lengths, *workers]
+        folder = ["--model", self.folder] if self.folder else []
+        return ["--kv-tokens", str(KV_TOKENS), "--dtype", self.dtype, *folder, *workers]
 
 
 @contextmanager
@@ -68,9 +107,8 @@ def serving(name: str, model: ServedModel) -> Iterator[System]:
     # The log is in memory: a preset's predictor must not learn from another preset's run.
     choices = (*SYSTEMS.get(name, (f"scheduler.policy={name}",)), "log.path=")
     if knows_lengths(name):
-        choices += (f"predictor.oracle_file={_lengths_file()}",)
-    served = ("--dtype", model.dtype, *(("--model", model.folder) if model.folder else ()))
-    with foretoken_system("--kv-tokens", str(KV_TOKENS), *served, *settings(*choices)) as system:
+        choices += (f"predictor.oracle_file={model.lengths_file}",)
+    with foretoken_system(*model.arguments, *settings(*choices)) as system:
         yield system
 
 

@@ -17,9 +17,9 @@ from benchmarks.overload.demo_load import (
     POOL,
     DueRequest,
     burst_load,
+    demo_pool,
     draw_bodies,
     poisson_load,
-    write_lengths,
 )
 from benchmarks.overload.figures import best_systems, count_errors, figures_of, tokens_per_s
 from benchmarks.overload.open_loop import REFUSED, Answer, send_load
@@ -73,7 +73,7 @@ def test_poisson_load_is_ordered_and_has_the_rate():
 def test_oracle_has_every_prompt_of_the_load(tmp_path: Path):
     """Looked up by the texts that a gateway forwards."""
     path = tmp_path / "lengths.jsonl"
-    write_lengths(path)
+    demo_pool().write_lengths(path)
     oracle = OraclePredictor(read_lengths(str(path), 8_192))
     answers = {(e.system, e.user): e.answer for e in examples(0, POOL, held_out=False)}
     for body in draw_bodies(100, seed=9):
