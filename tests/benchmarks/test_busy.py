@@ -26,6 +26,12 @@ def test_shares_match_worked_readings():
     )
 
 
+def test_shares_of_several_workers_are_means():
+    readings = [Reading(0.0, 10.0, 1.0, 5, 0.5), Reading(2.0, 13.0, 2.0, 5, 0.5)]
+    figures = busy_figures(readings, workers=2)
+    assert (figures["engine_busy"], figures["engine_idle"]) == (0.75, 0.25)
+
+
 def test_load_without_waiting_requests_has_no_idle_share():
     figures = busy_figures([Reading(0.0, 1.0, 1.0, 0, 0.5), Reading(1.0, 1.5, 1.0, 4, 0.5)])
     assert isnan(figures["engine_idle"]) and isnan(figures["kv_used"])

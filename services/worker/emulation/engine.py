@@ -49,7 +49,7 @@ class EmulatedEngine:
         self._hardware, self._cost = hardware, cost
         self._answers, self._vocab_size = answers, vocab_size
         self._attends_padding = attends_padding
-        self._pacer = StepPacer(clock or MonotonicClock())
+        self._pacer = StepPacer(clock or MonotonicClock(), hardware)
         self._links = SwapLinks(cost)
         self._copies: list[TimedCopy] = []  # in progress
 
