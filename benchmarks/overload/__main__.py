@@ -39,8 +39,9 @@ TTFT, TPOT, and the longest gap between two arrivals of text; `errors`, `refused
 `resubmitted`; `client_cpu` and `gateway_cpu`, shares of a core (the gateway's process has the
 scheduler, too); `engine_busy`, the share of the time with a step; `engine_idle` and `kv_used`, the
 time without a step and the KV in use while requests waited. A row with more than a tenth of
-`engine_idle` is reported as not valid. A request that does not end within a bounded time after the
-last arrival is an error.
+`engine_idle` is reported as not valid; so is an overload in which the engine had room:
+`engine_full` is the mean of the fuller of KV and slots for running requests. A request that does
+not end within a bounded time after the last arrival is an error.
 """
 
 import asyncio
@@ -58,7 +59,7 @@ import uvloop
 
 from benchmarks.harness.report import Key, Measurements, alternating, nested, parser, write
 from benchmarks.harness.system import System, read_metrics
-from benchmarks.overload.busy import busy_figures, describe_invalid, watching
+from benchmarks.overload.busy import busy_figures, describe_invalid, describe_room, watching
 from benchmarks.overload.demo_load import burst_load, poisson_load
 from benchmarks.overload.figures import (
     RAMP_SHARE,
@@ -123,13 +124,13 @@ async def measure_capacity(sizes: Sizes, model: ServedModel) -> Figures:
     end_s = max(a.last_s for a in answers)
     tok_s = tokens_per_s(answers, RAMP_SHARE * end_s, (1 - RAMP_SHARE) * end_s)
     mean_tokens = float(np.mean([a.tokens for a in answers]))
-    busy = busy_figures(readings, model.workers)
+    busy = busy_figures(readings, model.workers, model.max_running)
     return {
         "tok_s": tok_s,
         "mean_tokens": mean_tokens,
         "requests_s": tok_s / mean_tokens,
         "engine_busy": busy["engine_busy"],
-        "engine_idle": busy["engine_idle"],
+        "engine_full": busy["engine_full"],
     }
 
 
@@ -153,7 +154,7 @@ async def measure_load(
         "resubmitted": await _count_resubmissions(system.http) - resubmitted,
         "client_cpu": client_cpu,
     }
-    figures |= busy_figures(readings, model.workers)
+    figures |= busy_figures(readings, model.workers, model.max_running)
     return figures, count_errors(answers)
 
 
@@ -204,7 +205,7 @@ def main() -> None:
     print(
         f"capacity: {rate:.1f} requests/s of {capacity['mean_tokens']:.0f} tokens, "
         f"{capacity['tok_s']:,.0f} tokens/s; {model.kv_tokens:,} KV tokens per worker; engine busy "
-        f"{capacity['engine_busy']:.0%}"
+        f"{capacity['engine_busy']:.0%}, {capacity['engine_full']:.0%} full"
     )
     known = presets()
     for name in filter(known.__contains__, names):
@@ -223,10 +224,13 @@ def main() -> None:
     medians = measured.medians()
     for factor in factors:
         for name in names:
-            if invalid := describe_invalid(
-                name, factor, measured.values[name, factor, "engine_idle"]
+            values = measured.values
+            for sentence in (
+                describe_invalid(name, factor, values[name, factor, "engine_idle"]),
+                describe_room(name, factor, values[name, factor, "engine_full"]),
             ):
-                print(invalid)
+                if sentence:
+                    print(sentence)
         print(best_systems(factor, medians))
     extra = {"repeats": measured.repeats(), "kinds": nested(errors)}
     write(options.json, {**about_model(model), "capacity": capacity, **medians, **extra})

@@ -11,13 +11,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isnan, nan
+from statistics import fmean
 
 from benchmarks.harness.system import System, cpu_seconds, read_metrics
 from benchmarks.overload.figures import Figures
+from benchmarks.overload.systems import MAX_RUNNING
 from services.runtime.tasks import background
 
 INTERVAL_S = 0.5  # a reading takes the system some milliseconds
 MOST_IDLE = 0.1  # share of the time in which requests wait
+LEAST_FULL = 0.5  # of an overloaded engine
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Reading:
     gateway_s: float
     waiting: float
     kv_share: float
+    running: float = 0.0
 
 
 @asynccontextmanager
@@ -54,15 +58,18 @@ async def _read(system: System) -> Reading:
         cpu_seconds(system.pid),
         metrics["num_requests_waiting"],
         metrics["kv_cache_usage_perc"],
+        metrics["num_requests_running"],
     )
 
 
-def busy_figures(readings: Sequence[Reading], workers: int = 1) -> Figures:
+def busy_figures(
+    readings: Sequence[Reading], workers: int = 1, max_running: int = MAX_RUNNING
+) -> Figures:
     """Shares of the time. `engine_busy`, the mean over the workers, and `gateway_cpu` are of the
     whole time (the gateway's process has the scheduler too, unless it is started with --separate).
     `engine_idle`, the share without a step, and `kv_used`, the mean share of the KV in use, are of
     the time in which requests waited. NaN where the system has no such metric or no request
-    waited."""
+    waited. `engine_full` is the mean of the fuller of KV and slots for running requests."""
     first, last = readings[0], readings[-1]
     lasted_s = last.at_s - first.at_s
     waited_s = idle_s = used_s = 0.0
@@ -77,6 +84,7 @@ def busy_figures(readings: Sequence[Reading], workers: int = 1) -> Figures:
         "gateway_cpu": (last.gateway_s - first.gateway_s) / lasted_s,
         "engine_idle": idle_s / waited_s if waited_s else nan,
         "kv_used": used_s / waited_s if waited_s else nan,
+        "engine_full": fmean(max(r.kv_share, r.running / workers / max_running) for r in readings),
     }
 
 
@@ -89,4 +97,16 @@ def describe_invalid(name: str, factor: str, idle: Sequence[float]) -> str:
     return (
         f"{name} at {factor} × is not valid: the engine was idle for {longest:.0%} of the time in "
         "which requests waited, so this row does not measure the policy"
+    )
+
+
+def describe_room(name: str, factor: str, full: Sequence[float]) -> str:
+    """A sentence if the engine had room for most of an overload, in any round; else empty. A step
+    with few rows keeps an engine busy that could serve many more."""
+    least = min(full)
+    if float(factor) <= 1 or least >= LEAST_FULL:
+        return ""
+    return (
+        f"{name} at {factor} ×: KV and slots of the engine were {least:.0%} full on average; "
+        "unless the preset reserves the rest, the gateway or the client was the limit"
     )

@@ -23,6 +23,7 @@ from benchmarks.overload.padded_model import write_padded
 from benchmarks.overload.prompt_pool import PromptPool, file_pool
 from foretoken.running.options import demo_model
 from services.policies.preset import presets
+from services.worker.config import WorkerConfig
 from simulator.hardware.hardware import Hardware
 from simulator.hardware.hardware_file import load_hardware
 
@@ -34,6 +35,7 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
 }
 PEER = "vllm"
 KV_TOKENS = 3_072
+MAX_RUNNING = WorkerConfig().max_running
 IDLE_S = 30.0  # maximum wait until disconnected requests have left
 
 
@@ -72,6 +74,11 @@ class ServedModel:
     def kv_tokens(self) -> int:
         """Of each worker."""
         return self.hardware.kv_tokens if self.hardware else KV_TOKENS
+
+    @property
+    def max_running(self) -> int:
+        """Of each worker."""
+        return self.hardware.max_running if self.hardware else MAX_RUNNING
 
     @property
     def median_tokens(self) -> float:

@@ -7,7 +7,13 @@ from math import isnan, nan
 import pytest
 
 from benchmarks.harness.system import System, cpu_seconds
-from benchmarks.overload.busy import Reading, busy_figures, describe_invalid, watching
+from benchmarks.overload.busy import (
+    Reading,
+    busy_figures,
+    describe_invalid,
+    describe_room,
+    watching,
+)
 from tests.live import serving
 
 
@@ -22,7 +28,13 @@ def test_shares_match_worked_readings():
         Reading(10.0, 106.0, 9.0, 3, 0.1),
     ]
     assert busy_figures(readings) == pytest.approx(
-        {"engine_busy": 0.6, "gateway_cpu": 0.2, "engine_idle": 0.25, "kv_used": 0.875}
+        {
+            "engine_busy": 0.6,
+            "gateway_cpu": 0.2,
+            "engine_idle": 0.25,
+            "kv_used": 0.875,
+            "engine_full": 0.56,
+        }
     )
 
 
@@ -42,6 +54,18 @@ def test_peer_without_a_busy_counter_has_no_engine_shares():
     figures = busy_figures([Reading(0.0, nan, 1.0, 2, 0.5), Reading(1.0, nan, 1.5, 2, 0.5)])
     assert isnan(figures["engine_busy"]) and isnan(figures["engine_idle"])
     assert (figures["gateway_cpu"], figures["kv_used"]) == (0.5, 0.5)
+
+
+def test_overload_with_room_in_the_engine_is_reported():
+    """Two workers with 50 slots each: 80 of 100, then 30 % of the KV."""
+    readings = [Reading(0.0, 1.0, 1.0, 0, 0.1, 80), Reading(1.0, 2.0, 1.0, 0, 0.3, 10)]
+    full = busy_figures(readings, workers=2, max_running=50)["engine_full"]
+    assert full == pytest.approx(0.55)
+    assert describe_room("fcfs", "2", [full, 0.5]) == describe_room("fcfs", "0.9", [0.1]) == ""
+    assert describe_room("fcfs", "2", [full, 0.12]) == (
+        "fcfs at 2 ×: KV and slots of the engine were 12% full on average; unless the preset "
+        "reserves the rest, the gateway or the client was the limit"
+    )
 
 
 def test_row_of_an_idle_engine_is_not_valid():
