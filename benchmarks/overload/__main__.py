@@ -194,6 +194,7 @@ def main() -> None:
     raise_open_file_limit()
     with padded_demo_model() if options.padded else nullcontext("") as folder:
         model = served_model(options, folder)
+        sizes = sizes_for(model, sizes)
         capacity = uvloop.run(measure_capacity(sizes, model))
         rate = capacity["requests_s"]
         minutes = estimated_s(sizes, len(names), rate) / 60
@@ -234,6 +235,21 @@ def main() -> None:
         print(best_systems(factor, medians))
     extra = {"repeats": measured.repeats(), "kinds": nested(errors)}
     write(options.json, {**about_model(model), "capacity": capacity, **medians, **extra})
+
+
+def sizes_for(model: ServedModel, sizes: Sizes) -> Sizes:
+    """The sizes, fitted to emulated hardware of any speed: a burst that it serves within half of
+    the time for the capacity, and time for the longest answer in a full batch, twice."""
+    hardware, pool = model.hardware, model.pool
+    if hardware is None:
+        return sizes
+    mean = pool.mean_tokens
+    rows = max(1, min(hardware.max_running, int(hardware.kv_tokens / mean)))
+    tokens_s = model.workers * hardware.cost.decode_tokens_per_s(rows, mean)
+    longest_s = 2 * max(pool.lengths) * model.workers * rows / tokens_s
+    timeout_s = max(sizes.timeout_s, longest_s)
+    burst = min(sizes.burst, int(2 * timeout_s * tokens_s / mean))
+    return replace(sizes, timeout_s=timeout_s, burst=max(4, burst))
 
 
 def served_model(options: Namespace, folder: str) -> ServedModel:

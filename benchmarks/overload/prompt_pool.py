@@ -37,6 +37,11 @@ class PromptPool:
         """The median length; with probabilities, of the pool, not of what is drawn."""
         return median(self.lengths)
 
+    @property
+    def mean_tokens(self) -> float:
+        """The mean length of what is drawn."""
+        return float(np.average(self.lengths, weights=self.probabilities))
+
     def draw_bodies(self, count: int, seed: int, model: str = "demo") -> list[bytes]:
         """Draws request bodies. Raises ValueError for more than a pool with probabilities holds."""
         rng = np.random.default_rng(seed)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.overload.__main__ import about_model, served_model
+from benchmarks.overload.__main__ import QUICK, about_model, served_model, sizes_for
 from benchmarks.overload.prompt_pool import MOST_OUTPUT_TOKENS, PromptPool, file_pool
 from services.predictor.models.lengths_file import read_lengths as read_oracle
 from services.worker.emulation.lengths import read_lengths
@@ -62,6 +62,21 @@ def test_served_model_says_what_is_emulated(file: str):
     }
     assert model.arguments[:3] == ["--emulate", "h100-llama3-8b", "--emulate-lengths"]
     assert model.arguments[-2:] == ["--workers", "2"]
+
+
+def test_sizes_fit_the_emulated_hardware(tmp_path: Path, file: str):
+    """Answers of 5, 7 and 9 tokens: 7 on average, so that 4 of them fit into 28 tokens of KV. A
+    step of 4 rows takes 2 s, 2 tokens/s. Twice the longest answer is 36 s; in the 72 s that are
+    half of the time for the capacity, 144 tokens are 20 answers."""
+    cost = "base_s = 2.0\nprefill_token_s = 0.0\ndecode_seq_s = 0.0\ncontext_token_s = 0.0\n"
+    limits = "[memory]\nkv_tokens = 28\n[engine]\nmax_context_tokens = 8192\n"
+    (tmp_path / "slow.toml").write_text(f"[cost]\n{cost}{limits}")
+    slow = served_model(options(emulate=str(tmp_path / "slow.toml"), prompts=file), "")
+    fitted = sizes_for(slow, QUICK)
+    assert (fitted.timeout_s, fitted.burst) == (36.0, 20)
+    fast = served_model(options(emulate="h100-llama3-8b", prompts=file), "")
+    assert sizes_for(fast, QUICK) == QUICK
+    assert sizes_for(served_model(options(), ""), QUICK) == QUICK
 
 
 @pytest.mark.parametrize(
