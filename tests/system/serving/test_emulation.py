@@ -6,10 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.request import Request, urlopen
 
+import grpc
 import pytest
 
 from benchmarks.harness.system import read_metrics
 from foretoken import Client
+from protos.generated import common_pb2, gateway_pb2, gateway_pb2_grpc
 from tests.live import Live, serving, wait_for
 
 # Steps of 1 to 2 ms; KV for a third of the requests below.
@@ -47,17 +49,19 @@ def live(
         yield system
 
 
+def post(live: Live, **body: Any) -> str:
+    """The body of the answer to a chat."""
+    headers = {"content-type": "application/json"}
+    request = Request(f"{live.http}/v1/chat/completions", json.dumps(body).encode(), headers)
+    with urlopen(request, timeout=60) as answer:
+        return str(answer.read().decode())
+
+
 def chat(live: Live, content: str, system: str = "") -> dict[str, Any]:
     messages = [{"role": "system", "content": system}] if system else []
-    body = {"messages": [*messages, {"role": "user", "content": content}], "max_tokens": LONGEST}
-    request = Request(
-        f"{live.http}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )
-    with urlopen(request, timeout=60) as answer:
-        whole: dict[str, Any] = json.load(answer)
-        return whole
+    messages.append({"role": "user", "content": content})
+    whole: dict[str, Any] = json.loads(post(live, messages=messages, max_tokens=LONGEST))
+    return whole
 
 
 @pytest.mark.slow
@@ -72,6 +76,22 @@ def test_answers_end_at_their_known_lengths_when_memory_is_short(live: Live):
     texts = [answer["choices"][0]["message"]["content"] for answer in answers]
     assert texts[0::3] == texts[1::3]
     assert {answer["system_fingerprint"] for answer in answers} == {"emulated-fast"}
+
+
+@pytest.mark.slow
+def test_every_answer_says_that_it_is_emulated(live: Live):
+    messages = [{"role": "user", "content": "Who is this?"}]
+    whole = json.loads(post(live, messages=messages, max_tokens=3))
+    lines = post(live, messages=messages, max_tokens=3, stream=True).split("\n\n")
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert len(chunks) >= 3
+    assert {each["system_fingerprint"] for each in (whole, *chunks)} == {"emulated-fast"}
+    with grpc.insecure_channel(live.grpc) as channel:
+        sampling = common_pb2.Sampling(max_tokens=2)
+        request = gateway_pb2.GenerateRequest(prompt="Who?", sampling=sampling)
+        call = gateway_pb2_grpc.GatewayStub(channel).Generate(request)
+        assert dict(call.initial_metadata())["system-fingerprint"] == "emulated-fast"
+        assert sum(len(response.token_ids) for response in call) == 2
 
 
 @pytest.mark.slow
