@@ -26,9 +26,9 @@ FOLLOWING = {
 def prepare(config: WorkerConfig, sets: Sets) -> Build:
     """Chooses the engine, once: one that computes, or an emulated one."""
     emulation = load(EmulationConfig, sets[EmulationConfig.section])
-    return (
-        partial(build_emulated, config, emulation) if emulation.hardware else partial(build, config)
-    )
+    if emulation.hardware:
+        return partial(build_emulated, config, emulation)
+    return partial(build, config)
 
 
 def build(config: WorkerConfig, registry: CollectorRegistry, tracing: Tracing = OFF) -> Unit:

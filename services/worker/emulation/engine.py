@@ -111,8 +111,7 @@ class EmulatedEngine:
         self._settle(now)
         batch = self.state.steps.compose()
         moves = self.state.pop_moves()
-        copies = self._links.start(moves, now)
-        self._copies += copies
+        self._copies += self._links.start(moves, now)
         return batch, self._links.device_s(moves)
 
     def _settle(self, now: float) -> None:
