@@ -240,9 +240,10 @@ def main() -> None:
 def sizes_for(model: ServedModel, sizes: Sizes) -> Sizes:
     """The sizes, fitted to emulated hardware of any speed: a burst that it serves within half of
     the time for the capacity, and time for the longest answer in a full batch, twice."""
-    hardware, pool = model.hardware, model.pool
+    hardware = model.hardware
     if hardware is None:
         return sizes
+    pool = model.pool
     mean = pool.mean_tokens
     rows = max(1, min(hardware.max_running, int(hardware.kv_tokens / mean)))
     tokens_s = model.workers * hardware.cost.decode_tokens_per_s(rows, mean)

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.overload.__main__ import QUICK, about_model, served_model, sizes_for
 from benchmarks.overload.prompt_pool import MOST_OUTPUT_TOKENS, PromptPool, file_pool
+from benchmarks.overload.systems import ServedModel
 from services.predictor.models.lengths_file import read_lengths as read_oracle
 from services.worker.emulation.lengths import read_lengths
 
@@ -76,7 +77,7 @@ def test_sizes_fit_the_emulated_hardware(tmp_path: Path, file: str):
     assert (fitted.timeout_s, fitted.burst) == (36.0, 20)
     fast = served_model(options(emulate="h100-llama3-8b", prompts=file), "")
     assert sizes_for(fast, QUICK) == QUICK
-    assert sizes_for(served_model(options(), ""), QUICK) == QUICK
+    assert sizes_for(ServedModel(), QUICK) == QUICK
 
 
 @pytest.mark.parametrize(
