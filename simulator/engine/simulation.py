@@ -85,12 +85,12 @@ class Simulation:
         self._inputs = workload.input_tokens.tolist()
         self._most = settings.caps_of(workload).tolist()
         # What the server generates: it stops at max_tokens.
-        self._answers = np.minimum(workload.output_tokens, self._most).tolist()
-        self._end_lengths: dict[str, int] = {}  # of live requests: prompt and answer
+        answers = np.minimum(workload.output_tokens, self._most)
+        self._answers = answers.tolist()
         self._content = contents_of(workload)
         self.records = Records(len(workload))
         self._observations = (
-            Observations(settings.observe, np.array(self._answers)) if settings.observe else None
+            Observations(settings.observe, answers) if settings.observe else None
         )
         self._timing = settings.timing
         self._queue = EventQueue()
@@ -109,7 +109,7 @@ class Simulation:
             SimWorker(
                 number,
                 hardware,
-                self._end_lengths,
+                workload.input_tokens + answers,
                 options,
                 slowdowns[number] if slowdowns else None,
             )
@@ -194,7 +194,6 @@ class Simulation:
         if not self.workload.clients and row + 1 < len(self.workload):
             self._queue.push(float(self.workload.arrival_s[row + 1]), Arrival(row + 1))
         self.records.arrival_s[row] = self._now
-        self._end_lengths[str(row)] = self._inputs[row] + self._answers[row]
         self._dispatch(ev.Submitted(GATEWAY, self._request(row)))
 
     def _request(self, row: int) -> Request:
@@ -210,10 +209,9 @@ class Simulation:
             prefix_hashes=self._prefix_hashes(row),
         )
 
-    def _end_request(self, request_id: str) -> None:
+    def _end_request(self) -> None:
         """A request has ended; in a closed loop, its client sends the next one."""
         self._open -= 1
-        del self._end_lengths[request_id]
         if self.workload.clients and self._next_row < len(self.workload):
             self._queue.push(self._now + self._timing.hop_s, Arrival(self._next_row))
             self._next_row += 1
@@ -259,7 +257,7 @@ class Simulation:
                 self._outcomes.append(action.outcome)
             case ev.Refuse():
                 self.records.rejected[int(action.request_id)] = True
-                self._end_request(action.request_id)
+                self._end_request()
             case _:
                 pass  # for clients and observers
 
@@ -373,7 +371,7 @@ class Simulation:
         for token in tokens:
             if token.finish in (FinishReason.STOP, FinishReason.LENGTH):
                 self.records.finished[int(token.request_id)] = True
-                self._end_request(token.request_id)
+                self._end_request()
 
 
 def simulate(settings: RunSettings, workload: Workload) -> RunResult:

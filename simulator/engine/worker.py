@@ -8,7 +8,7 @@ arrives within it cuts it at the end of the step in progress. With `jumps` off e
 step; both ways give equal results.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,13 +67,13 @@ class WorkerOptions:
 
 
 class SimWorker:
-    """One replica. `end_lengths` has the length of each live request's prompt and whole answer."""
+    """One replica. `end_lengths` are those of each request's prompt and whole answer."""
 
     def __init__(
         self,
         number: int,
         hardware: Hardware,
-        end_lengths: Mapping[str, int],
+        end_lengths: Ints,
         options: WorkerOptions,
         slowdown: Callable[[float], float] | None = None,
     ):
@@ -188,19 +188,16 @@ class SimWorker:
             _, ends = self._columns(rows)
             return int((ends - rows.positions).min()) - 1
         lengths = self._end_lengths
-        left = (lengths[s.request_id] - len(s.tokens) for s in _unended(batch))
+        left = (int(lengths[int(s.request_id)]) - len(s.tokens) for s in _unended(batch))
         return min(left, default=1)
 
     def _columns(self, rows: DecodeRows) -> tuple[Ints, Ints]:
         """The rows of the workload of these requests, and the lengths at which they are complete.
         Kept while the same requests decode."""
         if rows is not self._known_rows:
-            names, lengths = [s.request_id for s in rows.sequences], self._end_lengths
+            numbers = np.array([int(s.request_id) for s in rows.sequences], np.int64)
             self._known_rows = rows
-            self._known = (
-                np.array([int(name) for name in names], np.int64),
-                np.array([lengths[name] for name in names], np.int64),
-            )
+            self._known = numbers, self._end_lengths[numbers]
         return self._known
 
     def finish(self) -> SpanResult:
@@ -247,13 +244,13 @@ class SimWorker:
         lengths, count = rows.positions + 1 + steps, len(rows)
         numbers, ends = self._columns(rows)
         answered = ends == lengths
-        stops = [s.limit_length for s in rows.sequences] == lengths
+        stops = self.state.runs.limit_lengths(rows) == lengths
         last = {
-            row: EOS if answered[row] else MORE for row in np.flatnonzero(answered | stops).tolist()
+            row: EOS if answered[row] else MORE for row in (answered | stops).nonzero()[0].tolist()
         }
         begun = batch.sampling[count:]  # each has its first token
         for row, sequence in enumerate(begun, count):
-            whole = len(sequence.tokens) == self._end_lengths[sequence.request_id]
+            whole = len(sequence.tokens) == self._end_lengths[int(sequence.request_id)]
             last[row] = EOS if whole else MORE
         drawn = np.array([int(s.request_id) for s in begun], np.int64)
         tokens = self.state.runs.commit(batch, steps, last)
@@ -261,7 +258,7 @@ class SimWorker:
 
     def _draw(self, sequence: Sequence) -> int:
         """The next token of a request."""
-        left = self._end_lengths[sequence.request_id] - len(sequence.tokens)
+        left = self._end_lengths[int(sequence.request_id)] - len(sequence.tokens)
         return EOS if left == 1 else MORE
 
     def total_usage(self) -> WorkerUsage:

@@ -83,7 +83,7 @@ class BlockPool:
         if missing > 0:
             if table is None:
                 table = self._tables[owner] = []
-            table.extend(self._allocate() for _ in range(missing))
+            self._allocate(table, missing)
         return True
 
     def release(self, owner: str) -> None:
@@ -91,14 +91,15 @@ class BlockPool:
 
         Releases the last block first, so that the beginning of a text stays cached longest.
         """
+        holders, keys, free = self._holders, self._keys, self._free
         for block in reversed(self._tables.pop(owner, [])):
-            self._holders[block] -= 1
-            if self._holders[block]:
+            holders[block] -= 1
+            if holders[block]:
                 self.shared_blocks -= 1
-            elif block in self._keys:
+            elif block in keys:
                 self._cached[block] = None
             else:
-                self._free.append(block)
+                free.append(block)
 
     def share(self, owner: str, keys: Sequence[bytes]) -> int:
         """Gives `owner` the published blocks of the longest prefix of `keys`. Returns their number.
@@ -139,16 +140,21 @@ class BlockPool:
         self._free.extend(self._cached)
         self._cached.clear()
 
-    def _allocate(self) -> int:
-        if self._free:
-            block = self._free.pop()
-        else:
+    def _allocate(self, table: list[int], count: int) -> None:
+        """Extends a table by blocks without content, then by the least recently used cached
+        ones."""
+        free, holders, first = self._free, self._holders, len(table)
+        if blank := min(count, len(free)):
+            table += free[: -blank - 1 : -1]  # the last freed first
+            del free[-blank:]
+        for _ in range(count - blank):
             block, _ = self._cached.popitem(last=False)
             key = self._keys.pop(block)
             del self._by_key[key]
             self.cached.remove(key)
-        self._holders[block] = 1
-        return block
+            table.append(block)
+        for block in table[first:]:
+            holders[block] = 1
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless block states and reference counts match."""

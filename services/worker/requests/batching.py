@@ -75,5 +75,11 @@ class ContinuousBatching(Batching):
     """Requests join and leave at every step. O(running) per step."""
 
     def select(self, running: Iterable[Sequence], slots: int) -> list[Sequence]:
-        first = islice(running, slots)
-        return [s for s in first if s.within_budget and not (s.upload_serial or s.waits)]
+        # `within_budget` and `waits`, without a call for each request of each composition.
+        return [
+            s
+            for s in islice(running, slots)
+            if s.max_length > len(s.tokens) < s.limit_length
+            and not s.upload_serial
+            and (s.sampling_row < 0 or not s.waits)
+        ]

@@ -113,10 +113,11 @@ class Composer:
     def _compose(self) -> StepBatch | None:
         self._static.current.begin_step()
         runnable = self._runnable()
-        decoding: list[Sequence] = []
+        # `is_decode`, without a call for each request.
+        decoding = [s for s in runnable if 0 < s.computed == len(s.tokens) - 1]
         prefilling: list[Sequence] = []
-        for sequence in runnable:
-            (decoding if sequence.is_decode else prefilling).append(sequence)
+        if len(decoding) < len(runnable):
+            prefilling = [s for s in runnable if not s.is_decode]
         decodes, version = self._compose_decodes(decoding), self._kv.version
         room = self._max_batch_tokens - len(decodes)
         chunks = self._compose_chunks(prefilling, room)
@@ -146,9 +147,8 @@ class Composer:
         first = sequences[: self._max_batch_tokens]
         if len(first) <= self._pool.free_blocks:  # a decode needs one block at most
             size = self._pool.block_tokens
-            for sequence in first:
-                if sequence.computed % size == 0:
-                    self._pool.grow(sequence.request_id, len(sequence.tokens))
+            for sequence in [s for s in first if not s.computed % size]:
+                self._pool.grow(sequence.request_id, len(sequence.tokens))
             return first
         placed = [s for s in first if _may_run(s) and self._make_room(s)]
         return [s for s in placed if _may_run(s)]

@@ -37,6 +37,7 @@ class KVManager:
         self.running: dict[str, Sequence] = {}  # phase RUNNING, in order of admission
         self.pads: dict[str, Sequence] = {}  # padding of static batches, by the padded member
         self.version = 0
+        self.limits_version = 0  # changes whenever a budget may have changed
         self.sharing = sharing
         self._exact_swaps = exact_swaps
         self._admissions = 0
@@ -104,6 +105,7 @@ class KVManager:
         """Sets a request's budget."""
         before = sequence.within_budget
         sequence.limit_length = sequence.prompt_tokens + limit_tokens
+        self.limits_version += 1
         if sequence.within_budget != before:
             self.version += 1
 
@@ -115,6 +117,7 @@ class KVManager:
         """Stops computing a running request, and frees its KV and budget."""
         self.pool.release(sequence.request_id)
         sequence.computed = sequence.published = sequence.limit_length = 0
+        self.limits_version += 1
         self.version += 1
 
     def unwind(self, sequence: Sequence, computed: int) -> Sequence | None:

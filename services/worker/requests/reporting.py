@@ -1,7 +1,7 @@
 """Collects what the worker reports to the scheduler."""
 
 from collections import deque
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 
 from services.core import Completion, FinishReason, Report, RequestProgress
 from services.costs import StepTiming, SwapTiming
@@ -104,11 +104,13 @@ class Reporter:
         about = dict(kv.running) if everything else {}
         about |= self._included
         about |= {r: sequences[r] for r in self._changed(blocks) if r in sequences}
+        for request_id in self._evicted:
+            about.pop(request_id, None)
         added, gone = pool.cached.pop_changes()
         report = Report(
             seq=self._seq,
             applied_plan_seq=self.applied_plan_seq,
-            progress=_progress((s for r, s in about.items() if r not in self._evicted), blocks),
+            progress=_progress(about.values(), blocks),
             finished=tuple(self._finished),
             evicted=_progress(self._evicted.values(), blocks),
             timings=tuple(self._timings),
@@ -122,10 +124,11 @@ class Reporter:
         self._clear(everything)
         return report
 
-    def _changed(self, blocks: Mapping[str, int]) -> Iterator[str]:
+    def _changed(self, blocks: Mapping[str, int]) -> list[str]:
         """Requests whose block count differs from the last reported one."""
-        yield from (r for r, count in blocks.items() if self._blocks.get(r) != count)
-        yield from (r for r in self._blocks if r not in blocks)
+        reported = self._blocks
+        changed = [r for r, count in blocks.items() if reported.get(r) != count]
+        return changed + [r for r in reported if r not in blocks]
 
     def _clear(self, everything: bool) -> None:
         self._finished.clear()
@@ -141,4 +144,4 @@ class Reporter:
 def _progress(
     sequences: Iterable[Sequence], blocks: Mapping[str, int]
 ) -> tuple[RequestProgress, ...]:
-    return tuple(s.progress(blocks.get(s.request_id, 0)) for s in sequences)
+    return tuple([s.progress(blocks.get(s.request_id, 0)) for s in sequences])

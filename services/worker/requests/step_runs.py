@@ -12,7 +12,7 @@ from services.worker.requests.kv_manager import KVManager
 from services.worker.requests.reporting import Reporter
 from services.worker.requests.static_batching import StaticBatching
 from services.worker.requests.step_cycle import StepCycle
-from services.worker.requests.types.batch import DecodeRows, NewToken, StepBatch
+from services.worker.requests.types.batch import NO_INTS, DecodeRows, Ints, NewToken, StepBatch
 from services.worker.requests.types.sequence import Sequence
 
 
@@ -24,6 +24,8 @@ class StepRuns:
         self._kv = kv
         self._static = static
         self._reporter = reporter
+        self._limits_of: DecodeRows | None = None
+        self._limits: tuple[int, Ints, Ints] = (0, NO_INTS, NO_INTS)
 
     def repeatable(self, batch: StepBatch) -> int:
         """How many times the composed batch can be computed before its result matters: only lengths
@@ -32,10 +34,22 @@ class StepRuns:
         if batch.chunks or not (self._steps.is_clean and self._static.current.is_steady):
             return 0
         rows = batch.decodes
-        limits = [min(s.limit_length, s.max_length) for s in rows.sequences]
-        budget = int((limits - rows.positions).min()) - 1
+        budget = int((self._lengths(rows)[1] - rows.positions).min()) - 1
         most = min(budget, self._reporter.steps_until_report) - 1
         return self._steps_in_memory(rows, most)
+
+    def limit_lengths(self, rows: DecodeRows) -> Ints:
+        """The budget of each row, as a length. O(rows) if rows or budgets have changed."""
+        return self._lengths(rows)[0]
+
+    def _lengths(self, rows: DecodeRows) -> tuple[Ints, Ints]:
+        """The budgets of these rows, and what remains of them below the greatest lengths."""
+        version, limits, ends = self._limits
+        if rows is not self._limits_of or version != self._kv.limits_version:
+            limits = np.array([s.limit_length for s in rows.sequences], np.int64)
+            ends = np.minimum(limits, [s.max_length for s in rows.sequences])
+            self._limits_of, self._limits = rows, (self._kv.limits_version, limits, ends)
+        return limits, ends
 
     def repeat(self, batch: StepBatch, times: int, token: int) -> None:
         """Computes a composed batch this many times at once, at most `repeatable`; each row draws
@@ -100,14 +114,14 @@ class StepRuns:
             sequence.tokens += drawn
         if self._kv.sharing:
             self._fill_blocks(rows, steps)
-        pool = self._kv.pool
-        size = pool.block_tokens
-        longer = (rows.positions + steps - 1) // size > rows.positions // size
-        for row in np.flatnonzero(longer).tolist():
-            sequence = rows.sequences[row]
-            pool.grow(sequence.request_id, len(sequence.tokens) - 1)
         for sequence in rows.sequences:
             sequence.computed = len(sequence.tokens) - 1
+        pool = self._kv.pool
+        size = pool.block_tokens
+        longer = rows.positions % size + (steps - 1) >= size
+        for row in longer.nonzero()[0].tolist():
+            sequence = rows.sequences[row]
+            pool.grow(sequence.request_id, sequence.computed)
 
     def _fill_blocks(self, rows: DecodeRows, steps: int) -> None:
         """Publishes the blocks that each step fills, then takes the next ones, step by step: a new

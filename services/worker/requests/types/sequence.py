@@ -140,8 +140,16 @@ class Sequence:
         return min(self.held_tokens, self.prompt_tokens + self.output_tokens + self.unsent - 1)
 
     def progress(self, blocks: int) -> RequestProgress:
-        """The progress to report, with this many device blocks."""
-        return RequestProgress(self.request_id, self.output_tokens, self.reported_tokens, blocks)
+        """The progress to report, with this many device blocks: `output_tokens` and
+        `reported_tokens`, without a call for each because a report has many requests."""
+        known = len(self.tokens) - (self.sampling_row >= 0)
+        held_tokens = self.computed or self.host_tokens
+        return RequestProgress(
+            self.request_id,
+            known - self.prompt_tokens - self.unsent,
+            held_tokens if held_tokens < known else known - 1,
+            blocks,
+        )
 
     def held(self, blocks: int) -> HeldRequest:
         """Everything that a scheduler needs to adopt the request."""
