@@ -136,16 +136,17 @@ def _heads(snapshot: Snapshot, ranking: Ranking) -> list[Ints]:
     model, reach = jobs.model[queued], jobs.longest_at(queued)
     resting = (home != NOWHERE) & (held > 0)
     heads = []
-    for worker in snapshot.workers:
-        here = np.flatnonzero(resting & (home == worker.number)) if resting.any() else home[:0]
-        heads.append(_head(snapshot, ranking, here, (worker,)))
+    if resting.any():
+        for worker in snapshot.workers:
+            here = np.flatnonzero(resting & (home == worker.number))
+            heads.append(_head(snapshot, ranking, here, (worker,)))
     for name in {worker.model for worker in snapshot.workers}:
         serving = [worker for worker in snapshot.workers if worker.model == name]
         shorter = 0
         for longest in sorted({worker.reach_tokens for worker in serving}):
             able = tuple(worker for worker in serving if worker.reach_tokens >= longest)
             kind = ~resting & (model == name) & (reach > shorter) & (reach <= longest)
-            heads.append(_head(snapshot, ranking, np.flatnonzero(kind), able))
+            heads.append(_head(snapshot, ranking, kind.nonzero()[0], able))
             shorter = longest
     return heads
 

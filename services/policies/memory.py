@@ -1,7 +1,7 @@
 """Policy memory between rounds: frozen, so that a replay is exact."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -66,14 +66,19 @@ class PolicyMemory:
         return self.ranks.recall(names, rows, serials)
 
     def with_numbers(self, **numbers: float) -> "PolicyMemory":
-        return replace(self, numbers={**self.numbers, **numbers})
+        if not numbers:
+            return self
+        return PolicyMemory({**self.numbers, **numbers}, self.ranks, self.notes)
 
     def with_columns(self, rows: Ints, serials: Ints, **columns: Floats) -> "PolicyMemory":
         """A copy with these as the order's columns; other requests are forgotten."""
-        return replace(self, ranks=MemoryColumns().merged(rows, serials, columns))
+        ranks = MemoryColumns().merged(rows, serials, columns)
+        return PolicyMemory(self.numbers, ranks, self.notes)
 
     def with_notes(self, rows: Ints, serials: Ints, notes: Mapping[str, Floats]) -> "PolicyMemory":
-        return replace(self, notes=self.notes.merged(rows, serials, notes))
+        if not notes:
+            return self
+        return PolicyMemory(self.numbers, self.ranks, self.notes.merged(rows, serials, notes))
 
 
 def _grown(values: Floats, size: int) -> Floats:

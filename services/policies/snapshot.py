@@ -100,6 +100,13 @@ class RequestColumns:
         return spent
 
 
+def distinct(column: Ints) -> list[int]:
+    """The values of a column, ascending. Most columns have one, which needs no sort."""
+    if not len(column) or (column == column[0]).all():
+        return column[:1].tolist()
+    return [int(value) for value in np.unique(column)]
+
+
 _columns = attrgetter(*(each.name for each in fields(RequestColumns)))
 FLOATS = frozenset(name for name, kind in get_type_hints(RequestColumns).items() if kind == Floats)
 

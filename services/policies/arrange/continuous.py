@@ -42,26 +42,30 @@ def arrange_continuous(
     """One decision for each worker."""
 
     def fill_queue(worker: WorkerSnapshot, at: Ints) -> _FilledQueue:
-        at = at[np.lexsort((~candidates.is_running[at], candidates.queue_key[at]))]
         is_running = candidates.is_running[at]
-        if not is_running.all() or (len(at) and FORMS[preset.form].renews):
-            return _FilledQueue(worker, at, _fill(candidates, worker, at, forecasts, preset, rng))
-        nothing = np.zeros(len(at))
-        filled = FillResult(is_running, np.zeros(len(at), np.int64), nothing, nothing, 0.0)
-        return _FilledQueue(worker, at, filled)
+        if is_running.all() and not (len(at) and FORMS[preset.form].renews):
+            # All continue, and nothing depends on their order in the queue.
+            nothing = np.zeros(len(at))
+            filled = FillResult(is_running, np.zeros(len(at), np.int64), nothing, nothing, 0.0)
+            return _FilledQueue(worker, at, filled)
+        at = at[np.lexsort((~is_running, candidates.queue_key[at]))]
+        return _FilledQueue(worker, at, _fill(candidates, worker, at, forecasts, preset, rng))
 
     place = PLACEMENTS[preset.place]
     assigned = place.assign(candidates, preset.params)
     queues = [
-        fill_queue(worker, np.flatnonzero(assigned == worker.number))
+        fill_queue(worker, (assigned == worker.number).nonzero()[0])
         for worker in candidates.workers
     ]
     if not place.by_turn:
         assigned = _assign_to_idle(candidates, assigned, queues, fill_queue)
-    unassigned = np.flatnonzero(assigned == NOWHERE)
+    unassigned = (assigned == NOWHERE).nonzero()[0]
     explanations = [explain_all(candidates, unassigned, WaitReason.NO_WORKER)]
     for queue in queues:
-        waiting = queue.select(~candidates.is_running[queue.at])
+        waits = ~candidates.is_running[queue.at]
+        if not waits.any():
+            continue
+        waiting = queue.select(waits)
         filled, rows = waiting.filled, candidates.rows[waiting.at]
         explanations.append(
             WaitExplanations(rows, filled.reasons, filled.first_values, filled.second_values)
@@ -94,6 +98,8 @@ def _assign_to_idle(
     """Gives idle workers the requests that are not admitted where they were assigned: an immediate
     start on a slow worker beats a later one on a fast one. Changes `queues`; returns the new
     assignment. O(waiting), if a request waits beside an idle worker."""
+    if all(queue.filled.runs_next.any() for queue in queues):
+        return assigned
     assigned, free = assigned.copy(), ~candidates.is_running & ~candidates.is_paused_with_kv()
     for queue in queues:
         free[queue.at[queue.filled.runs_next]] = False

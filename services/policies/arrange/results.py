@@ -37,7 +37,7 @@ def rank_victims(candidates: Candidates, preset: Preset, at: Ints) -> Ints:
     the candidates. Victims of the highest priority value come first. Keys compare two requests
     alone, so one ranking serves all workers."""
     at = np.sort(at)
-    jobs = candidates.jobs.select(at)
+    jobs = candidates.jobs if len(at) == len(candidates.rows) else candidates.jobs.select(at)
     evict = VICTIMS[preset.victim](jobs, candidates.is_running[at], candidates.key[at])
     evict = evict[np.argsort(-jobs.priority[evict], kind="stable")]
     ranks = np.zeros(len(candidates.rows), np.int64)

@@ -18,7 +18,7 @@ def rank_by_priority(ranking: Ranking, priority: Ints) -> Ranking:
     Waiting does not lift a request over a better level. O(jobs log jobs) if levels differ.
     """
     level = priority[ranking.rows]
-    if not len(level) or not np.any(level != level[0]):
+    if not len(level) or (level == level[0]).all():
         return ranking
     nth = np.unique(level, return_inverse=True)[1]
     both = np.concatenate([ranking.key, ranking.queue_key])

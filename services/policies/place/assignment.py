@@ -38,7 +38,7 @@ def assign(
     fresh = np.flatnonzero(at == NOWHERE)
     if not len(fresh) or not workers:
         return at
-    free = [free_slots(candidates, worker) for worker in workers]
+    free = free_slots(candidates)
     if len(workers) == 1:
         able = fresh[can_serve(candidates, workers[0], fresh)][: free[0]]
         at[able] = workers[0].number

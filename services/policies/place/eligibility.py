@@ -20,12 +20,15 @@ def can_serve(candidates: Candidates, worker: WorkerSnapshot, rows: Ints) -> Boo
     return worker.can_run(jobs.model[rows], jobs.longest_at(rows))
 
 
-def free_slots(candidates: Candidates, worker: WorkerSnapshot) -> int:
-    """Free slots, and those whose holders the first waiting request may preempt."""
-    here = candidates.is_running & (candidates.jobs.home == worker.number)
+def free_slots(candidates: Candidates) -> list[int]:
+    """Free slots of each worker, and those whose holders the first waiting request may preempt."""
     first = candidates.queue_key[~candidates.is_running].min()
-    stay = int(np.count_nonzero(candidates.queue_key[here] <= first))
-    return max(0, worker.max_running - stay)
+    stays = candidates.is_running & (candidates.queue_key <= first)
+    home = candidates.jobs.home[stays]
+    return [
+        max(0, worker.max_running - int(np.count_nonzero(home == worker.number)))
+        for worker in candidates.workers
+    ]
 
 
 def select_placeable(

@@ -8,7 +8,7 @@ import numpy as np
 
 from services.core import Reject, RejectReason, Request
 from services.forecast import MAX_FORECAST_TOKENS, Floats, Ints
-from services.policies.snapshot import Snapshot, WorkerSnapshot
+from services.policies.snapshot import Snapshot, WorkerSnapshot, distinct
 from services.scheduler.core.ledger import Ledger
 
 UNKNOWN_S = 1.0  # retry time while no worker is attached or measured
@@ -115,21 +115,28 @@ def drain_times_s(snapshot: Snapshot) -> dict[int, float]:
     jobs = snapshot.jobs
     rows = np.concatenate([snapshot.queued, snapshot.running])
     drains: dict[int, float] = {}
-    for model in np.unique(jobs.model[snapshot.queued]).tolist():
+    speeds = _speeds(snapshot)
+    models = distinct(jobs.model[snapshot.queued])
+    for model in models:
         mine = rows[jobs.model[rows] == model]
         left = float(np.sum(np.maximum(jobs.total[mine] - jobs.output[mine], 0.0)))
-        rate = sum(_rate(snapshot, worker) for worker in snapshot.workers if worker.model == model)
+        rate = sum(speeds[w.number] for w in snapshot.workers if w.model == model)
         drains[model] = min(MAX_DRAIN_S, left / rate) if rate > 0 else UNKNOWN_S
     return drains
 
 
-def _rate(snapshot: Snapshot, worker: WorkerSnapshot) -> float:
-    """Tokens per second that a worker generates with its running requests."""
-    jobs = snapshot.jobs
-    here = snapshot.running[jobs.home[snapshot.running] == worker.number]
-    seqs = max(1, len(here))
-    context = float(np.sum(jobs.context_at(here))) / seqs
-    return worker.cost.decode_tokens_per_s(seqs, context)
+def _speeds(snapshot: Snapshot) -> dict[int, float]:
+    """Tokens per second that each worker generates with its running requests, by its number."""
+    jobs, running = snapshot.jobs, snapshot.running
+    numbers = [worker.number for worker in snapshot.workers]
+    size, home = max(numbers, default=0) + 1, jobs.home[running]
+    counts = np.bincount(home, minlength=size).tolist()
+    contexts = np.bincount(home, jobs.context_at(running), size).tolist()
+    speeds = {}
+    for number, worker in zip(numbers, snapshot.workers, strict=True):
+        seqs = max(1, counts[number])
+        speeds[number] = worker.cost.decode_tokens_per_s(seqs, contexts[number] / seqs)
+    return speeds
 
 
 def fastest_prefill_s(workers: tuple[WorkerSnapshot, ...], tokens: Ints) -> Floats:

@@ -13,7 +13,7 @@ import numpy as np
 from services.forecast import Floats, Ints
 from services.policies.decision import Decision
 from services.policies.order.ranking import Ranking
-from services.policies.snapshot import Snapshot
+from services.policies.snapshot import Snapshot, distinct
 from services.scheduler.core.admission import fastest_prefill_s
 
 _NO_ROWS: Ints = np.zeros(0, np.int64)
@@ -40,7 +40,7 @@ class FeasibilityCheck:
             return
         jobs, rows = snapshot.jobs, ranking.rows[at]
         waits_s, prefill_s = np.zeros(len(at)), np.full(len(at), -inf)
-        for model in np.unique(jobs.model[rows]).tolist():
+        for model in distinct(jobs.model[rows]):
             workers = tuple(worker for worker in snapshot.workers if worker.model == model)
             if workers:
                 mine = np.flatnonzero(jobs.model[rows] == model)
@@ -58,8 +58,10 @@ class FeasibilityCheck:
         current column."""
         if not len(self._rows):
             return []
-        runs = [share.run for share in decision.workers]
-        enters = np.isin(self._rows, np.concatenate([_NO_ROWS, *runs]))
+        runs = np.zeros(len(serial), bool)
+        for share in decision.workers:
+            runs[share.run] = True
+        enters = runs[self._rows]
         late = self._spare_s < np.where(enters, 0.0, self._waits_s)
         here = serial[self._rows] == self._serials
         rows: list[int] = self._rows[late & here].tolist()
@@ -73,7 +75,7 @@ class FeasibilityCheck:
         if len(self._seen) < len(jobs):
             more = np.zeros(len(jobs) - len(self._seen), np.int64)
             self._seen = np.concatenate([self._seen, more])
-        new = np.flatnonzero(self._seen[rows] != jobs.serial[rows])
+        new = (self._seen[rows] != jobs.serial[rows]).nonzero()[0]
         fresh = rows[new]
         self._seen[fresh] = jobs.serial[fresh]
         budgeted: Ints = new[(jobs.ttft_s[fresh] < inf) & (jobs.output[fresh] == 0)]

@@ -61,6 +61,7 @@ class ForecastUpdates:
         """A round is over; without events the next one is at `next_s`. Requests that it ranked for
         the first time get their promise, unless they have tokens. O(jobs)."""
         ledger, waiting = self._ledger, self._ledger.awaiting_promise
+        ledger.board.update_totals()
         steps_s = self._steps_s()
         firsts_s = {
             **_running_firsts_s(ledger, waiting.values()),

@@ -300,14 +300,7 @@ class SchedulerState:
         worker.free_blocks, worker.shared_blocks = report.free_blocks, report.shared_blocks
         worker.update_orphans(report)
         worker.prefixes.update(report)
-        here, home, jobs = worker.number, self.ledger.board.jobs.home, self.jobs
-        self.ledger.progress(
-            [
-                (job, progress)
-                for progress in report.progress
-                if (job := jobs.get(progress.request_id)) and home[job.row] == here
-            ]
-        )
+        self.ledger.progress(report.progress, worker.number)
         for completion in report.finished:
             if job := self._job_here(completion.request_id, worker):
                 if job.admitted_seq > report.applied_plan_seq:
@@ -332,7 +325,7 @@ class SchedulerState:
     ) -> None:
         """Requeues an evicted request, unless a later plan has resumed it already."""
         runs = job.request_id in worker.running
-        self.ledger.progress([(job, progress)])
+        self.ledger.progress([progress], worker.number)
         if runs and report.applied_plan_seq >= job.resumed_seq:
             self.ledger.evict(job, worker)
         elif worker.pausing.pop(job.request_id, None):

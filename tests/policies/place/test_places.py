@@ -261,11 +261,12 @@ def test_placement_respects_worker_limits_and_free_slots(
         stays = rests & (at == made.home)
         assert gain or place in ("least_load", "round_robin") or stays[rests].all()
         fresh = ~asked.is_running & ~rests
+        free = dict(zip(workers, free_slots(asked), strict=True)) if fresh.any() else {}
         for number, worker in workers.items():
             dealt = np.flatnonzero(~asked.is_running & ~stays & (at == number))
             assert can_serve(asked, worker, dealt).all()
             if fresh.any():
-                assert np.count_nonzero(fresh & (at == number)) <= free_slots(asked, worker)
+                assert np.count_nonzero(fresh & (at == number)) <= free[number]
         assert set(at.tolist()) <= {*workers, NOWHERE}
         assert (at[rests] != NOWHERE).all()
 
@@ -279,9 +280,9 @@ def test_placement_leaves_no_usable_slot_free(snapshot: Snapshot, seed: int) -> 
     for place in PLACEMENTS:
         at = np.array(placed(place, asked))
         fresh = ~asked.is_running & ~asked.is_paused_with_kv()
-        for worker in asked.workers:
+        for worker, free in zip(asked.workers, free_slots(asked), strict=True):
             dealt = np.count_nonzero(fresh & (at == worker.number))
-            if dealt < free_slots(asked, worker):
+            if dealt < free:
                 left = np.flatnonzero(at == NOWHERE)
                 assert not can_serve(asked, worker, left).any()
 
