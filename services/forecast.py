@@ -137,6 +137,12 @@ class Forecast:
         """The forecast of min(L, max_tokens)."""
         if max_tokens == self.max_tokens:
             return self
+        last: Forecast | None = self.__dict__.get("_last_truncated")
+        if last is None or last.max_tokens != max_tokens:  # many requests have equal caps
+            last = self.__dict__["_last_truncated"] = self._truncate(max_tokens)
+        return last
+
+    def _truncate(self, max_tokens: int) -> "Forecast":
         if self.points[-1] <= max_tokens:
             return replace(self, max_tokens=max_tokens)
         kept = bisect_right(self.points, max_tokens - 1e-9)

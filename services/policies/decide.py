@@ -162,8 +162,8 @@ def _head(
     order = np.lexsort((snapshot.jobs.serial[rows], ranking.key[at]))
     room = sum(worker.room_tokens for worker in workers)
     jobs = snapshot.jobs
-    totals = np.cumsum(jobs.context_at(rows[order]))
-    return at[order[: int(np.searchsorted(totals, room, side="right")) + 1]]
+    totals = jobs.context_at(rows[order]).cumsum()
+    return at[order[: int(totals.searchsorted(room, side="right")) + 1]]
 
 
 def _first(at: Ints, key: Floats, serial: Ints, most: int) -> Ints:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from operator import attrgetter
 from typing import get_type_hints
 
@@ -111,7 +112,7 @@ _columns = attrgetter(*(each.name for each in fields(RequestColumns)))
 FLOATS = frozenset(name for name, kind in get_type_hints(RequestColumns).items() if kind == Floats)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WorkerSnapshot:
     """A worker in a round. `number` is the value of a request's `home`; `shared_blocks` counts
     holders of blocks beyond the first; `prefixes` are the ascending hashes of its cached blocks."""
@@ -137,12 +138,12 @@ class WorkerSnapshot:
         """KV tokens, with shared blocks counted once per holder."""
         return self.kv_tokens + self.shared_blocks * self.block_tokens
 
-    @property
+    @cached_property
     def full_seqs(self) -> int:
         """Requests that run when its memory is full."""
         return max(1, min(self.max_running, self.kv_tokens // USUAL_TOKENS))
 
-    @property
+    @cached_property
     def full_speed(self) -> float:
         """Tokens per second with full memory: the worker's weight among others."""
         return self.cost.decode_tokens_per_s(self.full_seqs, USUAL_TOKENS)

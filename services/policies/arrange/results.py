@@ -6,7 +6,7 @@ from services.forecast import Floats, Ints
 from services.policies.decision import WaitExplanations, WaitReason, WorkerDecision
 from services.policies.preset import Preset
 from services.policies.slice import SLICES
-from services.policies.snapshot import Bools, Candidates, WorkerSnapshot
+from services.policies.snapshot import Bools, Candidates, WorkerSnapshot, distinct
 from services.policies.victim import VICTIMS
 
 
@@ -22,11 +22,12 @@ def worker_decision(
 ) -> WorkerDecision:
     """`line` may be in any order, `run` marks which of it run next; the decision lists them most
     urgent first, and their victims by the `ranks` of `rank_victims`."""
-    next_ones = np.sort(line[run])  # candidates are sorted by urgency
+    next_ones = line[run]
+    next_ones.sort()  # candidates are sorted by urgency
     limits = SLICES[preset.slice].limits(candidates, worker, next_ones, preset.params)
     paused = line[candidates.is_running[line] & ~run]
     rows = candidates.rows
-    victims = rows[next_ones[np.argsort(ranks[next_ones])]]
+    victims = rows[next_ones[ranks[next_ones].argsort()]]
     return WorkerDecision(
         worker.number, rows[next_ones], limits, rows[paused], victims, peak, lockstep
     )
@@ -39,7 +40,8 @@ def rank_victims(candidates: Candidates, preset: Preset, at: Ints) -> Ints:
     at = np.sort(at)
     jobs = candidates.jobs if len(at) == len(candidates.rows) else candidates.jobs.select(at)
     evict = VICTIMS[preset.victim](jobs, candidates.is_running[at], candidates.key[at])
-    evict = evict[np.argsort(-jobs.priority[evict], kind="stable")]
+    if len(distinct(jobs.priority)) > 1:
+        evict = evict[np.argsort(-jobs.priority[evict], kind="stable")]
     ranks = np.zeros(len(candidates.rows), np.int64)
     ranks[at[evict]] = np.arange(len(at))
     return ranks

@@ -49,18 +49,18 @@ def fill(is_running: Bools, demand: Demand, slots: int, alone: bool) -> FillResu
     admitted even above the policy's limit, because no later round would find more room for it."""
     count, slots = len(is_running), min(slots, demand.slots)
     stays = is_running if demand.due is None else is_running & ~demand.due
-    base = int(np.argmin(stays)) if not stays.all() else count
+    base = int(stays.argmin()) if not stays.all() else count
     reach = max(0, min(count, slots) - base)
     fits, need = demand.count_fitting(np.arange(count), base, reach)
     if fits < reach and base + fits == 0 and not stays.any() and (alone or is_running[0]):
         fits = 1
     front = base + fits
-    entering = np.flatnonzero(~is_running[:front])
+    entering = (~is_running[:front]).nonzero()[0]
     runs_next = is_running.copy()
     if len(entering) or stays is not is_running:
         runs_next[:front] = True
         runs_next[front:] = _behind(is_running, demand, front, slots)
-    waits = np.flatnonzero(~is_running[front:]) + front
+    waits = (~is_running[front:]).nonzero()[0] + front
     if fits < reach:
         # Running requests up to the one that does not fit stay; waiting ones are only behind it.
         waits = waits[waits == front]

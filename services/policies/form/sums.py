@@ -17,9 +17,9 @@ class SumDemand(Demand):
     """A job never needs more than it counts for. O(jobs)."""
 
     def count_fitting(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
-        totals = np.cumsum(self.held[order])
+        totals = self.held[order].cumsum()
         needs = np.concatenate([[totals[base - 1] if base else 0.0], totals[base:]])
-        fit = int(np.searchsorted(needs, self.limit, side="right")) - 1
+        fit = int(needs.searchsorted(self.limit, side="right")) - 1
         return min(most, max(0, fit)), lambda count: float(needs[count])
 
 

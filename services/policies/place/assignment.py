@@ -35,7 +35,7 @@ def assign(
     a single worker nothing is scored. O(waiting · workers), over at most those slots.
     """
     workers, at = candidates.workers, at.copy()
-    fresh = np.flatnonzero(at == NOWHERE)
+    fresh = (at == NOWHERE).nonzero()[0]
     if not len(fresh) or not workers:
         return at
     free = free_slots(candidates)

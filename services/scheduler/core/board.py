@@ -26,6 +26,7 @@ from services.scheduler.core.phases import RequestPhase
 from services.scheduler.core.tenants import Tenants
 
 INITIAL_ROWS = 256
+QUEUED, RUNNING = int(RequestPhase.QUEUED), int(RequestPhase.RUNNING)
 UNKNOWN = Forecast((float(UNCAPPED),), (1.0,), UNCAPPED, "unknown", 0, "unknown")
 
 
@@ -143,8 +144,8 @@ class Board:
         return Snapshot(
             now,
             self._frozen,
-            (self.phase == RequestPhase.QUEUED).nonzero()[0],
-            (self.phase == RequestPhase.RUNNING).nonzero()[0],
+            (self.phase == QUEUED).nonzero()[0],
+            (self.phase == RUNNING).nonzero()[0],
             workers,
             self.forecasts,
             self.chains,

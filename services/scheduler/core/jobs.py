@@ -8,6 +8,7 @@ from services.core import Grant, HeldRequest, Pause, Report, Request, StaticBatc
 from services.costs import CostModel
 from services.forecast import Forecast, Ints
 from services.policies.decision import WorkerDecision
+from services.policies.snapshot import WorkerSnapshot
 from services.runtime.prefix import MAX_REPORTED_PREFIXES
 
 
@@ -135,15 +136,45 @@ class WorkerJobs:
     admitted: int = 0
     peak_tokens: float | None = None
     draining: bool = False
+    last_snapshot: WorkerSnapshot | None = None
+
+    def snapshot(self, model: int) -> WorkerSnapshot:
+        """The worker in a round; `model` is the number of its model. The same object while nothing
+        changes, so that what it derives from its fields is computed once."""
+        last, prefixes = self.last_snapshot, self.prefixes.sorted
+        if (
+            last is None
+            or last.cost is not self.cost
+            or last.prefixes is not prefixes
+            or last.shared_blocks != self.shared_blocks
+            or last.kv_tokens != self.room_tokens
+            or last.max_running != self.slots
+        ):
+            last = self.last_snapshot = WorkerSnapshot(
+                self.number,
+                model,
+                self.room_tokens,
+                self.view.block_tokens,
+                self.slots,
+                self.view.reach_tokens,
+                self.cost,
+                self.shared_blocks,
+                prefixes,
+            )
+        return last
 
     @property
     def slots(self) -> int:
         """Running requests that the scheduler may have here: running orphans keep their slots."""
+        if not self.orphans:
+            return self.view.max_running
         return self.view.max_running - sum(held.running for held in self.orphans.values())
 
     @property
     def room_tokens(self) -> int:
         """KV tokens that the scheduler may plan: device blocks of orphans are excluded."""
+        if not self.orphans:
+            return self.view.kv_tokens
         blocks = sum(held.blocks for held in self.orphans.values())
         return max(0, self.view.kv_tokens - blocks * self.view.block_tokens)
 
@@ -172,6 +203,8 @@ class WorkerJobs:
 
     def update_orphans(self, report: Report) -> None:
         """Keeps orphans as the worker reports them: a later adoption needs their current state."""
+        if not self.orphans:
+            return
         for progress in (*report.progress, *report.evicted):
             if held := self.orphans.get(progress.request_id):
                 self.orphans[progress.request_id] = replace(

@@ -32,6 +32,7 @@ from services.scheduler.core.phases import RequestPhase, Transition, TransitionC
 
 UNMEASURED = CostModel(base_s=0.01, prefill_token_s=1e-4, decode_seq_s=1e-4, context_token_s=0.0)
 NO_ROW = -1  # of a request without a record here
+_PHASES = tuple(RequestPhase)  # by value
 NONE, RUNNING = RequestPhase.NONE, RequestPhase.RUNNING
 
 
@@ -69,7 +70,7 @@ class Ledger:
         return self._waiting[model]
 
     def phase(self, job: Job) -> RequestPhase:
-        return RequestPhase(int(self.board.phase[job.row]))
+        return _PHASES[self.board.phase[job.row]]
 
     def home(self, job: Job) -> str:
         """The worker that has its tokens; empty if none."""
@@ -108,17 +109,7 @@ class Ledger:
     def worker_snapshots(self) -> tuple[WorkerSnapshot, ...]:
         """The workers that a round may use: not those that are draining."""
         return tuple(
-            WorkerSnapshot(
-                worker.number,
-                self.board.model_number(worker.view.model),
-                worker.room_tokens,
-                worker.view.block_tokens,
-                worker.slots,
-                worker.view.reach_tokens,
-                worker.cost,
-                worker.shared_blocks,
-                worker.prefixes.sorted,
-            )
+            worker.snapshot(self.board.model_number(worker.view.model))
             for worker in self.workers.values()
             if not worker.draining
         )
@@ -307,7 +298,8 @@ class Ledger:
         )
         self.board.phase[job.row] = after
         self.running += (after is RUNNING) - (before is RUNNING)
-        self._count_waiting(job.request.model, _waits(after) - _waits(before))
+        if change := _waits(after) - _waits(before):
+            self._count_waiting(job.request.model, change)
         self.transitions.append(transition)
         if action := self._message(job.link, transition):
             self.actions.append(action)

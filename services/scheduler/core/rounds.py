@@ -36,6 +36,7 @@ from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.phases import RequestPhase
 from services.scheduler.core.static_batches import begin_batch
 
+QUEUED, RUNNING = RequestPhase.QUEUED, RequestPhase.RUNNING
 MAX_VICTIMS = 64  # per plan; the next plan names the next ones
 
 
@@ -134,10 +135,8 @@ class Rounds:
         for _, job in self._current(decision.pause, stale):
             if job.request_id in worker.running:
                 ledger.pause(job, worker, residency)
-        enters = phase[decision.run] == RequestPhase.QUEUED
-        longer = (phase[decision.run] == RequestPhase.RUNNING) & (
-            decision.limits > columns.limit[decision.run]
-        )
+        enters = phase[decision.run] == QUEUED
+        longer = (phase[decision.run] == RUNNING) & (decision.limits > columns.limit[decision.run])
         limits = decision.limits[longer].tolist()
         batch: list[Job] = []
         for at, job in self._current(decision.run[longer], stale):
