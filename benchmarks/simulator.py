@@ -1,7 +1,7 @@
 """Speed of the simulator: CPU time per request, its growth with the queue, and peak memory.
 
     python -m benchmarks.simulator [--presets a,b] [--requests N,M,…] [--lengths FILE] [--json FILE]
-                                   [--quick]
+                                   [--plot FILE] [--quick]
 
 Each run is a process of its own on one core. Capacity is the rate at which `fcfs` serves a burst.
 The loads are 0.8 and 1.2 times that rate, with Poisson arrivals, and a burst: all requests queued
@@ -33,7 +33,7 @@ from simulator.workload.workload import Workload
 
 BURST = 0.0  # the factor of capacity of a burst
 FACTORS = (0.8, 1.2, BURST)
-SIZES, QUICK_SIZES = "1000,3000,10000", "200,400"
+SIZES, QUICK_SIZES = "1000,3000,10000,30000", "200,400"
 CAPACITY_REQUESTS, QUICK_CAPACITY_REQUESTS = 3_000, 200
 MEDIANS, SIGMAS = (500.0, 75.0), (0.9, 1.4)  # of input and output tokens
 SLA = Sla("benchmark", 2.0, 0.1)
@@ -69,6 +69,7 @@ def main() -> None:
     options.add_argument("--presets", default="fcfs,foretoken", help="names, separated by commas")
     options.add_argument("--requests", default="", help=f"numbers of requests; default: {SIZES}")
     options.add_argument("--lengths", type=Path, help="CSV with input_tokens,output_tokens")
+    options.add_argument("--plot", type=Path, help="write cost against requests to this PNG file")
     options.add_argument("--hardware", default="h100-llama3-8b")
     options.add_argument("--workers", type=int, default=4)
     args = options.parse_args()
@@ -80,16 +81,21 @@ def main() -> None:
     for preset in args.presets.split(","):
         rows: list[tuple[object, ...]] = []
         for factor in FACTORS:
+            label = f"{factor:g} x capacity" if factor else "burst"
             costs = [measure(_case(args, preset, size, rate * factor)) for size in sizes]
             records += [
-                {"preset": preset, "load": factor, "requests": size, **asdict(cost)}
+                {"preset": preset, "load": factor, "label": label, "requests": size, **asdict(cost)}
                 for size, cost in zip(sizes, costs, strict=True)
             ]
-            load = f"{factor:g} x capacity" if factor else "burst"
-            rows.append((load, *(f"{c.ms_per_request:.2f} ({c.peak_mib:.0f})" for c in costs)))
+            rows.append((label, *(f"{c.ms_per_request:.2f} ({c.peak_mib:.0f})" for c in costs)))
         head = ("load", *(f"{size:,} requests" for size in sizes))
         show(f"{preset}: CPU ms per request (peak MiB)", head, rows)
     write(args.json, {"capacity_per_s": rate, "runs": records})
+    if args.plot:
+        # Not imported above: the runs' processes would import it, too, and count its memory.
+        from benchmarks.simulator_plot import draw
+
+        draw(records, args.plot)
 
 
 def _case(args: Namespace, preset: str, requests: int, rate: float) -> Case:

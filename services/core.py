@@ -122,9 +122,9 @@ class Pause:
     residency: Residency
 
 
-@dataclass(frozen=True, slots=True)
-class QueuePosition:
-    """A request in a plan's order; `wait_s` is the expected time until it runs, 0 while it runs."""
+class QueuePosition(NamedTuple):
+    """A request in a plan's order; `wait_s` is the expected time until it runs, 0 while it runs. A
+    tuple, because a plan has one for each request."""
 
     request_id: str
     wait_s: float

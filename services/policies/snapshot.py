@@ -103,9 +103,9 @@ class RequestColumns:
 
 def distinct(column: Ints) -> list[int]:
     """The values of a column, ascending. Most columns have one, which needs no sort."""
-    if not len(column) or (column == column[0]).all():
-        return column[:1].tolist()
-    return [int(value) for value in np.unique(column)]
+    one = not len(column) or bool((column == column[0]).all())
+    values: list[int] = (column[:1] if one else np.unique(column)).tolist()
+    return values
 
 
 _columns = attrgetter(*(each.name for each in fields(RequestColumns)))

@@ -29,14 +29,16 @@ class Records:
 
     def on_tokens(self, rows: Ints, times_s: Floats) -> None:
         """Each of these requests gets one token at each of these ascending times. O(rows)."""
-        begun = self.tokens[rows] > 0
-        self.first_s[rows[~begun]] = times_s[0]
-        gap_s = np.where(begun, times_s[0] - self.last_s[rows], 0.0)
+        made, first_s = self.tokens[rows], times_s[0]
+        gap_s = first_s - self.last_s[rows]
+        if not made.all():
+            self.first_s[rows[made == 0]] = first_s
+            gap_s[made == 0] = 0.0
         if len(times_s) > 1:
-            gap_s = np.maximum(gap_s, np.diff(times_s).max())
+            gap_s = np.maximum(gap_s, (times_s[1:] - times_s[:-1]).max())
         self.longest_gap_s[rows] = np.maximum(self.longest_gap_s[rows], gap_s)
         self.last_s[rows] = times_s[-1]
-        self.tokens[rows] += len(times_s)
+        self.tokens[rows] = made + len(times_s)
 
     def reach_client(self, hop_s: float) -> None:
         """Adds the way from worker to client to the token times."""

@@ -89,9 +89,7 @@ class Simulation:
         self._answers = answers.tolist()
         self._content = contents_of(workload)
         self.records = Records(len(workload))
-        self._observations = (
-            Observations(settings.observe, answers) if settings.observe else None
-        )
+        self._observations = Observations(settings.observe, answers) if settings.observe else None
         self._timing = settings.timing
         self._queue = EventQueue()
         self._forecaster: Forecaster | None = None

@@ -164,12 +164,13 @@ class SimWorker:
         attended = batch.context_tokens + (self._attended_padding() if rows else 0)
         context = attended + rows * np.arange(steps, dtype=float)
         fixed_s = cost.base_s + cost.prefill_token_s * batch.prefill_tokens
-        elapsed_s: Floats = fixed_s + cost.decode_seq_s * rows + cost.context_token_s * context
+        ends_s = np.empty(1 + steps)
+        ends_s[0], elapsed_s = now, ends_s[1:]
+        elapsed_s[:] = fixed_s + cost.decode_seq_s * rows + cost.context_token_s * context
         if self._slowdown:
             elapsed_s *= self._slowdown(now)
         elapsed_s[0] += device_s
-        ends_s: Floats = np.cumsum(np.concatenate([[now], elapsed_s]))[1:]
-        return ends_s
+        return ends_s.cumsum()[1:]
 
     def _attended_padding(self) -> int:
         return self.state.padding_tokens if self.hardware.attends_padding else 0

@@ -1,8 +1,11 @@
 """The simulator's benchmark: its runs and its workloads."""
 
+import json
 from pathlib import Path
 
-from benchmarks.simulator import Case, draw_workload, measure, run
+import pytest
+
+from benchmarks.simulator import Case, draw_workload, main, measure, run
 
 
 def case(requests: int, rate: float, lengths: Path | None = None) -> Case:
@@ -23,3 +26,19 @@ def test_simulator_benchmark_draws_lengths_from_a_file(tmp_path: Path) -> None:
     pairs = zip(drawn.input_tokens.tolist(), drawn.output_tokens.tolist(), strict=True)
     assert set(pairs) == {(7, 3), (9, 5)}
     assert 5 < drawn.rate < 20
+
+
+def test_simulator_benchmark_records_and_plots_its_growth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, plot = tmp_path / "speed.json", tmp_path / "growth.png"
+    options = ["--quick", "--presets", "fcfs", "--requests", "10,20", "--workers", "1"]
+    monkeypatch.setattr("sys.argv", ["", *options, "--json", str(record), "--plot", str(plot)])
+    main()
+    runs = json.loads(record.read_text())["runs"]
+    assert [(run["label"], run["requests"]) for run in runs] == [
+        (label, size)
+        for label in ("0.8 x capacity", "1.2 x capacity", "burst")
+        for size in (10, 20)
+    ]
+    assert plot.read_bytes().startswith(b"\x89PNG")

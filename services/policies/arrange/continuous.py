@@ -133,12 +133,14 @@ def _fill(
     rng: np.random.Generator,
 ) -> FillResult:
     jobs, is_running = candidates.jobs.select(at), candidates.is_running[at]
-    here = jobs.home == worker.number  # a moving request's KV elsewhere does not count here
-    jobs = replace(jobs, held=np.where(here, jobs.held, 0), blocks=np.where(here, jobs.blocks, 0))
+    here = jobs.home == worker.number
+    if (jobs.held[~here] | jobs.blocks[~here]).any():  # KV elsewhere does not count here
+        held, blocks = np.where(here, jobs.held, 0), np.where(here, jobs.blocks, 0)
+        jobs = replace(jobs, held=held, blocks=blocks)
     limits = SLICES[preset.slice].limits(candidates, worker, at, preset.params)
     queue = WorkerQueue(jobs, is_running, limits, worker, forecasts, candidates.numbers)
     demand = FORMS[preset.form].demand(queue, preset.params, rng)
-    first = int(np.argmin(is_running))
+    first = int(is_running.argmin())
     alone = bool(jobs.longest[first] <= worker.kv_tokens)
     if RESIDENCIES[preset.residency].held_fast:
         holds = is_running | (candidates.is_paused_with_kv()[at] & here)

@@ -111,9 +111,9 @@ def per_token_s(lengths: Floats, seconds: Floats, masses: Floats, token_s: float
     place. `lengths` are whole answers; the arrays have shape (rows, points), ascending along a row.
     O(rows · points).
     """
-    chance = np.cumsum(masses, axis=1)
-    gain = np.cumsum(masses / lengths, axis=1)
-    spent = np.cumsum(masses * seconds, axis=1) + seconds * (1.0 - chance)
+    chance = masses.cumsum(axis=1)
+    gain = (masses / lengths).cumsum(axis=1)
+    spent = (masses * seconds).cumsum(axis=1) + seconds * (1.0 - chance)
     index = (spent / np.maximum(gain, _NO_GAIN)).min(axis=1)
     work_s: Floats = np.sqrt(token_s * index)
     return work_s

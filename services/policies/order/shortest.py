@@ -98,9 +98,12 @@ def known_sizes(
         np.full(len(rows), pace.prefill_token_s),
     )
     sized, *before = memory.recall((SIZE, *SIZE_INPUTS), rows, jobs.serial[rows])
-    same = np.all([was == now for was, now in zip(before, inputs, strict=True)], axis=0)
-    changed = np.flatnonzero(~same)
-    for at in np.split(changed, range(BLOCK, len(changed), BLOCK)):
+    same = np.ones(len(rows), bool)
+    for was, now in zip(before, inputs, strict=True):
+        same &= was == now
+    changed = (~same).nonzero()[0]
+    for first in range(0, len(changed), BLOCK):
+        at = changed[first : first + BLOCK]
         sized[at] = size(*pace.spread_s(jobs, rows[at], snapshot.forecasts))
     return {SIZE: sized} | {
         name: values.astype(float) for name, values in zip(SIZE_INPUTS, inputs, strict=True)

@@ -48,9 +48,10 @@ def work_by_worker_s(candidates: Candidates, cached: Ints | None = None) -> Floa
     """Seconds that each request still needs at each worker, (rows, workers), with that much of it
     cached."""
     works = np.empty((len(candidates.rows), len(candidates.workers)))
+    reads = _reads(candidates.jobs)
     for i, worker in enumerate(candidates.workers):
         there = cached[:, i] if cached is not None and cached.size else 0
-        works[:, i] = work_s(candidates, worker, there)
+        works[:, i] = _work_s(candidates.jobs, worker, there, *reads)
     return works
 
 
@@ -59,18 +60,28 @@ def _sums(candidates: Candidates, at: Ints, adds: Floats) -> Floats:
     return np.array(sums)
 
 
-def work_s(candidates: Candidates, worker: WorkerSnapshot, cached: Ints | int = 0) -> Floats:
+def _reads(jobs: RequestColumns) -> tuple[Ints, Floats, Floats]:
+    """Contexts, tokens still expected, and the context tokens that these will read."""
+    context, left = jobs.context, jobs.expected_remaining
+    return context, left, left * (context + left / 2)
+
+
+def _work_s(
+    jobs: RequestColumns,
+    worker: WorkerSnapshot,
+    cached: Ints | int,
+    context: Ints,
+    left: Floats,
+    reads: Floats,
+) -> Floats:
     """Seconds that each request still needs on this worker's device: prefill of KV that is neither
     held nor `cached` there, and its tokens, while as many run beside it as memory allows.
 
     A sequence's share of SCLS' T_serve (Eq. 2) with n running: r tokens beyond a context of c take
     r·(base/n + seq) + context·Σ_{k ≤ r} (c + k), where the sum is r·(c + r/2) up to half a token.
     """
-    jobs, cost = candidates.jobs, worker.cost
-    held = np.where(jobs.home == worker.number, jobs.held, 0)
-    left = jobs.expected_remaining
-    reads = left * (jobs.context + left / 2)
-    missing = np.maximum(jobs.context - np.maximum(held, cached), 0)
+    cost, held = worker.cost, np.where(jobs.home == worker.number, jobs.held, 0)
+    missing = np.maximum(context - np.maximum(held, cached), 0)
     token_s = cost.base_s / worker.full_seqs + cost.decode_seq_s
     prefill_s = missing * cost.prefill_token_s
     work: Floats = prefill_s + left * token_s + cost.context_token_s * reads

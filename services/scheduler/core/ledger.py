@@ -70,7 +70,7 @@ class Ledger:
         return self._waiting[model]
 
     def phase(self, job: Job) -> RequestPhase:
-        return _PHASES[self.board.phase[job.row]]
+        return _PHASES[int(self.board.phase[job.row])]
 
     def home(self, job: Job) -> str:
         """The worker that has its tokens; empty if none."""
@@ -219,7 +219,8 @@ class Ledger:
         numbers = np.array(columns, np.int64)
         if not here.all():
             rows, numbers = rows[here], numbers[:, here]
-        self.board.advance(rows, *numbers, self.now)
+        output, held, blocks = numbers
+        self.board.advance(rows, output, held, blocks, self.now)
 
     def pause(self, job: Job, worker: WorkerJobs, residency: Residency) -> None:
         """Running → queued. KV that the residency keeps stays at its worker."""

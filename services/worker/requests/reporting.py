@@ -103,7 +103,7 @@ class Reporter:
         sequences, pool, blocks = kv.sequences, kv.pool, kv.blocks()
         about = dict(kv.running) if everything else {}
         about |= self._included
-        about |= {r: sequences[r] for r in self._changed(blocks) if r in sequences}
+        about |= {r: sequences[r] for r in self._changed(blocks, about) if r in sequences}
         for request_id in self._evicted:
             about.pop(request_id, None)
         added, gone = pool.cached.pop_changes()
@@ -124,11 +124,14 @@ class Reporter:
         self._clear(everything)
         return report
 
-    def _changed(self, blocks: Mapping[str, int]) -> list[str]:
-        """Requests whose block count differs from the last reported one."""
-        reported = self._blocks
-        changed = [r for r, count in blocks.items() if reported.get(r) != count]
-        return changed + [r for r in reported if r not in blocks]
+    def _changed(self, blocks: Mapping[str, int], about: Mapping[str, Sequence]) -> list[str]:
+        """Requests besides `about` whose block count differs from the last reported one."""
+        reported, changed = self._blocks, []
+        if blocks.keys() - about.keys():
+            changed = [r for r, n in blocks.items() if r not in about and reported.get(r) != n]
+        if gone := reported.keys() - blocks.keys():
+            changed += [r for r in reported if r in gone and r not in about]
+        return changed
 
     def _clear(self, everything: bool) -> None:
         self._finished.clear()

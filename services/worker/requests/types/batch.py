@@ -54,7 +54,7 @@ class DecodeRows:
 
     def __init__(self, sequences: Seq[Sequence], tables: Seq[Seq[int]], block_tokens: int):
         computed = np.array([s.computed for s in sequences], np.int64)
-        order = np.argsort(-computed, kind="stable")
+        order = (-computed).argsort(kind="stable")
         places = order.tolist()
         self.sequences = [sequences[i] for i in places]
         self.block_tokens = block_tokens
