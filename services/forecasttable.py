@@ -226,7 +226,8 @@ class After:
 def _search(table: NDArray[_Float], which: Ints, target: NDArray[_Float]) -> Ints:
     """How many values of its ascending row lie below the target, for each of `which`."""
     if len(which) and (which == which[0]).all():  # all of one population
-        return table[which[0]].searchsorted(target)
+        below_target: Ints = table[which[0]].searchsorted(target)
+        return below_target
     flat, start = table.reshape(-1), which * MAX_POINTS
     at = np.empty(target.shape, np.int64)
     at[...] = start

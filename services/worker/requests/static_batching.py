@@ -45,7 +45,7 @@ class Batch:
 
     number: int
     members: dict[str, Sequence] = field(default_factory=dict)
-    awaited: set[str] = field(default_factory=set)
+    awaited: dict[str, None] = field(default_factory=dict)  # a set in order, as in the plan
     last: dict[str, NewToken] = field(default_factory=dict)
     stage: Stage = Stage.GATHERING
 
@@ -94,7 +94,7 @@ class StaticBatching(Batching):
                 gathered.members[request_id] = sequence
             elif sequence is None and request_id in expected:
                 self.remove_from_batch(request_id)
-                gathered.awaited.add(request_id)
+                gathered.awaited[request_id] = None
         self._batches[batch.number] = self._changed[batch.number] = gathered
         self._batch_of |= dict.fromkeys((*gathered.members, *gathered.awaited), gathered)
         self._kv.bump_version()
@@ -102,7 +102,7 @@ class StaticBatching(Batching):
     def on_prompt(self, sequence: Sequence) -> None:
         """Adds an arrived request to the batch that awaits it, if any."""
         if batch := self._batch_of.get(sequence.request_id):
-            batch.awaited.discard(sequence.request_id)
+            batch.awaited.pop(sequence.request_id, None)
             batch.members[sequence.request_id] = sequence
             self._changed[batch.number] = batch
 
@@ -114,7 +114,7 @@ class StaticBatching(Batching):
             return None
         self._drop_pad(request_id)
         batch.members.pop(request_id, None)
-        batch.awaited.discard(request_id)
+        batch.awaited.pop(request_id, None)
         self._changed[batch.number] = batch
         self._kv.bump_version()
         return batch.last.pop(request_id, None)
@@ -326,7 +326,7 @@ class StaticBatching(Batching):
             assert number in self._changed or batch.awaited or not batch.is_over, (
                 "a batch is over and not marked as changed"
             )
-            assert not batch.awaited & self._kv.sequences.keys(), "an awaited member is here"
+            assert not batch.awaited.keys() & self._kv.sequences.keys(), "an awaited member is here"
             for request_id, sequence in batch.members.items():
                 assert self._kv.running.get(request_id) is sequence, "a member does not run"
                 assert bool(sequence.ended) == (request_id in batch.last)

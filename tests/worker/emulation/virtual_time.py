@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
+import numpy as np
+
 from services.core import Plan, Report
 from services.costs import CostModel
 from services.worker.emulation.answers import Answers, LengthLaw
@@ -97,8 +99,10 @@ def emulate(hardware: Hardware, commands: Sequence[Timed], lengths: Mapping[str,
 def simulate(hardware: Hardware, commands: Sequence[Timed], lengths: Mapping[str, int]) -> Run:
     """The steps of the simulator's worker. While it waits for an upload, commands wait, too, as in
     an engine."""
-    prompts = {c.request_id: c for _, c in commands if isinstance(c, Prompt)}
-    ends = {name: prompt.prompt_tokens + lengths[name] for name, prompt in prompts.items()}
+    prompts = [command for _, command in commands if isinstance(command, Prompt)]
+    ends = np.zeros(len(prompts), np.int64)  # requests are named by their rows
+    for prompt in prompts:
+        ends[int(prompt.request_id)] = prompt.prompt_tokens + lengths[prompt.request_id]
     options = WorkerOptions(jumps=False, prefix_sharing=True, timed=True)
     worker = SimWorker(0, hardware, ends, options)
     order, run = count(), Run()
