@@ -8,8 +8,7 @@ nothing is sampled or sorted.
 The curve begins at the next plan, as far as `measure_cadence` knows when that is. A worker begins
 requests in the order of their admission as memory comes free, without an eviction of earlier ones,
 so that requests admitted for the memory of answers that end until then keep the engine full.
-Counting from now leaves that memory empty from each end until a plan arrives: with 90 ms from plan
-to plan and answers of 50 tokens, half of the throughput is lost (docs/performance.md).
+Counting from now leaves that memory empty from each end until a plan arrives.
 
 The curve ends where the slices of the batch end, because the next plan may pause a request there.
 With whole answers as slices it covers their whole lengths. Under a preemptive order such a plan
