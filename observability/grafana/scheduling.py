@@ -111,6 +111,22 @@ ROUNDS = Section(
             limits=up_to(0.05, 0.5),
         ),
         plot(
+            "Time between plans",
+            SECONDS,
+            Line("while a request waits", Q.gauge(s.PLAN_INTERVAL, agg="max")),
+            limits=up_to(0.1, 0.5),
+            width=12,
+        ),
+        plot(
+            "Idle while requests wait",
+            SHARE,
+            Line("KV of {{worker}}", Q.gauge(s.KV_IDLE, "worker")),
+            Line("slots of {{worker}}", Q.gauge(s.SLOTS_IDLE, "worker")),
+            description="Free shares of a worker while requests wait. The lesser of both is what "
+            "plans leave unused.",
+            width=12,
+        ),
+        plot(
             "Rounds by arranger",
             EVENTS_S,
             Line("{{by}}", Q.rate(s.ARRANGED, "by")),

@@ -50,6 +50,22 @@ PLAN_AGE = histogram(
     "scheduler_plan_age_seconds",
     "Seconds from a plan's round to the worker's report that the plan is applied.",
 )
+PLAN_INTERVAL = gauge(
+    "scheduler_plan_interval_seconds",
+    "Mean seconds between rounds through which a request waits, for which slices and memory are "
+    "planned; 0 until one has waited.",
+)
+KV_IDLE = gauge(
+    "scheduler_kv_idle_ratio",
+    "Free share of the KV blocks while requests wait, by worker, as of its last report; 0 while "
+    "none waits.",
+    "worker",
+)
+SLOTS_IDLE = gauge(
+    "scheduler_slots_idle_ratio",
+    "Free share of the slots while requests wait, by worker; 0 while none waits.",
+    "worker",
+)
 ARRANGED = counter(
     "scheduler_rounds_arranged",
     "Rounds, by arranger: a separate batcher, or this process because the batcher was late, "

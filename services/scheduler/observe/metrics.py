@@ -1,7 +1,7 @@
 """The scheduler's metrics: read from the state where it has the value, else counted from steps."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 
 import numpy as np
@@ -11,8 +11,10 @@ from observability.metrics import scheduler as catalogue
 from observability.metrics.instruments import BoundedLabels, Instruments
 from services.core import RejectReason
 from services.forecast import Ints
+from services.policies.cadence import INTERVAL_S
 from services.policies.decision import WaitReason
 from services.scheduler.core import events as ev
+from services.scheduler.core.jobs import WorkerJobs
 from services.scheduler.core.phases import Transition, TransitionCause
 from services.scheduler.core.state import SchedulerState
 
@@ -51,6 +53,9 @@ class SchedulerMetrics:
         read(catalogue.ADMITTED, lambda: {n: w.admitted for n, w in list(state.workers.items())})
         read(catalogue.MOVES, lambda: ledger.moves)
         read(catalogue.PEAK, lambda: _peaks(state))
+        read(catalogue.PLAN_INTERVAL, lambda: rounds.memory.number(INTERVAL_S))
+        read(catalogue.KV_IDLE, lambda: _idle(state, _free_kv_share))
+        read(catalogue.SLOTS_IDLE, lambda: _idle(state, _free_slots_share))
         read(catalogue.WORKERS, lambda: len(state.workers))
         read(catalogue.WORKERS_LOST, lambda: ledger.lost_workers)
         read(catalogue.PRESET, lambda: {state.preset.name: 1})
@@ -110,3 +115,17 @@ def _waiting_for(reasons: Ints) -> Mapping[str, float]:
 def _peaks(state: SchedulerState) -> Mapping[str, float]:
     workers = list(state.workers.values())
     return {w.view.worker_id: w.peak_tokens for w in workers if w.peak_tokens is not None}
+
+
+def _idle(state: SchedulerState, share: Callable[[WorkerJobs], float]) -> Mapping[str, float]:
+    """This share of each worker while requests wait; 0 while none waits."""
+    waits = state.ledger.waiting > 0
+    return {w.view.worker_id: waits * share(w) for w in list(state.workers.values())}
+
+
+def _free_kv_share(worker: WorkerJobs) -> float:
+    return worker.free_blocks / max(1, worker.kv_blocks)
+
+
+def _free_slots_share(worker: WorkerJobs) -> float:
+    return max(0.0, 1 - len(worker.running) / max(1, worker.slots))

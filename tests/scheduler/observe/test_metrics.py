@@ -146,6 +146,24 @@ def test_pauses_moves_and_plan_age_are_measured() -> None:
     assert s.value("scheduler_plan_age_seconds_count") == 3
 
 
+def test_idle_memory_and_slots_count_while_a_request_waits() -> None:
+    """`a` holds 3 of 6 blocks, and 1 of 8 slots; `b` does not fit beside it. Rounds are 1 s and
+    then 0.5 s apart: 0.1 · 1, then 0.9 · 0.1 + 0.1 · 0.5."""
+    s = Counting()
+    run_step(s, worker(kv_tokens=96), 0.0)
+    admitted(s, request("a", prompt=46))
+    report(s, 1, 0.0, free_blocks=3)
+    kv, slots, of = "scheduler_kv_idle_ratio", "scheduler_slots_idle_ratio", {"worker": "w0"}
+    assert (s.value(kv, **of), s.value(slots, **of)) == (0, 0)
+    waits(s, request("b", prompt=46))
+    assert (s.value(kv, **of), s.value(slots, **of)) == (3 / 6, 7 / 8)
+    assert s.value("scheduler_plan_interval_seconds") == 0
+    report(s, 2, 1.0, progress=(RequestProgress("a", 2, 48),), free_blocks=3)
+    report(s, 3, 1.5, progress=(RequestProgress("a", 3, 49),), free_blocks=2)
+    assert s.value("scheduler_plan_interval_seconds") == pytest.approx(0.14)
+    assert s.value(kv, **of) == 2 / 6
+
+
 def within(s: Any, sla: str) -> tuple[float, float]:
     """The bucket of the only observed slack of that class."""
     name, of = "slack_at_admission_seconds", {"class": sla}
