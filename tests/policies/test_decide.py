@@ -1,7 +1,7 @@
 """Properties of every row of presets.toml on random snapshots."""
 
 import pickle
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -101,17 +101,23 @@ def check(snapshot: Snapshot, decision: Decision, preset: Preset) -> None:
     assert set(whys.rows.tolist()) == set(decision.rows.tolist()) - running
 
 
+def bytes_of(snapshot: Snapshot) -> bytes:
+    """All values of a snapshot, without those that workers have derived."""
+    fresh = tuple(replace(worker) for worker in snapshot.workers)
+    return pickle.dumps(replace(snapshot, workers=fresh))
+
+
 @pytest.mark.parametrize("preset", ALL)
 @settings(max_examples=examples(60))
 @given(snapshots(), st.integers(0, 2**32))
 def test_decision_is_valid_and_deterministic(preset: str, snapshot: Snapshot, seed: int) -> None:
     """Columns and memory are read-only, so that a write raises."""
-    before = pickle.dumps(snapshot)
+    before = bytes_of(snapshot)
     first = decided(snapshot, preset, PolicyMemory(), seed)
     check(snapshot, first, choose(preset))
     second = decided(snapshot, preset, first.memory, seed)
     check(snapshot, second, choose(preset))
-    assert pickle.dumps(snapshot) == before
+    assert bytes_of(snapshot) == before
     assert pickle.dumps(decided(snapshot, preset, PolicyMemory(), seed)) == pickle.dumps(first)
     assert pickle.dumps(decided(snapshot, preset, first.memory, seed)) == pickle.dumps(second)
 
