@@ -24,6 +24,7 @@ from foretoken.commands.offline.record import record
 from foretoken.commands.offline.reproduce import reproduce
 from foretoken.commands.offline.simulate import simulate
 from foretoken.commands.offline.train import app as train
+from foretoken.commands.offline.tune import tune
 from foretoken.commands.offline.twin import twin
 from foretoken.commands.presets import presets
 from foretoken.commands.serve import serve
@@ -71,6 +72,7 @@ app.command(cls=ManyCommand, rich_help_panel=CLIENT)(bench)
 app.command(cls=Command, rich_help_panel=CLIENT)(why)
 app.command(cls=Command, rich_help_panel=SIMULATOR)(simulate)
 app.command(cls=Command, rich_help_panel=SIMULATOR)(plan)
+app.command(cls=Command, rich_help_panel=SIMULATOR)(tune)
 app.command(cls=Command, rich_help_panel=SIMULATOR)(record)
 app.command(cls=Command, rich_help_panel=SIMULATOR)(reproduce)
 app.command(cls=Command, rich_help_panel=SIMULATOR)(calibrate)

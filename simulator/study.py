@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
-from services.policies.preset import CHOICES, choose, require_known
+from services.policies.preset import CHOICES, Preset, choose, require_known
 from services.policies.room import describe_shortage
 from services.predictor.interface import Features
 from simulator.engine.forecaster import needs_encoder
@@ -120,10 +120,14 @@ def _at(point: Point, key: str, value: float) -> Point:
     if key in KEYS:
         return replace(KEYS[key](point, value), keys=keys)
     preset = point.settings.preset
-    choices = {choice: getattr(preset, choice) for choice in CHOICES}
-    given = {**choices, **preset.params, key.removeprefix(PRESET): value}
-    preset = choose(preset.name, given)
+    preset = with_numbers(preset, {key.removeprefix(PRESET): value})
     return replace(point, keys=keys, settings=replace(point.settings, preset=preset))
+
+
+def with_numbers(preset: Preset, numbers: Mapping[str, float]) -> Preset:
+    """The preset, whatever its origin, with these numbers in place of its own. Raises ValueError
+    for a number that it does not have or whose bounds are exceeded."""
+    return choose(preset.name, numbers, {preset.name: preset})
 
 
 def run_points(
@@ -131,11 +135,11 @@ def run_points(
 ) -> list[Finding]:
     """Runs all points in up to `processes` processes and returns their findings in order. `on_done`
     is called with the place of each point that ends. Prompts are read once for all points."""
-    read = _read_prompts(points)
+    read = read_prompts(points)
     return run_parallel([partial(_run, point) for point in read], processes, on_done)
 
 
-def _read_prompts(points: Sequence[Point]) -> list[Point]:
+def read_prompts(points: Sequence[Point]) -> list[Point]:
     """Returns the points, with features of their prompts where the predictor uses an encoder."""
     features: dict[int, Sequence[Features]] = {}  # by the identity of a column of prompts
 

@@ -11,6 +11,7 @@ from foretoken.commands.offline.traffic import (
     ArrivalsOption,
     MaxTokensOption,
     PredictorOption,
+    PresetsFileOption,
     ProcessesOption,
     RateOption,
     RequestsOption,
@@ -42,6 +43,7 @@ def plan(
         str, typer.Option(help="Hardware files or names of shipped ones, separated by commas.")
     ] = "h100-llama3-8b",
     preset: Annotated[str, typer.Option(help="Presets, separated by commas.")] = "foretoken",
+    presets: PresetsFileOption = "",
     max_workers: Annotated[int, typer.Option(min=1, help="Most workers to try.")] = 64,
     requests: RequestsOption = 0,
     rate: RateOption = None,
@@ -72,12 +74,12 @@ def plan(
     check_outputs(json, inputs=[trace, Path(workload), *map(Path, names)])
     target = parse_target(sla)
     kinds = [load_hardware(name) for name in names]
-    presets = parse_presets(preset)
+    chosen = parse_presets(preset, presets)
     traffic = open_workload(trace, workload, requests, rate, arrivals, seed)
     settings = [
         RunSettings(each, (kind,), target.sla, max_tokens, predictor=predictor, seed=seed)
         for kind in kinds
-        for each in presets
+        for each in chosen
     ]
     candidates = [
         Candidate(Point({}, each, traffic), target.share, max_workers) for each in settings

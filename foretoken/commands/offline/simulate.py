@@ -14,6 +14,7 @@ from foretoken.commands.offline.traffic import (
     ArrivalsOption,
     MaxTokensOption,
     PredictorOption,
+    PresetsFileOption,
     ProcessesOption,
     RateOption,
     RequestsOption,
@@ -46,6 +47,7 @@ def simulate(
     preset: Annotated[str, typer.Option(help="Presets to compare, separated by commas.")] = (
         "foretoken,fcfs"
     ),
+    presets: PresetsFileOption = "",
     hardware: Annotated[
         str, typer.Option(help="A hardware file, or the name of one that ships.")
     ] = "h100-llama3-8b",
@@ -100,7 +102,7 @@ def simulate(
     check_outputs(json, html, inputs=[trace, Path(workload), Path(hardware)])
     check_plot_folder(plot)
     one = load_hardware(hardware)
-    chosen = parse_presets(preset)
+    chosen = parse_presets(preset, presets)
     budgets = parse_sla(sla)
     if key == "rate" and not trace:
         rate = values[0]  # arrivals are drawn once, then stretched

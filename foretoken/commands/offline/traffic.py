@@ -70,18 +70,23 @@ SeedOption = Annotated[
 ProcessesOption = Annotated[
     int, typer.Option("--processes", min=0, help="Runs at once; 0: one per core.")
 ]
+PresetsFileOption = Annotated[
+    str, typer.Option("--presets", metavar="FILE", help="TOML file with more presets.")
+]
 
 
-def parse_presets(text: str) -> "list[Preset]":
-    """The presets of names separated by commas. Raises UsageError for a name that is given twice,
-    and ValueError for an unknown one."""
+def parse_presets(text: str, file: str = "") -> "list[Preset]":
+    """The presets of names separated by commas, shipped ones or those of a file. Raises UsageError
+    for a name that is given twice, and ValueError for an unknown one."""
     from services.policies.preset import choose
+    from services.policies.preset import presets as read_presets
 
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"--preset {text}: {name} is named twice; name each preset once")
-    return [choose(name) for name in names]
+    known = read_presets(file)
+    return [choose(name, known=known) for name in names]
 
 
 def open_workload(
