@@ -15,7 +15,7 @@ from services.policies.preset import require_known
 from services.predictor.interface import Example, Features, Options, Predictor, Query
 from services.predictor.learning.schedule import WORDS
 from services.predictor.predictors import ENCODERLESS, PLAIN, READS, build
-from simulator.engine.given import GIVEN, KnownLengths, forecast_given
+from simulator.engine.given import GIVEN, forecast_given, known_lengths
 from simulator.engine.prompt_forecaster import EXAMPLES, SERVED, LearnedPrompts
 from simulator.engine.settings import MODEL, RunSettings
 from simulator.workload.prompt_features import encode_prompts, read_words
@@ -96,7 +96,7 @@ FORECASTERS: dict[str, Build] = {
     "history": _learn_lengths("history"),
     "history-seeded": _learn_lengths("history-seeded"),
     "max": _learn_lengths("max"),
-    "oracle": lambda _settings, _workload, answer_tokens: KnownLengths(answer_tokens, "oracle"),
+    "oracle": lambda _settings, _workload, answer_tokens: known_lengths(answer_tokens, "oracle"),
     **{name: partial(_learn_prompts, name) for name in READS},
 }
 

@@ -11,16 +11,16 @@ from simulator.workload.workload import Workload
 GIVEN = "given"
 
 
-class KnownLengths:
-    """Forecasts one length per request, `tokens` of its id. It never learns."""
+class KnownForecasts:
+    """Answers `forecast_of` a request's id. It never learns."""
 
     encodes = False
 
-    def __init__(self, tokens: Callable[[str], int], source: str):
-        self._tokens, self._source = tokens, source
+    def __init__(self, forecast_of: Callable[[str], Forecast]):
+        self._forecast_of = forecast_of
 
     def forecast(self, requests: Sequence[Request]) -> list[Forecast]:
-        return [certain(self._tokens(r.request_id), self._source) for r in requests]
+        return [self._forecast_of(request.request_id) for request in requests]
 
     def study(self, examples: Sequence[Example]) -> None:
         """Does nothing."""
@@ -32,12 +32,19 @@ class KnownLengths:
         """Does nothing."""
 
 
-def forecast_given(workload: Workload) -> KnownLengths:
+def known_lengths(tokens: Callable[[str], int], source: str) -> KnownForecasts:
+    """Forecasts one length per request, `tokens` of its id, as certain."""
+    return KnownForecasts(lambda request_id: certain(tokens(request_id), source))
+
+
+def forecast_given(workload: Workload) -> KnownForecasts:
     """The forecasts of the workload. Raises ValueError if it has none."""
+    if workload.forecasts:
+        return KnownForecasts(lambda request_id: workload.forecasts[int(request_id)])
     if not workload.forecast_tokens:
         raise ValueError(
             f"the predictor 'given' answers a workload's own forecasts, and {workload.name} has "
             "none: choose another predictor, such as history, max or oracle"
         )
     tokens = workload.forecast_tokens
-    return KnownLengths(lambda request_id: tokens[int(request_id)], GIVEN)
+    return known_lengths(lambda request_id: tokens[int(request_id)], GIVEN)

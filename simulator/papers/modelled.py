@@ -10,7 +10,7 @@ from math import pi, sin, sqrt
 
 import numpy as np
 
-from services.forecast import Floats, Ints
+from services.forecast import UNCAPPED, Floats, Forecast, Ints
 
 Generator = np.random.Generator
 
@@ -47,6 +47,31 @@ def disturb_lengths(lengths: Ints, error: float, rng: Generator) -> Ints:
     noise = error * sqrt(pi / 2) * rng.standard_normal(len(lengths))
     disturbed: Ints = np.maximum(1, np.rint(lengths * (1 + noise))).astype(np.int64)
     return disturbed
+
+
+def spread_lengths(lengths: Ints, tau: float, rng: Generator, points: int = 16) -> list[Forecast]:
+    """Returns calibrated forecasts with this Kendall's tau between signals and lengths.
+
+    The length and the predictor's signal are normal by rank with correlation r = sin(π · tau / 2).
+    A forecast is the distribution of the length given the signal: normal with mean r · signal and
+    variance 1 − r², back in tokens by the quantiles of all lengths. O(n · points).
+    """
+    from scipy.special import ndtr, ndtri
+
+    correlation = sin(pi * tau / 2)
+    spread = sqrt(1 - correlation**2)
+    scores = normal_scores(lengths, rng)
+    signals = correlation * scores + spread * rng.standard_normal(len(lengths))
+    steps = ndtri((np.arange(points) + 0.5) / points)
+    levels = ndtr(correlation * signals[:, None] + spread * steps)
+    tokens = np.rint(np.quantile(lengths, levels))
+    return [_of_equal_points(row) for row in tokens]
+
+
+def _of_equal_points(tokens: Floats) -> Forecast:
+    values, counts = np.unique(np.maximum(tokens, 1), return_counts=True)
+    weights = counts / counts.sum()
+    return Forecast(tuple(values.tolist()), tuple(weights.tolist()), UNCAPPED, "modelled")
 
 
 def offset_lengths(lengths: Ints, rmse_tokens: float, rng: Generator) -> Ints:

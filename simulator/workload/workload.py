@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from services.core import Request
-from services.forecast import Floats, Ints
+from services.forecast import Floats, Forecast, Ints
 from services.predictor.interface import Features
 
 MAX_SPAN_S = 10 * 365 * 86_400  # the times of a run are doubles, exact to 0.1 µs within it
@@ -20,12 +20,13 @@ class Workload:
     """Requests in order of arrival: arrival times in seconds, lengths in tokens.
 
     Each other column has a row per request, or is empty if unknown. `hash_ids` are the numbers of
-    each prompt's blocks. `forecast_tokens` are the forecasts of the predictor `given`. `features`
-    are the embeddings of the prompts; a run computes those that it needs. `requests` are recorded
-    requests with their settings, with times on the clock of `arrival_s`. With `clients`, the load
-    is a closed loop: that many clients each send their next request when the previous one ends, and
-    `arrival_s` is ignored. Raises ValueError for columns that differ in length, arrivals that
-    decrease or are later than MAX_SPAN_S, and lengths below 1.
+    each prompt's blocks. The predictor `given` answers `forecasts`, or `forecast_tokens` as certain
+    lengths. `features` are the embeddings of the prompts; a run computes those that it needs.
+    `requests` are recorded requests with their settings, with times on the clock of `arrival_s`.
+    With `clients`, the load is a closed loop: that many clients each send their next request when
+    the previous one ends, and `arrival_s` is ignored. Raises ValueError for
+    columns that differ in length, arrivals that decrease or are later than MAX_SPAN_S, and lengths
+    below 1.
     """
 
     name: str
@@ -36,14 +37,15 @@ class Workload:
     prompts: Sequence[str] = ()
     hash_ids: Sequence[Sequence[int]] = ()
     forecast_tokens: Sequence[int] = ()
+    forecasts: Sequence[Forecast] = field(default=(), repr=False)
     features: Sequence[Features] = field(default=(), repr=False)
     clients: int = 0
     requests: Sequence[Request] = ()
 
     def __post_init__(self) -> None:
         sizes = {len(self.arrival_s), len(self.input_tokens), len(self.output_tokens)}
-        known = (self.kinds, self.prompts, self.hash_ids, self.forecast_tokens, self.features)
-        sizes |= {len(column) for column in (*known, self.requests) if column}
+        known = (self.kinds, self.prompts, self.hash_ids, self.forecast_tokens, self.forecasts)
+        sizes |= {len(column) for column in (*known, self.features, self.requests) if column}
         if len(sizes) != 1:
             raise ValueError(f"{self.name}: the columns have {sorted(sizes)} rows")
         if not len(self):
@@ -84,6 +86,7 @@ class Workload:
             prompts=_pick(self.prompts, rows),
             hash_ids=_pick(self.hash_ids, rows),
             forecast_tokens=_pick(self.forecast_tokens, rows),
+            forecasts=_pick(self.forecasts, rows),
             features=_pick(self.features, rows),
             requests=_pick(self.requests, rows),
         )

@@ -39,12 +39,15 @@ class Foresight(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A form with its parameters, a victim, and the lengths that the form receives."""
+    """A form with its parameters, a victim, and the lengths that the form receives. With
+    `slice_tokens`, the form is told that a request stops after so many tokens, as under an order
+    that may pause it there; here none pauses it."""
 
     form: str
     params: Params = field(default_factory=dict)
     foresight: Foresight = Foresight.HISTORY
     victim: str = "newest"
+    slice_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ class Admission:
         self.jobs = _columns(requests, _caps(requests, rules.foresight, settings.max_tokens))
         self._outputs = requests.output_tokens
         self._form, self._victim = FORMS[rules.form], VICTIMS[rules.victim]
+        self._slice_tokens = rules.slice_tokens
         self._params = resolve(rules.form, self._form.params, rules.params)
         self._most_tokens = settings.kv_tokens * max(1.0, self._params.get("overcommit", 1.0))
         self._worker = WorkerSnapshot(
@@ -110,7 +114,10 @@ class Admission:
         rows = np.concatenate([running, queued])
         jobs, runs = self.jobs.select(rows), np.arange(len(rows)) < len(running)
         numbers = self._reflect(running, queued)
-        candidates = WorkerQueue(jobs, runs, jobs.cap, self._worker, self._forecasts, numbers)
+        limits = jobs.cap
+        if self._slice_tokens:
+            limits = np.minimum(limits, jobs.output + self._slice_tokens)
+        candidates = WorkerQueue(jobs, runs, limits, self._worker, self._forecasts, numbers)
         demand = self._form.demand(candidates, self._params, self._rng)
         filled = fill(runs, demand, len(rows), alone=not len(running))
         # A sum of held or of worst-case tokens does not fall while its requests run.

@@ -6,6 +6,8 @@ from functools import partial
 
 import numpy as np
 
+from services.policies.form.registry import FORMS
+from services.policies.preset import choose
 from simulator.papers.document import read_document
 from simulator.papers.past_future.admission import Admission, Foresight, Rules, Settings
 from simulator.papers.past_future.decoding import decode
@@ -16,9 +18,10 @@ from simulator.workload.workload import Workload
 REQUESTS = 3_000
 SETTINGS = Settings()
 DATASETS = ("D1", "D2", "D3")
-OPTIMUM, CURVE = "optimum", "curve"
+OPTIMUM, CURVE, FORETOKEN, SERVED = "optimum", "curve", "foretoken", "foretoken-served"
 MEASURES = ("decoding_steps", "current_memory_pct", "future_memory_pct", "evicted_pct")
-EVICTION_SHARES = (0.02, 0.04)  # asked of the curve rule, not in the paper
+EVICTION_SHARES = (0.01, 0.02, 0.04)  # asked of the curve rule, not in the paper
+CURVE_Z = (1.0, 1.5, 2.0, 2.5)  # standard deviations of the curve rule without feedback
 NOTES = (
     "Evicted: the paper states neither how often its scheduler decides nor how a request is "
     "evicted. Here the newest request leaves when a step does not fit, and each eviction counts.",
@@ -31,6 +34,9 @@ NOTES = (
     "paper describes its run too briefly to tell the cause.",
     "Steps: the lengths that the seed draws move all rows of D3 together, by about 1 %. Five seeds "
     "gave +0.6 to +3.1 % over the paper with watermark=95%.",
+    "curve and foretoken are the served form `curve` over whole answers: feedback on evictions, or "
+    "a fixed z. foretoken-served has the preset's numbers and slices, in the order of arrival: the "
+    "preset counts on pausing requests at the ends of slices, which this table does not have.",
 )
 
 
@@ -64,14 +70,25 @@ def read_table() -> list[TableRow]:
 
 
 def curve_rows() -> list[TableRow]:
-    """Returns rows of the curve rule with the relief victim, which the paper does not have. Their
-    parameter is a share of evictions."""
+    """Returns rows of foretoken's admission, the curve rule, which the paper does not have: with
+    feedback, by its share of evictions; with a fixed z; and as the preset `foretoken` has it, in
+    the order of arrival. The victim is `relief`, and the last of the order in the last row."""
     nothing: Row = dict.fromkeys(MEASURES)
-    return [
-        TableRow(dataset, CURVE, f"evictions={share:.0%}", share, nothing)
-        for dataset in DATASETS
-        for share in EVICTION_SHARES
-    ]
+    kinds = (
+        *((CURVE, f"evictions={share:.0%}", share) for share in EVICTION_SHARES),
+        *((FORETOKEN, f"z={z:g}", z) for z in CURVE_Z),
+        (SERVED, "", choose(FORETOKEN).params["eviction_share"]),
+    )
+    return [TableRow(dataset, *kind, nothing) for dataset in DATASETS for kind in kinds]
+
+
+def _as_served(share: float) -> Rules:
+    """The preset's form with its numbers, under its slices."""
+    preset = choose(FORETOKEN)
+    names = FORMS[preset.form].params
+    params = {name: preset.params[name] for name in names} | {"eviction_share": share}
+    slice_tokens = int(preset.params["slice_tokens"])
+    return Rules(preset.form, params, victim="newest", slice_tokens=slice_tokens)
 
 
 # The form, victim and foresight of each scheduler, by the setting of its parameter. Three draws a
@@ -90,6 +107,8 @@ RULES: dict[str, Callable[[float], Rules]] = {
         "conservative", {"overcommit": overcommit}, Foresight.MAX_TOKENS
     ),
     CURVE: lambda share: Rules("curve", {"eviction_share": share}, victim="relief"),
+    FORETOKEN: lambda z: Rules("curve", {"z": z, "eviction_share": 0.0}, victim="relief"),
+    SERVED: _as_served,
 }
 
 

@@ -45,6 +45,21 @@ def test_admission_counts_the_tokens_that_its_policy_expects(rules: Rules, each:
     assert admitted(rules, 3 * each - 1) == 2
 
 
+@pytest.mark.parametrize(
+    ("rules", "each"),
+    [
+        (Rules("curve", {"z": 0.0, "eviction_share": 0.0}), 49),  # certain lengths: M*
+        (Rules("curve", {"z": 2.0, "eviction_share": 0.0}), 49),  # they have no variance
+        (Rules("curve", {"z": 0.0, "eviction_share": 0.0}, slice_tokens=8), 37),  # 29 + a slice
+    ],
+)
+def test_curve_admission_covers_the_peak_or_the_slice(rules: Rules, each: int) -> None:
+    """All requests have the same forecast, 20 tokens: memory is largest when all end, or where
+    their slices do."""
+    assert admitted(rules, 3 * each) == 3
+    assert admitted(rules, 3 * each - 1) == 2
+
+
 def test_ended_lengths_replace_prior_entries() -> None:
     """Ten ended requests fill the window; each of the next is expected to have their length."""
     assert admitted(PAST_FUTURE, 3 * 34, learned=10) == 3

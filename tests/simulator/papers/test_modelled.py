@@ -10,6 +10,7 @@ from simulator.papers.modelled import (
     normal_scores,
     offset_lengths,
     rank_lengths,
+    spread_lengths,
 )
 
 
@@ -79,3 +80,18 @@ def test_offset_forecasts_have_this_error_whatever_the_length():
     short, long = errors[true < 1_000], errors[true > 3_000]
     assert short.std() == pytest.approx(long.std(), rel=0.1)
     assert offset_lengths(np.ones(100, np.int64), 15.6, rng()).min() == 1
+
+
+def test_spread_forecasts_are_calibrated_and_as_good_as_asked() -> None:
+    """Each half of a forecast has half of the answers; the means rank as the signals do, which the
+    requested tau describes up to the error of 4,000 draws."""
+    drawn = np.random.default_rng(3)
+    answers = np.ceil(drawn.lognormal(5, 1, 4_000)).astype(np.int64)
+    for tau in (0.2, 0.6):
+        forecasts = spread_lengths(answers, tau, drawn)
+        pairs = zip(forecasts, answers.tolist(), strict=True)
+        below = [length <= forecast.quantile(0.5) for forecast, length in pairs]
+        assert abs(np.mean(below) - 0.5) < 0.05
+        means = [round(1_000 * each.mean()) for each in forecasts]
+        assert abs(kendall_tau(means, answers) - tau) < 0.04
+    assert [each.mean() for each in spread_lengths(np.full(5, 7), 0.5, drawn)] == [7.0] * 5
