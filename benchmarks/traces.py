@@ -19,6 +19,7 @@ Goodput is the share of all requests within the budgets of class standard. `of o
 goodput over that of `foretoken` with true lengths. Nothing is refused.
 """
 
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -184,42 +185,55 @@ def main() -> None:
     setups = [each for pair in run_parallel(tasks, processes, lambda _: None) for each in pair]
     for setup in setups:
         print(f"{setup.trace}, {setup.memory}: {_describe(setup)}", flush=True)
-    runs = [(name, setup, load) for setup in setups for load in loads for name in chosen]
-    done = count(1)
-    findings = run_points(
-        [make_point(name, setup, load, args.seed) for name, setup, load in runs],
-        processes,
-        lambda _: print(f"\r{next(done)} of {len(runs)}", end="", flush=True),
-    )
-    print()
-    rows = make_rows([(*run, finding.summary) for run, finding in zip(runs, findings, strict=True)])
-    for setup in setups:
+    rows: list[Row] = []
+    for setup in setups:  # the record has all rows so far, whatever happens to a later one
+        rows += _measure(setup, loads, chosen, args.seed, processes)
         for load in loads:
             _show(setup, load, rows)
+        write(args.json, _record(requests, args.seed, setups, rows))
     print(f"Modelled forecasts: calibrated, Kendall's tau {TAU}, as `words` on ShareGPT turns.")
-    write(
-        args.json,
-        {
-            "hardware": HARDWARE,
-            "requests": requests,
-            "seed": args.seed,
-            "forecast_tau": TAU,
-            "sla": {"ttft_s": SLA.ttft_s, "tpot_s": SLA.tpot_s, "mtpot_s": SLA.mtpot_s},
-            "setups": [
-                {
-                    "trace": each.trace,
-                    "memory": each.memory,
-                    "requests": len(each.window),
-                    "kv_tokens": each.hardware.kv_tokens,
-                    "requests_per_s": each.capacity,
-                    "input_tokens": float(each.window.input_tokens.mean()),
-                    "output_tokens": float(each.window.output_tokens.mean()),
-                }
-                for each in setups
-            ],
-            "rows": rows,
-        },
+
+
+def _measure(
+    setup: Setup, loads: Sequence[float], chosen: Sequence[str], seed: int, processes: int
+) -> list[Row]:
+    runs = [(name, setup, load) for load in loads for name in chosen]
+    done = count(1)
+    findings = run_points(
+        [make_point(*run, seed) for run in runs],
+        processes,
+        lambda place: print(
+            f"{setup.trace}, {setup.memory}: {next(done)} of {len(runs)}, {runs[place][0]}",
+            file=sys.stderr,
+            flush=True,
+        ),
     )
+    return make_rows([(*run, finding.summary) for run, finding in zip(runs, findings, strict=True)])
+
+
+def _record(
+    requests: int, seed: int, setups: Sequence[Setup], rows: Sequence[Row]
+) -> dict[str, object]:
+    return {
+        "hardware": HARDWARE,
+        "requests": requests,
+        "seed": seed,
+        "forecast_tau": TAU,
+        "sla": {"ttft_s": SLA.ttft_s, "tpot_s": SLA.tpot_s, "mtpot_s": SLA.mtpot_s},
+        "setups": [
+            {
+                "trace": each.trace,
+                "memory": each.memory,
+                "requests": len(each.window),
+                "kv_tokens": each.hardware.kv_tokens,
+                "requests_per_s": each.capacity,
+                "input_tokens": float(each.window.input_tokens.mean()),
+                "output_tokens": float(each.window.output_tokens.mean()),
+            }
+            for each in setups
+        ],
+        "rows": rows,
+    }
 
 
 def _describe(setup: Setup) -> str:
