@@ -67,8 +67,7 @@ def serve(
     emulate: Annotated[
         str,
         emulation_option(
-            "Hardware to emulate: no model computes, steps take as long as this hardware file of "
-            "the simulator says, and answers are made up.",
+            "Hardware file of the simulator to emulate: no model computes, answers are made up.",
             "HARDWARE",
             "none, the model computes",
         ),

@@ -28,6 +28,7 @@ def test_simulator_benchmark_draws_lengths_from_a_file(tmp_path: Path) -> None:
     assert 5 < drawn.rate < 20
 
 
+@pytest.mark.slow
 def test_simulator_benchmark_records_and_plots_its_growth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

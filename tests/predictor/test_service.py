@@ -258,4 +258,5 @@ def test_log_settings_reach_predictor_process() -> None:
     reported = {name: overrides for name, _, overrides in units}
     assert reported["predictor"]["log"] == {"path": "/tmp/x.sqlite", "keep_text": "true"}
     others = {name: set(overrides) for name, overrides in reported.items() if name != "predictor"}
+    assert others.pop("worker") == {"worker", "emulation", *COMMON}
     assert all(sections == {name, *COMMON} for name, sections in others.items())

@@ -52,6 +52,7 @@ def run(words: str, monkeypatch: pytest.MonkeyPatch) -> int | str | None:
     return ended.value.code
 
 
+@pytest.mark.slow
 def test_tune_prints_settings_that_serve_reads_and_repeats_its_bytes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
