@@ -42,6 +42,7 @@ from services.policies.snapshot import Snapshot
 
 LEAST_BACKLOG_S = 1e-3
 GAP_WORK = 0.5  # with 0.25, goodput is 0.01 higher at 1.6 × capacity and 0.01 lower at 3 ×
+SLA_HYSTERESIS = 2.0  # with 4, goodput is up to 0.05 higher on a new server, and TTFT p99 as well
 LEAST_WORK = 1e-12  # least γ·w, so that the boost is finite
 _NO_GAIN = 1e-300
 
@@ -52,8 +53,9 @@ def boost(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By boosted arrival; requests of tenants above their share while others wait go last.
 
     A queued request preempts a running one only if it also precedes it when the work of the running
-    one is less by the share `hysteresis`. O(jobs log jobs), and O(64) for each request that
-    changed.
+    one is less by the share `hysteresis`; by twice that share while the running one has a gap
+    budget and can meet its SLA, which a pause is likely to end. O(jobs log jobs), and O(64) for
+    each request that changed.
     """
     rows, jobs, split = snapshot.live, snapshot.jobs, len(snapshot.queued)
     pace, memory = measure_pace(snapshot, memory)
@@ -74,7 +76,8 @@ def boost(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     over = is_over_share(snapshot, rows, split, key)
     if over.any():
         key[over] += np.ptp(key) + 1.0
-    passed = key[split:] - np.log1p(params["hysteresis"]) / gamma  # -inf: none is preempted
+    hysteresis = _hysteresis(snapshot, params["hysteresis"], slack_s(snapshot, rows, pace)[split:])
+    passed = key[split:] - np.log1p(hysteresis) / gamma  # -inf: none is preempted
     queue_key = limit_preemption(snapshot, key, passed)
     next_s = earliest_s(snapshot.now, spare_s)
     memory = memory.with_columns(rows, jobs.serial[rows], **kept)
@@ -93,6 +96,14 @@ def _next_token_slack_s(snapshot: Snapshot, rows: Ints, split: int, pace: Pace) 
     first_s = jobs.arrival_s[rows] + jobs.ttft_s[rows] - snapshot.now
     slack: Floats = np.where(unbegun, first_s, left_s)
     return slack
+
+
+def _hysteresis(snapshot: Snapshot, share: float, slack: Floats) -> Floats:
+    """The share by which work must be less to preempt each running request, given the slack of its
+    SLA."""
+    keeps = (slack > 0) & np.isfinite(snapshot.jobs.mtpot_s[snapshot.running])
+    hysteresis: Floats = np.where(keeps, SLA_HYSTERESIS * share, share)
+    return hysteresis
 
 
 def boost_s(work_s: Floats, gamma: float) -> Floats:

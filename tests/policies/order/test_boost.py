@@ -104,6 +104,18 @@ def test_running_request_is_preempted_by_work_less_by_the_hysteresis():
     assert never.queue_key[2:].tolist() == [-inf, -inf]
 
 
+def test_running_request_that_can_meet_its_gap_budget_yields_to_less_than_half_of_its_work():
+    """The limit is 1 + 2 · 0.5 times the work of the queued one, and 1.5 times without a gap budget
+    or when the SLA cannot be met: 100 tokens take 1 s, and the end is due in 0.5 s."""
+    made = [certain(49), certain(51), certain(65), certain(68), *[certain(100)] * 3]
+    columns: Columns = {
+        "mtpot_s": [inf] * 4 + [1.5, inf, 1.5],
+        "deadline_s": [inf] * 6 + [NOW + 0.5],
+    }
+    found = ranked(board(made, 4, **columns), decay=1e-3, hysteresis=0.5)
+    assert [int(np.sum(found.key[:4] < place)) for place in found.queue_key[4:]] == [1, 3, 3]
+
+
 # The work
 
 
