@@ -84,7 +84,7 @@ def test_every_answer_says_that_it_is_emulated(live: Live):
     whole = json.loads(post(live, messages=messages, max_tokens=3))
     lines = post(live, messages=messages, max_tokens=3, stream=True).split("\n\n")
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    assert len(chunks) >= 3
+    assert chunks
     assert {each["system_fingerprint"] for each in (whole, *chunks)} == {"emulated-fast"}
     with grpc.insecure_channel(live.grpc) as channel:
         sampling = common_pb2.Sampling(max_tokens=2)
