@@ -202,7 +202,10 @@ class Rounds:
 
     def _victims(self, worker: WorkerJobs) -> tuple[str, ...]:
         names = self._ledger.names(worker.victims[:MAX_VICTIMS].tolist())
-        return tuple(name for name in names if name in worker.running)
+        named = dict.fromkeys(name for name in names if name in worker.running)
+        if worker.draining:  # no round decides about it: those adopted since the last one follow
+            named |= dict.fromkeys(reversed(worker.running))
+        return tuple(named)[:MAX_VICTIMS]
 
     def _queue_positions(self, worker: WorkerJobs) -> tuple[QueuePosition, ...]:
         """A worker's running requests, most urgent first, then its waiting ones with KV there and

@@ -1,5 +1,6 @@
 """Evacuation of a draining worker: nothing is placed there, its requests move to the others."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,6 +137,21 @@ def test_request_adopted_at_draining_worker_is_moved() -> None:
     assert plans(run_step(s, ev.Submitted(G, again), 0.3))["w0"].pause == (
         Pause("a", Residency.DROP),
     )
+
+
+def test_plan_names_adopted_requests_of_a_draining_worker_as_victims() -> None:
+    """No other worker could run them, and no round has decided about them; limits below their caps
+    are raised."""
+    s = state()
+    view = WorkerView("w0", "unix:/w0", "demo", 1_000, 16, 8, 500)
+    held = tuple(HeldRequest(name, 10, 50, 20, 30, 30, True, 2) for name in "ab")
+    run_step(s, ev.WorkerAttached("w0#1", view, held), 0.0)
+    drain(s, 0.2)
+    s.step(ev.Submitted(G, replace(request("a"), worker_id="w0")), 0.3)
+    actions = run_step(s, ev.Submitted(G, replace(request("b"), worker_id="w0")), 0.3)
+    plan = plans(actions)["w0"]
+    assert set(plan.extend) == {Grant("a", 50), Grant("b", 50)}
+    assert plan.victims == ("b", "a")
 
 
 def test_reattached_worker_is_no_longer_draining() -> None:
