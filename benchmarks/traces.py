@@ -12,9 +12,9 @@ of N requests from its middle is simulated, without requests of more than MOST_T
   tight   a quarter of the peak of the KV in use with ample memory at that capacity, and no less
           than the longest request needs. Its capacity is measured with this memory.
 
-Arrivals are stretched to factors of the capacity. Presets whose predictor reads prompts get
-modelled forecasts, since traces have no prompts: calibrated distributions with the Kendall's tau
-that `words` reaches on text (TAU). Others keep `history`, `max` or the true lengths.
+Arrivals are stretched to factors of the capacity. Presets with a predictor that reads prompts
+get modelled forecasts, since traces have no prompts: calibrated distributions with the Kendall's
+tau that `words` reaches on text (TAU). The others keep `history`, `max` or the true lengths.
 Goodput is the share of all requests within the budgets of class standard. `of oracle` is that
 goodput over that of `foretoken` with true lengths. Nothing is refused.
 """

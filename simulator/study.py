@@ -126,7 +126,7 @@ def _at(point: Point, key: str, value: float) -> Point:
 
 def with_numbers(preset: Preset, numbers: Mapping[str, float]) -> Preset:
     """The preset, whatever its origin, with these numbers in place of its own. Raises ValueError
-    for a number that it does not have or whose bounds are exceeded."""
+    for a number that it does not have, and for one out of bounds."""
     return choose(preset.name, numbers, {preset.name: preset})
 
 

@@ -1,4 +1,4 @@
-"""Pools of chat requests whose answers have known lengths, and the bodies drawn from them."""
+"""Pools of chat requests with known lengths of answers, and the bodies drawn from them."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -28,7 +28,7 @@ CONVERSATIONS = (
 
 
 def emulated_sections(name: str, lengths: str, overrides: Sections) -> dict[str, dict[str, str]]:
-    """Returns the sections of a system whose workers emulate this hardware: a name or a file.
+    """Returns the sections of a system with workers that emulate this hardware: a name or a file.
 
     `lengths`: file of prompts and the lengths of their answers; empty: all are drawn. Given
     settings win over the hardware's. Raises ValueError with a sentence for an unknown name, a file

@@ -3,11 +3,12 @@
 import csv
 import gzip
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,11 +37,12 @@ class CsvTable:
         self.require(np.isfinite(numbers), name, "a number")
         return numbers
 
-    def lengths(self, name: str) -> Ints:
-        """Returns a column of token counts. Raises ValueError for any other cell."""
+    def lengths(self, name: str, least: int = 1) -> Ints:
+        """Returns a column of token counts from `least` on. Raises ValueError for any other
+        cell."""
         numbers = self.numbers(name)
-        valid = (numbers >= 1) & (numbers <= MAX_TOKENS) & (numbers % 1 == 0)
-        self.require(valid, name, f"a whole number from 1 to {MAX_TOKENS:,}")
+        valid = (numbers >= least) & (numbers <= MAX_TOKENS) & (numbers % 1 == 0)
+        self.require(valid, name, f"a whole number from {least} to {MAX_TOKENS:,}")
         return numbers.astype(np.int64)
 
     def require(self, valid: Bools, name: str, what: str) -> None:
@@ -62,19 +64,25 @@ def read_csv(path: Path, *required: Names, optional: Names = (), most: int = 0) 
     that cannot be read, has none of the sets, has a row that is too short, or has no row.
     """
     try:
-        with _open(path) as file:
+        with open_text(path) as file:
             return _read_rows(path, file, required, optional, most)
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[TextIO]:
+    """Opens a file, plain or gzip, as UTF-8. Raises ValueError, also within the block, if it cannot
+    be read."""
+    try:
+        with path.open("rb") as file:
+            is_gzip = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        opened = gzip.open if is_gzip else open
+        with opened(path, "rt", newline="", encoding="utf-8-sig") as text:
+            yield cast(TextIO, text)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"cannot read {path}: {reason}") from None
-
-
-def _open(path: Path) -> TextIO:
-    with path.open("rb") as file:
-        is_gzip = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-    if is_gzip:
-        return gzip.open(path, "rt", newline="", encoding="utf-8-sig")
-    return path.open(newline="", encoding="utf-8-sig")
 
 
 def _read_rows(

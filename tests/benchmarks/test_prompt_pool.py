@@ -46,11 +46,11 @@ def test_bodies_repeat_prompts_only_if_there_are_too_few(file: str):
 
 def test_oracle_and_emulated_engine_read_the_written_lengths(tmp_path: Path):
     system = {"role": "system", "content": "Be brief."}
-    chats = [[{"role": "user", "content": "Who?"}], [system, {"role": "user", "content": "Why?"}]]
+    chats = [[{"role": "user", "content": "What?"}], [system, {"role": "user", "content": "Why?"}]]
     path = tmp_path / "lengths.jsonl"
     PromptPool(chats, [3, 8], 99).write_lengths(path)
-    assert read_oracle(str(path), 8_192) == {("", "Who?"): 3, ("Be brief.", "Why?"): 8}
-    assert read_lengths(path) == {"Who?": 3, "Why?": 8}
+    assert read_oracle(str(path), 8_192) == {("", "What?"): 3, ("Be brief.", "Why?"): 8}
+    assert read_lengths(path) == {"What?": 3, "Why?": 8}
 
 
 def test_served_model_says_what_is_emulated(file: str):

@@ -105,7 +105,7 @@ def curve(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Deman
     variance *= mean  # m² p (1 − p)
     limit = (1 - params["reserved"]) * worker.room_tokens
     z = queue.numbers.get(Z, params["z"]) if params["eviction_share"] else params["z"]
-    # The last time before the next plan: what is planned may not exceed it from then on.
+    # Row 0 is now. The curve counts from the last time that is not after the next plan.
     first = int(np.searchsorted(grid, _steps_to_next_plan(queue), side="right"))
     return CurveDemand(held, limit, moments[:, first:], z)
 

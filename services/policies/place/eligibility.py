@@ -21,7 +21,8 @@ def can_serve(candidates: Candidates, worker: WorkerSnapshot, rows: Ints) -> Boo
 
 
 def free_slots(candidates: Candidates) -> list[int]:
-    """Free slots of each worker, and those whose holders the first waiting request may preempt."""
+    """Free slots of each worker, with those that the first waiting request may take by
+    preemption."""
     first = candidates.queue_key[~candidates.is_running].min()
     stays = candidates.is_running & (candidates.queue_key <= first)
     home = candidates.jobs.home[stays]

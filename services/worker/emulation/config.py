@@ -87,8 +87,8 @@ def check_engine(config: EngineConfig, emulation: EmulationConfig) -> None:
     unused = config.model_fields_set & (EngineConfig.model_fields.keys() - USED)
     if unused:
         raise ConfigError(
-            f"worker.{min(unused)} has no effect on an emulated engine, whose speed and memory are "
-            f"those of {emulation.hardware}: leave it out"
+            f"worker.{min(unused)} has no effect on an emulated engine, which has the speed and "
+            f"memory of {emulation.hardware}: leave it out"
         )
     if config.kv_tokens < config.block_tokens:
         raise ConfigError(

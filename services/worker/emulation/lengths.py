@@ -1,16 +1,11 @@
 """Reads the file of prompts and the lengths of their answers."""
 
-import gzip
 import json
 import unicodedata
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
 
-import numpy as np
-
-from services.runtime.csv_table import GZIP_MAGIC, MAX_TOKENS, read_csv
+from services.runtime.csv_table import MAX_TOKENS, open_text, read_csv
 
 PROMPT, TOKENS = "prompt", "output_tokens"
 WHOLE = f"a whole number from 0 to {MAX_TOKENS:,}"
@@ -40,35 +35,20 @@ def normalise(text: str) -> str:
 
 def _read_csv(path: Path) -> Iterable[tuple[str, int]]:
     table = read_csv(path, (PROMPT, TOKENS))
-    tokens = table.numbers(TOKENS)
-    whole = (tokens >= 0) & (tokens <= MAX_TOKENS) & (tokens % 1 == 0)
-    table.require(whole, TOKENS, WHOLE)
-    return zip(table.columns[PROMPT], tokens.astype(np.int64).tolist(), strict=True)
-
-
-def _open(path: Path) -> BinaryIO:
-    with path.open("rb") as file:
-        zipped = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-    return cast(BinaryIO, gzip.open(path, "rb")) if zipped else path.open("rb")
+    return zip(table.columns[PROMPT], table.lengths(TOKENS, 0).tolist(), strict=True)
 
 
 def _is_json(path: Path) -> bool:
     """Whether the first character begins a JSON object."""
-    try:
-        with _open(path) as file:
-            return file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
-    except (OSError, EOFError, zlib.error) as error:
-        raise _unreadable(path, error) from None
+    with open_text(path) as file:
+        return file.read(64).lstrip().startswith("{")
 
 
 def _read_json(path: Path) -> Iterator[tuple[str, int]]:
-    try:
-        with _open(path) as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield _read_row(f"{path}, line {number}", line.decode("utf-8-sig"))
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise _unreadable(path, error) from None
+    with open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield _read_row(f"{path}, line {number}", line)
 
 
 def _read_row(where: str, line: str) -> tuple[str, int]:
@@ -87,7 +67,3 @@ def _read_row(where: str, line: str) -> tuple[str, int]:
     if type(tokens) is not int or not 0 <= tokens <= MAX_TOKENS:
         raise ValueError(f"{where}: {TOKENS} must be {WHOLE}, got {tokens!r}")
     return prompt, tokens
-
-
-def _unreadable(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}")

@@ -15,8 +15,8 @@ INCOMPLETE = "\ufffd"  # in the text of a token that is part of a character
 
 
 class Vocabulary:
-    """The tokens of a model. `words` are ordinary ones, whose texts are words after a space; of a
-    tokenizer without such tokens, all that have a text.
+    """The tokens of a model. `words` are those with a word after a space as their text, or all
+    tokens with a text if there are none.
 
     Raises ValueError with a sentence if the folder's files cannot be used.
     """

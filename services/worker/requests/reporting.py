@@ -125,7 +125,7 @@ class Reporter:
         return report
 
     def _changed(self, blocks: Mapping[str, int], about: Mapping[str, Sequence]) -> list[str]:
-        """Requests besides `about` whose block count differs from the last reported one."""
+        """Requests besides `about` with another block count than in the last report."""
         reported, changed = self._blocks, []
         if blocks.keys() - about.keys():
             changed = [r for r, n in blocks.items() if r not in about and reported.get(r) != n]

@@ -170,7 +170,7 @@ class Telling(Driver):
 def test_story_of_pause_and_swap() -> None:
     """One slot: "short", 3 tokens, preempts "long" of 400; the KV of "long" moves to host memory.
     A slice has 32 tokens, and is extended to the whole answer while no request waits.
-    From 4.0 to 6.0 there are three intervals of 1 s from plan to plan, whose mean from 0 on is
+    From 3.0 to 6.0 there are three intervals of 1 s from plan to plan. Their mean, from 0 on, is
     0.271 s, or 27.1 steps: the next slice has 32 + 54 tokens."""
     d = Telling(places=1)
     d.submit("long", 400)

@@ -97,7 +97,7 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
         ),
         (
             ["--emulate", "cpu2-demo", "--dtype", "bfloat16"],
-            "worker.dtype has no effect on an emulated engine, whose speed and memory are those of "
+            "worker.dtype has no effect on an emulated engine, which has the speed and memory of "
             "cpu2-demo: leave it out",
         ),
         (["--emulate", "cpu2-demo", "--host-gib", "2"], "worker.host_gib has no effect on an"),

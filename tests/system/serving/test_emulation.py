@@ -80,7 +80,7 @@ def test_answers_end_at_their_known_lengths_when_memory_is_short(live: Live):
 
 @pytest.mark.slow
 def test_every_answer_says_that_it_is_emulated(live: Live):
-    messages = [{"role": "user", "content": "Who is this?"}]
+    messages = [{"role": "user", "content": "What is this?"}]
     whole = json.loads(post(live, messages=messages, max_tokens=3))
     lines = post(live, messages=messages, max_tokens=3, stream=True).split("\n\n")
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
@@ -88,7 +88,7 @@ def test_every_answer_says_that_it_is_emulated(live: Live):
     assert {each["system_fingerprint"] for each in (whole, *chunks)} == {"emulated-fast"}
     with grpc.insecure_channel(live.grpc) as channel:
         sampling = common_pb2.Sampling(max_tokens=2)
-        request = gateway_pb2.GenerateRequest(prompt="Who?", sampling=sampling)
+        request = gateway_pb2.GenerateRequest(prompt="What?", sampling=sampling)
         call = gateway_pb2_grpc.GatewayStub(channel).Generate(request)
         assert dict(call.initial_metadata())["system-fingerprint"] == "emulated-fast"
         assert sum(len(response.token_ids) for response in call) == 2

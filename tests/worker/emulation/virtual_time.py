@@ -66,8 +66,8 @@ def engine_with(
     lengths: Mapping[str, int] | None = None,
     attends_padding: bool = False,
 ) -> EmulatedEngine:
-    """An engine whose answers have these lengths, by the text of the prompt's ids, and which draws
-    the simulator's tokens."""
+    """An engine with answers of these lengths, by the text of the prompt's ids, that draws the
+    simulator's tokens."""
     answers = Answers([MORE], EOS, LengthLaw(1e9, 0.0), lengths, lambda ids: [str(list(ids))])
     return EmulatedEngine("test", cost, limits, answers, VOCABULARY, attends_padding, clock)
 
