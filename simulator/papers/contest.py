@@ -1,4 +1,5 @@
-"""Contests: on each paper's workload, its preset, the baselines, the oracle and foretoken.
+"""Contests: on each paper's workload, its preset, the baselines, the oracle, a tail-aware preset
+and foretoken.
 
 All schedulers of a paper serve the same requests on the same hardware. foretoken has the forecasts
 of the paper's preset, or those of `history` where the preset has none. The oracle knows the true
@@ -22,18 +23,19 @@ from simulator.papers.scls import tables as scls
 from simulator.papers.served import ServedRun
 
 REQUESTS = 600
-PAPER, BASELINE, BEST, ORACLE, FORETOKEN = (
-    "paper", "baseline", "best baseline", "oracle", "foretoken"
+PAPER, BASELINE, BEST, ORACLE, TAIL_AWARE, FORETOKEN = (
+    "paper", "baseline", "best baseline", "oracle", "tail-aware", "foretoken"
 )  # fmt: skip
+UNIBOOST = "uniboost"
 PAST_FUTURE_LOAD = 1.0  # clients, as a share of the requests that memory holds
 ALISE_RATE, MAGNUS_RATE = 2.4, 16.0  # per second
 NOTES = (
     "× paper's: how many times better the figure is than that of the paper's preset. Mean and p99 "
     "are of TTFT where the figure is goodput, of seconds per output token where it is that, and of "
     "response times where it is requests/s.",
-    "The static batches of SCLS and Magnus run beside continuous ones (ils, ccb, foretoken) with "
-    "steps that cost as much. The papers' continuous engines were slower; see the notes of their "
-    "tables.",
+    "The static batches of SCLS and Magnus run beside continuous ones (ils, ccb, uniboost, "
+    "foretoken) with steps that cost as much. The papers' continuous engines were slower; see the "
+    "notes of their tables.",
 )
 ORACLE_FORECASTS = f"{FORETOKEN} with true lengths"
 LEFT_OUT = ("magnus-words",)  # variants of a paper's preset
@@ -48,8 +50,10 @@ ROLES = {
     "oracle": ORACLE,
     ORACLE_FORECASTS: ORACLE,
     "magnus-oracle": ORACLE,
+    UNIBOOST: TAIL_AWARE,
     FORETOKEN: FORETOKEN,
 }
+WITHOUT_FORECAST = Scheduler(UNIBOOST, UNIBOOST)
 T = TypeVar("T")
 Run = Callable[[T, Path | None, int, int], Row]
 """Simulates a scheduler: (scheduler, folder of lengths, requests, seed). Only ALISE and LTR
@@ -114,7 +118,7 @@ def _by_label(schedulers: Iterable[Scheduler]) -> dict[str, Scheduler]:
 def _past_future() -> Contest:
     plan = goodput.read_plan()
     ours = Scheduler(FORETOKEN, FORETOKEN, predictor="history")
-    schedulers = _by_label((*plan.schedulers, ours))
+    schedulers = _by_label((*plan.schedulers, WITHOUT_FORECAST, ours))
     workload = f"D1, {plan.models[0].name}"
     return _contest("Past-Future", workload, GOODPUT, _run_past_future, schedulers)
 
@@ -127,7 +131,7 @@ def _run_past_future(scheduler: Scheduler, _: Path | None, requests: int, seed: 
 
 def _alise() -> Contest:
     ours = Scheduler(FORETOKEN, FORETOKEN, modelled="retrieval")
-    schedulers = _by_label((*alise.read_plan().schedulers, ours))
+    schedulers = _by_label((*alise.read_plan().schedulers, WITHOUT_FORECAST, ours))
     return _contest("ALISE", f"ShareGPT, {ALISE_RATE:g}/s", PER_TOKEN, _run_alise, schedulers)
 
 
@@ -140,7 +144,8 @@ def _ltr() -> Contest:
     """Leaves out the rows that may starve: one of them is the paper's preset again."""
     theirs = [each for each in ltr.read_plan().schedulers if not each.parameter]
     ours = Scheduler(FORETOKEN, FORETOKEN, modelled="ranker")
-    return _contest("LTR", "LMSYS, burst", PER_TOKEN, _run_ltr, _by_label((*theirs, ours)))
+    schedulers = _by_label((*theirs, WITHOUT_FORECAST, ours))
+    return _contest("LTR", "LMSYS, burst", PER_TOKEN, _run_ltr, schedulers)
 
 
 def _run_ltr(scheduler: Scheduler, folder: Path | None, requests: int, seed: int) -> Row:
@@ -153,6 +158,7 @@ def _scls() -> Contest:
     ours = ServedRun(FORETOKEN, engine.hardware, scls.WORKERS, predictor="history")
     runs = {
         **{name: scls.TableRow(engine, scls.SCHEDULERS, name).run for name in engine.schedulers},
+        UNIBOOST: ServedRun(UNIBOOST, engine.hardware, scls.WORKERS),
         FORETOKEN: ours,
         ORACLE_FORECASTS: replace(ours, predictor="oracle"),
     }
@@ -167,6 +173,7 @@ def _run_scls(run: ServedRun, _: Path | None, requests: int, seed: int) -> Row:
 def _magnus() -> Contest:
     runs = {
         **{name: run for name, run in magnus.SCHEDULERS.items() if name not in LEFT_OUT},
+        UNIBOOST: magnus.served(UNIBOOST),
         FORETOKEN: magnus.served(FORETOKEN, predictor=GIVEN),
     }
     return _contest("Magnus", f"{MAGNUS_RATE:g}/s", THROUGHPUT, _run_magnus, runs)
@@ -227,7 +234,7 @@ def _value(row: Row) -> float:
 
 
 ALL = Reproduction(
-    "Every paper's preset, its baselines, the oracle and foretoken on the paper's workload",
+    "Every paper's preset, its baselines, the oracle, uniboost and foretoken on its workload",
     "the tables past-future-goodput, alise, ltr, scls and magnus",
     REQUESTS,
     partial(_cases, None),

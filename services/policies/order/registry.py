@@ -13,6 +13,7 @@ from services.policies.order import (
     mlfq,
     rank,
     shortest,
+    uniboost,
     waiting,
 )
 from services.policies.order.ranking import Ranking
@@ -45,5 +46,6 @@ ORDERS = {
     "hrrn": Order(waiting.hrrn, waiting.PARAMS, preempts=False, batch_key=waiting.by_ratio),
     "edf": Order(deadlines.edf, deadlines.PARAMS, preempts=True),
     "boost": Order(boost.boost, boost.PARAMS, preempts=True),
+    "uniboost": Order(uniboost.uniboost, uniboost.PARAMS, preempts=True),
     "slack": Order(deadlines.slack, deadlines.PARAMS, preempts=True),
 }
