@@ -12,9 +12,10 @@ Three choices are foretoken's:
            much in a short queue as in a long one. Near 0 it is shortest first, at infinity FCFS.
   w        the index of `per_token_s`, because sizes are forecast
   in time  A first token is due at `ttft_s` after arrival, the next token at `mtpot_s` after the
-           last one. From `early_s` before that, a queued request without a token counts as the
-           geometric mean of the first token's work and its whole work, also when the token is
-           late. A paused request counts as GAP_WORK of its work while its SLA can be met: to keep
+           last one. From `early_s` before that, a request without a token counts as the geometric
+           mean of the first token's work and its whole work, also when the token is late, and also
+           while its prompt is computed: otherwise late requests would take turns there without an
+           end. A paused request counts as GAP_WORK of its work while its SLA can be met: to keep
            that SLA, all of the work has to be done in time. With the boost of one token instead,
            the engine would make little more than first tokens at four times its capacity, those
            of short requests at the last moment, and started requests would take turns until few
@@ -86,15 +87,14 @@ def boost(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
 
 
 def _next_token_slack_s(snapshot: Snapshot, rows: Ints, split: int, pace: Pace) -> Floats:
-    """Time until the next token of each queued request is due: the first after `ttft_s`, the next
-    after `mtpot_s` while the SLA can be met. Infinite for running requests."""
+    """Time until the next token of each request is due: the first after `ttft_s`, the next of a
+    paused request after `mtpot_s` while the SLA can be met. Infinite for running requests with a
+    token."""
     jobs = snapshot.jobs
     left_s = gap_slack_s(snapshot, rows, split)
     left_s[(left_s <= 0) | (slack_s(snapshot, rows, pace) <= 0)] = inf
-    unbegun = jobs.output[rows] == 0
-    unbegun[split:] = False
     first_s = jobs.arrival_s[rows] + jobs.ttft_s[rows] - snapshot.now
-    slack: Floats = np.where(unbegun, first_s, left_s)
+    slack: Floats = np.where(jobs.output[rows] == 0, first_s, left_s)
     return slack
 
 

@@ -176,6 +176,19 @@ def test_first_token_that_is_due_precedes_shorter_requests():
     assert line(ranked(board(made, 2, **begun))) == [1, 0]
 
 
+def test_running_request_whose_first_token_is_due_keeps_its_boost():
+    """Both are late, and equal but for the 500 prompt tokens that the running one has in KV. Its
+    work is less, so that neither takes the place of the other after each round."""
+    prefill = CostModel(0.01, 1e-3, 0.0, 0.0)
+    made = board([certain(900), certain(900)], 1, prompt=[1_000] * 2, held=[0, 500],
+                 arrival_s=[NOW - 9] * 2, ttft_s=[5.0] * 2)  # fmt: skip
+    made = replace(made, workers=(replace(made.workers[0], cost=prefill),))
+    queued, running = ranked(made, hysteresis=0.0).key.tolist()
+    assert running < queued
+    turned = replace(made, queued=made.running, running=made.queued)
+    assert ranked(turned, hysteresis=0.0).key.tolist() == pytest.approx([running, queued])
+
+
 def test_due_first_token_never_lowers_the_boost():
     """The prompt takes a second, longer than the five tokens behind it."""
     prefill = CostModel(0.01, 1e-3, 0.0, 0.0)

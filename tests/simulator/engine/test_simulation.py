@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core import FinishReason, Sla
+from services.costs import CostModel
 from services.policies.place import assignment
 from services.policies.preset import presets
 from services.policies.snapshot import Bools
@@ -306,3 +307,16 @@ def test_cold_forecasts_from_history_are_no_worse_than_none():
     feedback_s = latency_s("mlfq")
     assert latency_s("srtf") < 1.1 * feedback_s
     assert latency_s("foretoken") < 1.1 * feedback_s
+
+
+def test_late_long_prompts_do_not_take_turns():
+    """Memory holds one of four requests, whose prompts take 4 s and whose answers take 20 s. A plan
+    follows each chunk of a prompt, so that late prompts could take turns with every one."""
+    costs = CostModel(0.01, 1e-3, 0.0, 0.0)
+    hardware = Hardware("chunks", costs, kv_tokens=6_400, max_batch_tokens=512)
+    load = workload([(0.1 * row, 4_000, 2_000) for row in range(4)])
+    chosen = settings("foretoken", hardware, timing=INSTANT, max_tokens=2_000)
+    chosen = replace(chosen, predictor="oracle", sla=Sla(ttft_s=1.0, mtpot_s=1.5))
+    records = simulate(chosen, load).records
+    assert records.finished.all()
+    assert records.preemptions.sum() <= 4
