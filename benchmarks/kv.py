@@ -31,7 +31,7 @@ from benchmarks.harness.report import Measurements, alternating, parser, show, w
 from benchmarks.harness.system import foretoken_system, read_metrics, settings
 from benchmarks.harness.throughput import make_prompts
 from benchmarks.overload.busy import describe_invalid
-from benchmarks.overload.demo_load import burst_load
+from benchmarks.overload.demo_load import burst_load, draw_bodies
 from benchmarks.overload.figures import Figures, show_busy, show_factor
 from benchmarks.overload.measuring import measure_capacity, measure_load
 from benchmarks.overload.open_loop import send_load
@@ -50,8 +50,8 @@ MODES: dict[str, tuple[str, ...]] = {
 KV_FRACTION = 4  # the KV cache holds 1/KV_FRACTION of the load
 POOL = 2_000  # requests to draw from, so that a load repeats few prompts of the one before
 TEMPLATE_TOKENS = 3  # of the chat template around one turn
-WARM_UP = 4  # requests of a server that do not count
-TIMEOUT_S = 120.0  # several times the longest answer in a full batch
+WARM_UP = 8  # short chats that a new server answers first and that do not count
+TIMEOUT_S = 600.0  # a load that takes longer after its last arrival is an error
 PREFIX_TOKENS, TAIL_TOKENS = 1_024, 32
 COUNTERS = ("worker_evictions", "kv_offloads", "kv_uploads", "kv_dropped", "kv_host_full")
 PREFIX_RATIO = "prefix_hit_ttft_ratio"
@@ -101,7 +101,7 @@ async def measure_mode(mode: str, model: ShortOfMemory, rate: float, seed: int) 
     """Sends one load to a new server. Raises RuntimeError if a request fails."""
     choices = (*MODES[mode], "predictor.model=max", "log.path=")
     with foretoken_system(*model.arguments, *settings(*choices)) as system:
-        await send_load(system.http, burst_load(model.pool.draw_bodies(WARM_UP, 1)), TIMEOUT_S)
+        await send_load(system.http, burst_load(draw_bodies(WARM_UP, seed=1)), TIMEOUT_S)
         before = read_metrics(system.http)
         arrivals_s = model.requests / rate
         figures, errors = await measure_load(system, model, rate, arrivals_s, TIMEOUT_S, seed)
