@@ -178,7 +178,7 @@ def _options() -> Namespace:
     options.add_argument("--factor", type=float, default=1.6, help="of the capacity; default: 1.6")
     options.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="default: float32")
     given = options.parse_args()
-    if given.factor <= 0:
+    if not 0 < given.factor < np.inf:
         raise SystemExit(f"--factor takes a number above 0, got {given.factor:g}")
     return given
 
