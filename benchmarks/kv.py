@@ -7,9 +7,10 @@ that the engine is the bottleneck. A third of the answers is long, and all lengt
 request generates exactly its `max_tokens`, and `predictor.model=max` forecasts them. The benchmark
 first measures the capacity of `fcfs`, as `benchmarks.overload` does. Then every mode gets a new
 server and, in each round, the same Poisson arrivals at `--factor` of the capacity. Modes of policy
-`alise`: swap to host memory, swap in INT8, recompute, defer (no eviction), and cost (swap or
-recompute, whichever is cheaper). The last mode is policy `fcfs`. Rounds alternate between the
-modes, in reverse order in every other round, so that a machine that slows down slows all of them.
+`alise`: swap to host memory, swap in INT8, recompute, defer (paused requests keep their KV on the
+device; only lack of memory evicts), and cost (swap or recompute, whichever is cheaper). The last
+mode is policy `fcfs`. Rounds alternate between the modes, in reverse order in every other round, so
+that a machine that slows down slows all of them.
 
 The figures are those of `benchmarks.overload`, beside `gap_p99_s`, the p99 of the longest gap
 between two arrivals of an answer's text, and the worker's counters. A row whose engine was idle for
@@ -151,7 +152,7 @@ def main() -> None:
     print(
         f"padded demo model, {options.dtype}: {capacity['requests_s']:.1f} requests/s of "
         f"{capacity['mean_tokens']:.0f} tokens, {capacity['tok_s']:,.0f} tokens/s; "
-        f"{capacity['kv_tokens']:,} KV tokens, 1/{KV_FRACTION} of the load"
+        f"{capacity['kv_tokens']:,} KV tokens, 1/{KV_FRACTION} of the load; lengths are known"
     )
     show_factor(factor, list(MODES), measured)
     show_busy(factor, list(MODES), measured)

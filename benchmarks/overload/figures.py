@@ -98,6 +98,7 @@ def show_factor(factor: str, names: Sequence[str], measured: Measurements) -> No
             ]
             for name in sorted(names, key=latency_s)
         ],
+        width=150,
     )
 
 
