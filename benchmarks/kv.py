@@ -1,29 +1,44 @@
 """Residency policies when the KV cache holds a quarter of the load.
 
-    python -m benchmarks.kv [--json FILE] [--quick]
+    python -m benchmarks.kv [--factor 1.6] [--dtype bfloat16] [--json FILE] [--quick]
 
-The whole system on the demo model with known answer lengths (`predictor.model=max`, and every
-answer has `max_tokens`). The load is a Poisson process of short and long answers. Every mode gets a
-new server and the same requests. Modes of policy `alise`: swap to host memory, swap in INT8,
-recompute, defer (no eviction), and cost (swap or recompute, whichever is cheaper). The last mode is
-policy `fcfs`, without forecasts. Rounds alternate between the modes, so that a machine that slows
-down slows all of them. At the end the benchmark measures the time to first token of a long prompt
-with a cached prefix, relative to one without.
+The whole system serves the padded demo model (`benchmarks.overload.padded_model`) through HTTP, so
+that the engine is the bottleneck. A third of the answers is long, and all lengths are known: every
+request generates exactly its `max_tokens`, and `predictor.model=max` forecasts them. The benchmark
+first measures the capacity of `fcfs`, as `benchmarks.overload` does. Then every mode gets a new
+server and, in each round, the same Poisson arrivals at `--factor` of the capacity. Modes of policy
+`alise`: swap to host memory, swap in INT8, recompute, defer (paused requests keep their KV on the
+device; only lack of memory evicts), and cost (swap or recompute, whichever is cheaper). The last
+mode is policy `fcfs`. Rounds alternate between the modes, in reverse order in every other round, so
+that a machine that slows down slows all of them.
+
+The figures are those of `benchmarks.overload`, beside `gap_p99_s`, the p99 of the longest gap
+between two arrivals of an answer's text, and the worker's counters. A row whose engine was idle for
+more than a tenth of the time in which requests waited is reported as not valid. At the end the
+benchmark measures the time to first token of a long prompt with a cached prefix, relative to one
+without.
 """
 
-import asyncio
-import time
+import sys
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+import uvloop
 
 from benchmarks.harness.clients import GrpcClient
-from benchmarks.harness.report import Measurements, parser, show, write
+from benchmarks.harness.report import Measurements, alternating, parser, show, write
 from benchmarks.harness.system import foretoken_system, read_metrics, settings
-from benchmarks.harness.throughput import WORD_IDS, make_prompts
-from foretoken.running.ports import free_port
+from benchmarks.harness.throughput import make_prompts
+from benchmarks.overload.busy import describe_invalid
+from benchmarks.overload.demo_load import burst_load, draw_bodies
+from benchmarks.overload.figures import Figures, show_busy, show_factor
+from benchmarks.overload.measuring import measure_capacity, measure_load
+from benchmarks.overload.open_loop import send_load
+from benchmarks.overload.prompt_pool import PromptPool
+from benchmarks.overload.systems import DTYPES, ServedModel, padded_demo_model
+from models.words import WORDS
 
 MODES: dict[str, tuple[str, ...]] = {
     "swap": ("scheduler.policy=alise", "preset.residency=swap"),
@@ -34,82 +49,74 @@ MODES: dict[str, tuple[str, ...]] = {
     "fcfs": ("scheduler.policy=fcfs",),
 }
 KV_FRACTION = 4  # the KV cache holds 1/KV_FRACTION of the load
-RATE = 12.0  # requests per second: above the capacity of two cores, so that memory fills
+POOL = 2_000  # requests to draw from, so that a load repeats few prompts of the one before
+TEMPLATE_TOKENS = 3  # of the chat template around one turn
+WARM_UP = 8  # short chats that a new server answers first and that do not count
+TIMEOUT_S = 600.0  # a load that takes longer after its last arrival is an error
 PREFIX_TOKENS, TAIL_TOKENS = 1_024, 32
-LATENCIES = ("normalised_latency_s", "p99_tbt_s", "tok_s")
 COUNTERS = ("worker_evictions", "kv_offloads", "kv_uploads", "kv_dropped", "kv_host_full")
 PREFIX_RATIO = "prefix_hit_ttft_ratio"
 
 
-@dataclass(frozen=True)
-class TimedRequest:
-    """One request of the load, sent `after_s` seconds from the start."""
+class FixedLengths(PromptPool):
+    """Prompts of words, one token each, whose answers have exactly the drawn lengths."""
 
-    after_s: float
-    prompt: list[int]
-    output_tokens: int
+    def fields(self, i: int) -> dict[str, object]:
+        """The end of an answer is ignored, and visible: every token is an arrival of text."""
+        exact = {"max_tokens": self.lengths[i], "ignore_eos": True, "skip_special_tokens": False}
+        return super().fields(i) | exact
+
+    @property
+    def mean_kv_tokens(self) -> float:
+        """Of a request at its end."""
+        words = [len(str(turn["content"]).split()) for [turn] in self.chats]
+        return float(np.mean(words)) + TEMPLATE_TOKENS + self.mean_tokens
 
 
-def bimodal_load(requests: int, seed: int) -> list[TimedRequest]:
-    """Returns Poisson arrivals of RATE per second; a third of the answers is long."""
+def bimodal_pool(seed: int) -> FixedLengths:
+    """Returns prompts of 64 to 255 words; a third of the answers is long."""
     rng = np.random.default_rng(seed)
-    arrivals_s = np.cumsum(rng.exponential(1 / RATE, requests))
-    long = rng.random(requests) < 1 / 3
-    outputs = np.where(long, rng.integers(512, 1_024, requests), rng.integers(16, 64, requests))
-    prompts = rng.integers(64, 256, requests)
-    return [
-        TimedRequest(
-            float(after_s),
-            rng.integers(WORD_IDS.start, WORD_IDS.stop, int(prompt)).tolist(),
-            int(output),
-        )
-        for after_s, prompt, output in zip(arrivals_s, prompts, outputs, strict=True)
-    ]
+    long = rng.random(POOL) < 1 / 3
+    lengths = np.where(long, rng.integers(512, 1_024, POOL), rng.integers(16, 64, POOL))
+    prompts = [" ".join(rng.choice(WORDS, words)) for words in rng.integers(64, 256, POOL)]
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    return FixedLengths(chats, lengths.tolist(), int(lengths.max()))
 
 
-async def send_load(client: GrpcClient, load: Sequence[TimedRequest]) -> dict[str, float]:
-    """Sends each request at its time and returns the figures of LATENCIES.
+@dataclass(frozen=True)
+class ShortOfMemory(ServedModel):
+    """A model with KV memory for 1/KV_FRACTION of `requests` at once."""
 
-    `normalised_latency_s` is the end-to-end time per token (ALISE, Zhao et al., 2024). Tokens of
-    one message have a gap of 0.
-    """
-    began_s = time.perf_counter()
+    requests: int = 0
 
-    async def send(request: TimedRequest) -> list[float]:
-        await asyncio.sleep(began_s + request.after_s - time.perf_counter())
-        sent_s = time.perf_counter()
-        times_s = await client.token_times_s(request.prompt, request.output_tokens)
-        if len(times_s) != request.output_tokens:
-            raise RuntimeError(f"{len(times_s)} of {request.output_tokens} tokens arrived")
-        return [at_s - sent_s for at_s in times_s]
+    @cached_property
+    def pool(self) -> FixedLengths:
+        return bimodal_pool(seed=0)
 
-    answers = await asyncio.gather(*(send(request) for request in load))
-    elapsed_s = time.perf_counter() - began_s
-    figures = (
-        np.mean([answer[-1] / len(answer) for answer in answers]),
-        np.quantile(np.concatenate([np.diff(answer) for answer in answers]), 0.99),
-        sum(map(len, answers)) / elapsed_s,
-    )
-    return dict(zip(LATENCIES, map(float, figures), strict=True))
+    @property
+    def kv_tokens(self) -> int:
+        return int(self.requests * self.pool.mean_kv_tokens) // KV_FRACTION
 
 
-async def measure_mode(mode: str, load: Sequence[TimedRequest]) -> dict[str, float]:
-    """Sends the whole load to a new server."""
-    kv_tokens = sum(len(r.prompt) + r.output_tokens for r in load) // KV_FRACTION
-    port = free_port()
-    choices = (*MODES[mode], "predictor.model=max", f"worker.metrics_port={port}")
-    with foretoken_system("--kv-tokens", str(kv_tokens), *settings(*choices)) as system:
-        client = GrpcClient(system.grpc)
-        await client.token_times_s(load[0].prompt, 8)  # warm-up: lazy imports, first page faults
-        figures = await send_load(client, load)
-        await client.close()
-        metrics = read_metrics(f"http://127.0.0.1:{port}")
-        return figures | {name: metrics[f"{name}_total"] for name in COUNTERS}
+async def measure_mode(mode: str, model: ShortOfMemory, rate: float, seed: int) -> Figures:
+    """Sends one load to a new server. Raises RuntimeError if a request fails."""
+    choices = (*MODES[mode], "predictor.model=max", "log.path=")
+    with foretoken_system(*model.arguments, *settings(*choices)) as system:
+        await send_load(system.http, burst_load(draw_bodies(WARM_UP, seed=1)), TIMEOUT_S)
+        before = read_metrics(system.http)
+        arrivals_s = model.requests / rate
+        figures, errors = await measure_load(system, model, rate, arrivals_s, TIMEOUT_S, seed)
+        if errors:
+            raise RuntimeError(f"requests of {mode} failed: {dict(errors)}")
+        after = read_metrics(system.http)
+        names = {name: f"{name}_total" for name in COUNTERS}
+        return figures | {name: after[total] - before[total] for name, total in names.items()}
 
 
-async def measure_prefix_ratio(repeats: int, measured: Measurements) -> None:
+async def measure_prefix_ratio(model: ServedModel, repeats: int, measured: Measurements) -> None:
     """Adds the TTFT with a cached prefix relative to the TTFT without, pair by pair."""
-    with foretoken_system("--kv-tokens", "32768") as system:
+    choices = ("--model", model.folder, "--dtype", model.dtype, "--kv-tokens", "32768")
+    with foretoken_system(*choices) as system:
         client = GrpcClient(system.grpc)
         for number in range(repeats + 1):
             [prefix] = make_prompts(1, PREFIX_TOKENS, seed=2 * number)
@@ -121,34 +128,60 @@ async def measure_prefix_ratio(repeats: int, measured: Measurements) -> None:
         await client.close()
 
 
-async def measure(options: Namespace) -> Measurements:
-    requests, rounds, pairs = (12, 1, 3) if options.quick else (96, 3, 15)
+async def measure(options: Namespace, folder: str) -> tuple[Measurements, Figures]:
+    """Returns the figures by mode, factor and name, and the capacity."""
+    requests, rounds, pairs = (24, 1, 3) if options.quick else (96, 3, 15)
+    model = ShortOfMemory(folder, options.dtype, requests=requests)
+    capacity = await measure_capacity(model, requests, TIMEOUT_S)
     measured = Measurements()
-    load = bimodal_load(requests, seed=0)
-    for _ in range(rounds):
-        for mode in MODES:
-            for name, value in (await measure_mode(mode, load)).items():
-                measured.add((mode, name), value)
-    await measure_prefix_ratio(pairs, measured)
-    return measured
+    for number, modes in alternating(list(MODES), rounds):
+        for mode in modes:
+            print(f"round {number + 1} of {rounds}: {mode}", file=sys.stderr, flush=True)
+            rate = options.factor * capacity["requests_s"]
+            for name, value in (await measure_mode(mode, model, rate, 10 + number)).items():
+                measured.add((mode, f"{options.factor:g}", name), value)
+    await measure_prefix_ratio(model, pairs, measured)
+    return measured, capacity | {"kv_tokens": model.kv_tokens}
 
 
 def main() -> None:
-    options = parser(__doc__).parse_args()
-    measured = asyncio.run(measure(options))
-    show(
-        f"memory for 1/{KV_FRACTION} of the load, {RATE:g} requests/s: median (lowest–highest)",
-        ["", *LATENCIES],
-        [[mode, *(measured.figure(mode, name) for name in LATENCIES)] for mode in MODES],
+    options = _options()
+    with padded_demo_model() as folder:
+        measured, capacity = uvloop.run(measure(options, folder))
+    factor = f"{options.factor:g}"
+    print(
+        f"padded demo model, {options.dtype}: {capacity['requests_s']:.1f} requests/s of "
+        f"{capacity['mean_tokens']:.0f} tokens, {capacity['tok_s']:,.0f} tokens/s; "
+        f"{capacity['kv_tokens']:,} KV tokens, 1/{KV_FRACTION} of the load; lengths are known"
     )
+    show_factor(factor, list(MODES), measured)
+    show_busy(factor, list(MODES), measured)
+    columns = ("gap_p99_s", *COUNTERS)
     show(
-        "counters of the worker: median",
-        ["", *COUNTERS],
-        [[m, *(f"{measured.figure(m, name).median:g}" for name in COUNTERS)] for m in MODES],
+        "p99 of the longest gaps, and counters of the worker: median",
+        ["", *columns],
+        [
+            [m, *(f"{measured.figure(m, factor, name).median:.3g}" for name in columns)]
+            for m in MODES
+        ],
     )
+    for mode in MODES:
+        if invalid := describe_invalid(mode, factor, measured.values[mode, factor, "engine_idle"]):
+            print(invalid)
     ratio = measured.figure(PREFIX_RATIO)
     show("", ["", "median"], [["TTFT with a cached prefix / without", ratio]])
-    write(options.json, measured.medians() | {"repeats": measured.repeats()})
+    extra = {"dtype": options.dtype, "capacity": capacity, "repeats": measured.repeats()}
+    write(options.json, measured.medians() | extra)
+
+
+def _options() -> Namespace:
+    options = parser(__doc__)
+    options.add_argument("--factor", type=float, default=1.6, help="of the capacity; default: 1.6")
+    options.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="default: float32")
+    given = options.parse_args()
+    if not 0 < given.factor < np.inf:
+        raise SystemExit(f"--factor takes a number above 0, got {given.factor:g}")
+    return given
 
 
 if __name__ == "__main__":

@@ -34,19 +34,19 @@ torchcodec`, which do not load beside its PyTorch.
 Figures per preset and load factor: `tok_s`, tokens per second of complete answers during the
 arrivals, without their first fifth; `norm_latency_s` and `norm_latency_p99_s`, mean and p99 of the
 end-to-end time per token; `ttft_p50_s`, `ttft_p99_s` and `e2e_p99_s`, from the due time of complete
-answers; `goodput_share`, the share of all arrivals within the budgets of SLA class standard for
-TTFT, TPOT, and the longest gap between two arrivals of text; `errors`, `refused` (429) and
-`resubmitted`; `client_cpu` and `gateway_cpu`, shares of a core (the gateway's process has the
-scheduler, too); `engine_busy`, the share of the time with a step; `engine_idle` and `kv_used`, the
-time without a step and the KV in use while requests waited. A row with more than a tenth of
-`engine_idle` is reported as not valid; so is an overload in which the engine had room:
-`engine_full` is the mean of the fuller of KV and slots for running requests. A request that does
-not end within a bounded time after the last arrival is an error.
+answers; `gap_p99_s` (only in the record), the p99 of their longest gaps between two arrivals of
+text; `goodput_share`, the share of all arrivals within the budgets of SLA class standard for TTFT,
+TPOT, and that gap; `errors`, `refused` (429) and `resubmitted`; `client_cpu` and `gateway_cpu`,
+shares of a core (the gateway's process has the scheduler, too); `engine_busy`, the share of the
+time with a step; `engine_idle` and `kv_used`, the time without a step and the KV in use while
+requests waited. A row with more than a tenth of `engine_idle` is reported as not valid; so is an
+overload in which the engine had room: `engine_full` is the mean of the fuller of KV and slots for
+running requests. A request that does not end within a bounded time after the last arrival is an
+error.
 """
 
 import asyncio
 import sys
-import time
 from argparse import Namespace
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -54,25 +54,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import uvloop
 
 from benchmarks.harness.report import Key, Measurements, alternating, nested, parser, write
-from benchmarks.harness.system import System, read_metrics
-from benchmarks.overload.busy import busy_figures, describe_invalid, describe_room, watching
-from benchmarks.overload.demo_load import burst_load, poisson_load
-from benchmarks.overload.figures import (
-    RAMP_SHARE,
-    Figures,
-    best_systems,
-    count_errors,
-    figures_of,
-    show_busy,
-    show_factor,
-    tokens_per_s,
-)
+from benchmarks.overload.busy import describe_invalid, describe_room
+from benchmarks.overload.demo_load import poisson_load
+from benchmarks.overload.figures import best_systems, show_busy, show_factor
+from benchmarks.overload.measuring import measure_capacity, measure_load
 from benchmarks.overload.open_loop import send_load
 from benchmarks.overload.systems import (
+    DTYPES,
     PEER,
     SYSTEMS,
     ServedModel,
@@ -88,7 +79,6 @@ SETTLE_S = 8.0  # the predictor checks every 5 s whether its first fit is due, a
 START_S = 12.0  # start and end of a server
 WARM_UP_FACTOR = 0.8  # load of the requests that do not count
 DEFAULT_ARRIVALS_S = 12.0  # at factors that are not in Sizes
-DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -109,57 +99,6 @@ class Sizes:
 # At 3 times the capacity, the arrivals of 12 s take 36 s to serve.
 FULL = Sizes({0.5: 8, 0.9: 12, 1.5: 24, 3.0: 12}, 45, burst=1_000, warm_up=300, rounds=2)
 QUICK = Sizes(dict.fromkeys(FULL.arrivals_s, 6.0), 20, burst=300, warm_up=100, rounds=1)
-
-
-async def measure_capacity(sizes: Sizes, model: ServedModel) -> Figures:
-    """Returns the requests per second that `fcfs` serves while its queue is never empty."""
-    with serving("fcfs", model) as system:
-        warm_up = burst_load(model.pool.draw_bodies(sizes.burst // 4, seed=1))
-        await send_load(system.http, warm_up, sizes.timeout_s)
-        load = burst_load(model.pool.draw_bodies(sizes.burst, seed=2))
-        async with watching(system) as readings:
-            answers = await send_load(system.http, load, 4 * sizes.timeout_s)
-    if errors := [answer for answer in answers if answer.problem]:
-        raise RuntimeError(f"requests failed during the capacity run: {dict(count_errors(errors))}")
-    end_s = max(a.last_s for a in answers)
-    tok_s = tokens_per_s(answers, RAMP_SHARE * end_s, (1 - RAMP_SHARE) * end_s)
-    mean_tokens = float(np.mean([a.tokens for a in answers]))
-    busy = busy_figures(readings, model.workers, model.max_running)
-    return {
-        "tok_s": tok_s,
-        "mean_tokens": mean_tokens,
-        "requests_s": tok_s / mean_tokens,
-        "engine_busy": busy["engine_busy"],
-        "engine_full": busy["engine_full"],
-    }
-
-
-async def measure_load(
-    system: System,
-    model: ServedModel,
-    rate: float,
-    arrivals_s: float,
-    timeout_s: float,
-    seed: int,
-) -> tuple[Figures, Counter[str]]:
-    """Sends one load to an idle server; returns its figures and errors."""
-    bodies = model.pool.draw_bodies(max(1, round(rate * arrivals_s)), seed)
-    load = poisson_load(bodies, rate, seed)
-    resubmitted = await _count_resubmissions(system.http)
-    async with watching(system) as readings:
-        began_s, cpu_s = time.perf_counter(), time.process_time()
-        answers = await send_load(system.http, load, timeout_s)
-        client_cpu = (time.process_time() - cpu_s) / (time.perf_counter() - began_s)
-    figures = figures_of(answers, load[-1].due_s) | {
-        "resubmitted": await _count_resubmissions(system.http) - resubmitted,
-        "client_cpu": client_cpu,
-    }
-    figures |= busy_figures(readings, model.workers, model.max_running)
-    return figures, count_errors(answers)
-
-
-async def _count_resubmissions(url: str) -> float:
-    return (await asyncio.to_thread(read_metrics, url)).get("resubmissions_total", 0.0)
 
 
 async def measure_systems(
@@ -195,7 +134,7 @@ def main() -> None:
     with padded_demo_model() if options.padded else nullcontext("") as folder:
         model = served_model(options, folder)
         sizes = sizes_for(model, sizes)
-        capacity = uvloop.run(measure_capacity(sizes, model))
+        capacity = uvloop.run(measure_capacity(model, sizes.burst, sizes.timeout_s))
         rate = capacity["requests_s"]
         minutes = estimated_s(sizes, len(names), rate) / 60
         print(

@@ -63,6 +63,7 @@ def figures_of(answers: Sequence[Answer], arrivals_s: float) -> Figures:
         "ttft_p50_s": float(np.quantile(ttft_s, 0.5)),
         "ttft_p99_s": float(np.quantile(ttft_s, 0.99)),
         "e2e_p99_s": float(np.quantile(whole_s, 0.99)),
+        "gap_p99_s": float(np.quantile([a.gap_s for a in complete] or [np.nan], 0.99)),
         "goodput_share": within_sla / len(answers),
         "errors": float(len(answers) - len(complete) - refused),
         "refused": float(refused),
@@ -97,6 +98,7 @@ def show_factor(factor: str, names: Sequence[str], measured: Measurements) -> No
             ]
             for name in sorted(names, key=latency_s)
         ],
+        width=150,
     )
 
 

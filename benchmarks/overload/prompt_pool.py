@@ -47,7 +47,10 @@ class PromptPool:
         rng = np.random.default_rng(seed)
         repeats = self.probabilities is None and count > len(self.chats)
         chosen = rng.choice(len(self.chats), count, replace=repeats, p=self.probabilities)
-        return [self._body(self.chats[i], model, number) for number, i in enumerate(chosen)]
+        return [
+            json.dumps(self.fields(i) | {"model": model, "seed": number}).encode()
+            for number, i in enumerate(chosen)
+        ]
 
     def write_lengths(self, path: Path) -> None:
         """Writes the length of the answer of every chat, for an oracle (`predictor.oracle_file`)
@@ -58,18 +61,15 @@ class PromptPool:
         )
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def _body(self, chat: Chat, model: str, seed: int) -> bytes:
-        return json.dumps(
-            {
-                "model": model,
-                "messages": chat,
-                "max_tokens": self.max_tokens,
-                "temperature": 0,
-                "seed": seed,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        ).encode()
+    def fields(self, i: int) -> dict[str, object]:
+        """What a request for the answer to chat `i` asks for."""
+        return {
+            "messages": self.chats[i],
+            "max_tokens": self.max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
 
 
 @cache

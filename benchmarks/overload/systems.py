@@ -35,6 +35,7 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
 }
 PEER = "vllm"
 KV_TOKENS = 3_072
+DTYPES = ("float32", "bfloat16")
 MAX_RUNNING = WorkerConfig().max_running
 IDLE_S = 30.0  # maximum wait until disconnected requests have left
 
@@ -54,7 +55,7 @@ class ServedModel:
     """
 
     folder: str = ""  # empty: the demo model
-    dtype: str = "float32"
+    dtype: str = DTYPES[0]
     peer_python: str = ""
     emulate: str = ""  # a name or a file; empty: the model computes
     prompts: str = ""  # empty: those of the demo model
@@ -101,7 +102,7 @@ class ServedModel:
             lengths = str(self.lengths_file)
             return ["--emulate", self.emulate, "--emulate-lengths", lengths, *workers]
         folder = ["--model", self.folder] if self.folder else []
-        return ["--kv-tokens", str(KV_TOKENS), "--dtype", self.dtype, *folder, *workers]
+        return ["--kv-tokens", str(self.kv_tokens), "--dtype", self.dtype, *folder, *workers]
 
 
 @contextmanager

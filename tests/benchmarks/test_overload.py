@@ -202,6 +202,7 @@ def test_figures_are_computed_from_answers():
     found = figures_of(answers, arrivals_s=10)
     assert found["norm_latency_s"] == pytest.approx((2 * 3 / 21 + 7 / 11 + 7 / 2) / 4)
     assert found["ttft_p50_s"] == 1 and found["ttft_p99_s"] == pytest.approx(5.85)
+    assert found["gap_p99_s"] == pytest.approx(0.97 * 1.6)  # the longest of four, between ranks
     assert found["goodput_share"] == 1 / 6
     assert (found["errors"], found["refused"]) == (1, 1)
     # from 2 s to 10 s: half of the first and of the fourth answer, all of the others
