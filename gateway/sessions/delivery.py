@@ -51,8 +51,7 @@ class DeliveryHandler:
         if reason is FinishReason.ERROR:
             if live.submission.announced:
                 self._submitter.cancel(live)
-            message = tokens.message or "the worker failed; retrying is safe"
-            self._table.end(live, reason, now_s, ServiceError(Code.INTERNAL, message))
+            self._table.end(live, reason, now_s, _failure(tokens))
             return 0
         if not had:
             session.add_prompt_info(tokens.cached_tokens, tokens.prompt_logprobs)
@@ -98,3 +97,11 @@ class DeliveryHandler:
                 kept = tracker.is_promise_kept(outcome.timeline)
                 self._metrics.on_forecast_outcome(tracker.opening, kept, outcome)
             tracker.record_answer(outcome.timeline)
+
+
+def _failure(tokens: worker_pb2.RequestTokens) -> ServiceError:
+    """A request that a worker refuses is invalid. The scheduler has placed it, so that no other
+    worker of the model would run it."""
+    if tokens.refusal:
+        return ServiceError(Code.INVALID_ARGUMENT, tokens.refusal)
+    return ServiceError(Code.INTERNAL, tokens.message or "the worker failed; retrying is safe")

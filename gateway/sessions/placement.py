@@ -130,7 +130,12 @@ class PlacementHandler:
         else:
             message = finished.message or f"the request ended with {reason.value}"
             code = Code.INTERNAL if reason is FinishReason.ERROR else Code.UNAVAILABLE
-            self._table.end(live, reason, now_s, ServiceError(code, message))
+            failure = ServiceError(code, message)
+            if reason is FinishReason.ERROR and not finished.message:  # the worker may say why
+                end = PendingEnd(finished.output_tokens, reason, failure)
+                live.submission.pending_end = end
+            else:
+                self._table.end(live, reason, now_s, failure)
 
     # The workers' streams
 

@@ -87,12 +87,17 @@ class Recovery:
         return (cause.confirmed and progressed) or self._retries.try_spend(now_s)
 
     def _check_pending_end(self, live: LiveChoice, end: PendingEnd, now_s: float) -> None:
-        """The scheduler has reported the end before the worker's tokens arrived. While the stream
-        is alive, the tokens are late but not lost. A stream that delivers nothing for
-        `finish_wait_s` is dead; tokens later than `late_wait_s` are lost."""
-        if len(live.session.output) >= end.tokens:
+        """The scheduler has reported the end before the worker's tokens, or its reason for a
+        failure, arrived. While the stream is alive, they are late but not lost. A stream that
+        delivers nothing for `finish_wait_s` is dead; tokens later than `late_wait_s` are lost. A
+        reason is not worth more than `finish_wait_s`."""
+        config = self._config
+        if end.failure is not None:
+            if end.waited_s >= config.finish_wait_s:
+                self._table.end(live, end.reason, now_s, end.failure)
+        elif len(live.session.output) >= end.tokens:
             self._table.end(live, end.reason, now_s)
-        elif end.quiet_s >= self._config.finish_wait_s or end.waited_s >= self._config.late_wait_s:
+        elif end.quiet_s >= config.finish_wait_s or end.waited_s >= config.late_wait_s:
             self.resubmit(live, ResubmitCause.LATE, now_s)
 
     def _check_client(self, call: ClientCall, now_s: float) -> None:

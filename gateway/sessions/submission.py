@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 
 from services.core import FinishReason
+from services.runtime.errors import ServiceError
 
 MAX_TURN_S = 0.5  # the most that one sweep adds to a wait
 
 
 @dataclass(slots=True)
 class PendingEnd:
-    """An end that the scheduler has reported while its tokens are still on their way.
+    """An end that the scheduler has reported while its tokens, or the worker's reason for a
+    failure, are still on their way. `failure` is the reason if the worker gives none.
 
     Only time in which the gateway could receive counts as waiting: an event loop that was blocked
     for five seconds has not observed that nothing arrived.
@@ -17,6 +19,7 @@ class PendingEnd:
 
     tokens: int  # output tokens in total
     reason: FinishReason
+    failure: ServiceError | None = None
     waited_s: float = 0.0
     quiet_s: float = 0.0  # the last part of it, without any message from the worker
 

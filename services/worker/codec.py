@@ -82,6 +82,11 @@ def encode_error(message: str) -> worker_pb2.RequestTokens:
     return worker_pb2.RequestTokens(finish_reason=common_pb2.FINISH_REASON_ERROR, message=message)
 
 
+def encode_refusal(why: str) -> worker_pb2.RequestTokens:
+    """The error fields for a request that can never run here."""
+    return worker_pb2.RequestTokens(finish_reason=common_pb2.FINISH_REASON_ERROR, refusal=why)
+
+
 def encode_hello(
     config: WorkerConfig,
     engine: WorkerEngine,

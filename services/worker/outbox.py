@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from protos.generated import worker_pb2
 from services.runtime.streams import Outbox
-from services.worker.codec import encode_error, extend_tokens
+from services.worker.codec import encode_error, encode_refusal, extend_tokens
 from services.worker.requests.types.batch import NewToken
 from services.worker.requests.types.scores import SCORES_BYTES, PromptLogprobs, encoded_bytes
 
@@ -53,6 +53,11 @@ class TokenOutbox(Outbox[worker_pb2.TokenBatch]):
     def add_error(self, request_id: str, offset: int, why: str) -> None:
         """Ends a request; its waiting tokens go first."""
         self._message(request_id, offset).MergeFrom(encode_error(why))
+        self._urgent.set()
+
+    def add_refusal(self, request_id: str, offset: int, why: str) -> None:
+        """Ends a request that can never run here, before its first token."""
+        self._message(request_id, offset).MergeFrom(encode_refusal(why))
         self._urgent.set()
 
     def close(self) -> None:

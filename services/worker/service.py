@@ -31,6 +31,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._streams = count(1)
         runner.on_tokens = self._post
         runner.on_error = self._post_error
+        runner.on_refusal = self._post_refusal
 
     async def Stream(
         self, requests: AsyncIterator[worker_pb2.WorkerInput], context: object
@@ -61,7 +62,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             prompt = decode_prompt(message, origin)
         except ValueError as error:
             self._runner.send(RefuseRequest(message.request_id))
-            self._outboxes[origin].add_error(message.request_id, 0, str(error))
+            self._outboxes[origin].add_refusal(message.request_id, 0, str(error))
             return
         delivered = prompt.delivered_tokens
         self._spans.on_prompt(prompt.request_id, prompt.traceparent, delivered, time.monotonic())
@@ -76,3 +77,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     def _post_error(self, prompt: Prompt, offset: int, why: str) -> None:
         if outbox := self._outboxes.get(prompt.origin):
             outbox.add_error(prompt.request_id, offset, why)
+
+    def _post_refusal(self, prompt: Prompt, why: str) -> None:
+        if outbox := self._outboxes.get(prompt.origin):
+            outbox.add_refusal(prompt.request_id, prompt.delivered_tokens, why)

@@ -46,6 +46,7 @@ INTEGRITY_INTERVAL_S = 60.0  # at least, between two integrity checks of an idle
 MAX_FAILURES = 3  # consecutive failures of single requests, if a probe fails, too
 
 OnError = Callable[[Prompt, int, str], None]  # the prompt, its next offset, a sentence
+OnRefusal = Callable[[Prompt, str], None]  # the prompt, why it can never run here
 
 
 class Listener:
@@ -54,6 +55,7 @@ class Listener:
     def __init__(self) -> None:
         self.on_tokens: Callable[[list[NewToken]], None] = lambda _: None
         self.on_error: OnError = lambda *_: None
+        self.on_refusal: OnRefusal = lambda *_: None
         self.on_report: Callable[[Report], None] = lambda _: None
         self.on_drained: Call = lambda: None  # no request runs or is about to
 
@@ -113,7 +115,7 @@ class EngineLoop:
         match command:
             case AddPrompt(prompt):
                 if refusal := self._engine.add(prompt, time.monotonic()):
-                    self._post_error(prompt, prompt.delivered_tokens, refusal)
+                    self._post_refusal(prompt, refusal)
             case RefuseRequest(request_id):
                 state.refuse(request_id)
             case OpenStream(origin):
@@ -231,6 +233,9 @@ class EngineLoop:
 
     def _post_error(self, prompt: Prompt, offset: int, message: str) -> None:
         self._post(lambda: self._listener.on_error(prompt, offset, message))
+
+    def _post_refusal(self, prompt: Prompt, why: str) -> None:
+        self._post(lambda: self._listener.on_refusal(prompt, why))
 
     def _report(self) -> None:
         if self._attached and (report := self._engine.state.report()):

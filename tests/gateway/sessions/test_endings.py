@@ -220,3 +220,40 @@ async def test_worker_failure_reaches_the_client(harness: Harness, client: Async
     harness.worker.send(name, 0, (), common.FINISH_REASON_ERROR, "out of luck")
     with pytest.raises(ServerError, match="out of luck"):
         await pending
+
+
+async def test_request_that_a_worker_refuses_is_invalid(
+    harness: Harness, client: AsyncClient
+) -> None:
+    pending = asyncio.ensure_future(client.complete("1,"))
+    harness.worker.refuse(await first_prompt(harness), "leave out prompt_logprobs")
+    with pytest.raises(InvalidRequest, match="leave out prompt_logprobs"):
+        await pending
+
+
+FAILED = sched.Finished(reason=common.FINISH_REASON_ERROR)
+
+
+async def test_reason_of_the_worker_may_follow_the_end_reported_by_the_scheduler(
+    harness: Harness, client: AsyncClient
+) -> None:
+    pending = asyncio.ensure_future(client.complete("1,"))
+    name = await first_prompt(harness)
+    harness.scheduler.send_event(name, finished=FAILED)
+    (live,) = harness.gateway.sessions.table
+    await harness.until(lambda: live.submission.pending_end is not None)
+    harness.worker.refuse(name, "leave out prompt_logprobs")
+    with pytest.raises(InvalidRequest, match="leave out prompt_logprobs"):
+        await pending
+
+
+async def test_failure_without_a_reason_ends_soon() -> None:
+    async with (
+        run_harness(finish_wait_s=0.1) as harness,
+        AsyncClient(harness.grpc_address) as client,
+    ):
+        pending = asyncio.ensure_future(client.complete("1,"))
+        harness.scheduler.send_event(await first_prompt(harness), finished=FAILED)
+        with pytest.raises(ServerError, match="the request ended with error"):
+            async with asyncio.timeout(10):
+                await pending

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import grpc
@@ -92,6 +93,16 @@ def test_every_answer_says_that_it_is_emulated(live: Live):
         call = gateway_pb2_grpc.GatewayStub(channel).Generate(request)
         assert dict(call.initial_metadata())["system-fingerprint"] == "emulated-fast"
         assert sum(len(response.token_ids) for response in call) == 2
+
+
+@pytest.mark.slow
+def test_prompts_are_not_scored(live: Live):
+    """The worker refuses: the request is at fault."""
+    messages = [{"role": "user", "content": "What is this?"}]
+    with pytest.raises(HTTPError) as refused:
+        post(live, messages=messages, max_tokens=3, prompt_logprobs=0)
+    assert refused.value.code == 400
+    assert "leave out prompt_logprobs" in json.loads(refused.value.read())["error"]["message"]
 
 
 @pytest.mark.slow

@@ -46,6 +46,8 @@ class RecordedRunner:
         self.finished: dict[str, FinishReason] = {}
         self.runner.on_tokens = self.tokens.extend
         self.runner.on_error = self._error
+        self.refusals: dict[str, str] = {}
+        self.runner.on_refusal = lambda prompt, why: self.refusals.update({prompt.request_id: why})
         self.runner.on_report = self._report
         self._seq = 0
         self.runner.send(AttachScheduler(lambda _: None))
@@ -95,6 +97,16 @@ async def test_faulty_request_gets_an_error_and_others_continue(poisoned):
     assert heard.finished["b"] is FinishReason.ERROR
     reported = [(token.request_id, token.offset) for token in heard.tokens]
     assert sorted(reported) == [(name, offset) for name in "ac" for offset in range(3)]
+
+
+async def test_impossible_request_is_refused_and_others_continue():
+    heard = RecordedRunner()
+    async with background(heard.runner.run()):
+        heard.begin(("a", (5, 6), 3), ("b", (5, 7), 1_000_000))
+        await until(lambda: len(heard.finished) == 2)
+    assert heard.refusals.keys() == {"b"} and not heard.errors
+    assert "the longest request that fits" in heard.refusals["b"]
+    assert heard.finished["b"] is FinishReason.ERROR
 
 
 async def test_many_choices_of_a_faulty_prompt_do_not_end_the_process(poisoned):
