@@ -249,7 +249,7 @@ async def test_prompt_that_cannot_run_ends_alone_with_a_sentence(folder, prompt,
         world.scheduler.admit("good")
         await until(lambda: len(gateway.ended) == 2 and len(world.scheduler.finished) == 2)
     assert gateway.ended["bad"].finish_reason == common_pb2.FINISH_REASON_ERROR
-    assert sentence in gateway.ended["bad"].message
+    assert sentence in gateway.ended["bad"].refusal
     assert world.scheduler.finished["bad"] == common_pb2.FINISH_REASON_ERROR
 
 
