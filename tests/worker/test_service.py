@@ -94,7 +94,7 @@ async def test_named_tokens_and_scored_prompts(folder):
     assert max(score.logprob - score.top_logprobs[0] for score in scores) <= 0
     assert not gateway.first["plain"].prompt_logprobs
     assert gateway.tokens["masked"] == [5, 7] * 6
-    assert refused.message == "logit_bias must lie in [0, 96)"
+    assert refused.refusal == "logit_bias must lie in [0, 96)"
 
 
 async def test_cancel_ends_a_running_request_and_frees_its_blocks(folder):
