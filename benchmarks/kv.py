@@ -33,7 +33,7 @@ from benchmarks.harness.system import foretoken_system, read_metrics, settings
 from benchmarks.harness.throughput import make_prompts
 from benchmarks.overload.busy import describe_invalid
 from benchmarks.overload.demo_load import burst_load, draw_bodies
-from benchmarks.overload.figures import Figures, show_busy, show_factor
+from benchmarks.overload.figures import Figures, short, show_busy, show_factor
 from benchmarks.overload.measuring import measure_capacity, measure_load
 from benchmarks.overload.open_loop import send_load
 from benchmarks.overload.prompt_pool import PromptPool
@@ -59,7 +59,7 @@ PREFIX_RATIO = "prefix_hit_ttft_ratio"
 
 
 class FixedLengths(PromptPool):
-    """Prompts of words, one token each, whose answers have exactly the drawn lengths."""
+    """Prompts of words, one token each, with answers of exactly the drawn lengths."""
 
     def fields(self, i: int) -> dict[str, object]:
         """The end of an answer is ignored, and visible: every token is an arrival of text."""
@@ -160,10 +160,7 @@ def main() -> None:
     show(
         "p99 of the longest gaps, and counters of the worker: median",
         ["", *columns],
-        [
-            [m, *(f"{measured.figure(m, factor, name).median:.3g}" for name in columns)]
-            for m in MODES
-        ],
+        [[m, *(short(measured.figure(m, factor, name).median) for name in columns)] for m in MODES],
     )
     for mode in MODES:
         if invalid := describe_invalid(mode, factor, measured.values[mode, factor, "engine_idle"]):

@@ -137,13 +137,13 @@ def _best(figures: dict[str, Figures], key: str, sign: int, limit: int) -> str:
     ranked = sorted(
         figures, key=lambda name: (isnan(figures[name][key]), sign * figures[name][key])
     )
-    return ", ".join(f"{name} {_short(figures[name][key])}" for name in ranked[:limit])
+    return ", ".join(f"{name} {short(figures[name][key])}" for name in ranked[:limit])
 
 
 def _cell(values: Sequence[float]) -> str:
-    spread = f"\n{_short(min(values))}–{_short(max(values))}" if len(values) > 1 else ""
-    return _short(median(values)) + spread
+    spread = f"\n{short(min(values))}–{short(max(values))}" if len(values) > 1 else ""
+    return short(median(values)) + spread
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -51,6 +51,7 @@ class DeliveryHandler:
         if reason is FinishReason.ERROR:
             if live.submission.announced:
                 self._submitter.cancel(live)
+            session.timeline.rejected = tokens.refused
             self._table.end(live, reason, now_s, _failure(tokens))
             return 0
         if not had:
@@ -100,8 +101,6 @@ class DeliveryHandler:
 
 
 def _failure(tokens: worker_pb2.RequestTokens) -> ServiceError:
-    """A request that a worker refuses is invalid. The scheduler has placed it, so that no other
-    worker of the model would run it."""
-    if tokens.refusal:
-        return ServiceError(Code.INVALID_ARGUMENT, tokens.refusal)
-    return ServiceError(Code.INTERNAL, tokens.message or "the worker failed; retrying is safe")
+    """A worker refuses what its model cannot do, so that the request is invalid at each of them."""
+    code = Code.INVALID_ARGUMENT if tokens.refused else Code.INTERNAL
+    return ServiceError(code, tokens.message or "the worker failed; retrying is safe")

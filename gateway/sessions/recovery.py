@@ -37,7 +37,12 @@ class Recovery:
         self._swept_s = inf
 
     def resubmit(self, live: LiveChoice, cause: ResubmitCause, now_s: float) -> None:
-        """Part of a choice was lost. The only recovery path."""
+        """Part of a choice was lost. The only recovery path. A choice that has failed is not run
+        again for the reason."""
+        end = live.submission.pending_end
+        if end is not None and end.failure is not None:
+            self._table.end(live, end.reason, now_s, end.failure)
+            return
         if cause is not ResubmitCause.SCHEDULER:
             self._submitter.cancel(live)
         if live.session.full:
@@ -93,7 +98,7 @@ class Recovery:
         reason is not worth more than `finish_wait_s`."""
         config = self._config
         if end.failure is not None:
-            if end.waited_s >= config.finish_wait_s:
+            if end.waited_s >= config.finish_wait_s or not self._peers.holds(live.submission):
                 self._table.end(live, end.reason, now_s, end.failure)
         elif len(live.session.output) >= end.tokens:
             self._table.end(live, end.reason, now_s)

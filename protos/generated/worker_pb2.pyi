@@ -145,17 +145,17 @@ class RequestTokens(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
-    REFUSAL_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     offset: _builtins.int
     """position of the first token in the request's output"""
     finish_reason: _common_pb2.FinishReason.ValueType
     message: _builtins.str
-    """the error, if finish_reason is ERROR and there is no refusal"""
+    """the error, if finish_reason is ERROR"""
     cached_tokens: _builtins.int
     """with the first tokens: prompt tokens with cached KV"""
-    refusal: _builtins.str
-    """if finish_reason is ERROR: why this request can never run here"""
+    refused: _builtins.bool
+    """if finish_reason is ERROR: the request can never run here"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -177,11 +177,11 @@ class RequestTokens(_message.Message):
         message: _builtins.str = ...,
         prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
         cached_tokens: _builtins.int = ...,
-        refusal: _builtins.str = ...,
+        refused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "message", b"message", "offset", b"offset", "prompt_logprobs", b"prompt_logprobs", "refusal", b"refusal", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "message", b"message", "offset", b"offset", "prompt_logprobs", b"prompt_logprobs", "refused", b"refused", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

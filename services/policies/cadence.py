@@ -19,8 +19,8 @@ SHORTEST_STEP_S = 1e-6
 
 def measure_cadence(snapshot: Snapshot, memory: PolicyMemory) -> PolicyMemory:
     """Averages the time from one round to the next, exponentially and from 0 on, in the policies'
-    memory. An interval counts only if a request waits through all of it: otherwise its length
-    says when the next event came."""
+    memory. An interval counts only if a request waits through all of it: another one lasts until
+    the next event, whenever that comes."""
     began_s = memory.number(BEGAN_S, -inf)
     if (snapshot.jobs.since_s[snapshot.queued] <= began_s).any():
         mean_s = memory.number(INTERVAL_S)

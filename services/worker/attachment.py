@@ -151,6 +151,8 @@ class Attachment:
             attached = self._upstream is upstream
             if attached:
                 self._end()
+            else:
+                upstream.close()  # gRPC's writer waits for messages otherwise
         return attached
 
     def _begin(self, upstream: UpStream) -> None:
@@ -177,6 +179,7 @@ class Attachment:
         """Returns the unsent reports to the engine, once all for the ended stream are collected."""
         if self._upstream:
             self._runner.send(ReturnReports(tuple(self._upstream.unsent)))
+            self._upstream.close()
         self._upstream = None
         self._ended.set()
 

@@ -84,7 +84,9 @@ def encode_error(message: str) -> worker_pb2.RequestTokens:
 
 def encode_refusal(why: str) -> worker_pb2.RequestTokens:
     """The error fields for a request that can never run here."""
-    return worker_pb2.RequestTokens(finish_reason=common_pb2.FINISH_REASON_ERROR, refusal=why)
+    refusal = encode_error(why)
+    refusal.refused = True
+    return refusal
 
 
 def encode_hello(

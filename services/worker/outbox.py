@@ -52,12 +52,14 @@ class TokenOutbox(Outbox[worker_pb2.TokenBatch]):
 
     def add_error(self, request_id: str, offset: int, why: str) -> None:
         """Ends a request; its waiting tokens go first."""
-        self._message(request_id, offset).MergeFrom(encode_error(why))
-        self._urgent.set()
+        self._end(request_id, offset, encode_error(why))
 
     def add_refusal(self, request_id: str, offset: int, why: str) -> None:
-        """Ends a request that can never run here, before its first token."""
-        self._message(request_id, offset).MergeFrom(encode_refusal(why))
+        """Ends a request that can never run here; its waiting tokens go first."""
+        self._end(request_id, offset, encode_refusal(why))
+
+    def _end(self, request_id: str, offset: int, error: worker_pb2.RequestTokens) -> None:
+        self._message(request_id, offset).MergeFrom(error)
         self._urgent.set()
 
     def close(self) -> None:

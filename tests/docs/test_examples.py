@@ -19,7 +19,7 @@ REASONS = {
     "needs GPUs",
     "needs a container engine",
     "takes minutes",
-    "takes 20 minutes",
+    "takes an hour",
     "installs vLLM",
     "runs the tests",
 }

@@ -183,8 +183,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     def refuse(self, request_id: str, why: str) -> None:
         tokens = worker_pb2.RequestTokens(
-            request_id=request_id, finish_reason=common.FINISH_REASON_ERROR, refusal=why
-        )
+            request_id=request_id, finish_reason=common.FINISH_REASON_ERROR, message=why,
+            refused=True,
+        )  # fmt: skip
         self.streams[-1].put_nowait(worker_pb2.TokenBatch(requests=[tokens]))
 
     def break_stream(self) -> None:

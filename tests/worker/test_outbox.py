@@ -33,12 +33,12 @@ async def test_unread_tokens_of_a_slow_gateway_are_one_message():
     assert [m.request_id for m in (await anext(messages)).requests] == ["c"]
 
 
-async def test_refusal_is_an_error_without_a_message():
+async def test_refusal_is_an_error_of_the_request():
     outbox = TokenOutbox(limit_tokens=100)
     outbox.add_refusal("a", 0, "too long")
     [message] = (await anext(aiter(outbox))).requests
     assert message.finish_reason == common_pb2.FINISH_REASON_ERROR
-    assert (message.refusal, message.message) == ("too long", "")
+    assert (message.refused, message.message) == (True, "too long")
 
 
 async def test_returning_request_keeps_offsets_while_old_tokens_wait():

@@ -1,6 +1,8 @@
 """A real worker on a Unix socket between a recording scheduler and recording gateways."""
 
 import asyncio
+import gc
+import logging
 import re
 from pathlib import Path
 from typing import Any, cast
@@ -8,10 +10,15 @@ from typing import Any, cast
 import pytest
 from grpc import StatusCode, aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
 
+from observability.tracing import OFF
 from protos.generated import common_pb2, worker_pb2, worker_pb2_grpc
 from services.core import Grant, HeldRequest, StaticBatch
 from services.runtime.codecs.attach import decode_held
+from services.runtime.tasks import background
+from services.worker.__main__ import build
+from services.worker.config import WorkerConfig
 from services.worker.engine.step import Engine
 from tests.observability.lines import lines_of
 from tests.worker.worker_fixtures import generate, prompt_tokens, reference
@@ -94,7 +101,7 @@ async def test_named_tokens_and_scored_prompts(folder):
     assert max(score.logprob - score.top_logprobs[0] for score in scores) <= 0
     assert not gateway.first["plain"].prompt_logprobs
     assert gateway.tokens["masked"] == [5, 7] * 6
-    assert refused.refusal == "logit_bias must lie in [0, 96)"
+    assert refused.refused and refused.message == "logit_bias must lie in [0, 96)"
 
 
 async def test_cancel_ends_a_running_request_and_frees_its_blocks(folder):
@@ -249,7 +256,7 @@ async def test_prompt_that_cannot_run_ends_alone_with_a_sentence(folder, prompt,
         world.scheduler.admit("good")
         await until(lambda: len(gateway.ended) == 2 and len(world.scheduler.finished) == 2)
     assert gateway.ended["bad"].finish_reason == common_pb2.FINISH_REASON_ERROR
-    assert sentence in gateway.ended["bad"].refusal
+    assert gateway.ended["bad"].refused and sentence in gateway.ended["bad"].message
     assert world.scheduler.finished["bad"] == common_pb2.FINISH_REASON_ERROR
 
 
@@ -275,6 +282,7 @@ async def test_failed_step_ends_its_requests_and_later_ones_run(folder, monkeypa
     assert (line["request_id"], line["trace_id"]) == ("broken", "ab" * 16)
     assert "RuntimeError: seven" in line["exception"]
     assert "the model failed" in gateway.ended["broken"].message
+    assert not gateway.ended["broken"].refused
     assert len(gateway.tokens["whole"]) == 3
     assert world.scheduler.finished["broken"] == common_pb2.FINISH_REASON_ERROR
 
@@ -302,3 +310,23 @@ async def test_stream_without_a_hello_is_an_error(folder):
         with pytest.raises(aio.AioRpcError) as refused:
             await call.read()
     assert refused.value.code() is StatusCode.INVALID_ARGUMENT
+
+
+async def test_failed_attempts_to_attach_leave_no_task_behind(folder, tmp_path):
+    """gRPC does not end the writer of a call that could not connect."""
+    faults: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, its: faults.append(its["message"]))
+    config = WorkerConfig(
+        worker_id="w", address=f"unix:{tmp_path}/worker", scheduler_address=f"unix:{tmp_path}/none",
+        model=str(folder), kv_tokens=256, profile_s=0.05,
+    )  # fmt: skip
+    unit = build(config, CollectorRegistry(), OFF)
+    with lines_of("services.worker.attachment", logging.DEBUG) as lines:
+        async with background(unit.run()):
+            await until(lines)
+            await asyncio.sleep(0.5)  # about three attempts
+            gc.collect()
+            await asyncio.sleep(0)
+            gc.collect()
+            await asyncio.sleep(0)
+    assert not faults

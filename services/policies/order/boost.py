@@ -13,9 +13,9 @@ Three choices are foretoken's:
   w        the index of `per_token_s`, because sizes are forecast
   in time  A first token is due at `ttft_s` after arrival, the next token at `mtpot_s` after the
            last one. From `early_s` before that, a request without a token counts as the geometric
-           mean of the first token's work and its whole work, also when the token is late, and also
-           while its prompt is computed: otherwise late requests would take turns there without an
-           end. A paused request counts as GAP_WORK of its work while its SLA can be met: to keep
+           mean of the first token's work and its whole work. This also holds when the token is
+           late, and while the prompt is computed. Otherwise late prompts take turns without an end.
+           A paused request counts as GAP_WORK of its work while its SLA can be met: to keep
            that SLA, all of the work has to be done in time. With the boost of one token instead,
            the engine would make little more than first tokens at four times its capacity, those
            of short requests at the last moment, and started requests would take turns until few

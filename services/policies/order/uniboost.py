@@ -13,7 +13,8 @@ the prefill of the prompt, and the decode up to the next threshold of output, `s
             Below it, γ falls towards shortest first. The paper's gains are not at hand; GAIN,
             SPEED and the range of γ are foretoken's.
 
-The order is not told which prompts a worker has cached, so that a cached prefix gives no bonus.
+The order is not told which prompts a worker has cached, so that a cached prefix gives no bonus, nor
+why a request ended: one that its client cancels counts as a response.
 """
 
 from math import exp, inf, log
@@ -31,7 +32,7 @@ from services.policies.snapshot import Snapshot
 ARRIVAL_S, UNTIL = "arrival_s", "until_tokens"
 GAMMA, T95_S, T99_S = "gamma", "t95_s", "t99_s"
 EXPONENTIAL = log(100) / log(20)  # t99/t95 of an exponential tail
-GAIN = 0.25  # a response above t99 raises it by a quarter; 100 below it lower it by as much
+GAIN = 0.25  # a response above t99 raises it by about a quarter; 100 below it lower it by as much
 SPEED = 0.05  # of the logarithm of γ, in each response
 
 PARAMS = {
@@ -75,25 +76,28 @@ def next_threshold(output: Ints, stretch: float) -> Floats:
 def _follow_tail(
     snapshot: Snapshot, params: Params, memory: PolicyMemory, rows: Ints
 ) -> PolicyMemory:
-    """Moves both percentiles, then γ, by the requests that ended since the last round.
+    """Moves both percentiles, then γ, by the requests that ended since the last round, for any
+    reason.
 
-    Stochastic approximation of a quantile q: a larger value raises the estimate by GAIN · q,
-    another lowers it by GAIN · (1 − q), both relative. O(jobs log jobs).
+    Stochastic approximation of a quantile q: a larger value raises the logarithm of the estimate by
+    GAIN · q, another lowers it by GAIN · (1 − q). Many values at once move it at most to the
+    largest or the smallest of them, and γ by the whole ratio. O(jobs log jobs).
     """
     known = memory.ranks
     ended = (known.serials >= 0) & ~np.isin(known.serials, snapshot.jobs.serial[rows])
     if not ended.any():
         return memory
     responses_s = np.maximum(snapshot.now - known.values[ARRIVAL_S][ended], 1e-9)
-    count, largest_s = len(responses_s), float(responses_s.max())
+    count, least_s, most_s = len(responses_s), float(responses_s.min()), float(responses_s.max())
     found = []
     for name, share in ((T95_S, 0.95), (T99_S, 0.99)):
-        before_s = memory.number(name, largest_s)
+        before_s = memory.number(name, most_s)
         above = float(np.count_nonzero(responses_s > before_s))
-        moved_s = before_s * exp(GAIN * (above - (1.0 - share) * count))
-        found.append(min(moved_s, max(before_s, largest_s)))
+        moved = log(before_s) + GAIN * (above - (1.0 - share) * count)
+        least, most = log(min(before_s, least_s)), log(max(before_s, most_s))
+        found.append(exp(min(max(moved, least), most)))
     t95_s, t99_s = found[0], max(found)
     gamma, spread = params["gamma"], params["gamma_range"]
-    moved = memory.number(GAMMA, gamma) * (t99_s / t95_s / EXPONENTIAL) ** (SPEED * count)
+    moved = memory.number(GAMMA, gamma) * (t99_s / t95_s / EXPONENTIAL) ** min(SPEED * count, 1.0)
     bounded = min(max(moved, gamma / spread), gamma * spread)
     return memory.with_numbers(**{T95_S: t95_s, T99_S: t99_s, GAMMA: bounded})

@@ -254,6 +254,21 @@ async def test_failure_without_a_reason_ends_soon() -> None:
     ):
         pending = asyncio.ensure_future(client.complete("1,"))
         harness.scheduler.send_event(await first_prompt(harness), finished=FAILED)
+        (live,) = harness.gateway.sessions.table
+        await harness.until(lambda: live.submission.pending_end is not None)
         with pytest.raises(ServerError, match="the request ended with error"):
             async with asyncio.timeout(10):
                 await pending
+
+
+async def test_failed_request_is_not_sent_again_when_its_worker_returns(
+    harness: Harness, client: AsyncClient
+) -> None:
+    pending = asyncio.ensure_future(client.complete("1,"))
+    harness.scheduler.send_event(await first_prompt(harness), finished=FAILED)
+    (live,) = harness.gateway.sessions.table
+    await harness.until(lambda: live.submission.pending_end is not None)
+    harness.worker.break_stream()
+    with pytest.raises(ServerError, match="the request ended with error"):
+        await pending
+    assert len(harness.scheduler.requests) == len(harness.worker.prompts) == 1

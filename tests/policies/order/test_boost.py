@@ -176,7 +176,7 @@ def test_first_token_that_is_due_precedes_shorter_requests():
     assert line(ranked(board(made, 2, **begun))) == [1, 0]
 
 
-def test_running_request_whose_first_token_is_due_keeps_its_boost():
+def test_running_request_with_a_due_first_token_keeps_its_boost():
     """Both are late, and equal but for the 500 prompt tokens that the running one has in KV. Its
     work is less, so that neither takes the place of the other after each round."""
     prefill = CostModel(0.01, 1e-3, 0.0, 0.0)

@@ -182,7 +182,7 @@ BOUNDS: dict[str, Bound | None] = {
     "edf": None,
     "slack": None,
     "boost": None,  # bounded in the time to serve the backlog, which grows here
-    "uniboost": None,  # behind later requests at most by the largest boost: test_uniboost.py
+    "uniboost": None,  # bounded by the largest boost of the present γ: test_uniboost.py
 }
 
 

@@ -310,8 +310,8 @@ def test_cold_forecasts_from_history_are_no_worse_than_none():
 
 
 def test_late_long_prompts_do_not_take_turns():
-    """Memory holds one of four requests, whose prompts take 4 s and whose answers take 20 s. A plan
-    follows each chunk of a prompt, so that late prompts could take turns with every one."""
+    """Memory holds one of four requests: prompts take 4 s, answers 20 s. A plan follows each chunk
+    of a prompt, so that late prompts could take turns with every one."""
     costs = CostModel(0.01, 1e-3, 0.0, 0.0)
     hardware = Hardware("chunks", costs, kv_tokens=6_400, max_batch_tokens=512)
     load = workload([(0.1 * row, 4_000, 2_000) for row in range(4)])
