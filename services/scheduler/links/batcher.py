@@ -103,6 +103,7 @@ class BatcherLink:
                 raise
         finally:
             self._close()
+            outbox.close()  # gRPC's writer waits for messages otherwise
         if self._pending:
             self._fall_back(self._pending, "gone")
         return answered
