@@ -25,7 +25,8 @@ LEAST_FULL = 0.5  # of an overloaded engine
 
 @dataclass(frozen=True)
 class Reading:
-    """The state of a system at one time. `engine_s` and `gateway_s` are totals; NaN: unknown."""
+    """The state of a system at one time. `engine_s` and `gateway_s` are totals; NaN: unknown.
+    `engine_s`, `kv_share` and `running` are sums over the workers."""
 
     at_s: float
     engine_s: float
@@ -78,13 +79,13 @@ def busy_figures(
             part_s = after.at_s - before.at_s
             waited_s += part_s
             idle_s += part_s - (after.engine_s - before.engine_s) / workers
-            used_s += part_s * (before.kv_share + after.kv_share) / 2
+            used_s += part_s * (before.kv_share + after.kv_share) / 2 / workers
     return {
         "engine_busy": (last.engine_s - first.engine_s) / workers / lasted_s,
         "gateway_cpu": (last.gateway_s - first.gateway_s) / lasted_s,
         "engine_idle": idle_s / waited_s if waited_s else nan,
         "kv_used": used_s / waited_s if waited_s else nan,
-        "engine_full": fmean(max(r.kv_share, r.running / workers / max_running) for r in readings),
+        "engine_full": fmean(max(r.kv_share, r.running / max_running) for r in readings) / workers,
     }
 
 

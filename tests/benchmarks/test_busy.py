@@ -39,9 +39,11 @@ def test_shares_match_worked_readings():
 
 
 def test_shares_of_several_workers_are_means():
-    readings = [Reading(0.0, 10.0, 1.0, 5, 0.5), Reading(2.0, 13.0, 2.0, 5, 0.5)]
+    """Readings have the sums of the workers' counters and shares."""
+    readings = [Reading(0.0, 10.0, 1.0, 5, 1.6), Reading(2.0, 13.0, 2.0, 5, 1.4)]
     figures = busy_figures(readings, workers=2)
     assert (figures["engine_busy"], figures["engine_idle"]) == (0.75, 0.25)
+    assert (figures["kv_used"], figures["engine_full"]) == pytest.approx((0.75, 0.75))
 
 
 def test_load_without_waiting_requests_has_no_idle_share():
@@ -57,8 +59,8 @@ def test_peer_without_a_busy_counter_has_no_engine_shares():
 
 
 def test_overload_with_room_in_the_engine_is_reported():
-    """Two workers with 50 slots each: 80 of 100, then 30 % of the KV."""
-    readings = [Reading(0.0, 1.0, 1.0, 0, 0.1, 80), Reading(1.0, 2.0, 1.0, 0, 0.3, 10)]
+    """Two workers with 50 slots each: 80 of 100, then 30 % of the KV of both."""
+    readings = [Reading(0.0, 1.0, 1.0, 0, 0.1, 80), Reading(1.0, 2.0, 1.0, 0, 0.6, 10)]
     full = busy_figures(readings, workers=2, max_running=50)["engine_full"]
     assert full == pytest.approx(0.55)
     assert describe_room("fcfs", "2", [full, 0.5]) == describe_room("fcfs", "0.9", [0.1]) == ""
