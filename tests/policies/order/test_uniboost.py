@@ -117,10 +117,10 @@ def test_percentiles_move_towards_the_responses_by_hand():
 
 
 def test_gamma_moves_with_the_ratio_of_the_percentiles_by_hand():
-    """A response of 5 s, after which t99/t95 is 10/5 · e^(0.25 · (0.05 - 0.01)). An exponential
+    """A response of 4 s, after which t99/t95 is 10/5 · e^(0.25 · (0.05 - 0.01)). An exponential
     tail has ln 100 / ln 20, about 1.54."""
     known = {GAMMA: 2.0, T95_S: 5.0, T99_S: 10.0}
-    made = board(1, prompt=[180], arrival_s=[NOW - 5])
+    made = board(1, prompt=[180], arrival_s=[NOW - 4])
     memory = ranked(made, PolicyMemory(known)).memory
     none = replace(made, queued=np.array([], np.int64))
     ratio = 2 * exp(0.25 * 0.04) / (log(100) / log(20))
