@@ -13,8 +13,8 @@ mode is policy `fcfs`. Rounds alternate between the modes, in reverse order in e
 that a machine that slows down slows all of them.
 
 The figures are those of `benchmarks.overload`, beside `gap_p99_s`, the p99 of the longest gap
-between two arrivals of an answer's text, and the worker's counters. A row whose engine was idle for
-more than a tenth of the time in which requests waited is reported as not valid. At the end the
+between two arrivals of an answer's text, and the worker's counters. A row is reported as not valid
+if the engine was idle for more than a tenth of the time in which requests waited. At the end the
 benchmark measures the time to first token of a long prompt with a cached prefix, relative to one
 without.
 """

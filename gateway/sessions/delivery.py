@@ -101,6 +101,7 @@ class DeliveryHandler:
 
 
 def _failure(tokens: worker_pb2.RequestTokens) -> ServiceError:
-    """A worker refuses what its model cannot do, so that the request is invalid at each of them."""
+    """A refusal depends on the request and the model: every worker of the model would refuse it, so
+    that the request is invalid."""
     code = Code.INVALID_ARGUMENT if tokens.refused else Code.INTERNAL
     return ServiceError(code, tokens.message or "the worker failed; retrying is safe")

@@ -131,7 +131,7 @@ class PlacementHandler:
             message = finished.message or f"the request ended with {reason.value}"
             code = Code.INTERNAL if reason is FinishReason.ERROR else Code.UNAVAILABLE
             failure = ServiceError(code, message)
-            if reason is FinishReason.ERROR and not finished.message:  # the worker says why
+            if reason is FinishReason.ERROR:  # the worker's reason may be on its way
                 end = PendingEnd(finished.output_tokens, reason, failure)
                 live.submission.pending_end = end
             else:

@@ -37,8 +37,8 @@ class Recovery:
         self._swept_s = inf
 
     def resubmit(self, live: LiveChoice, cause: ResubmitCause, now_s: float) -> None:
-        """Part of a choice was lost. The only recovery path. A choice that has failed is not run
-        again for the reason."""
+        """Part of a choice was lost. The only recovery path. A failed choice that still waits for
+        the worker's reason ends."""
         end = live.submission.pending_end
         if end is not None and end.failure is not None:
             self._table.end(live, end.reason, now_s, end.failure)
@@ -95,7 +95,7 @@ class Recovery:
         """The scheduler has reported the end before the worker's tokens, or its reason for a
         failure, arrived. While the stream is alive, they are late but not lost. A stream that
         delivers nothing for `finish_wait_s` is dead; tokens later than `late_wait_s` are lost. A
-        reason is not worth more than `finish_wait_s`."""
+        failure waits at most `finish_wait_s` for its reason."""
         config = self._config
         if end.failure is not None:
             if end.waited_s >= config.finish_wait_s or not self._peers.holds(live.submission):

@@ -315,7 +315,7 @@ async def test_stream_without_a_hello_is_an_error(folder):
 async def test_failed_attempts_to_attach_leave_no_task_behind(folder, tmp_path):
     """gRPC does not end the writer of a call that could not connect."""
     faults: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, its: faults.append(its["message"]))
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: faults.append(told["message"]))
     config = WorkerConfig(
         worker_id="w", address=f"unix:{tmp_path}/worker", scheduler_address=f"unix:{tmp_path}/none",
         model=str(folder), kv_tokens=256, profile_s=0.05,

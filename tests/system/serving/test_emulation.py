@@ -97,7 +97,7 @@ def test_every_answer_says_that_it_is_emulated(live: Live):
 
 @pytest.mark.slow
 def test_prompts_are_not_scored(live: Live):
-    """The worker refuses: the request is at fault."""
+    """The worker refuses the request, so that it is invalid."""
     messages = [{"role": "user", "content": "What is this?"}]
     with pytest.raises(HTTPError) as refused:
         post(live, messages=messages, max_tokens=3, prompt_logprobs=0)
