@@ -15,10 +15,10 @@ PLANS = 2  # plan intervals that a slice outlasts
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """`limits` returns, for the requests that run next at a worker (candidate positions, the most
-    urgent first), the output up to which the plan counts with each, and at which it stops by
-    itself. A running request with a higher limit keeps that. `returns`: a request at its limit goes
-    back to the pool and queues like waiting ones."""
+    """`limits` returns, for requests that may run next at a worker (candidate positions), the
+    output up to which the plan counts with each, and at which it stops by itself. It depends on
+    each request alone, not on the others asked for. A running request with a higher limit keeps
+    that. `returns`: a request at its limit goes back to the pool and queues like waiting ones."""
 
     limits: Callable[[Candidates, WorkerSnapshot, Ints, Params], Ints]
     params: dict[str, Param] = field(default_factory=dict)
@@ -33,13 +33,17 @@ def whole(candidates: Candidates, worker: WorkerSnapshot, at: Ints, params: Para
 def tokens(candidates: Candidates, worker: WorkerSnapshot, at: Ints, params: Params) -> Ints:
     """The whole answer if no request waits. Otherwise `slice_tokens` beyond the current output, and
     the steps of two plan intervals, so that the next half can be granted before the first is used
-    up: planning never stalls the device. A running request with half a slice left gets no more."""
+    up: planning never stalls the device. A running request with half a slice left gets no more.
+
+    A step takes the time of the batch that runs now, not of the batch `at`: a request has the same
+    limit when its memory is counted and when the plan grants it."""
     jobs, runs = candidates.jobs, candidates.is_running[at]
     output, limit, cap = jobs.output[at], jobs.limit[at], jobs.cap[at]
     if candidates.is_running.all():
         return cap
-    context = float(np.sum(jobs.context[at]))
-    steps = steps_to_next_plan(candidates.numbers, worker, len(at), context)
+    here = (candidates.is_running & (jobs.home == worker.number)).nonzero()[0]
+    context = float(np.sum(jobs.context_at(here)))
+    steps = steps_to_next_plan(candidates.numbers, worker, max(1, len(here)), context)
     slice_tokens = round(params["slice_tokens"] + PLANS * steps)
     fresh = np.minimum(cap, output + slice_tokens)
     return np.where(runs & (limit - output > slice_tokens // 2), np.minimum(limit, fresh), fresh)

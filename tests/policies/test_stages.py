@@ -223,14 +223,19 @@ def test_slice_is_the_whole_answer_while_no_request_waits() -> None:
 
 @pytest.mark.parametrize(("output", "limit"), [(5, 32), (6, 58)])
 def test_slice_outlasts_two_plan_intervals(output: int, limit: int) -> None:
-    """A step of two requests with 10 + 20 tokens of context takes 0.02 + 2 · 0.001 + 30 · 0.0001 =
-    0.025 s, so that 0.25 s from plan to plan are 10 steps. A slice has 32 + 2 · 10 tokens, half a
-    slice 26."""
+    """Two requests run, with 10 + 20 tokens of context: their step takes 0.02 + 2 · 0.001 +
+    30 · 0.0001 = 0.025 s, so that 0.25 s from plan to plan are 10 steps. A slice has 32 + 2 · 10
+    tokens, half a slice 26. The third request waits. Its limit does not depend on the others that
+    are asked for."""
     worker = replace(node(), cost=CostModel(0.02, 1.0, 0.001, 0.0001))
-    made = jobs(2, prompt=[10, 20 - output], output=[0, output], limit=[0, 32])
-    asked = replace(candidates(made, [False, True], worker), numbers={INTERVAL_S: 0.25})
-    limits = SLICES["tokens"].limits(asked, worker, np.arange(2), {"slice_tokens": 32.0})
-    assert limits.tolist() == [52, limit]
+    runs = [True, True, False]
+    made = jobs(
+        3, prompt=[10, 20 - output, 99], output=[0, output, 0], limit=[52, 32, 0], home=[1, 1, -1]
+    )
+    asked = replace(candidates(made, runs, worker), numbers={INTERVAL_S: 0.25})
+    for at in ([0, 1, 2], [2], [1, 0]):
+        limits = SLICES["tokens"].limits(asked, worker, np.array(at), {"slice_tokens": 32.0})
+        assert limits.tolist() == [[52, limit, 52][row] for row in at]
 
 
 def test_exhausted_turn_is_followed_by_another() -> None:
