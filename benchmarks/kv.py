@@ -2,7 +2,7 @@
 
     python -m benchmarks.kv [--factor 1.6] [--dtype bfloat16] [--json FILE] [--quick]
 
-The whole system serves the padded demo model (`benchmarks.overload.padded_model`) through HTTP, so
+The whole system serves the padded demo model (`models.padded`) through HTTP, so
 that the engine is the bottleneck. A third of the answers is long, and all lengths are known: every
 request generates exactly its `max_tokens`, and `predictor.model=max` forecasts them. The benchmark
 first measures the capacity of `fcfs`, as `benchmarks.overload` does. Then every mode gets a new

@@ -3,7 +3,7 @@
     python -m benchmarks.twin [--presets a,b] [--factors 0.5,0.9,1.6] [--seconds 15]
         [--dtypes bfloat16] [--json FILE] [--markdown FILE] [--logs FOLDER] [--quick]
 
-The whole system serves the padded demo model (`benchmarks.overload.padded_model`) through HTTP and
+The whole system serves the padded demo model (`models.padded`) through HTTP and
 writes event logs. A run of `fcfs` with a full queue, then with half of the capacity that it found,
 calibrates the hardware. Then each preset gets Poisson arrivals at the factors of the capacity, one
 server per preset, and `simulator.twin` simulates its log three times:

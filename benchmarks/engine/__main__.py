@@ -1,7 +1,7 @@
 """Tokens per second of the engine, of the system around it, and of peers.
 
     python -m benchmarks.engine [--peer-python PYTHON] [--json FILE] [--quick] [--profile]
-        [--streams 1,8,32,64] [--models demo,qwen3-0.6b] [--contexts 160,1500]
+        [--streams 1,8,32,64] [--models demo,padded,qwen3-0.6b] [--contexts 160,1500]
         [--dtypes fp32,bf16] [--systems engine,grpc,http,transformers,vllm,vllm_http]
         [--patience S]
 
@@ -20,10 +20,10 @@ slows all of them. No prompt occurs twice, so that prefix caches do not help. Re
 reason.
 
 Contexts: 160 is the mean context of 32 prompt + 256 output tokens; 1500 is 1,500 + 64. Models: demo
-(models/demo), and Qwen3-0.6B's shape with random weights in a temporary folder, which is slow on
-two cores: its answers have at most 16 tokens and it runs 3 rounds. The estimated duration is
-printed first. Measurements that would take a system longer than `--patience` seconds (90) are
-omitted and listed.
+(models/demo); the same padded with zeros to hidden 1,024 and MLP 2,048 (models/padded.py), with at
+most 128 tokens an answer; and Qwen3-0.6B's shape with random weights, which is slow on two cores:
+its answers have at most 16 tokens and it runs 3 rounds. The estimated duration is printed first.
+Measurements that would take a system longer than `--patience` seconds (90) are omitted and listed.
 
 `prefill_tok_s`: prompt tokens per second of answers of one token. `decode_tok_s`: tokens after the
 first divided by the additional time. Both for engine and vllm. `cold_start_s`: from the start of
@@ -200,7 +200,7 @@ def _options() -> Namespace:
     add("--peer-python", default="", help="a Python with vLLM for the CPU")
     add("--profile", action="store_true", help="profile one decode step instead")
     add("--streams", default="", help="default: 1,8,32,64; 1,8 with --quick")
-    add("--models", default="", help="default: demo,qwen3-0.6b; demo with --quick")
+    add("--models", default="", help="default: demo,padded,qwen3-0.6b; demo with --quick")
     add("--contexts", default="", help="default: 160,1500; 160 with --quick")
     add("--dtypes", default="", help="default: fp32,bf16")
     default = "all but vllm_http; vLLM needs --peer-python"

@@ -64,7 +64,8 @@ class Model:
 
 MODELS = {
     "demo": Model("demo", 256, 5, 5, 1.25, 1, Costs(1e-4, 4e-3, 1e-4, 8e-7)),
-    "qwen3-0.6b": Model("qwen3-0.6b", 16, 3, 1, 1.0, 0, Costs(0.012, 0.15, 8e-3, 2e-6)),
+    "padded": Model("padded", 128, 5, 1, 1.25, 0, Costs(5e-4, 6e-3, 6e-4, 1e-6)),
+    "qwen3-0.6b": Model("qwen3-0.6b", 16, 3, 1, 1.1, 0, Costs(0.012, 0.15, 8e-3, 2e-6)),
 }
 
 

@@ -1,4 +1,5 @@
-"""Measured models: the demo model, and larger shapes with random weights."""
+"""Measured models: the demo model, the same padded with zeros, and larger shapes with random
+weights."""
 
 import json
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config
 
 from foretoken.running.options import demo_model
+from models.padded import write_padded
 
 TOKENIZER_FILES = ("tokenizer_config.json", "chat_template.jinja")
 SHAPES: dict[str, dict[str, Any]] = {
@@ -32,7 +34,11 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def folder_of(name: str, temporary: Path) -> str:
-    """Returns the demo model's folder, or writes a model with that shape below `temporary`."""
+    """Returns the demo model's folder, or writes the padded one, or a model with that shape, below
+    `temporary`."""
+    if name == "padded":
+        write_padded(Path(demo_model()), temporary / name)
+        return str(temporary / name)
     if name not in SHAPES:
         return demo_model()
     return write_model(temporary / name, Qwen3Config(**SHAPES[name]))

@@ -19,7 +19,7 @@ estimated duration is printed first: about two minutes per preset and round, one
 round, arrivals for 6 s at each factor), or according to `--seconds`.
 
 `--padded` pads the demo model with zeros to hidden 1,024 and MLP 2,048
-(`benchmarks.overload.padded_model`). The answers stay the same, and the engine is the bottleneck
+(`models.padded`). The answers stay the same, and the engine is the bottleneck
 instead of the gateway and this client. Every system runs the model in `--dtype`.
 
 `--emulate HARDWARE` serves with emulated engines (`foretoken serve --emulate`): the whole stack at

@@ -19,9 +19,9 @@ from benchmarks.harness.system import (
     vllm_server,
 )
 from benchmarks.overload.demo_load import MEDIAN_TOKENS, demo_pool
-from benchmarks.overload.padded_model import write_padded
 from benchmarks.overload.prompt_pool import PromptPool, file_pool
 from foretoken.running.options import demo_model
+from models.padded import write_padded
 from services.policies.preset import presets
 from services.worker.config import WorkerConfig
 from simulator.hardware.hardware import Hardware

@@ -50,7 +50,7 @@ def options(**given: object) -> Namespace:
 
 def test_default_measures_everything_and_quick_a_part():
     everything = make_run_plan(options())
-    assert [model.name for model in everything.models] == ["demo", "qwen3-0.6b"]
+    assert [model.name for model in everything.models] == ["demo", "padded", "qwen3-0.6b"]
     assert (everything.dtypes, everything.contexts) == (("fp32", "bf16"), (160, 1500))
     assert everything.streams == (1, 8, 32, 64)
     assert everything.repeats(DEMO) == 5 and everything.repeats(QWEN) == 3
@@ -93,7 +93,7 @@ def test_profile_defaults_to_the_demo_model():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"models": "demo,llama"}, "--models takes demo, qwen3-0.6b; got llama"),
+        ({"models": "demo,llama"}, "--models takes demo, padded, qwen3-0.6b; got llama"),
         ({"dtypes": "fp16"}, "--dtypes takes fp32, bf16; got fp16"),
         ({"contexts": "160,2000"}, "--contexts takes 160, 1500; got 2000"),
         (
@@ -148,14 +148,15 @@ def test_run_duration_is_starts_plus_rounds():
 
 def test_measurements_above_patience_are_omitted_and_listed():
     """64 prompts of 1,500 tokens take the demo model seconds, the large one 19 minutes."""
-    plan = make_run_plan(options(streams="1,64", contexts="1500"))
+    both = "demo,qwen3-0.6b"
+    plan = make_run_plan(options(models=both, streams="1,64", contexts="1500"))
     assert [case.streams for case in plan.cases(DEMO)] == [1, 64]
     assert [case.streams for case in plan.cases(QWEN)] == [1]
     assert plan.omitted() == [
         "demo, context 1500, 64 streams: transformers",
         "qwen3-0.6b, context 1500, 64 streams: all systems",
     ]
-    patient = make_run_plan(options(streams="1,64", contexts="1500", patience=1e6))
+    patient = make_run_plan(options(models=both, streams="1,64", contexts="1500", patience=1e6))
     assert patient.omitted() == []
 
 

@@ -109,10 +109,12 @@ class Engine:
         if compiled:
             model.compile_forward()
             lap("compiling")
+        else:
+            model.pack_weights()
         engine = cls(model, config, ranks)
         if not config.torch_threads and device.type == "cpu":
             sharing = config.local_workers * ranks.size
-            engine._cores = spare_cores_for(model.module.num_parameters(), sharing)
+            engine._cores = spare_cores_for(model.parameters, sharing)
         lap(f"kernels {kernel_source()}".rstrip())
         return engine
 

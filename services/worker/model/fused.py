@@ -35,12 +35,15 @@ BY_INPUT_NUMBERS = 2**19
 @dataclass(frozen=True, slots=True)
 class Linear:
     """x · weight + bias, for x [rows, in]. `weight` [in, out] is a view of the module's weight,
-    except for a small output head. With `ranks`, each rank has some of the inputs, and the results
-    of all ranks are summed."""
+    except for a small output head, until it is packed. With `ranks`, each rank has some of the
+    inputs, and the results of all ranks are summed."""
 
     weight: Tensor
     bias: Tensor | None
     ranks: RankGroup | None = None
+
+    def packed(self, ops: TorchLayerOps) -> "Linear":
+        return replace(self, weight=ops.pack(self.weight))
 
     def project(self, ops: TorchLayerOps, x: Tensor) -> Tensor:
         return ops.product(x, self.weight, self.bias)
@@ -129,6 +132,14 @@ class Layer:
         normed = ops.norm(hidden, self.mlp_norm.weight, self.mlp_norm.eps)
         self.down.add_to(ops, hidden, ops.silu_and_mul(self.gate_up.project(ops, normed)))
 
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return self.qkv, self.output, self.gate_up, self.down
+
+    def packed(self, ops: TorchLayerOps) -> "Layer":
+        qkv, output, gate_up, down = (linear.packed(ops) for linear in self.linears)
+        return replace(self, qkv=qkv, output=output, gate_up=gate_up, down=down)
+
 
 class FusedForward:
     """`module`'s forward with few calls. Rotations are precomputed for `positions`. `ranks` is set
@@ -143,6 +154,7 @@ class FusedForward:
         ranks: RankGroup | None = None,
     ):
         self._ops = ops
+        self._module = module
         decoder = module.model
         # With ranks a lookup needs communication, which the hooks of the module do.
         self._embed: Callable[[Tensor], Tensor] = decoder.embed_tokens
@@ -171,6 +183,22 @@ class FusedForward:
                 hidden, attended = hidden.index_select(0, rows), attended.index_select(0, rows)
             layer.finish(ops, hidden, attended)
         return self.logits(ops, hidden)
+
+    @property
+    def packs(self) -> bool:
+        """Whether `pack_weights` changes anything."""
+        linears = [self._head, *(linear for layer in self.layers for linear in layer.linears)]
+        return any(self._ops.packs(linear.weight) for linear in linears)
+
+    def pack_weights(self) -> None:
+        """Changes the weights to the layout that products are fastest with, one layer after the
+        other. The module loses its own, so that only this forward runs afterwards. A head that is
+        also the embedding is copied."""
+        for i, layer in enumerate(self.layers):
+            self.layers[i] = layer.packed(self._ops)
+            _release_weights(self._module.model.layers[i])
+        self._head = self._head.packed(self._ops)
+        _release_weights(self._module.lm_head)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The initial residual stream, and the rotations cos and sin."""
@@ -208,6 +236,13 @@ def _join_parameters(linears: Sequence[nn.Linear], name: str) -> Tensor:
         setattr(linear, name, nn.Parameter(view, requires_grad=False))
         start += len(part)
     return whole
+
+
+def _release_weights(module: nn.Module) -> None:
+    """Frees the weights of the module's linear maps; their shapes and dtypes stay."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            part.weight = nn.Parameter(part.weight.to("meta"), requires_grad=False)
 
 
 def _head_weight(head: nn.Linear) -> Tensor:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +28,13 @@ from services.worker.model.compiled import INDUCTOR, Backend, CompiledForward
 from services.worker.model.dtypes import choose_dtype
 from services.worker.model.fused import FusedForward
 from services.worker.model.fused_layouts import find_layout
-from services.worker.model.probe import Probe, probe_sequences, probe_tokens, relative_shift
+from services.worker.model.probe import (
+    PROBE_TOKENS,
+    Probe,
+    probe_sequences,
+    probe_tokens,
+    relative_shift,
+)
 from services.worker.model.rank_group import RankGroup
 from services.worker.model.tensor_sharding import TensorSharder
 from services.worker.model.weights import logged_loading, require_memory
@@ -117,6 +123,7 @@ class PagedModel:
         limit = getattr(config, "max_position_embeddings", None)
         self.max_context_tokens: int = limit or UNBOUNDED_TOKENS
         self.vocab_size: int = config.vocab_size
+        self.parameters: int = module.num_parameters()
         self.eos_ids = _eos_ids(module)
         self._fused: FusedForward | CompiledForward | None = None
         self.forward_name = TRANSFORMERS_FORWARD
@@ -221,6 +228,25 @@ class PagedModel:
             return
         self._fused, self.forward_name = compiled, f"{self.forward_name}, compiled"
 
+    def pack_weights(self) -> None:
+        """Changes the fused forward's weights to the layout that the device's products are fastest
+        with, if it has one. Afterwards the module has no weights: transformers' forward, and a
+        compiled one, cannot run. The number of threads must be final.
+
+        Raises ValueError if the results differ.
+        """
+        fused = self._fused
+        if not isinstance(fused, FusedForward) or not fused.packs:
+            return
+        tokens = min(PROBE_TOKENS, self.max_context_tokens)
+        ids, positions = probe_sequences(tokens, self.vocab_size, self.max_context_tokens)
+        probe = partial(self.forward, ids[0], positions[0], Probe(), None)
+        before = probe()
+        fused.pack_weights()
+        if why := self._difference(probe(), before):
+            raise ValueError(f"with packed weights {why}: set fused_forward to off")
+        self.forward_name = f"{self.forward_name}, packed weights"
+
     def _fuse(self, ranks: RankGroup | None) -> tuple[FusedForward | None, str]:
         """The fused forward, if the model's layout has one and it agrees, else None; and a
         description of the forward in use."""
@@ -249,7 +275,7 @@ class PagedModel:
         windows = [options.window for options in known.options.values()]
         numbers = sum(known.heads[i] * shape.head_dim for i, shape in known.shapes.items())
         limit = self.max_context_tokens
-        tokens = probe_tokens(self.module.num_parameters(), numbers, windows, limit)
+        tokens = probe_tokens(self.parameters, numbers, windows, limit)
         ids, positions = (
             x.to(self.device) for x in probe_sequences(tokens, self.vocab_size, limit)
         )

@@ -8,11 +8,15 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from services.worker.config import EngineConfig
+from services.worker.engine.step import Engine
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kernels.reference.layer_ops import TorchLayerOps
 from services.worker.model.fused import FusedForward
+from services.worker.model.paged import PagedModel
 from services.worker.model.probe import PROBE_TOKENS, Probe, probe_tokens
 from tests.worker.model.fused_models import (
+    CPU,
     FAMILIES,
     LIMIT,
     TOKENS,
@@ -25,7 +29,10 @@ from tests.worker.model.fused_models import (
 from tests.worker.worker_fixtures import (
     VOCABULARY,
     Feeder,
+    generate,
     make_engine,
+    prompt_tokens,
+    reference,
 )
 
 
@@ -177,3 +184,61 @@ def test_weight_layout_suits_the_cpu(numbers: int, monkeypatch):
     own = own_logits(module, ids, positions)
     ours = model.forward(ids, positions, Probe(), None)
     assert float((ours - own).abs().max()) <= 1e-4 * float(own.abs().max())
+
+
+@pytest.mark.parametrize("name", ["llama, tied", "llama, biased", "qwen3, slides", "phi3"])
+def test_packed_weights_have_the_same_logits(name: str, monkeypatch):
+    """As if each matrix were large. The module's maps have no weights then; its embedding has."""
+    monkeypatch.setattr("services.worker.model.fused.BY_INPUT_NUMBERS", 0)
+    module = made(FAMILIES[name])
+    model = fused(module)
+    model.pack_weights()
+    assert model.forward_name == "fused forward, packed weights"
+    moved = model.module
+    linears = [part for part in moved.modules() if isinstance(part, nn.Linear)]
+    assert all(linear.weight.is_meta for linear in linears)
+    assert not moved.model.embed_tokens.weight.is_meta
+    assert model.parameters == module.num_parameters()
+    for start in (0, LIMIT - TOKENS):
+        ids, positions = random_tokens(start)
+        own = own_logits(module, ids, positions)
+        for rows in (TOKENS, 1):
+            ours = model.forward(ids, positions, Probe(), torch.arange(rows))
+            assert float((ours - own[:rows]).abs().max()) <= 1e-4 * float(own.abs().max())
+
+
+def test_small_weights_and_other_forwards_are_not_packed():
+    small = fused(made(FAMILIES["llama"]))
+    small.pack_weights()
+    assert small.forward_name == "fused forward"
+    assert not any(weight.is_meta for weight in small.module.parameters())
+    plain = PagedModel(made(FAMILIES["llama"]), CPU, fuse=False)
+    plain.pack_weights()
+    assert plain.forward_name == "transformers' forward"
+
+
+def test_packed_weights_with_other_results_are_refused(monkeypatch):
+    monkeypatch.setattr("services.worker.model.fused.BY_INPUT_NUMBERS", 0)
+    model = fused(made(FAMILIES["llama"]))
+    monkeypatch.setattr(
+        "services.worker.kernels.cpu.packed_products.multiply",
+        lambda x, packed, _: x @ packed.to_dense().t() * 1.01,
+    )
+    with pytest.raises(ValueError, match=r"with packed weights its logits .* fused_forward to off"):
+        model.pack_weights()
+
+
+def test_loaded_engine_with_packed_weights_answers_as_generate(tmp_path, monkeypatch):
+    """Loaded from a folder as a worker does, several requests in one batch."""
+    monkeypatch.setattr("services.worker.model.fused.BY_INPUT_NUMBERS", 0)
+    reference("llama").save_pretrained(tmp_path)
+    engine = Engine.load(EngineConfig(model=str(tmp_path), kv_tokens=2_048, host_gib=0))
+    assert engine.model.forward_name == "fused forward, packed weights"
+    feeder = Feeder(engine)
+    prompts = {f"r{length}": prompt_tokens(length, length) for length in (3, 11, 40)}
+    for name, tokens in prompts.items():
+        feeder.add(name, tokens, 12)
+    answers = feeder.run()
+    for name, tokens in prompts.items():
+        expected, lead = generate("llama", tokens, 12)
+        assert lead > 1e-3 and list(answers[name]) == expected

@@ -1,4 +1,5 @@
-"""Decoder layer operations besides attention on a CPU, with matmul.py and elementwise_loops.py."""
+"""Decoder layer operations besides attention on a CPU: small products by matmul.py, large ones by
+packed_products.py, the rest by elementwise_loops.py."""
 
 import numba
 import numpy as np
@@ -6,6 +7,7 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.cpu import elementwise_loops as loops
+from services.worker.kernels.cpu import packed_products as packed
 from services.worker.kernels.cpu.matmul import product
 from services.worker.kernels.cpu.number_formats import as_numpy
 from services.worker.kernels.cpu.threads import numba_threads
@@ -25,8 +27,18 @@ class NumbaLayerOps(TorchLayerOps):
         self._dtype, self._multiplies = dtype, multiplies
         self._threads = numba_threads()
         self._no_norm = as_numpy(torch.zeros(0, 0, dtype=dtype))
+        self._packs = packed.can_pack(dtype)
+
+    def packs(self, weight: Tensor) -> bool:
+        """Large matrices are packed. Small ones are in input-major layout, for matmul.py."""
+        return self._packs and not weight.is_contiguous()
+
+    def pack(self, weight: Tensor) -> Tensor:
+        return packed.pack(weight) if self.packs(weight) else weight
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if weight.is_mkldnn:
+            return packed.multiply(x, weight, bias)
         if not self._is_small_product(x, weight):
             return super().product(x, weight, bias)
         out = torch.empty(len(x), weight.shape[1], dtype=self._dtype)
@@ -36,7 +48,9 @@ class NumbaLayerOps(TorchLayerOps):
         return out
 
     def add_product(self, total: Tensor, x: Tensor, weight: Tensor) -> None:
-        if self._is_small_product(x, weight):
+        if weight.is_mkldnn:
+            total.add_(packed.multiply(x, weight, None))
+        elif self._is_small_product(x, weight):
             self._multiply(x, weight, total, added=True)
         else:
             super().add_product(total, x, weight)

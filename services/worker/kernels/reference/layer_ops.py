@@ -9,6 +9,15 @@ class TorchLayerOps:
     """Products, norms, rotations and activations of the fused forward: one call each, on any device
     and dtype."""
 
+    def packs(self, weight: Tensor) -> bool:
+        """Whether `pack` changes this weight's layout."""
+        return False
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """`weight` [in, out] in the layout that products are fastest with. If `packs(weight)`, only
+        the products of these operations read the result."""
+        return weight
+
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x · weight + bias; x [rows, in], weight [in, out]."""
         return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.overload.padded_model import write_padded
 from foretoken.running.options import demo_model
+from models.padded import write_padded
 
 
 def test_padded_model_has_the_same_logits(tmp_path: Path):
