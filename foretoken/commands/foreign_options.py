@@ -101,8 +101,7 @@ FOREIGN: Mapping[str, str] = MappingProxyType(
         "--metrics": NOT_NEEDED + "/metrics is always available",
         "--hf-repo": "--model MODEL",
         # several of them
-        "--quantization": "is not supported for weights; KV can be INT8 (--kv-dtype int8)",
-        "-q": "is not supported for weights; KV can be INT8 (--kv-dtype int8)",
+        "-q": "--quantization none | int8",
         "--trust-remote-code": "is not supported: code from a model's folder is never executed",
     }
 )

@@ -37,6 +37,10 @@ def serve(
         model_option("Longest prompt and answer together; 0: the model's limit.", "TOKENS", min=0),
     ] = 0,
     dtype: Annotated[str, model_option("auto, float32, bfloat16 or float16.", "NAME", "auto")] = "",
+    quantization: Annotated[
+        str,
+        model_option("Dtype of the layers' weights: none (the model's) or int8.", "NAME", "none"),
+    ] = "",
     chat_template: Annotated[
         str, model_option("Jinja chat template.", "FILE", "the model's own")
     ] = "",
@@ -154,6 +158,7 @@ def serve(
             served_model_name=served_model_name or (located.name if located else ""),
             max_model_len=max_model_len,
             dtype=dtype,
+            quantization=quantization,
             device=device,
             tensor_parallel=tensor_parallel,
             chat_template=chat_template,

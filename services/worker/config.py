@@ -36,6 +36,9 @@ class EngineConfig(BaseModel):
     # auto: a forward with fewer calls if the model's layout has one and its results agree with
     # those of transformers at start. off: transformers' forward.
     fused_forward: Literal["auto", "off"] = "auto"
+    # int8: the weights of the fused forward's layers in INT8, with one scale per output; inputs are
+    # quantized by token. Half the bytes of bfloat16.
+    quantization: Literal["none", "int8"] = "none"
     # The fused forward through torch.compile. auto: on a GPU with Triton. on: also on a CPU, which
     # needs a C++ compiler. Used only if its results agree, as `fused_forward`.
     compile: Literal["auto", "on", "off"] = "auto"

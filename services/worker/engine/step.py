@@ -92,8 +92,8 @@ class Engine:
             "parallel.loading loads an engine of several ranks"
         )
         device = rank_device(config, ranks.rank)
-        # Both raise ValueError before weights are read.
-        compiled = compiles(config.compile, device)
+        # These raise ValueError before weights are read.
+        compiled = compiles(config.compile, device) and not _quantizes(config)
         graphs_wanted(config, device)
 
         def set_threads(module: PreTrainedModel) -> None:
@@ -106,7 +106,10 @@ class Engine:
         fuse = config.fused_forward == "auto"
         model = load_model(config.model, device, config.dtype, fuse, set_threads, ranks.sharder)
         lap("model")
-        if compiled:
+        if _quantizes(config):
+            model.quantize_weights()
+            lap("quantizing")
+        elif compiled:
             model.compile_forward()
             lap("compiling")
         else:
@@ -287,3 +290,15 @@ class Engine:
             with torch.inference_mode():
                 self._kernels.prepare(batch, inputs.slots)
             return self.model.forward(inputs.tokens, inputs.positions, self._step, inputs.rows)
+
+
+def _quantizes(config: EngineConfig) -> bool:
+    """Whether weights are quantized. Raises ValueError if they are also to be compiled."""
+    if config.quantization == "none":
+        return False
+    if config.compile == "on":
+        raise ValueError(
+            f"compile is on, but quantization {config.quantization} is not compiled: set compile "
+            "to auto"
+        )
+    return True

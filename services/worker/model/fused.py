@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from services.worker.kernels.interface import AttentionOptions, AttentionStep
 from services.worker.kernels.reference.layer_ops import TorchLayerOps
+from services.worker.kernels.weights import Weight
 from services.worker.model.fused_layouts import Layout
 from services.worker.model.rank_group import RankGroup
 
@@ -35,15 +36,16 @@ BY_INPUT_NUMBERS = 2**19
 @dataclass(frozen=True, slots=True)
 class Linear:
     """x · weight + bias, for x [rows, in]. `weight` [in, out] is a view of the module's weight,
-    except for a small output head, until it is packed. With `ranks`, each rank has some of the
-    inputs, and the results of all ranks are summed."""
+    except for a small output head, until it is packed or quantized. With `ranks`, each rank has
+    some of the inputs, and the results of all ranks are summed."""
 
-    weight: Tensor
+    weight: Weight
     bias: Tensor | None
     ranks: RankGroup | None = None
 
-    def packed(self, ops: TorchLayerOps) -> "Linear":
-        return replace(self, weight=ops.pack(self.weight))
+    def converted(self, convert: Callable[[Tensor], Weight]) -> "Linear":
+        assert isinstance(self.weight, Tensor), "converted before"
+        return replace(self, weight=convert(self.weight))
 
     def project(self, ops: TorchLayerOps, x: Tensor) -> Tensor:
         return ops.product(x, self.weight, self.bias)
@@ -136,8 +138,8 @@ class Layer:
     def linears(self) -> tuple[Linear, ...]:
         return self.qkv, self.output, self.gate_up, self.down
 
-    def packed(self, ops: TorchLayerOps) -> "Layer":
-        qkv, output, gate_up, down = (linear.packed(ops) for linear in self.linears)
+    def converted(self, convert: Callable[[Tensor], Weight]) -> "Layer":
+        qkv, output, gate_up, down = (linear.converted(convert) for linear in self.linears)
         return replace(self, qkv=qkv, output=output, gate_up=gate_up, down=down)
 
 
@@ -188,16 +190,28 @@ class FusedForward:
     def packs(self) -> bool:
         """Whether `pack_weights` changes anything."""
         linears = [self._head, *(linear for layer in self.layers for linear in layer.linears)]
-        return any(self._ops.packs(linear.weight) for linear in linears)
+        weights = [linear.weight for linear in linears]
+        return any(isinstance(each, Tensor) and self._ops.packs(each) for each in weights)
+
+    def lacks_for_int8(self) -> str:
+        """What `quantize_weights` needs and does not have; empty if nothing is missing."""
+        return self._ops.lacks_for_int8(self._module.device)
 
     def pack_weights(self) -> None:
         """Changes the weights to the layout that products are fastest with, one layer after the
         other. The module loses its own, so that only this forward runs afterwards. A head that is
         also the embedding is copied."""
+        self._convert(self._ops.pack)
+
+    def quantize_weights(self) -> None:
+        """The same, with the layers' weights in INT8. Embedding and head keep their dtype."""
+        self._convert(self._ops.quantize)
+
+    def _convert(self, convert: Callable[[Tensor], Weight]) -> None:
         for i, layer in enumerate(self.layers):
-            self.layers[i] = layer.packed(self._ops)
+            self.layers[i] = layer.converted(convert)
             _release_weights(self._module.model.layers[i])
-        self._head = self._head.packed(self._ops)
+        self._head = self._head.converted(self._ops.pack)
         _release_weights(self._module.lm_head)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -258,7 +272,8 @@ def _layer_of(layer: Any, layout: Layout, ranks: RankGroup | None) -> Layer:
     head_dim: int = attention.head_dim
     qkv = join([getattr(attention, name) for name in layout.qkv])
     heads: int = attention.o_proj.in_features // head_dim  # of this rank
-    kv_heads = (qkv.weight.shape[1] // head_dim - heads) // 2
+    rows = sum(len(getattr(attention, name).weight) for name in layout.qkv)
+    kv_heads = (rows // head_dim - heads) // 2
     fused = Layer(
         index=attention.layer_idx,
         options=AttentionOptions(attention.scaling, layout.window(attention)),
@@ -273,7 +288,7 @@ def _layer_of(layer: Any, layout: Layout, ranks: RankGroup | None) -> Layer:
         gate_up=join([getattr(mlp, name) for name in layout.gate_up]),
         down=replace(join([mlp.down_proj]), ranks=ranks),
     )
-    if fused.qkv.weight.device.type == "cuda":
+    if attention.o_proj.weight.device.type == "cuda":
         torch.cuda.empty_cache()  # no later allocation fits the freed parts
     return fused
 

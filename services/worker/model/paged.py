@@ -44,6 +44,9 @@ MAX_ERROR_CHARS = 300  # of an error message from another library
 UNBOUNDED_TOKENS = 2**31 - 1  # positions of a model without a limit
 INT8_PROBE_TOKENS = 32
 MAX_INT8_SHIFT = 0.1  # relative to the size of the logits; about 0.01 for models that tolerate INT8
+# The same for INT8 weights, of the row that differs most: 0.05 to 0.2 for random models with sharp
+# attention.
+MAX_INT8_WEIGHTS_SHIFT = 0.3
 # Limits of the relative difference of logits between two forwards. Deep models in float32 stay
 # below 1e-4. In half precision two correct roundings may differ by a tenth where attention is
 # sharp; a wrong forward differs more.
@@ -236,16 +239,45 @@ class PagedModel:
         Raises ValueError if the results differ.
         """
         fused = self._fused
-        if not isinstance(fused, FusedForward) or not fused.packs:
-            return
+        if isinstance(fused, FusedForward) and fused.packs:
+            why = self._difference(*self._logits_around(fused.pack_weights))
+            if why:
+                raise ValueError(f"with packed weights {why}: set fused_forward to off")
+            self.forward_name = f"{self.forward_name}, packed weights"
+
+    def quantize_weights(self) -> None:
+        """Stores the weights of the fused forward's layers in INT8, and packs the others.
+
+        Raises ValueError, with a sentence that says what to change, without a fused forward, where
+        the device has no INT8 products, or if the model does not tolerate INT8.
+        """
+        fused = self._fused
+        if not isinstance(fused, FusedForward):
+            raise ValueError(
+                f"quantization int8 needs the fused forward, and {self.forward_name} is used: set "
+                "quantization to none"
+            )
+        if missing := fused.lacks_for_int8():
+            raise ValueError(f"quantization int8 needs {missing}: set quantization to none")
+        shift = relative_shift(*self._logits_around(fused.quantize_weights))
+        if not shift <= MAX_INT8_WEIGHTS_SHIFT:
+            raise ValueError(
+                f"quantization int8 changes this model's logits by {shift:.0%} of their size: set "
+                "quantization to none"
+            )
+        self.forward_name = f"{self.forward_name}, INT8 weights"
+
+    def _logits_around(self, change: Callable[[], None]) -> tuple[Tensor, Tensor]:
+        """Logits of a few tokens after a change of the forward, and before it."""
         tokens = min(PROBE_TOKENS, self.max_context_tokens)
-        ids, positions = probe_sequences(tokens, self.vocab_size, self.max_context_tokens)
-        probe = partial(self.forward, ids[0], positions[0], Probe(), None)
+        ids, positions = (
+            x.to(self.device)
+            for x in probe_sequences(tokens, self.vocab_size, self.max_context_tokens)
+        )
+        probe = partial(self.forward, ids.flatten(), positions.flatten(), Probe(len(ids)), None)
         before = probe()
-        fused.pack_weights()
-        if why := self._difference(probe(), before):
-            raise ValueError(f"with packed weights {why}: set fused_forward to off")
-        self.forward_name = f"{self.forward_name}, packed weights"
+        change()
+        return probe(), before
 
     def _fuse(self, ranks: RankGroup | None) -> tuple[FusedForward | None, str]:
         """The fused forward, if the model's layout has one and it agrees, else None; and a

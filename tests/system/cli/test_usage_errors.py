@@ -104,6 +104,10 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
         (["--emulate", "cpu2-demo", "--tensor-parallel", "2"], "worker.tensor_parallel has no"),
         (["--emulate", "cpu2-demo", "--kv-tokens", "8"], "at least one block of 16 tokens (got 8)"),
         (["--emulate", "cpu2-demo", "--set", "emulation.sigma=-1"], "emulation.sigma: Input sho"),
+        (
+            ["--quantization", "awq"],
+            "worker.quantization: Input should be 'none' or 'int8' (got 'awq')",
+        ),
         (["--set", "predictor.model=oracle"], "predictor.oracle_file: the predictor 'oracle' need"),
     ],
 )
@@ -119,10 +123,7 @@ def test_invalid_setting_is_a_one_line_error(arguments: list[str], message: str)
     [
         (["serve", "--polcy", "x"], "unknown option --polcy, did you mean --policy?"),
         (["serve", "-tp", "2", "--max-num-seqs=4"], "-tp: use --tensor-parallel N; --max-num-s"),
-        (
-            ["serve", "--quantization", "awq"],
-            "--quantization is not supported for weights; KV can be INT8",
-        ),
+        (["serve", "-q", "awq"], "-q: use --quantization none | int8"),
         (["serve", "--enable-prefix-caching"], "is not needed: prefix caching is always on"),
         (["serve", "a", "--model", "b"], "two models are given, a and --model b; give one"),
         (["serve", "./models/dem"], "on the hub; did you mean models/demo?"),

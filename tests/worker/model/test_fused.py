@@ -10,11 +10,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from services.worker.config import EngineConfig
 from services.worker.engine.step import Engine
+from services.worker.kernels.cpu import int8_products
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kernels.reference.layer_ops import TorchLayerOps
 from services.worker.model.fused import FusedForward
 from services.worker.model.paged import PagedModel
-from services.worker.model.probe import PROBE_TOKENS, Probe, probe_tokens
+from services.worker.model.probe import PROBE_TOKENS, Probe, probe_tokens, relative_shift
 from tests.worker.model.fused_models import (
     CPU,
     FAMILIES,
@@ -109,6 +110,7 @@ def test_fused_weights_are_shared_with_transformers(name: str):
     assert isinstance(model._fused, FusedForward)
     for layer in model._fused.layers:
         for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            assert isinstance(linear.weight, torch.Tensor)
             assert linear.weight.untyped_storage().data_ptr() in held
     ids, positions = random_tokens()
     moved.set_attn_implementation("eager")
@@ -242,3 +244,68 @@ def test_loaded_engine_with_packed_weights_answers_as_generate(tmp_path, monkeyp
     for name, tokens in prompts.items():
         expected, lead = generate("llama", tokens, 12)
         assert lead > 1e-3 and list(answers[name]) == expected
+
+
+# --- INT8 weights
+
+needs_vnni = pytest.mark.skipif(bool(int8_products.missing()), reason="no INT8 instructions here")
+
+
+@needs_vnni
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama, tied", "llama, biased", "qwen3, slides", "phi3"])
+def test_int8_weights_have_nearly_the_same_logits(name: str, dtype: torch.dtype):
+    module = made(FAMILIES[name], dtype)
+    model = fused(module)
+    model.quantize_weights()
+    assert model.forward_name == "fused forward, INT8 weights"
+    assert all(part.weight.is_meta for part in model.module.modules() if type(part) is nn.Linear)
+    ids, positions = random_tokens()
+    own = own_logits(module, ids, positions).float()
+    ours = model.forward(ids, positions, Probe(), None).float()
+    assert 0 < relative_shift(ours, own) < 0.3
+
+
+def test_int8_weights_need_the_fused_forward_and_a_tolerant_model(monkeypatch):
+    plain = PagedModel(made(FAMILIES["llama"]), CPU, fuse=False)
+    with pytest.raises(ValueError, match="needs the fused forward, and transformers' forward is"):
+        plain.quantize_weights()
+    half = fused(made(FAMILIES["llama"], torch.float16))
+    with pytest.raises(ValueError, match="int8 needs float32 or bfloat16 on a CPU: set quantizat"):
+        half.quantize_weights()
+    monkeypatch.setattr(int8_products, "missing", lambda: "a processor with VNNI instructions")
+    model = fused(made(FAMILIES["llama"]))
+    with pytest.raises(ValueError, match="int8 needs a processor with VNNI instructions: set"):
+        model.quantize_weights()
+
+
+@needs_vnni
+def test_model_that_does_not_tolerate_int8_is_refused():
+    """One input of each map is a thousand times larger than the others, so that the codes of the
+    others are 0."""
+    module = made(FAMILIES["llama"])
+    with torch.no_grad():
+        for layer in module.model.layers:
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+                norm.weight[0] *= 1e3
+            for linear in (layer.self_attn.q_proj, layer.self_attn.v_proj, layer.mlp.gate_proj):
+                linear.weight[:, 0] *= 1e-3
+    model = fused(module)
+    with pytest.raises(ValueError, match=r"int8 changes this model's logits by \d+% of their size"):
+        model.quantize_weights()
+
+
+@needs_vnni
+def test_loaded_engine_with_int8_weights_answers(tmp_path):
+    reference("llama").save_pretrained(tmp_path)
+    config = EngineConfig(
+        model=str(tmp_path), kv_tokens=2_048, host_gib=0, quantization="int8", dtype="bfloat16"
+    )
+    engine = Engine.load(config)
+    assert engine.model.forward_name == "fused forward, INT8 weights"
+    feeder = Feeder(engine)
+    for length in (3, 40):
+        feeder.add(f"r{length}", prompt_tokens(length, length), 12)
+    assert all(1 <= len(answer) <= 12 for answer in feeder.run().values())
+    with pytest.raises(ValueError, match="compile is on, but quantization int8 is not compiled"):
+        Engine.load(config.model_copy(update={"compile": "on"}))

@@ -1,4 +1,4 @@
-"""Norms, rotations and gates of a few rows, each in one pass, compiled by Numba.
+"""Norms, rotations, gates and INT8 codes of a few rows, compiled by Numba.
 
 PyTorch needs up to seven calls for each on a CPU, which take half a step of a small model. Inputs
 are float32, or the bits of bfloat16 (number_formats.py), which are computed in float32 and rounded
@@ -18,7 +18,9 @@ from services.worker.kernels.cpu.exponential import exponential
 from services.worker.kernels.cpu.kernel_cache import cached
 from services.worker.kernels.cpu.number_formats import real, stored
 
+CODE_OF_ZERO = 128
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
+_LARGEST, _ROUNDED_ZERO = np.float32(127.0), np.float32(CODE_OF_ZERO + 0.5)
 
 
 @cached
@@ -66,3 +68,20 @@ def silu_and_mul(gate_up: Any, out: Any) -> None:
             share = _ONE / (_ONE + e)
             weighed = gate * (share if gate >= _ZERO else e * share)
             into[i] = stored(weighed * real(ups[i]), into[i])
+
+
+@cached
+@njit(fastmath=True, nogil=True, cache=True, error_model="numpy")
+def quantize_rows(x: Any, codes: Any, scales: Any) -> None:
+    """Unsigned codes [rows, numbers] of x, and scales [rows, 1], largest |x| / 127 of each row:
+    x ≈ (code − 128) · scale."""
+    for row in range(x.shape[0]):
+        numbers, into = x[row], codes[row]
+        largest = _ZERO
+        for i in range(len(numbers)):
+            largest = max(largest, abs(real(numbers[i])))
+        scales[row, 0] = largest / _LARGEST
+        factor = _LARGEST / largest if largest > _ZERO else _ZERO
+        for i in range(len(numbers)):
+            # The sum is positive, so that truncation rounds it.
+            into[i] = np.uint8(np.int32(real(numbers[i]) * factor + _ROUNDED_ZERO))

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.cpu import elementwise_loops as loops
+from services.worker.kernels.cpu import int8_products as int8
 from services.worker.kernels.cpu import packed_products as packed
 from services.worker.kernels.cpu.matmul import product
 from services.worker.kernels.cpu.number_formats import as_numpy
 from services.worker.kernels.cpu.threads import numba_threads
 from services.worker.kernels.reference.layer_ops import TorchLayerOps
+from services.worker.kernels.weights import Int8Weight, Weight
 
 MIN_ROWS = 2  # in float32; a library call is faster for one row
 # Multiplications in bfloat16 above which a library is faster, because processors multiply pairs.
@@ -36,7 +38,16 @@ class NumbaLayerOps(TorchLayerOps):
     def pack(self, weight: Tensor) -> Tensor:
         return packed.pack(weight) if self.packs(weight) else weight
 
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def lacks_for_int8(self, device: torch.device) -> str:
+        return int8.missing()
+
+    def quantize(self, weight: Tensor) -> Int8Weight:
+        return int8.pack(weight)
+
+    def product(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+        if isinstance(weight, Int8Weight):
+            out = int8.multiply(x, weight)
+            return (out if bias is None else out.add_(bias)).to(self._dtype)
         if weight.is_mkldnn:
             return packed.multiply(x, weight, bias)
         if not self._is_small_product(x, weight):
@@ -47,8 +58,10 @@ class NumbaLayerOps(TorchLayerOps):
         self._multiply(x, weight, out, added=bias is not None)
         return out
 
-    def add_product(self, total: Tensor, x: Tensor, weight: Tensor) -> None:
-        if weight.is_mkldnn:
+    def add_product(self, total: Tensor, x: Tensor, weight: Weight) -> None:
+        if isinstance(weight, Int8Weight):
+            total.add_(int8.multiply(x, weight))
+        elif weight.is_mkldnn:
             total.add_(packed.multiply(x, weight, None))
         elif self._is_small_product(x, weight):
             self._multiply(x, weight, total, added=True)
@@ -81,6 +94,9 @@ class NumbaLayerOps(TorchLayerOps):
         for many in (False, True) if self._multiplies else ():
             multiply(none, weight, none.clone(), False, many)
         self.norm(none, weight[0], 0.0)
+        loops.quantize_rows(
+            as_numpy(none), np.zeros((0, 2), np.uint8), np.zeros((0, 1), np.float32)
+        )
         self.silu_and_mul(none)
 
     def _is_small_product(self, x: Tensor, weight: Tensor) -> bool:

@@ -2,7 +2,12 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import pad, silu
+
+from services.worker.kernels.weights import INT8_MAX, TINY, Int8Weight, Weight, int8_codes
+
+# torch._int_mm on a GPU takes more than 16 rows, and sizes that are multiples of 8.
+INT8_ROWS, INT8_MULTIPLE = 32, 8
 
 
 class TorchLayerOps:
@@ -18,13 +23,33 @@ class TorchLayerOps:
         the products of these operations read the result."""
         return weight
 
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def lacks_for_int8(self, device: torch.device) -> str:
+        """What `quantize` needs and does not have; empty if nothing is missing."""
+        return "" if device.type == "cuda" else "float32 or bfloat16 on a CPU"
+
+    def quantize(self, weight: Tensor) -> Int8Weight:
+        """`weight` [in, out] in INT8, with one scale per output. Its products quantize each row of
+        x with its own scale. Raises ValueError for a size that they do not support."""
+        if any(size % INT8_MULTIPLE for size in weight.shape):
+            raise ValueError(
+                f"INT8 products need sizes that are multiples of {INT8_MULTIPLE}, not "
+                f"{weight.shape[0]} × {weight.shape[1]}"
+            )
+        codes, scales = int8_codes(weight)
+        return Int8Weight(codes.t(), scales)
+
+    def product(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         """x · weight + bias; x [rows, in], weight [in, out]."""
+        if isinstance(weight, Int8Weight):
+            return _biased(_int8_product(x, weight), bias).to(x.dtype)
         return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
-    def add_product(self, total: Tensor, x: Tensor, weight: Tensor) -> None:
+    def add_product(self, total: Tensor, x: Tensor, weight: Weight) -> None:
         """total += x · weight, in place; total [rows, out]."""
-        total.addmm_(x, weight)
+        if isinstance(weight, Int8Weight):
+            total.add_(_int8_product(x, weight))
+        else:
+            total.addmm_(x, weight)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMSNorm over the last dimension: x / √(mean x² + eps) · weight. x [rows, numbers]."""
@@ -48,3 +73,17 @@ class TorchLayerOps:
         """silu(gate) · up of gate_up [rows, 2 · width]. May work in place."""
         gate, up = gate_up.chunk(2, -1)
         return silu(gate, inplace=True).mul_(up)
+
+
+def _int8_product(x: Tensor, weight: Int8Weight) -> Tensor:
+    """x · weight in float32, with x [rows, in] quantized by row."""
+    numbers = x.float()
+    scales = (numbers.abs().amax(1, keepdim=True) / INT8_MAX).clamp_(min=TINY)
+    codes = (numbers / scales).round_().to(torch.int8)
+    codes = pad(codes, (0, 0, 0, max(0, INT8_ROWS - len(x))))
+    sums = torch._int_mm(codes, weight.codes)[: len(x)]
+    return sums.float().mul_(scales).mul_(weight.scales)
+
+
+def _biased(product: Tensor, bias: Tensor | None) -> Tensor:
+    return product if bias is None else product.add_(bias)
