@@ -118,8 +118,8 @@ def find_missing_file(names: Collection[str]) -> str:
 def find_config_fault(config: Mapping[str, Any]) -> str:
     """Why foretoken cannot serve a model with this config.json, or with these values of a loaded
     config; empty if no reason is known."""
-    text = {**config, **_section(config, "text_config")}
-    faults = (check(text) for check in CONFIG_CHECKS)
+    whole = {**_section(config, "text_config"), **config}  # what only the text part has, too
+    faults = (check(whole) for check in CONFIG_CHECKS)
     return next((fault for fault in faults if fault), "")
 
 

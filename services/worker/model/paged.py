@@ -216,7 +216,7 @@ class PagedModel:
             ours = self.forward(tokens, positions, probe, None)
         except UnsupportedAttention as error:
             raise ValueError(f"its {name} {error}") from None
-        except (TypeError, AttributeError, ValueError, RuntimeError) as error:
+        except (TypeError, AttributeError, ValueError) as error:
             raise ValueError(
                 f"it is a {name}, whose attention cannot be replaced ({error}): {OTHER_FAMILY}"
             ) from None
