@@ -11,7 +11,7 @@ from pathlib import Path
 
 from foretoken.running.shutdown import run_in_daemon_thread
 from services.runtime.config import ConfigError
-from services.runtime.model_folder import (
+from services.runtime.refusals.folder import (
     find_missing_file,
     find_model_fault,
     find_tokenizer_fault,

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from gateway.requests.incremental import Detokenizer
 from gateway.types.generation import Sampling
 from services.runtime.config import ConfigError
-from services.runtime.model_folder import find_tokenizer_fault
+from services.runtime.refusals.folder import find_tokenizer_fault
 
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")

@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from services.runtime.model_folder import KEEPS_STATE, OTHER_FAMILY, SINKS
+from services.runtime.refusals.config import KEEPS_STATE, OTHER_FAMILY, SINKS
 from services.worker.kernels.interface import AttentionKernels, AttentionOptions, AttentionStep
 from services.worker.kernels.selection import layer_ops_for
 from services.worker.kv.cache import KVCache

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from services.runtime.model_folder import OTHER_FAMILY
+from services.runtime.refusals.config import OTHER_FAMILY
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kernels.reference.paging import quantize
 from services.worker.kv.cache import KVShape

@@ -9,12 +9,8 @@ from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 from transformers import __version__ as transformers_version
 
-from services.runtime.model_folder import (
-    OTHER_FAMILY,
-    find_config_fault,
-    find_model_fault,
-    read_config,
-)
+from services.runtime.refusals.config import OTHER_FAMILY, find_config_fault
+from services.runtime.refusals.folder import find_model_fault, read_config
 
 MAX_ERROR_CHARS = 300  # of an error message from another library
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from services.runtime.model_folder import (
-    find_config_fault,
-    find_head_fault,
+from services.runtime.refusals.config import find_config_fault, find_head_fault
+from services.runtime.refusals.folder import (
     find_missing_file,
     find_model_fault,
     find_tokenizer_fault,
