@@ -146,12 +146,14 @@ def serve(
         raise UsageError(f"--chat-template: the file does not exist (got {chat_template!r})")
     if emulate_lengths and not emulate:
         raise UsageError("--emulate-lengths needs --emulate HARDWARE, such as h100-llama3-8b")
-    from foretoken.running.model import locate
+    from foretoken.running.model import locate, require_servable
     from foretoken.running.options import ServeOptions, demo_model
     from foretoken.running.serve import serve as run
 
     asked = name or model
     located = locate(asked) if asked else None
+    if located:
+        require_servable(asked, located.folder, weights=not emulate)
     run(
         ServeOptions(
             model=located.folder if located else demo_model(),

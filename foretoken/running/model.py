@@ -11,6 +11,11 @@ from pathlib import Path
 
 from foretoken.running.shutdown import run_in_daemon_thread
 from services.runtime.config import ConfigError
+from services.runtime.refusals.folder import (
+    find_missing_file,
+    find_model_fault,
+    find_tokenizer_fault,
+)
 
 HUB_TIMEOUT_S = 4.0
 LOOKUP_S = HUB_TIMEOUT_S + 1.0  # including the DNS lookup
@@ -36,6 +41,8 @@ def locate(model: str) -> Located:
     if path.is_dir():
         return Located(str(path) if model.startswith("~") else model)
     if path.is_file():
+        if path.suffix == ".gguf":
+            raise ConfigError(f"MODEL: {model} {find_missing_file([path.name])}")
         raise ConfigError(f"MODEL: {model} is a file; pass a model's folder or its name on the hub")
     if not _could_be_hub_name(model):
         raise ConfigError(
@@ -44,6 +51,18 @@ def locate(model: str) -> Located:
         )
     folder = _cached(model) or _download(model, path)
     return Located(folder, model)
+
+
+def require_servable(model: str, folder: str, weights: bool) -> None:
+    """Raises ConfigError, with a sentence that says what to change, if the folder of `model` lacks
+    what serving needs, as far as its files tell. Without `weights` it only needs a tokenizer."""
+    path = Path(folder)
+    try:
+        fault = (find_model_fault(path) if weights else "") or find_tokenizer_fault(path)
+    except OSError as error:
+        fault = f"cannot be read: {error}"
+    if fault:
+        raise ConfigError(f"MODEL: {model} {fault}")
 
 
 def _could_be_hub_name(model: str) -> bool:
@@ -93,12 +112,16 @@ def _download(model: str, path: Path) -> str:
         lookup = run_in_daemon_thread(lambda: HfApi().model_info(model, timeout=HUB_TIMEOUT_S))
         info = lookup.result(LOOKUP_S)
         names = [file.rfilename for file in info.siblings or ()]
+        if fault := find_missing_file(names):
+            raise ConfigError(f"MODEL: {model} {fault}")
         patterns = (
             FILES
             if any(name.endswith(".safetensors") for name in names)
             else FILES_WITHOUT_SAFETENSORS
         )
         return str(snapshot_download(model, allow_patterns=patterns))
+    except ConfigError:
+        raise
     except GatedRepoError:
         raise ConfigError(
             f"MODEL: {model} is gated; accept its terms on the hub and set HF_TOKEN"

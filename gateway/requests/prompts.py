@@ -37,6 +37,8 @@ def tokenize_prompt(text: Text, request: ClientRequest) -> Sequence[int]:
             assert_never(unknown)
     if not ids:
         raise InvalidArgument("prompt", "must not be empty")
+    if text.exceeds_vocabulary:
+        _check_tokens(text, ids)
     return ids
 
 
@@ -73,6 +75,14 @@ def _check_ids(text: Text, ids: TokenIds) -> None:
     wrong = next((token for token in ids if token >= size), None)
     if wrong is not None:
         raise InvalidArgument("prompt", f"token id {wrong} is outside the vocabulary of {size}")
+
+
+def _check_tokens(text: Text, ids: Sequence[int]) -> None:
+    size = text.vocabulary_tokens
+    wrong = next((token for token in ids if token >= size), None)
+    if wrong is not None:
+        message = f"has {text.token_text(wrong)!r}, which the model has no embedding for"
+        raise InvalidArgument("prompt", message)
 
 
 def _render(text: Text, conversation: Conversation, add_special_tokens: bool) -> Sequence[int]:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from gateway.requests.incremental import Detokenizer
 from gateway.types.generation import Sampling
 from services.runtime.config import ConfigError
+from services.runtime.refusals.folder import find_tokenizer_fault
 
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
@@ -38,9 +39,12 @@ class Text:
             self._tokenizer.chat_template = _read_template(Path(chat_template))
         self.backend = cast(Tokenizer, self._tokenizer.backend_tokenizer)
         self.backend.no_truncation()
-        config = read_json(Path(model) / "config.json")
+        config = _text_config(read_json(Path(model) / "config.json"))
         size = config.get("vocab_size")
         self.vocabulary_tokens = size if isinstance(size, int) else len(self._tokenizer)
+        _require_vocabulary(model, self.backend, self.vocabulary_tokens)
+        # Whether a text can have tokens without an embedding, such as those of images.
+        self.exceeds_vocabulary = self.backend.get_vocab_size() > self.vocabulary_tokens
         self.context_tokens = next(
             (v for k in CONTEXT_KEYS if isinstance(v := config.get(k), int) and v > 0), 0
         )
@@ -147,6 +151,8 @@ def _load_tokenizer(model: str) -> Any:
             "gateway.model: the folder does not exist; pass a model's folder or its name on the "
             f"hub (got {model!r})"
         )
+    if Path(model).is_dir() and (fault := find_tokenizer_fault(Path(model))):
+        raise ConfigError(f"gateway.model: {model} {fault}")
     kind = read_json(Path(model) / "tokenizer_config.json").get("tokenizer_class")
     try:
         tokenizer = _tokenizer_class(kind).from_pretrained(model)
@@ -156,6 +162,29 @@ def _load_tokenizer(model: str) -> Any:
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ConfigError(f"gateway.model: {model} has no tokenizer.json that tokenizers can run")
     return tokenizer
+
+
+def _require_vocabulary(model: str, backend: Tokenizer, vocabulary_tokens: int) -> None:
+    """Raises ConfigError for a tokenizer without tokens, or of another model. Tokens that were
+    added to a vocabulary may exceed the model's."""
+    if not backend.encode("Hello").ids:
+        raise ConfigError(
+            f"gateway.model: the tokenizer in {model} turns a text into no tokens: copy the files "
+            "of the tokenizer from the original checkpoint"
+        )
+    tokens = backend.get_vocab_size(with_added_tokens=False)
+    if tokens > vocabulary_tokens:
+        raise ConfigError(
+            f"gateway.model: the tokenizer in {model} has {tokens} tokens, but the model only "
+            f"{vocabulary_tokens} (vocab_size in config.json): copy the files of this model's own "
+            "tokenizer"
+        )
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """A config whose text part, if it has a separate one, fills what is missing."""
+    text = config.get("text_config")
+    return {**text, **config} if isinstance(text, dict) else config
 
 
 def _tokenizer_class(kind: object) -> Any:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.running.model import Located, locate
+from foretoken.running.model import Located, locate, require_servable
+from foretoken.running.options import demo_model
 from services.runtime.config import ConfigError
 from tests.live import ROOT, environment
 
@@ -51,9 +52,23 @@ def test_mistyped_folder_is_reported_with_a_suggestion(
 
 
 def test_locate_rejects_a_file(beside: Path) -> None:
+    (beside / "x.bin").touch()
+    with pytest.raises(ConfigError, match=r"MODEL: x.bin is a file; pass a model's folder"):
+        locate("x.bin")
     (beside / "x.gguf").touch()
-    with pytest.raises(ConfigError, match=r"MODEL: x.gguf is a file; pass a model's folder"):
+    with pytest.raises(ConfigError, match=r"MODEL: x.gguf has its weights as GGUF, which"):
         locate("x.gguf")
+
+
+def test_folder_must_be_servable(tmp_path: Path) -> None:
+    """Without weights, such as for emulated hardware, a tokenizer is enough."""
+    with pytest.raises(ConfigError, match=r"MODEL: mine has no tokenizer files"):
+        require_servable("mine", str(tmp_path), weights=False)
+    (tmp_path / "tokenizer.json").touch()
+    require_servable("mine", str(tmp_path), weights=False)
+    with pytest.raises(ConfigError, match=r"MODEL: mine has no config\.json"):
+        require_servable("mine", str(tmp_path), weights=True)
+    require_servable("mine", demo_model(), weights=True)
 
 
 PROGRAM = """

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
@@ -37,6 +39,7 @@ from services.worker.engine.step import Engine
 from services.worker.model.paged import PagedModel
 from services.worker.requests.types.batch import NewToken, StepResult
 from services.worker.requests.types.prompt import GREEDY, Prompt, SamplingParams
+from tests.worker.family_models import FAMILIES, Family
 
 VOCABULARY = 96
 EOS = 0
@@ -87,7 +90,17 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
 def reference(name: str) -> PreTrainedModel:
     """transformers' model; the same weights at each call."""
     torch.manual_seed(len(name))
-    return MODELS[name]().eval()
+    return (MODELS[name]() if name in MODELS else of_family(FAMILIES[name])).eval()
+
+
+def of_family(family: Family) -> PreTrainedModel:
+    settings = deepcopy({**GROUPED, **family.settings})
+    beside = deepcopy(dict(family.beside))
+    if beside:
+        config = AutoConfig.for_model(family.model_type, text_config=settings, **beside)
+    else:
+        config = AutoConfig.for_model(family.model_type, **settings)
+    return AutoModelForCausalLM.from_config(config)
 
 
 def engine_of(name: str, **settings: Any) -> Engine:

@@ -6,21 +6,21 @@ Common layouts have a fused forward, used if its logits agree at start.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
     PreTrainedModel,
 )
 
+from services.runtime.refusals.config import KEEPS_STATE, OTHER_FAMILY, SINKS
 from services.worker.kernels.interface import AttentionKernels, AttentionOptions, AttentionStep
 from services.worker.kernels.selection import layer_ops_for
 from services.worker.kv.cache import KVCache
@@ -31,17 +31,29 @@ from services.worker.model.fused_layouts import find_layout
 from services.worker.model.probe import (
     PROBE_TOKENS,
     Probe,
+    UnsupportedAttention,
     probe_sequences,
     probe_tokens,
     relative_shift,
 )
 from services.worker.model.rank_group import RankGroup
+from services.worker.model.support import (
+    MAX_ERROR_CHARS,
+    explained_load_errors,
+    own_attention,
+    require_loaded,
+    require_supported,
+)
 from services.worker.model.tensor_sharding import TensorSharder
 from services.worker.model.weights import logged_loading, require_memory
 
 ATTENTION = "foretoken_paged"
-MAX_ERROR_CHARS = 300  # of an error message from another library
 UNBOUNDED_TOKENS = 2**31 - 1  # positions of a model without a limit
+NOTHING_PASSED = (
+    "does not pass the arguments of its forward on to its attention, so that foretoken cannot use "
+    "its paged KV cache: " + OTHER_FAMILY
+)
+PROBED = 6  # tokens of each of the two sequences that every model runs at start
 INT8_PROBE_TOKENS = 32
 MAX_INT8_SHIFT = 0.1  # relative to the size of the logits; about 0.01 for models that tolerate INT8
 # The same for INT8 weights, of the row that differs most: 0.05 to 0.2 for random models with sharp
@@ -80,20 +92,32 @@ def paged_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    foretoken: AttentionStep,
+    foretoken: AttentionStep | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **unused: object,
 ) -> tuple[Tensor, None]:
-    """transformers' attention function: query [1, heads, Σ tokens, head_dim] → [1, Σ, heads, dim].
+    """transformers' attention function: query [1, heads, Σ tokens, head_dim] → [1, Σ, heads,
+    value_dim].
 
-    `unused` holds arguments of other backends and of training (dropout, position_ids …).
+    `s_aux` holds attention sinks, `unused` arguments of other backends and of training (dropout,
+    position_ids …). Raises UnsupportedAttention for sinks, and for a model that does not pass
+    `foretoken` on from its forward.
     """
+    if s_aux is not None:
+        raise UnsupportedAttention(SINKS)
+    if foretoken is None:
+        raise UnsupportedAttention(NOTHING_PASSED)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     options = _options(scale, sliding_window, softcap)
     q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
-    return foretoken.attend(cast(int, module.layer_idx), q, k, v, options)[None], None
+    head_dim, value_dim = k.shape[-1], v.shape[-1]
+    if value_dim < head_dim:  # latent attention (MLA): zeros fill the values in the cache
+        v = pad(v, (0, head_dim - value_dim))
+    attended = foretoken.attend(cast(int, module.layer_idx), q, k, v, options)
+    return attended[None, ..., :value_dim], None
 
 
 @lru_cache(maxsize=64)  # called once per layer and step, with one value per kind of layer
@@ -182,24 +206,39 @@ class PagedModel:
             )
 
     def _probe(self, layers: int) -> Probe:
-        """Runs a few tokens to find each layer's KV shape, and to compare the result with that of
-        transformers' attention.
+        """Runs two short sequences in one packed row, to find each layer's KV shape, and to compare
+        the result with that of transformers' attention for each of them alone: a state that other
+        layers carry from token to token would leak into the second.
 
         Raises ValueError for a model whose attention cannot be replaced.
         """
-        tokens = torch.arange(6, device=self.device) % self.vocab_size
-        positions = torch.arange(6, device=self.device)
-        expected = self._eager_logits(tokens[None], None)[0]
-        probe = Probe()
+        name = type(self.module).__name__
+        tokens = torch.arange(2 * PROBED, device=self.device) % self.vocab_size
+        positions = torch.arange(PROBED, device=self.device).repeat(2)
+        expected = self._eager_logits(tokens.view(2, PROBED), None).flatten(0, 1)
+        probe = Probe(sequences=2)
         try:
             ours = self.forward(tokens, positions, probe, None)
+        except UnsupportedAttention as error:
+            raise ValueError(f"its {name} {error}") from None
         except (TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"its attention cannot be replaced ({error})") from None
+            raise ValueError(
+                f"it is a {name}, whose attention cannot be replaced ({error}): {OTHER_FAMILY}"
+            ) from None
+        attending = len(probe.shapes)
+        if not attending:
+            raise ValueError(f"it {own_attention(name)}")
         if sorted(probe.shapes) != list(range(layers)):
-            raise ValueError(f"only {len(probe.shapes)} of its {layers} layers attend")
+            raise ValueError(
+                f"only {attending} of its {layers} layers attend, and others may {KEEPS_STATE}: "
+                + OTHER_FAMILY
+            )
         tolerance = 1e-3 if self.dtype is torch.float32 else 5e-2
         if not torch.allclose(ours, expected, rtol=0, atol=tolerance * float(expected.abs().max())):
-            raise ValueError("its attention has other results with the paged kernels")
+            raise ValueError(
+                f"it is a {name}, which computes two sequences in one batch with paged attention "
+                f"otherwise than each alone with transformers' attention: {OTHER_FAMILY}"
+            )
         return probe
 
     @torch.inference_mode()
@@ -354,7 +393,7 @@ def load_model(
     Raises ValueError with a sentence if there is no such model or it cannot run here.
     """
     with explained_load_errors(name):
-        require_folder(name)
+        require_supported(name)
         choice = choose_dtype(name, device, dtype)
         ranks = sharder.ranks if sharder else None
         # Ranks on a CPU share host memory, which `settled` has checked.
@@ -362,32 +401,16 @@ def load_model(
             require_memory(name, device, choice.dtype, parts=ranks.size if ranks else 1)
         with logged_loading():
             module, loaded = AutoModelForCausalLM.from_pretrained(
-                name, dtype=choice.dtype, attn_implementation="eager", output_loading_info=True
+                name,
+                dtype=choice.dtype,
+                attn_implementation="eager",
+                ignore_mismatched_sizes=True,  # reported below
+                output_loading_info=True,
             )
-        if missing := sorted(loaded["missing_keys"]):
-            raise ValueError(f"{len(missing)} weights are not in its files, such as {missing[0]}")
+        require_loaded(loaded)
         if sharder is not None:
             sharder.shard(module)
         before_run(module)
         model = PagedModel(module, device, fuse, ranks)
         model.dtype_reason = choice.reason
         return model
-
-
-@contextmanager
-def explained_load_errors(name: str) -> Iterator[None]:
-    """Context that converts any error into a ValueError that names the model."""
-    try:
-        yield
-    except Exception as error:  # any error of transformers, safetensors or json about a bad folder
-        why = " ".join(str(error).split())[:MAX_ERROR_CHARS] or type(error).__name__
-        raise ValueError(f"cannot load model {name!r}: {why}") from error
-
-
-def require_folder(name: str) -> None:
-    """Raises ValueError if the name is a path without a folder, or a folder without a model."""
-    folder = Path(name)
-    if folder.is_dir() and not (folder / "config.json").exists():
-        raise ValueError("the folder has no config.json")
-    if not folder.is_dir() and (name.count("/") > 1 or name.startswith(("/", ".", "~"))):
-        raise ValueError("the folder does not exist")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from services.runtime.refusals.config import OTHER_FAMILY
 from services.worker.kernels.interface import AttentionOptions
 from services.worker.kernels.reference.paging import quantize
 from services.worker.kv.cache import KVShape
@@ -14,6 +15,10 @@ from services.worker.kv.cache import KVShape
 PROBE_TOKENS = 8  # two such sequences take a model of 0.6 B parameters a second on one core
 # Multiplications allowed to probe beyond a window: 0.25 s on two slow cores.
 MAX_PROBE_WORK = 2e10
+
+
+class UnsupportedAttention(ValueError):
+    """A predicate about a model whose attention the paged kernels do not compute."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,16 @@ class Probe:
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
         if k.shape != v.shape:
-            raise ValueError("its keys and values differ in shape")
+            raise UnsupportedAttention(
+                f"has keys of {k.shape[1]} × {k.shape[2]} and values of {v.shape[1]} × "
+                f"{v.shape[2]} numbers a token, which the paged KV cache does not hold: "
+                + OTHER_FAMILY
+            )
+        if layer in self.shapes:
+            raise UnsupportedAttention(
+                "attends more than once in a layer, which the paged KV cache does not support: "
+                + OTHER_FAMILY
+            )
         self.shapes[layer] = KVShape(k.shape[1], k.shape[2])
         self.heads[layer] = q.shape[1]
         self.options[layer] = options
@@ -49,7 +63,8 @@ class Probe:
         if options.window is not None:
             seen = seen.triu(1 - options.window)
         scores = scores.masked_fill(~seen, -torch.inf)
-        return torch.einsum("shqk,skhd->sqhd", scores.softmax(-1), v).flatten(0, 1)
+        attended = torch.einsum("shqk,skhd->sqhd", scores.softmax(-1), v)
+        return attended.contiguous().flatten(0, 1)
 
 
 def _through_int8(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from services.worker.engine.ranks import rank_device
 from services.worker.engine.step import Engine
 from services.worker.machine import select_device
 from services.worker.model.dtypes import choose_dtype
-from services.worker.model.paged import explained_load_errors, require_folder
+from services.worker.model.support import explained_load_errors, require_supported
 from services.worker.model.tensor_sharding import NO_PLAN, require_even_heads
 from services.worker.model.weights import require_memory
 from services.worker.parallel.leader import Leader
@@ -65,7 +65,7 @@ def settled(config: EngineConfig) -> EngineConfig:
         config.device, first
     )  # raises ValueError if cuda is configured and missing
     with explained_load_errors(config.model):
-        require_folder(config.model)
+        require_supported(config.model)
         model = AutoConfig.from_pretrained(config.model).get_text_config()
         if not model.base_model_tp_plan:
             raise ValueError(NO_PLAN.format(model.model_type))

@@ -12,10 +12,13 @@ from tokenizers import Tokenizer
 from tokenizers import models as tokenizer_models
 
 from gateway.requests.incremental import Detokenizer, StopMatcher
+from gateway.requests.prompts import tokenize_prompt
 from gateway.requests.text import TemplateError, Text
+from gateway.types.client_request import ClientRequest
 from gateway.types.generation import Sampling
 from models.tokenizer import make_tokenizer
 from services.runtime.config import ConfigError
+from services.runtime.errors import InvalidArgument
 from tests.gateway.gateway_fakes import demo_folder, demo_text, tokens_of
 
 VOCABULARY = demo_text().vocabulary_tokens
@@ -121,10 +124,10 @@ def test_missing_chat_template_is_an_error(tmp_path: Path) -> None:
 
 def test_context_and_vocabulary_come_from_the_model_config(tmp_path: Path) -> None:
     make_tokenizer().save_pretrained(str(tmp_path))
-    config = {"model_type": "llama", "max_position_embeddings": 77, "vocab_size": 1024}
+    config = {"model_type": "llama", "max_position_embeddings": 77, "vocab_size": 2048}
     (tmp_path / "config.json").write_text(json.dumps(config))
     text = Text(str(tmp_path))
-    assert (text.context_tokens, text.vocabulary_tokens) == (77, 1024)
+    assert (text.context_tokens, text.vocabulary_tokens) == (77, 2048)
 
 
 def test_broken_model_folder_is_a_one_line_config_error(tmp_path: Path) -> None:
@@ -139,6 +142,40 @@ def test_broken_model_folder_is_a_one_line_config_error(tmp_path: Path) -> None:
             Text(str(folder))
         assert "\n" not in str(caught.value)
     assert Text(demo_folder()).vocabulary_tokens == VOCABULARY
+
+
+def test_tokenizer_of_another_model_is_a_config_error(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    tokens = tokenizer.backend_tokenizer.get_vocab_size(with_added_tokens=False)
+    tokenizer.save_pretrained(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": tokens - 1}))
+    with pytest.raises(ConfigError) as caught:
+        Text(str(tmp_path))
+    assert str(caught.value) == (
+        f"gateway.model: the tokenizer in {tmp_path} has {tokens} tokens, but the model only "
+        f"{tokens - 1} (vocab_size in config.json): copy the files of this model's own tokenizer"
+    )
+
+
+def test_tokenizer_without_a_vocabulary_is_a_config_error(tmp_path: Path) -> None:
+    Tokenizer(tokenizer_models.BPE()).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match=r"turns a text into no tokens: copy the files of"):
+        Text(str(tmp_path))
+
+
+def test_added_token_without_an_embedding_is_refused_per_request(tmp_path: Path) -> None:
+    """As an image token that a model's text part does not have."""
+    tokenizer = make_tokenizer()
+    tokens = len(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    tokenizer.save_pretrained(str(tmp_path))
+    config = {"text_config": {"vocab_size": tokens}}  # the text part of a multimodal model
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = Text(str(tmp_path))
+    assert list(tokenize_prompt(text, ClientRequest(prompt="hi"))) == text.encode("hi")
+    with pytest.raises(InvalidArgument) as caught:
+        tokenize_prompt(text, ClientRequest(prompt="hi <image>"))
+    assert "has '<image>', which the model has no embedding for" in str(caught.value)
 
 
 SPECIALS = [demo_text().encode(f"<|{name}|>")[0] for name in ("end", "user", "assistant")]
@@ -211,7 +248,7 @@ def test_spell_word_covers_start_and_after_space() -> None:
 def test_end_tokens_are_read_as_the_worker_reads_them(tmp_path: Path) -> None:
     make_tokenizer().save_pretrained(str(tmp_path))
     assert Text(str(tmp_path)).eos_ids == {END}
-    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7, "vocab_size": 1024}))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7, "vocab_size": 2048}))
     assert Text(str(tmp_path)).eos_ids == {7}
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 9]}))
     text = Text(str(tmp_path))

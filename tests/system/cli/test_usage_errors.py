@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -310,24 +310,73 @@ def test_serve_names_a_broken_model_folder(tmp_path: Path, separate: list[str]):
     assert line.startswith("foretoken: ") and str(model) in line
 
 
+def without_tokenizer(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+
+
+def without_weights(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+
+
+def with_awq(model: Path) -> None:
+    change_config(model, quantization_config={"quant_method": "awq", "bits": 4})
+
+
+def change_config(model: Path, **values: object) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
 @pytest.mark.slow
-def test_serve_names_a_model_folder_without_tokenizer(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            without_tokenizer,
+            "has no tokenizer files, such as tokenizer.json: copy them from the checkpoint that "
+            "its weights come from",
+        ),
+        (
+            without_weights,
+            "has no weights (model.safetensors or model.safetensors.index.json): download them",
+        ),
+        (
+            with_awq,
+            "is quantized with AWQ, which foretoken does not read: serve the unquantized "
+            "checkpoint",
+        ),
+    ],
+)
+def test_serve_refuses_a_folder_with_one_sentence(
+    change: Callable[[Path], None], reason: str, tmp_path: Path
+):
     model = copy_of_demo(tmp_path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (model / name).unlink()
-    line = only_line(run("serve", "--http-port", "0", "--grpc-port", "0", "--model", str(model)))
-    assert "tokenizer" in line and str(model) in line
+    change(model)
+    done = run("serve", str(model))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"foretoken: MODEL: {model} {reason}\n"
+
+
+@pytest.mark.slow
+def test_serve_refuses_attention_that_it_cannot_replace(tmp_path: Path):
+    """A family that only the worker knows to be unsupported."""
+    model = copy_of_demo(tmp_path)
+    change_config(model, model_type="bloom", architectures=["BloomForCausalLM"])
+    done = run("serve", "--http-port", "0", "--grpc-port", "0", "--model", str(model))
+    assert done.returncode == 2 and "ready" not in done.stdout
+    assert only_line(done) == (
+        f"foretoken: cannot load model {str(model)!r}: it is a BloomForCausalLM, which computes "
+        "attention in code of its own, where foretoken cannot use its paged KV cache: serve a "
+        "model of a family that docs/models.md lists"
+    )
 
 
 @pytest.mark.slow
 def test_serve_names_an_unknown_architecture(tmp_path: Path):
     model = copy_of_demo(tmp_path)
-    config = json.loads((model / "config.json").read_text())
-    config["model_type"] = "no-such-model"
-    config["architectures"] = ["NoSuchModel"]
-    (model / "config.json").write_text(json.dumps(config))
+    change_config(model, model_type="no-such-model", architectures=["NoSuchForCausalLM"])
     line = only_line(run("serve", "--http-port", "0", "--grpc-port", "0", "--model", str(model)))
-    assert "no-such-model" in line or "NoSuchModel" in line
+    assert "it is of the type no-such-model, which transformers" in line
 
 
 def test_module_and_script_are_the_same_command():
