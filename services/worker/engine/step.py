@@ -31,7 +31,8 @@ from services.worker.kernels.cpu.kernel_cache import kernel_source
 from services.worker.kernels.interface import AttentionStep
 from services.worker.machine import torch_threads
 from services.worker.model.compiled import compiles
-from services.worker.model.paged import PagedModel, PagedStep, load_model
+from services.worker.model.paged import PagedModel, load_model
+from services.worker.model.paged_attention import PagedStep
 from services.worker.requests.state import WorkerState
 from services.worker.requests.types.batch import DecodeRows, PrefillChunk, StepBatch, StepResult
 from services.worker.requests.types.prompt import Prompt

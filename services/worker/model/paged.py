@@ -1,33 +1,30 @@
 """A causal LM loaded by transformers, with attention over paged blocks.
 
-The model runs on a packed row [1, Σ tokens]. The attention of every layer is delegated to a
-`PagedStep`, which transformers' unchanged modules receive as a keyword argument of their forward.
-Common layouts have a fused forward, used if its logits agree at start.
+The model runs on a packed row [1, Σ tokens]; paged_attention.py replaces its attention. Common
+layouts have a fused forward, used if its logits agree at start.
 """
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch import Tensor
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
     PreTrainedModel,
 )
 
-from services.runtime.refusals.config import KEEPS_STATE, OTHER_FAMILY, SINKS
-from services.worker.kernels.interface import AttentionKernels, AttentionOptions, AttentionStep
+from services.runtime.refusals.config import KEEPS_STATE, OTHER_FAMILY
+from services.worker.kernels.interface import AttentionStep
 from services.worker.kernels.selection import layer_ops_for
-from services.worker.kv.cache import KVCache
 from services.worker.model.compiled import INDUCTOR, Backend, CompiledForward
 from services.worker.model.dtypes import choose_dtype
 from services.worker.model.fused import FusedForward
 from services.worker.model.fused_layouts import find_layout
+from services.worker.model.paged_attention import ATTENTION, paged_attention
 from services.worker.model.probe import (
     PROBE_TOKENS,
     Probe,
@@ -47,12 +44,7 @@ from services.worker.model.support import (
 from services.worker.model.tensor_sharding import TensorSharder
 from services.worker.model.weights import logged_loading, require_memory
 
-ATTENTION = "foretoken_paged"
 UNBOUNDED_TOKENS = 2**31 - 1  # positions of a model without a limit
-NOTHING_PASSED = (
-    "does not pass the arguments of its forward on to its attention, so that foretoken cannot use "
-    "its paged KV cache: " + OTHER_FAMILY
-)
 PROBED = 6  # tokens of each of the two sequences that every model runs at start
 INT8_PROBE_TOKENS = 32
 MAX_INT8_SHIFT = 0.1  # relative to the size of the logits; about 0.01 for models that tolerate INT8
@@ -68,61 +60,6 @@ TRANSFORMERS_FORWARD = "transformers' forward"
 WholeForward = Callable[[Tensor, Tensor, AttentionStep], Tensor]  # logits of all tokens
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class PagedStep:
-    """Attention over the cache, for the batch that `kernels` were prepared for."""
-
-    cache: KVCache
-    kernels: AttentionKernels
-
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
-    ) -> Tensor:
-        blocks = self.cache.layers[layer]
-        self.kernels.store(blocks, k, v)
-        return self.kernels.attend(blocks, q, k, v, options)
-
-
-def paged_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    foretoken: AttentionStep | None = None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **unused: object,
-) -> tuple[Tensor, None]:
-    """transformers' attention function: query [1, heads, Σ tokens, head_dim] → [1, Σ, heads,
-    value_dim].
-
-    `s_aux` holds attention sinks, `unused` arguments of other backends and of training (dropout,
-    position_ids …). Raises UnsupportedAttention for sinks, and for a model that does not pass
-    `foretoken` on from its forward.
-    """
-    if s_aux is not None:
-        raise UnsupportedAttention(SINKS)
-    if foretoken is None:
-        raise UnsupportedAttention(NOTHING_PASSED)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    options = _options(scale, sliding_window, softcap)
-    q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
-    head_dim, value_dim = k.shape[-1], v.shape[-1]
-    if value_dim < head_dim:  # latent attention (MLA): zeros fill the values in the cache
-        v = pad(v, (0, head_dim - value_dim))
-    attended = foretoken.attend(cast(int, module.layer_idx), q, k, v, options)
-    return attended[None, ..., :value_dim], None
-
-
-@lru_cache(maxsize=64)  # called once per layer and step, with one value per kind of layer
-def _options(scale: float, window: int | None, softcap: float | None) -> AttentionOptions:
-    return AttentionOptions(scale, window, softcap)
 
 
 class PagedModel:

@@ -22,7 +22,8 @@ from services.worker.kernels.selection import kernels_for
 from services.worker.kv.cache import KVCache, KVShape, bytes_per_token
 from services.worker.kv.copies import BlockCopies
 from services.worker.kv.staging import RecordLayout
-from services.worker.model.paged import PagedModel, PagedStep, load_model
+from services.worker.model.paged import PagedModel, load_model
+from services.worker.model.paged_attention import PagedStep
 from services.worker.requests.types.batch import DecodeRows, PrefillChunk, StepBatch
 from services.worker.requests.types.prompt import Prompt
 from services.worker.requests.types.sequence import Sequence

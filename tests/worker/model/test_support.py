@@ -22,7 +22,8 @@ from transformers import (
 )
 
 from services.worker.config import EngineConfig
-from services.worker.model.paged import PagedModel, load_model, paged_attention
+from services.worker.model.paged import PagedModel, load_model
+from services.worker.model.paged_attention import paged_attention
 from services.worker.model.probe import Probe, UnsupportedAttention
 from services.worker.parallel.loading import settled
 from tests.worker.worker_fixtures import GROUPED, reference

@@ -26,7 +26,8 @@ from services.worker.engine.graphs.sizes import next_larger_sizes, recording_ord
 from services.worker.engine.inputs import Inputs, StepInputs
 from services.worker.kernels.interface import RecordableAttention
 from services.worker.kv.cache import KVCache
-from services.worker.model.paged import PagedModel, PagedStep
+from services.worker.model.paged import PagedModel
+from services.worker.model.paged_attention import PagedStep
 from services.worker.requests.types.batch import DecodeRows, StepBatch
 
 RECORD_S = 15.0  # no recording begins later, to bound the start
