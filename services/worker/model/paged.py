@@ -6,7 +6,6 @@ layouts have a fused forward, used if its logits agree at start.
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -250,7 +249,10 @@ class PagedModel:
             x.to(self.device)
             for x in probe_sequences(tokens, self.vocab_size, self.max_context_tokens)
         )
-        probe = partial(self.forward, ids.flatten(), positions.flatten(), Probe(len(ids)), None)
+
+        def probe() -> Tensor:
+            return self.forward(ids.flatten(), positions.flatten(), Probe(len(ids)), None)
+
         before = probe()
         change()
         return probe(), before
