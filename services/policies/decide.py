@@ -34,6 +34,7 @@ from services.policies.preset import PLACEMENTS_BY_ARRANGEMENT, Preset
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Candidates, Snapshot, WorkerSnapshot
 
+SAMPLED = 16  # one of so many values is in a sample
 REFLECTIONS = {name: form.reflect for name, form in FORMS.items()}
 
 
@@ -170,12 +171,26 @@ def _first(at: Ints, key: Floats, serial: Ints, most: int) -> Ints:
     """The `most` smallest by (key, serial), unsorted. O(rows)."""
     if len(at) <= most:
         return at
-    last = np.partition(key, most - 1)[most - 1]
-    before, tied = at[key < last], np.flatnonzero(key == last)
+    last = _nth_smallest(key, most)
+    before, tied = at[key < last], (key == last).nonzero()[0]
     most -= len(before)
     if len(tied) > most:
-        tied = tied[np.argpartition(serial[tied], most - 1)[:most]]
+        serials = serial[tied]
+        tied = tied[serials <= _nth_smallest(serials, most)]
     return np.concatenate([before, at[tied]])
+
+
+def _nth_smallest(values: Floats | Ints, nth: int) -> float:
+    """The `nth` smallest value, from 1 on. A sorted sample bounds it, so that few values are
+    partitioned: numpy's partition is slow if many are equal, and none are partitioned then."""
+    near = values
+    if len(values) > 4 * nth:
+        sample = np.sort(values[::SAMPLED])
+        bound = sample[min(2 * nth // SAMPLED + 2, len(sample) - 1)]
+        near = values[values < bound]
+        if len(near) < nth <= np.count_nonzero(values <= bound):
+            return float(bound)
+    return float(np.partition(near if len(near) >= nth else values, nth - 1)[nth - 1])
 
 
 def arrange(

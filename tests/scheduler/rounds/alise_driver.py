@@ -116,4 +116,4 @@ class Driver:
         """Waiting requests in queue order."""
         ranking = self.ranked()
         rows = ranking.queued[np.argsort(ranking.key[: ranking.split], kind="stable")]
-        return list(self.state.ledger.names(rows.tolist()))
+        return list(self.state.ledger.names(rows))
