@@ -97,7 +97,10 @@ def _measure(policy: str, running: int, queued: int, turns: int) -> Figures:
         "round_ms": round_ms,
         "round_p95_ms": float(np.quantile(times.rounds_ms, 0.95)),
         "round_p99_ms": float(np.quantile(times.rounds_ms, 0.99)),
-        **{f"{p}_ms": median(part) for p, part in zip(PARTS, zip(*times.parts_ms), strict=True)},
+        **{
+            f"{name}_ms": median(parts[at] for parts in times.parts_ms)
+            for at, name in enumerate(PARTS)
+        },
         "publish_ms": median(times.publish_ms),
         "report_us": median(times.report_us),
         "over_target": float(round_ms > TARGETS_MS.get((running, queued), inf)),
