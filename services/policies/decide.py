@@ -100,8 +100,7 @@ def select_candidates(
     picked = np.arange(0 if arrangement.pools else split, len(ranking.rows))
     if not arrangement.pools and split and snapshot.workers:
         picked = np.concatenate([picked, *_heads(snapshot, ranking)])
-    serial = snapshot.jobs.serial
-    picked = picked[np.lexsort((serial[ranking.rows[picked]], ranking.key[picked]))]
+    picked = picked[np.lexsort((snapshot.live.serial[picked], ranking.key[picked]))]
     rows, is_running = ranking.rows[picked], picked >= split
     key, queue_key = ranking.key[picked], ranking.queue_key[picked]
     jobs, memory = snapshot.jobs.select(rows), ranking.memory
@@ -132,9 +131,9 @@ _NO_CACHED: Ints = np.zeros((0, 0), np.int64)
 
 def _heads(snapshot: Snapshot, ranking: Ranking) -> list[Ints]:
     """Positions among the queued: a queue head for each kind of worker."""
-    jobs, queued = snapshot.jobs, ranking.queued
-    home, held = jobs.home[queued], jobs.held[queued]
-    model, reach = jobs.model[queued], jobs.longest_at(queued)
+    jobs, queued = snapshot.live, slice(ranking.split)
+    home, held, model = jobs.home[queued], jobs.held[queued], jobs.model[queued]
+    reach = jobs.prompt[queued] + jobs.cap[queued]
     resting = (home != NOWHERE) & (held > 0)
     heads = []
     if resting.any():
@@ -158,7 +157,7 @@ def _head(
     """The most urgent of these that slots and memory could admit if none grew, and one more: its
     explanation says what is short."""
     most = sum(worker.max_running for worker in workers) + 1
-    at = _first(at, ranking.key[at], snapshot.jobs.serial[ranking.queued[at]], most)
+    at = _first(at, ranking.key[at], snapshot.live.serial[at], most)
     rows = ranking.queued[at]
     order = np.lexsort((snapshot.jobs.serial[rows], ranking.key[at]))
     room = sum(worker.room_tokens for worker in workers)

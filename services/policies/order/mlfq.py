@@ -36,20 +36,19 @@ PARAMS = {
 
 def mlfq(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By queue, then by the time of joining it. O(jobs · queues) at most, O(jobs) usually."""
-    rows = snapshot.live
-    jobs, split, now = snapshot.jobs, len(snapshot.queued), snapshot.now
-    serials = jobs.serial[rows]
+    jobs, split, now = snapshot.live, len(snapshot.queued), snapshot.now
+    rows, serials = jobs.rows, jobs.serial
     pace, memory = measure_pace(snapshot, memory)
     step_s = pace.step_s(snapshot)
-    done, memory = progress(snapshot, memory, rows, split)
+    done, memory = progress(snapshot, memory, split)
     queue, used_s, entered_s = memory.recall(COLUMNS, rows, serials)
 
-    first_s = step_s + jobs.context_at(rows) * pace.prefill_token_s
+    first_s = step_s + jobs.context * pace.prefill_token_s
     queue = np.where(done.seen, queue, _joins(np.asarray(first_s, float), params))
-    entered_s = np.where(done.seen, entered_s, jobs.arrival_s[rows])
+    entered_s = np.where(done.seen, entered_s, jobs.arrival_s)
     used_s = used_s + served_s(done, pace, step_s)
     queue, used_s, entered_s = _demoted(queue, used_s, entered_s, now, params)
-    waited_s = now - jobs.since_s[rows]
+    waited_s = now - jobs.since_s
     waited_s[split:] = -inf
     lifted = (waited_s >= params["ageing_s"] - TICK_S) & (queue > 0)
     queue, used_s = np.where(lifted, 0.0, queue), np.where(lifted, 0.0, used_s)
@@ -60,7 +59,7 @@ def mlfq(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     lift_s = np.full(len(rows), inf)  # the end of a queue is not the front
     columns = dict(zip(COLUMNS, (queue, used_s, entered_s), strict=True))
     memory = memory.with_columns(rows, serials, **columns, **done.columns)
-    remaining_s = pace.expected_s(jobs, rows)
+    remaining_s = pace.expected_s(jobs)
     next_s = earliest_s(now, (params["ageing_s"] - waited_s)[:split][queue[:split] > 0])
     return Ranking(rows, split, key, queue_key, remaining_s, lift_s, next_s, memory)
 

@@ -72,10 +72,11 @@ class FeasibilityCheck:
         """Positions in the ranking of queued requests seen for the first time that have a budget
         and no output."""
         jobs, rows = snapshot.jobs, ranking.queued
+        serials = snapshot.live.serial[: len(rows)]
         if len(self._seen) < len(jobs):
             more = np.zeros(len(jobs) - len(self._seen), np.int64)
             self._seen = np.concatenate([self._seen, more])
-        new = (self._seen[rows] != jobs.serial[rows]).nonzero()[0]
+        new = (self._seen[rows] != serials).nonzero()[0]
         fresh = rows[new]
         self._seen[fresh] = jobs.serial[fresh]
         budgeted: Ints = new[(jobs.ttft_s[fresh] < inf) & (jobs.output[fresh] == 0)]
