@@ -39,8 +39,8 @@ class IterationProgress:
 def progress(
     snapshot: Snapshot, memory: PolicyMemory, split: int
 ) -> tuple[IterationProgress, PolicyMemory]:
-    """Progress of the live requests, queued before `split`, and the updated memory. The caller stores the
-    result's columns. O(jobs)."""
+    """Progress of the live requests, queued before `split`, and the updated memory. The caller
+    stores the result's columns. O(jobs)."""
     jobs = snapshot.live
     output, held = jobs.output, jobs.held
     made, had = memory.recall((MADE, HELD), jobs.rows, jobs.serial)

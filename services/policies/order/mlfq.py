@@ -44,15 +44,15 @@ def mlfq(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     queue, used_s, entered_s = memory.recall(COLUMNS, rows, serials)
 
     first_s = step_s + jobs.context * pace.prefill_token_s
-    queue = np.where(done.seen, queue, _joins(np.asarray(first_s, float), params))
+    new = (~done.seen).nonzero()[0]
+    queue[new] = _joins(first_s[new].astype(float), params)
     entered_s = np.where(done.seen, entered_s, jobs.arrival_s)
     used_s = used_s + served_s(done, pace, step_s)
-    queue, used_s, entered_s = _demoted(queue, used_s, entered_s, now, params)
+    _demote(queue, used_s, entered_s, now, params)
     waited_s = now - jobs.since_s
     waited_s[split:] = -inf
-    lifted = (waited_s >= params["ageing_s"] - TICK_S) & (queue > 0)
-    queue, used_s = np.where(lifted, 0.0, queue), np.where(lifted, 0.0, used_s)
-    entered_s = np.where(lifted, now, entered_s)
+    lifted = ((waited_s >= params["ageing_s"] - TICK_S) & (queue > 0)).nonzero()[0]
+    queue[lifted], used_s[lifted], entered_s[lifted] = 0.0, 0.0, now
 
     key = queue * CLASS + CLASS / 2 - np.minimum(now - entered_s, CLASS / 4)
     queue_key = limit_preemption(snapshot, key, queue[split:] * CLASS)
@@ -71,15 +71,15 @@ def _joins(first_s: Floats, params: Params) -> Floats:
     return joins
 
 
-def _demoted(
-    queue: Floats, used_s: Floats, entered_s: Floats, now: float, params: Params
-) -> tuple[Floats, Floats, Floats]:
-    """Moves down one queue per exhausted quantum; excess service counts in the next queue."""
-    while True:
-        quantum_s = params["base_quantum_s"] * params["growth"] ** queue
-        out = (used_s > quantum_s) & (queue < params["queues"] - 1)
-        if not out.any():
-            return queue, used_s, entered_s
-        used_s = np.where(out, used_s - quantum_s, used_s)
-        queue = queue + out
-        entered_s = np.where(out, now, entered_s)
+def _demote(queue: Floats, used_s: Floats, entered_s: Floats, now: float, params: Params) -> None:
+    """Moves down one queue per exhausted quantum, in these columns; excess service counts in the
+    next queue."""
+    quanta_s = params["base_quantum_s"] * params["growth"] ** np.arange(params["queues"])
+    at = np.arange(len(queue))
+    while len(at):
+        here_s = quanta_s[queue[at].astype(np.int64)]
+        out = (used_s[at] > here_s) & (queue[at] < params["queues"] - 1)
+        at = at[out]
+        used_s[at] -= here_s[out]
+        queue[at] += 1
+        entered_s[at] = now

@@ -46,8 +46,8 @@ class Starving:
 def find_starving(
     snapshot: Snapshot, split: int, memory: PolicyMemory, starved_s: float
 ) -> Starving:
-    """State of the live requests, queued before `split`, where a wait of `starved_s` makes a request starved.
-    O(jobs), and O(jobs · workers) while any is starved."""
+    """State of the live requests, queued before `split`, where a wait of `starved_s` makes a
+    request starved. O(jobs), and O(jobs · workers) while any is starved."""
     jobs = snapshot.live
     was_starved, was_front = memory.recall((STARVED, FRONT), jobs.rows, jobs.serial)
     waited_s = snapshot.now - jobs.since_s
