@@ -87,8 +87,10 @@ def work_ahead_s(ranking: Ranking, at: Ints, share: Floats) -> Floats:
     """The remaining time of everything ahead of these positions, each entry weighted by its share.
     Positions come in any order. O(jobs log positions)."""
     order = np.argsort(ranking.key[at], kind="stable")
-    ahead = np.searchsorted(ranking.key[at[order]], ranking.key, side="right")
-    takes_s = np.bincount(ahead, ranking.remaining_s * share, len(at) + 1)
+    keys = ranking.key[at[order]]
+    counts = (share.astype(bool) & (ranking.key < keys[-1])).nonzero()[0]
+    ahead = np.searchsorted(keys, ranking.key[counts], side="right")
+    takes_s = np.bincount(ahead, ranking.remaining_s[counts] * share[counts], len(at) + 1)
     waits_s = np.empty(len(at))
     waits_s[order] = np.cumsum(takes_s.astype(float))[:-1]
     return waits_s

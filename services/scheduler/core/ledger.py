@@ -362,6 +362,8 @@ class Ledger:
     def _message(self, link: str, t: Transition) -> Action | None:
         """The message to the gateway about a transition, if it needs one."""
         match t.cause:
+            case TransitionCause.PAUSED:  # the most frequent; the gateway learns that it stopped
+                return None
             case TransitionCause.PLACED:
                 address = self.workers[t.worker_id].view.address
                 return Place(link, t.request_id, t.worker_id, address, t.queued_s)
