@@ -157,7 +157,7 @@ def _head(
     """The most urgent of these that slots and memory could admit if none grew, and one more: its
     explanation says what is short."""
     most = sum(worker.max_running for worker in workers) + 1
-    at = _first(at, ranking.key[at], snapshot.live.serial[at], most)
+    at = first_in_order(at, ranking.key[at], snapshot.live.serial[at], most)
     rows = ranking.queued[at]
     order = np.lexsort((snapshot.jobs.serial[rows], ranking.key[at]))
     room = sum(worker.room_tokens for worker in workers)
@@ -166,7 +166,7 @@ def _head(
     return at[order[: int(totals.searchsorted(room, side="right")) + 1]]
 
 
-def _first(at: Ints, key: Floats, serial: Ints, most: int) -> Ints:
+def first_in_order(at: Ints, key: Floats, serial: Ints, most: int) -> Ints:
     """The `most` smallest by (key, serial), unsorted. O(rows)."""
     if len(at) <= most:
         return at

@@ -44,12 +44,16 @@ class MemoryColumns:
         """Values for these requests, in addition to those of others. O(remembered)."""
         if not len(rows) or not values:
             return self
-        others = (~np.isin(self.rows, rows)).nonzero()[0]
-        names = dict.fromkeys([*self.values, *values])
-        known = dict(zip(names, self.recall(list(names), rows, serials), strict=True))
-        kept = {name: self._recall(name, others, others[:0]) for name in names}
+        absent = [name for name in self.values if name not in values]
+        fresh = {**values, **dict(zip(absent, self.recall(absent, rows, serials), strict=True))}
+        is_other = np.ones(int(max(rows.max(), self.rows.max(initial=0))) + 1, bool)
+        is_other[rows] = False
+        others = is_other[self.rows].nonzero()[0]
+        if not len(others):
+            return MemoryColumns(fresh, rows, serials)
+        kept = {name: self._recall(name, others, others[:0]) for name in fresh}
         return MemoryColumns(
-            {n: np.concatenate([kept[n], values.get(n, known[n])]) for n in names},
+            {name: np.concatenate([kept[name], column]) for name, column in fresh.items()},
             np.concatenate([self.rows[others], rows]),
             np.concatenate([self.serials[others], serials]),
         )
