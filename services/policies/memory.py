@@ -30,7 +30,7 @@ class MemoryColumns:
         if not len(self.rows) or not len(rows):
             return [np.zeros(len(rows)) for _ in names]
         at = self._places[np.minimum(rows, len(self._places) - 1)]
-        unseen = (self.serials[at] != serials).nonzero()[0]
+        unseen = ((self.serials[at] != serials) | (self.rows[at] != rows)).nonzero()[0]
         return [self._recall(name, at, unseen) for name in names]
 
     def _recall(self, name: str, at: Ints, unseen: Ints) -> Floats:

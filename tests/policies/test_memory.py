@@ -26,7 +26,7 @@ WRITES = st.lists(
 @given(WRITES)
 def test_memory_recalls_what_was_last_written_about_a_request(writes: list[Write]) -> None:
     """A request is a row and a serial. A write keeps its other columns, and those of others in
-    other rows; `with_columns` forgets all others. Serials are unique to a row, as on a board."""
+    other rows; `with_columns` forgets all others."""
     known: dict[tuple[int, int], dict[str, float]] = {}
     memory = PolicyMemory()
     for number, (requests, column, forgets) in enumerate(writes, 1):
