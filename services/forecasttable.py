@@ -111,8 +111,9 @@ class ForecastTable:
 
     def mean(self, which: Ints, generated: Ints, caps: Ints) -> Floats:
         """E[min(L, cap) | L > generated] per row."""
-        first = self._count_upto(which, generated)
-        last = np.maximum(self._count_upto(which, caps), first)
+        counts = self._count_upto(which, np.stack([generated, caps]))
+        first: Ints = counts[0]
+        last: Ints = np.maximum(first, counts[1])
         left, over = self._mass[which, first], self._mass[which, last]
         moment = self._moment[which, first] - self._moment[which, last]
         known = left > _NOTHING

@@ -1,19 +1,29 @@
 """Scheduling rounds with a given number of running and waiting requests."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+from prometheus_client import CollectorRegistry
 
 from services.core import Completion, FinishReason, Report, Request, RequestProgress, WorkerView
 from services.costs import CostModel
 from services.forecast import Forecast
+from services.policies import decide
 from services.policies.memory import PolicyMemory
 from services.policies.preset import choose
+from services.runtime.codecs.attach import encode_plan
+from services.scheduler.codec import encode_request_event
 from services.scheduler.core import events as ev
 from services.scheduler.core.admission import SchedulerLimits
 from services.scheduler.core.state import SchedulerState
+from services.scheduler.observe.metrics import SchedulerMetrics
+from services.scheduler.observe.story_recorder import StoryRecorder
 
 GATEWAY, WORKER = "gateway#1", "worker#1"
 COST = CostModel(0.01, 1e-4, 2e-4, 1e-7, offload_token_s=1e-6, upload_token_s=1e-6)
@@ -21,14 +31,23 @@ MAX_TOKENS = 1_024
 FINISHED = 4  # requests that end, and arrive, between two rounds
 REPORT_STEPS = 16  # tokens per request between two reports
 
+STORIES = 4_096  # ended ones that are kept
+
+# The parts of a round: the board frozen; ranked, and narrowed to candidates; arranged; and the
+# decision carried out up to the plans.
+PARTS = ("snapshot", "rank", "arrange", "apply")
+
 Arrange = Callable[[SchedulerState, float], list[ev.Action]]
 
 
 @dataclass
 class RoundTimes:
-    """Milliseconds of each round, and microseconds of each report per request in it."""
+    """CPU milliseconds of each round, of its parts, and of what follows it outside the state:
+    stories, metrics and messages. CPU microseconds of each report, per request in it."""
 
     rounds_ms: list[float] = field(default_factory=list)
+    parts_ms: list[tuple[float, ...]] = field(default_factory=list)
+    publish_ms: list[float] = field(default_factory=list)
     report_us: list[float] = field(default_factory=list)
 
 
@@ -37,27 +56,51 @@ def arrange_in_process(state: SchedulerState, now: float) -> list[ev.Action]:
     return state.step(ev.Round(), now)
 
 
+@contextmanager
+def _splitting(marks: list[float]) -> Iterator[None]:
+    """Appends the CPU time at which ranking begins, and arranging begins and ends."""
+
+    def before(call: Callable[..., Any], after: bool = False) -> Callable[..., Any]:
+        def timed(*given: Any) -> Any:
+            marks.append(time.process_time())
+            result = call(*given)
+            if after:
+                marks.append(time.process_time())
+            return result
+
+        return timed
+
+    rank, arrange = before(decide.rank_requests), before(decide.arrange, after=True)
+    with patch.object(decide, "rank_requests", rank), patch.object(decide, "arrange", arrange):
+        yield
+
+
 class BusyScheduler:
     """A scheduler state with memory for the running requests only.
 
     Every request has a separate forecast with 64 points. Between two rounds some requests end, as
     many arrive, and all others generate a report's tokens. With presets that divide the pool into
-    batches all running requests end, because a round that divides nothing costs almost nothing.
+    batches all running requests end, and with `anew` all waiting ones are divided again.
     """
 
-    def __init__(self, policy: str, running: int, queued: int, apart: bool = False):
+    def __init__(
+        self, policy: str, running: int, queued: int, apart: bool = False, anew: bool = True
+    ):
         self._rng = np.random.default_rng(0)
         self.state = SchedulerState(
             choose(policy), SchedulerLimits(max_queue=2 * queued + running), apart
         )
         self.now = 1_000.0
-        self._makes_batches = self.state.preset.arrangement == "batch"
+        self.makes_batches = self.state.preset.arrangement == "batch"
+        self._anew = anew and self.makes_batches
+        self._stories = StoryRecorder(STORIES)
+        self._metrics = SchedulerMetrics(CollectorRegistry())
         self._outputs: dict[str, int] = {}
         self._prompts: dict[str, int] = {}
         self._reports = self._count = 0
         view = WorkerView("w", "w", "demo", running * 640, 16, running, 8_192)
-        self.state.step(ev.WorkerAttached(WORKER, view), self.now)
-        self.state.step(ev.Costed("w", COST), self.now)
+        self._step(ev.WorkerAttached(WORKER, view))
+        self._step(ev.Costed("w", COST))
         self._submit(running + queued)
 
     @property
@@ -68,7 +111,7 @@ class BusyScheduler:
         """Applies a report, submits new requests, and arranges and times a round."""
         self.now += 0.1
         names = list(self.state.workers["w"].running)
-        ending = len(names) if self._makes_batches else FINISHED
+        ending = len(names) if self.makes_batches else FINISHED
         ended, rest = names[:ending], names[ending:]
         for name in rest:
             self._outputs[name] = min(self._outputs[name] + REPORT_STEPS, MAX_TOKENS - 1)
@@ -82,16 +125,39 @@ class BusyScheduler:
             ),
             tuple(Completion(n, self._outputs[n], FinishReason.STOP) for n in ended),
         )
-        began_s = time.perf_counter()
+        began_s = time.process_time()
         self.state.step(ev.Reported(WORKER, "w", report), self.now)
-        report_s = time.perf_counter() - began_s
+        report_s = time.process_time() - began_s
         times.report_us.append(report_s * 1e6 / max(1, len(names)))
+        self.publish()
         self._submit(max(FINISHED, len(ended)))
-        if self._makes_batches:
+        if self._anew:
             self.state.rounds.memory = PolicyMemory()
-        began_s = time.perf_counter()
-        arrange(self.state, self.now)
-        times.rounds_ms.append((time.perf_counter() - began_s) * 1e3)
+        marks = [time.process_time()]
+        with _splitting(marks):
+            arrange(self.state, self.now)
+        marks.append(time.process_time())
+        times.rounds_ms.append((marks[-1] - marks[0]) * 1e3)
+        times.parts_ms.append(tuple((after - before) * 1e3 for before, after in pairwise(marks)))
+        began_s = time.process_time()
+        self.publish()
+        times.publish_ms.append((time.process_time() - began_s) * 1e3)
+
+    def _step(self, event: ev.Event) -> None:
+        self.state.step(event, self.now)
+        self.publish()
+
+    def publish(self) -> None:
+        """What the service does with a step, short of sending."""
+        step = self.state.last_step
+        self._stories.observe(step, self.state)
+        self._metrics.observe(step, self.state)
+        for action in step.actions:
+            match action:
+                case ev.SendPlan():
+                    encode_plan(action.plan)
+                case ev.Place() | ev.Preempt() | ev.Resume() | ev.Finish():
+                    encode_request_event(action)
 
     def _blocks(self, name: str) -> int:
         return -(-self._context(name) // 16)
@@ -106,8 +172,8 @@ class BusyScheduler:
             prompt = int(self._rng.integers(16, 512))
             request = Request(name, "demo", prompt, MAX_TOKENS, self.now)
             self._outputs[name], self._prompts[name] = 0, prompt
-            self.state.step(ev.Submitted(GATEWAY, request), self.now)
-            self.state.step(ev.Forecasted(((name, self._forecast()),)), self.now)
+            self._step(ev.Submitted(GATEWAY, request))
+            self._step(ev.Forecasted(((name, self._forecast()),)))
 
     def _forecast(self) -> Forecast:
         """Returns a random forecast of up to 64 points."""
@@ -116,9 +182,11 @@ class BusyScheduler:
         return Forecast(tuple(lengths.tolist()), (weight,) * len(lengths), MAX_TOKENS, "bench")
 
 
-def measure(policy: str, running: int, queued: int, turns: int) -> tuple[BusyScheduler, RoundTimes]:
+def measure(
+    policy: str, running: int, queued: int, turns: int, anew: bool = True
+) -> tuple[BusyScheduler, RoundTimes]:
     """Measures `turns` rounds after five that fill the memory."""
-    scheduler = BusyScheduler(policy, running, queued)
+    scheduler = BusyScheduler(policy, running, queued, anew=anew)
     times = RoundTimes()
     for number in range(5 + turns):
         scheduler.turn(arrange_in_process, RoundTimes() if number < 5 else times)

@@ -22,7 +22,7 @@ def measure_cadence(snapshot: Snapshot, memory: PolicyMemory) -> PolicyMemory:
     memory. An interval counts only if a request waits through all of it: another one lasts until
     the next event, whenever that comes."""
     began_s = memory.number(BEGAN_S, -inf)
-    if (snapshot.jobs.since_s[snapshot.queued] <= began_s).any():
+    if (snapshot.live.since_s[: len(snapshot.queued)] <= began_s).any():
         mean_s = memory.number(INTERVAL_S)
         interval_s = min(snapshot.now - began_s, LONGEST_S)
         memory = memory.with_numbers(**{INTERVAL_S: mean_s + WEIGHT * (interval_s - mean_s)})

@@ -34,6 +34,7 @@ from services.policies.preset import PLACEMENTS_BY_ARRANGEMENT, Preset
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Candidates, Snapshot, WorkerSnapshot
 
+SAMPLED = 16  # one of so many values is in a sample
 REFLECTIONS = {name: form.reflect for name, form in FORMS.items()}
 
 
@@ -99,8 +100,7 @@ def select_candidates(
     picked = np.arange(0 if arrangement.pools else split, len(ranking.rows))
     if not arrangement.pools and split and snapshot.workers:
         picked = np.concatenate([picked, *_heads(snapshot, ranking)])
-    serial = snapshot.jobs.serial
-    picked = picked[np.lexsort((serial[ranking.rows[picked]], ranking.key[picked]))]
+    picked = picked[np.lexsort((snapshot.live.serial[picked], ranking.key[picked]))]
     rows, is_running = ranking.rows[picked], picked >= split
     key, queue_key = ranking.key[picked], ranking.queue_key[picked]
     jobs, memory = snapshot.jobs.select(rows), ranking.memory
@@ -131,9 +131,9 @@ _NO_CACHED: Ints = np.zeros((0, 0), np.int64)
 
 def _heads(snapshot: Snapshot, ranking: Ranking) -> list[Ints]:
     """Positions among the queued: a queue head for each kind of worker."""
-    jobs, queued = snapshot.jobs, ranking.queued
-    home, held = jobs.home[queued], jobs.held[queued]
-    model, reach = jobs.model[queued], jobs.longest_at(queued)
+    jobs, queued = snapshot.live, slice(ranking.split)
+    home, held, model = jobs.home[queued], jobs.held[queued], jobs.model[queued]
+    reach = jobs.prompt[queued] + jobs.cap[queued]
     resting = (home != NOWHERE) & (held > 0)
     heads = []
     if resting.any():
@@ -157,7 +157,7 @@ def _head(
     """The most urgent of these that slots and memory could admit if none grew, and one more: its
     explanation says what is short."""
     most = sum(worker.max_running for worker in workers) + 1
-    at = _first(at, ranking.key[at], snapshot.jobs.serial[ranking.queued[at]], most)
+    at = first_in_order(at, ranking.key[at], snapshot.live.serial[at], most)
     rows = ranking.queued[at]
     order = np.lexsort((snapshot.jobs.serial[rows], ranking.key[at]))
     room = sum(worker.room_tokens for worker in workers)
@@ -166,16 +166,30 @@ def _head(
     return at[order[: int(totals.searchsorted(room, side="right")) + 1]]
 
 
-def _first(at: Ints, key: Floats, serial: Ints, most: int) -> Ints:
+def first_in_order(at: Ints, key: Floats, serial: Ints, most: int) -> Ints:
     """The `most` smallest by (key, serial), unsorted. O(rows)."""
     if len(at) <= most:
         return at
-    last = np.partition(key, most - 1)[most - 1]
-    before, tied = at[key < last], np.flatnonzero(key == last)
+    last = _nth_smallest(key, most)
+    before, tied = at[key < last], (key == last).nonzero()[0]
     most -= len(before)
     if len(tied) > most:
-        tied = tied[np.argpartition(serial[tied], most - 1)[:most]]
+        serials = serial[tied]
+        tied = tied[serials <= _nth_smallest(serials, most)]
     return np.concatenate([before, at[tied]])
+
+
+def _nth_smallest(values: Floats | Ints, nth: int) -> float:
+    """The `nth` smallest value, from 1 on. A sorted sample bounds it, so that few values are
+    partitioned: numpy's partition is slow if many are equal, and none are partitioned then."""
+    near = values
+    if len(values) > 4 * nth:
+        sample = np.sort(values[::SAMPLED])
+        bound = sample[min(2 * nth // SAMPLED + 2, len(sample) - 1)]
+        near = values[values < bound]
+        if len(near) < nth <= np.count_nonzero(values <= bound):
+            return float(bound)
+    return float(np.partition(near if len(near) >= nth else values, nth - 1)[nth - 1])
 
 
 def arrange(

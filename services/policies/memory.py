@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -10,43 +11,52 @@ from services.forecast import Floats, Ints
 
 @dataclass(frozen=True)
 class MemoryColumns:
-    """Columns with one value per board row.
-
-    Rows are reused: `serials` names the request whose values a row holds; any other request reads
-    0. Immutable: `merged` returns a copy.
-    """
+    """Columns with one value for each remembered request: `rows` are their board rows, each once,
+    and `serials` their names, since rows are reused. Any other request reads 0. Immutable."""
 
     values: Mapping[str, Floats] = field(default_factory=dict)
+    rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     serials: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @cached_property
+    def _places(self) -> Ints:
+        """By board row, where its values are; any place for a row without values."""
+        places = np.zeros(int(self.rows.max(initial=0)) + 1, np.int64)
+        places[self.rows] = np.arange(len(self.rows))
+        return places
 
     def recall(self, names: Sequence[str], rows: Ints, serials: Ints) -> list[Floats]:
         """The stored values of these requests, one column per name; 0 for unseen ones. Copies."""
-        size = len(self.serials)
-        if not size or not len(rows):
+        if not len(self.rows) or not len(rows):
             return [np.zeros(len(rows)) for _ in names]
-        near = np.minimum(rows, size - 1)
-        known = (self.serials[near] == serials) & (rows < size)
-        return [
-            np.where(known, self.values[name][near], 0.0)
-            if name in self.values
-            else np.zeros(len(rows))
-            for name in names
-        ]
+        at = self._places[np.minimum(rows, len(self._places) - 1)]
+        unseen = ((self.serials[at] != serials) | (self.rows[at] != rows)).nonzero()[0]
+        return [self._recall(name, at, unseen) for name in names]
+
+    def _recall(self, name: str, at: Ints, unseen: Ints) -> Floats:
+        if name not in self.values:
+            return np.zeros(len(at))
+        column = self.values[name][at]
+        column[unseen] = 0.0
+        return column
 
     def merged(self, rows: Ints, serials: Ints, values: Mapping[str, Floats]) -> "MemoryColumns":
-        """Values for these requests, in addition to those of others. O(board rows)."""
+        """Values for these requests, in addition to those of others. O(remembered)."""
         if not len(rows) or not values:
             return self
-        size = max(len(self.serials), int(rows.max()) + 1)
-        owners = np.full(size, -1, np.int64)
-        owners[: len(self.serials)] = self.serials
-        owners[rows] = serials
-        kept = {name: _grown(column, size) for name, column in self.values.items()}
-        for name in values.keys() | kept.keys():
-            column = kept.setdefault(name, np.zeros(size))
-            (recalled,) = (values[name],) if name in values else self.recall([name], rows, serials)
-            column[rows] = recalled
-        return MemoryColumns(kept, owners)
+        absent = [name for name in self.values if name not in values]
+        fresh = {**values, **dict(zip(absent, self.recall(absent, rows, serials), strict=True))}
+        is_other = np.ones(int(max(rows.max(), self.rows.max(initial=0))) + 1, bool)
+        is_other[rows] = False
+        others = is_other[self.rows].nonzero()[0]
+        if not len(others):
+            return MemoryColumns(fresh, rows, serials)
+        kept = {name: self._recall(name, others, others[:0]) for name in fresh}
+        return MemoryColumns(
+            {name: np.concatenate([kept[name], column]) for name, column in fresh.items()},
+            np.concatenate([self.rows[others], rows]),
+            np.concatenate([self.serials[others], serials]),
+        )
 
 
 @dataclass(frozen=True)
@@ -71,17 +81,11 @@ class PolicyMemory:
         return PolicyMemory({**self.numbers, **numbers}, self.ranks, self.notes)
 
     def with_columns(self, rows: Ints, serials: Ints, **columns: Floats) -> "PolicyMemory":
-        """A copy with these as the order's columns; other requests are forgotten."""
-        ranks = MemoryColumns().merged(rows, serials, columns)
-        return PolicyMemory(self.numbers, ranks, self.notes)
+        """A copy with these as the order's columns, which it keeps; other requests are
+        forgotten."""
+        return PolicyMemory(self.numbers, MemoryColumns(columns, rows, serials), self.notes)
 
     def with_notes(self, rows: Ints, serials: Ints, notes: Mapping[str, Floats]) -> "PolicyMemory":
         if not notes:
             return self
         return PolicyMemory(self.numbers, self.ranks, self.notes.merged(rows, serials, notes))
-
-
-def _grown(values: Floats, size: int) -> Floats:
-    grown = np.zeros(size)
-    grown[: len(values)] = values
-    return grown

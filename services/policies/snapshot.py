@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from operator import attrgetter
-from typing import get_type_hints
+from typing import Generic, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,6 +101,65 @@ class RequestColumns:
         return spent
 
 
+_Kind = TypeVar("_Kind", Ints, Floats)
+
+
+class _Gathered(Generic[_Kind]):
+    """A column that is gathered on first use, and read-only."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, selected: "SelectedColumns", owner: type) -> _Kind:
+        column: _Kind = getattr(selected.board, self._name)[selected.rows]
+        column.flags.writeable = False
+        selected.__dict__[self._name] = column  # from now on it is found before this descriptor
+        return column
+
+
+class SelectedColumns:
+    """Columns of some rows of the board, parallel to `rows`. Each is gathered once: most are read
+    several times in a round. Valid until the board changes."""
+
+    serial = _Gathered[Ints]()
+    model = _Gathered[Ints]()
+    home = _Gathered[Ints]()
+    prompt = _Gathered[Ints]()
+    output = _Gathered[Ints]()
+    held = _Gathered[Ints]()
+    cap = _Gathered[Ints]()
+    preemptions = _Gathered[Ints]()
+    tenant = _Gathered[Ints]()
+    priority = _Gathered[Ints]()
+    forecast = _Gathered[Ints]()
+    total = _Gathered[Floats]()
+    arrival_s = _Gathered[Floats]()
+    since_s = _Gathered[Floats]()
+    deadline_s = _Gathered[Floats]()
+    first_s = _Gathered[Floats]()
+    ttft_s = _Gathered[Floats]()
+    tpot_s = _Gathered[Floats]()
+    mtpot_s = _Gathered[Floats]()
+    weight = _Gathered[Floats]()
+
+    def __init__(self, board: RequestColumns, rows: Ints):
+        self.board, self.rows = board, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def context(self) -> Ints:
+        """As `RequestColumns.context`."""
+        return self.prompt + self.output
+
+    @cached_property
+    def missing(self) -> Floats:
+        """Tokens of each context that are not in KV."""
+        missing: Floats = np.maximum(self.context - self.held, 0).astype(float)
+        return missing
+
+
 def distinct(column: Ints) -> list[int]:
     """The values of a column, ascending. Most columns have one, which needs no sort."""
     one = not len(column) or bool((column == column[0]).all())
@@ -153,7 +212,7 @@ class WorkerSnapshot:
         return -(-tokens // self.block_tokens) * self.block_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Snapshot:
     """The board at one moment; its columns are read-only.
 
@@ -172,10 +231,10 @@ class Snapshot:
     evictions: int = 0
     endings: int = 0
 
-    @property
-    def live(self) -> Ints:
-        """Rows of the queued requests, then of the running ones."""
-        return np.concatenate([self.queued, self.running])
+    @cached_property
+    def live(self) -> SelectedColumns:
+        """The queued requests, then the running ones."""
+        return SelectedColumns(self.jobs, np.concatenate([self.queued, self.running]))
 
 
 @dataclass(frozen=True, slots=True)

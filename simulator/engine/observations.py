@@ -142,7 +142,7 @@ class Observations:
         samples = []
         for worker, (used, running) in zip(snapshot.workers, held, strict=True):
             rows = snapshot.running[snapshot.jobs.home[snapshot.running] == worker.number]
-            names = state.ledger.names(rows.tolist())
+            names = state.ledger.names(rows)
             ends = lengths[np.array([int(name) for name in names], np.int64)]
             peaks = _peaks(snapshot, worker, rows, ends, state.rounds.number)
             samples.append(WorkerMemory(used, running, *peaks))

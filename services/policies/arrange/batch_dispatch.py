@@ -59,6 +59,8 @@ def send_formed(batch_round: BatchRound, state: BatchState) -> BatchState:
     could, assigned = serveable(batch_round, batches), batches.first_values(state.worker)
     left: list[Ints] = []
     for nth in by_urgency(batch_round, batches, batch_round.workers[idle[0]]):
+        if not idle:
+            break
         worker, members = int(assigned[nth]), batches.members_of(nth)
         takers = (i for i in idle if could[i, nth] and worker in (0, batch_round.workers[i].number))
         taker = next(takers, None)

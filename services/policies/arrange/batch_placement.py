@@ -27,14 +27,19 @@ class BatchPlacement:
 
 
 def round_robin(loads_s: Floats, serve_s: Floats, able: Bools, last: int) -> Ints:
-    """In turns among the workers that can serve it, whatever their load. O(batches · workers)."""
-    count = len(loads_s)
-    chosen = np.full(able.shape[1], UNASSIGNED, np.int64)
-    for batch in range(able.shape[1]):
-        turns = ((last + 1 + step) % count for step in range(count))
-        index = next((index for index in turns if able[index, batch]), UNASSIGNED)
+    """In turns among the workers that can serve it, whatever their load. O(batches), and
+    O(workers) for each that not every worker can serve."""
+    count, batches = able.shape
+    chosen = np.full(batches, UNASSIGNED, np.int64)
+    first = 0
+    for some in [*np.flatnonzero(~able.all(axis=0)).tolist(), batches]:
+        chosen[first:some] = (last + 1 + np.arange(some - first)) % count  # every worker can
+        last = (last + some - first) % count
+        turns = ((last + 1 + step) % count for step in range(count if some < batches else 0))
+        index = next((index for index in turns if able[index, some]), UNASSIGNED)
         if index != UNASSIGNED:
-            chosen[batch] = last = index
+            chosen[some] = last = index
+        first = some + 1
     return chosen
 
 

@@ -74,8 +74,8 @@ class Batches:
 
     @staticmethod
     def group(at: Ints, ids: Ints, sizes: Sizes) -> "Batches":
-        """`ids`, parallel to the positions `at`, name each one's batch. O(n log n)."""
-        order = np.lexsort((at, ids))
+        """`ids`, parallel to the ascending positions `at`, name each one's batch. O(n log n)."""
+        order = ids.argsort(kind="stable")
         members, sorted_ids = at[order], ids[order]
         starts = np.flatnonzero(np.diff(sorted_ids, prepend=-1))
 

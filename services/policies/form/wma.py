@@ -31,68 +31,63 @@ def wma(length: Floats | Ints, max_output: Floats | Ints, least_saved: Floats) -
 def insert(sizes: Sizes, at: Ints, known: Batches, room: Room, params: Params) -> Ints:
     """Inserts each request, in order, into the batch with the least resulting WMA, if that is below
     `wma_max` and the batch still fits; otherwise it begins a new batch. The label is the batch's
-    index among the `known` ones, and beyond them among the new ones. O(rows · batches), vectorised
-    over the batches."""
-    open_batches = _OpenBatches(len(known) + len(at), room)
+    index among the `known` ones, and beyond them among the new ones. O(rows · open batches),
+    vectorised over the batches."""
     owns = saved_access(sizes.length, sizes.max_output)
-    sized = known.size.tolist(), known.length.tolist(), known.max_output.tolist()
-    for size, length, max_output, mine in zip(*sized, known.min_values(owns).tolist(), strict=True):
-        open_batches.begin(size, length, max_output, mine)
+    open_batches = _OpenBatches(known, known.min_values(owns), len(at), room)
     labels = np.zeros(len(at), np.int64)
     columns = sizes.length[at].tolist(), sizes.max_output[at].tolist(), owns[at].tolist()
     for nth, (length, max_output, mine) in enumerate(zip(*columns, strict=True)):
         into = open_batches.best(length, max_output, mine, params["wma_max"])
-        if into is None:
-            into = open_batches.begin(1, length, max_output, mine)
-        else:
-            open_batches.join(into, length, max_output, mine)
-        labels[nth] = into
+        labels[nth] = open_batches.join(into, length, max_output, mine)
     return labels
 
 
 class _OpenBatches:
-    """Batches that still accept requests, in columns for at most `capacity` of them."""
+    """The batches that still accept requests, in columns, the first begun first: their labels,
+    sizes, greatest lengths and outputs, and least `saved_access`."""
 
-    def __init__(self, capacity: int, room: Room):
+    def __init__(self, known: Batches, least_saved: Floats, more: int, room: Room):
+        """The `known` batches, and room for `more`."""
         self._room = room
-        self._count = 0
-        self._size = [0] * capacity
-        self._length, self._max_output, self._own = (np.zeros(capacity) for _ in range(3))
-        self._full = np.zeros(capacity)  # infinite for a batch that accepts none
+        self._next_label = len(known)
+        accepts = room.fits_each(known.size + 1, known.length, known.max_output).nonzero()[0]
+        self._count = len(accepts)
+        columns = (accepts, known.size[accepts], known.length[accepts], known.max_output[accepts])
+        self._columns = np.zeros((5, self._count + more))
+        self._columns[:, : self._count] = *columns, least_saved[accepts]
 
-    def begin(self, size: int, length: int, max_output: int, mine: float) -> int:
-        into = self._count
-        self._count += 1
-        self._own[into] = mine
-        self._size[into] = size - 1
-        self.join(into, length, max_output, mine)
-        return into
-
-    def join(self, into: int, length: int, max_output: int, mine: float) -> None:
-        self._size[into] += 1
-        self._length[into] = max(self._length[into], length)
-        self._max_output[into] = max(self._max_output[into], max_output)
-        self._own[into] = min(self._own[into], mine)
+    def join(self, into: int, length: int, max_output: int, mine: float) -> int:
+        """Adds a request to the batch at this place, a new one behind the last; returns its
+        label. A batch that accepts no more is removed."""
+        batch = self._columns[:, into]
+        if into == self._count:
+            batch[:] = self._next_label, 0, 0, 0, mine
+            self._count += 1
+            self._next_label += 1
+        label, size, longest, most, least = batch.tolist()
+        batch[1:] = size + 1, max(longest, length), max(most, max_output), min(least, mine)
         if not self._fits(into, 0, 0):
-            self._full[into] = np.inf
+            self._count -= 1
+            self._columns[:, into : self._count] = self._columns[:, into + 1 : self._count + 1]
+        return int(label)
 
-    def best(self, length: int, max_output: int, mine: float, most: float) -> int | None:
-        """The batch with the least WMA including this request, if below `most`; the first of
-        equals."""
-        known = slice(self._count)
-        longer = np.maximum(self._length[known], length)
-        more = np.maximum(self._max_output[known], max_output)
-        wasted = wma(longer, more, np.minimum(self._own[known], mine)) + self._full[known]
+    def best(self, length: int, max_output: int, mine: float, limit: float) -> int:
+        """The place of the batch with the least WMA including this request, if below `limit`; the
+        first of equals. A new batch's without one."""
+        _, _, lengths, outputs, owns = self._columns[:, : self._count]
+        longer, more = np.maximum(lengths, length), np.maximum(outputs, max_output)
+        wasted = wma(longer, more, np.minimum(owns, mine))
         while len(wasted):
             into = int(wasted.argmin())
-            if not wasted[into] < most:
-                return None
+            if not wasted[into] < limit:
+                break
             if self._fits(into, length, max_output):
                 return into
             wasted[into] = np.inf
-        return None
+        return self._count
 
     def _fits(self, into: int, length: int, max_output: int) -> bool:
-        longest = max(int(self._length[into]), length)
-        max_output = max(int(self._max_output[into]), max_output)
-        return self._room.fits(self._size[into] + 1, longest, max_output)
+        """Whether one more request, of this length and output, fits into this batch."""
+        _, size, longest, most, _ = self._columns[:, into].tolist()
+        return self._room.fits(int(size) + 1, int(max(longest, length)), int(max(most, max_output)))

@@ -42,28 +42,27 @@ def alise(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     infinite hysteresis none passes. A running request without KV has just been admitted and is not
     passed either.
     """
-    rows = snapshot.live
-    jobs, split = snapshot.jobs, len(snapshot.queued)
-    serials, output, cap = jobs.serial[rows], jobs.output[rows], jobs.cap[rows]
+    jobs, split = snapshot.live, len(snapshot.queued)
+    rows, serials, output, cap = jobs.rows, jobs.serial, jobs.output, jobs.cap
     pace, memory = measure_pace(snapshot, memory)
     expected_tokens, forecast_row, demoted, lifted = memory.recall(COLUMNS, rows, serials)
 
-    forecast_changed = forecast_row != jobs.forecast[rows] + 1  # a better one replaces it
-    expected_tokens = np.where(forecast_changed, np.minimum(cap, jobs.total[rows]), expected_tokens)
+    forecast_changed = forecast_row != jobs.forecast + 1  # a better one replaces it
+    expected_tokens = np.where(forecast_changed, np.minimum(cap, jobs.total), expected_tokens)
     expected_tokens, demoted, lifted = _outlived(output, cap, expected_tokens, demoted, lifted)
-    waited_s = snapshot.now - jobs.since_s[rows]
+    waited_s = snapshot.now - jobs.since_s
     waited_s[split:] = -inf
     lifted = np.maximum(lifted, waited_s >= params["ageing_s"])
-    starved = find_starving(snapshot, rows, split, memory, params["levels"] * params["ageing_s"])
+    starved = find_starving(snapshot, split, memory, params["levels"] * params["ageing_s"])
 
-    remaining_s = pace.remaining_s(jobs, rows, expected_tokens - output)
+    remaining_s = pace.remaining_s(jobs, expected_tokens - output)
     moved = demoted - lifted
     levels = _levels(remaining_s, moved, params)
     key = levels * LEVEL + np.minimum(remaining_s, LEVEL / 2)
-    key = put_first(key, starved.front, snapshot.now - jobs.arrival_s[rows])
+    key = put_first(key, starved.front, snapshot.now - jobs.arrival_s)
     passed = _passed(levels, remaining_s, moved, split, params)
     queue_key = limit_preemption(snapshot, key, passed, starved.front[split:])
-    columns = (expected_tokens, jobs.forecast[rows] + 1.0, demoted, lifted)
+    columns = (expected_tokens, jobs.forecast + 1.0, demoted, lifted)
     kept = {name: values.astype(float) for name, values in zip(COLUMNS, columns, strict=True)}
     memory = memory.with_columns(rows, serials, **kept, **starved.columns)
     lifts = (lifted[:split] == 0) & ~starved.front[:split]

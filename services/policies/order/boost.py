@@ -26,18 +26,18 @@ from math import inf
 
 import numpy as np
 
-from services.forecast import Floats, Ints
+from services.forecast import Floats
 from services.policies.memory import PolicyMemory
 from services.policies.order.deadlines import gap_slack_s, slack_s
 from services.policies.order.fairness import is_over_share
-from services.policies.order.pace import Pace, measure_pace
+from services.policies.order.pace import measure_pace
 from services.policies.order.ranking import (
     HYSTERESIS,
     Ranking,
     earliest_s,
     limit_preemption,
 )
-from services.policies.order.shortest import SIZE, known_sizes
+from services.policies.order.shortest import known_sizes
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Snapshot
 
@@ -58,44 +58,45 @@ def boost(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     budget and can meet its SLA, which a pause is likely to end. O(jobs log jobs), and O(64) for
     each request that changed.
     """
-    rows, jobs, split = snapshot.live, snapshot.jobs, len(snapshot.queued)
+    jobs, split = snapshot.live, len(snapshot.queued)
+    rows = jobs.rows
     pace, memory = measure_pace(snapshot, memory)
-    remaining_s = pace.expected_s(jobs, rows)
+    remaining_s = pace.expected_s(jobs)
     workers = max(1, len(snapshot.workers))
     gamma = params["decay"] * workers / max(LEAST_BACKLOG_S, float(np.sum(remaining_s)))
 
     def work(lengths: Floats, seconds: Floats, masses: Floats) -> Floats:
         return per_token_s(lengths, seconds, masses, pace.token_s)
 
-    kept = known_sizes(snapshot, memory, pace, rows, work)
-    spare_s = _next_token_slack_s(snapshot, rows, split, pace) - params["early_s"]
-    whole_s = kept[SIZE]
-    token_s = np.minimum(pace.remaining_s(jobs, rows, np.ones(len(rows))), whole_s)
-    due_s = np.where(jobs.output[rows] == 0, np.sqrt(token_s * whole_s), GAP_WORK * whole_s)
+    whole_s, kept, memory = known_sizes(snapshot, memory, pace, work)
+    slack = slack_s(snapshot, pace)
+    spare_s = _next_token_slack_s(snapshot, split, slack) - params["early_s"]
+    token_s = np.minimum(pace.remaining_s(jobs, np.ones(len(rows))), whole_s)
+    due_s = np.where(jobs.output == 0, np.sqrt(token_s * whole_s), GAP_WORK * whole_s)
     work_s = np.where(spare_s <= 0, due_s, whole_s)
-    key = jobs.arrival_s[rows] - snapshot.now - boost_s(work_s / workers, gamma)
+    key = jobs.arrival_s - snapshot.now - boost_s(work_s / workers, gamma)
     over = is_over_share(snapshot, rows, split, key)
     if over.any():
         key[over] += np.ptp(key) + 1.0
-    hysteresis = _hysteresis(snapshot, params["hysteresis"], slack_s(snapshot, rows, pace)[split:])
+    hysteresis = _hysteresis(snapshot, params["hysteresis"], slack[split:])
     passed = key[split:] - np.log1p(hysteresis) / gamma  # -inf: none is preempted
     queue_key = limit_preemption(snapshot, key, passed)
     next_s = earliest_s(snapshot.now, spare_s)
-    memory = memory.with_columns(rows, jobs.serial[rows], **kept)
+    memory = memory.with_columns(rows, jobs.serial, **kept)
     no_lift = np.full(len(rows), inf)
     return Ranking(rows, split, key, queue_key, remaining_s, no_lift, next_s, memory)
 
 
-def _next_token_slack_s(snapshot: Snapshot, rows: Ints, split: int, pace: Pace) -> Floats:
+def _next_token_slack_s(snapshot: Snapshot, split: int, slack: Floats) -> Floats:
     """Time until the next token of each request is due: the first after `ttft_s`, the next of a
-    paused request after `mtpot_s` while the SLA can be met. Infinite for running requests with a
-    token."""
-    jobs = snapshot.jobs
-    left_s = gap_slack_s(snapshot, rows, split)
-    left_s[(left_s <= 0) | (slack_s(snapshot, rows, pace) <= 0)] = inf
-    first_s = jobs.arrival_s[rows] + jobs.ttft_s[rows] - snapshot.now
-    slack: Floats = np.where(jobs.output[rows] == 0, first_s, left_s)
-    return slack
+    paused request after `mtpot_s` while the SLA can be met, by its `slack`. Infinite for running
+    requests with a token."""
+    jobs = snapshot.live
+    left_s = gap_slack_s(snapshot, split)
+    left_s[(left_s <= 0) | (slack <= 0)] = inf
+    first_s = jobs.arrival_s + jobs.ttft_s - snapshot.now
+    next_s: Floats = np.where(jobs.output == 0, first_s, left_s)
+    return next_s
 
 
 def _hysteresis(snapshot: Snapshot, share: float, slack: Floats) -> Floats:

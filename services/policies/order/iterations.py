@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.forecast import Floats, Ints
+from services.forecast import Floats
 from services.policies.memory import PolicyMemory
 from services.policies.order.pace import Pace
 from services.policies.snapshot import Bools, Snapshot
@@ -37,19 +37,19 @@ class IterationProgress:
 
 
 def progress(
-    snapshot: Snapshot, memory: PolicyMemory, rows: Ints, split: int
+    snapshot: Snapshot, memory: PolicyMemory, split: int
 ) -> tuple[IterationProgress, PolicyMemory]:
-    """Progress of `rows`, queued before `split`, and the updated memory. The caller stores the
-    result's columns. O(jobs)."""
-    jobs = snapshot.jobs
-    output, held = jobs.output[rows], jobs.held[rows]
-    made, had = memory.recall((MADE, HELD), rows, jobs.serial[rows])
+    """Progress of the live requests, queued before `split`, and the updated memory. The caller
+    stores the result's columns. O(jobs)."""
+    jobs = snapshot.live
+    output, held = jobs.output, jobs.held
+    made, had = memory.recall((MADE, HELD), jobs.rows, jobs.serial)
     seen = made > 0
     tokens = np.where(seen, np.maximum(output + 1 - made, 0.0), 0.0)
     prefilled = np.where(seen, np.maximum(held - had - tokens, 0.0), 0.0)
     ran = tokens > 0
     ran[split:] = True
-    since_s = jobs.since_s[rows]
+    since_s = jobs.since_s
     last_s = np.maximum(since_s, memory.number(ROUND_S, -np.inf))
     waited_s = np.maximum(snapshot.now - np.where(seen, last_s, since_s), 0.0)
     waited_s[split:] = 0.0

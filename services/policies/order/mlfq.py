@@ -36,31 +36,30 @@ PARAMS = {
 
 def mlfq(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By queue, then by the time of joining it. O(jobs · queues) at most, O(jobs) usually."""
-    rows = snapshot.live
-    jobs, split, now = snapshot.jobs, len(snapshot.queued), snapshot.now
-    serials = jobs.serial[rows]
+    jobs, split, now = snapshot.live, len(snapshot.queued), snapshot.now
+    rows, serials = jobs.rows, jobs.serial
     pace, memory = measure_pace(snapshot, memory)
     step_s = pace.step_s(snapshot)
-    done, memory = progress(snapshot, memory, rows, split)
+    done, memory = progress(snapshot, memory, split)
     queue, used_s, entered_s = memory.recall(COLUMNS, rows, serials)
 
-    first_s = step_s + jobs.context_at(rows) * pace.prefill_token_s
-    queue = np.where(done.seen, queue, _joins(np.asarray(first_s, float), params))
-    entered_s = np.where(done.seen, entered_s, jobs.arrival_s[rows])
+    first_s = step_s + jobs.context * pace.prefill_token_s
+    new = (~done.seen).nonzero()[0]
+    queue[new] = _joins(first_s[new].astype(float), params)
+    entered_s = np.where(done.seen, entered_s, jobs.arrival_s)
     used_s = used_s + served_s(done, pace, step_s)
-    queue, used_s, entered_s = _demoted(queue, used_s, entered_s, now, params)
-    waited_s = now - jobs.since_s[rows]
+    _demote(queue, used_s, entered_s, now, params)
+    waited_s = now - jobs.since_s
     waited_s[split:] = -inf
-    lifted = (waited_s >= params["ageing_s"] - TICK_S) & (queue > 0)
-    queue, used_s = np.where(lifted, 0.0, queue), np.where(lifted, 0.0, used_s)
-    entered_s = np.where(lifted, now, entered_s)
+    lifted = ((waited_s >= params["ageing_s"] - TICK_S) & (queue > 0)).nonzero()[0]
+    queue[lifted], used_s[lifted], entered_s[lifted] = 0.0, 0.0, now
 
     key = queue * CLASS + CLASS / 2 - np.minimum(now - entered_s, CLASS / 4)
     queue_key = limit_preemption(snapshot, key, queue[split:] * CLASS)
     lift_s = np.full(len(rows), inf)  # the end of a queue is not the front
     columns = dict(zip(COLUMNS, (queue, used_s, entered_s), strict=True))
     memory = memory.with_columns(rows, serials, **columns, **done.columns)
-    remaining_s = pace.expected_s(jobs, rows)
+    remaining_s = pace.expected_s(jobs)
     next_s = earliest_s(now, (params["ageing_s"] - waited_s)[:split][queue[:split] > 0])
     return Ranking(rows, split, key, queue_key, remaining_s, lift_s, next_s, memory)
 
@@ -72,15 +71,15 @@ def _joins(first_s: Floats, params: Params) -> Floats:
     return joins
 
 
-def _demoted(
-    queue: Floats, used_s: Floats, entered_s: Floats, now: float, params: Params
-) -> tuple[Floats, Floats, Floats]:
-    """Moves down one queue per exhausted quantum; excess service counts in the next queue."""
-    while True:
-        quantum_s = params["base_quantum_s"] * params["growth"] ** queue
-        out = (used_s > quantum_s) & (queue < params["queues"] - 1)
-        if not out.any():
-            return queue, used_s, entered_s
-        used_s = np.where(out, used_s - quantum_s, used_s)
-        queue = queue + out
-        entered_s = np.where(out, now, entered_s)
+def _demote(queue: Floats, used_s: Floats, entered_s: Floats, now: float, params: Params) -> None:
+    """Moves down one queue per exhausted quantum, in these columns; excess service counts in the
+    next queue."""
+    quanta_s = params["base_quantum_s"] * params["growth"] ** np.arange(params["queues"])
+    at = np.arange(len(queue))
+    while len(at):
+        here_s = quanta_s[queue[at].astype(np.int64)]
+        out = (used_s[at] > here_s) & (queue[at] < params["queues"] - 1)
+        at = at[out]
+        used_s[at] -= here_s[out]
+        queue[at] += 1
+        entered_s[at] = now

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.forecast import Floats, Ints
+from services.forecast import Floats
 from services.forecasttable import ForecastTable
 from services.policies.memory import PolicyMemory
-from services.policies.snapshot import RequestColumns, Snapshot
+from services.policies.snapshot import SelectedColumns, Snapshot
 
 SEQS = "pace_seqs"
 
@@ -25,38 +25,38 @@ class Pace:
     token_s: float
     context_token_s: float
 
-    def remaining_s(self, jobs: RequestColumns, rows: Ints, tokens: Floats) -> Floats:
+    def remaining_s(self, jobs: SelectedColumns, tokens: Floats) -> Floats:
         """Worker seconds for `tokens` more tokens (at least one), including the prefill of missing
         KV."""
-        context = jobs.context_at(rows)
         tokens = np.maximum(tokens, 1.0)
-        decode_s = tokens * (self.token_s + self.context_token_s * (context + tokens / 2))
-        remaining_s: Floats = decode_s + self._missing_s(jobs, rows)
+        remaining_s: Floats = tokens / 2
+        remaining_s += jobs.context
+        remaining_s *= self.context_token_s
+        remaining_s += self.token_s
+        remaining_s *= tokens
+        remaining_s += self._missing_s(jobs)
         return remaining_s
 
-    def expected_s(self, jobs: RequestColumns, rows: Ints) -> Floats:
+    def expected_s(self, jobs: SelectedColumns) -> Floats:
         """Worker seconds for the tokens that each request is still expected to make."""
-        return self.remaining_s(jobs, rows, jobs.total[rows] - jobs.output[rows])
+        return self.remaining_s(jobs, jobs.total - jobs.output)
 
     def spread_s(
-        self, jobs: RequestColumns, rows: Ints, forecasts: ForecastTable
+        self, jobs: SelectedColumns, forecasts: ForecastTable
     ) -> tuple[Floats, Floats, Floats]:
         """The forecast lengths beyond the current output, the same seconds for each, and their
         masses; all have shape (rows, 64). O(rows · 64)."""
-        lengths, masses = forecasts.conditioned(
-            jobs.forecast[rows], jobs.output[rows], jobs.cap[rows]
-        )
-        context = jobs.context_at(rows)
-        tokens = np.maximum(lengths - jobs.output[rows][:, None], 1.0)
+        lengths, masses = forecasts.conditioned(jobs.forecast, jobs.output, jobs.cap)
+        tokens = np.maximum(lengths - jobs.output[:, None], 1.0)
         seconds = tokens * (self.context_token_s / 2)
-        seconds += (self.token_s + self.context_token_s * context)[:, None]
+        seconds += (self.token_s + self.context_token_s * jobs.context)[:, None]
         seconds *= tokens
-        seconds += self._missing_s(jobs, rows)[:, None]
+        seconds += self._missing_s(jobs)[:, None]
         return lengths, seconds, masses
 
-    def _missing_s(self, jobs: RequestColumns, rows: Ints) -> Floats:
+    def _missing_s(self, jobs: SelectedColumns) -> Floats:
         """Worker seconds to prefill the missing KV."""
-        return jobs.missing_at(rows).astype(float) * self.prefill_token_s
+        return jobs.missing * self.prefill_token_s
 
     def step_s(self, snapshot: Snapshot) -> float:
         """Clock seconds of one step of `seqs` decodes, with the mean context of the running
@@ -66,10 +66,12 @@ class Pace:
         context = float(np.mean(jobs.context_at(rows))) if len(rows) else 0.0
         return max(1e-6, self.seqs * (self.token_s + self.context_token_s * context))
 
-    def on_clock_s(self, jobs: RequestColumns, rows: Ints, tokens: Floats, step_s: float) -> Floats:
+    def on_clock_s(self, jobs: SelectedColumns, tokens: Floats, step_s: float) -> Floats:
         """Clock seconds from the start of running until `tokens` more (at least one) are made: one
         step each, and the prefill of missing KV first."""
-        on_clock_s: Floats = np.maximum(tokens, 1.0) * step_s + self._missing_s(jobs, rows)
+        on_clock_s: Floats = np.maximum(tokens, 1.0)
+        on_clock_s *= step_s
+        on_clock_s += self._missing_s(jobs)
         return on_clock_s
 
 

@@ -54,15 +54,14 @@ def rank(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """Promoted requests, then those with less output than `guess_tokens`, by arrival, then all
     others by score. A queued request passes a running one of a later class, and one of its own if
     its score is less by the share `hysteresis`, or its arrival is earlier. O(jobs)."""
-    rows = snapshot.live
-    jobs, split, now = snapshot.jobs, len(snapshot.queued), snapshot.now
-    serials = jobs.serial[rows]
+    jobs, split, now = snapshot.live, len(snapshot.queued), snapshot.now
+    rows, serials = jobs.rows, jobs.serial
     pace, memory = measure_pace(snapshot, memory)
     step_s = pace.step_s(snapshot)
-    done, memory = progress(snapshot, memory, rows, split)
+    done, memory = progress(snapshot, memory, split)
     score, forecast_row, idle, quantum, promoted_s = memory.recall(COLUMNS, rows, serials)
 
-    forecast, cap = jobs.forecast[rows], jobs.cap[rows]
+    forecast, cap = jobs.forecast, jobs.cap
     forecast_changed = forecast_row != forecast + 1
     score[forecast_changed] = snapshot.forecasts.mean(
         forecast[forecast_changed],
@@ -77,8 +76,8 @@ def rank(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     idle = np.where(starved, 0.0, idle)
 
     promoted = quantum > 0
-    guessing = jobs.output[rows] < params["guess_tokens"]
-    ranked = put_first(score, guessing, now - jobs.arrival_s[rows])
+    guessing = jobs.output < params["guess_tokens"]
+    ranked = put_first(score, guessing, now - jobs.arrival_s)
     key, passed = _keys(ranked, promoted, now - promoted_s, params)
     queue_key = limit_preemption(
         snapshot, key, passed[split:], bool(np.isinf(params["hysteresis"]))
@@ -90,7 +89,7 @@ def rank(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     columns = (score, forecast + 1.0, idle, quantum, promoted_s)
     kept = {name: np.asarray(column, float) for name, column in zip(COLUMNS, columns, strict=True)}
     memory = memory.with_columns(rows, serials, **kept, **done.columns)
-    remaining_s = pace.expected_s(jobs, rows)
+    remaining_s = pace.expected_s(jobs)
     return Ranking(rows, split, key, queue_key, remaining_s, lift_s, next_s, memory)
 
 

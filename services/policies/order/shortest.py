@@ -14,17 +14,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from services.forecast import Floats, Ints
+from services.forecast import Floats
 from services.policies.memory import PolicyMemory
 from services.policies.order.pace import Pace, measure_pace
 from services.policies.order.ranking import HYSTERESIS, Ranking, limit_preemption
 from services.policies.order.starvation import AGEING, find_starving, put_first
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Snapshot
+from services.policies.snapshot import SelectedColumns, Snapshot
 
 SIZE = "size_s"
-# Inputs of a size, to compute it again only when one has changed.
-SIZE_INPUTS = ("edition", "forecast", "output", "held", "token_s", "context_s", "missing_s")
+# Inputs of a size, of each request and of all, to compute it again only when one has changed.
+SIZE_INPUTS = ("edition", "forecast", "output", "held")
+SIZE_PACE = ("size_token_s", "size_context_token_s", "size_prefill_token_s")
 BLOCK = 256  # rows at once, so that the intermediate arrays fit in a core's cache
 _NO_CHANCE = 1e-300  # probabilities below count as zero
 
@@ -37,34 +38,27 @@ TAIL_PARAMS = {
 }
 
 
-Size = Callable[[Snapshot, Params, PolicyMemory, Pace, Ints], tuple[Floats, dict[str, Floats]]]
-"""→ the size of each row in seconds, and the columns to remember."""
+Sized = tuple[Floats, dict[str, Floats], PolicyMemory]
+Size = Callable[[Snapshot, Params, PolicyMemory, Pace], Sized]
+"""→ the size of each row in seconds, the columns to remember, and the memory so far."""
 
 
-def mean_s(
-    snapshot: Snapshot, params: Params, memory: PolicyMemory, pace: Pace, rows: Ints
-) -> tuple[Floats, dict[str, Floats]]:
+def mean_s(snapshot: Snapshot, params: Params, memory: PolicyMemory, pace: Pace) -> Sized:
     """The mean remaining time, given the current output. O(jobs)."""
-    jobs = snapshot.jobs
-    return pace.expected_s(jobs, rows), {}
+    return pace.expected_s(snapshot.live), {}, memory
 
 
-def gittins_s(
-    snapshot: Snapshot, params: Params, memory: PolicyMemory, pace: Pace, rows: Ints
-) -> tuple[Floats, dict[str, Floats]]:
+def gittins_s(snapshot: Snapshot, params: Params, memory: PolicyMemory, pace: Pace) -> Sized:
     """The reciprocal of Gittins' index: the least expected seconds per completion. O(jobs), and
     O(64) for each request that changed."""
 
     def index_s(lengths: Floats, seconds: Floats, masses: Floats) -> Floats:
         return seconds_per_completion(seconds, masses)
 
-    sized = known_sizes(snapshot, memory, pace, rows, index_s)
-    return sized[SIZE], sized
+    return known_sizes(snapshot, memory, pace, index_s)
 
 
-def tail_s(
-    snapshot: Snapshot, params: Params, memory: PolicyMemory, pace: Pace, rows: Ints
-) -> tuple[Floats, dict[str, Floats]]:
+def tail_s(snapshot: Snapshot, params: Params, memory: PolicyMemory, pace: Pace) -> Sized:
     """Mean + `tail_weight` · (CVaR − mean), where CVaR is the mean of the longest `tail_share`.
     O(jobs), and O(64) for each request that changed."""
 
@@ -74,40 +68,37 @@ def tail_s(
         inflated_s: Floats = mean_s + params["tail_weight"] * (worst_s - mean_s)
         return inflated_s
 
-    sized = known_sizes(snapshot, memory, pace, rows, inflated_s)
-    return sized[SIZE], sized
+    return known_sizes(snapshot, memory, pace, inflated_s)
 
 
 def known_sizes(
     snapshot: Snapshot,
     memory: PolicyMemory,
     pace: Pace,
-    rows: Ints,
     size: Callable[[Floats, Floats, Floats], Floats],
-) -> dict[str, Floats]:
+) -> Sized:
     """`size` of each row's forecast lengths, remaining times and masses, cached with its inputs:
     computed again only if an input has changed."""
-    jobs = snapshot.jobs
+    jobs = snapshot.live
     inputs = (
-        snapshot.forecasts.editions(jobs.forecast[rows]) + 1,  # 0 stands for an unseen request
-        jobs.forecast[rows],
-        jobs.output[rows],
-        jobs.held[rows],
-        np.full(len(rows), pace.token_s),
-        np.full(len(rows), pace.context_token_s),
-        np.full(len(rows), pace.prefill_token_s),
+        snapshot.forecasts.editions(jobs.forecast) + 1,  # 0 stands for an unseen request
+        jobs.forecast,
+        jobs.output,
+        jobs.held,
     )
-    sized, *before = memory.recall((SIZE, *SIZE_INPUTS), rows, jobs.serial[rows])
-    same = np.ones(len(rows), bool)
+    paces = pace.token_s, pace.context_token_s, pace.prefill_token_s
+    sized, *before = memory.recall((SIZE, *SIZE_INPUTS), jobs.rows, jobs.serial)
+    same = np.full(len(jobs), tuple(map(memory.number, SIZE_PACE)) == paces)
     for was, now in zip(before, inputs, strict=True):
         same &= was == now
     changed = (~same).nonzero()[0]
     for first in range(0, len(changed), BLOCK):
         at = changed[first : first + BLOCK]
-        sized[at] = size(*pace.spread_s(jobs, rows[at], snapshot.forecasts))
-    return {SIZE: sized} | {
-        name: values.astype(float) for name, values in zip(SIZE_INPUTS, inputs, strict=True)
-    }
+        selected = SelectedColumns(jobs.board, jobs.rows[at])
+        sized[at] = size(*pace.spread_s(selected, snapshot.forecasts))
+    columns = {name: now.astype(float) for name, now in zip(SIZE_INPUTS, inputs, strict=True)}
+    memory = memory.with_numbers(**dict(zip(SIZE_PACE, paces, strict=True)))
+    return sized, {SIZE: sized, **columns}, memory
 
 
 def seconds_per_completion(seconds: Floats, masses: Floats) -> Floats:
@@ -136,15 +127,15 @@ def mean_of_longest(seconds: Floats, masses: Floats, share: float) -> Floats:
 def rank_by_size(size: Size, snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By size, except for starved requests. A queued request passes a running one if it is smaller
     by the share `hysteresis`."""
-    rows = snapshot.live
+    jobs, split = snapshot.live, len(snapshot.queued)
+    rows = jobs.rows
     pace, memory = measure_pace(snapshot, memory)
-    size_s, kept = size(snapshot, params, memory, pace, rows)
-    jobs, split = snapshot.jobs, len(snapshot.queued)
-    remaining_s = pace.expected_s(jobs, rows)
-    starved = find_starving(snapshot, rows, split, memory, params["ageing_s"])
-    key = put_first(size_s, starved.front, snapshot.now - jobs.arrival_s[rows])
+    size_s, kept, memory = size(snapshot, params, memory, pace)
+    remaining_s = pace.expected_s(jobs)
+    starved = find_starving(snapshot, split, memory, params["ageing_s"])
+    key = put_first(size_s, starved.front, snapshot.now - jobs.arrival_s)
     stays = starved.front[split:] | np.isinf(params["hysteresis"])
     passed = size_s[split:] / (1.0 + params["hysteresis"])
     queue_key = limit_preemption(snapshot, key, passed, stays)
-    memory = memory.with_columns(rows, jobs.serial[rows], **starved.columns, **kept)
+    memory = memory.with_columns(rows, jobs.serial, **starved.columns, **kept)
     return Ranking(rows, split, key, queue_key, remaining_s, starved.lift_s, starved.next_s, memory)

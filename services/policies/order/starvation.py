@@ -14,11 +14,11 @@ from math import inf
 
 import numpy as np
 
-from services.forecast import Floats, Ints
+from services.forecast import Floats
 from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import CLASS, TICK_S, earliest_s
 from services.policies.parameters import Param
-from services.policies.snapshot import Bools, RequestColumns, Snapshot, WorkerSnapshot
+from services.policies.snapshot import Bools, SelectedColumns, Snapshot, WorkerSnapshot
 
 STARVED, FRONT = "starved", "front"
 
@@ -30,7 +30,7 @@ AGEING = {"ageing_s": Param(60.0, 1e-3, inf)}
 @dataclass(frozen=True, slots=True)
 class Starving:
     """Which requests are `starved`, which are at the `front`, the time until each gets there, and
-    when waiting alone next starves a request; parallel to the requested rows."""
+    when waiting alone next starves a request; parallel to the live requests."""
 
     starved: Bools
     front: Bools
@@ -44,18 +44,18 @@ class Starving:
 
 
 def find_starving(
-    snapshot: Snapshot, rows: Ints, split: int, memory: PolicyMemory, starved_s: float
+    snapshot: Snapshot, split: int, memory: PolicyMemory, starved_s: float
 ) -> Starving:
-    """State of `rows`, queued before `split`, where a wait of `starved_s` makes a request starved.
-    O(jobs), and O(jobs · workers) while any is starved."""
-    jobs = snapshot.jobs
-    was_starved, was_front = memory.recall((STARVED, FRONT), rows, jobs.serial[rows])
-    waited_s = snapshot.now - jobs.since_s[rows]
+    """State of the live requests, queued before `split`, where a wait of `starved_s` makes a
+    request starved. O(jobs), and O(jobs · workers) while any is starved."""
+    jobs = snapshot.live
+    was_starved, was_front = memory.recall((STARVED, FRONT), jobs.rows, jobs.serial)
+    waited_s = snapshot.now - jobs.since_s
     waited_s[split:] = -inf
     starved = (was_starved > 0) | (waited_s >= starved_s - TICK_S)
     front = was_front > 0
     if starved.any():
-        front = _to_front(front, starved, jobs.select(rows), split, snapshot.workers)
+        front = _to_front(front, starved, jobs, split, snapshot.workers)
     crowded = bool((starved & ~front)[:split].any())  # waiting alone brings no request to the front
     lift_s = np.where(front, 0.0, inf if crowded else np.maximum(0.0, starved_s - waited_s))
     waits = ~front[:split]
@@ -71,7 +71,7 @@ def put_first(key: Floats, front: Bools, age_s: Floats) -> Floats:
 def _to_front(
     front: Bools,
     starved: Bools,
-    jobs: RequestColumns,
+    jobs: SelectedColumns,
     split: int,
     workers: Sequence[WorkerSnapshot],
 ) -> Bools:
@@ -106,10 +106,10 @@ def _to_front(
     return front
 
 
-def _oldest(among: Bools, jobs: RequestColumns) -> int | None:
+def _oldest(among: Bools, jobs: SelectedColumns) -> int | None:
     at = np.flatnonzero(among)
     return int(at[np.lexsort((jobs.serial[at], jobs.arrival_s[at]))[0]]) if len(at) else None
 
 
-def _older(jobs: RequestColumns, one: int, other: int) -> bool:
+def _older(jobs: SelectedColumns, one: int, other: int) -> bool:
     return bool(jobs.arrival_s[one] <= jobs.arrival_s[other])

@@ -44,25 +44,24 @@ PARAMS = {
 
 def uniboost(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By boosted arrival, with the work of `next_threshold` tokens. O(jobs log jobs)."""
-    rows, jobs, split = snapshot.live, snapshot.jobs, len(snapshot.queued)
+    jobs, split = snapshot.live, len(snapshot.queued)
+    rows = jobs.rows
     pace, memory = measure_pace(snapshot, memory)
-    memory = _follow_tail(snapshot, params, memory, rows)
-    prompt, output = jobs.prompt[rows], jobs.output[rows]
+    memory = _follow_tail(snapshot, params, memory)
+    prompt, output = jobs.prompt, jobs.output
     tokens = next_threshold(output, params["stretch_tokens"])
     work_s = prompt * pace.prefill_token_s
     work_s += tokens * (pace.token_s + pace.context_token_s * (prompt + tokens / 2))
     gamma = memory.number(GAMMA, params["gamma"])
-    key = jobs.arrival_s[rows] - snapshot.now
+    key = jobs.arrival_s - snapshot.now
     key -= boost_s(work_s / max(1, len(snapshot.workers)), gamma)
 
-    (until,) = memory.recall((UNTIL,), rows, jobs.serial[rows])
+    (until,) = memory.recall((UNTIL,), rows, jobs.serial)
     until = np.where(until > 0, until, tokens)
     until[:split] = 0.0
     queue_key = limit_preemption(snapshot, key, key[split:], output[split:] < until[split:])
-    memory = memory.with_columns(
-        rows, jobs.serial[rows], **{ARRIVAL_S: jobs.arrival_s[rows], UNTIL: until}
-    )
-    remaining_s = pace.expected_s(jobs, rows)
+    memory = memory.with_columns(rows, jobs.serial, **{ARRIVAL_S: jobs.arrival_s, UNTIL: until})
+    remaining_s = pace.expected_s(jobs)
     return Ranking(rows, split, key, queue_key, remaining_s, np.full(len(rows), inf), inf, memory)
 
 
@@ -73,9 +72,7 @@ def next_threshold(output: Ints, stretch: float) -> Floats:
     return thresholds
 
 
-def _follow_tail(
-    snapshot: Snapshot, params: Params, memory: PolicyMemory, rows: Ints
-) -> PolicyMemory:
+def _follow_tail(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> PolicyMemory:
     """Moves both percentiles, then γ, by the requests that ended since the last round, for any
     reason.
 
@@ -83,8 +80,10 @@ def _follow_tail(
     GAIN · q, another lowers it by GAIN · (1 − q). Many values at once move it at most to the
     largest or the smallest of them, and γ by the whole ratio. O(jobs log jobs).
     """
-    known = memory.ranks
-    ended = (known.serials >= 0) & ~np.isin(known.serials, snapshot.jobs.serial[rows])
+    known, jobs = memory.ranks, snapshot.jobs
+    live = np.zeros(len(jobs), bool)
+    live[snapshot.live.rows] = True
+    ended = ~live[known.rows] | (jobs.serial[known.rows] != known.serials)
     if not ended.any():
         return memory
     responses_s = np.maximum(snapshot.now - known.values[ARRIVAL_S][ended], 1e-9)

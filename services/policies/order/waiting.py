@@ -14,7 +14,7 @@ from math import inf
 
 import numpy as np
 
-from services.forecast import Floats, Ints
+from services.forecast import Floats
 from services.policies.memory import PolicyMemory
 from services.policies.order.pace import Pace, measure_pace
 from services.policies.order.ranking import Ranking, forbid_preemption
@@ -27,28 +27,27 @@ MAX_AGE_S = 1e9  # longer than the age of any request
 
 def arrival(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By arrival. O(jobs)."""
-    rows, jobs = snapshot.live, snapshot.jobs
-    key = jobs.arrival_s[rows] - snapshot.now
-    key[jobs.preemptions[rows] > 0] -= MAX_AGE_S
-    return _ranking(snapshot, rows, key, *measure_pace(snapshot, memory))
+    jobs = snapshot.live
+    key = jobs.arrival_s - snapshot.now
+    key[jobs.preemptions > 0] -= MAX_AGE_S
+    return _ranking(snapshot, key, *measure_pace(snapshot, memory))
 
 
 def fifo(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By the time of last entering the queue. O(jobs)."""
-    rows = snapshot.live
-    key = np.minimum(snapshot.jobs.since_s[rows], snapshot.now) - snapshot.now
-    return _ranking(snapshot, rows, key, *measure_pace(snapshot, memory))
+    key = np.minimum(snapshot.live.since_s, snapshot.now) - snapshot.now
+    return _ranking(snapshot, key, *measure_pace(snapshot, memory))
 
 
 def hrrn(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     """By response ratio since arrival. Ratios change with time but have no effect before a slot is
     free, so that no extra round is requested. O(jobs)."""
-    rows, jobs = snapshot.live, snapshot.jobs
+    jobs = snapshot.live
     pace, memory = measure_pace(snapshot, memory)
-    left = jobs.total[rows] - jobs.output[rows]
-    serve_s = pace.on_clock_s(jobs, rows, left, pace.step_s(snapshot))
-    key = by_ratio(snapshot.now - jobs.arrival_s[rows], serve_s)
-    return _ranking(snapshot, rows, key, pace, memory)
+    left = jobs.total - jobs.output
+    serve_s = pace.on_clock_s(jobs, left, pace.step_s(snapshot))
+    key = by_ratio(snapshot.now - jobs.arrival_s, serve_s)
+    return _ranking(snapshot, key, pace, memory)
 
 
 def by_ratio(wait_s: Floats, serve_s: Floats) -> Floats:
@@ -57,11 +56,9 @@ def by_ratio(wait_s: Floats, serve_s: Floats) -> Floats:
     return -(wait_s + serve_s) / serve_s
 
 
-def _ranking(
-    snapshot: Snapshot, rows: Ints, key: Floats, pace: Pace, memory: PolicyMemory
-) -> Ranking:
-    jobs, split = snapshot.jobs, len(snapshot.queued)
-    remaining_s = pace.expected_s(jobs, rows)
-    lift_s = np.full(len(rows), inf)
+def _ranking(snapshot: Snapshot, key: Floats, pace: Pace, memory: PolicyMemory) -> Ranking:
+    jobs, split = snapshot.live, len(snapshot.queued)
+    remaining_s = pace.expected_s(jobs)
+    lift_s = np.full(len(jobs), inf)
     queue_key = forbid_preemption(key, split)
-    return Ranking(rows, split, key, queue_key, remaining_s, lift_s, inf, memory)
+    return Ranking(jobs.rows, split, key, queue_key, remaining_s, lift_s, inf, memory)

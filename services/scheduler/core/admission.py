@@ -112,14 +112,14 @@ def drain_times_s(snapshot: Snapshot) -> dict[int, float]:
     where memory keeps requests out. O(jobs), vectorised, once a round."""
     if not len(snapshot.queued):
         return {}
-    jobs = snapshot.jobs
-    rows = np.concatenate([snapshot.queued, snapshot.running])
+    jobs = snapshot.live
+    lefts = np.maximum(jobs.total - jobs.output, 0.0)
     drains: dict[int, float] = {}
     speeds = _speeds(snapshot)
-    models = distinct(jobs.model[snapshot.queued])
+    all_models = distinct(jobs.model)
+    models = distinct(jobs.model[: len(snapshot.queued)])
     for model in models:
-        mine = rows[jobs.model[rows] == model]
-        left = float(np.sum(np.maximum(jobs.total[mine] - jobs.output[mine], 0.0)))
+        left = float(np.sum(lefts if len(all_models) == 1 else lefts[jobs.model == model]))
         rate = sum(speeds[w.number] for w in snapshot.workers if w.model == model)
         drains[model] = min(MAX_DRAIN_S, left / rate) if rate > 0 else UNKNOWN_S
     return drains

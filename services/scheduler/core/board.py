@@ -4,7 +4,7 @@ Rows are reused; a serial, never reused, distinguishes successive requests of a 
 place by doubling. Changes of many requests are written as one vectorised operation.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from math import inf
 
@@ -37,6 +37,7 @@ class Board:
         self.tenants = Tenants(tenant_weights or {})
         self.forecasts = ForecastTable(INITIAL_ROWS)
         self.phase: NDArray[np.int8] = np.zeros(INITIAL_ROWS, np.int8)
+        self.names: NDArray[np.object_] = _no_names(INITIAL_ROWS)  # request ids
         self.jobs = _zeroed(INITIAL_ROWS)
         self._frozen = _read_only(self.jobs)
         self.chains: Ints = np.zeros((INITIAL_ROWS, CHAIN), np.int64)
@@ -56,6 +57,7 @@ class Board:
             self._grow()
         row = self._free.pop()
         self._serial += 1
+        self.names[row] = request.request_id
         jobs = self.jobs
         jobs.serial[row] = self._serial
         jobs.model[row] = self.model_number(request.model)
@@ -82,6 +84,7 @@ class Board:
         self._release(int(self.jobs.forecast[row]))
         self.tenants.leave(int(self.jobs.tenant[row]))
         self._outdated[row] = False
+        self.names[row] = ""
         self.jobs.forecast[row] = self._unknown
         self._free.append(row)
 
@@ -127,10 +130,11 @@ class Board:
             jobs.forecast[rows], jobs.output[rows], jobs.cap[rows]
         )
 
-    def admit(self, row: int, home: int, limit: int) -> None:
-        self._admitted += 1
-        self.jobs.home[row], self.jobs.limit[row] = home, limit
-        self.jobs.admitted[row] = self._admitted
+    def admit(self, rows: Ints, home: int, limits: Sequence[int]) -> None:
+        """Admits them in this order."""
+        self.jobs.home[rows], self.jobs.limit[rows] = home, limits
+        self.jobs.admitted[rows] = np.arange(len(rows)) + self._admitted + 1
+        self._admitted += len(rows)
 
     def lose_home(self, rows: Ints) -> None:
         """Records that no worker holds any KV of these rows."""
@@ -165,8 +169,13 @@ class Board:
         self._frozen = _read_only(self.jobs)
         self.chains = np.concatenate([self.chains, np.zeros((rows, CHAIN), np.int64)])
         self.phase = np.concatenate([self.phase, np.zeros(rows, np.int8)])
+        self.names = np.concatenate([self.names, _no_names(rows)])
         self._outdated = np.concatenate([self._outdated, np.zeros(rows, bool)])
         self._free = list(range(rows, 2 * rows))[::-1]
+
+
+def _no_names(rows: int) -> NDArray[np.object_]:
+    return np.full(rows, "", object)
 
 
 def _zeroed(rows: int) -> RequestColumns:

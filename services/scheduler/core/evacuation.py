@@ -27,6 +27,6 @@ def _evacuate(ledger: Ledger, worker: WorkerJobs) -> None:
             if job.request_id not in worker.pausing:
                 ledger.leave_home(job)
         elif any(other.could_run(job.request) for other in staying):
-            ledger.pause(job, worker, Residency.DROP)
+            ledger.pause([job], worker, Residency.DROP)
         elif columns.limit[job.row] < columns.cap[job.row]:
-            ledger.extend(job, worker, int(columns.cap[job.row]))
+            ledger.extend([job], worker, [int(columns.cap[job.row])])

@@ -72,10 +72,11 @@ class FeasibilityCheck:
         """Positions in the ranking of queued requests seen for the first time that have a budget
         and no output."""
         jobs, rows = snapshot.jobs, ranking.queued
+        serials = snapshot.live.serial[: len(rows)]
         if len(self._seen) < len(jobs):
             more = np.zeros(len(jobs) - len(self._seen), np.int64)
             self._seen = np.concatenate([self._seen, more])
-        new = (self._seen[rows] != jobs.serial[rows]).nonzero()[0]
+        new = (self._seen[rows] != serials).nonzero()[0]
         fresh = rows[new]
         self._seen[fresh] = jobs.serial[fresh]
         budgeted: Ints = new[(jobs.ttft_s[fresh] < inf) & (jobs.output[fresh] == 0)]
@@ -86,8 +87,10 @@ def work_ahead_s(ranking: Ranking, at: Ints, share: Floats) -> Floats:
     """The remaining time of everything ahead of these positions, each entry weighted by its share.
     Positions come in any order. O(jobs log positions)."""
     order = np.argsort(ranking.key[at], kind="stable")
-    ahead = np.searchsorted(ranking.key[at[order]], ranking.key, side="right")
-    takes_s = np.bincount(ahead, ranking.remaining_s * share, len(at) + 1)
+    keys = ranking.key[at[order]]
+    counts = (share.astype(bool) & (ranking.key < keys[-1])).nonzero()[0]
+    ahead = np.searchsorted(keys, ranking.key[counts], side="right")
+    takes_s = np.bincount(ahead, ranking.remaining_s[counts] * share[counts], len(at) + 1)
     waits_s = np.empty(len(at))
     waits_s[order] = np.cumsum(takes_s.astype(float))[:-1]
     return waits_s

@@ -24,7 +24,7 @@ from services.core import (
 )
 from services.costs import CostModel
 from services.forecast import Ints
-from services.policies.snapshot import WorkerSnapshot
+from services.policies.snapshot import NOWHERE, Bools, WorkerSnapshot
 from services.scheduler.core.board import Board
 from services.scheduler.core.events import Action, Finish, Place, Preempt, Refuse, Resume
 from services.scheduler.core.jobs import Job, WorkerJobs
@@ -34,6 +34,8 @@ UNMEASURED = CostModel(base_s=0.01, prefill_token_s=1e-4, decode_seq_s=1e-4, con
 NO_ROW = -1  # of a request without a record here
 _PHASES = tuple(RequestPhase)  # by value
 NONE, RUNNING = RequestPhase.NONE, RequestPhase.RUNNING
+# Of a request: the number of its home, output, held tokens, since when it waits, preemptions.
+_Numbers = tuple[int, int, int, float, int]
 
 
 class Ledger:
@@ -70,11 +72,11 @@ class Ledger:
         return self._waiting[model]
 
     def phase(self, job: Job) -> RequestPhase:
-        return _PHASES[int(self.board.phase[job.row])]
+        return _PHASES[self.board.phase.item(job.row)]
 
     def home(self, job: Job) -> str:
         """The worker that has its tokens; empty if none."""
-        return self._worker_ids.get(int(self.board.jobs.home[job.row]), "")
+        return self._worker_ids.get(self.board.jobs.home.item(job.row), "")
 
     def output(self, job: Job) -> int:
         return int(self.board.jobs.output[job.row])
@@ -99,9 +101,9 @@ class Ledger:
         """The live jobs of these rows."""
         return (self._by_row[row] for row in rows if row in self._by_row)
 
-    def names(self, rows: Iterable[int]) -> tuple[str, ...]:
-        jobs = self._by_row
-        return tuple([jobs[row].request.request_id for row in rows if row in jobs])
+    def names(self, rows: Ints) -> tuple[str, ...]:
+        """The ids of the live requests of these rows."""
+        return tuple(filter(None, self.board.names[rows].tolist()))
 
     def worker_numbered(self, number: int) -> WorkerJobs | None:
         return self.workers.get(self._worker_ids.get(number, ""))
@@ -167,20 +169,24 @@ class Ledger:
         home = self.workers.get(self.home(job))
         return home is not None and home is not worker and job.request_id in home.pausing
 
-    def admit(self, job: Job, worker: WorkerJobs, limit: int) -> None:
-        """Queued → running; placed if its tokens must be sent to this worker, else resumed."""
-        jobs = self.board.jobs
-        job.queued_s += self.now - float(jobs.since_s[job.row])
-        stays = int(jobs.home[job.row]) == worker.number
-        if not stays:
-            self.moves += int(jobs.held[job.row]) > 0
-            self.leave_home(job)
-        worker.admitted += 1
-        worker.draft.admit.append(Grant(job.request_id, limit))
-        job.admitted_seq = worker.plan_seq + 1
-        job.resumed_seq = job.admitted_seq if stays else 0
-        worker.pausing.pop(job.request_id, None)
-        self._run(job, worker, limit, TransitionCause.RESUMED if stays else TransitionCause.PLACED)
+    def admit(self, jobs: Sequence[Job], worker: WorkerJobs, limits: Sequence[int]) -> None:
+        """Queued → running; placed if its tokens must be sent to this worker, else resumed. Each
+        job once."""
+        columns, rows = self.board.jobs, _rows(jobs)
+        stays = columns.home[rows] == worker.number
+        self.moves += int(np.count_nonzero(columns.held[rows[~stays]]))
+        self._leave_homes(jobs, rows, stays)
+        worker.admitted += len(jobs)
+        seq = worker.plan_seq + 1
+        causes = []
+        since = zip(jobs, limits, stays.tolist(), columns.since_s[rows].tolist(), strict=True)
+        for job, limit, stay, since_s in since:
+            job.queued_s += self.now - since_s
+            worker.draft.admit.append(Grant(job.request_id, limit))
+            job.admitted_seq, job.resumed_seq = seq, seq if stay else 0
+            worker.pausing.pop(job.request_id, None)
+            causes.append(TransitionCause.RESUMED if stay else TransitionCause.PLACED)
+        self._run(jobs, rows, worker, limits, causes)
 
     def adopt(self, job: Job, worker: WorkerJobs, held: HeldRequest) -> None:
         """Leaves it at a worker that has it already. Sequence numbers of an earlier stream's plans
@@ -191,19 +197,22 @@ class Ledger:
         self.progress([_as_progress(held)], worker.number)
         jobs.limit[row] = held.limit_tokens
         if held.running:
-            self._run(job, worker, held.limit_tokens, TransitionCause.ADOPTED)
+            causes = [TransitionCause.ADOPTED]
+            self._run([job], np.array([row]), worker, [held.limit_tokens], causes)
         else:
             jobs.since_s[row] = self.now
             self._move(job, RequestPhase.QUEUED, TransitionCause.ADOPTED)
 
-    def _run(self, job: Job, worker: WorkerJobs, limit: int, cause: TransitionCause) -> None:
-        self.board.admit(job.row, worker.number, limit)
-        worker.running[job.request_id] = job
-        self._move(job, RUNNING, cause)
+    def _run(self, jobs: Sequence[Job], rows: Ints, worker: WorkerJobs,
+             limits: Sequence[int], causes: Sequence[TransitionCause]) -> None:  # fmt: skip
+        self.board.admit(rows, worker.number, limits)
+        worker.running.update((job.request_id, job) for job in jobs)
+        self._move_all(jobs, rows, RUNNING, causes)
 
-    def extend(self, job: Job, worker: WorkerJobs, limit: int) -> None:
-        self.board.jobs.limit[job.row] = limit
-        worker.draft.extend.append(Grant(job.request_id, limit))
+    def extend(self, jobs: Sequence[Job], worker: WorkerJobs, limits: Sequence[int]) -> None:
+        self.board.jobs.limit[_rows(jobs)] = limits
+        names = (job.request_id for job in jobs)
+        worker.draft.extend += map(Grant, names, limits)
 
     def progress(self, progress: Sequence[RequestProgress], number: int) -> None:
         """Applies what a worker reports of the live jobs among these that have their home there.
@@ -222,23 +231,26 @@ class Ledger:
         output, held, blocks = numbers
         self.board.advance(rows, output, held, blocks, self.now)
 
-    def pause(self, job: Job, worker: WorkerJobs, residency: Residency) -> None:
-        """Running → queued. KV that the residency keeps stays at its worker."""
-        worker.draft.pause.append(Pause(job.request_id, residency))
-        worker.pausing[job.request_id] = worker.plan_seq + 1
-        self._requeue(job, worker, TransitionCause.PAUSED)
+    def pause(self, jobs: Sequence[Job], worker: WorkerJobs, residency: Residency) -> None:
+        """Running → queued. KV that the residency keeps stays at its worker. Each job once."""
+        names = [job.request_id for job in jobs]
+        worker.draft.pause += [Pause(name, residency) for name in names]
+        worker.pausing |= dict.fromkeys(names, worker.plan_seq + 1)
+        self._requeue(jobs, worker, TransitionCause.PAUSED)
 
     def evict(self, job: Job, worker: WorkerJobs) -> None:
         """Running → queued, because its worker ran out of memory."""
         self.board.jobs.evictions[job.row] += 1
         self.board.evictions += 1
-        self._requeue(job, worker, TransitionCause.EVICTED)
+        self._requeue([job], worker, TransitionCause.EVICTED)
 
-    def _requeue(self, job: Job, worker: WorkerJobs, cause: TransitionCause) -> None:
-        del worker.running[job.request_id]
-        self.board.jobs.preemptions[job.row] += 1
-        self._move(job, RequestPhase.QUEUED, cause)
-        self.board.jobs.since_s[job.row] = self.now
+    def _requeue(self, jobs: Sequence[Job], worker: WorkerJobs, cause: TransitionCause) -> None:
+        for job in jobs:
+            del worker.running[job.request_id]
+        rows = _rows(jobs)
+        self.board.jobs.preemptions[rows] += 1
+        self._move_all(jobs, rows, RequestPhase.QUEUED, [cause] * len(jobs))
+        self.board.jobs.since_s[rows] = self.now
 
     def note_stopped(self, worker: WorkerJobs, applied_plan_seq: int) -> None:
         """Paused requests whose worker has now applied the plan that paused them."""
@@ -273,6 +285,13 @@ class Ledger:
         self._cancel_at_home(job)
         self.board.lose_home(np.array([job.row]))
 
+    def _leave_homes(self, jobs: Sequence[Job], rows: Ints, stays: Bools) -> None:
+        """The same for those of many that do not stay."""
+        homes = self.board.jobs.home[rows]
+        for at in (~stays & (homes != NOWHERE)).nonzero()[0].tolist():
+            self._cancel_at_home(jobs[at])
+        self.board.lose_home(rows[~stays])
+
     def _cancel_at_home(self, job: Job) -> None:
         if home := self.workers.get(self.home(job)):
             home.draft.forget(job.request_id)
@@ -280,27 +299,57 @@ class Ledger:
 
     def _move(self, job: Job, after: RequestPhase, cause: TransitionCause, reason: str = "",
               message: str = "", output_tokens: int | None = None) -> None:  # fmt: skip
-        """The only writer of the phase column."""
-        before = self.phase(job)
-        require_legal(job.request_id, before, after, cause)
+        """The only writer of the phase column, with `_move_all`."""
+        columns, row = self.board.jobs, job.row
+        output = columns.output.item(row) if output_tokens is None else output_tokens
+        numbers = (
+            columns.home.item(row),
+            output,
+            columns.held.item(row),
+            columns.since_s.item(row),
+            columns.preemptions.item(row),
+        )
+        self._changed(job, self.phase(job), after, cause, numbers, reason, message)
+        self.board.phase[row] = after
+
+    def _move_all(self, jobs: Sequence[Job], rows: Ints, after: RequestPhase,
+                  causes: Sequence[TransitionCause]) -> None:  # fmt: skip
+        """The same for many, each once, in this order."""
+        board, columns = self.board, self.board.jobs
+        numbers = (columns.home, columns.output, columns.held, columns.since_s, columns.preemptions)
+        before = [_PHASES[phase] for phase in board.phase[rows].tolist()]
+        each = zip(*(column[rows].tolist() for column in numbers), strict=True)
+        for job, was, cause, values in zip(jobs, before, causes, each, strict=True):
+            self._changed(job, was, after, cause, values)
+        board.phase[rows] = after
+
+    def _changed(self, job: Job, before: RequestPhase, after: RequestPhase, cause: TransitionCause,
+                 numbers: _Numbers, reason: str = "", message: str = "") -> None:  # fmt: skip
+        """Records one change, and sends its message to the gateway."""
+        name, (home, output, held, since_s, preemptions) = job.request.request_id, numbers
+        require_legal(name, before, after, cause)
+        queued_s = job.queued_s
+        if before is not RUNNING and after is not RUNNING:
+            since_s = since_s if since_s < inf else job.request.arrival_s
+            queued_s = queued_s + self.now - since_s
         transition = Transition(
-            job.request_id,
+            name,
             before,
             after,
             cause,
             self.now,
-            self.home(job),
-            self.output(job) if output_tokens is None else output_tokens,
-            self.held(job),
+            self._worker_ids.get(home, ""),
+            output,
+            held,
             reason,
             message,
-            job.queued_s if after is RUNNING else self.queued_s(job),
-            self.preemptions(job),
+            queued_s,
+            preemptions,
         )
-        self.board.phase[job.row] = after
-        self.running += (after is RUNNING) - (before is RUNNING)
-        if change := _waits(after) - _waits(before):
-            self._count_waiting(job.request.model, change)
+        if before is not after:
+            self.running += (after is RUNNING) - (before is RUNNING)
+            if change := _waits(after) - _waits(before):
+                self._count_waiting(job.request.model, change)
         self.transitions.append(transition)
         if action := self._message(job.link, transition):
             self.actions.append(action)
@@ -313,6 +362,8 @@ class Ledger:
     def _message(self, link: str, t: Transition) -> Action | None:
         """The message to the gateway about a transition, if it needs one."""
         match t.cause:
+            case TransitionCause.PAUSED:  # the most frequent; the gateway learns that it stopped
+                return None
             case TransitionCause.PLACED:
                 address = self.workers[t.worker_id].view.address
                 return Place(link, t.request_id, t.worker_id, address, t.queued_s)
@@ -347,13 +398,16 @@ class Ledger:
         """Forgets a worker. Its running requests, and its paused ones whether or not it confirmed,
         wait without KV."""
         worker = self.workers[worker_id]
-        for job in list(worker.running.values()):
-            self._requeue(job, worker, TransitionCause.LOST)
+        self._requeue(list(worker.running.values()), worker, TransitionCause.LOST)
         for name in worker.pausing:
             self.note(self.jobs[name], TransitionCause.STOPPED)
         self.lost_workers += 1
         self.board.lose_home(self._rows_with_home(worker.number))
         del self.workers[worker_id], self._worker_ids[worker.number]
+
+
+def _rows(jobs: Sequence[Job]) -> Ints:
+    return np.array([job.row for job in jobs], np.int64)
 
 
 def _waits(phase: RequestPhase) -> bool:

@@ -17,6 +17,8 @@ from typing import NamedTuple
 class RequestPhase(IntEnum):
     """The value of the board's `phase` column."""
 
+    __hash__ = int.__hash__  # that of an enum is a function in Python
+
     NONE = 0  # not submitted, or ended: a free row of the board
     FORECASTING = 1  # waits for its first forecast
     AWAITING_WORKER = 2  # its gateway names a worker that has not attached yet
@@ -25,6 +27,8 @@ class RequestPhase(IntEnum):
 
 
 class TransitionCause(StrEnum):
+    __hash__ = str.__hash__
+
     ARRIVED = "arrived"
     REFUSED = "refused"
     REJOINED = "rejoined"  # its gateway submits it again and both keep the request as it is

@@ -9,6 +9,7 @@ Rows that belong to another request by then are skipped.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import repeat
 from math import inf
 
 import numpy as np
@@ -28,7 +29,7 @@ from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import Ranking
 from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import RESIDENCIES, Preset
-from services.policies.snapshot import CHAIN, Candidates, Snapshot
+from services.policies.snapshot import CHAIN, Bools, Candidates, Snapshot
 from services.scheduler.core.events import Arranged, SendPlan, WaitExplanationRow, WorkerDecisionRow
 from services.scheduler.core.feasibility import FeasibilityCheck, work_ahead_s
 from services.scheduler.core.jobs import Draft, Job, WorkerJobs
@@ -132,25 +133,31 @@ class Rounds:
         ledger = self._ledger
         phase, columns = ledger.board.phase, ledger.board.jobs
         residency = RESIDENCIES[self.preset.residency].paused
-        for _, job in self._current(decision.pause, stale):
-            if job.request_id in worker.running:
-                ledger.pause(job, worker, residency)
-        enters = phase[decision.run] == QUEUED
-        longer = (phase[decision.run] == RUNNING) & (decision.limits > columns.limit[decision.run])
-        limits = decision.limits[longer].tolist()
-        batch: list[Job] = []
-        for at, job in self._current(decision.run[longer], stale):
-            if job.request_id in worker.running:
-                if decision.lockstep and columns.output[job.row] >= columns.limit[job.row]:
-                    batch.append(job)  # its previous batch is over
-                ledger.extend(job, worker, limits[at])
-        slots = max(0, worker.slots - len(worker.running))
-        limits = decision.limits[enters].tolist()
-        for at, job in self._current(decision.run[enters][:slots], stale):
-            if not ledger.is_stopping_elsewhere(job, worker):
-                ledger.admit(job, worker, limits[at])
-                if decision.lockstep:
-                    batch.append(job)
+        paused = [job for job in self._current(decision.pause, stale) if job]
+        ledger.pause([job for job in paused if job.request_id in worker.running], worker, residency)
+        running = phase[decision.run] == RUNNING
+        longer = running & (decision.limits > columns.limit[decision.run])
+        extended = [
+            (job, limit)
+            for job, limit in self._limited(decision, longer, stale)
+            if job.request_id in worker.running
+        ]
+        batch = [  # members of a batch that is over
+            job
+            for job, _ in extended
+            if decision.lockstep and columns.output[job.row] >= columns.limit[job.row]
+        ]
+        ledger.extend([job for job, _ in extended], worker, [limit for _, limit in extended])
+        enters = (phase[decision.run] == QUEUED).nonzero()[0]
+        enters = enters[: max(0, worker.slots - len(worker.running))]
+        entering = [
+            (job, limit)
+            for job, limit in self._limited(decision, enters, stale)
+            if not ledger.is_stopping_elsewhere(job, worker)
+        ]
+        ledger.admit([job for job, _ in entering], worker, [limit for _, limit in entering])
+        if decision.lockstep:
+            batch += [job for job, _ in entering]
         if batch:
             self._begin_batch(batch, worker)
         worker.apply_decision(decision)
@@ -161,12 +168,19 @@ class Rounds:
         worker.draft.batches.append(StaticBatch(self._batches, names))
         worker.served.append(begin_batch(members, self._ledger))
 
-    def _current(self, rows: Ints, stale: frozenset[int]) -> Iterator[tuple[int, Job]]:
-        """The jobs of these rows with their positions; rows of ended requests are skipped."""
-        for at, row in enumerate(rows.tolist()):
-            job = None if row in stale else self._ledger.job_at(row)
-            if job:
-                yield at, job
+    def _limited(
+        self, decision: WorkerDecision, which: Ints | Bools, stale: frozenset[int]
+    ) -> Iterator[tuple[Job, int]]:
+        """The jobs of these entries of `run` with their limits."""
+        jobs = self._current(decision.run[which], stale)
+        return (
+            (j, limit) for j, limit in zip(jobs, decision.limits[which].tolist(), strict=True) if j
+        )
+
+    def _current(self, rows: Ints, stale: frozenset[int]) -> Iterator[Job | None]:
+        """The jobs of these rows, None for those that have ended."""
+        job_at = self._ledger.job_at
+        return (None if row in stale else job_at(row) for row in rows.tolist())
 
     # Plans
 
@@ -201,7 +215,7 @@ class Rounds:
         )
 
     def _victims(self, worker: WorkerJobs) -> tuple[str, ...]:
-        names = self._ledger.names(worker.victims[:MAX_VICTIMS].tolist())
+        names = self._ledger.names(worker.victims[:MAX_VICTIMS])
         named = dict.fromkeys(name for name in names if name in worker.running)
         if worker.draining:  # no round decides about it: those adopted since the last one follow
             named |= dict.fromkeys(reversed(worker.running))
@@ -221,21 +235,22 @@ class Rounds:
         runs = here & (phase[rows] == RequestPhase.RUNNING)
         waits = phase[rows] == RequestPhase.QUEUED
         rests = here & waits & (held[rows] > 0)
-        positions = [QueuePosition(name, 0.0) for name in self._by_key(runs)[1]]
+        first = self._by_key(runs)[1]
+        positions = QueuePosition.many(first, repeat(0.0))
         if not rests.any():
             return tuple(positions)
         at, names = self._by_key(rests)
         others = 1 / max(1, len(self._ledger.workers))
         share = np.where(runs | rests, 1.0, np.where(waits & (held[rows] == 0), others, 0.0))
         wait_s = np.minimum(work_ahead_s(ranking, at, share), ranking.lift_s[at]).tolist()
-        return (*positions, *(QueuePosition(n, w) for n, w in zip(names, wait_s, strict=True)))
+        return (*positions, *QueuePosition.many(names, wait_s))
 
     def _by_key(self, which: Ints) -> tuple[Ints, tuple[str, ...]]:
         """Positions and names of these entries of the ranking, most urgent first."""
         assert self.ranking is not None
         at, serial = np.flatnonzero(which), self._ledger.board.jobs.serial
         at = at[np.lexsort((serial[self.ranking.rows[at]], self.ranking.key[at]))]
-        return at, self._ledger.names(self.ranking.rows[at].tolist())
+        return at, self._ledger.names(self.ranking.rows[at])
 
 
 def build_decision(candidates: Candidates, arranged: Arranged) -> Decision:

@@ -39,6 +39,7 @@ ADMITTED, QUEUED = int(WaitReason.ADMITTED), int(RequestPhase.QUEUED)  # numpy c
 
 AdmittedNumbers = dict[int, tuple[float, float]]  # by row, the numbers of an admission
 _NONE_ADMITTED: AdmittedNumbers = {}
+_Admits = tuple[tuple[str, ...], int]
 
 
 class StoryRecorder:
@@ -48,6 +49,7 @@ class StoryRecorder:
         self._writer = StoryWriter(max_ended)
         self.store = self._writer.store
         self._decision: Decision | None = None
+        self._admits: dict[str, _Admits] = {}  # of this step, by worker; see _admitted_by
 
     def observe(self, step: ev.Step, state: SchedulerState) -> None:
         match step.event:
@@ -64,6 +66,7 @@ class StoryRecorder:
             if isinstance(action, ev.SendPlan) and action.plan.extend:
                 self._writer.columns.count_extensions(state.ledger.board.jobs.limit, step.now)
         self._writer.deciding = False
+        self._admits = {}
 
     # Queries
 
@@ -245,7 +248,9 @@ class StoryRecorder:
     def _stopped(self, story: OpenStory, t: Transition, actions: Sequence[ev.Action]) -> None:
         writer = self._writer
         if t.cause is TransitionCause.PAUSED:
-            values = (t.worker_id, t.output_tokens, *_admitted_by(actions, t.worker_id))
+            if t.worker_id not in self._admits:
+                self._admits[t.worker_id] = _admitted_by(actions, t.worker_id)
+            values = (t.worker_id, t.output_tokens, *self._admits[t.worker_id])
             writer.stop(story, t.at_s, Kind.PAUSED, values, ON_DEVICE)
         elif t.cause is TransitionCause.EVICTED:
             kv = int(writer.columns.kv[story.row])
@@ -272,7 +277,7 @@ class StoryRecorder:
                 writer.end(story, t.at_s, Kind.LEFT)
 
 
-def _admitted_by(actions: Sequence[ev.Action], worker_id: str) -> tuple[tuple[str, ...], int]:
+def _admitted_by(actions: Sequence[ev.Action], worker_id: str) -> _Admits:
     """Requests that the worker's plan of this step admits: the first few, and how many more."""
     plans: Iterator[Plan] = (
         a.plan for a in actions if isinstance(a, ev.SendPlan) and a.worker_id == worker_id

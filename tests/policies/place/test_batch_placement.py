@@ -64,3 +64,18 @@ def test_round_robin_continues_after_last_worker() -> None:
     assert round_robin(*nothing, able, 0).tolist() == [1, 2, 0, 1]
     able[2] = False
     assert round_robin(*nothing, able, 0).tolist() == [1, 0, 1, 0]
+
+
+@given(st.integers(1, 4), st.integers(0, 12), st.integers(-1, 3), st.integers(0, 2**32))
+def test_round_robin_matches_its_definition(
+    workers: int, batches: int, last: int, seed: int
+) -> None:
+    """Each batch goes to the next worker in turn that can serve it."""
+    able = np.random.default_rng(seed).random((workers, batches)) < 0.8
+    last = min(last, workers - 1)
+    found = round_robin(np.zeros(workers), np.zeros((workers, batches)), able, last).tolist()
+    for batch, worker in enumerate(found):
+        turns = [(last + 1 + step) % workers for step in range(workers)]
+        expected = next((each for each in turns if able[each, batch]), UNASSIGNED)
+        assert worker == expected
+        last = last if worker == UNASSIGNED else worker

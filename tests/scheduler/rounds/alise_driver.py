@@ -88,8 +88,10 @@ class Driver:
 
     def remembered(self, column: str) -> dict[str, float]:
         """The order's memory of each request."""
-        known = self.state.rounds.memory.ranks.values[column]
-        return {name: float(known[self.row(name)]) for name in self.state.jobs}
+        rows = np.array([self.row(name) for name in self.state.jobs], np.int64)
+        serials = self.state.ledger.board.jobs.serial[rows]
+        (known,) = self.state.rounds.memory.recall([column], rows, serials)
+        return dict(zip(self.state.jobs, known.tolist(), strict=True))
 
     def ranked(self) -> Ranking:
         """The current rank of every request."""
@@ -116,4 +118,4 @@ class Driver:
         """Waiting requests in queue order."""
         ranking = self.ranked()
         rows = ranking.queued[np.argsort(ranking.key[: ranking.split], kind="stable")]
-        return list(self.state.ledger.names(rows.tolist()))
+        return list(self.state.ledger.names(rows))
