@@ -37,11 +37,12 @@ class System:
 
 
 @contextmanager
-def foretoken_system(*arguments: str) -> Iterator[System]:
-    """Runs `foretoken serve` on free ports."""
+def foretoken_system(*arguments: str, checkout: str = "") -> Iterator[System]:
+    """Runs `foretoken serve` on free ports, of another checkout of the project if one is given."""
     command = [sys.executable, "-m", "foretoken", "serve", *arguments]
     ports = ["--http-port", "0", "--grpc-port", "0"]
-    with running([*command, *ports], stdout=subprocess.PIPE) as process:
+    folder = checkout or None  # Python imports from the current folder first
+    with running([*command, *ports], stdout=subprocess.PIPE, cwd=folder) as process:
         assert process.stdout is not None
         line = next((x for x in process.stdout if READY_MARK in x), "")
         if not line:

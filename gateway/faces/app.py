@@ -1,6 +1,7 @@
 """The OpenAI API of a gateway, as an ASGI application."""
 
 import logging
+from collections.abc import Mapping
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
@@ -11,6 +12,7 @@ from gateway.faces.http.answers.formats import ChatFormat, CompletionFormat
 from gateway.faces.http.endpoints import add_endpoints, describe_body, list_endpoints
 from gateway.faces.http.errors import ClientDisconnected, error_body, error_response, internal_error
 from gateway.faces.http.generate import generate
+from gateway.faces.http.hot_paths import CLIENT_CLOSED_REQUEST, Endpoint, HotPaths
 from gateway.faces.http.middleware import Cors, HeadMethod, KeyAuthentication, RequestGuard
 from gateway.faces.http.schema import ChatBody, CompletionBody
 from gateway.faces.http.unserved import MAX_PATH_CHARS, suggest_endpoint
@@ -23,7 +25,7 @@ from services.runtime.version import foretoken_version
 
 log = logging.getLogger(__name__)
 
-CLIENT_CLOSED_REQUEST = 499  # the client does not receive it
+CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
 NOT_FOUND, METHOD_NOT_ALLOWED = 404, 405
 OPEN_PATHS = frozenset(("/", "/health", "/ping", "/version", "/openapi.json"))  # need no API key
 METRIC_PATHS = frozenset(("/metrics", "/load"))
@@ -36,7 +38,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
     app = FastAPI(title="foretoken", version=foretoken_version(), docs_url=None, redoc_url=None)
 
     @app.post(
-        "/v1/chat/completions",
+        CHAT_PATH,
         summary="Answer a conversation, complete or streamed",
         openapi_extra=describe_body(ChatBody.model_json_schema(), CHAT_EXAMPLE, ChatBody.fields),
     )
@@ -44,7 +46,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
         return await generate(gateway, request, ChatBody, ChatFormat, genai.CHAT)
 
     @app.post(
-        "/v1/completions",
+        COMPLETION_PATH,
         summary="Continue a prompt, complete or streamed",
         openapi_extra=describe_body(
             CompletionBody.model_json_schema(), COMPLETION_EXAMPLE, CompletionBody.fields
@@ -66,7 +68,8 @@ def build_app(gateway: Gateway) -> ASGIApp:
             return RedirectResponse("ui/")
 
     _add_error_handlers(app)
-    return _add_middleware(app, gateway, {*docs.paths, *page.paths})
+    hot = {CHAT_PATH: chat_completions, COMPLETION_PATH: completions}
+    return _add_middleware(app, gateway, hot, {*docs.paths, *page.paths})
 
 
 def read_live_page() -> Page:
@@ -74,11 +77,13 @@ def read_live_page() -> Page:
     return read_page("/ui/", "gateway.faces.ui", "page")
 
 
-def _add_middleware(app: ASGIApp, gateway: Gateway, page_paths: set[str]) -> ASGIApp:
+def _add_middleware(
+    app: ASGIApp, gateway: Gateway, hot: Mapping[str, Endpoint], page_paths: set[str]
+) -> ASGIApp:
     """Wraps the app; the last layer receives a request first. `page_paths` need no API key."""
     config = gateway.config
     open_paths = {*OPEN_PATHS, *page_paths, *(METRIC_PATHS if config.metrics_open else ())}
-    entry: ASGIApp = KeyAuthentication(HeadMethod(app), gateway.keyring, open_paths)
+    entry: ASGIApp = KeyAuthentication(HeadMethod(HotPaths(app, hot)), gateway.keyring, open_paths)
     if config.cors_origins:
         entry = Cors(entry, config.cors_origins)
     return RequestGuard(entry)

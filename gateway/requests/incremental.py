@@ -1,6 +1,7 @@
 """Incremental detokenization and the search for stop strings. Pure."""
 
 import logging
+from codecs import getincrementaldecoder
 from collections.abc import Mapping, Sequence, Set
 
 from tokenizers import Tokenizer
@@ -8,13 +9,61 @@ from tokenizers.decoders import DecodeStream
 
 log = logging.getLogger(__name__)
 
+UTF8_DECODER = getincrementaldecoder("utf-8")
 
-class Detokenizer:
+
+class AnswerDetokenizer:
     """Decodes the tokens of one answer incrementally, never splitting a character.
 
     The joined results of `feed` and `flush` are the decoding of all tokens. A last token in
     `silent` that ends the answer adds no text.
     """
+
+    def __init__(self, silent: Set[int] = frozenset()):
+        self._silent = silent
+        self._held: list[int] = []  # a silent last token, until more tokens follow
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """The new text; empty while a character is incomplete."""
+        if not self._silent:
+            return self._decode(token_ids)
+        ids = [*self._held, *token_ids]
+        self._held = [ids.pop()] if ids and ids[-1] in self._silent else []
+        return self._decode(ids) if ids else ""
+
+    def flush(self, stopped: bool = False) -> str:
+        """The rest at the end of the answer; an incomplete character is U+FFFD. `stopped`: the
+        last token ended the answer."""
+        held, self._held = self._held, []
+        text = self._decode(held) if held and not stopped else ""
+        return text + self._rest()
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        raise NotImplementedError
+
+    def _rest(self) -> str:
+        """The text of the tokens that end within a character."""
+        raise NotImplementedError
+
+
+class ByteDetokenizer(AnswerDetokenizer):
+    """For byte-level tokenizers, whose text is the joined bytes of the tokens as UTF-8."""
+
+    def __init__(self, token_bytes: Mapping[int, bytes], silent: Set[int] = frozenset()):
+        super().__init__(silent)
+        self._token_bytes = token_bytes
+        self._utf8 = UTF8_DECODER("replace")
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        token_bytes = self._token_bytes
+        return self._utf8.decode(b"".join([token_bytes[token] for token in ids]))
+
+    def _rest(self) -> str:
+        return self._utf8.decode(b"", True)
+
+
+class Detokenizer(AnswerDetokenizer):
+    """For any tokenizer: the library's own incremental decoding."""
 
     def __init__(
         self,
@@ -24,37 +73,20 @@ class Detokenizer:
         unspaced: Mapping[int, str] | None = None,
     ):
         """`unspaced`: the texts of special tokens, if there is no space between two of them."""
+        super().__init__(silent)
         self._backend = backend
         self._skips = skip_special_tokens
-        self._silent = silent
         self._unspaced = unspaced
         self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
         self._tokens: list[int] = []
-        self._held: list[int] = []  # a silent last token, until more tokens follow
         self._emitted_chars = 0
         self._complete = True
         self._after_special = False
 
-    def feed(self, token_ids: Sequence[int]) -> str:
-        """The new text; empty while a character is incomplete."""
-        ids = list(token_ids)
-        if self._silent:
-            ids = self._held + ids
-            self._held = [ids.pop()] if ids and ids[-1] in self._silent else []
-            if not ids:
-                return ""
-        return self._decode(ids) if self._unspaced is None else self._decode_unspaced(ids)
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._step(list(ids)) if self._unspaced is None else self._decode_unspaced(ids)
 
-    def flush(self, stopped: bool = False) -> str:
-        """The rest at the end of the answer; an incomplete character is U+FFFD. `stopped`: the
-        last token ended the answer."""
-        held, self._held = self._held, []
-        text = ""
-        if held and not stopped:
-            text = self._decode(held) if self._unspaced is None else self._decode_unspaced(held)
-        return text + self._rest()
-
-    def _decode(self, ids: list[int]) -> str:
+    def _step(self, ids: list[int]) -> str:
         self._tokens += ids
         try:
             text = self._stream.step(self._backend, ids)
@@ -67,11 +99,11 @@ class Detokenizer:
         self._emitted_chars += len(text)
         return text
 
-    def _decode_unspaced(self, ids: list[int]) -> str:
+    def _decode_unspaced(self, ids: Sequence[int]) -> str:
         assert self._unspaced is not None
         pieces = []
         for token in ids:
-            piece = self._decode([token])
+            piece = self._step([token])
             special = token in self._unspaced
             pieces.append(piece.lstrip(" ") if special and self._after_special else piece)
             self._after_special = special

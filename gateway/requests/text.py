@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 
-from gateway.requests.incremental import Detokenizer
+from gateway.requests.byte_tokens import BYTE_OF, ByteTokens, is_byte_level
+from gateway.requests.incremental import AnswerDetokenizer, ByteDetokenizer, Detokenizer
 from gateway.types.generation import Sampling
 from services.runtime.config import ConfigError
 from services.runtime.refusals.folder import find_tokenizer_fault
@@ -51,6 +52,11 @@ class Text:
         added = self.backend.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._specials = {i: text for i, text in self._added.items() if added[i].special}
+        self._byte_tokens: Mapping[bool, ByteTokens] = {}  # by skip_special_tokens
+        if is_byte_level(self.backend):
+            specials = frozenset(self._specials.values())
+            plain, skipping = ByteTokens(self.backend), ByteTokens(self.backend, specials)
+            self._byte_tokens = {False: plain, True: skipping}
         self.eos_ids = self._read_eos_ids(config)
         self._visible_eos_ids = self.eos_ids - self._specials.keys()
 
@@ -88,7 +94,7 @@ class Text:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
-    def detokenizer(self, sampling: Sampling = PLAIN) -> Detokenizer:
+    def detokenizer(self, sampling: Sampling = PLAIN) -> AnswerDetokenizer:
         """The detokenizer of one answer. The token that ends it, the model's or one of the request,
         is text only with `include_stop_str_in_output`, and not if it is a skipped special token."""
         skip = sampling.skip_special_tokens
@@ -97,6 +103,8 @@ class Text:
             visible = self._visible_eos_ids if skip else self.eos_ids
             silent = sampling.stop_token_ids | (NONE if sampling.ignore_eos else visible)
         spaced = skip or sampling.spaces_between_special_tokens
+        if spaced and self._byte_tokens:
+            return ByteDetokenizer(self._byte_tokens[skip], silent)
         return Detokenizer(self.backend, skip, silent, None if spaced else self._specials)
 
     def spell_word(self, word: str) -> Iterator[list[int]]:
@@ -138,9 +146,9 @@ class Text:
         return frozenset(token for token in listed if isinstance(token, int))
 
     @cached_property
-    def _byte_of(self) -> dict[str, int] | None:
+    def _byte_of(self) -> Mapping[str, int] | None:
         """Byte of each character of the byte-level alphabet, for tokenizers that use it."""
-        return _byte_alphabet() if "ByteLevel" in repr(self.backend.decoder) else None
+        return BYTE_OF if "ByteLevel" in repr(self.backend.decoder) else None
 
 
 def _load_tokenizer(model: str) -> Any:
@@ -215,10 +223,3 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"gateway.model: {path} is not a JSON object")
     return content
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable alphabet: printable bytes map to themselves, others from U+0100 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

@@ -32,7 +32,7 @@ class CallOwner(Protocol):
     """Receives the events of a call."""
 
     def message_interval_s(self) -> float:
-        """Seconds between two messages of one call."""
+        """Seconds until the next message of a call that sends one now. Once per message."""
         ...
 
     def release(self, call: "ClientCall", now_s: float) -> None:
@@ -48,6 +48,17 @@ class CallOwner(Protocol):
         ...
 
 
+class ChunkSink(Protocol):
+    """A client's connection to which chunks may be written without its writer."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether `write` may be called now: it cannot wait for the client."""
+        ...
+
+    def write(self, chunk: ChoiceChunk) -> None: ...
+
+
 class ClientCall:
     """Merges the chunks of its choices for one writer, in the order in which they had news.
 
@@ -56,7 +67,9 @@ class ClientCall:
     messages, and a slow client one at a time. `close` ends the call from any side, once.
 
     A writer that iterates the chunks requests the next one when the client's socket has accepted
-    the last; only then its tokens count as delivered. For an answer sent `whole`, tokens count when
+    the last; only then its tokens count as delivered. With a `sink`, a writer that waits for news
+    is woken only for what the sink cannot take: the first and last chunks, failures, and everything
+    while the client does not read. For an answer sent `whole`, tokens count when
     they arrive here and its end when `on_whole_sent` is called; its owner must close it.
     """
 
@@ -76,6 +89,7 @@ class ClientCall:
         self.choices: list[LiveChoice] = []
         self.taken_s = time.monotonic()  # when the client last accepted something
         self.writer: asyncio.Task[object] | None = None
+        self.sink: ChunkSink | None = None
         self._owner = owner
         self._news: dict[int, Session] = {}
         self._urgent = False
@@ -83,6 +97,7 @@ class ClientCall:
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._broken: Exception | None = None  # the sink failed
 
     @property
     def prompt_tokens(self) -> int:
@@ -113,9 +128,10 @@ class ClientCall:
         if self._waiter is None:
             return  # the writer is sending and checks for news afterwards
         if urgent or now_s >= self._next_s:
-            self._wake()
+            self._wake(now_s)
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._next_s - now_s, self._wake)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._next_s - now_s, self._wake)
 
     async def chunks(self) -> AsyncGenerator[ChoiceChunk]:
         """Every choice's chunks up to its last. Raises the ServiceError that broke the call."""
@@ -124,6 +140,8 @@ class ClientCall:
         try:
             while unfinished:
                 for session in await self._wait_for_news():
+                    if self._broken is not None:
+                        raise self._broken
                     chunk = session.pop_chunk(self.taken_s)
                     if chunk is None:
                         continue
@@ -150,8 +168,8 @@ class ClientCall:
             self._owner.release(self, time.monotonic())
             self._complete_undelivered()
 
-    def _on_sent(self, session: Session, chunk: ChoiceChunk) -> None:
-        self.taken_s = now_s = time.monotonic()
+    def _on_sent(self, session: Session, chunk: ChoiceChunk, now_s: float | None = None) -> None:
+        self.taken_s = now_s = time.monotonic() if now_s is None else now_s
         if self.whole:
             return
         if chunk.token_ids:
@@ -207,10 +225,33 @@ class ClientCall:
         self._next_s = now_s + self._owner.message_interval_s()
         return sessions
 
-    def _wake(self) -> None:
+    def _wake(self, now_s: float | None = None) -> None:
         self._drop_timer()
-        if self._waiter is not None and not self._waiter.done():
+        if self._waiter is None or self._waiter.done():
+            return
+        now_s = time.monotonic() if now_s is None else now_s
+        if self.sink is None or not self._write_news(self.sink, now_s):
             self._waiter.set_result(None)
+
+    def _write_news(self, sink: ChunkSink, now_s: float) -> bool:
+        """Writes chunks to the sink; False if news is left that only the writer can send."""
+        for session in list(self._news.values()):
+            if session.over or not (session.started and sink.ready):
+                return False
+            del self._news[session.index]
+            try:
+                chunk = session.pop_chunk(now_s)
+                if chunk is not None:
+                    sink.write(chunk)
+                    self._on_sent(session, chunk, now_s)
+            except Exception as error:  # the writer reports it; other calls go on
+                self._broken = error
+                self._news[session.index] = session
+                self._urgent = True
+                return False
+        self._urgent = False
+        self._next_s = now_s + self._owner.message_interval_s()
+        return True
 
     def _drop_timer(self) -> None:
         if self._timer is not None:

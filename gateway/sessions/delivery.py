@@ -1,8 +1,11 @@
 """Tokens from workers to clients, and the outcome of each delivered choice."""
 
+import time
+
 from gateway.config import GatewayConfig
 from gateway.metrics import Metrics
 from gateway.sessions.call import ClientCall, LiveChoice
+from gateway.sessions.event_pace import EventPace
 from gateway.sessions.outcome_history import OutcomeHistory
 from gateway.sessions.recovery import Recovery
 from gateway.sessions.session import FeedResult
@@ -28,7 +31,9 @@ class DeliveryHandler:
         metrics: Metrics,
     ):
         self.history = OutcomeHistory(config.verdicts_kept)
-        self._config, self._table, self._peers = config, table, peers
+        self._table, self._peers = table, peers
+        self._pace = EventPace(config.max_messages_per_s, config.max_pause_s)
+        self._messages = 0  # to clients so far
         self._submitter, self._recovery, self._metrics = submitter, recovery, metrics
 
     # From workers
@@ -36,12 +41,14 @@ class DeliveryHandler:
     def on_tokens(self, address: str, batch: worker_pb2.TokenBatch, now_s: float) -> None:
         """Feeds one message of a worker. O(tokens): a lookup, a slice and a decode each."""
         self._peers.active_streams.add(address)
-        total = 0
+        total, messages = 0, self._messages
         for tokens in batch.requests:
             live = self._table.get(tokens.request_id)
             if live is not None:
                 total += self._feed(live, tokens, now_s)
         self._metrics.generation_tokens.inc(total)
+        elapsed_s = time.monotonic() - now_s
+        self._pace.on_tokens(len(batch.requests), self._messages - messages, elapsed_s)
 
     def _feed(self, live: LiveChoice, tokens: worker_pb2.RequestTokens, now_s: float) -> int:
         """The number of new tokens."""
@@ -76,9 +83,9 @@ class DeliveryHandler:
     # From client calls
 
     def message_interval_s(self) -> float:
-        """Seconds between two messages of one call, so that all calls together stay within
-        `max_messages_per_s`."""
-        return min(self._config.max_pause_s, len(self._table) / self._config.max_messages_per_s)
+        """Seconds until the next message of a call that sends one now."""
+        self._messages += 1
+        return self._pace.interval_s(len(self._table))
 
     def release(self, call: ClientCall, now_s: float) -> None:
         """The client has everything or is gone: cancels what still runs."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Protocol
 
-from gateway.requests.incremental import Detokenizer, StopMatcher
+from gateway.requests.incremental import AnswerDetokenizer, StopMatcher
 from gateway.sessions.client_timeline import ClientTimeline
 from gateway.sessions.forecast_tracker import ForecastTracker
 from gateway.types.forecasts import ClientForecast
@@ -38,9 +38,9 @@ class FeedResult(Enum):
     END = auto()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one for each event, and freezing makes it slow
 class ChoiceChunk:
-    """What has become sendable of one choice since its last chunk."""
+    """What has become sendable of one choice since its last chunk. Not changed once made."""
 
     index: int
     text: str
@@ -70,7 +70,7 @@ class Session:
         index: int,
         sampling: Sampling,
         arrival_s: float,
-        detokenizer: Detokenizer,
+        detokenizer: AnswerDetokenizer,
         forecast_tracker: ForecastTracker | None = None,
     ):
         """`forecast_tracker`: given if the client requests forecasts."""

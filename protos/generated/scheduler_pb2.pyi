@@ -1080,6 +1080,40 @@ class Progress(_message.Message):
 Global___Progress: _TypeAlias = Progress  # noqa: Y015
 
 @_typing.final
+class ProgressColumns(_message.Message):
+    """Many requests' progress as columns, one row each: as many numbers as ids. Names as in Progress."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    HELD_TOKENS_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def held_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        request_ids: _abc.Iterable[_builtins.str] | None = ...,
+        output_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        held_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        blocks: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "held_tokens", b"held_tokens", "output_tokens", b"output_tokens", "request_ids", b"request_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProgressColumns: _TypeAlias = ProgressColumns  # noqa: Y015
+
+@_typing.final
 class FinishedRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1132,7 +1166,7 @@ class Report(_message.Message):
     """
     prefixes_gone: _builtins.bytes
     @_builtins.property
-    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]:
+    def progress(self) -> Global___ProgressColumns:
         """All running requests, after each plan and periodically, and every other request whose blocks
         changed since they were last reported. The last reported blocks of all requests here therefore
         add up: their sum - shared_blocks + free_blocks are the device's blocks.
@@ -1155,7 +1189,7 @@ class Report(_message.Message):
         *,
         seq: _builtins.int = ...,
         applied_plan_seq: _builtins.int = ...,
-        progress: _abc.Iterable[Global___Progress] | None = ...,
+        progress: Global___ProgressColumns | None = ...,
         finished: _abc.Iterable[Global___FinishedRequest] | None = ...,
         evicted: _abc.Iterable[Global___Progress] | None = ...,
         timings: _abc.Iterable[_common_pb2.StepTiming] | None = ...,
@@ -1165,7 +1199,7 @@ class Report(_message.Message):
         prefixes_added: _builtins.bytes = ...,
         prefixes_gone: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_plan_seq", b"applied_plan_seq", "evicted", b"evicted", "finished", b"finished", "free_blocks", b"free_blocks", "prefixes_added", b"prefixes_added", "prefixes_gone", b"prefixes_gone", "progress", b"progress", "seq", b"seq", "shared_blocks", b"shared_blocks", "swaps", b"swaps", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...

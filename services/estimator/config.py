@@ -17,9 +17,9 @@ class EstimatorConfig(ServedSettings):
     window: int = Field(
         default=2_000, ge=24, le=100_000
     )  # samples per worker; a fit takes about 6 ms
-    refit_samples: int = Field(
-        default=64, ge=1
-    )  # new samples before a refit: under 1 % of CPU time
+    refit_samples: int = Field(default=64, ge=1)  # new samples before a refit
+    # The shortest time between two fits: under 1 % of CPU time, however short the steps are.
+    refit_interval_s: float = Field(default=2.0, ge=0)
     workers_max: int = Field(default=1_024, ge=1)
     # How often to learn from batches whose estimate is off by more than both limits (as Magnus).
     batch_refresh_s: float = Field(default=120.0, gt=0)

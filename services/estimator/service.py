@@ -29,7 +29,11 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
 
     def __init__(self, config: EstimatorConfig, registry: CollectorRegistry):
         self._state = EstimatorState(
-            config.window, config.refit_samples, config.workers_max, config.learning
+            config.window,
+            config.refit_samples,
+            config.workers_max,
+            config.learning,
+            config.refit_interval_s,
         )
         self._metrics = EstimatorMetrics(registry)
         self._watchers_max = config.watchers_max

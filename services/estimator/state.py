@@ -20,6 +20,7 @@ class _Worker:
     errors: ErrorWindow = field(default_factory=ErrorWindow)
     model: CostModel | None = None
     unfitted: int = 0  # steps since the last fit
+    fit_due_s: float = 0.0  # not before
 
     def add_step(self, step: StepTiming) -> bool:
         """Scores the current model on a step and stores the step; returns False for an unusable
@@ -33,11 +34,14 @@ class _Worker:
             self.errors.add(expected_s, step.elapsed_s)
         return True
 
-    def refit(self, refit_samples: int) -> CostModel | None:
+    def refit(self, refit_samples: int, interval_s: float, now: float) -> CostModel | None:
         """Returns a new fit; None when it is not due or not determined."""
         if self.unfitted < (refit_samples if self.model else 1):
             return None
+        if self.model and now < self.fit_due_s:
+            return None
         self.unfitted = 0
+        self.fit_due_s = now + interval_s
         return fit(self.steps)
 
     def has_new_prices(self) -> bool:
@@ -91,8 +95,8 @@ class EstimatorState:
     """Cost models by worker; when there are too many, the least recently updated worker is evicted.
 
     The first model is fitted as soon as the samples determine it, later ones after `refit_samples`
-    new samples. Changed swap prices and learned batches also make a new version. When a fit fails,
-    the last model stays.
+    new samples and `refit_interval_s`. Changed swap prices and learned batches also make a new
+    version. When a fit fails, the last model stays.
     """
 
     def __init__(
@@ -101,9 +105,10 @@ class EstimatorState:
         refit_samples: int = 64,
         workers_max: int = 1_024,
         learning: BatchLearning | None = None,
+        refit_interval_s: float = 0.0,
     ):
         self._window = window
-        self._refit_samples = refit_samples
+        self._refit_samples, self._refit_interval_s = refit_samples, refit_interval_s
         self._learning = learning or BatchLearning()
         self._workers = BoundedDict[str, _Worker](workers_max)  # the newest was updated last
 
@@ -125,7 +130,8 @@ class EstimatorState:
         batches: Sequence[BatchTiming] = (),
         now: float = 0.0,
     ) -> Observed:
-        """Adds timings and updates the model. `now` only decides when batches are learned from."""
+        """Adds timings and updates the model. `now` only decides when models are fitted again and
+        batches are learned from."""
         worker = self._workers.pop(worker_id, None)
         worker = worker or _Worker(StepWindow(self._window), BatchMemory(self._learning))
         self._workers[worker_id] = worker
@@ -135,7 +141,7 @@ class EstimatorState:
         worker.unfitted += kept
         known = worker.model
         learned = known is not None and worker.batches.refresh(known, now)
-        fitted = worker.refit(self._refit_samples)
+        fitted = worker.refit(self._refit_samples, self._refit_interval_s, now)
         repriced = not fitted and swaps_kept > 0 and worker.has_new_prices()
         newest = fitted or known
         version = known.version if known else 0

@@ -191,6 +191,16 @@ def test_version_increases_by_one_per_spaced_refit() -> None:
     assert versions == [0, 1, 1, 2, 2, 3, 3]
 
 
+def test_refits_of_fast_steps_are_apart_by_the_interval() -> None:
+    """Every message has enough samples; the first model waits for nothing."""
+    rng = np.random.default_rng(8)
+    state = EstimatorState(refit_samples=8, refit_interval_s=2.0)
+    times_s = (100.0, 100.1, 101.9, 102.0, 102.1, 104.0)
+    seen = [state.observe("w", timed(mixed(rng, 24), rng), now=at_s) for at_s in times_s]
+    assert [each.version for each in seen] == [1, 1, 1, 2, 2, 3]
+    assert [each.refitted for each in seen] == [True, False, False, True, False, True]
+
+
 def test_fit_follows_slower_worker() -> None:
     rng = np.random.default_rng(7)
     state = EstimatorState()

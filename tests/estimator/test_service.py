@@ -29,7 +29,9 @@ ASK = estimator_pb2.GetCostModelRequest(worker_id="w0")
 
 
 def service(registry: CollectorRegistry | None = None, watchers_max: int = 8) -> EstimatorService:
-    config = EstimatorConfig(refit_samples=8, watchers_max=watchers_max, batch_refresh_s=1e-9)
+    config = EstimatorConfig(
+        refit_samples=8, refit_interval_s=0, watchers_max=watchers_max, batch_refresh_s=1e-9
+    )
     return EstimatorService(config, registry or CollectorRegistry())
 
 

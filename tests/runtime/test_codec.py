@@ -38,6 +38,7 @@ from services.costs import (
 from services.forecast import UNCAPPED, Forecast
 from services.runtime.codecs import attach as attach_codec
 from services.runtime.codecs import common as codec
+from services.runtime.errors import InvalidArgument
 from services.scheduler.codec import encode_request_event
 from services.scheduler.core import events as ev
 from services.worker.codec import decode_prompt
@@ -114,6 +115,16 @@ def test_plan_round_trip(plan: Plan) -> None:
 def test_report_round_trip(report: Report) -> None:
     sent = scheduler_pb2.Report.FromString(attach_codec.encode_report(report).SerializeToString())
     assert attach_codec.decode_report(sent) == report
+
+
+def test_progress_is_sent_as_columns() -> None:
+    rows = (RequestProgress("a", 5, 12, 1), RequestProgress("b", 0, 7))
+    sent = attach_codec.encode_report(Report(seq=1, applied_plan_seq=0, progress=rows)).progress
+    assert (list(sent.request_ids), list(sent.output_tokens)) == (["a", "b"], [5, 0])
+    assert (list(sent.held_tokens), list(sent.blocks)) == ([12, 7], [1, 0])
+    sent.blocks.pop()
+    with pytest.raises(InvalidArgument, match="columns of different lengths"):
+        attach_codec.decode_report(scheduler_pb2.Report(progress=sent))
 
 
 @given(HELD)

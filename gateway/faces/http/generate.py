@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from gateway.faces.http.answers.chunks import ChunkWriter, encode_usage
+from gateway.faces.http.answers.direct import DirectStream, direct_stream
 from gateway.faces.http.answers.formats import AnswerFormat
 from gateway.faces.http.answers.sse import EventStream, run_until_disconnect
 from gateway.faces.http.body import (
@@ -57,6 +58,21 @@ class WholeAnswer(JSONResponse):
             self._call.on_whole_sent()
         finally:
             self._on_end()
+
+
+class EventSink:
+    """Writes the events of a call directly to its client's connection."""
+
+    def __init__(self, stream: DirectStream, writer: ChunkWriter, trace: RequestTrace):
+        self._stream, self._writer, self._trace = stream, writer, trace
+
+    @property
+    def ready(self) -> bool:
+        return self._stream.ready
+
+    def write(self, chunk: ChoiceChunk) -> None:
+        self._stream.write(self._writer.encode_chunk(chunk))
+        self._trace.on_chunk_sent()
 
 
 async def generate(
@@ -108,6 +124,9 @@ async def _answer(
         if body.stream:
             options = body.stream_options
             writer = ChunkWriter(form, call, gateway.config.answer_labels, options)
+            stream = direct_stream(request.scope)
+            if stream is not None and body.prompt_top_n is None:  # else a thread encodes
+                call.sink = EventSink(stream, writer, trace)
             events = _write_events(call, writer, body, trace)
             return EventStream(events, on_end, headers)
         choices = await run_until_disconnect(request.receive, _collect_chunks(call, trace))

@@ -7,34 +7,48 @@ from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
 
-import h11
+import httptools
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.admission.caller import REQUEST_ID
+from gateway.faces.http.answers.direct import STREAM, DirectStream
 from gateway.faces.http.errors import error_body, error_response
 from gateway.faces.http.middleware import RequestGuard
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 
 MAX_REFUSED = 64  # connections above the limit that get a 503; further ones are closed
 RETRY_AFTER_S = 1.0
-BEFORE_ANSWER = (h11.IDLE, h11.SEND_RESPONSE)
+BAD_REQUEST, REQUEST_TIMEOUT, HEADERS_TOO_LARGE = 400, 408, 431
 
 
-class BoundedProtocol(H11Protocol):
+class BoundedProtocol(HttpToolsProtocol):
     """One connection.
 
     It may be idle for `keep_alive_s`. From the first byte of a request, all headers must arrive
-    within `header_wait_s`; so must the rest of a body behind an answer that is already sent. A
-    connection above `max_connections` gets a 503.
+    within `header_wait_s`; so must the rest of a body behind an answer that is already sent.
+    Headers, and what is between the pieces of a body, are bounded by `max_header_bytes`. A
+    connection above `max_connections` gets a 503. Requests can write their answer directly:
+    `gateway.faces.http.answers.direct`.
     """
 
-    def __init__(self, *args: Any, max_connections: int, header_wait_s: float, **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        max_connections: int,
+        max_header_bytes: int,
+        header_wait_s: float,
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
-        self._max_connections, self._header_wait_s = max_connections, header_wait_s
+        self._max_connections, self._max_header_bytes = max_connections, max_header_bytes
+        self._header_wait_s = header_wait_s
         self._timer: asyncio.TimerHandle | None = None  # runs while headers are incomplete
+        self._in_head = self._completed = False
+        self._fed = self._unparsed = b""
+        self._head_bytes = 0  # received since the last headers, body piece, or end of a request
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # H11Protocol narrows it, too
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # HttpToolsProtocol narrows it, too
         super().connection_made(transport)
         over = len(self.connections) - self._max_connections
         if over > MAX_REFUSED:
@@ -44,35 +58,87 @@ class BoundedProtocol(H11Protocol):
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._incomplete and not self._answering:
-            self._start_timer()
-        else:
+        self._completed = False
+        self._head_bytes += len(data)
+        self._unparsed = data
+        while self._unparsed and self.parser is not None:
+            self._fed, self._unparsed = self._unparsed, b""
+            super().data_received(self._fed)
+        if self._head_bytes > self._max_header_bytes:
+            limit = f"its headers exceed {self._max_header_bytes} bytes"
+            self._refuse(HEADERS_TOO_LARGE, f"Invalid HTTP request received: {limit}")
+        elif self._answering:
             self._stop_timer()
+        elif self._completed:  # the rest of a body that no endpoint read
+            self._stop_timer()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        else:
+            self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # else a trailer, which no endpoint reads
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.parser.get_method() == b"CONNECT":
+            raise ValueError("this server is no proxy")
+        if self.parser.should_upgrade():
+            return  # the request is parsed again
+        self._in_head, self._head_bytes = False, 0
+        if self.parser.get_http_version() == "1.1" and not any(
+            name == b"host" for name, _ in self.headers
+        ):
+            raise ValueError("the Host header is missing")
+        super().on_headers_complete()  # creates the cycle, which runs later
+        self.scope["extensions"] = {STREAM: DirectStream(self.cycle)}  # type: ignore[dict-item]  # any value is allowed
+
+    def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._completed, self._head_bytes = True, 0
+        super().on_message_complete()
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY:  # the rest of a body that no endpoint reads
+        if self.cycle.more_body:  # the rest of a body that no endpoint reads
+            self._unset_keepalive_if_required()
             self._start_timer()
 
-    def send_400_response(self, msg: str) -> None:
-        """Answers invalid HTTP and headers above the size limit."""
+    def _unsupported_upgrade_warning(self) -> None:
+        """Answers a request that offers another protocol, such as h2c, as one that does not.
+
+        The parser stops behind the headers of an offer, as if the body were the other protocol's.
+        """
         error = sys.exception()
-        hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-        self._refuse(hint, f"{msg[:-1]}: {error}" if error else msg)
+        assert error is not None
+        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        first = b"%b %b HTTP/1.1\r\n" % (self.parser.get_method(), self.url)
+        self._unparsed = b"".join((first, *lines, b"\r\n", self._fed[error.args[0] :]))
+        self.parser = httptools.HttpRequestParser(self)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers invalid HTTP."""
+        error = sys.exception()
+        reason = error and (error.__context__ or error)  # of an error in a callback
+        self._refuse(BAD_REQUEST, f"{msg[:-1]}: {reason}" if reason else msg)
 
     @property
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
-
-    @property
-    def _incomplete(self) -> bool:
-        """Whether an incomplete request has arrived."""
-        return self.conn.their_state is not h11.IDLE or bool(self.conn.trailing_data[0])
 
     def _start_timer(self) -> None:
         if self._timer is None:
@@ -87,24 +153,22 @@ class BoundedProtocol(H11Protocol):
         self._timer = None
         if self._answering or self.transport.is_closing():
             return
-        if self.conn.their_state is h11.IDLE and self._incomplete:
-            self._refuse(408, f"the headers did not arrive within {self._header_wait_s:g} s")
+        if self._in_head:
+            wait_s = self._header_wait_s
+            self._refuse(REQUEST_TIMEOUT, f"the headers did not arrive within {wait_s:g} s")
         else:
             self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        if self.conn.our_state in BEFORE_ANSWER:
+        """Closes the connection, with an answer unless one has begun."""
+        if not self._answering or not self.cycle.response_started:
             body = json.dumps(error_body(InvalidArgument("", message))).encode()
-            headers = [
-                (b"content-type", b"application/json"),
-                (b"content-length", str(len(body)).encode()),
-                (b"connection", b"close"),
-                (REQUEST_ID.encode(), uuid4().hex.encode()),
-            ]
-            reason = HTTPStatus(status).phrase.encode()
-            head = h11.Response(status_code=status, headers=headers, reason=reason)
-            for part in (head, h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(part) or b"")
+            head = (
+                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+                f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+                f"connection: close\r\n{REQUEST_ID}: {uuid4().hex}\r\n\r\n"
+            )
+            self.transport.write(head.encode() + body)
         self.transport.close()
 
 

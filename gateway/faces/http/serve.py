@@ -58,6 +58,7 @@ async def serve_http(
     connection = partial(
         BoundedProtocol,
         max_connections=limits.max_connections,
+        max_header_bytes=limits.max_header_bytes,
         header_wait_s=limits.header_wait_s,
     )
     server = _Server(
@@ -70,7 +71,6 @@ async def serve_http(
             server_header=False,
             http=cast(type[asyncio.Protocol], connection),
             ws="none",
-            h11_max_incomplete_event_size=limits.max_header_bytes,
             timeout_keep_alive=limits.keep_alive_s,
             timeout_graceful_shutdown=GRACE_S,
         )

@@ -4,6 +4,7 @@ Decoding accepts bad values: unknown enum values become a safe default, and nega
 become 0.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from math import isfinite
 
@@ -31,6 +32,7 @@ from services.runtime.codecs.common import (
     encode_swap,
     encode_timing,
 )
+from services.runtime.errors import InvalidArgument
 from services.runtime.prefix import MAX_PREFIX_CHANGES, decode_hashes, encode_hashes
 
 _RESIDENCY_TO_PROTO = {
@@ -145,7 +147,7 @@ def encode_report(report: Report) -> scheduler_pb2.Report:
     return scheduler_pb2.Report(
         seq=report.seq,
         applied_plan_seq=report.applied_plan_seq,
-        progress=[_encode_progress(p) for p in report.progress],
+        progress=_encode_columns(report.progress),
         finished=[
             scheduler_pb2.FinishedRequest(
                 request_id=f.request_id,
@@ -165,10 +167,11 @@ def encode_report(report: Report) -> scheduler_pb2.Report:
 
 
 def decode_report(message: scheduler_pb2.Report) -> Report:
+    """Raises InvalidArgument if columns have different lengths."""
     return Report(
         seq=message.seq,
         applied_plan_seq=message.applied_plan_seq,
-        progress=tuple(_decode_progress(p) for p in message.progress),
+        progress=_decode_columns(message.progress),
         finished=tuple(
             Completion(f.request_id, f.output_tokens, decode_reason(f.reason) or FinishReason.ERROR)
             for f in message.finished
@@ -181,6 +184,22 @@ def decode_report(message: scheduler_pb2.Report) -> Report:
         prefixes_added=decode_hashes(message.prefixes_added, MAX_PREFIX_CHANGES),
         prefixes_gone=decode_hashes(message.prefixes_gone, MAX_PREFIX_CHANGES),
     )
+
+
+def _encode_columns(progress: Sequence[RequestProgress]) -> scheduler_pb2.ProgressColumns:
+    """A message for each request would cost more than all that is done with it."""
+    names, output, held, blocks = zip(*progress, strict=True) if progress else ((), (), (), ())
+    return scheduler_pb2.ProgressColumns(
+        request_ids=names, output_tokens=output, held_tokens=held, blocks=blocks
+    )
+
+
+def _decode_columns(message: scheduler_pb2.ProgressColumns) -> tuple[RequestProgress, ...]:
+    names = message.request_ids
+    columns = message.output_tokens, message.held_tokens, message.blocks
+    if any(len(column) != len(names) for column in columns):
+        raise InvalidArgument("progress", "has columns of different lengths")
+    return tuple(map(RequestProgress, names, *columns))
 
 
 def _encode_progress(progress: RequestProgress) -> scheduler_pb2.Progress:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 from tokenizers import models as tokenizer_models
 
-from gateway.requests.incremental import Detokenizer, StopMatcher
+from gateway.requests.byte_tokens import BYTE_OF, ByteTokens, is_byte_level
+from gateway.requests.incremental import ByteDetokenizer, Detokenizer, StopMatcher
 from gateway.requests.prompts import tokenize_prompt
 from gateway.requests.text import TemplateError, Text
 from gateway.types.client_request import ClientRequest
@@ -213,6 +214,43 @@ def test_chunked_decoding_equals_complete_decoding_with_all_options(
     silent = ids and ids[-1] in enders and stopped and not include
     whole = demo_text().decode(ids[:-1] if silent else ids, skip)
     assert "".join(pieces) + detokenizer.flush(stopped) == whole
+
+
+def byte_level_tokenizer() -> Tokenizer:
+    """Every byte is a token; added ones are within and outside the byte-level alphabet."""
+    backend = Tokenizer(tokenizer_models.BPE({c: at for at, c in enumerate(sorted(BYTE_OF))}, []))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<end>", "漢é"])
+    backend.add_tokens(["é", "two words", "…"])
+    return backend
+
+
+@given(st.lists(st.integers(0, 262), max_size=40), st.lists(st.integers(1, 7), min_size=1))
+def test_byte_level_answers_decode_as_the_library_decodes_them(
+    ids: list[int], lengths: list[int]
+) -> None:
+    """Invalid UTF-8, unknown ids and added tokens included."""
+    backend = byte_level_tokenizer()
+    assert is_byte_level(backend)
+    for skip, skipped in ((False, frozenset()), (True, frozenset(("<end>", "漢é")))):
+        detokenizer = ByteDetokenizer(ByteTokens(backend, skipped))
+        pieces = [detokenizer.feed(chunk) for chunk in cut(ids, lengths)]
+        whole = backend.decode(ids, skip_special_tokens=skip)
+        assert "".join(pieces) + detokenizer.flush() == whole
+
+
+def test_byte_level_characters_are_complete() -> None:
+    backend = byte_level_tokenizer()
+    detokenizer = ByteDetokenizer(ByteTokens(backend))
+    characters = {byte: character for character, byte in BYTE_OF.items()}
+    vocabulary = backend.get_vocab()
+    ids = [vocabulary[characters[byte]] for byte in "ü!é".encode()]
+    assert [detokenizer.feed([token]) for token in ids] == ["", "ü", "!", "", "é"]
+    assert (detokenizer.feed(ids[:1]), detokenizer.flush(), detokenizer.flush()) == (
+        "",
+        "\ufffd",
+        "",
+    )
 
 
 def test_stop_token_within_an_answer_is_text() -> None:

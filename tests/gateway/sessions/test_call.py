@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from gateway.sessions.call import ClientCall, LiveChoice
-from gateway.sessions.session import Session
+from gateway.sessions.session import ChoiceChunk, Session
 from gateway.types.client_request import ClientRequest
 from gateway.types.generation import GenerationRequest, Sampling
 from gateway.types.outcome import ChoiceOutcome
@@ -156,3 +156,71 @@ async def test_complete_answer_counts_tokens_on_arrival_and_its_end_when_sent() 
     assert len([chunk async for chunk in late.call.chunks()]) == 2
     late.call.close()  # its client left before it was sent
     assert late.ends == [(0, 1, CANCELLED), (1, 1, CANCELLED)]
+
+
+@dataclass
+class RecordingSink:
+    """Takes chunks while it is ready; raises once for `refused`."""
+
+    ready: bool = True
+    refused: str = ""
+    texts: list[str] = field(default_factory=list)
+
+    def write(self, chunk: ChoiceChunk) -> None:
+        if chunk.text == self.refused:
+            raise ValueError("cannot write")
+        self.texts.append(chunk.text)
+
+
+async def waiting_writer(owner: RecordingOwner) -> "asyncio.Future[ChoiceChunk]":
+    """A writer that has sent the first chunk and waits for news."""
+    chunks = owner.call.chunks()
+    owner.feed(0, "1")
+    assert (await anext(chunks)).text == "1"
+    following = asyncio.ensure_future(anext(chunks))
+    await asyncio.sleep(0)
+    return following
+
+
+async def test_sink_takes_news_at_once_and_the_writer_sends_the_end() -> None:
+    owner = RecordingOwner()
+    owner.call.sink = sink = RecordingSink()
+    following = await waiting_writer(owner)
+    owner.feed(0, "2")
+    owner.feed(0, "34")
+    assert sink.texts == ["2", "34"]  # before the writer had a turn
+    timeline = owner.call.choices[0].session.client_timeline.timeline
+    assert (timeline.tokens, [tokens for _, tokens in owner.gaps]) == (4, [1, 2])
+    assert not following.done()
+    owner.feed(0, "5", STOP)
+    assert sink.texts == ["2", "34"]
+    assert ((await following).text, (await following).reason) == ("5", STOP)
+
+
+async def test_writer_sends_what_a_sink_that_is_not_ready_leaves() -> None:
+    owner = RecordingOwner()
+    owner.call.sink = sink = RecordingSink()
+    following = await waiting_writer(owner)
+    sink.ready = False
+    owner.feed(0, "2")
+    sink.ready = True
+    owner.feed(0, "3")  # the writer has been woken for the tokens before
+    assert ((await following).text, sink.texts) == ("23", [])
+
+
+async def test_first_tokens_of_each_choice_go_through_the_writer() -> None:
+    owner = RecordingOwner()
+    owner.call.sink = sink = RecordingSink()
+    following = await waiting_writer(owner)
+    owner.feed(1, "a")
+    assert ((await following).index, (await following).text, sink.texts) == (1, "a", [])
+
+
+async def test_failing_sink_breaks_its_call_alone() -> None:
+    owner = RecordingOwner()
+    owner.call.sink = RecordingSink(refused="2")
+    following = await waiting_writer(owner)
+    owner.feed(0, "2")  # raises nothing here, where other calls' tokens follow
+    with pytest.raises(ValueError, match="cannot write"):
+        await following
+    assert owner.ends == [(0, 1, CANCELLED), (1, 0, CANCELLED)]

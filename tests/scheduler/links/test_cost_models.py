@@ -39,7 +39,9 @@ SWAPS = [
 
 
 def estimator() -> EstimatorService:
-    return EstimatorService(EstimatorConfig(refit_samples=8), CollectorRegistry())
+    return EstimatorService(
+        EstimatorConfig(refit_samples=8, refit_interval_s=0), CollectorRegistry()
+    )
 
 
 def costs(owner: Owner, worker_id: str = "w") -> list[CostModel]:
@@ -72,7 +74,7 @@ async def test_timings_are_delivered_after_outage(tmp_path: Path) -> None:
         for _ in range(4):
             peers.cost_models.observe("w", steps((0, 1, 9), (0, 2, 99), slower=1.5) * 8)
         registry = CollectorRegistry()
-        service = EstimatorService(EstimatorConfig(refit_samples=8), registry)
+        service = EstimatorService(EstimatorConfig(refit_samples=8, refit_interval_s=0), registry)
         async with estimator_at(socket_in(tmp_path), service):
             seen = {"used": "yes"}
             expected = len(PROFILE) + 4 * 16
@@ -102,7 +104,7 @@ async def test_reattached_worker_sends_new_profile(tmp_path: Path) -> None:
 
 async def test_ended_batch_is_delivered(tmp_path: Path) -> None:
     """Only timings of attached workers are delivered."""
-    config = EstimatorConfig(refit_samples=8, batch_refresh_s=1e-9)
+    config = EstimatorConfig(refit_samples=8, refit_interval_s=0, batch_refresh_s=1e-9)
     owner = Owner()
     async with (
         estimator_at(socket_in(tmp_path), EstimatorService(config, CollectorRegistry())),

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from json.encoder import encode_basestring
 
 from gateway.faces.http.answers.formats import AnswerFormat
 from gateway.faces.http.answers.logprobs import Entry
@@ -9,6 +11,8 @@ from gateway.faces.http.schema import StreamOptions
 from gateway.sessions.call import ClientCall
 from gateway.sessions.session import ChoiceChunk
 from gateway.types.forecasts import ClientForecast
+
+TEXT_MARK = "\ue000text\ue001"  # private characters; the head of an event has only ASCII
 
 
 def encode_usage(call: ClientCall) -> Entry:
@@ -18,8 +22,27 @@ def encode_usage(call: ClientCall) -> Entry:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class EventTemplate:
+    """An event of which only the text varies: the bytes before and after the text's JSON string."""
+
+    before: bytes
+    after: bytes
+
+    @classmethod
+    def of(cls, event: bytes) -> "EventTemplate":
+        """The template of an event that has TEXT_MARK as its text."""
+        before, _, after = event.partition(encode_basestring(TEXT_MARK).encode())
+        return cls(before, after)
+
+    def encode(self, text: str) -> bytes:
+        """The event as `json.dumps` with `ensure_ascii=False` writes it."""
+        return b"%b%b%b" % (self.before, encode_basestring(text).encode(), self.after)
+
+
 class ChunkWriter:
-    """Encodes the events of one stream. The part that all events share is encoded once."""
+    """Encodes the events of one stream. The part that all events share is encoded once, and so is
+    all but the text of events that differ in nothing else."""
 
     def __init__(
         self,
@@ -41,9 +64,22 @@ class ChunkWriter:
         self._head = f'data: {head[:-1]}, "choices": ['
         self._end = ', "usage": null}\n\n' if options.include_usage and not counted else "}\n\n"
         self._format, self._call = form, call
+        self._repeats = form.repeats and not counted
+        self._templates: dict[int, EventTemplate] = {}  # by choice, from its second event on
         self._sent_tokens: dict[int, int] | None = {} if counted else None  # by choice
 
     def encode_chunk(self, chunk: ChoiceChunk) -> bytes:
+        if self._repeats and chunk.reason is None and chunk.forecast is None:
+            template = self._templates.get(chunk.index)
+            if template is not None:
+                return template.encode(chunk.text)
+            if self._format.has_started(chunk.index):
+                event = self._encode_chunk(ChoiceChunk(chunk.index, TEXT_MARK, (), ()))
+                template = self._templates[chunk.index] = EventTemplate.of(event)
+                return template.encode(chunk.text)
+        return self._encode_chunk(chunk)
+
+    def _encode_chunk(self, chunk: ChoiceChunk) -> bytes:
         choice = json.dumps(self._format.chunk_choice(chunk), ensure_ascii=False)
         extras = self._format.chunk_extras(chunk)
         if chunk.forecast:

@@ -25,6 +25,7 @@ class AnswerFormat:
     id_prefix: str
     whole_object: str
     chunk_object: str
+    repeats: bool  # events of a choice after its first differ in text, reason and forecast only
 
     def __init__(self, text: Text, call: ClientCall):
         self._text, self._call = text, call
@@ -46,6 +47,10 @@ class AnswerFormat:
         """Further fields of an event, next to `choices`. Call `chunk_choice` first."""
         return NO_EXTRAS
 
+    def has_started(self, index: int) -> bool:
+        """Whether the first event of a choice was encoded."""
+        return index in self._started
+
     def _prompt_ids(self, index: int) -> Sequence[int]:
         return self._call.choices[index].request.prompt_ids
 
@@ -58,6 +63,7 @@ class ChatFormat(AnswerFormat):
     def __init__(self, text: Text, call: ClientCall, body: ChatBody):
         super().__init__(text, call)
         self._body = body
+        self.repeats = not (body.logprobs or body.return_token_ids)
         self._echo = body.last_assistant_content() if body.echo else ""
         self._prompt_ids_sent = not body.return_token_ids
 
@@ -116,6 +122,7 @@ class CompletionFormat(AnswerFormat):
     def __init__(self, text: Text, call: ClientCall, body: CompletionBody):
         super().__init__(text, call)
         self._body = body
+        self.repeats = body.logprobs is None and not body.return_token_ids
         self._prompt_texts = body.prompt_texts() if body.echo else ()
         self._columns: dict[int, LogprobColumns] = {}
 

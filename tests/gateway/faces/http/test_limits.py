@@ -3,6 +3,7 @@
 import asyncio
 import json
 import resource
+import socket
 from typing import Any
 
 import pytest
@@ -134,6 +135,86 @@ async def test_invalid_http_is_400() -> None:
             line = await RawConnection.to(harness)
             assert check_error(await line.ask(raw))[0] == 400
             assert await line.end() == b""
+
+
+async def test_request_without_host_is_400() -> None:
+    async with run_harness() as harness:
+        line = await RawConnection.to(harness)
+        status, message = check_error(await line.ask(b"GET /ping HTTP/1.1\r\n\r\n"))
+        assert (status, message) == (
+            400,
+            "Invalid HTTP request received: the Host header is missing",
+        )
+        assert await line.end() == b""
+
+
+async def test_large_trailers_of_a_body_are_refused() -> None:
+    chunked = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    body = b'{"prompt": "1"}'
+    body_chunk = b"%x\r\n%b\r\n0\r\n" % (len(body), body)
+    async with run_harness(max_header_bytes=4096) as harness:
+        line = await RawConnection.to(harness)
+        fits = chunked + body_chunk + b"host: y\r\n\r\n"  # a trailer has no effect
+        assert (await line.ask(fits))[0] == 200
+        line.writer.write(chunked + body_chunk)
+        await line.writer.drain()
+        await asyncio.sleep(0.05)
+        status, message = check_error(await line.ask(b"x: " + b"a" * 5000))
+        assert (status, message.startswith("Invalid HTTP request received")) == (431, True)
+        assert await line.end() == b""
+
+
+async def test_body_that_ends_behind_an_error_answer_keeps_the_connection() -> None:
+    async with run_harness(header_wait_s=0.3) as harness:
+        line = await RawConnection.to(harness)
+        begin = b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nab"
+        assert (await line.ask(begin))[0] == 404
+        line.writer.write(b"cd")
+        await asyncio.sleep(0.5)  # longer than the rest of the body may take
+        assert (await line.ask(PING))[0] == 200
+        line.close()
+
+
+async def test_upgrade_to_another_protocol_is_ignored() -> None:
+    """As Java's client offers with every request."""
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+    body = b'{"prompt": "1"}'
+    post = b"POST /tokenize HTTP/1.1\r\nhost: x\r\n%bcontent-length: %d\r\n\r\n%b"
+    async with run_harness() as harness:
+        line = await RawConnection.to(harness)
+        for _ in range(2):
+            assert (await line.ask(post % (offer, len(body), body)))[0] == 200
+        line.close()
+
+
+async def test_client_that_pauses_reads_every_event_in_order() -> None:
+    """The answers of many choices exceed the buffers of both sockets, so that events wait for the
+    client."""
+    choices, answer = 48, "1234567890" * 40
+    fields = {"prompt": "1,", "stream": True, "max_tokens": 500, "n": choices}
+    body = json.dumps(fields | {"request_id": "x" * 128}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+    tokens = tokens_of(answer)
+    async with run_harness(lambda _: tokens, max_messages_per_s=1e6) as harness:
+        narrow = socket.socket()
+        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        narrow.setblocking(False)
+        host, port = harness.http_url.removeprefix("http://").split(":")
+        await asyncio.get_running_loop().sock_connect(narrow, (host, int(port)))
+        reader, writer = await asyncio.open_connection(sock=narrow, limit=4_096)
+        writer.write(head % len(body) + body)
+        table = harness.gateway.sessions.table
+        await harness.until(lambda: any(live.call.waits_for_client for live in table))
+        received = bytearray()
+        async with asyncio.timeout(WAIT_S):
+            while not received.endswith(b"0\r\n\r\n"):
+                received += await reader.read(65_536)
+        writer.close()
+    texts = dict.fromkeys(range(choices), "")
+    for part in bytes(received).split(b"data: {")[1:]:
+        [choice] = json.loads(b"{" + part.split(b"\n\n")[0])["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert texts == dict.fromkeys(range(choices), answer)
 
 
 async def test_connection_above_the_limit_is_503() -> None:
