@@ -25,6 +25,10 @@ class MemoryColumns:
         places[self.rows] = np.arange(len(self.rows))
         return places
 
+    def __reduce__(self) -> tuple[type["MemoryColumns"], tuple[object, ...]]:
+        """Copies hold no derived places, so that equal columns have equal bytes."""
+        return MemoryColumns, (self.values, self.rows, self.serials)
+
     def recall(self, names: Sequence[str], rows: Ints, serials: Ints) -> list[Floats]:
         """The stored values of these requests, one column per name; 0 for unseen ones. Copies."""
         if not len(self.rows) or not len(rows):
