@@ -315,7 +315,7 @@ def test_full_decode_step_is_profiled():
 
 @pytest.mark.slow
 async def test_separate_process_reports_its_error(tmp_path: Path):
-    why = "the folder has no config.json"
+    why = "it has no config.json"
     with (
         SystemProcess(BareEngine, str(tmp_path), 256) as engine,
         pytest.raises(ValueError, match=why),
