@@ -18,7 +18,7 @@ thread of the front end's process, which is part of it; its other threads are gR
 tokenizer's. `tokens/event` is the number of tokens of a server-sent event with text: a server that
 combines more of them writes less often. `ttft_ms` is the median time to the first text.
 
-Part `limit`: `foretoken serve --emulate` with an engine whose steps last 10 ms whatever its batch,
+Part `limit`: `foretoken serve --emulate` with an engine of 10 ms a step, whatever its batch,
 so that each stream gets 100 tokens per second, and answers of 512 tokens, one after the other on
 each of `--streams` connections. `tok_s` are tokens per second; `gateway_cpu` is the share of a core
 of the process with gateway and scheduler; `us_per_token` and `us_per_event` divide its CPU time;

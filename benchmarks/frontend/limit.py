@@ -25,7 +25,7 @@ MOST_LATE = 0.02  # share of its steps that the engine may miss
 
 Counts = np.ndarray[tuple[int], np.dtype[np.float64]]
 
-HARDWARE = """about = "An engine whose steps last {step_s} s"
+HARDWARE = """about = "An engine with steps of {step_s} s"
 [cost]
 base_s = {step_s}
 prefill_token_s = 0.0

@@ -1,4 +1,4 @@
-"""The load of the front end: an open loop of chats whose answers have exactly known lengths."""
+"""The load of the front end: an open loop of chats with answers of known lengths."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ def fixed_load(count: int, rate: float, seed: int, model: str = "demo") -> list[
 
 
 def fixed_body(prompt: str, tokens: int, model: str = "demo") -> bytes:
-    """A chat whose streamed answer has exactly so many tokens."""
+    """A chat with a streamed answer of exactly so many tokens."""
     return json.dumps(
         {
             "model": model,

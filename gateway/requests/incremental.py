@@ -47,7 +47,7 @@ class AnswerDetokenizer:
 
 
 class ByteDetokenizer(AnswerDetokenizer):
-    """For byte-level tokenizers, whose text is the joined bytes of the tokens as UTF-8."""
+    """For byte-level tokenizers: the text is the joined bytes of the tokens as UTF-8."""
 
     def __init__(self, token_bytes: Mapping[int, bytes], silent: Set[int] = frozenset()):
         super().__init__(silent)

@@ -190,7 +190,7 @@ def _require_vocabulary(model: str, backend: Tokenizer, vocabulary_tokens: int) 
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A config whose text part, if it has a separate one, fills what is missing."""
+    """The config. Its text part, if it has a separate one, fills what is missing."""
     text = config.get("text_config")
     return {**text, **config} if isinstance(text, dict) else config
 

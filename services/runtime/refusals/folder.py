@@ -21,7 +21,7 @@ WEIGHTS = (
     "pytorch_model.bin.index.json",
 )
 INDEXES = frozenset(name for name in WEIGHTS if name.endswith(".index.json"))
-# Present in quantized checkpoints whose config.json does not say so.
+# Files of quantized checkpoints, also where config.json does not name the quantization.
 QUANTIZED_FILES = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",

@@ -19,7 +19,7 @@ from services.core import (
 )
 from services.costs import BatchTiming, CostModel
 from services.forecast import Forecast
-from services.scheduler.core.phases import Transition
+from services.scheduler.core.phases import Transition, TransitionCause
 
 # Events
 
@@ -277,3 +277,25 @@ class Step(NamedTuple):
     now: float
     actions: Sequence[Action]
     transitions: Sequence[Transition]
+
+
+def message_about(transition: Transition, link: str, address: str) -> Action | None:
+    """The message to a request's gateway about a transition; None if it needs none. `address` is
+    that of the transition's worker."""
+    t = transition
+    match t.cause:
+        case TransitionCause.PAUSED:  # the most frequent; the gateway learns that it stopped
+            return None
+        case TransitionCause.PLACED:
+            return Place(link, t.request_id, t.worker_id, address, t.queued_s)
+        case _ if t.resumes:
+            return Resume(link, t.request_id, t.held_tokens)
+        case _ if t.interrupts:
+            return Preempt(link, t.request_id, t.output_tokens)
+        case TransitionCause.FINISHED:
+            reason = FinishReason(t.reason)
+            return Finish(
+                link, t.request_id, reason, t.output_tokens, t.preemptions, t.queued_s, t.message
+            )
+        case _:
+            return None

@@ -12,7 +12,6 @@ from math import inf
 import numpy as np
 
 from services.core import (
-    FinishReason,
     Grant,
     HeldRequest,
     Pause,
@@ -26,7 +25,7 @@ from services.costs import CostModel
 from services.forecast import Ints
 from services.policies.snapshot import NOWHERE, Bools, WorkerSnapshot
 from services.scheduler.core.board import Board
-from services.scheduler.core.events import Action, Finish, Place, Preempt, Refuse, Resume
+from services.scheduler.core.events import Action, Refuse, message_about
 from services.scheduler.core.jobs import Job, WorkerJobs
 from services.scheduler.core.phases import RequestPhase, Transition, TransitionCause, require_legal
 
@@ -351,38 +350,14 @@ class Ledger:
             if change := _waits(after) - _waits(before):
                 self._count_waiting(job.request.model, change)
         self.transitions.append(transition)
-        if action := self._message(job.link, transition):
+        worker = self.workers.get(transition.worker_id)
+        if action := message_about(transition, job.link, worker.view.address if worker else ""):
             self.actions.append(action)
 
     def _count_waiting(self, model: str, change: int) -> None:
         self._waiting[model] += change
         if not self._waiting[model]:
             del self._waiting[model]
-
-    def _message(self, link: str, t: Transition) -> Action | None:
-        """The message to the gateway about a transition, if it needs one."""
-        match t.cause:
-            case TransitionCause.PAUSED:  # the most frequent; the gateway learns that it stopped
-                return None
-            case TransitionCause.PLACED:
-                address = self.workers[t.worker_id].view.address
-                return Place(link, t.request_id, t.worker_id, address, t.queued_s)
-            case _ if t.resumes:
-                return Resume(link, t.request_id, t.held_tokens)
-            case _ if t.interrupts:
-                return Preempt(link, t.request_id, t.output_tokens)
-            case TransitionCause.FINISHED:
-                return Finish(
-                    link,
-                    t.request_id,
-                    FinishReason(t.reason),
-                    t.output_tokens,
-                    t.preemptions,
-                    t.queued_s,
-                    t.message,
-                )
-            case _:
-                return None
 
     # Changes of workers
 

@@ -146,7 +146,7 @@ class PagedModel:
         the result with that of transformers' attention for each of them alone: a state that other
         layers carry from token to token would leak into the second.
 
-        Raises ValueError for a model whose attention cannot be replaced.
+        Raises ValueError for a model with attention that cannot be replaced.
         """
         name = type(self.module).__name__
         tokens = torch.arange(2 * PROBED, device=self.device) % self.vocab_size
@@ -159,7 +159,7 @@ class PagedModel:
             raise ValueError(f"its {name} {error}") from None
         except (TypeError, AttributeError, ValueError) as error:
             raise ValueError(
-                f"it is a {name}, whose attention cannot be replaced ({error}): {OTHER_FAMILY}"
+                f"it is a {name}, and its attention cannot be replaced ({error}): {OTHER_FAMILY}"
             ) from None
         attending = len(probe.shapes)
         if not attending:

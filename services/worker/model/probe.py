@@ -18,7 +18,7 @@ MAX_PROBE_WORK = 2e10
 
 
 class UnsupportedAttention(ValueError):
-    """A predicate about a model whose attention the paged kernels do not compute."""
+    """A predicate about a model with attention that the paged kernels do not compute."""
 
 
 @dataclass(frozen=True)

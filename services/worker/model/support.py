@@ -84,7 +84,7 @@ def _find_unknown_type(folder: Path) -> str:
 
 
 def _find_class_fault(config: PreTrainedConfig) -> str:
-    """A config without a causal language model, or one whose attention cannot be replaced."""
+    """A config without a causal language model, or with attention that cannot be replaced."""
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return (
             f"is of the type {config.model_type}, which transformers does not load as a causal "

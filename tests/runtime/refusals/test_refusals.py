@@ -30,7 +30,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345
 
 
 def folder(path: Path, config: object = None, **files: str) -> Path:
-    """A folder with these texts as files, whose names have __ for a dot."""
+    """A folder with these texts as files; a name has __ for a dot."""
     files = {"model__safetensors": "", **files}
     for name, content in files.items():
         (path / name.replace("__", ".")).write_text(content)

@@ -44,10 +44,12 @@ class NumbaLayerOps(TorchLayerOps):
     def quantize(self, weight: Tensor) -> Int8Weight:
         return int8.pack(weight)
 
+    def int8_product(self, x: Tensor, weight: Int8Weight) -> Tensor:
+        return int8.multiply(x, weight)
+
     def product(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         if isinstance(weight, Int8Weight):
-            out = int8.multiply(x, weight)
-            return (out if bias is None else out.add_(bias)).to(self._dtype)
+            return super().product(x, weight, bias)
         if weight.is_mkldnn:
             return packed.multiply(x, weight, bias)
         if not self._is_small_product(x, weight):
@@ -60,7 +62,7 @@ class NumbaLayerOps(TorchLayerOps):
 
     def add_product(self, total: Tensor, x: Tensor, weight: Weight) -> None:
         if isinstance(weight, Int8Weight):
-            total.add_(int8.multiply(x, weight))
+            super().add_product(total, x, weight)
         elif weight.is_mkldnn:
             total.add_(packed.multiply(x, weight, None))
         elif self._is_small_product(x, weight):

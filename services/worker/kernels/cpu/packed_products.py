@@ -1,4 +1,4 @@
-"""Products with a large matrix, by oneDNN, whose weights are packed once for its kernels.
+"""Products with a large matrix, by oneDNN: its weights are packed once for oneDNN's kernels.
 
 A library that reads a plain matrix arranges its parts anew in each call. Measured with one thread,
 matrices of 1,024 × 1,024 to 6,144 numbers and 2 to 256 rows: packed products take 0.4 to 0.8 of the

@@ -41,15 +41,25 @@ class TorchLayerOps:
     def product(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         """x · weight + bias; x [rows, in], weight [in, out]."""
         if isinstance(weight, Int8Weight):
-            return _biased(_int8_product(x, weight), bias).to(x.dtype)
+            product = self.int8_product(x, weight)
+            return (product if bias is None else product.add_(bias)).to(x.dtype)
         return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
     def add_product(self, total: Tensor, x: Tensor, weight: Weight) -> None:
         """total += x · weight, in place; total [rows, out]."""
         if isinstance(weight, Int8Weight):
-            total.add_(_int8_product(x, weight))
+            total.add_(self.int8_product(x, weight))
         else:
             total.addmm_(x, weight)
+
+    def int8_product(self, x: Tensor, weight: Int8Weight) -> Tensor:
+        """x · weight in float32, with x [rows, in] quantized by row."""
+        numbers = x.float()
+        scales = (numbers.abs().amax(1, keepdim=True) / INT8_MAX).clamp_(min=TINY)
+        codes = (numbers / scales).round_().to(torch.int8)
+        codes = pad(codes, (0, 0, 0, max(0, INT8_ROWS - len(x))))
+        sums = torch._int_mm(codes, weight.codes)[: len(x)]
+        return sums.float().mul_(scales).mul_(weight.scales)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMSNorm over the last dimension: x / √(mean x² + eps) · weight. x [rows, numbers]."""
@@ -73,17 +83,3 @@ class TorchLayerOps:
         """silu(gate) · up of gate_up [rows, 2 · width]. May work in place."""
         gate, up = gate_up.chunk(2, -1)
         return silu(gate, inplace=True).mul_(up)
-
-
-def _int8_product(x: Tensor, weight: Int8Weight) -> Tensor:
-    """x · weight in float32, with x [rows, in] quantized by row."""
-    numbers = x.float()
-    scales = (numbers.abs().amax(1, keepdim=True) / INT8_MAX).clamp_(min=TINY)
-    codes = (numbers / scales).round_().to(torch.int8)
-    codes = pad(codes, (0, 0, 0, max(0, INT8_ROWS - len(x))))
-    sums = torch._int_mm(codes, weight.codes)[: len(x)]
-    return sums.float().mul_(scales).mul_(weight.scales)
-
-
-def _biased(product: Tensor, bias: Tensor | None) -> Tensor:
-    return product if bias is None else product.add_(bias)
