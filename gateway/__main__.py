@@ -15,10 +15,11 @@ from services.runtime.main import Unit, run_service
 
 
 def build(config: GatewayConfig, registry: CollectorRegistry, tracing: Tracing) -> Unit:
+    config = config.own_share()
     scheduler, spans = connect(config.scheduler_address), tracing.service(config.section)
     gateway = Gateway(config, scheduler, connect, registry, spans=spans)
     app = build_app(gateway)
-    listener = bind_http(config.host, config.http_port)
+    listener = bind_http(config.host, config.http_port, config.shares_address)
 
     async def run() -> None:
         async with asyncio.TaskGroup() as group:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cached_property
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
@@ -50,6 +50,12 @@ SLA_CLASSES = {
 }
 
 
+# Limits of a server, which its gateways divide.
+SHARED_LIMITS = (
+    "max_sessions", "max_arriving", "max_reading", "max_reading_bytes", "max_connections",
+)  # fmt: skip
+
+
 class GatewayConfig(ServedSettings):
     """Addresses, limits and timeouts of the gateway."""
 
@@ -71,7 +77,10 @@ class GatewayConfig(ServedSettings):
     grpc_port: Annotated[int, Field(ge=0, le=65535)] = 50051  # 0: any free port
     address: str = ""  # of the gRPC listener; empty: host and grpc_port
     scheduler_address: str = "127.0.0.1:50052"
-    gateway_id: str = ""  # empty: random
+    gateway_id: str = ""  # label `gateway` of its metrics; empty: random, and no label
+    # Gateway processes that listen on the same ports (SO_REUSEPORT). Each enforces its share of
+    # SHARED_LIMITS. 0: the ports are this process's own.
+    replicas: Annotated[int, Field(ge=0)] = 0
 
     sla_classes: dict[str, SlaClass] = SLA_CLASSES
     default_sla: str = "standard"
@@ -117,7 +126,7 @@ class GatewayConfig(ServedSettings):
     max_connections: Count = 8192
     max_stop_chars: Count = 512  # of one stop string; an answer may hold back as many
     max_text_bytes: Count = 8192  # of each part of a prompt sent to the predictor
-    # To all clients together; fewer while messages take 40 % of the time.
+    # Of one process to all its clients; fewer while messages take 40 % of the time.
     max_messages_per_s: Positive = 15_000.0
     max_pause_s: Positive = 0.1  # the longest that available text waits to be sent
     client_stall_s: Positive = 60.0  # a client that reads nothing for so long is disconnected
@@ -194,7 +203,18 @@ class GatewayConfig(ServedSettings):
 
     @property
     def metric_labels(self) -> Mapping[str, str]:
-        return {"model_name": self.model_name}
+        name = {"gateway": self.gateway_id} if self.gateway_id else {}
+        return {"model_name": self.model_name} | name
+
+    @property
+    def shares_address(self) -> bool:
+        return self.replicas > 0
+
+    def own_share(self) -> Self:
+        """The config with this process's share of the limits, at least 1 of each."""
+        limits = {name: getattr(self, name) for name in SHARED_LIMITS}
+        shares = {name: ceil(limit / max(1, self.replicas)) for name, limit in limits.items()}
+        return self.model_copy(update=shares)
 
     @property
     def slas(self) -> Mapping[str, Sla]:

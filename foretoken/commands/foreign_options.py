@@ -17,6 +17,8 @@ FOREIGN: Mapping[str, str] = MappingProxyType(
         "-pp": "is not supported: spread a model with --tensor-parallel N",
         "--data-parallel-size": "--workers N",
         "-dp": "--workers N",
+        "--api-server-count": "--gateways N",
+        "-asc": "--gateways N",
         "--gpu-memory-utilization": "--kv-tokens N (tokens, not a share of memory), or "
         "--set worker.gpu_memory_utilization=SHARE",
         "--max-num-seqs": SET.format("worker.max_running"),

@@ -115,6 +115,16 @@ def serve(
     unknown_fields: Annotated[
         str, request_option("Unknown request fields: ignore or refuse.", "ACTION", "ignore")
     ] = "",
+    gateways: Annotated[
+        int | None,
+        process_option(
+            "Gateway processes that share the ports; 0: gateway and scheduler are one process.",
+            "N",
+            "one per 8 cores; 0 on a single core",
+            min=0,
+            max=64,
+        ),
+    ] = None,
     separate: Annotated[
         bool,
         process_option("Run every service as a separate process over TCP.", names=["--separate"]),
@@ -146,9 +156,12 @@ def serve(
         raise UsageError(f"--chat-template: the file does not exist (got {chat_template!r})")
     if emulate_lengths and not emulate:
         raise UsageError("--emulate-lengths needs --emulate HARDWARE, such as h100-llama3-8b")
+    if separate and gateways == 0:
+        raise UsageError("--separate needs a gateway process: give --gateways 1 or more")
     from foretoken.running.model import locate, require_servable
-    from foretoken.running.options import ServeOptions, demo_model
+    from foretoken.running.options import ServeOptions, default_gateways, demo_model
     from foretoken.running.serve import serve as run
+    from services.runtime.cores import cores
 
     asked = name or model
     located = locate(asked) if asked else None
@@ -180,6 +193,7 @@ def serve(
             cors_origins=cors_origins,
             unknown_fields=unknown_fields,
             log_level=log_level,
+            gateways=(default_gateways(cores()) or int(separate)) if gateways is None else gateways,
             separate=separate,
             ui=ui,
             sets=sets or [],

@@ -9,18 +9,14 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from foretoken.running.options import Sections
+from foretoken.running.scheduling import build_scheduling
 from gateway.config import GatewayConfig
 from gateway.gateway import Gateway
 from observability.exposition import Part
 from observability.tracing import OFF, Tracing
-from protos.generated import estimator_pb2_grpc, scheduler_pb2_grpc
-from services.estimator.config import EstimatorConfig
-from services.estimator.service import EstimatorService
-from services.runtime.channel import InProcessServer, connect
+from services.runtime.channel import connect
 from services.runtime.config import load
 from services.runtime.server import Mount
-from services.scheduler.config import SchedulerConfig
-from services.scheduler.links.peers import PeerChannels
 from services.scheduler.service import SchedulerService
 
 
@@ -45,31 +41,14 @@ def build_control_plane(
     `registry` holds the series of scheduler and estimator. The gateway has its own registry,
     because its series have other labels.
     """
-    config = load(SchedulerConfig, overrides["scheduler"])
-    estimator = load(EstimatorConfig, overrides["estimator"])
-    server = InProcessServer()
-    channel = server.channel()
-    advisers = PeerChannels(predictor, channel)
-    scheduler = SchedulerService(config, advisers, registry, spans=tracing.service(config.section))
-    front = load(GatewayConfig, overrides["gateway"])
+    scheduling = build_scheduling(overrides, predictor, registry, tracing)
+    config = load(GatewayConfig, overrides["gateway"])
     gateway = Gateway(
-        front,
-        channel,
+        config,
+        scheduling.channel,
         connect,
         CollectorRegistry(),
         other_parts=[Part(registry)],
-        spans=tracing.service(front.section),
+        spans=tracing.service(config.section),
     )
-    scheduler_mount = Mount(
-        "foretoken.v1.Scheduler", scheduler_pb2_grpc.add_SchedulerServicer_to_server, scheduler
-    )
-    for mount in (
-        scheduler_mount,
-        Mount(
-            "foretoken.v1.Estimator",
-            estimator_pb2_grpc.add_EstimatorServicer_to_server,
-            EstimatorService(estimator, registry),
-        ),
-    ):
-        mount.add(mount.servicer, server)
-    return ControlPlane(scheduler, gateway, channel, scheduler_mount)
+    return ControlPlane(scheduling.scheduler, gateway, scheduling.channel, scheduling.mount)

@@ -1,42 +1,33 @@
 """Runs the control plane in this process, and the predictor and each worker as child processes.
 
-Services of the control plane use in-process channels, child processes use Unix sockets.
+For a single core, and for tests that look into the control plane. Services of the control plane use
+in-process channels, child processes use Unix sockets.
 """
 
 import asyncio
 import json
-import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
-from foretoken.running.children.processes import Child
 from foretoken.running.children.supervisor import Supervisor, supervise
 from foretoken.running.console import status
 from foretoken.running.console.progress import StartProgress
-from foretoken.running.options import (
-    Sections,
-    ServeOptions,
-    local_worker,
-    predictor_sections,
-    sections,
-)
+from foretoken.running.options import ServeOptions, sections
 from foretoken.running.shutdown import interruptible_start, run_in_daemon_thread
+from foretoken.running.topology import Shape, arrange
 from gateway.config import GatewayConfig
 from observability.exposition import expose
 from protos.generated import scheduler_pb2
 from services.estimator.config import EstimatorConfig
-from services.predictor.config import PredictorConfig
 from services.runtime.channel import connect
-from services.runtime.config import COMMON, load
-from services.runtime.outcomelog.config import LogConfig
+from services.runtime.config import load
 from services.runtime.server import Lifecycle, listening
 from services.runtime.startup import importing
 from services.runtime.tasks import background
@@ -67,20 +58,16 @@ async def embedded(
         load(kind, overrides[kind.section])  # report a mistake before anything starts
     async with AsyncExitStack() as stack:
         tracing = stack.enter_context(closing(open_tracing(overrides["tracing"])))
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="foretoken-")))
-        socket = f"unix:{folder}/scheduler.sock"
-        advice = _predictor_sections(overrides, folder)
-        predictor = connect(advice["predictor"]["address"])
+        folder = stack.enter_context(TemporaryDirectory(prefix="foretoken-"))
+        topology = arrange(overrides, Shape.EMBEDDED, options.workers, 0, folder)
+        predictor = connect(topology.predictor)
         stack.push_async_callback(predictor.close)
-        workers = [
-            _worker_settings(overrides, folder, socket, number, options.workers)
-            for number in range(options.workers)
-        ]
-        peers = [settings["address"] for settings in (*workers, advice["predictor"])]
-        overrides["gateway"] = {"metrics_peers": json.dumps(peers)} | overrides["gateway"]
-        children = _children(overrides, workers, advice)
+        peers = {"metrics_peers": json.dumps(topology.metrics_peers)}
+        overrides["gateway"] = peers | overrides["gateway"]
         on_stage = progress.update if progress else _ignore
-        supervisor = await stack.enter_async_context(supervise(children, lifecycle, on_stage))
+        supervisor = await stack.enter_async_context(
+            supervise(topology.children, lifecycle, on_stage)
+        )
         report("importing the control plane")
         await asyncio.wrap_future(run_in_daemon_thread(_import_control))  # signals are handled
         from foretoken.running.control import build_control_plane  # imported above, in a thread
@@ -94,7 +81,7 @@ async def embedded(
         config = gateway.config
         await stack.enter_async_context(background(scheduler.run(), gateway.run()))
         await stack.enter_async_context(
-            listening([control.scheduler_mount], socket, parts=gateway.parts)
+            listening([control.scheduler_mount], topology.scheduler, parts=gateway.parts)
         )
         grpc = await stack.enter_async_context(
             listening(
@@ -140,51 +127,6 @@ def _import_control() -> None:
 
 def _ignore(*stage: str) -> None:
     """Drops a progress report."""
-
-
-def _children(
-    overrides: Sections, workers: Sequence[dict[str, str]], advice: Sections
-) -> list[Child]:
-    common = {name: overrides[name] for name in COMMON}
-    return [
-        *(
-            Child(
-                worker["worker_id"],
-                "worker",
-                "services.worker",
-                {"worker": worker, "emulation": overrides["emulation"], **common},
-            )
-            for worker in workers
-        ),
-        Child("predictor", "predictor", "services.predictor", advice | common),
-    ]
-
-
-def _predictor_sections(overrides: Sections, folder: Path) -> Sections:
-    """Returns the predictor's sections. Raises ConfigError for invalid values."""
-    own = {
-        "address": f"unix:{folder}/predictor.sock",
-        "started_by": str(os.getpid()),
-        "log_level": "WARNING",
-    }
-    settings = predictor_sections(overrides, own)
-    load(PredictorConfig, settings["predictor"])
-    load(LogConfig, settings["log"])
-    return settings
-
-
-def _worker_settings(
-    overrides: Sections, folder: Path, scheduler: str, number: int, workers: int
-) -> dict[str, str]:
-    return {
-        **local_worker(number, workers),
-        "address": f"unix:{folder}/worker-{number}.sock",
-        "scheduler_address": scheduler,
-        "served_model_name": overrides["gateway"].get("served_model_name", ""),
-        "exit_when_orphaned": "true",
-        "started_by": str(os.getpid()),
-        "log_level": "WARNING",
-    } | overrides["worker"]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from services.scheduler.config import SchedulerConfig
 
 SERVICES = ("gateway", "scheduler", "predictor", "batcher", "estimator", "worker")
 Sections = dict[str, dict[str, str]]
+CORES_PER_GATEWAY = 8
 # With predictor.pure the scheduler waits for a forecast; a burst of 1,000 prompts takes 6 to 15 s.
 PATIENT = dict.fromkeys(("forecast_patience_s", "forecast_timeout_s", "forecast_late_s"), "30")
 
@@ -53,9 +54,16 @@ class ServeOptions:
     cors_origins: str = ""
     unknown_fields: str = ""
     log_level: str = ""
+    gateways: int = 0  # processes; 0: one process has the gateway and the scheduler
     separate: bool = False
     ui: bool = True
     sets: Sequence[str] = field(default_factory=list)
+
+
+def default_gateways(available: int) -> int:
+    """Gateway processes for so many cores: one per 8. On a single core a process of its own would
+    only cost time."""
+    return 0 if available < 2 else max(1, available // CORES_PER_GATEWAY)
 
 
 def sections(options: ServeOptions) -> Sections:

@@ -1,8 +1,9 @@
-"""Finds free TCP ports for child services."""
+"""Finds free TCP ports for child services, and holds the ports that several of them share."""
 
 import socket
 from contextlib import ExitStack
 from secrets import randbelow
+from typing import Self
 
 from services.runtime.config import ConfigError
 
@@ -37,3 +38,54 @@ def free_port() -> int:
     """Returns one free port."""
     [port] = free_ports(1)
     return port
+
+
+class HeldPort:
+    """Keeps a port while the block runs, for processes that listen on it with SO_REUSEPORT.
+
+    The port is neither taken by another program nor, while no process listens, refused to the
+    next one. The socket of this object never listens, so it receives no connection.
+    """
+
+    def __init__(self, host: str, number: int):
+        """`number` 0: any free port. Raises ConfigError if another program uses the port."""
+        self._socket = _bind_alone(host, number) if number else _bind_shared(host, free_port())
+        self.number: int = self._socket.getsockname()[1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._socket.close()
+
+
+def _bind_alone(host: str, port: int) -> socket.socket:
+    """Two servers must not share a port by mistake: the first bind fails if anything has it."""
+    with _socket_for(host) as probe:
+        _bind(probe, host, port)
+    return _bind_shared(host, port)
+
+
+def _bind_shared(host: str, port: int) -> socket.socket:
+    held = _socket_for(host)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    _bind(held, host, port)
+    # Closed connections of an earlier server must not prevent the bind, but from now on the port
+    # is in use for everyone without SO_REUSEPORT.
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    return held
+
+
+def _socket_for(host: str) -> socket.socket:
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return made
+
+
+def _bind(unbound: socket.socket, host: str, port: int) -> None:
+    try:
+        unbound.bind((host, port))
+    except OSError as error:
+        unbound.close()
+        reason = error.strerror or "unknown host"
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from None

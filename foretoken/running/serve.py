@@ -1,4 +1,4 @@
-"""Runs `foretoken serve`, embedded or with separate processes, until a signal."""
+"""Runs `foretoken serve`, embedded or as supervised processes, until a signal."""
 
 import logging
 import os
@@ -11,8 +11,8 @@ from foretoken.running.console import lines
 from foretoken.running.embedded import serve_embedded
 from foretoken.running.interrupts import quiet_interrupts
 from foretoken.running.options import ServeOptions, secrets, sections
-from foretoken.running.separate import serve_separate
 from foretoken.running.shutdown import Interrupted
+from foretoken.running.supervised import serve_supervised
 from services.runtime.config import check_environment, load
 from services.runtime.main import exit_immediately
 from services.runtime.open_files import raise_open_file_limit
@@ -36,7 +36,7 @@ def serve(options: ServeOptions) -> None:
         lines.log.setLevel(logging.INFO)
     raise_open_file_limit()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    mode: Mode = serve_separate if options.separate else serve_embedded
+    mode: Mode = serve_supervised if options.gateways else serve_embedded
     try:
         uvloop.run(_with_signals(mode, options))
     except Interrupted as interrupted:

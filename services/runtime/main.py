@@ -69,6 +69,11 @@ class ServedSettings(Settings):
         """Labels of all metrics of the process, by name."""
         return {}
 
+    @property
+    def shares_address(self) -> bool:
+        """Whether other processes may listen on the TCP port of `address`, too."""
+        return False
+
 
 ConfigT = TypeVar("ConfigT", bound=ServedSettings)
 Build = Callable[[CollectorRegistry, Tracing], Unit]
@@ -149,6 +154,7 @@ async def serve(config: ServedSettings, build: Build, tracing: Tracing) -> None:
                 parts=parts,
                 interceptors=calls,
                 more_addresses=[f"unix:{config.socket}"] if config.socket else [],
+                shared=config.shares_address,
             )
         )
         log.info("listening on %s", config.address)

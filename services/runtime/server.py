@@ -24,7 +24,6 @@ from services.runtime.telemetry.scrape import TELEMETRY, TelemetryService
 log = logging.getLogger(__name__)
 
 SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
-    ("grpc.so_reuseport", 0),  # a port in use must be an error
     # Clients send keep-alive pings every 20 s, even without calls (channel.OPTIONS). The default
     # would disconnect them.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
@@ -75,18 +74,21 @@ class Lifecycle:
 
 
 class Server:
-    """Serves mounts on one or several addresses. `parts` are the metrics of the process."""
+    """Serves mounts on one or several addresses. `parts` are the metrics of the process. `shared`:
+    other processes may listen on the TCP port, too; without it, a port in use is an error."""
 
     def __init__(
         self,
         mounts: Sequence[Mount],
         parts: Sequence[Part] = (),
         interceptors: Sequence[aio.ServerInterceptor] = (),
+        shared: bool = False,
     ):
+        self._shared = shared
         first = [each for mount in mounts for each in mount.interceptors]
         self._server = aio.server(
             interceptors=[*first, *interceptors, ErrorInterceptor()],
-            options=[*OPTIONS, *SERVER_OPTIONS],
+            options=[*OPTIONS, *SERVER_OPTIONS, ("grpc.so_reuseport", int(shared))],
             maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
         )
         self._names = [mount.name for mount in mounts]
@@ -103,7 +105,7 @@ class Server:
         """Listens, and sets the health status to SERVING. `port` is that of the last address.
         Raises ConfigError if an address is not available."""
         for address in addresses:
-            _require_free(address)
+            _require_free(address, self._shared)
             try:
                 self.port = self._server.add_insecure_port(address)
             except RuntimeError:
@@ -136,9 +138,10 @@ async def listening(
     parts: Sequence[Part] = (),
     interceptors: Sequence[aio.ServerInterceptor] = (),
     more_addresses: Sequence[str] = (),
+    shared: bool = False,
 ) -> AsyncIterator[Server]:
     """A running server; stops at the end of the block without a drain."""
-    server = Server(mounts, parts, interceptors)
+    server = Server(mounts, parts, interceptors, shared)
     try:
         await server.start(*more_addresses, address)
         yield server
@@ -147,14 +150,16 @@ async def listening(
         await server.stop(grace_s=0.5)
 
 
-def _require_free(address: str) -> None:
-    """Raises ConfigError if the address is in use. gRPC would log several lines to stderr."""
+def _require_free(address: str, shared: bool) -> None:
+    """Raises ConfigError if the address is in use, unless its port is `shared`. gRPC would log
+    several lines to stderr."""
     if address.startswith("unix:"):
         return _clear_stale_socket(Path(address.removeprefix("unix:")))
     host, _, port = address.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))
         try:
             probe.bind((host.strip("[]"), int(port)))
         except (OSError, ValueError) as error:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from services.runtime.cores import cores
+
 # Tokens of one step by device type: this many fill it, and more only delay decodes. The GPU value
 # is an estimate: prefill of a few billion parameters is compute-bound from about there on.
 BATCH_TOKENS = {"cpu": 512, "cuda": 2_048}
@@ -47,11 +49,6 @@ def torch_threads(parameters: int, device: torch.device, local_workers: int) -> 
 
 def cores_per_worker(local_workers: int) -> int:
     return max(1, cores() // local_workers)
-
-
-def cores() -> int:
-    """Cores available to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def step_token_limit(configured: int, device: torch.device) -> int:

@@ -24,6 +24,7 @@ ABANDON_S = 1.0  # the same while the system is still starting
 # Nothing is served once every child of one of these sections has been given up.
 REQUIRED = ("gateway", "scheduler", "worker")
 FALLBACKS = {
+    "gateway": "new connections go to the other gateways",
     "worker": "its requests go to the other workers",
     "predictor": "forecasts come from history",
     "batcher": "the scheduler arranges rounds",

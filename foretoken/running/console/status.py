@@ -4,7 +4,7 @@ load, and what it waits for when it is left."""
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
@@ -112,12 +112,14 @@ def format_fleet(fleet: scheduler_pb2.FleetView) -> str:
     )
 
 
-def scrape_over(gateway: aio.Channel) -> Scrape:
-    """Returns a function that reads the metrics of a separate gateway process."""
-    stub = telemetry_pb2_grpc.TelemetryStub(gateway)
+def scrape_over(gateways: Sequence[aio.Channel]) -> Scrape:
+    """Returns a function that reads the metrics of gateway processes, one text after the other."""
+    stubs = [telemetry_pb2_grpc.TelemetryStub(gateway) for gateway in gateways]
 
     async def scrape() -> str:
-        return (await stub.Scrape(telemetry_pb2.ScrapeRequest(), timeout=TIMEOUT_S)).text
+        request = telemetry_pb2.ScrapeRequest()
+        answers = await asyncio.gather(*(stub.Scrape(request, timeout=TIMEOUT_S) for stub in stubs))
+        return "".join(answer.text for answer in answers)
 
     return scrape
 

@@ -31,12 +31,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-def bind_http(host: str, port: int) -> socket.socket:
-    """A listening socket, so that its port is known before the server starts. Raises ConfigError if
-    the address is in use."""
+def bind_http(host: str, port: int, shared: bool = False) -> socket.socket:
+    """A listening socket, so that its port is known before the server starts. `shared`: other
+    processes may listen on the port, too. Raises ConfigError if the address is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
         listener.listen(BACKLOG)

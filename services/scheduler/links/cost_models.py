@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING = 8_192  # timing messages of about 20 timings; a minute or two of a large fleet
 OBSERVE_S = 5.0
+GATHER_S = 0.2  # between deliveries: a call per report costs as much as the round
 
 
 @dataclass
@@ -83,13 +84,15 @@ class CostModels:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             while True:
-                [message] = await self._backlog.pop(1)
-                what = f"timings of {message.worker_id} to the estimator"
-                send = partial(self._estimator.Observe, message, timeout=OBSERVE_S)
-                await deliver(send, what)
-                worker = self._workers.get(message.worker_id)
-                if worker and not worker.task:
-                    worker.task = tasks.create_task(self._follow(message.worker_id, worker.profile))
+                for message in merged(await self._backlog.pop(MAX_WAITING)):
+                    what = f"timings of {message.worker_id} to the estimator"
+                    send = partial(self._estimator.Observe, message, timeout=OBSERVE_S)
+                    await deliver(send, what)
+                    worker = self._workers.get(message.worker_id)
+                    if worker and not worker.task:
+                        following = self._follow(message.worker_id, worker.profile)
+                        worker.task = tasks.create_task(following)
+                await asyncio.sleep(GATHER_S)
 
     async def _follow(self, worker_id: str, profile: estimator_pb2.ObserveTimingsRequest) -> None:
         """Applies each newer model; while the estimator is away the last one stays in use."""
@@ -126,6 +129,34 @@ class CostModels:
             self._dispatch(ev.Costed(worker_id, model))
         else:
             log.warning("the cost model of %s is implausible and ignored: %s", worker_id, model)
+
+
+def merged(
+    messages: Sequence[estimator_pb2.ObserveTimingsRequest],
+) -> Iterator[estimator_pb2.ObserveTimingsRequest]:
+    """The messages of each worker in as few as MAX_PER_CALL allows, in their order. Does not change
+    a message."""
+    by_worker: dict[str, estimator_pb2.ObserveTimingsRequest] = {}
+    for message in messages:
+        name = message.worker_id
+        before = by_worker.get(name)
+        if before is not None and _fit(before, message):
+            before.MergeFrom(message)
+            continue
+        if before is not None:
+            yield before
+        by_worker[name] = estimator_pb2.ObserveTimingsRequest()
+        by_worker[name].CopyFrom(message)
+    yield from by_worker.values()
+
+
+def _fit(
+    first: estimator_pb2.ObserveTimingsRequest, second: estimator_pb2.ObserveTimingsRequest
+) -> bool:
+    return all(
+        len(getattr(first, name)) + len(getattr(second, name)) <= MAX_PER_CALL
+        for name in ("timings", "swaps", "batches")
+    )
 
 
 def _is_plausible(model: CostModel) -> bool:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from services.worker.machine import TINY_PARAMETERS, cores, cores_per_worker
+from services.runtime.cores import cores
+from services.worker.machine import TINY_PARAMETERS, cores_per_worker
 
 TINY_THREADS = 2  # more were not measured for tiny models
 # Between two measurements; the system's counts have a resolution of 10 ms, which is 4 % of this.

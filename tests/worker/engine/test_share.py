@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from services.worker.machine import cores, select_device, torch_threads
+from services.runtime.cores import cores
+from services.worker.machine import select_device, torch_threads
 
 CPU = torch.device("cpu")
 

@@ -14,7 +14,8 @@ from services.worker.engine.spare_cores import (
     machine_busy_s,
     spare_cores_for,
 )
-from services.worker.machine import TINY_PARAMETERS, cores
+from services.runtime.cores import cores
+from services.worker.machine import TINY_PARAMETERS
 from services.worker.requests.types.prompt import Prompt
 from tests.worker.worker_fixtures import engine_of, prompt_tokens
 

@@ -1,0 +1,64 @@
+"""Runs every service as a child process, and supervises them from this one."""
+
+import asyncio
+from contextlib import AsyncExitStack, closing
+from tempfile import TemporaryDirectory
+
+from foretoken.running.children.supervisor import supervise
+from foretoken.running.console import status
+from foretoken.running.console.progress import StartProgress
+from foretoken.running.options import ServeOptions, sections
+from foretoken.running.ports import HeldPort
+from foretoken.running.shutdown import interruptible_start
+from foretoken.running.topology import ADVISERS, Shape, arrange
+from gateway.config import GatewayConfig
+from services.estimator.config import EstimatorConfig
+from services.runtime.channel import connect
+from services.runtime.config import load
+from services.runtime.server import Lifecycle
+from services.runtime.tasks import background
+from services.worker.config import WorkerConfig
+
+STOP_ORDER = (("gateway",), ("worker",), ("scheduler",), ADVISERS)
+
+
+async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
+    """Serves until a signal. Raises Interrupted if it arrives before the system is ready."""
+    overrides = sections(options)
+    for kind in (GatewayConfig, EstimatorConfig, WorkerConfig):
+        load(kind, overrides[kind.section])  # report a mistake before anything starts
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="foretoken-"))
+        host = overrides["gateway"]["host"]
+        for name in ("http_port", "grpc_port"):
+            port = stack.enter_context(HeldPort(host, int(overrides["gateway"][name])))
+            overrides["gateway"][name] = str(port.number)
+        shape = Shape.SEPARATE if options.separate else Shape.SHARED
+        topology = arrange(overrides, shape, options.workers, options.gateways, folder)
+        progress = stack.enter_context(closing(StartProgress()))
+        end_start = await stack.enter_async_context(interruptible_start(lifecycle))
+        addresses = (topology.predictor, topology.scheduler, *topology.gateways)
+        channels = [connect(address) for address in addresses]
+        for channel in channels:
+            stack.push_async_callback(channel.close)
+        predictor, scheduler, *gateways = channels
+        supervisor = await stack.enter_async_context(
+            supervise(topology.children, lifecycle, progress.update)
+        )
+        fleet = await status.wait_for_workers(scheduler, lambda: supervisor.count("worker"))
+        front = overrides["gateway"]
+        http, grpc = f"http://{host}:{front['http_port']}", f"{host}:{front['grpc_port']}"
+        await asyncio.gather(*(gateway.channel_ready() for gateway in gateways))
+        await status.wait_until_healthy(f"{http}/health")
+        await status.wait_for_predictor(predictor, lifecycle)
+        supervisor.finish_start()
+        end_start()
+        progress.close()
+        print(status.ready_line(fleet, http, grpc), flush=True)
+        async with background(status.show(scheduler, status.scrape_over(gateways))):
+            await lifecycle.draining.wait()
+        first, *rest = STOP_ORDER
+        async with status.reporting_drain(status.live_counter(scheduler)):
+            await supervisor.stop(first)
+        for names in rest:
+            await supervisor.stop(names)
