@@ -16,6 +16,12 @@ from typing import IO
 ROOT = Path(__file__).parents[1]
 READY = re.compile(r"foretoken is ready: .* HTTP (http://\S+), gRPC (\S+)")
 STARTED_S = 120.0
+# Which services share a process, and the options that say so.
+MODES = {
+    "embedded": ["--gateways", "0"],
+    "gateways": ["--gateways", "2"],
+    "separate": ["--separate"],
+}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ ROLES: Mapping[str, str] = {
     "services.predictor": "predictor",
     "services.worker": "worker",
     "services.scheduler": "scheduler",
+    "foretoken.running.scheduling": "scheduler",
     "services.estimator": "estimator",
     "services.batcher": "batcher",
     "gateway": "gateway",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.running.options import ServeOptions, demo_model, secrets, sections
-from foretoken.running.separate import assign_addresses
+from foretoken.running.topology import Shape, arrange
 from gateway.config import GatewayConfig
 from services.runtime.config import check_environment, load
 from services.scheduler.config import SchedulerConfig
@@ -63,11 +63,11 @@ def test_scheduler_waits_for_the_forecasts_of_a_pure_predictor() -> None:
 
 def test_common_settings_reach_every_process() -> None:
     sets = ["tracing.endpoint=collector:4317", "logging.format=json"]
-    units = assign_addresses(sections(ServeOptions(sets=sets, http_port=1, grpc_port=1)), 2)
-    assert len(units) == 7
-    for _, _, overrides in units:
-        assert overrides["tracing"] == {"endpoint": "collector:4317"}
-        assert overrides["logging"] == {"format": "json"}
+    topology = arrange(sections(ServeOptions(sets=sets)), Shape.SEPARATE, 2, 1, "/tmp")
+    assert len(topology.children) == 7
+    for child in topology.children:
+        assert child.overrides["tracing"] == {"endpoint": "collector:4317"}
+        assert child.overrides["logging"] == {"format": "json"}
 
 
 def test_serve_options_reach_the_gateway(tmp_path: Path) -> None:
@@ -98,13 +98,13 @@ def test_log_level_reaches_every_process() -> None:
         "worker": "ERROR",
         **dict.fromkeys(("emulation", "log", "tracing", "logging")),
     }
-    for _, _, of_process in assign_addresses(overrides, 1):
-        assert {s.get("log_level") for s in of_process.values()} & {"DEBUG", "ERROR"}
+    for child in arrange(overrides, Shape.SEPARATE, 1, 1, "/tmp").children:
+        assert {s.get("log_level") for s in child.overrides.values()} & {"DEBUG", "ERROR"}
 
 
 def test_api_keys_are_not_in_the_process_list(monkeypatch: pytest.MonkeyPatch) -> None:
     options = ServeOptions(api_keys=["sk-1", "sk-2"])
-    assert "sk-1" not in str(assign_addresses(sections(options), 1))
+    assert "sk-1" not in str(arrange(sections(options), Shape.SHARED, 1, 2, "/tmp"))
     for name, value in secrets(options).items():
         monkeypatch.setenv(name, value)
     check_environment()
@@ -139,6 +139,7 @@ def test_emulated_kv_rests_as_the_preset_says() -> None:
 
 
 def test_worker_processes_know_what_they_emulate() -> None:
-    units = assign_addresses(sections(ServeOptions(emulate="cpu2-demo", workers=2)), 2)
-    workers = [given for name, _, given in units if name == "worker"]
-    assert [given["emulation"]["hardware"] for given in workers] == ["cpu2-demo"] * 2
+    given = sections(ServeOptions(emulate="cpu2-demo", workers=2))
+    children = arrange(given, Shape.SHARED, 2, 1, "/tmp").children
+    workers = [child.overrides for child in children if child.section == "worker"]
+    assert [each["emulation"]["hardware"] for each in workers] == ["cpu2-demo"] * 2

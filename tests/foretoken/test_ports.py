@@ -5,7 +5,8 @@ import socket
 import pytest
 
 from foretoken.running import ports
-from foretoken.running.ports import MIN_PORT, PORTS, free_port, free_ports
+from foretoken.running.ports import MIN_PORT, PORTS, HeldPort, free_port, free_ports
+from gateway.faces.http.serve import bind_http
 from services.runtime.config import ConfigError
 
 FIRST_EPHEMERAL_PORT = 32_768  # of Linux; other systems begin above it
@@ -32,3 +33,51 @@ def test_free_ports_report_exhaustion(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ports, "PORTS", 1)
         with pytest.raises(ConfigError, match=r"no ports are free from \d+ to \d+"):
             free_port()
+
+
+def listening_on(port: int, shared: bool) -> socket.socket:
+    """A server's socket, as the gateway makes it. Raises ConfigError if the port is in use."""
+    return bind_http("127.0.0.1", port, shared)
+
+
+def test_held_port_is_open_to_its_gateways_only() -> None:
+    with HeldPort("127.0.0.1", 0) as held:
+        with pytest.raises(ConfigError, match="in use"):
+            listening_on(held.number, shared=False)
+        first, second = (listening_on(held.number, shared=True) for _ in range(2))
+        refused = pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{held.number}: ")
+        with first, second, refused:
+            HeldPort("127.0.0.1", held.number)
+        # The gateways are restarted; meanwhile no other server takes the port.
+        with pytest.raises(ConfigError, match="in use"):
+            HeldPort("127.0.0.1", held.number)
+    listening_on(held.number, shared=False).close()
+
+
+def test_held_port_never_takes_a_connection() -> None:
+    with HeldPort("127.0.0.1", 0) as held:
+        address = "127.0.0.1", held.number
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=5)
+        with listening_on(held.number, shared=True) as listener:
+            for _ in range(32):
+                with socket.create_connection(address, timeout=5):
+                    accepted, _ = listener.accept()
+                    accepted.close()
+
+
+def test_port_of_an_ended_server_can_be_held_at_once() -> None:
+    """Its connections are in TIME_WAIT, with the server as the closing side."""
+    with listening_on(free_port(), shared=False) as listener:
+        address = listener.getsockname()
+        with socket.create_connection(address, timeout=5) as client:
+            accepted, _ = listener.accept()
+            accepted.close()
+            assert client.recv(1) == b""
+    HeldPort(*address).__exit__()
+
+
+@pytest.mark.parametrize(("host", "reason"), [("192.0.2.1", "assign"), ("no.invalid", "")])
+def test_unusable_host_is_reported(host: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot listen on {host}:8000: .*{reason}"):
+        HeldPort(host, 8000)

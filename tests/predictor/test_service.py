@@ -12,7 +12,7 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from foretoken.running.options import ServeOptions, outcome_log, sections
-from foretoken.running.separate import assign_addresses
+from foretoken.running.topology import Shape, arrange
 from observability.metrics import predictor as catalogue
 from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.forecast import UNCAPPED
@@ -254,8 +254,8 @@ def test_prompt_predictor_logs_to_state_folder(
 
 def test_log_settings_reach_predictor_process() -> None:
     sets = ("log.path=/tmp/x.sqlite", "log.keep_text=true", "predictor.model=blend")
-    units = assign_addresses(sections(ServeOptions(sets=sets, http_port=1, grpc_port=1)), 1)
-    reported = {name: overrides for name, _, overrides in units}
+    children = arrange(sections(ServeOptions(sets=sets)), Shape.SEPARATE, 1, 1, "/tmp").children
+    reported = {child.section: child.overrides for child in children}
     assert reported["predictor"]["log"] == {"path": "/tmp/x.sqlite", "keep_text": "true"}
     others = {name: set(overrides) for name, overrides in reported.items() if name != "predictor"}
     assert others.pop("worker") == {"worker", "emulation", *COMMON}

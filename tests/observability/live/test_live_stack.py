@@ -44,7 +44,7 @@ FAULTS: set[Metric] = {  # no process is lost, and no queue overflows
 NO_BATCHER: set[Metric] = {
     *batcher.ALL,
     scheduler.ARRANGED,
-}  # an embedded system has no separate batcher
+}  # only --separate has a batcher process
 EXCUSED = STATIC_BATCHES | OVERLAP | FAULTS
 
 
@@ -58,7 +58,7 @@ class Loaded:
     excused: set[Metric]  # that the load need not change
 
 
-@pytest.fixture(scope="module", params=["embedded", "separate"])
+@pytest.fixture(scope="module", params=["default", "separate"])
 def loaded(
     request: pytest.FixtureRequest,
     prometheus_program: str,

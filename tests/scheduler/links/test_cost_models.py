@@ -12,6 +12,8 @@ from services.costs import BatchTiming, CostModel, Neighbours
 from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
 from services.scheduler.core import events as ev
+from services.scheduler.links.cost_models import merged
+from services.scheduler.links.delivery import MAX_PER_CALL
 from tests.reach import until
 from tests.scheduler.links.link_fixtures import Owner, estimator_at, running_peers, socket_in
 
@@ -105,9 +107,13 @@ async def test_reattached_worker_sends_new_profile(tmp_path: Path) -> None:
 async def test_ended_batch_is_delivered(tmp_path: Path) -> None:
     """Only timings of attached workers are delivered."""
     config = EstimatorConfig(refit_samples=8, refit_interval_s=0, batch_refresh_s=1e-9)
-    owner = Owner()
+    owner, registry = Owner(), CollectorRegistry()
+
+    def seen_batches() -> float | None:
+        return registry.get_sample_value("foretoken_estimator_batches_total", {"used": "yes"})
+
     async with (
-        estimator_at(socket_in(tmp_path), EstimatorService(config, CollectorRegistry())),
+        estimator_at(socket_in(tmp_path), EstimatorService(config, registry)),
         running_peers(owner, estimator=socket_in(tmp_path)) as peers,
     ):
         peers.cost_models.observe("w", PROFILE)
@@ -115,11 +121,32 @@ async def test_ended_batch_is_delivered(tmp_path: Path) -> None:
         ended = BatchTiming(7, 100, 50, 30.0)
         peers.cost_models.observe_batch("w", ended)
         peers.cost_models.observe_batch("never seen", ended)
+        await until(lambda: seen_batches() == 1)
         peers.cost_models.observe("w", DECODES)  # the refresh is due
         await until(lambda: costs(owner)[-1].neighbours == Neighbours.fit([ended]))
         peers.cost_models.forget_worker("w")
         peers.cost_models.observe_batch("w", ended)
     assert costs(owner, "never seen") == []
+
+
+def test_messages_of_a_worker_are_merged_in_order() -> None:
+    def message(worker: str, *tokens: int, swaps: int = 0) -> estimator_pb2.ObserveTimingsRequest:
+        return estimator_pb2.ObserveTimingsRequest(
+            worker_id=worker,
+            timings=[common_pb2.StepTiming(context_tokens=each) for each in tokens],
+            swaps=SWAPS[:1] * swaps,
+        )
+
+    full = message("a", *range(MAX_PER_CALL - 1))
+    sent = [message("a", 1), message("b", 2), message("a", 3, swaps=2), full, message("a", 9)]
+    copies = [bytes(each.SerializeToString()) for each in sent]
+    assert list(merged(sent)) == [
+        message("a", 1, 3, swaps=2),
+        message("a", *range(MAX_PER_CALL - 1), 9),
+        message("b", 2),
+    ]
+    assert [each.SerializeToString() for each in sent] == copies  # not changed
+    assert list(merged([])) == []
 
 
 class _ImplausibleEstimator(estimator_pb2_grpc.EstimatorServicer):

@@ -11,7 +11,7 @@ import pytest
 
 from foretoken.running.ports import free_port
 from protos.generated import predictor_pb2, predictor_pb2_grpc
-from tests.live import serving, wait_for
+from tests.live import MODES, serving, wait_for
 
 FORECAST_REQUEST = predictor_pb2.ForecastRequest(
     inputs=[predictor_pb2.ForecastInput(request_id="r", model="demo", max_tokens=9)]
@@ -28,9 +28,9 @@ TOO_EARLY_S = 1.0  # time in which a ready line without the predictor would appe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [[], ["--separate"]], ids=["embedded", "separate"])
+@pytest.mark.parametrize("mode", MODES)
 def test_ready_line_follows_the_predictor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     gate = tmp_path / "gate"
     (tmp_path / "sitecustomize.py").write_text(WAIT_FOR_GATE.format(gate=str(gate)))
@@ -56,7 +56,7 @@ def test_ready_line_follows_the_predictor(
     opener.start()
     try:
         arguments = ("--http-port", str(http), "--set", f"predictor.address={predictor}")
-        with serving(*arguments, *mode), grpc.insecure_channel(predictor) as channel:
+        with serving(*arguments, *MODES[mode]), grpc.insecure_channel(predictor) as channel:
             assert gate.exists()
             stub = predictor_pb2_grpc.PredictorStub(channel)
             assert len(stub.Forecast(FORECAST_REQUEST, timeout=30).forecasts) == 1

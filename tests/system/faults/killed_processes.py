@@ -19,6 +19,7 @@ MODULES = {
     "batcher": "services.batcher",
     "estimator": "services.estimator",
     "gateway": "gateway",
+    "scheduling": "foretoken.running.scheduling",
 }
 PROMPTS = [f"Count from {first} to {first + 90}.\n" for first in range(1, 9)]
 TOKENS = 220  # long enough that a kill comes while they run

@@ -20,7 +20,7 @@ from tests.system.faults.killed_processes import (
 
 @pytest.mark.slow
 async def test_answers_survive_the_loss_of_a_worker_and_the_predictor(tmp_path: Path) -> None:
-    with two_workers(tmp_path) as (live, output):
+    with two_workers(tmp_path, "--gateways=0") as (live, output):
         async with AsyncClient(live.grpc) as client:
             expected = await answers(client)
 
@@ -34,8 +34,8 @@ async def test_answers_survive_the_loss_of_a_worker_and_the_predictor(tmp_path: 
 
 
 @pytest.mark.slow
-async def test_embedded_server_restarts_all_children(tmp_path: Path) -> None:
-    with two_workers(tmp_path) as (live, output):
+async def test_server_restarts_all_children(tmp_path: Path) -> None:
+    with two_workers(tmp_path, "--gateways=1") as (live, output):
         async with AsyncClient(live.grpc) as client:
             expected = await answers(client)
 
@@ -46,6 +46,8 @@ async def test_embedded_server_restarts_all_children(tmp_path: Path) -> None:
             await wait_for_output(output, "is back after", 2)
             await kill_process(live, "predictor")
             await wait_for_output(output, "predictor is back after")
+            await kill_process(live, "scheduling")
+            await wait_for_output(output, "scheduler is back after")
 
         assert await check_answers_while(live, expected, kill_all) > 0
         assert live.stop() == 0
@@ -87,7 +89,14 @@ async def test_connections_recover_from_a_gateway_restart(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("section", "arguments"), [("worker", ()), ("scheduler", ("--separate",))])
+@pytest.mark.parametrize(
+    ("section", "arguments"),
+    [
+        ("worker", ("--gateways=0",)),
+        ("scheduling", ("--gateways=1",)),
+        ("scheduler", ("--separate",)),
+    ],
+)
 async def test_sigterm_of_a_child_loses_no_request(
     tmp_path: Path, section: str, arguments: tuple[str, ...]
 ) -> None:

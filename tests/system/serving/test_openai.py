@@ -10,13 +10,12 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 from services.runtime.healthcheck import check
 from tests.gateway.faces.http.openai_checks import CHECKS, Check
-from tests.live import Live, serving
+from tests.live import MODES, Live, serving
 
 
-@pytest.fixture(scope="module", params=["embedded", "separate"])
+@pytest.fixture(scope="module", params=MODES)
 def live(request: pytest.FixtureRequest) -> Iterator[Live]:
-    arguments = ["--separate"] if request.param == "separate" else []
-    with serving(*arguments) as system:
+    with serving(*MODES[request.param]) as system:
         yield system
 
 

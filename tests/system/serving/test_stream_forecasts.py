@@ -10,7 +10,7 @@ from openai import OpenAI
 
 from foretoken import Client
 from foretoken.client.answers import Chunk
-from tests.live import Live, serving
+from tests.live import MODES, Live, serving
 from tests.system.children import paused_workers_of
 
 LONG = "Count from 1 to 90.\n"
@@ -20,8 +20,7 @@ OPTIONS = {"include_usage": True, "include_forecast": True}
 
 @pytest.fixture(scope="module", params=["embedded", "separate"])
 def live(request: pytest.FixtureRequest) -> Iterator[Live]:
-    arguments = ["--separate"] if request.param == "separate" else []
-    with serving(*arguments) as system:
+    with serving(*MODES[request.param]) as system:
         yield system
 
 

@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.chromium import Tab, browsing
-from tests.live import serving, wait_for
+from tests.live import MODES, serving, wait_for
 
 KV_TOKENS = 2048
 SCREENS = [(360, 740, "light"), (360, 740, "dark"), (1280, 800, "dark")]
@@ -37,10 +37,10 @@ def chat(http: str, words: int) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [[], ["--separate"]])
-def test_board_and_why_of_a_live_system(mode: list[str]) -> None:
+@pytest.mark.parametrize("mode", ["embedded", "separate"])
+def test_board_and_why_of_a_live_system(mode: str) -> None:
     arguments = ["--kv-tokens", str(KV_TOKENS), "--workers", "2", "--policy", "past-future"]
-    with serving(*arguments, *mode) as live:
+    with serving(*arguments, *MODES[mode]) as live:
         before = reported(live.http, "board")
         assert before["ready"] and before["preset"] == "past-future"
         assert (before["running"], before["queued"], before["classes"]) == (0, 0, {})

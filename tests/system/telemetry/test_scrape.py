@@ -14,10 +14,11 @@ from foretoken.running.options import ServeOptions
 from observability.metrics import gateway as catalogue
 from services.runtime.server import Lifecycle
 from tests.gateway.measuring import CLASSES, Pace, check_counts
-from tests.live import serving, wait_for
+from tests.live import MODES, serving, wait_for
 
 SERVICES = {
     "embedded": ("scheduler", "estimator", "predictor"),
+    "gateways": ("scheduler", "estimator", "predictor"),
     "separate": ("scheduler", "estimator", "predictor", "batcher"),
 }
 
@@ -25,8 +26,9 @@ SERVICES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", SERVICES)
 def test_one_scrape_covers_every_process(mode: str) -> None:
-    arguments = ["--separate"] if mode == "separate" else []
-    with serving("--workers", "2", "--set", "gateway.vllm_metrics=on", *arguments) as live:
+    names = ("gateway-0", "gateway-1") if mode == "gateways" else ("",)
+    labels = ['model_name="demo"' + f',gateway="{name}"' * bool(name) for name in names]
+    with serving("--workers", "2", "--set", "gateway.vllm_metrics=on", *MODES[mode]) as live:
 
         def read() -> str:
             text: bytes = urllib.request.urlopen(f"{live.http}/metrics", timeout=30).read()
@@ -39,7 +41,8 @@ def test_one_scrape_covers_every_process(mode: str) -> None:
 
         def complete() -> bool:  # the low-priority predictor may answer late
             reported.append(read())
-            return 'foretoken_metrics_peers_missing{model_name="demo"} 0.0' in reported[-1]
+            found = [f"foretoken_metrics_peers_missing{{{each}}} 0.0" for each in labels]
+            return all(each in reported[-1] for each in found)
 
         wait_for(complete, 60)
         text = reported[-1]
@@ -61,7 +64,8 @@ def test_one_scrape_covers_every_process(mode: str) -> None:
     expected = {metric.family: metric.kind.value for metric in catalogue.ALL}
     assert expected.items() <= dict(heads).items()
     assert "_created" not in text
-    assert 'foretoken_sla_requests_total{model_name="demo",class="standard"' in text
+    for each in labels:
+        assert f'foretoken_sla_requests_total{{{each},class="standard"' in text
 
 
 @pytest.mark.slow

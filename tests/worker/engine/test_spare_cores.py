@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from services.core import Grant, Plan
+from services.runtime.cores import cores
 from services.worker.engine.spare_cores import (
     MEASURE_INTERVAL_S,
     STALE_S,
@@ -14,7 +15,6 @@ from services.worker.engine.spare_cores import (
     machine_busy_s,
     spare_cores_for,
 )
-from services.runtime.cores import cores
 from services.worker.machine import TINY_PARAMETERS
 from services.worker.requests.types.prompt import Prompt
 from tests.worker.worker_fixtures import engine_of, prompt_tokens

@@ -1,0 +1,85 @@
+"""Several gateways of one server: each answers, and the loss of one costs its connections only."""
+
+import asyncio
+import re
+import urllib.request
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from foretoken import AsyncClient
+from foretoken.client.errors import ForetokenError, Unauthenticated
+from tests.reach import until
+from tests.system.faults.killed_processes import (
+    PROMPTS,
+    answer,
+    answers,
+    kill_process,
+    pids,
+    two_workers,
+    wait_for_output,
+)
+
+CONNECTIONS = 16  # all of them go to one gateway once in 30,000 times
+LONG = 1_800  # tokens; one to two seconds
+KEY = "sk-known"
+RUNNING = re.compile(r'foretoken_num_requests_running{.*gateway="(\S+)"} (\S+)')
+
+
+def running(http: str) -> dict[str, int]:
+    """Running requests by gateway."""
+    text = urllib.request.urlopen(f"{http}/metrics", timeout=30).read().decode()
+    return {name: int(float(count)) for name, count in RUNNING.findall(text)}
+
+
+@pytest.mark.slow
+async def test_loss_of_a_gateway_costs_its_connections_only(tmp_path: Path) -> None:
+    chosen = (
+        "--gateways=2",
+        f"--api-key={KEY}",
+        "--set",
+        "worker.max_running=32",
+        "--kv-tokens=65536",
+    )
+    async with AsyncExitStack() as stack:
+        live, output = stack.enter_context(two_workers(tmp_path, *chosen))
+        clients = [
+            await stack.enter_async_context(AsyncClient(live.grpc, api_key=KEY))
+            for _ in range(CONNECTIONS)
+        ]
+        prompts = [PROMPTS[i % len(PROMPTS)] for i in range(CONNECTIONS)]
+        expected = await asyncio.gather(*(answer(clients[0], each, LONG) for each in PROMPTS))
+        for _ in range(8):  # both gateways know the key
+            with pytest.raises(Unauthenticated):
+                async with AsyncClient(live.grpc, api_key="sk-other") as stranger:
+                    await answer(stranger, PROMPTS[0], 1)
+        streams = [
+            asyncio.ensure_future(answer(client, prompt, LONG))
+            for client, prompt in zip(clients, prompts, strict=True)
+        ]
+        counts: dict[str, int] = {}
+
+        def all_run() -> bool:
+            counts.update(running(live.http))
+            return sum(counts.values()) == CONNECTIONS
+
+        await until(all_run, 20.0)
+        lost = pids(live, "gateway")[0]
+        await kill_process(live, "gateway")
+        ended = await asyncio.gather(*streams, return_exceptions=True)
+        await wait_for_output(output, "is back after")
+        name = re.search(r"(gateway-\d) is back after", output.read_text())
+        assert name and lost not in pids(live, "gateway")
+        failed = [i for i, each in enumerate(ended) if isinstance(each, BaseException)]
+        assert 0 < len(failed) == counts[name[1]] < CONNECTIONS
+        for i, each in enumerate(ended):
+            if i in failed:
+                assert isinstance(each, ForetokenError)
+            else:
+                assert each == expected[i % len(PROMPTS)]
+        again = [await answers(client, 20) for client in clients]
+        assert again == [again[0]] * CONNECTIONS
+        await until(lambda: set(running(live.http)) == {"gateway-0", "gateway-1"}, 20.0)
+        assert live.stop() == 0
+    assert "Traceback" not in output.read_text()
