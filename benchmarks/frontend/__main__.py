@@ -1,27 +1,29 @@
-"""CPU time of the front end, and the limit of one gateway process.
+"""CPU time of the front end, and the limit of gateway processes.
 
     python -m benchmarks.frontend [--peer-python PYTHON] [--against FOLDER] [--parts load,limit]
-        [--policy NAME] [--streams 64,128,256] [--rounds N] [--json FILE] [--quick]
+        [--policy NAME] [--streams 64,128,256] [--gateways 0,1,2] [--rounds N] [--json FILE]
+        [--quick]
 
 Part `load`: the demo model in float32 serves chats over HTTP with server-sent events, 25 requests
 per second with answers of 67 tokens on average of fixed lengths (`benchmarks.frontend.load`).
 Servers run beside each other and get the load one after the other, in reverse order in every other
-round; each has answered a warm-up before. Systems: `serve`, the system as `foretoken serve` starts
-it, with gateway and scheduler in one process; `separate`, the same with `--separate`, which shows
-what belongs to the gateway and what to the scheduler, with gRPC over sockets between them; and vLLM
-for the CPU, if `--peer-python` names a Python that has it (see `benchmarks.overload`). With
-`--against FOLDER`, `base` is `serve` of another checkout of the project.
+round; each has answered a warm-up before. Systems: `serve`, with a gateway process and a scheduler
+process; `embedded`, with both in one (`--gateways 0`); and vLLM for the CPU, if `--peer-python`
+names a Python that has it (see `benchmarks.overload`). With `--against FOLDER`, `base` is
+`foretoken serve` of another checkout of the project.
 
 Figures per role (process) of a system: CPU microseconds per token and per request, all of the time
-divided by the one and by the other, with what the process does while idle. `event loop` is the main
-thread of the front end's process, which is part of it; its other threads are gRPC's and the
+divided by the one and by the other, with what the process does while idle. `front end` sums what is
+not engine or predictor: gateway, scheduler and supervisor, or vLLM's API server. `event loop` is
+the main thread of the gateway's process, which is part of it; its other threads are gRPC's and the
 tokenizer's. `tokens/event` is the number of tokens of a server-sent event with text: a server that
 combines more of them writes less often. `ttft_ms` is the median time to the first text.
 
 Part `limit`: `foretoken serve --emulate` with an engine of 10 ms a step, whatever its batch,
 so that each stream gets 100 tokens per second, and answers of 512 tokens, one after the other on
-each of `--streams` connections. `tok_s` are tokens per second; `gateway_cpu` is the share of a core
-of the process with gateway and scheduler; `us_per_token` and `us_per_event` divide its CPU time;
+each of `--streams` connections, for each number of `--gateways`. `tok_s` are tokens per second;
+`gateway_cpu` and `scheduler_cpu` are in cores, of all gateways together (with 0 gateways, of the
+process that has both); `us_per_token` and `us_per_event` divide the CPU time of both;
 `added_p50_ms` and `added_p99_ms` are the quantiles over all tokens of the time between the end of
 the engine's step and the arrival at the client, relative to the earliest such time of the same
 answer, so that a constant delay does not count, and a step that the engine began late does.
@@ -39,7 +41,7 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks.frontend.cpu import LOOP, read_cpu, spent
+from benchmarks.frontend.cpu import FRONT_END, LOOP, read_cpu, spent
 from benchmarks.frontend.limit import emulated_system, measure_streams
 from benchmarks.frontend.load import fixed_load, send
 from benchmarks.harness.report import Measurements, alternating, parser, show, write
@@ -49,9 +51,17 @@ from services.policies.preset import presets
 RATE = 25.0  # requests per second
 KV_TOKENS = 65_536
 TIMEOUT_S = 60.0
-FRONTS = {"serve": "serve", "separate": "supervisor", "base": "serve", "vllm": "API server"}
+# The role of a system's first process.
+FRONTS = {"serve": "supervisor", "embedded": "serve", "base": "serve", "vllm": "API server"}
 PARTS = ("load", "limit")
-LIMIT = ("tok_s", "tokens_per_event", "gateway_cpu", "us_per_token", "us_per_event")
+LIMIT = (
+    "tok_s",
+    "tokens_per_event",
+    "gateway_cpu",
+    "scheduler_cpu",
+    "us_per_token",
+    "us_per_event",
+)
 LATENCY = ("added_p50_ms", "added_p99_ms", "worker_cpu", "client_cpu", "engine_busy")
 
 
@@ -106,8 +116,8 @@ def start_load_systems(options: Namespace, stack: ExitStack) -> dict[str, System
     arguments = ("--kv-tokens", str(KV_TOKENS), "--dtype", "float32", *settings("log.path="))
     start = stack.enter_context
     systems = {
-        "serve": start(foretoken_system(*arguments)),
-        "separate": start(foretoken_system("--separate", *arguments)),
+        "serve": start(foretoken_system("--gateways", "1", *arguments)),
+        "embedded": start(foretoken_system("--gateways", "0", *arguments)),
     }
     if options.against:
         systems["base"] = start(foretoken_system(*arguments, checkout=options.against))
@@ -127,7 +137,10 @@ def measure(options: Namespace) -> Measurements:
         seconds, rounds = (2.0, 1) if options.quick else (8.0, options.rounds)
         policy = f"scheduler.policy={options.policy}"
         with ExitStack() as stack:
-            systems = {"serve": stack.enter_context(emulated_system("", policy))}
+            systems = {
+                f"gateways {count}": stack.enter_context(emulated_system("", policy, count))
+                for count in options.gateways
+            }
             if options.against:
                 base = emulated_system(options.against, policy)
                 systems["base"] = stack.enter_context(base)
@@ -142,7 +155,7 @@ def show_load(measured: Measurements) -> None:
         keys = [key[2] for key in measured.values if key[:2] == ("load", name)]
         roles = [key.removesuffix(": µs/token") for key in keys if key.endswith(": µs/token")]
         rows = []
-        for role in sorted(roles, key=lambda role: (role != FRONTS[name], role != LOOP, role)):
+        for role in sorted(roles, key=lambda role: (role != FRONT_END, role != LOOP, role)):
             units = ("µs/token", "µs/request")
             rows.append((role, *(measured.figure("load", name, f"{role}: {u}") for u in units)))
         counts = [
@@ -164,7 +177,7 @@ def show_limit(measured: Measurements) -> None:
         rows = [
             (*key, *(measured.figure("limit", *key, column) for column in columns)) for key in keys
         ]
-        show("One gateway process: median (lowest–highest)", ("", "streams", *columns), rows, 140)
+        show("Gateway processes: median (lowest–highest)", ("", "streams", *columns), rows, 140)
 
 
 def main() -> None:
@@ -185,6 +198,7 @@ def _options() -> Namespace:
     options.add_argument("--parts", default=",".join(PARTS), help="default: load,limit")
     options.add_argument("--policy", default="fcfs", help="of part limit; default: fcfs")
     options.add_argument("--streams", default="64,128,256", help="default: 64,128,256")
+    options.add_argument("--gateways", default="0,1,2", help="of part limit; default: 0,1,2")
     options.add_argument("--rounds", type=int, default=5, help="default: 5")
     given = options.parse_args()
     given.parts = given.parts.split(",")
@@ -196,6 +210,9 @@ def _options() -> Namespace:
     if not all(word.isdecimal() and int(word) for word in words):
         raise SystemExit(f"--streams takes numbers above 0, got {given.streams}")
     given.streams = [int(word) for word in words]
+    if not all(word.isdecimal() for word in given.gateways.split(",")):
+        raise SystemExit(f"--gateways takes numbers, got {given.gateways}")
+    given.gateways = [int(word) for word in given.gateways.split(",")]
     if given.rounds < 1:
         raise SystemExit(f"--rounds takes a number above 0, got {given.rounds}")
     if given.against and not Path(given.against, "foretoken").is_dir():

@@ -8,6 +8,12 @@ from pathlib import Path
 
 from benchmarks.harness.system import cpu_seconds
 
+GATEWAY = "gateway"
+LOOP = "event loop"  # of the gateways, or of the first process if it is the front end
+FRONT_END = "front end"  # all that vLLM has in its API server, and scheduling
+FRONT_ROLES = frozenset(
+    ("serve", "supervisor", GATEWAY, "scheduler", "estimator", "batcher", "API server")
+)
 # The role of a child process, by a word of its command line; the names in the tables.
 ROLES: Mapping[str, str] = {
     "services.predictor": "predictor",
@@ -16,10 +22,9 @@ ROLES: Mapping[str, str] = {
     "foretoken.running.scheduling": "scheduler",
     "services.estimator": "estimator",
     "services.batcher": "batcher",
-    "gateway": "gateway",
+    "gateway": GATEWAY,
     "EngineCore": "engine core",
 }
-LOOP = "event loop"  # the main thread of a front end; it has the other threads of its process too
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 CpuTimes = dict[str, float]  # seconds by role
@@ -27,13 +32,19 @@ CpuTimes = dict[str, float]  # seconds by role
 
 def read_cpu(pid: int, front: str) -> CpuTimes:
     """CPU seconds so far of a process and its descendants, by role. `front` is the role of the
-    process itself; `LOOP` is its main thread alone. Processes that have ended do not count."""
+    process itself; `LOOP` is main threads alone, `FRONT_END` the sum of FRONT_ROLES. Processes that
+    have ended do not count."""
     times: CpuTimes = defaultdict(float)
     times[front] = cpu_seconds(pid)
-    times[LOOP] = thread_seconds(pid)
+    loops = {"": thread_seconds(pid)}
     for child in descendants(pid):
         with suppress(OSError):
-            times[role_of(child)] += cpu_seconds(child)
+            role = role_of(child)
+            times[role] += cpu_seconds(child)
+            if role == GATEWAY:
+                loops[role] = loops.get(role, 0.0) + thread_seconds(child)
+    times[FRONT_END] = sum(spent for role, spent in times.items() if role in FRONT_ROLES)
+    times[LOOP] = loops.get(GATEWAY, loops[""])
     return dict(times)
 
 

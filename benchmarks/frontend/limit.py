@@ -1,4 +1,4 @@
-"""The limit of one gateway process: many streams of an emulated engine with steps of fixed time."""
+"""The limit of gateway processes: many streams of an emulated engine with steps of fixed time."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.frontend.cpu import read_cpu, spent
+from benchmarks.frontend.cpu import FRONT_END, GATEWAY, read_cpu, spent
 from benchmarks.frontend.load import PATH, fixed_body
 from benchmarks.frontend.stream_client import Arrivals, StreamingConnection, added_latency_s
 from benchmarks.harness.system import System, foretoken_system, read_metrics, settings
@@ -20,7 +20,7 @@ STEP_S = 0.01  # of the engine, whatever its batch
 ANSWER_TOKENS = 512
 PROMPT_WORDS = 16
 RAMP_S = 2.0  # from the first request to the first figure
-FRONT = "serve"  # the process with the gateway and the scheduler
+FRONT = "serve"  # the first process; it has the gateway and the scheduler if no child has
 MOST_LATE = 0.02  # share of its steps that the engine may miss
 
 Counts = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -42,12 +42,14 @@ max_context_tokens = 2_048
 
 
 @contextmanager
-def emulated_system(checkout: str, *choices: str) -> Iterator[System]:
-    """Runs `foretoken serve` with an engine of STEP_S per step."""
+def emulated_system(checkout: str, policy: str, gateways: int | None = None) -> Iterator[System]:
+    """Runs `foretoken serve` with an engine of STEP_S per step. `policy` is a setting; `gateways`:
+    None for what the checkout does."""
     with TemporaryDirectory(prefix="foretoken-front-") as folder:
         hardware = Path(folder, "steps.toml")
         hardware.write_text(HARDWARE.format(step_s=STEP_S))
-        arguments = ("--emulate", str(hardware), *settings("log.path=", *choices))
+        count = [] if gateways is None else ["--gateways", str(gateways)]
+        arguments = ("--emulate", str(hardware), *count, *settings("log.path=", policy))
         with foretoken_system(*arguments, checkout=checkout) as system:
             yield system
 
@@ -70,6 +72,7 @@ async def measure_streams(system: System, streams: int, seconds: float) -> dict[
     before, cpu = counts(), read_cpu(system.pid, FRONT)
     await asyncio.sleep(seconds)
     cpu = spent(cpu, read_cpu(system.pid, FRONT))
+    gateway_s = cpu.get(GATEWAY, cpu[FRONT])
     tokens, events, answers, client_s, lasted_s = (counts() - before).tolist()
     latency_s = clients.latency_s
     engine_s = await _busy_s(system) - engine_s
@@ -81,9 +84,10 @@ async def measure_streams(system: System, streams: int, seconds: float) -> dict[
         "tok_s": tokens / lasted_s,
         "requests_s": answers / lasted_s,
         "tokens_per_event": tokens / events,
-        "gateway_cpu": cpu[FRONT] / lasted_s,
-        "us_per_token": cpu[FRONT] / tokens * 1e6,
-        "us_per_event": cpu[FRONT] / events * 1e6,
+        "gateway_cpu": gateway_s / lasted_s,
+        "scheduler_cpu": cpu.get("scheduler", 0.0) / lasted_s,
+        "us_per_token": cpu[FRONT_END] / tokens * 1e6,
+        "us_per_event": cpu[FRONT_END] / events * 1e6,
         "added_p50_ms": float(latency_ms[0]),
         "added_p99_ms": float(latency_ms[1]),
         "worker_cpu": cpu["worker"] / lasted_s,

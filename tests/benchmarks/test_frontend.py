@@ -116,6 +116,7 @@ async def test_streaming_client_reports_a_refusal():
     [
         (("--parts", "load,all"), "--parts takes load and limit, got all"),
         (("--streams", "8,x"), "--streams takes numbers above 0, got 8,x"),
+        (("--gateways", "1,-1"), "--gateways takes numbers, got 1,-1"),
         (("--rounds", "0"), "--rounds takes a number above 0, got 0"),
         (("--against", "/none"), "--against takes a folder with the project, got /none"),
         (("--peer-python", "/none"), "--peer-python takes a Python, got /none"),
@@ -136,9 +137,14 @@ def test_invalid_option_is_a_sentence(
 def test_quick_run_writes_all_figures(tmp_path):
     file = tmp_path / "figures.json"
     command = [sys.executable, "-m", "benchmarks.frontend", "--quick", "--streams", "8"]
+    command += ["--gateways", "0,2"]
     subprocess.run([*command, "--json", str(file)], check=True, timeout=280)
     figures = json.loads(file.read_text())
-    assert figures["load"]["serve"]["serve: µs/token"] > 0
-    assert figures["load"]["separate"]["gateway: µs/request"] > 0
-    limit = figures["limit"]["serve"]["8"]
-    assert 0 < limit["tok_s"] < 900 and limit["tokens_per_event"] >= 1
+    assert figures["load"]["embedded"]["serve: µs/token"] > 0
+    load = figures["load"]["serve"]
+    parts = ("gateway", "scheduler", "supervisor")
+    total = sum(load[f"{part}: µs/request"] for part in parts)
+    assert load["front end: µs/request"] == pytest.approx(total)
+    for limit in (figures["limit"][f"gateways {count}"]["8"] for count in (0, 2)):
+        assert 0 < limit["tok_s"] < 900 and limit["tokens_per_event"] >= 1
+    assert figures["limit"]["gateways 2"]["8"]["scheduler_cpu"] > 0
