@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from gateway.types.api_keys import name_keys
 from gateway.types.sla_classes import OTHER
 from services.core import Sla
+from services.runtime import host_port
 from services.runtime.main import ServedSettings
 
 Positive = Annotated[float, Field(gt=0)]
@@ -152,8 +153,8 @@ class GatewayConfig(ServedSettings):
         fields = cls.model_fields
         host = given.get("host", fields["host"].default)
         port = given.get("grpc_port", fields["grpc_port"].default)
-        shown = f"[{host}]" if ":" in str(host) else host
-        return given if given.get("address") else {**given, "address": f"{shown}:{port}"}
+        address = host_port.join(str(host), port)
+        return given if given.get("address") else {**given, "address": address}
 
     @field_validator("api_keys")
     @classmethod

@@ -13,6 +13,7 @@ from foretoken.running.shutdown import interruptible_start
 from foretoken.running.topology import ADVISERS, Shape, arrange
 from gateway.config import GatewayConfig
 from services.estimator.config import EstimatorConfig
+from services.runtime import host_port
 from services.runtime.channel import connect
 from services.runtime.config import load
 from services.runtime.server import Lifecycle
@@ -47,7 +48,8 @@ async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
         )
         fleet = await status.wait_for_workers(scheduler, lambda: supervisor.count("worker"))
         front = overrides["gateway"]
-        http, grpc = f"http://{host}:{front['http_port']}", f"{host}:{front['grpc_port']}"
+        http = f"http://{host_port.join(host, front['http_port'])}"
+        grpc = host_port.join(host, front["grpc_port"])
         await asyncio.gather(*(gateway.channel_ready() for gateway in gateways))
         await status.wait_until_healthy(f"{http}/health")
         await status.wait_for_predictor(predictor, lifecycle)

@@ -25,8 +25,6 @@ from services.runtime.outcomelog.config import LogConfig
 ADVISERS = ("predictor", "batcher", "estimator")
 # A scheduler that exits is restarted within this time even on a busy machine; requests wait for it.
 SCHEDULER_WAIT = {"scheduler_wait_s": "30"}
-# The supervisor reports what matters about its children.
-QUIET = {"log_level": "WARNING", "started_by": str(os.getpid())}
 Addresses = dict[str, str]  # by process
 
 
@@ -143,7 +141,9 @@ def _child(
     """A process with its own section, `shared` ones and COMMON. Its name is its section's, its
     module `services.SECTION`, unless given."""
     common = {each: overrides[each] for each in COMMON}
-    sections = {section: QUIET | settings, **(shared or {}), **common}
+    # The supervisor reports what matters about its children.
+    quiet = {"log_level": "WARNING", "started_by": str(os.getpid())}
+    sections = {section: quiet | settings, **(shared or {}), **common}
     return Child(name or section, section, module or f"services.{section}", sections)
 
 
