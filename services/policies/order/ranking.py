@@ -12,6 +12,8 @@ from services.policies.snapshot import Bools, Snapshot
 
 CLASS = 1e7  # keys of one urgency class span less than this, in seconds longer than any wait
 
+RUN = 32  # mean length of ascending runs from which keys count as nearly sorted
+
 TICK_S = 1e-6  # tolerance, so that rounding does not postpone a timed round
 
 # A running request must need more by this share to be preempted. Infinite: none is.
@@ -41,6 +43,27 @@ class Ranking:
     @property
     def queued(self) -> Ints:
         return self.rows[: self.split]
+
+
+def sorted_order(key: Floats, serial: Ints) -> Ints:
+    """The order by key, and by serial where keys are equal: as `np.lexsort((serial, key))`, in a
+    third of its time."""
+    falls = np.count_nonzero(key[1:] < key[:-1])
+    # numpy's stable sort is fast on long ascending runs, its other sort on anything else.
+    order = key.argsort(kind="stable" if falls * RUN < len(key) else "quicksort")
+    ascending = key[order]
+    begins = np.ones(len(key), bool)  # a group of equal keys
+    np.not_equal(ascending[1:], ascending[:-1], out=begins[1:])
+    if begins.all():
+        return order
+    alone = begins.copy()
+    alone[:-1] &= begins[1:]
+    at = (~alone).nonzero()[0]
+    tied = order[at]
+    serials = serial[tied]
+    groups = begins.cumsum()[at] * (int(serials.max()) + 1)
+    order[at] = tied[(groups + serials).argsort()]
+    return order
 
 
 def forbid_preemption(key: Floats, split: int) -> Floats:
