@@ -173,7 +173,7 @@ class SelectedColumns(_Derived):
         """These of the rows."""
         return SelectedColumns(self, rows)
 
-    def replaced(self, **columns: Ints) -> "SelectedColumns":
+    def replaced(self, **columns: Ints | Floats) -> "SelectedColumns":
         """The same with these columns instead."""
         other = SelectedColumns(self.board, self.rows)
         other.__dict__.update(columns)

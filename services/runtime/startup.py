@@ -12,10 +12,10 @@ from pathlib import Path
 
 STAGE_MARK = "\x1e"  # the first character of a line on stderr that names a stage of the start
 UP = "up"
-# New objects from one collection of the young to the next, which takes below a millisecond; of these
-# from one of the middle-aged to the next, some milliseconds; and of those from one full collection
-# to the next. Python's own are 700, 10, 10. Failures and broken connections leave some cycles, so
-# that full collections do not end altogether.
+# New objects from one collection of the young to the next, which takes below a millisecond; how
+# many of these until one of the middle-aged, which takes a few; how many of those until a full one.
+# Python's own are 700, 10, 10. Failures and broken connections leave some cycles, so that full
+# collections do not end altogether.
 RARE_COLLECTIONS = (2_000, 5, 500)
 STARTTIME = 19  # index in /proc/self/stat, after the process name, of ticks from boot to start
 
