@@ -26,7 +26,7 @@ def build(config: GatewayConfig, registry: CollectorRegistry, tracing: Tracing) 
             group.create_task(gateway.run())
             group.create_task(serve_http(app, listener, config))
 
-    return Unit([mount(gateway)], run, gateway.drain)
+    return Unit([mount(gateway)], run, gateway.drain, cycle_free=True)
 
 
 if __name__ == "__main__":

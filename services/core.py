@@ -9,7 +9,6 @@ CONTRIBUTING.md defines the terms.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import repeat
 from math import inf
 from typing import NamedTuple
 
@@ -110,31 +109,39 @@ class WorkerView:
         return min(self.kv_tokens, self.max_context_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A budget: the request stops at `limit_tokens` output tokens in all."""
+class Grant(NamedTuple):
+    """A budget: the request stops at `limit_tokens` output tokens in all. A tuple, because a plan
+    may have one for each running request."""
 
     request_id: str
     limit_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(NamedTuple):
+    """A tuple, as a Grant is."""
+
     request_id: str
     residency: Residency
 
 
-class QueuePosition(NamedTuple):
-    """A request in a plan's order; `wait_s` is the expected time until it runs, 0 while it runs. A
-    tuple, because a plan has one for each request."""
+@dataclass(frozen=True, slots=True)
+class QueueOrder:
+    """Requests, the most urgent first, with the expected time until each runs, 0 while it runs.
+    Two columns of one length, because a plan may rank thousands."""
 
-    request_id: str
-    wait_s: float
+    request_ids: tuple[str, ...] = ()
+    wait_s: tuple[float, ...] = ()
 
     @staticmethod
-    def many(names: Iterable[str], waits_s: Iterable[float]) -> "Iterator[QueuePosition]":
-        """One of each pair, in half the time of the constructor."""
-        return map(tuple.__new__, repeat(QueuePosition), zip(names, waits_s, strict=False))
+    def of(pairs: Iterable[tuple[str, float]]) -> "QueueOrder":
+        """The order of these requests with their waits."""
+        return QueueOrder(*zip(*pairs, strict=True))
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        return zip(self.request_ids, self.wait_s, strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +174,7 @@ class Plan:
     prefetch: tuple[str, ...] = ()
     cancel: tuple[str, ...] = ()
     victims: tuple[str, ...] = ()
-    order: tuple[QueuePosition, ...] = ()
+    order: QueueOrder = QueueOrder()
     residency: str = ""
     costs: KVCosts = UNMEASURED_KV
     batches: tuple[StaticBatch, ...] = ()

@@ -30,7 +30,7 @@ from services.runtime import host_port
 from services.runtime.channel import connect
 from services.runtime.config import load
 from services.runtime.server import Lifecycle, listening
-from services.runtime.startup import importing
+from services.runtime.startup import frozen_start, importing, rare_collections
 from services.runtime.tasks import background
 from services.runtime.telemetry.tracing import interceptors, open_tracing
 from services.worker.config import WorkerConfig
@@ -154,5 +154,6 @@ async def serve_embedded(options: ServeOptions, lifecycle: Lifecycle) -> None:
             end_start()
             progress.close()
             print(status.ready_line(system.fleet, system.http, system.grpc), flush=True)
-            async with background(status.show(system.control.channel, system.scrape)):
-                await lifecycle.draining.wait()
+            with frozen_start(), rare_collections():
+                async with background(status.show(system.control.channel, system.scrape)):
+                    await lifecycle.draining.wait()

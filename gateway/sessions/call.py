@@ -168,6 +168,11 @@ class ClientCall:
             self._owner.release(self, time.monotonic())
             self._complete_undelivered()
 
+    def forget(self) -> None:
+        """Drops what refers to this call, so that all of it is freed at once and not in a pause of
+        the garbage collector. The last call of its owner, once nobody reads it any more."""
+        self.choices, self.sink = [], None
+
     def _on_sent(self, session: Session, chunk: ChoiceChunk, now_s: float | None = None) -> None:
         self.taken_s = now_s = time.monotonic() if now_s is None else now_s
         if self.whole:

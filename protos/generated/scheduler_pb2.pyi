@@ -850,75 +850,85 @@ class HeldRequest(_message.Message):
 Global___HeldRequest: _TypeAlias = HeldRequest  # noqa: Y015
 
 @_typing.final
-class Grant(_message.Message):
-    """A budget: the request stops at this many total output tokens until a plan raises it."""
+class GrantColumns(_message.Message):
+    """Columns hold one row for each request: all of a message have the same length.
+
+    Budgets: each request stops at this many total output tokens until a plan raises it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_IDS_FIELD_NUMBER: _builtins.int
     LIMIT_TOKENS_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
-    limit_tokens: _builtins.int
+    @_builtins.property
+    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def limit_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
-        request_id: _builtins.str = ...,
-        limit_tokens: _builtins.int = ...,
+        request_ids: _abc.Iterable[_builtins.str] | None = ...,
+        limit_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit_tokens", b"limit_tokens", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit_tokens", b"limit_tokens", "request_ids", b"request_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Grant: _TypeAlias = Grant  # noqa: Y015
+Global___GrantColumns: _TypeAlias = GrantColumns  # noqa: Y015
 
 @_typing.final
-class Pause(_message.Message):
+class PauseColumns(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
-    RESIDENCY_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
-    residency: Global___Residency.ValueType
+    REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    RESIDENCIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def residencies(self) -> _containers.RepeatedScalarFieldContainer[Global___Residency.ValueType]: ...
     def __init__(
         self,
         *,
-        request_id: _builtins.str = ...,
-        residency: Global___Residency.ValueType = ...,
+        request_ids: _abc.Iterable[_builtins.str] | None = ...,
+        residencies: _abc.Iterable[Global___Residency.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "residency", b"residency"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_ids", b"request_ids", "residencies", b"residencies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Pause: _TypeAlias = Pause  # noqa: Y015
+Global___PauseColumns: _TypeAlias = PauseColumns  # noqa: Y015
 
 @_typing.final
-class QueuePosition(_message.Message):
-    """The position of a request in the queue order."""
+class QueueOrder(_message.Message):
+    """Requests in the queue order, most urgent first."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_IDS_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
-    wait_s: _builtins.float
-    """expected time until it runs; 0 while it runs"""
+    @_builtins.property
+    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def wait_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """expected time until each runs; 0 while it runs"""
+
     def __init__(
         self,
         *,
-        request_id: _builtins.str = ...,
-        wait_s: _builtins.float = ...,
+        request_ids: _abc.Iterable[_builtins.str] | None = ...,
+        wait_s: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_ids", b"request_ids", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___QueuePosition: _TypeAlias = QueuePosition  # noqa: Y015
+Global___QueueOrder: _TypeAlias = QueueOrder  # noqa: Y015
 
 @_typing.final
 class KVCosts(_message.Message):
@@ -998,15 +1008,15 @@ class Plan(_message.Message):
     prefix_blocks: _builtins.int
     """Reports from now on name the cached blocks among the first N of prompts; 0: none."""
     @_builtins.property
-    def admit(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]:
+    def admit(self) -> Global___GrantColumns:
         """start or resume; a request unknown to the worker starts"""
 
     @_builtins.property
-    def extend(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]:
+    def extend(self) -> Global___GrantColumns:
         """raise the budget of a held request; unknown ids are ignored"""
 
     @_builtins.property
-    def pause(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pause]: ...
+    def pause(self) -> Global___PauseColumns: ...
     @_builtins.property
     def prefetch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """offloaded requests to bring back early"""
@@ -1018,8 +1028,8 @@ class Plan(_message.Message):
         """eviction order when memory runs out"""
 
     @_builtins.property
-    def order(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueuePosition]:
-        """requests that run or have KV there, most urgent first"""
+    def order(self) -> Global___QueueOrder:
+        """requests that run or have KV there"""
 
     @_builtins.property
     def costs(self) -> Global___KVCosts: ...
@@ -1029,19 +1039,19 @@ class Plan(_message.Message):
         self,
         *,
         seq: _builtins.int = ...,
-        admit: _abc.Iterable[Global___Grant] | None = ...,
-        extend: _abc.Iterable[Global___Grant] | None = ...,
-        pause: _abc.Iterable[Global___Pause] | None = ...,
+        admit: Global___GrantColumns | None = ...,
+        extend: Global___GrantColumns | None = ...,
+        pause: Global___PauseColumns | None = ...,
         prefetch: _abc.Iterable[_builtins.str] | None = ...,
         cancel: _abc.Iterable[_builtins.str] | None = ...,
         victims: _abc.Iterable[_builtins.str] | None = ...,
-        order: _abc.Iterable[Global___QueuePosition] | None = ...,
+        order: Global___QueueOrder | None = ...,
         residency: _builtins.str = ...,
         costs: Global___KVCosts | None = ...,
         batches: _abc.Iterable[Global___StaticBatch] | None = ...,
         prefix_blocks: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "costs", b"costs", "extend", b"extend", "order", b"order", "pause", b"pause"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "batches", b"batches", "cancel", b"cancel", "costs", b"costs", "extend", b"extend", "order", b"order", "pause", b"pause", "prefetch", b"prefetch", "prefix_blocks", b"prefix_blocks", "residency", b"residency", "seq", b"seq", "victims", b"victims"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...

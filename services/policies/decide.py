@@ -27,7 +27,7 @@ from services.policies.form.registry import FORMS
 from services.policies.interval import INTERVALS
 from services.policies.memory import PolicyMemory
 from services.policies.order.priority import rank_by_priority
-from services.policies.order.ranking import Ranking
+from services.policies.order.ranking import Ranking, sorted_order
 from services.policies.order.registry import ORDERS
 from services.policies.place.loads import cached_tokens
 from services.policies.preset import PLACEMENTS_BY_ARRANGEMENT, Preset
@@ -100,7 +100,7 @@ def select_candidates(
     picked = np.arange(0 if arrangement.pools else split, len(ranking.rows))
     if not arrangement.pools and split and snapshot.workers:
         picked = np.concatenate([picked, *_heads(snapshot, ranking)])
-    picked = picked[np.lexsort((snapshot.live.serial[picked], ranking.key[picked]))]
+    picked = picked[sorted_order(ranking.key[picked], snapshot.live.serial[picked])]
     rows, is_running = ranking.rows[picked], picked >= split
     key, queue_key = ranking.key[picked], ranking.queue_key[picked]
     jobs, memory = snapshot.jobs.select(rows), ranking.memory
@@ -159,7 +159,7 @@ def _head(
     most = sum(worker.max_running for worker in workers) + 1
     at = first_in_order(at, ranking.key[at], snapshot.live.serial[at], most)
     rows = ranking.queued[at]
-    order = np.lexsort((snapshot.jobs.serial[rows], ranking.key[at]))
+    order = sorted_order(ranking.key[at], snapshot.jobs.serial[rows])
     room = sum(worker.room_tokens for worker in workers)
     jobs = snapshot.jobs
     totals = jobs.context_at(rows[order]).cumsum()

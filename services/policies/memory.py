@@ -25,6 +25,11 @@ class MemoryColumns:
         places[self.rows] = np.arange(len(self.rows))
         return places
 
+    @cached_property
+    def _last(self) -> list[Ints]:
+        """Rows, serials, and what `_find` answered; empty before the first call."""
+        return []
+
     def __reduce__(self) -> tuple[type["MemoryColumns"], tuple[object, ...]]:
         """Copies hold no derived places, so that equal columns have equal bytes."""
         return MemoryColumns, (self.values, self.rows, self.serials)
@@ -33,9 +38,19 @@ class MemoryColumns:
         """The stored values of these requests, one column per name; 0 for unseen ones. Copies."""
         if not len(self.rows) or not len(rows):
             return [np.zeros(len(rows)) for _ in names]
+        at, unseen = self._find(rows, serials)
+        return [self._recall(name, at, unseen) for name in names]
+
+    def _find(self, rows: Ints, serials: Ints) -> tuple[Ints, Ints]:
+        """The places of these requests, and which of them are unseen. The last answer is kept,
+        because an order recalls its columns in several calls."""
+        last = self._last
+        if last and last[0] is rows and last[1] is serials:
+            return last[2], last[3]
         at = self._places[np.minimum(rows, len(self._places) - 1)]
         unseen = ((self.serials[at] != serials) | (self.rows[at] != rows)).nonzero()[0]
-        return [self._recall(name, at, unseen) for name in names]
+        last[:] = rows, serials, at, unseen
+        return at, unseen
 
     def _recall(self, name: str, at: Ints, unseen: Ints) -> Floats:
         if name not in self.values:

@@ -21,8 +21,53 @@ USUAL_TOKENS = 512  # KV tokens assumed per request when workers are compared
 _NO_INTS: Ints = np.zeros(0, np.int64)
 
 
+class _Derived:
+    """What requests' columns say together, for `RequestColumns` and `SelectedColumns`."""
+
+    __slots__ = ()
+    prompt: Ints
+    output: Ints
+    held: Ints
+    limit: Ints
+    cap: Ints
+    total: Floats
+
+    @property
+    def longest(self) -> Ints:
+        """The most tokens that the request can have: the length that its worker must hold."""
+        return self.prompt + self.cap
+
+    def copy(self) -> "RequestColumns":
+        """All columns, as they are now."""
+        return RequestColumns(*(column.copy() for column in _columns(self)))
+
+    def context_at(self, rows: Ints) -> Ints:
+        """The context of these rows: tokens that must be in KV for the request to continue."""
+        return self.prompt[rows] + self.output[rows]
+
+    def longest_at(self, rows: Ints) -> Ints:
+        """`longest` of these rows."""
+        return self.prompt[rows] + self.cap[rows]
+
+    def missing_at(self, rows: Ints) -> Ints:
+        """Tokens of these rows' contexts that are not in KV."""
+        missing: Ints = np.maximum(self.context_at(rows) - self.held[rows], 0)
+        return missing
+
+    @property
+    def expected_remaining(self) -> Floats:
+        """Output tokens still expected."""
+        return np.maximum(self.total - self.output, 0.0)
+
+    @property
+    def slice_exhausted(self) -> Bools:
+        """Requests at the end of their slice but not of their answer."""
+        spent: Bools = (self.output >= self.limit) & (self.limit < self.cap)
+        return spent
+
+
 @dataclass(frozen=True, slots=True)
-class RequestColumns:
+class RequestColumns(_Derived):
     """One row per live request; lengths in tokens, times in seconds of the scheduler's clock.
 
     `home` is the worker that holds its tokens, or NOWHERE. `held` is its KV there, on the device or
@@ -59,9 +104,9 @@ class RequestColumns:
     mtpot_s: Floats
     weight: Floats
 
-    def select(self, rows: Ints) -> "RequestColumns":
-        """A copy of these rows."""
-        return RequestColumns(*[column[rows] for column in _columns(self)])
+    def select(self, rows: Ints) -> "SelectedColumns":
+        """These rows."""
+        return SelectedColumns(self, rows)
 
     def __len__(self) -> int:
         return len(self.serial)
@@ -70,35 +115,6 @@ class RequestColumns:
     def context(self) -> Ints:
         """Tokens that must be in KV for the request to continue."""
         return self.prompt + self.output
-
-    @property
-    def longest(self) -> Ints:
-        """The most tokens that the request can have: the length that its worker must hold."""
-        return self.prompt + self.cap
-
-    def context_at(self, rows: Ints) -> Ints:
-        """`context` of these rows."""
-        return self.prompt[rows] + self.output[rows]
-
-    def longest_at(self, rows: Ints) -> Ints:
-        """`longest` of these rows."""
-        return self.prompt[rows] + self.cap[rows]
-
-    def missing_at(self, rows: Ints) -> Ints:
-        """Tokens of these rows' contexts that are not in KV."""
-        missing: Ints = np.maximum(self.context_at(rows) - self.held[rows], 0)
-        return missing
-
-    @property
-    def expected_remaining(self) -> Floats:
-        """Output tokens still expected."""
-        return np.maximum(self.total - self.output, 0.0)
-
-    @property
-    def slice_exhausted(self) -> Bools:
-        """Requests at the end of their slice but not of their answer."""
-        spent: Bools = (self.output >= self.limit) & (self.limit < self.cap)
-        return spent
 
 
 _Kind = TypeVar("_Kind", Ints, Floats)
@@ -117,9 +133,10 @@ class _Gathered(Generic[_Kind]):
         return column
 
 
-class SelectedColumns:
-    """Columns of some rows of the board, parallel to `rows`. Each is gathered once: most are read
-    several times in a round. Valid until the board changes."""
+class SelectedColumns(_Derived):
+    """Columns of some rows of other columns, parallel to `rows`. Each is gathered on first use and
+    once: most are read several times in a round, and many never. Valid until the board changes;
+    `copy` stays valid."""
 
     serial = _Gathered[Ints]()
     model = _Gathered[Ints]()
@@ -127,8 +144,12 @@ class SelectedColumns:
     prompt = _Gathered[Ints]()
     output = _Gathered[Ints]()
     held = _Gathered[Ints]()
+    blocks = _Gathered[Ints]()
+    limit = _Gathered[Ints]()
     cap = _Gathered[Ints]()
+    admitted = _Gathered[Ints]()
     preemptions = _Gathered[Ints]()
+    evictions = _Gathered[Ints]()
     tenant = _Gathered[Ints]()
     priority = _Gathered[Ints]()
     forecast = _Gathered[Ints]()
@@ -142,11 +163,21 @@ class SelectedColumns:
     mtpot_s = _Gathered[Floats]()
     weight = _Gathered[Floats]()
 
-    def __init__(self, board: RequestColumns, rows: Ints):
+    def __init__(self, board: "RequestColumns | SelectedColumns", rows: Ints):
         self.board, self.rows = board, rows
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def select(self, rows: Ints) -> "SelectedColumns":
+        """These of the rows."""
+        return SelectedColumns(self, rows)
+
+    def replaced(self, **columns: Ints | Floats) -> "SelectedColumns":
+        """The same with these columns instead."""
+        other = SelectedColumns(self.board, self.rows)
+        other.__dict__.update(columns)
+        return other
 
     @cached_property
     def context(self) -> Ints:
@@ -158,6 +189,9 @@ class SelectedColumns:
         """Tokens of each context that are not in KV."""
         missing: Floats = np.maximum(self.context - self.held, 0).astype(float)
         return missing
+
+
+Columns = RequestColumns | SelectedColumns
 
 
 def distinct(column: Ints) -> list[int]:
@@ -245,7 +279,8 @@ class Candidates:
     `queue_key` is the key, except that a running request has a smaller one to precede the requests
     that may not preempt it. `cached`, (rows, workers), are prompt tokens cached at each worker, if
     the placement uses them. `numbers` and `notes` are what policies and the arrangement remember.
-    Apart from the forecasts it is self-contained, so another process can arrange it.
+    Apart from the forecasts it is self-contained, so another process can arrange it. Unless `jobs`
+    are a copy, it is valid until the board changes.
     """
 
     round: int
@@ -254,7 +289,7 @@ class Candidates:
     is_running: Bools
     key: Floats
     queue_key: Floats
-    jobs: RequestColumns
+    jobs: Columns
     workers: tuple[WorkerSnapshot, ...]
     cached: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     numbers: Mapping[str, float] = field(default_factory=dict)

@@ -26,7 +26,7 @@ from services.runtime.config import (
 from services.runtime.errors import UnrecoverableError
 from services.runtime.open_files import raise_open_file_limit
 from services.runtime.server import Lifecycle, Mount, listening
-from services.runtime.startup import UP, stage_reporter
+from services.runtime.startup import UP, frozen_start, rare_collections, stage_reporter
 from services.runtime.tasks import background, root_cause
 from services.runtime.telemetry.logs import LoggingConfig, configure_logging
 from services.runtime.telemetry.scrape import metrics_over_http
@@ -39,11 +39,13 @@ PARENT_POLL_S = 1.0
 
 @dataclass(frozen=True)
 class Unit:
-    """A service: its servicers, its background work, and its drain."""
+    """A service: its servicers, its background work, and its drain. `cycle_free`: its requests
+    leave no reference cycles, so that garbage is collected rarely."""
 
     mounts: Sequence[Mount]
     run: Callable[[], Coroutine[Any, Any, None]]
     drain: Callable[[], Coroutine[Any, Any, None]]
+    cycle_free: bool = False
 
 
 async def no_work() -> None:
@@ -157,6 +159,9 @@ async def serve(config: ServedSettings, build: Build, tracing: Tracing) -> None:
                 shared=config.shares_address,
             )
         )
+        stack.enter_context(frozen_start())
+        if unit.cycle_free:
+            stack.enter_context(rare_collections())
         log.info("listening on %s", config.address)
         stage_reporter(config.started_by)(UP)
         await lifecycle.draining.wait()

@@ -19,7 +19,7 @@ def build(config: SchedulerConfig, registry: CollectorRegistry, tracing: Tracing
     mount = Mount(
         "foretoken.v1.Scheduler", scheduler_pb2_grpc.add_SchedulerServicer_to_server, service
     )
-    return Unit([mount], service.run, service.hand_over)
+    return Unit([mount], service.run, service.hand_over, cycle_free=True)
 
 
 if __name__ == "__main__":

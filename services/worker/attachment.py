@@ -17,6 +17,7 @@ from protos.generated import scheduler_pb2, scheduler_pb2_grpc
 from services.core import HeldRequest, Report
 from services.runtime.backoff import Backoff
 from services.runtime.codecs.attach import decode_plan, encode_held, encode_report
+from services.runtime.errors import InvalidArgument
 from services.runtime.streams import Outbox
 from services.worker.config import WorkerConfig
 from services.worker.engine.mailbox import (
@@ -142,6 +143,11 @@ class Attachment:
             early = not self._was_accepted and time.monotonic() - self._seen_s < EARLY_S
             level = logging.DEBUG if early or self._draining else logging.WARNING
             log.log(level, "scheduler at %s: %s", self._config.scheduler_address, error.details())
+        except InvalidArgument as error:
+            text = (
+                "scheduler at %s sent a plan that cannot be read (%s); run the same version there"
+            )
+            log.error(text, self._config.scheduler_address, error)
         except asyncio.CancelledError:
             if _ends_our_task(call):
                 raise

@@ -16,7 +16,7 @@ from services.core import (
     Outcome,
     Pause,
     Plan,
-    QueuePosition,
+    QueueOrder,
     Reject,
     RejectReason,
     Report,
@@ -69,7 +69,7 @@ PLANS = st.builds(
     prefetch=many(NAMES),
     cancel=many(NAMES),
     victims=many(NAMES),
-    order=many(st.builds(QueuePosition, NAMES, SECONDS)),
+    order=many(st.tuples(NAMES, SECONDS)).map(QueueOrder.of),
     residency=NAMES,
     costs=st.builds(KVCosts, SECONDS, SECONDS, SECONDS),
     batches=many(st.builds(StaticBatch, UINT64, many(NAMES))),
@@ -168,7 +168,7 @@ VIEW = WorkerView(
 ALL_SET: dict[str, Plan | Report | CostModel | Outcome] = {
     "plan": Plan(
         3, (Grant("a", 9),), (Grant("b", 8),), (Pause("c", Residency.OFFLOAD),), ("d",), ("e",),
-        ("f",), (QueuePosition("a", 0.0), QueuePosition("g", inf)), "swap",
+        ("f",), QueueOrder(("a", "g"), (0.0, inf)), "swap",
         KVCosts(1e-4, 1e-6, 2e-6),
         (StaticBatch(1, ("a", "g")),),
         32,
@@ -279,16 +279,16 @@ def test_swaps_of_unknown_direction_are_dropped() -> None:
 @pytest.mark.parametrize("bad", [nan, -1.0, -inf])
 def test_unsortable_waits_and_costs_become_zero(bad: float) -> None:
     message = scheduler_pb2.Plan(
-        order=[scheduler_pb2.QueuePosition(request_id="a", wait_s=bad)],
+        order=scheduler_pb2.QueueOrder(request_ids=["a"], wait_s=[bad]),
         costs=scheduler_pb2.KVCosts(recompute_token_s=bad, offload_token_s=bad, upload_token_s=bad),
     )
     plan = attach_codec.decode_plan(message)
-    assert (plan.order, plan.costs) == ((QueuePosition("a", 0.0),), KVCosts())
+    assert (plan.order, plan.costs) == (QueueOrder(("a",), (0.0,)), KVCosts())
 
 
 def test_plan_of_an_older_scheduler_has_no_order() -> None:
     plan = attach_codec.decode_plan(scheduler_pb2.Plan(seq=1))
-    assert (plan.order, plan.residency, plan.costs) == ((), "", KVCosts())
+    assert (plan.order, plan.residency, plan.costs) == (QueueOrder(), "", KVCosts())
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,18 @@ import gc
 import subprocess
 import sys
 import time
+import weakref
 
 import pytest
 
-from services.runtime.startup import Laps, importing, process_age_s
+from services.runtime.startup import (
+    RARE_COLLECTIONS,
+    Laps,
+    frozen_start,
+    importing,
+    process_age_s,
+    rare_collections,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +45,34 @@ def test_importing_keeps_disabled_collection_disabled():
     with importing():
         pass
     assert not gc.isenabled()
+
+
+def test_objects_of_the_start_are_frozen_until_the_end_of_the_block():
+    kept: list[list[int]] = [[] for _ in range(1_000)]
+    with frozen_start():
+        assert gc.get_freeze_count() >= len(kept)
+    assert gc.get_freeze_count() == 0
+
+
+def test_cycles_of_the_start_are_freed_before_the_rest_is_frozen():
+    class Node:
+        me: object
+
+    node = Node()
+    node.me = node
+    freed = weakref.ref(node)
+    gc.disable()
+    del node
+    with frozen_start():
+        assert freed() is None
+
+
+def test_rare_collections_end_with_the_block():
+    before = gc.get_threshold()
+    with pytest.raises(KeyError), rare_collections():
+        assert gc.get_threshold() == RARE_COLLECTIONS
+        raise KeyError
+    assert gc.get_threshold() == before
 
 
 def test_frozen_objects_are_thawed_at_exit():

@@ -120,6 +120,7 @@ def _parse_or_none(data: bytes) -> gateway_pb2.GenerateRequest | None:
 def _close(call: ClientCall, trace: RequestTrace) -> None:
     call.close()
     trace.end()
+    call.forget()
 
 
 def _encode_chunk(call: ClientCall, chunk: ChoiceChunk) -> gateway_pb2.GenerateResponse:

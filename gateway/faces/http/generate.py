@@ -118,6 +118,7 @@ async def _answer(
     def on_end() -> None:
         call.close()
         trace.end()
+        call.forget()
 
     try:
         form = make_format(gateway.text, call, body)

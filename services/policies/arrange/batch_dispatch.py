@@ -58,7 +58,7 @@ def send_formed(batch_round: BatchRound, state: BatchState) -> BatchState:
         return state
     could, assigned = serveable(batch_round, batches), batches.first_values(state.worker)
     left: list[Ints] = []
-    for nth in by_urgency(batch_round, batches, batch_round.workers[idle[0]]):
+    for nth in by_urgency(batch_round, batches, batch_round.workers[idle[0]]).tolist():
         if not idle:
             break
         worker, members = int(assigned[nth]), batches.members_of(nth)

@@ -139,19 +139,17 @@ def loads_s(batch_round: BatchRound, state: BatchState) -> Floats:
     return loads
 
 
-def by_urgency(batch_round: BatchRound, batches: Batches, worker: WorkerSnapshot) -> list[int]:
+def by_urgency(batch_round: BatchRound, batches: Batches, worker: WorkerSnapshot) -> Ints:
     """Batch indices in order of urgency: by the order's key of a batch at this worker, if it has
     one, then by the most urgent member."""
     first = batches.members[batches.starts]
     if batch_round.batch_key is None:
-        order = np.argsort(first, kind="stable")
-    else:
-        candidates = batch_round.candidates
-        oldest_s = batches.min_values(candidates.jobs.arrival_s)
-        wait_s = np.maximum(0.0, candidates.now - oldest_s)
-        key = batch_round.batch_key(wait_s, estimate_s(batch_round, worker, batches))
-        order = np.lexsort((first, key, batch_round.priority[first]))
-    return [int(nth) for nth in order]
+        return np.argsort(first, kind="stable")
+    candidates = batch_round.candidates
+    oldest_s = batches.min_values(candidates.jobs.arrival_s)
+    wait_s = np.maximum(0.0, candidates.now - oldest_s)
+    key = batch_round.batch_key(wait_s, estimate_s(batch_round, worker, batches))
+    return np.lexsort((first, key, batch_round.priority[first]))
 
 
 def _able(candidates: Candidates, worker: WorkerSnapshot) -> Bools:

@@ -2,7 +2,7 @@
 lasts."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -136,7 +136,7 @@ def _fill(
     here = jobs.home == worker.number
     if (jobs.held[~here] | jobs.blocks[~here]).any():  # KV elsewhere does not count here
         held, blocks = np.where(here, jobs.held, 0), np.where(here, jobs.blocks, 0)
-        jobs = replace(jobs, held=held, blocks=blocks)
+        jobs = jobs.replaced(held=held, blocks=blocks)
     limits = SLICES[preset.slice].limits(candidates, worker, at, preset.params)
     queue = WorkerQueue(jobs, is_running, limits, worker, forecasts, candidates.numbers)
     demand = FORMS[preset.form].demand(queue, preset.params, rng)

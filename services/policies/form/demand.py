@@ -11,7 +11,7 @@ from services.forecasttable import ForecastTable
 from services.policies.decision import WaitReason
 from services.policies.memory import PolicyMemory
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Bools, RequestColumns, Snapshot, WorkerSnapshot
+from services.policies.snapshot import Bools, Columns, Snapshot, WorkerSnapshot
 
 ANY = 2**31  # slots: as many as the worker has
 Need = Callable[[int], float]
@@ -54,7 +54,7 @@ class WorkerQueue:
     """One worker's queue: its jobs in order, with running ones marked. `limits` are the outputs at
     which each stops if it runs next. `numbers` are what the policies remember."""
 
-    jobs: RequestColumns
+    jobs: Columns
     is_running: Bools
     limits: Ints
     worker: WorkerSnapshot

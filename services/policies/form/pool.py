@@ -59,6 +59,14 @@ class Room:
         return -(-tokens // self.block_tokens) * self.block_tokens
 
 
+def _stable_order(ids: Ints) -> Ints:
+    """The stable order of these numbers. numpy sorts numbers of 16 bits by radix, in a quarter of
+    the time."""
+    if len(ids) and int(ids.max()) - (least := int(ids.min())) < 2**16:
+        return (ids - least).astype(np.uint16).argsort(kind="stable")
+    return ids.argsort(kind="stable")
+
+
 @dataclass(frozen=True)
 class Batches:
     """Batches in columns, ascending by id: the candidate positions of each, the most urgent first,
@@ -74,15 +82,19 @@ class Batches:
 
     @staticmethod
     def group(at: Ints, ids: Ints, sizes: Sizes) -> "Batches":
-        """`ids`, parallel to the ascending positions `at`, name each one's batch. O(n log n)."""
-        order = ids.argsort(kind="stable")
+        """`ids`, parallel to the ascending positions `at`, name each one's batch. O(n), or
+        O(n log n) where the ids differ by more than 65,535."""
+        order = _stable_order(ids)
         members, sorted_ids = at[order], ids[order]
-        starts = np.flatnonzero(np.diff(sorted_ids, prepend=-1))
+        begins = np.ones(len(ids), bool)
+        np.not_equal(sorted_ids[1:], sorted_ids[:-1], out=begins[1:])
+        starts = begins.nonzero()[0]
 
         def largest(column: Ints) -> Ints:
             return np.maximum.reduceat(column[members], starts) if len(starts) else column[:0]
 
-        size = np.diff(starts, append=len(members))
+        size = np.empty_like(starts)
+        size[:-1], size[-1:] = starts[1:] - starts[:-1], len(members) - starts[-1:]
         lengths = largest(sizes.length), largest(sizes.max_output), largest(sizes.expected)
         return Batches(sorted_ids[starts], members, starts, size, *lengths)
 

@@ -18,7 +18,7 @@ from services.policies.memory import PolicyMemory
 from services.policies.order.pace import Pace, measure_pace
 from services.policies.order.ranking import CLASS, Ranking, earliest_s, limit_preemption
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Bools, SelectedColumns, Snapshot
+from services.policies.snapshot import Bools, Columns, SelectedColumns, Snapshot
 
 # A running request counts as due earlier, or shorter of time, by this much. Infinite: no request is
 # preempted.
@@ -44,6 +44,12 @@ def slack(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     return _ranking(snapshot, params, memory, pace, spare_s, first, next_s)
 
 
+def _any_budget(board: Columns) -> bool:
+    """Whether any row has a budget that `slack_s` reads. Most traffic without SLAs has none."""
+    budgets = (board.ttft_s, board.tpot_s, board.deadline_s)
+    return min(float(column.min(initial=inf)) for column in budgets) < inf
+
+
 def next_deadline_s(jobs: SelectedColumns) -> Floats:
     """The next deadline of each request; infinite without one."""
     first_s, due_s = _first_s(jobs)
@@ -58,6 +64,8 @@ def slack_s(snapshot: Snapshot, pace: Pace) -> Floats:
     at the end, so earlier tokens may have used less of it.
     """
     jobs, now = snapshot.live, snapshot.now
+    if not _any_budget(jobs.board):
+        return np.full(len(jobs), inf)
     step_s = pace.step_s(snapshot)
     total = jobs.total
     first_s, due_s = _first_s(jobs)

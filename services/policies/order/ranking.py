@@ -12,6 +12,10 @@ from services.policies.snapshot import Bools, Snapshot
 
 CLASS = 1e7  # keys of one urgency class span less than this, in seconds longer than any wait
 
+MANY = 2_048  # keys from which another sort than numpy's stable one pays
+RUN = 3  # mean length of ascending runs from which it does not
+SAMPLED = 64  # one of so many keys is compared with others to find out whether many are equal
+
 TICK_S = 1e-6  # tolerance, so that rounding does not postpone a timed round
 
 # A running request must need more by this share to be preempted. Infinite: none is.
@@ -41,6 +45,30 @@ class Ranking:
     @property
     def queued(self) -> Ints:
         return self.rows[: self.split]
+
+
+def sorted_order(key: Floats, serial: Ints) -> Ints:
+    """The order by key, and by serial where keys are equal, as of `np.lexsort((serial, key))`.
+    That sort is fast on long ascending runs and on few different keys; many others take a third of
+    its time here."""
+    count = len(key)
+    if count < MANY or np.count_nonzero(key[1:] < key[:-1]) * RUN < count:
+        return np.lexsort((serial, key))
+    sample = np.sort(key[::SAMPLED])
+    if (sample[1:] == sample[:-1]).any():
+        return np.lexsort((serial, key))
+    order = key.argsort()
+    ascending = key[order]
+    begins = np.ones(count, bool)  # a group of equal keys
+    np.not_equal(ascending[1:], ascending[:-1], out=begins[1:])
+    if begins.all():
+        return order
+    alone = begins.copy()
+    alone[:-1] &= begins[1:]
+    at = (~alone).nonzero()[0]
+    tied = order[at]
+    order[at] = tied[np.lexsort((serial[tied], begins.cumsum()[at]))]
+    return order
 
 
 def forbid_preemption(key: Floats, split: int) -> Floats:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.snapshot import Bools, Candidates, RequestColumns, Snapshot, WorkerSnapshot
+from services.policies.snapshot import Bools, Candidates, Columns, Snapshot, WorkerSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ def _sums(candidates: Candidates, at: Ints, adds: Floats) -> Floats:
     return np.array(sums)
 
 
-def _reads(jobs: RequestColumns) -> tuple[Ints, Floats, Floats]:
+def _reads(jobs: Columns) -> tuple[Ints, Floats, Floats]:
     """Contexts, tokens still expected, and the context tokens that these will read."""
     context, left = jobs.context, jobs.expected_remaining
     return context, left, left * (context + left / 2)
 
 
 def _work_s(
-    jobs: RequestColumns,
+    jobs: Columns,
     worker: WorkerSnapshot,
     cached: Ints | int,
     context: Ints,
@@ -88,7 +88,7 @@ def _work_s(
     return work
 
 
-def cached_tokens(snapshot: Snapshot, rows: Ints, jobs: RequestColumns) -> Ints:
+def cached_tokens(snapshot: Snapshot, rows: Ints, jobs: Columns) -> Ints:
     """Cached prompt tokens, (rows, workers): as many of a prompt's first blocks as are cached
     without a gap.
 

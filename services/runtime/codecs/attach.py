@@ -4,7 +4,7 @@ Decoding accepts bad values: unknown enum values become a safe default, and nega
 become 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import asdict, fields
 from math import isfinite
 
@@ -16,7 +16,7 @@ from services.core import (
     HeldRequest,
     Pause,
     Plan,
-    QueuePosition,
+    QueueOrder,
     Report,
     RequestProgress,
     Residency,
@@ -76,9 +76,18 @@ def encode_held(held: HeldRequest) -> scheduler_pb2.HeldRequest:
 
 
 def encode_plan(plan: Plan) -> scheduler_pb2.Plan:
-    """Adds elements in place, in a third of the time that messages passed to it would take."""
-    message = scheduler_pb2.Plan(
+    """Columns, because a message for each request would cost more than all that is done with it."""
+    return scheduler_pb2.Plan(
         seq=plan.seq,
+        admit=_encode_grants(plan.admit),
+        extend=_encode_grants(plan.extend),
+        pause=scheduler_pb2.PauseColumns(
+            request_ids=[pause.request_id for pause in plan.pause],
+            residencies=[_RESIDENCY_TO_PROTO[pause.residency] for pause in plan.pause],
+        ),
+        order=scheduler_pb2.QueueOrder(
+            request_ids=plan.order.request_ids, wait_s=plan.order.wait_s
+        ),
         prefetch=plan.prefetch,
         cancel=plan.cancel,
         victims=plan.victims,
@@ -89,37 +98,51 @@ def encode_plan(plan: Plan) -> scheduler_pb2.Plan:
         ],
         prefix_blocks=plan.prefix_blocks,
     )
-    for grant in plan.admit:
-        message.admit.add(request_id=grant.request_id, limit_tokens=grant.limit_tokens)
-    for grant in plan.extend:
-        message.extend.add(request_id=grant.request_id, limit_tokens=grant.limit_tokens)
-    for pause in plan.pause:
-        residency = _RESIDENCY_TO_PROTO[pause.residency]
-        message.pause.add(request_id=pause.request_id, residency=residency)
-    add = message.order.add
-    for name, wait_s in plan.order:
-        add(request_id=name, wait_s=wait_s)
-    return message
 
 
 def decode_plan(message: scheduler_pb2.Plan) -> Plan:
+    """Raises InvalidArgument if columns have different lengths."""
     return Plan(
         seq=message.seq,
-        admit=tuple(Grant(g.request_id, g.limit_tokens) for g in message.admit),
-        extend=tuple(Grant(g.request_id, g.limit_tokens) for g in message.extend),
-        pause=tuple(
-            Pause(p.request_id, _RESIDENCY_FROM_PROTO.get(p.residency, Residency.KEEP))
-            for p in message.pause
-        ),
+        admit=_decode_grants(message.admit, "admit"),
+        extend=_decode_grants(message.extend, "extend"),
+        pause=_decode_pauses(message.pause),
         prefetch=tuple(message.prefetch),
         cancel=tuple(message.cancel),
         victims=tuple(message.victims),
-        order=tuple(QueuePosition(s.request_id, _not_negative(s.wait_s)) for s in message.order),
+        order=_decode_order(message.order),
         residency=message.residency,
         costs=_decode_costs(message.costs),
         batches=tuple(StaticBatch(b.number, tuple(b.members)) for b in message.batches),
         prefix_blocks=message.prefix_blocks,
     )
+
+
+def _encode_grants(grants: Sequence[Grant]) -> scheduler_pb2.GrantColumns:
+    names, limits = zip(*grants, strict=True) if grants else ((), ())
+    return scheduler_pb2.GrantColumns(request_ids=names, limit_tokens=limits)
+
+
+def _decode_grants(message: scheduler_pb2.GrantColumns, name: str) -> tuple[Grant, ...]:
+    _require_equal(name, message.request_ids, message.limit_tokens)
+    return tuple(map(Grant, message.request_ids, message.limit_tokens))
+
+
+def _decode_pauses(message: scheduler_pb2.PauseColumns) -> tuple[Pause, ...]:
+    _require_equal("pause", message.request_ids, message.residencies)
+    residencies = (_RESIDENCY_FROM_PROTO.get(r, Residency.KEEP) for r in message.residencies)
+    return tuple(map(Pause, message.request_ids, residencies))
+
+
+def _decode_order(message: scheduler_pb2.QueueOrder) -> QueueOrder:
+    _require_equal("order", message.request_ids, message.wait_s)
+    return QueueOrder(tuple(message.request_ids), tuple(map(_not_negative, message.wait_s)))
+
+
+def _require_equal(name: str, *columns: Sized) -> None:
+    """Raises InvalidArgument if the columns of the field `name` have different lengths."""
+    if len(set(map(len, columns))) > 1:
+        raise InvalidArgument(name, "has columns of different lengths")
 
 
 def _encode_costs(costs: KVCosts) -> scheduler_pb2.KVCosts:
@@ -187,7 +210,6 @@ def decode_report(message: scheduler_pb2.Report) -> Report:
 
 
 def _encode_columns(progress: Sequence[RequestProgress]) -> scheduler_pb2.ProgressColumns:
-    """A message for each request would cost more than all that is done with it."""
     names, output, held, blocks = zip(*progress, strict=True) if progress else ((), (), (), ())
     return scheduler_pb2.ProgressColumns(
         request_ids=names, output_tokens=output, held_tokens=held, blocks=blocks
@@ -195,11 +217,9 @@ def _encode_columns(progress: Sequence[RequestProgress]) -> scheduler_pb2.Progre
 
 
 def _decode_columns(message: scheduler_pb2.ProgressColumns) -> tuple[RequestProgress, ...]:
-    names = message.request_ids
-    columns = message.output_tokens, message.held_tokens, message.blocks
-    if any(len(column) != len(names) for column in columns):
-        raise InvalidArgument("progress", "has columns of different lengths")
-    return tuple(map(RequestProgress, names, *columns))
+    columns = message.request_ids, message.output_tokens, message.held_tokens, message.blocks
+    _require_equal("progress", *columns)
+    return tuple(map(RequestProgress, *columns))
 
 
 def _encode_progress(progress: RequestProgress) -> scheduler_pb2.Progress:

@@ -193,9 +193,9 @@ class SendPlan:
     plan: Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """To the gateway: where to send the prompt."""
+class Place(NamedTuple):
+    """To the gateway: where to send the prompt. A tuple, because a round may send
+    hundreds."""
 
     link: str
     request_id: str
@@ -204,19 +204,17 @@ class Place:
     queued_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Preempt:
-    """To the gateway: no worker runs the request."""
+class Preempt(NamedTuple):
+    """To the gateway: no worker runs the request. A tuple, as Place is."""
 
     link: str
     request_id: str
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(NamedTuple):
     """To the gateway: the worker with the request's tokens runs it again. `held_tokens` of its KV
-    are on the device or return from host memory first."""
+    are on the device or return from host memory first. A tuple, as Place is."""
 
     link: str
     request_id: str

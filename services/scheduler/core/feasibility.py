@@ -16,6 +16,8 @@ from services.policies.order.ranking import Ranking
 from services.policies.snapshot import Snapshot, distinct
 from services.scheduler.core.admission import fastest_prefill_s
 
+CELLS = 4_096  # of keys when positions among them are looked up
+LEAST_SPREAD = 1e-6  # of these keys; without any, all would be in one cell
 _NO_ROWS: Ints = np.zeros(0, np.int64)
 
 
@@ -85,12 +87,41 @@ class FeasibilityCheck:
 
 def work_ahead_s(ranking: Ranking, at: Ints, share: Floats) -> Floats:
     """The remaining time of everything ahead of these positions, each entry weighted by its share.
-    Positions come in any order. O(jobs log positions)."""
+    Positions come in any order, each once. O(jobs log positions)."""
     order = np.argsort(ranking.key[at], kind="stable")
-    keys = ranking.key[at[order]]
-    counts = (share.astype(bool) & (ranking.key < keys[-1])).nonzero()[0]
-    ahead = np.searchsorted(keys, ranking.key[counts], side="right")
-    takes_s = np.bincount(ahead, ranking.remaining_s[counts] * share[counts], len(at) + 1)
+    mine, key = at[order], ranking.key
+    keys = key[mine]
+    ahead = np.empty(len(key), np.int64)  # how many of these positions each entry is ahead of less
+    ahead[mine] = keys.searchsorted(keys, side="right")  # fast, because they ascend
+    counts = (share > 0) & (key < keys[-1])
+    others = counts.copy()
+    others[mine] = False
+    rest = others.nonzero()[0]
+    ahead[rest] = _count_upto(keys, key[rest])
+    at_all = counts.nonzero()[0]
+    takes_s = np.bincount(ahead[at_all], ranking.remaining_s[at_all] * share[at_all], len(at) + 1)
     waits_s = np.empty(len(at))
     waits_s[order] = np.cumsum(takes_s.astype(float))[:-1]
     return waits_s
+
+
+def _count_upto(keys: Floats, values: Floats) -> Ints:
+    """How many of the ascending keys are at most each value, which is at most the last key.
+
+    Values are first put into cells of equal width, which keep their order. Where no key is in a
+    cell, all its values have the same count; only the others are searched.
+    """
+    low, high = float(keys[0]), float(keys[-1])
+    if len(values) < CELLS or high - low < LEAST_SPREAD:
+        return keys.searchsorted(values, side="right")
+    scale = CELLS / (high - low)
+
+    def cell(numbers: Floats) -> Ints:
+        return np.clip((numbers - low) * scale, -1.0, CELLS).astype(np.int64) + 1
+
+    many = np.bincount(cell(keys), minlength=CELLS + 2)
+    upto, at = many.cumsum(), cell(values)
+    found = upto[at]
+    crowded = (many > 0)[at].nonzero()[0]
+    found[crowded] = keys.searchsorted(values[crowded], side="right")
+    return found

@@ -7,6 +7,7 @@ Directives for workers collect in each worker's draft. The state and its rounds 
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from math import inf
 
 import numpy as np
@@ -93,12 +94,9 @@ class Ledger:
         since_s = float(self.board.jobs.since_s[job.row])
         return job.queued_s + self.now - (since_s if since_s < inf else job.request.arrival_s)
 
-    def job_at(self, row: int) -> Job | None:
-        return self._by_row.get(row)
-
     def jobs_at(self, rows: Iterable[int]) -> Iterator[Job]:
         """The live jobs of these rows."""
-        return (self._by_row[row] for row in rows if row in self._by_row)
+        return filter(None, map(self._by_row.get, rows))
 
     def names(self, rows: Ints) -> tuple[str, ...]:
         """The ids of the live requests of these rows."""
@@ -162,11 +160,11 @@ class Ledger:
         """Records a cause that leaves the phase as it is, and sends its message to the gateway."""
         self._move(job, self.phase(job), cause)
 
-    def is_stopping_elsewhere(self, job: Job, worker: WorkerJobs) -> bool:
-        """Whether another worker has not confirmed yet that it stopped this request. It may still
-        end there; the report that confirms the pause triggers another round."""
-        home = self.workers.get(self.home(job))
-        return home is not None and home is not worker and job.request_id in home.pausing
+    def stopping_elsewhere(self, worker: WorkerJobs) -> frozenset[str]:
+        """Requests that another worker has not confirmed yet to have stopped. They may still end
+        there; the report that confirms the pause triggers another round."""
+        others = (each.pausing for each in self.workers.values() if each is not worker)
+        return frozenset().union(*others)
 
     def admit(self, jobs: Sequence[Job], worker: WorkerJobs, limits: Sequence[int]) -> None:
         """Queued → running; placed if its tokens must be sent to this worker, else resumed. Each
@@ -177,14 +175,15 @@ class Ledger:
         self._leave_homes(jobs, rows, stays)
         worker.admitted += len(jobs)
         seq = worker.plan_seq + 1
-        causes = []
-        since = zip(jobs, limits, stays.tolist(), columns.since_s[rows].tolist(), strict=True)
-        for job, limit, stay, since_s in since:
-            job.queued_s += self.now - since_s
-            worker.draft.admit.append(Grant(job.request_id, limit))
-            job.admitted_seq, job.resumed_seq = seq, seq if stay else 0
+        waited_s = (self.now - columns.since_s[rows]).tolist()
+        stay = stays.tolist()
+        for job, job_waited_s, stays_here in zip(jobs, waited_s, stay, strict=True):
+            job.queued_s += job_waited_s
+            job.admitted_seq, job.resumed_seq = seq, seq if stays_here else 0
             worker.pausing.pop(job.request_id, None)
-            causes.append(TransitionCause.RESUMED if stay else TransitionCause.PLACED)
+        names = [job.request_id for job in jobs]
+        worker.draft.admit += map(Grant, names, limits)
+        causes = [TransitionCause.RESUMED if s else TransitionCause.PLACED for s in stay]
         self._run(jobs, rows, worker, limits, causes)
 
     def adopt(self, job: Job, worker: WorkerJobs, held: HeldRequest) -> None:
@@ -206,7 +205,7 @@ class Ledger:
              limits: Sequence[int], causes: Sequence[TransitionCause]) -> None:  # fmt: skip
         self.board.admit(rows, worker.number, limits)
         worker.running.update((job.request_id, job) for job in jobs)
-        self._move_all(jobs, rows, RUNNING, causes)
+        self._move_all(jobs, rows, RUNNING, causes, worker)
 
     def extend(self, jobs: Sequence[Job], worker: WorkerJobs, limits: Sequence[int]) -> None:
         self.board.jobs.limit[_rows(jobs)] = limits
@@ -233,7 +232,7 @@ class Ledger:
     def pause(self, jobs: Sequence[Job], worker: WorkerJobs, residency: Residency) -> None:
         """Running → queued. KV that the residency keeps stays at its worker. Each job once."""
         names = [job.request_id for job in jobs]
-        worker.draft.pause += [Pause(name, residency) for name in names]
+        worker.draft.pause += map(Pause, names, repeat(residency))
         worker.pausing |= dict.fromkeys(names, worker.plan_seq + 1)
         self._requeue(jobs, worker, TransitionCause.PAUSED)
 
@@ -248,7 +247,7 @@ class Ledger:
             del worker.running[job.request_id]
         rows = _rows(jobs)
         self.board.jobs.preemptions[rows] += 1
-        self._move_all(jobs, rows, RequestPhase.QUEUED, [cause] * len(jobs))
+        self._move_all(jobs, rows, RequestPhase.QUEUED, [cause] * len(jobs), worker)
         self.board.jobs.since_s[rows] = self.now
 
     def note_stopped(self, worker: WorkerJobs, applied_plan_seq: int) -> None:
@@ -312,15 +311,34 @@ class Ledger:
         self.board.phase[row] = after
 
     def _move_all(self, jobs: Sequence[Job], rows: Ints, after: RequestPhase,
-                  causes: Sequence[TransitionCause]) -> None:  # fmt: skip
-        """The same for many, each once, in this order."""
-        board, columns = self.board, self.board.jobs
-        numbers = (columns.home, columns.output, columns.held, columns.since_s, columns.preemptions)
-        before = [_PHASES[phase] for phase in board.phase[rows].tolist()]
-        each = zip(*(column[rows].tolist() for column in numbers), strict=True)
-        for job, was, cause, values in zip(jobs, before, causes, each, strict=True):
-            self._changed(job, was, after, cause, values)
-        board.phase[rows] = after
+                  causes: Sequence[TransitionCause], worker: WorkerJobs) -> None:  # fmt: skip
+        """The same for many, each once, in this order, that begin to run at this worker or no
+        longer run there. By columns: a round may pause as many requests as run."""
+        columns, phase = self.board.jobs, self.board.phase
+        before = [_PHASES[each] for each in phase[rows].tolist()]
+        names = [job.request_id for job in jobs]
+        for name, was, cause in {
+            (was, cause): (name, was, cause)
+            for name, was, cause in zip(names, before, causes, strict=True)
+        }.values():
+            require_legal(name, was, after, cause)
+        numbers = (columns.output, columns.held, columns.preemptions)
+        output, held, preemptions = (column[rows].tolist() for column in numbers)
+        fields = zip(
+            names, before, repeat(after), causes, repeat(self.now), repeat(worker.view.worker_id),
+            output, held, repeat(""), repeat(""), [job.queued_s for job in jobs], preemptions,
+            strict=False,
+        )  # fmt: skip
+        made = list(map(tuple.__new__, repeat(Transition), fields))
+        self.transitions += made
+        began = after is RUNNING
+        self.running += len(jobs) if began else -len(jobs)
+        for model, count in Counter([job.request.model for job in jobs]).items():
+            self._count_waiting(model, -count if began else count)
+        address = worker.view.address
+        about = (message_about(t, job.link, address) for t, job in zip(made, jobs, strict=True))
+        self.actions += filter(None, about)
+        phase[rows] = after
 
     def _changed(self, job: Job, before: RequestPhase, after: RequestPhase, cause: TransitionCause,
                  numbers: _Numbers, reason: str = "", message: str = "") -> None:  # fmt: skip

@@ -7,14 +7,14 @@ candidates are ranked and narrowed here, arranged there, and completed here when
 Rows that belong to another request by then are skipped.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import compress
 from math import inf
 
 import numpy as np
 
-from services.core import Plan, QueuePosition, StaticBatch
+from services.core import Plan, QueueOrder, StaticBatch
 from services.forecast import Ints
 from services.policies.decide import (
     arrange,
@@ -26,7 +26,7 @@ from services.policies.decide import (
 )
 from services.policies.decision import Decision, WaitExplanations, WaitReason, WorkerDecision
 from services.policies.memory import PolicyMemory
-from services.policies.order.ranking import Ranking
+from services.policies.order.ranking import Ranking, sorted_order
 from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import RESIDENCIES, Preset
 from services.policies.snapshot import CHAIN, Bools, Candidates, Snapshot
@@ -37,7 +37,7 @@ from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.phases import RequestPhase
 from services.scheduler.core.static_batches import begin_batch
 
-QUEUED, RUNNING = RequestPhase.QUEUED, RequestPhase.RUNNING
+NONE, QUEUED, RUNNING = RequestPhase.NONE, RequestPhase.QUEUED, RequestPhase.RUNNING
 MAX_VICTIMS = 64  # per plan; the next plan names the next ones
 
 
@@ -90,7 +90,8 @@ class Rounds:
         ranking = rank_requests(snapshot, self.preset, self.memory)
         self.memory = ranking.memory
         self._ranked(snapshot, ranking)
-        return select_candidates(snapshot, ranking, self.preset, self.number)
+        candidates = select_candidates(snapshot, ranking, self.preset, self.number)
+        return replace(candidates, jobs=candidates.jobs.copy())
 
     def arrange(self, candidates: Candidates) -> Decision:
         """The rest of `decide`, when the batcher does not answer."""
@@ -119,45 +120,44 @@ class Rounds:
         ledger = self._ledger
         serial = ledger.board.jobs.serial
         self.late = tuple(ledger.jobs_at(self._feasibility.pop_late(decision, serial)))
-        stale = frozenset(decision.rows[serial[decision.rows] != decision.serials].tolist())
+        current = ledger.board.phase != NONE  # by row: whether the decision is about its request
+        current[decision.rows[serial[decision.rows] != decision.serials]] = False
         for each in decision.workers:
             worker = ledger.worker_numbered(each.worker)
             if worker and not worker.draining:  # it may have started to drain during the round
-                self._apply_to_worker(each, worker, stale)
+                self._apply_to_worker(each, worker, current)
         if not ledger.waiting:
             self.next_s = inf  # time alone changes nothing
 
     def _apply_to_worker(
-        self, decision: WorkerDecision, worker: WorkerJobs, stale: frozenset[int]
+        self, decision: WorkerDecision, worker: WorkerJobs, current: Bools
     ) -> None:
         ledger = self._ledger
         phase, columns = ledger.board.phase, ledger.board.jobs
         residency = RESIDENCIES[self.preset.residency].paused
-        paused = [job for job in self._current(decision.pause, stale) if job]
-        ledger.pause([job for job in paused if job.request_id in worker.running], worker, residency)
+        here = worker.running
+        paused = self._jobs(decision.pause[current[decision.pause]])
+        ledger.pause([job for job in paused if job.request_id in here], worker, residency)
         running = phase[decision.run] == RUNNING
         longer = running & (decision.limits > columns.limit[decision.run])
-        extended = [
-            (job, limit)
-            for job, limit in self._limited(decision, longer, stale)
-            if job.request_id in worker.running
-        ]
+        extended, limits = self._limited(decision, longer, current)
+        ours = [job.request_id in here for job in extended]
+        extended, limits = list(compress(extended, ours)), list(compress(limits, ours))
         batch = [  # members of a batch that is over
             job
-            for job, _ in extended
-            if decision.lockstep and columns.output[job.row] >= columns.limit[job.row]
+            for job in (extended if decision.lockstep else ())
+            if columns.output[job.row] >= columns.limit[job.row]
         ]
-        ledger.extend([job for job, _ in extended], worker, [limit for _, limit in extended])
+        ledger.extend(extended, worker, limits)
         enters = (phase[decision.run] == QUEUED).nonzero()[0]
-        enters = enters[: max(0, worker.slots - len(worker.running))]
-        entering = [
-            (job, limit)
-            for job, limit in self._limited(decision, enters, stale)
-            if not ledger.is_stopping_elsewhere(job, worker)
-        ]
-        ledger.admit([job for job, _ in entering], worker, [limit for _, limit in entering])
+        enters = enters[: max(0, worker.slots - len(here))]
+        entering, limits = self._limited(decision, enters, current)
+        if stopping := ledger.stopping_elsewhere(worker):
+            free = [job.request_id not in stopping for job in entering]
+            entering, limits = list(compress(entering, free)), list(compress(limits, free))
+        ledger.admit(entering, worker, limits)
         if decision.lockstep:
-            batch += [job for job, _ in entering]
+            batch += entering
         if batch:
             self._begin_batch(batch, worker)
         worker.apply_decision(decision)
@@ -169,18 +169,15 @@ class Rounds:
         worker.served.append(begin_batch(members, self._ledger))
 
     def _limited(
-        self, decision: WorkerDecision, which: Ints | Bools, stale: frozenset[int]
-    ) -> Iterator[tuple[Job, int]]:
-        """The jobs of these entries of `run` with their limits."""
-        jobs = self._current(decision.run[which], stale)
-        return (
-            (j, limit) for j, limit in zip(jobs, decision.limits[which].tolist(), strict=True) if j
-        )
+        self, decision: WorkerDecision, which: Ints | Bools, current: Bools
+    ) -> tuple[list[Job], list[int]]:
+        """The jobs of these entries of `run` that have not ended, and their limits."""
+        rows, limits = decision.run[which], decision.limits[which]
+        live = current[rows]
+        return self._jobs(rows[live]), limits[live].tolist()
 
-    def _current(self, rows: Ints, stale: frozenset[int]) -> Iterator[Job | None]:
-        """The jobs of these rows, None for those that have ended."""
-        job_at = self._ledger.job_at
-        return (None if row in stale else job_at(row) for row in rows.tolist())
+    def _jobs(self, rows: Ints) -> list[Job]:
+        return list(self._ledger.jobs_at(rows.tolist()))
 
     # Plans
 
@@ -209,7 +206,7 @@ class Rounds:
             return plan
         return replace(
             plan,
-            order=self._queue_positions(worker),
+            order=self._queue_order(worker),
             residency=self.preset.residency,
             costs=worker.cost.kv_costs,
         )
@@ -221,36 +218,35 @@ class Rounds:
             named |= dict.fromkeys(reversed(worker.running))
         return tuple(named)[:MAX_VICTIMS]
 
-    def _queue_positions(self, worker: WorkerJobs) -> tuple[QueuePosition, ...]:
+    def _queue_order(self, worker: WorkerJobs) -> QueueOrder:
         """A worker's running requests, most urgent first, then its waiting ones with KV there and
         their expected wait: the remaining time of all requests ahead, at most the time until
         ageing brings it to the front ("ALISE" (Zhao et al., 2024), Eq. 7). Waiting requests
         without KV count for this worker's share of the fleet. O(jobs) if a request has KV here."""
         if self.ranking is None:
-            return ()
+            return QueueOrder()
         board, ranking = self._ledger.board, self.ranking
-        phase, held = board.phase, board.jobs.held
-        rows = ranking.rows
-        here = board.jobs.home[rows] == worker.number
-        runs = here & (phase[rows] == RequestPhase.RUNNING)
-        waits = phase[rows] == RequestPhase.QUEUED
-        rests = here & waits & (held[rows] > 0)
-        first = self._by_key(runs)[1]
-        positions = QueuePosition.many(first, repeat(0.0))
-        if not rests.any():
-            return tuple(positions)
-        at, names = self._by_key(rests)
+        phase, held, rows = board.phase, board.jobs.held, ranking.rows
+        # By board row, in which columns are read in sequence.
+        here, waits = board.jobs.home == worker.number, phase == QUEUED
+        runs, rests = here & (phase == RUNNING), here & waits & (held > 0)
+        first = self._ledger.names(rows[self._by_key(runs)])
+        at = self._by_key(rests)
+        if not len(at):
+            return QueueOrder(first, (0.0,) * len(first))
         others = 1 / max(1, len(self._ledger.workers))
-        share = np.where(runs | rests, 1.0, np.where(waits & (held[rows] == 0), others, 0.0))
-        wait_s = np.minimum(work_ahead_s(ranking, at, share), ranking.lift_s[at]).tolist()
-        return (*positions, *QueuePosition.many(names, wait_s))
+        share = np.where(waits & (held == 0), others, 0.0)
+        share[runs | rests] = 1.0
+        wait_s = np.minimum(work_ahead_s(ranking, at, share[rows]), ranking.lift_s[at])
+        names = self._ledger.names(rows[at])
+        return QueueOrder(first + names, (*(0.0,) * len(first), *wait_s.tolist()))
 
-    def _by_key(self, which: Ints) -> tuple[Ints, tuple[str, ...]]:
-        """Positions and names of these entries of the ranking, most urgent first."""
+    def _by_key(self, which: Bools) -> Ints:
+        """Positions in the ranking of the requests in these board rows, most urgent first."""
         assert self.ranking is not None
-        at, serial = np.flatnonzero(which), self._ledger.board.jobs.serial
-        at = at[np.lexsort((serial[self.ranking.rows[at]], self.ranking.key[at]))]
-        return at, self._ledger.names(self.ranking.rows[at])
+        rows = self.ranking.rows
+        at = which[rows].nonzero()[0]
+        return at[sorted_order(self.ranking.key[at], self._ledger.board.jobs.serial[rows[at]])]
 
 
 def build_decision(candidates: Candidates, arranged: Arranged) -> Decision:

@@ -20,7 +20,7 @@ from services.scheduler.core.phases import Transition
 
 log = logging.getLogger(__name__)
 
-FORMAT = 3  # of the lines; no other format is read
+FORMAT = 4  # of the lines; no other format is read
 MARK = "foretoken_event_log"
 
 

@@ -50,9 +50,9 @@ class Evictor:
                 self.prefetch(request_id)
 
     def _residents(self) -> Iterator[Resident]:
-        for queued in self._plan.order:
-            if sequence := self._kv.sequences.get(queued.request_id):
-                yield self._resident(sequence, queued.wait_s)
+        for request_id, wait_s in self._plan.order:
+            if sequence := self._kv.sequences.get(request_id):
+                yield self._resident(sequence, wait_s)
 
     def _resident(self, sequence: Sequence, wait_s: float) -> Resident:
         pool = self._kv.pool
@@ -140,7 +140,7 @@ class Evictor:
 
     def _eviction_order(self) -> Iterator[Sequence]:
         newest_first = sorted(self._kv.sequences.values(), key=lambda s: -s.serial)
-        ranked = [s.request_id for s in reversed(self._plan.order)]
+        ranked = reversed(self._plan.order.request_ids)
         yield from self._named(ranked, SequencePhase.PAUSED)
         yield from (s for s in newest_first if s.phase is SequencePhase.PAUSED)
         yield from self._named(self._plan.victims, SequencePhase.RUNNING)

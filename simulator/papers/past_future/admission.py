@@ -129,7 +129,7 @@ class Admission:
         jobs = self.jobs.select(running)
         total = self._forecasts.mean(jobs.forecast, jobs.output, jobs.cap)
         runs = np.ones(len(running), bool)
-        return self._victim(replace(jobs, total=total), runs, jobs.arrival_s)
+        return self._victim(jobs.replaced(total=total), runs, jobs.arrival_s)
 
     def count_evictions(self, count: int) -> None:
         self._evictions += count

@@ -99,7 +99,7 @@ class RandomEvents(RuleBasedStateMachine):
         plan cancels a request whose deadline passed with the round."""
         worker = self.state.workers[action.worker_id]
         gone = set(worker.draft.cancel)
-        order = [s.request_id for s in action.plan.order if s.request_id not in gone]
+        order = [name for name in action.plan.order.request_ids if name not in gone]
         victims = set(action.plan.victims) - gone
         ours = set(worker.running)
         resting = {n for n in self.at(action.worker_id) - ours if self.held(n)}
@@ -114,7 +114,7 @@ class RandomEvents(RuleBasedStateMachine):
         if not self.apart:
             assert set(order[: len(ours)]) == ours
             assert set(order[len(ours) :]) == resting
-        waits = {s.request_id: s.wait_s for s in action.plan.order}
+        waits = dict(action.plan.order)
         assert all(waits[name] == 0.0 for name in ours & set(waits))
         assert all(0 <= wait < inf for wait in waits.values())
 

@@ -36,7 +36,8 @@ class SchedulerMachine(RandomEvents):
         assert ledger.waiting == sum(ledger.waiting_for(m) for m in ("demo", "other"))
         rows = {job.row for job in self.state.jobs.values()}
         assert rows == set(np.flatnonzero(phase).tolist()) and len(rows) == len(self.live)
-        assert all(ledger.job_at(job.row) is job for job in self.state.jobs.values())
+        jobs = [*self.state.jobs.values()]
+        assert [*ledger.jobs_at(job.row for job in jobs)] == jobs
 
     @invariant()
     def only_forecasts_of_live_requests_are_kept(self) -> None:

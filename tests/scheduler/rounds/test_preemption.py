@@ -10,7 +10,7 @@ from services.core import (
     Grant,
     Pause,
     Plan,
-    QueuePosition,
+    QueueOrder,
     RequestProgress,
     Residency,
 )
@@ -33,7 +33,7 @@ def test_urgent_arrival_preempts() -> None:
         admit=(Grant("short", 32),),
         pause=(Pause("long", Residency.KEEP),),
         victims=("short",),
-        order=(QueuePosition("short", 0.0), QueuePosition("long", about(0.2))),
+        order=QueueOrder(("short", "long"), (0.0, about(0.2))),
         residency="swap_int8",
         costs=KVCosts(0.0, 0.001, 0.002),
     )

@@ -6,12 +6,17 @@ from services.core import (
     Completion,
     FinishReason,
     Grant,
-    QueuePosition,
+    Plan,
+    QueueOrder,
     RequestProgress,
     WorkerView,
 )
 from services.scheduler.core import events as ev
 from tests.scheduler.rounds.alise_driver import FRONT, Driver, G, about
+
+
+def last_two(plan: Plan) -> list[tuple[str, float]]:
+    return list(plan.order)[-2:]
 
 
 def test_expected_waits_match_hand_computation() -> None:
@@ -31,35 +36,26 @@ def test_expected_waits_match_hand_computation() -> None:
     assert d.queued == ["fresh", "p", "q"]
     [plan] = d.plans
     assert plan.extend == (Grant("z", 20 + 32 + 2),)  # 0.025 s from plan to plan, 0.03 s a step
-    assert plan.order == (
-        QueuePosition("x", 0.0),
-        QueuePosition("y", 0.0),
-        QueuePosition("z", 0.0),
-        QueuePosition("p", about(0.1 + 0.3 + 0.5)),
-        QueuePosition("q", about(0.1 + 0.3 + 0.5 + 0.6)),
+    assert plan.order == QueueOrder(
+        ("x", "y", "z", "p", "q"),
+        (0.0, 0.0, 0.0, about(0.1 + 0.3 + 0.5), about(0.1 + 0.3 + 0.5 + 0.6)),
     )
     assert plan.victims == ("z", "y", "x")
     d.plans.clear()
     d.report(0.95, progress=(RequestProgress("z", 40, 50),))
     [plan] = d.plans
-    assert plan.order[-2:] == (
-        QueuePosition("p", about(0.9)),
-        QueuePosition("q", about(1.5)),
-    )
+    assert last_two(plan) == [("p", about(0.9)), ("q", about(1.5))]
     for name in "xy":  # doubling its expected length puts it behind all these
         d.progress(name, 300, 1.0)
     d.plans.clear()
     d.report(2.9, progress=(RequestProgress("z", 60, 70),))
-    assert d.plans[-1].order[-2:] == (
-        QueuePosition("p", about(0.1)),
-        QueuePosition("q", about(0.1)),
-    )
+    assert last_two(d.plans[-1]) == [("p", about(0.1)), ("q", about(0.1))]
     d.plans.clear()
     d.report(
         3.1, progress=(RequestProgress("z", 90, 100),)
     )  # `p` is at this worker, and `q` follows it
     assert d.levels() | {"p": FRONT} == d.levels()
-    assert d.plans[-1].order[-2:] == (QueuePosition("p", 0.0), QueuePosition("q", about(0.6 + 0.5)))
+    assert last_two(d.plans[-1]) == [("p", 0.0), ("q", about(0.6 + 0.5))]
 
 
 def test_paused_request_resumes_only_at_home() -> None:

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from services.core import Pause, QueuePosition, Residency
+from services.core import Pause, QueueOrder, Residency
 from services.costs import KVCosts
 from services.worker.kv.residency import RESIDENCIES
 from tests.worker.worker_fixtures import Feeder, clear_cases, engine_of
@@ -38,7 +38,7 @@ class SwappingFeeder(Feeder):
         self.plan(
             pause=tuple(Pause(name, draw.choice(list(Residency))) for name in pauses),
             prefetch=tuple(names[:1]),
-            order=tuple(QueuePosition(name, float(i)) for i, name in enumerate(names)),
+            order=QueueOrder.of((name, float(i)) for i, name in enumerate(names)),
             victims=tuple(draw.sample(names, len(names) // 2)),
             residency=self.residency,
             costs=draw.choice(COSTS),

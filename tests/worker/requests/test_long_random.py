@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from services.core import FinishReason, Grant, Pause, Plan, QueuePosition, Residency, StaticBatch
+from services.core import FinishReason, Grant, Pause, Plan, QueueOrder, Residency, StaticBatch
 from services.costs import KVCosts
 from services.worker.kv.residency import RESIDENCIES
 from services.worker.requests.state import WorkerState
@@ -173,9 +173,7 @@ class LongRun:
             pause=tuple(Pause(name, draw.choice(list(Residency))) for name in self.some(2)),
             victims=tuple(self.some(3)),
             prefetch=tuple(self.some(2)),
-            order=tuple(
-                QueuePosition(name, draw.random()) for name in self.some(draw.choice([0, 20]))
-            ),
+            order=QueueOrder.of((name, draw.random()) for name in self.some(draw.choice([0, 20]))),
             residency=draw.choice([*RESIDENCIES]),
             costs=draw.choice(COSTS),
         )

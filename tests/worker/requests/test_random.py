@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.core import FinishReason, Grant, Pause, Plan, QueuePosition, Residency
+from services.core import FinishReason, Grant, Pause, Plan, QueueOrder, Residency
 from services.costs import KVCosts
 from services.worker.kv.residency import RESIDENCIES
 from services.worker.requests.state import WorkerState
@@ -145,7 +145,7 @@ class WorkerMachine(RuleBasedStateMachine):
             cancel=tuple(cancel),
             victims=tuple(victims),
             prefetch=tuple(prefetch),
-            order=tuple(QueuePosition(name, float(i)) for i, name in enumerate(order)),
+            order=QueueOrder.of((name, float(i)) for i, name in enumerate(order)),
             residency=residency,
             costs=KVCosts(0.6, token_s, token_s),
         )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from textwrap import dedent
 from typing import Any
 
-from services.core import Grant, HeldRequest, Plan, QueuePosition, Report, RequestProgress
+from services.core import Grant, HeldRequest, Plan, QueueOrder, Report, RequestProgress
 from services.costs import Direction
 from services.worker.kv.transfers import TransferPlan
 from services.worker.requests.state import WorkerState
@@ -130,7 +130,7 @@ class Transcript:
 
     def rank(self, residency: str, waits_s: dict[str, float], **directives: Any) -> None:
         """A plan with this order of requests and their expected waits."""
-        order = [QueuePosition(name, wait_s) for name, wait_s in waits_s.items()]
+        order = QueueOrder.of(waits_s.items())
         self.plan(order=order, residency=residency, **directives)
 
     def _report(self) -> None:

@@ -5,6 +5,7 @@ directly in between, and ends it as usual.
 """
 
 from typing import cast
+from weakref import ref
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -16,18 +17,22 @@ class DirectStream:
     """One answer of unknown length, once its headers and first piece are sent."""
 
     def __init__(self, cycle: RequestResponseCycle):
-        self._cycle = cycle
+        self._cycle = ref(cycle)  # it refers to this; a cycle would be freed late, and in a pause
 
     @property
     def ready(self) -> bool:
         """Whether `write` may be called: the answer is open, and the client reads."""
-        cycle = self._cycle
+        cycle = self._cycle()
+        if cycle is None:
+            return False
         open_ = cycle.response_started and not (cycle.response_complete or cycle.disconnected)
         return bool(open_ and cycle.chunked_encoding) and not cycle.flow.write_paused
 
     def write(self, data: bytes) -> None:
-        """Sends a piece that is not empty, as one chunk and in one write."""
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        """Sends a piece that is not empty, as one chunk and in one write; nothing after the end of
+        the request."""
+        if cycle := self._cycle():
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 def direct_stream(scope: Scope) -> DirectStream | None:
