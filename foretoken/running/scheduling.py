@@ -61,7 +61,7 @@ def _prepare(config: SchedulerConfig, sets: Sets) -> Build:
         predictor = connect(config.predictor_address)
         scheduling = build_scheduling(overrides, predictor, registry, tracing)
         scheduler = scheduling.scheduler
-        return Unit([scheduling.mount], scheduler.run, scheduler.hand_over)
+        return Unit([scheduling.mount], scheduler.run, scheduler.hand_over, cycle_free=True)
 
     return build
 
