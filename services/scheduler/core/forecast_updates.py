@@ -4,7 +4,8 @@ The first update is sent once the forecast is known and a round has ranked the r
 the expected time to the first token (the promise), which is sent once. Every later forecast is sent
 as it arrives. Times follow from the current forecasts and cost models:
 
-  token_s   a decode step of all requests that run at its worker; while it waits, the mean over the
+  token_s   a decode step of all requests that run at its worker, by the tokens that a request gets
+            in it; while it waits, the mean over the
             workers of its model
   ttft_s    of a running request: the prefill of all prompts that its worker was given up to its
             own, in one step with the requests that decode there
@@ -89,7 +90,7 @@ class ForecastUpdates:
         return updates
 
     def _steps_s(self) -> dict[str, float]:
-        """The time of a decode step at each worker. O(rows) a worker."""
+        """The time of a token of each request at each worker. O(rows) a worker."""
         return {name: _step_s(self._ledger, w) for name, w in self._ledger.workers.items()}
 
     def _token_s(self, job: Job, steps_s: dict[str, float]) -> float:
@@ -115,10 +116,11 @@ def _running_rows(ledger: Ledger, worker: WorkerJobs) -> Ints:
 
 
 def _step_s(ledger: Ledger, worker: WorkerJobs) -> float:
-    """The step time of all requests that run there, a token each; of one if none runs."""
+    """The time of a token of all requests that run there; of one if none runs."""
     rows = _running_rows(ledger, worker)
     context = float(ledger.board.jobs.context_at(rows).sum())
-    return max(MIN_S, worker.cost.step_s(0, max(1, len(rows)), context))
+    step_s = worker.cost.step_s(0, max(1, len(rows)), context)
+    return max(MIN_S, step_s / worker.cost.tokens_per_step)
 
 
 def _running_firsts_s(ledger: Ledger, jobs: Iterable[Job]) -> dict[str, float]:
