@@ -63,7 +63,7 @@ class Composer:
         if (
             self._steady
             and self._version == self._kv.version
-            and not self._speculation.has_draft(self._steady.decodes.sequences)
+            and not self._speculation.find(self._steady.decodes.sequences)
             and self._grow_rows(self._steady.decodes)
         ):
             return self._steady
