@@ -129,19 +129,22 @@ class Composer:
             decodes = [s for s in decodes if _may_run(s)]  # not evicted meanwhile
         if not decodes and not chunks:
             return None
-        if drafted := self._draft(decodes, room - sum(chunk.tokens for chunk in chunks)):
+        if drafted := self._draft(decodes, chunks):
             drafting = {chunk.sequence for chunk in drafted}
             decodes = [s for s in decodes if s not in drafting]
             chunks = drafted + chunks
         tables = [self._pool.table(s.request_id) for s in decodes]
         return StepBatch(DecodeRows(decodes, tables, self._pool.block_tokens), chunks)
 
-    def _draft(self, decodes: list[Sequence], room: int) -> list[PrefillChunk]:
-        """Decodes with drafts, of at most `room` tokens in all. None while there is a static batch,
+    def _draft(self, decodes: list[Sequence], chunks: list[PrefillChunk]) -> list[PrefillChunk]:
+        """Decodes with drafts, in what the others leave of the step's tokens, and of the rows of
+        logits that score prompts otherwise. None while there is a static batch,
         whose members draw one token per step, and while a failed step is computed in parts."""
         if self._suspects or not self._static.current.ends_known_ahead:
             return []
-        return self._speculation.draft(decodes, room)
+        room = self._max_batch_tokens - len(decodes) - sum(chunk.tokens for chunk in chunks)
+        to_score = self._max_scored_tokens - sum(chunk.scored for chunk in chunks)
+        return self._speculation.draft(decodes, min(room, to_score))
 
     def _runnable(self) -> list[Sequence]:
         """Requests that may be in the next step if memory suffices."""

@@ -21,7 +21,8 @@ class Limits:
     host_blocks: int = 0  # size of the pool in host memory
     exact_swaps: bool = True
     prefix_sharing: bool = True
-    max_scored_tokens: int = 256  # of prompts in one step; each needs a row of logits
+    # Of prompts and of drafts in one step: every token needs a row of logits.
+    max_scored_tokens: int = 256
     drafts: DraftLimits = NO_DRAFTS  # none by default; only where no step is composed ahead
 
     @property

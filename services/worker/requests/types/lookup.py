@@ -9,12 +9,12 @@ costs 4 bytes per token of text, and 8 to 16 for the table.
 from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 # Earlier occurrences that one search examines, latest first: this bounds its time.
 MAX_EXAMINED = 16
-MULTIPLIER, ALL_BITS = 0x9E3779B97F4A7C15, 2**64 - 1
 LEAST_BITS = 6  # of an index into the table
 
 
@@ -42,7 +42,6 @@ class PromptLookup:
     def __init__(self, limits: DraftLimits):
         self.most = limits.most  # of the next draft
         self._limits = limits
-        self._bits = 0
         self._last = array("i")  # by hash: the end of its last occurrence; 0: none
         self._before = array("i")  # by end - shortest: the end of the occurrence before; 0: none
 
@@ -70,7 +69,7 @@ class PromptLookup:
         without one."""
         shortest, longest = self._limits.shortest, self._limits.longest
         end = len(tokens)
-        if end <= shortest:
+        if end < shortest:
             return 0
         best, found, at = shortest - 1, 0, self._before[end - shortest]
         for _ in range(MAX_EXAMINED):
@@ -85,33 +84,28 @@ class PromptLookup:
 
     def _add(self, tokens: Seq[int]) -> None:
         """Adds the n-grams that end after those already here."""
-        shortest, shift = self._limits.shortest, 64 - self._bits
-        first, end = len(self._before) + shortest, len(tokens)
-        if end - shortest >= len(self._last) // 2:
-            self._build(tokens)
+        shortest, before, last = self._limits.shortest, self._before, self._last
+        count = len(tokens) + 1 - shortest
+        if count > len(last) // 2:
+            self._build(tokens, count)
             return
-        for last in range(first, end + 1):
-            key = 0
-            for token in tokens[last - shortest : last]:
-                key = (key + token + 1) * MULTIPLIER & ALL_BITS
-            key >>= shift
-            self._before.append(self._last[key])
-            self._last[key] = last
+        mask = len(last) - 1
+        for first in range(len(before), count):
+            end = first + shortest
+            key = hash(tuple(tokens[first:end])) & mask
+            before.append(last[key])
+            last[key] = end
 
-    def _build(self, tokens: Seq[int]) -> None:
-        """Builds the index with a table of twice to four times the number of n-grams."""
+    def _build(self, tokens: Seq[int], count: int) -> None:
+        """Builds the index with a table of two to four times the number of n-grams."""
         shortest = self._limits.shortest
-        count = max(0, len(tokens) + 1 - shortest)
-        self._bits = max(LEAST_BITS, (2 * count).bit_length())
-        ids = np.array(tokens, np.uint64)
-        keys = np.zeros(count, np.uint64)
-        for place in range(shortest):
-            keys = (keys + ids[place : place + count] + np.uint64(1)) * np.uint64(MULTIPLIER)
-        keys >>= np.uint64(64 - self._bits)
+        places = 1 << max(LEAST_BITS, (2 * count).bit_length())
+        ngrams = zip(*(islice(tokens, place, None) for place in range(shortest)), strict=False)
+        keys = np.fromiter(map(hash, ngrams), np.int64, count) & (places - 1)
         ends = np.arange(shortest, shortest + count, dtype=np.intc)
         order = np.argsort(keys, kind="stable")
         again = np.flatnonzero(keys[order][1:] == keys[order][:-1])
-        before, last = np.zeros(count, np.intc), np.zeros(1 << self._bits, np.intc)
+        before, last = np.zeros(count, np.intc), np.zeros(places, np.intc)
         before[order[again + 1]] = ends[order[again]]
         last[keys] = ends  # of equal keys the last one stays
         self._before, self._last = array("i", before.tobytes()), array("i", last.tobytes())
