@@ -221,7 +221,8 @@ class Report:
     - `shared_blocks` + `free_blocks` are the device's blocks. Requests that finished or were
     cancelled by `applied_plan_seq` hold none. `prefixes_added` and `prefixes_gone` are hashes of
     those requested blocks that became or ceased to be shareable; each report carries a bounded
-    number, and later reports carry the rest.
+    number, and later reports carry the rest. `tokens_per_step` is the recent mean number of tokens
+    that a request gets by a decode step, above 1 with speculation.
     """
 
     seq: int
@@ -235,6 +236,7 @@ class Report:
     shared_blocks: int = 0
     prefixes_added: tuple[int, ...] = ()
     prefixes_gone: tuple[int, ...] = ()
+    tokens_per_step: float = 1.0
 
 
 MAX_LIVE_ANSWERS = 16_384  # of one call to the predictor

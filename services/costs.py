@@ -127,7 +127,9 @@ class CostModel:
     learned from; if `error_steps` is 0, they are those of the fit over its `samples`.
     `offload_token_s` and `upload_token_s` are seconds per KV token to host memory and back, 0 until
     a swap was measured. `quantize_token_s` is the device's part of both together. `neighbours` are
-    the data of Magnus' estimator.
+    the data of Magnus' estimator. `tokens_per_step` are the tokens that a sequence gets by a decode
+    step: above 1 with speculation, whose verified drafts are part of the step's time. It is the
+    worker's measurement, not fitted.
     """
 
     base_s: float
@@ -144,6 +146,7 @@ class CostModel:
     quantize_token_s: float = 0.0
     error_steps: int = 0
     neighbours: Neighbours = Neighbours()
+    tokens_per_step: float = 1.0
 
     def step_s(self, prefill_tokens: float, decode_seqs: float, context_tokens: float) -> float:
         return (
@@ -172,4 +175,5 @@ class CostModel:
 
     def decode_tokens_per_s(self, seqs: int, mean_context_tokens: float) -> float:
         """Tokens per second while `seqs` sequences decode together."""
-        return seqs / max(1e-9, self.step_s(0, seqs, seqs * mean_context_tokens))
+        step_s = self.step_s(0, seqs, seqs * mean_context_tokens)
+        return seqs * self.tokens_per_step / max(1e-9, step_s)

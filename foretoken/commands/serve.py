@@ -41,6 +41,12 @@ def serve(
         str,
         model_option("Dtype of the layers' weights: none (the model's) or int8.", "NAME", "none"),
     ] = "",
+    speculative_tokens: Annotated[
+        int,
+        model_option(
+            "Most tokens drafted ahead of an answer by prompt lookup; 0: none.", "N", min=0
+        ),
+    ] = 0,
     chat_template: Annotated[
         str, model_option("Jinja chat template.", "FILE", "the model's own")
     ] = "",
@@ -174,6 +180,7 @@ def serve(
             max_model_len=max_model_len,
             dtype=dtype,
             quantization=quantization,
+            speculative_tokens=speculative_tokens,
             device=device,
             tensor_parallel=tensor_parallel,
             chat_template=chat_template,

@@ -35,6 +35,7 @@ class ServeOptions:
     max_model_len: int = 0
     dtype: str = ""
     quantization: str = ""
+    speculative_tokens: int = 0
     device: str = ""
     tensor_parallel: int = 0
     chat_template: str = ""
@@ -91,6 +92,7 @@ def sections(options: ServeOptions) -> Sections:
         | _if_set("max_context_tokens", options.max_model_len or None)
         | _if_set("dtype", options.dtype or None)
         | _if_set("quantization", options.quantization or None)
+        | _if_set("speculative_tokens", options.speculative_tokens or None)
         | _if_set("device", options.device or None)
         | _if_set("tensor_parallel", options.tensor_parallel or None)
         | _if_set("kv_tokens", options.kv_tokens or None)

@@ -116,6 +116,15 @@ TOKEN_PANELS = Section(
             width=12,
         ),
         plot(
+            "Drafted tokens",
+            TOKENS_S,
+            Line("verified", Q.rate(w.DRAFT_TOKENS)),
+            Line("accepted", Q.rate(w.ACCEPTED_TOKENS)),
+            Line("drafts", Q.rate(w.DRAFTS)),
+            description="Speculative decoding by prompt lookup (worker.speculative_tokens).",
+            width=12,
+        ),
+        plot(
             "Omitted padding",
             TOKENS_S,
             Line("omitted", Q.rate(w.PADDING_LEFT_OUT)),

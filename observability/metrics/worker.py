@@ -40,6 +40,14 @@ STRAY = counter(
     "worker_stray_rows",
     "Batch rows computed a step ahead for requests that had already ended.",
 )
+DRAFTS = counter(
+    "spec_decode_num_drafts", "Drafts of speculative decoding, one per request and step."
+)
+DRAFT_TOKENS = counter("spec_decode_num_draft_tokens", "Drafted tokens that steps verified.")
+ACCEPTED_TOKENS = counter(
+    "spec_decode_num_accepted_tokens",
+    "Drafted tokens that were accepted: output tokens beyond one per request and step.",
+)
 USAGE = gauge("kv_cache_usage_perc", "Share (0 to 1) of the device's KV blocks held by requests.")
 HOST_USAGE = gauge(
     "host_kv_cache_usage_perc",

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.generated import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/estimator.proto\x12\x0c\x66oretoken.v1\x1a\x13protos/common.proto\"(\n\x13GetCostModelRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\xdc\x02\n\tCostModel\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x0e\n\x06\x62\x61se_s\x18\x04 \x01(\x01\x12\x17\n\x0fprefill_token_s\x18\x05 \x01(\x01\x12\x14\n\x0c\x64\x65\x63ode_seq_s\x18\x06 \x01(\x01\x12\x17\n\x0f\x63ontext_token_s\x18\x07 \x01(\x01\x12\x11\n\terror_p50\x18\x08 \x01(\x01\x12\x11\n\terror_p90\x18\t \x01(\x01\x12\x0f\n\x07samples\x18\n \x01(\r\x12\x17\n\x0foffload_token_s\x18\x0b \x01(\x01\x12\x16\n\x0eupload_token_s\x18\x0c \x01(\x01\x12\x13\n\x0b\x65rror_steps\x18\r \x01(\r\x12\x12\n\nneighbours\x18\x0e \x03(\x01\x12\x18\n\x10quantize_token_s\x18\x10 \x01(\x01\x12\x18\n\x10neighbours_asked\x18\x0f \x01(\r\"_\n\x0b\x42\x61tchTiming\x12\x0c\n\x04seqs\x18\x01 \x01(\r\x12\x15\n\rlength_tokens\x18\x02 \x01(\r\x12\x18\n\x10generated_tokens\x18\x03 \x01(\r\x12\x11\n\telapsed_s\x18\x04 \x01(\x01\"\xaa\x01\n\x15ObserveTimingsRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12)\n\x07timings\x18\x02 \x03(\x0b\x32\x18.foretoken.v1.StepTiming\x12\'\n\x05swaps\x18\x03 \x03(\x0b\x32\x18.foretoken.v1.SwapTiming\x12*\n\x07\x62\x61tches\x18\x04 \x03(\x0b\x32\x19.foretoken.v1.BatchTiming\")\n\x16ObserveTimingsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x32\xfd\x01\n\tEstimator\x12J\n\x0cGetCostModel\x12!.foretoken.v1.GetCostModelRequest\x1a\x17.foretoken.v1.CostModel\x12N\n\x0eWatchCostModel\x12!.foretoken.v1.GetCostModelRequest\x1a\x17.foretoken.v1.CostModel0\x01\x12T\n\x07Observe\x12#.foretoken.v1.ObserveTimingsRequest\x1a$.foretoken.v1.ObserveTimingsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/estimator.proto\x12\x0c\x66oretoken.v1\x1a\x13protos/common.proto\"(\n\x13GetCostModelRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\xf5\x02\n\tCostModel\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x0e\n\x06\x62\x61se_s\x18\x04 \x01(\x01\x12\x17\n\x0fprefill_token_s\x18\x05 \x01(\x01\x12\x14\n\x0c\x64\x65\x63ode_seq_s\x18\x06 \x01(\x01\x12\x17\n\x0f\x63ontext_token_s\x18\x07 \x01(\x01\x12\x11\n\terror_p50\x18\x08 \x01(\x01\x12\x11\n\terror_p90\x18\t \x01(\x01\x12\x0f\n\x07samples\x18\n \x01(\r\x12\x17\n\x0foffload_token_s\x18\x0b \x01(\x01\x12\x16\n\x0eupload_token_s\x18\x0c \x01(\x01\x12\x13\n\x0b\x65rror_steps\x18\r \x01(\r\x12\x12\n\nneighbours\x18\x0e \x03(\x01\x12\x18\n\x10quantize_token_s\x18\x10 \x01(\x01\x12\x17\n\x0ftokens_per_step\x18\x11 \x01(\x01\x12\x18\n\x10neighbours_asked\x18\x0f \x01(\r\"_\n\x0b\x42\x61tchTiming\x12\x0c\n\x04seqs\x18\x01 \x01(\r\x12\x15\n\rlength_tokens\x18\x02 \x01(\r\x12\x18\n\x10generated_tokens\x18\x03 \x01(\r\x12\x11\n\telapsed_s\x18\x04 \x01(\x01\"\xaa\x01\n\x15ObserveTimingsRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12)\n\x07timings\x18\x02 \x03(\x0b\x32\x18.foretoken.v1.StepTiming\x12\'\n\x05swaps\x18\x03 \x03(\x0b\x32\x18.foretoken.v1.SwapTiming\x12*\n\x07\x62\x61tches\x18\x04 \x03(\x0b\x32\x19.foretoken.v1.BatchTiming\")\n\x16ObserveTimingsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x32\xfd\x01\n\tEstimator\x12J\n\x0cGetCostModel\x12!.foretoken.v1.GetCostModelRequest\x1a\x17.foretoken.v1.CostModel\x12N\n\x0eWatchCostModel\x12!.foretoken.v1.GetCostModelRequest\x1a\x17.foretoken.v1.CostModel0\x01\x12T\n\x07Observe\x12#.foretoken.v1.ObserveTimingsRequest\x1a$.foretoken.v1.ObserveTimingsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,13 +35,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETCOSTMODELREQUEST']._serialized_start=61
   _globals['_GETCOSTMODELREQUEST']._serialized_end=101
   _globals['_COSTMODEL']._serialized_start=104
-  _globals['_COSTMODEL']._serialized_end=452
-  _globals['_BATCHTIMING']._serialized_start=454
-  _globals['_BATCHTIMING']._serialized_end=549
-  _globals['_OBSERVETIMINGSREQUEST']._serialized_start=552
-  _globals['_OBSERVETIMINGSREQUEST']._serialized_end=722
-  _globals['_OBSERVETIMINGSRESPONSE']._serialized_start=724
-  _globals['_OBSERVETIMINGSRESPONSE']._serialized_end=765
-  _globals['_ESTIMATOR']._serialized_start=768
-  _globals['_ESTIMATOR']._serialized_end=1021
+  _globals['_COSTMODEL']._serialized_end=477
+  _globals['_BATCHTIMING']._serialized_start=479
+  _globals['_BATCHTIMING']._serialized_end=574
+  _globals['_OBSERVETIMINGSREQUEST']._serialized_start=577
+  _globals['_OBSERVETIMINGSREQUEST']._serialized_end=747
+  _globals['_OBSERVETIMINGSRESPONSE']._serialized_start=749
+  _globals['_OBSERVETIMINGSRESPONSE']._serialized_end=790
+  _globals['_ESTIMATOR']._serialized_start=793
+  _globals['_ESTIMATOR']._serialized_end=1046
 # @@protoc_insertion_point(module_scope)

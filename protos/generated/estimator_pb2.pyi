@@ -61,6 +61,7 @@ class CostModel(_message.Message):
     ERROR_STEPS_FIELD_NUMBER: _builtins.int
     NEIGHBOURS_FIELD_NUMBER: _builtins.int
     QUANTIZE_TOKEN_S_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_STEP_FIELD_NUMBER: _builtins.int
     NEIGHBOURS_ASKED_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     version: _builtins.int
@@ -82,6 +83,8 @@ class CostModel(_message.Message):
     """steps behind the errors, predicted before they were learned; 0: the fit's own"""
     quantize_token_s: _builtins.float
     """the device's part of a token's offload and upload together"""
+    tokens_per_step: _builtins.float
+    """of a decoding sequence, for the batcher; 0: 1"""
     neighbours_asked: _builtins.int
     """k of the nearest-neighbour estimate over `neighbours`; 0: 5"""
     @_builtins.property
@@ -108,11 +111,12 @@ class CostModel(_message.Message):
         error_steps: _builtins.int = ...,
         neighbours: _abc.Iterable[_builtins.float] | None = ...,
         quantize_token_s: _builtins.float = ...,
+        tokens_per_step: _builtins.float = ...,
         neighbours_asked: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_s", b"base_s", "context_token_s", b"context_token_s", "decode_seq_s", b"decode_seq_s", "error_p50", b"error_p50", "error_p90", b"error_p90", "error_steps", b"error_steps", "neighbours", b"neighbours", "neighbours_asked", b"neighbours_asked", "offload_token_s", b"offload_token_s", "prefill_token_s", b"prefill_token_s", "quantize_token_s", b"quantize_token_s", "samples", b"samples", "source", b"source", "upload_token_s", b"upload_token_s", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_s", b"base_s", "context_token_s", b"context_token_s", "decode_seq_s", b"decode_seq_s", "error_p50", b"error_p50", "error_p90", b"error_p90", "error_steps", b"error_steps", "neighbours", b"neighbours", "neighbours_asked", b"neighbours_asked", "offload_token_s", b"offload_token_s", "prefill_token_s", b"prefill_token_s", "quantize_token_s", b"quantize_token_s", "samples", b"samples", "source", b"source", "tokens_per_step", b"tokens_per_step", "upload_token_s", b"upload_token_s", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1163,6 +1163,7 @@ class Report(_message.Message):
     SHARED_BLOCKS_FIELD_NUMBER: _builtins.int
     PREFIXES_ADDED_FIELD_NUMBER: _builtins.int
     PREFIXES_GONE_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_STEP_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     applied_plan_seq: _builtins.int
     free_blocks: _builtins.int
@@ -1175,6 +1176,8 @@ class Report(_message.Message):
     the next report. At most 16,384 are reported as sharable at a time.
     """
     prefixes_gone: _builtins.bytes
+    tokens_per_step: _builtins.float
+    """recent mean of a decoding request, above 1 with speculation; 0: 1"""
     @_builtins.property
     def progress(self) -> Global___ProgressColumns:
         """All running requests, after each plan and periodically, and every other request whose blocks
@@ -1208,10 +1211,11 @@ class Report(_message.Message):
         shared_blocks: _builtins.int = ...,
         prefixes_added: _builtins.bytes = ...,
         prefixes_gone: _builtins.bytes = ...,
+        tokens_per_step: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_plan_seq", b"applied_plan_seq", "evicted", b"evicted", "finished", b"finished", "free_blocks", b"free_blocks", "prefixes_added", b"prefixes_added", "prefixes_gone", b"prefixes_gone", "progress", b"progress", "seq", b"seq", "shared_blocks", b"shared_blocks", "swaps", b"swaps", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_plan_seq", b"applied_plan_seq", "evicted", b"evicted", "finished", b"finished", "free_blocks", b"free_blocks", "prefixes_added", b"prefixes_added", "prefixes_gone", b"prefixes_gone", "progress", b"progress", "seq", b"seq", "shared_blocks", b"shared_blocks", "swaps", b"swaps", "timings", b"timings", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,7 +32,7 @@ def measure_cadence(snapshot: Snapshot, memory: PolicyMemory) -> PolicyMemory:
 def steps_to_next_plan(
     numbers: Mapping[str, float], worker: WorkerSnapshot, seqs: int, context_tokens: float
 ) -> float:
-    """Decode steps of this batch until the next plan, by the memory's `numbers`; 0 until a
-    request has waited."""
+    """Decode steps of this batch until the next plan, by the memory's `numbers`, or with
+    speculation the tokens that a request gets by them; 0 until a request has waited."""
     step_s = max(SHORTEST_STEP_S, worker.cost.step_s(0, seqs, context_tokens))
-    return numbers.get(INTERVAL_S, 0.0) / step_s
+    return numbers.get(INTERVAL_S, 0.0) * worker.cost.tokens_per_step / step_s

@@ -4,9 +4,9 @@ import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from services.runtime.main import ServedSettings
 
@@ -61,6 +61,13 @@ class EngineConfig(BaseModel):
     # Host memory for KV of paused requests; unset: up to 4 GiB of what is free; 0: none.
     host_gib: float | None = Field(default=None, ge=0)
     prefix_sharing: bool = True  # requests with a common prefix compute it once
+    # Speculative decoding by prompt lookup: at most this many tokens that a step may generate ahead
+    # for each request, drafted from earlier text of its own. The answers are the same. 0: none.
+    speculative_tokens: int = Field(default=0, ge=0, le=32)
+    # Tokens before a draft that must occur earlier in the text, and tokens of a longer match that
+    # still count.
+    prompt_lookup_min: int = Field(default=3, ge=1, le=64)
+    prompt_lookup_max: int = Field(default=8, ge=1, le=64)
     # auto: Triton on CUDA; Numba on a CPU in float32 and bfloat16; else PyTorch.
     kernels: KernelSet = "auto"
     # Decode steps as CUDA graphs by batch size. auto: with Triton kernels on a GPU; on: an error
@@ -68,6 +75,15 @@ class EngineConfig(BaseModel):
     cuda_graphs: Literal["auto", "on", "off"] = "auto"
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     report_every_steps: int = Field(default=16, ge=1)
+
+    @model_validator(mode="after")
+    def _looks_up(self) -> Self:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min {self.prompt_lookup_min} must be at most prompt_lookup_max "
+                f"{self.prompt_lookup_max}"
+            )
+        return self
 
     @field_validator("device")
     @classmethod

@@ -30,6 +30,9 @@ COUNTED: Mapping[str, Metric] = {
     "padding_left_out_tokens": catalogue.PADDING_LEFT_OUT,
     "invalid_tokens": catalogue.INVALID,
     "stray_rows": catalogue.STRAY,
+    "drafts": catalogue.DRAFTS,
+    "draft_tokens": catalogue.DRAFT_TOKENS,
+    "accepted_tokens": catalogue.ACCEPTED_TOKENS,
 }
 
 

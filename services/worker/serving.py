@@ -7,6 +7,7 @@ from observability.tracing import Tracing
 from services.runtime.main import Unit
 from services.runtime.startup import Laps
 from services.worker.config import WorkerConfig
+from services.worker.engine.step import Engine
 from services.worker.parallel.loading import load_engine
 from services.worker.unit import build_unit
 
@@ -15,4 +16,14 @@ def build(config: WorkerConfig, registry: CollectorRegistry, laps: Laps, tracing
     """Raises ValueError with a sentence if the model cannot be served."""
     transformers.utils.logging.disable_progress_bar()
     engine = load_engine(config, laps.lap)
-    return build_unit(config, engine, registry, laps, tracing, engine.model.forward_name)
+    about = engine.model.forward_name + _drafts(config, engine)
+    return build_unit(config, engine, registry, laps, tracing, about)
+
+
+def _drafts(config: WorkerConfig, engine: Engine) -> str:
+    """What drafts change, for the log; empty without any."""
+    if not config.speculative_tokens:
+        return ""
+    on_cuda = engine.model.device.type == "cuda"
+    lost = ": no step is launched ahead, and steps with drafts have no CUDA graph" * on_cuda
+    return f", drafts of up to {config.speculative_tokens} tokens by prompt lookup{lost}"

@@ -1,5 +1,7 @@
 """The time between plans: a transcript, and what is planned with it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -39,6 +41,8 @@ def test_steps_follow_the_batch() -> None:
     numbers = {INTERVAL_S: 0.09}
     assert steps_to_next_plan(numbers, worker, 5, 150.0) == pytest.approx(0.09 / 0.03)
     assert steps_to_next_plan({}, worker, 5, 150.0) == 0
+    drafting = node(cost=replace(worker.cost, tokens_per_step=1.5))
+    assert steps_to_next_plan(numbers, drafting, 5, 150.0) == pytest.approx(4.5)
 
 
 def test_curve_begins_at_the_next_plan() -> None:

@@ -75,6 +75,7 @@ PLANS = st.builds(
     batches=many(st.builds(StaticBatch, UINT64, many(NAMES))),
     prefix_blocks=UINT32,
 )
+TOKENS_PER_STEP = st.floats(1, 33)
 HASHES = many(st.integers(-(2**63), 2**63 - 1).filter(bool))
 REPORTS = st.builds(
     Report,
@@ -89,6 +90,7 @@ REPORTS = st.builds(
     shared_blocks=UINT32,
     prefixes_added=HASHES,
     prefixes_gone=HASHES,
+    tokens_per_step=TOKENS_PER_STEP,
 )
 HELD = many(st.builds(HeldRequest, NAMES, *(UINT32,) * 5, st.booleans(), UINT32))
 COSTS = st.builds(
@@ -101,6 +103,7 @@ COSTS = st.builds(
     samples=UINT32,
     offload_token_s=SECONDS,
     upload_token_s=SECONDS,
+    tokens_per_step=TOKENS_PER_STEP,
 )
 OUTCOMES = st.builds(Outcome, NAMES, NAMES, NAMES, UINT32, UINT32, UINT32, REASONS, SECONDS, UINT32)
 
@@ -176,11 +179,11 @@ ALL_SET: dict[str, Plan | Report | CostModel | Outcome] = {
     "report": Report(
         4, 3, (RequestProgress("a", 1, 9, 2),), (Completion("b", 2, FinishReason.STOP),),
         (RequestProgress("c", 3, 11, 4),), (StepTiming(1, 2, 3, 0.5),),
-        (SwapTiming(Direction.UPLOAD, 7, 0.25, 0.125),), 640, 5, (-8, 9), (2**62,),
+        (SwapTiming(Direction.UPLOAD, 7, 0.25, 0.125),), 640, 5, (-8, 9), (2**62,), 1.5,
     ),
     "cost": CostModel(
         0.1, 0.2, 0.3, 0.4, 5, "linear", 0.6, 0.7, 8, 0.9, 1.0, 1.1, 12,
-        Neighbours((1, 2, 3, 0.4), 7),
+        Neighbours((1, 2, 3, 0.4), 7), 1.5,
     ),
     "outcome": Outcome("r", "m", "a", 1, 2, 3, FinishReason.LENGTH, 4.0, 5),
 }  # fmt: skip
@@ -274,6 +277,13 @@ def test_swaps_of_unknown_direction_are_dropped() -> None:
         ]
     )
     assert attach_codec.decode_report(message).swaps == (SwapTiming(Direction.OFFLOAD, 6, 1.0),)
+
+
+@pytest.mark.parametrize("given", [0.0, 0.5, nan, inf, -1.0])
+def test_a_step_gives_a_token_or_more(given: float) -> None:
+    """An older worker, which drafts nothing, sends 0."""
+    message = scheduler_pb2.Report(tokens_per_step=given)
+    assert attach_codec.decode_report(message).tokens_per_step == 1
 
 
 @pytest.mark.parametrize("bad", [nan, -1.0, -inf])

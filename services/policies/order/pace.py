@@ -14,7 +14,7 @@ SEQS = "pace_seqs"
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Worker seconds of a request while `seqs` requests share each step.
+    """Worker seconds of a request's tokens while `seqs` requests share each step.
 
     ALISE's `T = s·T0 + n·(α·s + β)` (Zhao et al., 2024, Eq. 3–5) with β as a share of the step: the
     remaining times of a batch add up to the time in which the batch finishes.
@@ -59,8 +59,8 @@ class Pace:
         return jobs.missing * self.prefill_token_s
 
     def step_s(self, snapshot: Snapshot) -> float:
-        """Clock seconds of one step of `seqs` decodes, with the mean context of the running
-        requests, or of the queued ones if none runs."""
+        """Clock seconds of a token of each of `seqs` decodes, with the mean context of the running
+        requests, or of the queued ones if none runs: a step, or a part of one with speculation."""
         rows = snapshot.running if len(snapshot.running) else snapshot.queued
         jobs = snapshot.jobs
         context = float(np.mean(jobs.context_at(rows))) if len(rows) else 0.0
@@ -87,7 +87,8 @@ def measure_pace(snapshot: Snapshot, memory: PolicyMemory) -> tuple[Pace, Policy
     pace = Pace(
         seqs,
         sum(cost.prefill_token_s for cost in costs) / count,
-        sum(cost.base_s / seqs + cost.decode_seq_s for cost in costs) / count,
-        sum(cost.context_token_s for cost in costs) / count,
+        sum((cost.base_s / seqs + cost.decode_seq_s) / cost.tokens_per_step for cost in costs)
+        / count,
+        sum(cost.context_token_s / cost.tokens_per_step for cost in costs) / count,
     )
     return pace, memory.with_numbers(**{SEQS: seqs})

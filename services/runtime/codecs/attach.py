@@ -28,6 +28,7 @@ from services.runtime.codecs.common import (
     decode_reason,
     decode_swaps,
     decode_timing,
+    decode_tokens_per_step,
     encode_reason,
     encode_swap,
     encode_timing,
@@ -186,6 +187,7 @@ def encode_report(report: Report) -> scheduler_pb2.Report:
         shared_blocks=report.shared_blocks,
         prefixes_added=encode_hashes(report.prefixes_added),
         prefixes_gone=encode_hashes(report.prefixes_gone),
+        tokens_per_step=report.tokens_per_step,
     )
 
 
@@ -206,6 +208,7 @@ def decode_report(message: scheduler_pb2.Report) -> Report:
         shared_blocks=message.shared_blocks,
         prefixes_added=decode_hashes(message.prefixes_added, MAX_PREFIX_CHANGES),
         prefixes_gone=decode_hashes(message.prefixes_gone, MAX_PREFIX_CHANGES),
+        tokens_per_step=decode_tokens_per_step(message.tokens_per_step),
     )
 
 

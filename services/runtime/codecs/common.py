@@ -126,6 +126,7 @@ def encode_cost_model(worker_id: str, model: CostModel) -> estimator_pb2.CostMod
         error_steps=model.error_steps,
         neighbours=model.neighbours.rows,
         neighbours_asked=model.neighbours.k,
+        tokens_per_step=model.tokens_per_step,
     )
 
 
@@ -148,7 +149,13 @@ def decode_cost_model(message: estimator_pb2.CostModel) -> CostModel:
         neighbours=Neighbours(
             tuple(message.neighbours), message.neighbours_asked or Neighbours().k
         ),
+        tokens_per_step=decode_tokens_per_step(message.tokens_per_step),
     )
+
+
+def decode_tokens_per_step(tokens: float) -> float:
+    """At least 1, which stands for missing numbers and NaN, too."""
+    return tokens if 1.0 < tokens < inf else 1.0
 
 
 def encode_outcome(outcome: Outcome) -> predictor_pb2.Outcome:

@@ -4,7 +4,8 @@ The first update is sent once the forecast is known and a round has ranked the r
 the expected time to the first token (the promise), which is sent once. Every later forecast is sent
 as it arrives. Times follow from the current forecasts and cost models:
 
-  token_s   a decode step of all requests that run at its worker; while it waits, the mean over the
+  token_s   a decode step of all requests that run at its worker, by the tokens that a request gets
+            in it; while it waits, the mean over the
             workers of its model
   ttft_s    of a running request: the prefill of all prompts that its worker was given up to its
             own, in one step with the requests that decode there
@@ -44,7 +45,7 @@ class ForecastUpdates:
         """These jobs have a new forecast. Those that no round has ranked yet are sent after it."""
         waiting = self._ledger.awaiting_promise
         known = [job for job in jobs if job.request_id not in waiting]
-        return self._send(known, self._steps_s()) if known else []
+        return self._send(known, self._tokens_s()) if known else []
 
     def refreshed(self, forecasts: Sequence[Forecast], now: float) -> list[SendForecast]:
         """Whole populations have newer forecasts. O(requests with include_forecast)."""
@@ -62,23 +63,23 @@ class ForecastUpdates:
         the first time get their promise, unless they have tokens. O(jobs)."""
         ledger, waiting = self._ledger, self._ledger.awaiting_promise
         ledger.board.update_totals()
-        steps_s = self._steps_s()
+        tokens_s = self._tokens_s()
         firsts_s = {
             **_running_firsts_s(ledger, waiting.values()),
-            **_waiting_firsts_s(ledger, waiting.values(), ranking, next_s, now, steps_s),
+            **_waiting_firsts_s(ledger, waiting.values(), ranking, next_s, now, tokens_s),
         }
         found = [waiting.pop(name) for name in firsts_s]
         for job in found:
             if not (job.promised or job.request.worker_id or ledger.output(job)):
                 job.promised = True
                 job.ttft_s = max(0.0, now - job.request.arrival_s) + firsts_s[job.request_id]
-        return self._send(found, steps_s)
+        return self._send(found, tokens_s)
 
-    def _send(self, jobs: Sequence[Job], steps_s: dict[str, float]) -> list[SendForecast]:
+    def _send(self, jobs: Sequence[Job], tokens_s: dict[str, float]) -> list[SendForecast]:
         """Updates for the jobs with a forecast; a job whose model has no worker waits for one."""
         updates = []
         for job in jobs:
-            token_s = self._token_s(job, steps_s)
+            token_s = self._token_s(job, tokens_s)
             if not token_s:
                 self._ledger.awaiting_promise[job.request_id] = job
             elif job.forecast:
@@ -88,16 +89,16 @@ class ForecastUpdates:
                 job.ttft_s = None
         return updates
 
-    def _steps_s(self) -> dict[str, float]:
-        """The time of a decode step at each worker. O(rows) a worker."""
-        return {name: _step_s(self._ledger, w) for name, w in self._ledger.workers.items()}
+    def _tokens_s(self) -> dict[str, float]:
+        """The time of a token of each request at each worker. O(rows) a worker."""
+        return {name: _batch_token_s(self._ledger, w) for name, w in self._ledger.workers.items()}
 
-    def _token_s(self, job: Job, steps_s: dict[str, float]) -> float:
+    def _token_s(self, job: Job, tokens_s: dict[str, float]) -> float:
         """0 while no worker serves its model."""
         home = self._ledger.home(job)
-        if self._ledger.phase(job) is RequestPhase.RUNNING and home in steps_s:
-            return steps_s[home]
-        return _mean([steps_s[worker.view.worker_id] for worker in _serving(self._ledger, job)])
+        if self._ledger.phase(job) is RequestPhase.RUNNING and home in tokens_s:
+            return tokens_s[home]
+        return _mean([tokens_s[worker.view.worker_id] for worker in _serving(self._ledger, job)])
 
 
 def _serving(ledger: Ledger, job: Job) -> list[WorkerJobs]:
@@ -114,11 +115,12 @@ def _running_rows(ledger: Ledger, worker: WorkerJobs) -> Ints:
     return np.flatnonzero(runs)
 
 
-def _step_s(ledger: Ledger, worker: WorkerJobs) -> float:
-    """The step time of all requests that run there, a token each; of one if none runs."""
+def _batch_token_s(ledger: Ledger, worker: WorkerJobs) -> float:
+    """The time of a token of all requests that run there; of one if none runs."""
     rows = _running_rows(ledger, worker)
     context = float(ledger.board.jobs.context_at(rows).sum())
-    return max(MIN_S, worker.cost.step_s(0, max(1, len(rows)), context))
+    step_s = worker.cost.step_s(0, max(1, len(rows)), context)
+    return max(MIN_S, step_s / worker.cost.tokens_per_step)
 
 
 def _running_firsts_s(ledger: Ledger, jobs: Iterable[Job]) -> dict[str, float]:
@@ -159,7 +161,7 @@ def _waiting_firsts_s(
     ranking: Ranking,
     next_s: float,
     now: float,
-    steps_s: dict[str, float],
+    tokens_s: dict[str, float],
 ) -> dict[str, float]:
     """Seconds until the first token of the jobs that the round left in the queue and that a worker
     serves. A job without a forecast is skipped: it would count as the longest."""
@@ -172,19 +174,19 @@ def _waiting_firsts_s(
     firsts_s: dict[str, float] = {}
     for same_model in by_model.values():
         workers = _serving(ledger, same_model[0])
-        steps = [steps_s[worker.view.worker_id] for worker in workers]
+        times_s = [tokens_s[worker.view.worker_id] for worker in workers]
         rate = sum(
-            max(1, len(w.running)) / step_s for w, step_s in zip(workers, steps, strict=True)
+            max(1, len(w.running)) / token_s for w, token_s in zip(workers, times_s, strict=True)
         )
         prompt_s = _mean([w.cost.prefill_token_s + w.cost.context_token_s for w in workers])
-        first_end_s = _first_end_s(ledger, workers, steps_s)
+        first_end_s = _first_end_s(ledger, workers, tokens_s)
         if first_end_s == inf:  # nothing runs: the next round may admit it
             first_end_s = next_s - now if now < next_s < inf else 0.0
         ahead_s = _ahead_s(ledger, ranking, same_model[0], rate, prompt_s / len(workers))
         for job in same_model:
             at = positions[job.row]
             wait_s = min(first_end_s + float(ahead_s[at]), max(0.0, float(ranking.lift_s[at])))
-            prefill_s = job.request.prompt_tokens * prompt_s + _mean(steps)
+            prefill_s = job.request.prompt_tokens * prompt_s + _mean(times_s)
             firsts_s[job.request_id] = max(MIN_S, wait_s + prefill_s)
     return firsts_s
 
@@ -195,13 +197,15 @@ def _positions(ranking: Ranking, rows: Sequence[int]) -> dict[int, int]:
     return dict(zip(ranking.queued[at].tolist(), at.tolist(), strict=True))
 
 
-def _first_end_s(ledger: Ledger, workers: Sequence[WorkerJobs], steps_s: dict[str, float]) -> float:
+def _first_end_s(
+    ledger: Ledger, workers: Sequence[WorkerJobs], tokens_s: dict[str, float]
+) -> float:
     """Expected time until the first request that runs at these workers ends; infinite if none."""
     first_s = inf
     for worker in workers:
         left = ledger.board.jobs.expected_remaining[_running_rows(ledger, worker)]
         if len(left):
-            first_s = min(first_s, max(1.0, float(left.min())) * steps_s[worker.view.worker_id])
+            first_s = min(first_s, max(1.0, float(left.min())) * tokens_s[worker.view.worker_id])
     return first_s
 
 

@@ -11,6 +11,8 @@ from services.policies.decision import WorkerDecision
 from services.policies.snapshot import WorkerSnapshot
 from services.runtime.prefix import MAX_REPORTED_PREFIXES
 
+MIN_SPEED_CHANGE = 0.02  # relative change of the tokens per step that counts
+
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -137,6 +139,19 @@ class WorkerJobs:
     peak_tokens: float | None = None
     draining: bool = False
     last_snapshot: WorkerSnapshot | None = None
+
+    def set_cost(self, cost: CostModel) -> None:
+        """Sets a newer cost model. The tokens per step are the worker's, and stay."""
+        known = self.cost.tokens_per_step
+        same = cost.tokens_per_step == known
+        self.cost = cost if same else replace(cost, tokens_per_step=known)
+
+    def set_tokens_per_step(self, tokens: float) -> None:
+        """Sets what the worker measured, unless it has hardly changed: with another cost model the
+        snapshot's derived values are computed again."""
+        known = self.cost.tokens_per_step
+        if abs(tokens - known) > MIN_SPEED_CHANGE * known:
+            self.cost = replace(self.cost, tokens_per_step=tokens)
 
     def snapshot(self, model: int) -> WorkerSnapshot:
         """The worker in a round; `model` is the number of its model. The same object while nothing

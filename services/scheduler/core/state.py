@@ -93,7 +93,7 @@ class SchedulerState:
                 self._reported(event)
             case ev.Costed():
                 if worker := self.workers.get(event.worker_id):
-                    worker.cost = event.cost
+                    worker.set_cost(event.cost)
             case ev.Round():
                 self._round(now)
             case ev.Arranged():
@@ -298,6 +298,7 @@ class SchedulerState:
             return
         worker.report_seq = report.seq
         worker.free_blocks, worker.shared_blocks = report.free_blocks, report.shared_blocks
+        worker.set_tokens_per_step(report.tokens_per_step)
         worker.update_orphans(report)
         worker.prefixes.update(report)
         self.ledger.progress(report.progress, worker.number)

@@ -23,6 +23,7 @@ from services.worker.machine import cores_per_worker, free_host_bytes, step_toke
 from services.worker.model.paged import PagedModel
 from services.worker.model.rope import freeze_rope
 from services.worker.requests.types.limits import Limits
+from services.worker.requests.types.lookup import DraftLimits
 
 # Bytes of the logits that score prompts in one step, in the model's dtype: 500 to 900 tokens of a
 # vocabulary of 150,000. On a GPU the logits of a full batch are reserved in any case.
@@ -142,6 +143,9 @@ def _limits(
         ),
         exact_swaps=layout.exact,
         prefix_sharing=config.prefix_sharing,
+        drafts=DraftLimits(
+            config.speculative_tokens, config.prompt_lookup_min, config.prompt_lookup_max
+        ),
         max_scored_tokens=max(1, SCORED_BYTES // (model.vocab_size * model.dtype.itemsize)),
     )
 

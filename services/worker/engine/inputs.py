@@ -13,7 +13,8 @@ from services.worker.requests.types.batch import DecodeRows, Ints, PrefillChunk,
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """`tokens`, `positions`, `slots` [Σ tokens]. `rows` are those that need logits: rows
-    that draw a token, then rows that score a prompt's token; None if all draw."""
+    that draw a token, those of drafts last, then rows that score a prompt's token; None if all
+    draw."""
 
     tokens: Tensor
     positions: Tensor
@@ -78,7 +79,9 @@ class StepInputs:
 
 
 def _tokens(chunk: PrefillChunk) -> Ints:
-    return np.array(chunk.sequence.tokens[chunk.start : chunk.end], np.int64)
+    return np.array(
+        [*chunk.sequence.tokens[chunk.start : chunk.known_end], *chunk.drafts], np.int64
+    )
 
 
 def _slots(chunk: PrefillChunk, block_tokens: int) -> Ints:
@@ -90,9 +93,15 @@ def _logit_rows(batch: StepBatch) -> Ints:
     decodes = np.arange(len(batch.decodes))
     ends = len(batch.decodes) + np.cumsum([chunk.tokens for chunk in batch.chunks]) - 1
     draws = np.array([chunk.samples for chunk in batch.chunks])
+    draft_tokens = np.array([len(chunk.drafts) for chunk in batch.chunks])
+    drafts = [
+        np.arange(end + 1 - len(chunk.drafts), end + 1)
+        for end, chunk in zip(ends.tolist(), batch.chunks, strict=True)
+        if chunk.drafts
+    ]
     scores = [
         np.arange(end + 1 - chunk.tokens, end + 1 - chunk.tokens + chunk.scored)
         for end, chunk in zip(ends.tolist(), batch.chunks, strict=True)
         if chunk.scored
     ]
-    return np.concatenate([decodes, ends[draws], *scores])
+    return np.concatenate([decodes, (ends - draft_tokens)[draws], *drafts, *scores])

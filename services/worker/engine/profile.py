@@ -26,11 +26,12 @@ def profile(engine: WorkerEngine, limit_s: float) -> list[StepTiming]:
     """
     shapes = [shape for shape in SHAPES if _fits(engine, *shape)]
     timings: list[StepTiming] = []
-    for shape in shapes[:1]:
-        _time_steps(engine, *shape, until_s=inf)
-    until_s = perf_counter() + limit_s
-    for shape in shapes:
-        timings += _time_steps(engine, *shape, until_s)
+    with engine.state.without_drafts():
+        for shape in shapes[:1]:
+            _time_steps(engine, *shape, until_s=inf)
+        until_s = perf_counter() + limit_s
+        for shape in shapes:
+            timings += _time_steps(engine, *shape, until_s)
     return timings
 
 

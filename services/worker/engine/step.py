@@ -70,7 +70,7 @@ class Engine:
         on_cuda = model.device.type == "cuda"
         if not on_cuda:  # a call on a GPU returns when its work is launched, not computed
             self._step = TimedAttention(self._step, self.phases)
-        self._overlap = config.overlap == "on" or (config.overlap == "auto" and on_cuda)
+        self._overlap = overlaps(config, on_cuda)
         self._launched: Launched | None = None
         self._clock = parts.clock
         self._graphs: DecodeGraphs | None = None
@@ -96,6 +96,7 @@ class Engine:
         # These raise ValueError before weights are read.
         compiled = compiles(config.compile, device) and not _quantizes(config)
         graphs_wanted(config, device)
+        overlaps(config, device.type == "cuda")
 
         def set_threads(module: PreTrainedModel) -> None:
             parameters = module.num_parameters()
@@ -229,11 +230,11 @@ class Engine:
         self.phases.enter(EnginePhase.MODEL)
         logits = self.run(batch)
         self.phases.enter(EnginePhase.SAMPLING)
-        scored = None
+        scored, (draws, ahead) = None, batch.draws
         if chunks := batch.scored:
-            draws = len(batch.sampling)
-            scored, logits = PromptScores.from_logits(chunks, logits[draws:]), logits[:draws]
-        drawn = self._sampler.draw(batch.sampling, logits)
+            count = len(draws)
+            scored, logits = PromptScores.from_logits(chunks, logits[count:]), logits[:count]
+        drawn = self._sampler.draw(draws, logits, ahead)
         self._clock.end(timer)
         return Launched(batch, drawn, scored)
 
@@ -291,6 +292,19 @@ class Engine:
             with torch.inference_mode():
                 self._kernels.prepare(batch, inputs.slots)
             return self.model.forward(inputs.tokens, inputs.positions, self._step, inputs.rows)
+
+
+def overlaps(config: EngineConfig, on_cuda: bool) -> bool:
+    """Whether a step is launched before the one before it is committed. Raises ValueError if that
+    is to be so with speculation: a draft follows tokens that the host must know."""
+    if config.overlap == "on" and config.speculative_tokens:
+        raise ValueError(
+            f"overlap is on, but speculative_tokens {config.speculative_tokens} needs each step's "
+            "tokens before the next one: set overlap to auto"
+        )
+    return config.overlap == "on" or (
+        config.overlap == "auto" and on_cuda and not config.speculative_tokens
+    )
 
 
 def _quantizes(config: EngineConfig) -> bool:

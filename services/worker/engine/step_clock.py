@@ -37,7 +37,7 @@ class StepClock:
         """Call before anything of the step is issued. A failed step has no end."""
         return StepTimer(
             batch.prefill_tokens,
-            len(batch.decodes),
+            batch.decoding,
             batch.context_tokens,
             self._streams.record(Lane.COMPUTE),
         )

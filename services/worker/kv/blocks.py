@@ -101,6 +101,15 @@ class BlockPool:
             else:
                 free.append(block)
 
+    def trim(self, owner: str, tokens: int) -> None:
+        """Releases the owner's last blocks, which must not be published, down to those for
+        `tokens`, at least one."""
+        table = self._tables.get(owner, [])
+        for _ in range(len(table) - self.blocks_for(tokens)):
+            block = table.pop()
+            self._holders[block] = 0
+            self._free.append(block)
+
     def share(self, owner: str, keys: Sequence[bytes]) -> int:
         """Gives `owner` the published blocks of the longest prefix of `keys`. Returns their number.
 

@@ -49,6 +49,11 @@ def settled(config: EngineConfig) -> EngineConfig:
             raise ValueError(
                 f"{name} is on, but tensor_parallel {size} does not support it: set {name} to auto"
             )
+    if config.speculative_tokens:
+        raise ValueError(
+            f"speculative_tokens {config.speculative_tokens} needs tensor_parallel 1, and it is "
+            f"{size}: set speculative_tokens to 0"
+        )
     if ":" in config.device:
         raise ValueError(
             f"device {config.device} is one GPU, but tensor_parallel {size} takes {size}: set "

@@ -6,6 +6,7 @@ import numpy as np
 
 from services.worker.requests.evictor import Evictor
 from services.worker.requests.kv_manager import KVManager
+from services.worker.requests.speculation import Speculation
 from services.worker.requests.static_batching import StaticBatching
 from services.worker.requests.suspects import Suspects
 from services.worker.requests.types.batch import DecodeRows, PrefillChunk, StepBatch
@@ -21,7 +22,7 @@ class Composer:
     policy allows no eviction (defer), a decode waits; if all wait, one is evicted. While the same
     sequences decode, the last batch advances by one token instead of being composed again: a step
     then costs only its new blocks. The batching in use decides which requests may run. Padding
-    follows all other prefill.
+    follows all other prefill. Drafts get what is left of a step's tokens and of blank blocks.
 
     If prompts have a common beginning, such as the choices of one request, the oldest prefills, and
     the others wait one step for its blocks. After a failed step, `suspects` selects the part that
@@ -37,12 +38,14 @@ class Composer:
         evictor: Evictor,
         static: StaticBatching,
         suspects: Suspects,
+        speculation: Speculation,
         limits: Limits,
     ):
         self._kv = kv
         self._evictor = evictor
         self._static = static
         self._suspects = suspects
+        self._speculation = speculation
         self._pool = kv.pool
         self._max_running = limits.max_running
         self._max_batch_tokens = limits.max_batch_tokens
@@ -60,6 +63,7 @@ class Composer:
         if (
             self._steady
             and self._version == self._kv.version
+            and not self._speculation.find(self._steady.decodes.sequences)
             and self._grow_rows(self._steady.decodes)
         ):
             return self._steady
@@ -125,8 +129,22 @@ class Composer:
             decodes = [s for s in decodes if _may_run(s)]  # not evicted meanwhile
         if not decodes and not chunks:
             return None
+        if drafted := self._draft(decodes, chunks):
+            drafting = {chunk.sequence for chunk in drafted}
+            decodes = [s for s in decodes if s not in drafting]
+            chunks = drafted + chunks
         tables = [self._pool.table(s.request_id) for s in decodes]
         return StepBatch(DecodeRows(decodes, tables, self._pool.block_tokens), chunks)
+
+    def _draft(self, decodes: list[Sequence], chunks: list[PrefillChunk]) -> list[PrefillChunk]:
+        """Decodes with drafts, in what the others leave of the step's tokens, and of the rows of
+        logits that score prompts otherwise. None while there is a static batch,
+        whose members draw one token per step, and while a failed step is computed in parts."""
+        if self._suspects or not self._static.current.ends_known_ahead:
+            return []
+        room = self._max_batch_tokens - len(decodes) - sum(chunk.tokens for chunk in chunks)
+        to_score = self._max_scored_tokens - sum(chunk.scored for chunk in chunks)
+        return self._speculation.draft(decodes, min(room, to_score))
 
     def _runnable(self) -> list[Sequence]:
         """Requests that may be in the next step if memory suffices."""

@@ -40,7 +40,7 @@ class InFlight:
         assert self.batch is None, "a step is in flight"
         self.batch = batch
         for chunk in batch.chunks:
-            chunk.sequence.computed = chunk.end
+            chunk.sequence.computed = chunk.known_end
         here, used_up = self._kv.sequences, False
         for row, sequence in enumerate(batch.sampling):
             if here.get(sequence.request_id) is not sequence:

@@ -30,6 +30,7 @@ class Reporter:
         self._swaps: deque[SwapTiming] = deque(maxlen=TIMINGS_MAX)
         self._new_swaps: deque[SwapTiming] = deque(maxlen=NEW_SWAPS_MAX)
         self._everything = False
+        self.tokens_per_step = 1.0  # of a decoding request, as last measured
 
     def begin(self, held: Container[str], blocks: dict[str, int]) -> None:
         """Begins reports to a new scheduler, which has received the held requests and their block
@@ -119,6 +120,7 @@ class Reporter:
             shared_blocks=pool.shared_blocks,
             prefixes_added=added,
             prefixes_gone=gone,
+            tokens_per_step=self.tokens_per_step,
         )
         self._blocks = blocks
         self._clear(everything)

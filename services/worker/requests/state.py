@@ -6,7 +6,9 @@ returns what happened. A scheduler begins with `attach`. Without one there are n
 reports, and requests continue within their budgets.
 """
 
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 
 from services.core import FinishReason, Grant, HeldRequest, Pause, Plan, Report, Residency
 from services.costs import SwapTiming
@@ -21,6 +23,7 @@ from services.worker.requests.static_batching import StaticBatching
 from services.worker.requests.step_cycle import StepCycle
 from services.worker.requests.step_runs import StepRuns
 from services.worker.requests.types.limits import Counters, Limits
+from services.worker.requests.types.lookup import NO_DRAFTS
 from services.worker.requests.types.prompt import Prompt
 from services.worker.requests.types.sequence import Sequence, SequencePhase
 
@@ -50,6 +53,19 @@ class WorkerState:
             limits, self._kv, self._static, self._evictor, self.ends, self._reporter
         )
         self.runs = StepRuns(self.steps, self._kv, self._static, self._reporter)
+
+    @contextmanager
+    def without_drafts(self) -> Iterator[None]:
+        """Within it, requests draft nothing, so that a step's time is that of its rows. Drops
+        everything at both ends."""
+        limits = self.limits
+        self.limits = replace(limits, drafts=NO_DRAFTS)
+        self.reset()
+        try:
+            yield
+        finally:
+            self.limits = limits
+            self.reset()
 
     @property
     def sequences(self) -> Mapping[str, Sequence]:

@@ -7,6 +7,7 @@ the step in flight. Between `advance` and `commit` any call is permitted (see fl
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from services.core import FinishReason
 from services.costs import StepTiming
@@ -17,9 +18,16 @@ from services.worker.requests.evictor import Evictor
 from services.worker.requests.flight import InFlight
 from services.worker.requests.kv_manager import KVManager
 from services.worker.requests.reporting import Reporter
+from services.worker.requests.speculation import Speculation
 from services.worker.requests.static_batching import StaticBatching
 from services.worker.requests.suspects import Suspects
-from services.worker.requests.types.batch import NewToken, StepBatch, StepResult, TokenLogprobs
+from services.worker.requests.types.batch import (
+    NewToken,
+    PrefillChunk,
+    StepBatch,
+    StepResult,
+    TokenLogprobs,
+)
 from services.worker.requests.types.limits import Limits
 from services.worker.requests.types.scores import PromptLogprobs
 from services.worker.requests.types.sequence import Sequence, SequencePhase
@@ -44,7 +52,8 @@ class StepCycle:
         self._ends = ends
         self._reporter = reporter
         self._suspects = Suspects()
-        self.composer = Composer(kv, evictor, static, self._suspects, limits)
+        self._speculation = Speculation(limits.drafts, kv.pool, kv.counters)
+        self.composer = Composer(kv, evictor, static, self._suspects, self._speculation, limits)
         self._flight = InFlight(kv)
 
     @property
@@ -92,8 +101,8 @@ class StepCycle:
         logprobs: Mapping[int, TokenLogprobs] | None = None,
         scores: Iterable[PromptLogprobs] = (),
     ) -> StepResult:
-        """Stores the drawn tokens: `sampled` has one for each of `batch.sampling`, `logprobs` are
-        by its index, `scores` are those of `batch.scored`. `timings` are of steps with a time
+        """Stores the drawn tokens: `sampled` has one for each of `batch.draws`, `logprobs` are by
+        its index, `scores` are those of `batch.scored`. `timings` are of steps with a time
         known by now. Returns the tokens to send, without invalid ones, those of requests that left
         during the step, and the last tokens of static batches that are not over."""
         if not self._flight:
@@ -101,13 +110,15 @@ class StepCycle:
         self._flight.land(batch, scores)
         batching = self._static.current
         self._kv.publish_all(batch.chunks)
-        rows = zip(range(len(sampled)), batch.sampling, sampled, strict=True)
+        sampling = batch.sampling
+        rows = zip(range(len(sampling)), sampling, islice(sampled, len(sampling)), strict=True)
         tokens = [
             self.commit_draw(batching, sequence, token, logprobs.get(row) if logprobs else None)
             for row, sequence, token in batching.accept_draws(rows)
             if sequence.sampling_row >= 0
         ]
         tokens = batching.release_tokens(batch.chunks, tokens)
+        tokens += self._accept_drafts(batching, batch, sampled, logprobs or {})
         if not batching.ends_known_ahead:
             self._ends.settle_batches()
             tokens += self._ends.pop_late()
@@ -116,6 +127,41 @@ class StepCycle:
             self._kv.bump_version()
         self.composer.commit_steady_batch(batch, sampled)
         return StepResult(tokens, timings, self._reporter.record_step(timings))
+
+    def _accept_drafts(
+        self,
+        batching: Batching,
+        batch: StepBatch,
+        sampled: list[int],
+        logprobs: Mapping[int, TokenLogprobs],
+    ) -> list[NewToken]:
+        """Stores the tokens drawn behind accepted drafts, up to the end of the request or of its
+        budget. Returns them."""
+        row, tokens, accepted = len(batch.sampling), list[NewToken](), list[int]()
+        for chunk in batch.drafted:
+            before = len(tokens)
+            for number, draft in enumerate(chunk.drafts, row):
+                if not self._accepts(chunk, draft):
+                    break
+                sequence, token = chunk.sequence, sampled[number]
+                sequence.advance(number)
+                tokens.append(self.commit_draw(batching, sequence, token, logprobs.get(number)))
+            accepted.append(len(tokens) - before)
+            row += len(chunk.drafts)
+        self._speculation.record(batch, accepted)
+        self._release_drafts(batch)
+        self._reporter.tokens_per_step = self._speculation.tokens_per_step
+        return tokens
+
+    def _accepts(self, chunk: PrefillChunk, draft: int) -> bool:
+        """Whether the request continues, and has drawn this token as its newest."""
+        sequence = chunk.sequence
+        runs = self._kv.running.get(sequence.request_id) is sequence
+        return runs and sequence.within_budget and sequence.tokens[-1] == draft
+
+    def _release_drafts(self, batch: StepBatch) -> None:
+        here = [chunk for chunk in batch.drafted if self._kv.is_here(chunk.sequence)]
+        self._speculation.release(here)
 
     def commit_draw(
         self, batching: Batching, sequence: Sequence, token: int, logprobs: TokenLogprobs | None
@@ -143,6 +189,7 @@ class StepCycle:
         member that had ended is not computed any more; its end is sent when its static batch is
         over."""
         self._unwind()
+        self._release_drafts(batch)
         rows = [s for s in batch.sequences if self._kv.is_here(s)]
         self._kv.bump_version()
         for chunk in self._static.padding_in(batch.chunks):
@@ -163,6 +210,7 @@ class StepCycle:
         """Undoes a step for which the device has no memory, and evicts one request. False if the
         step has only one request, which would need the same memory again."""
         self._unwind()
+        self._release_drafts(batch)
         rows = [
             s for s in batch.sequences if self._kv.running.get(s.request_id) is s and not s.ended
         ]

@@ -136,6 +136,18 @@ def brute_tail(points: list[tuple[float, float]], weight: float, share: float) -
     return mean + weight * (worst / share - mean)
 
 
+def test_pace_is_divided_by_the_tokens_of_a_step() -> None:
+    """Time per token of the fleet: the mean over its workers. Prefill is not divided."""
+    cost = CostModel(0.1, 0.01, 0.2, 0.001)
+    workers = (node(cost=cost), node(2, cost=replace(cost, tokens_per_step=2.0)))
+    none = np.zeros(0, np.int64)
+    snapshot = Snapshot(0.0, jobs(0), none, none, workers, table())
+    pace, _ = measure_pace(snapshot, PolicyMemory())
+    assert pace.token_s == pytest.approx((0.3 + 0.15) / 2)
+    assert pace.context_token_s == pytest.approx((0.001 + 0.0005) / 2)
+    assert pace.prefill_token_s == pytest.approx(0.01)
+
+
 def remaining(snapshot: Snapshot, row: int) -> list[tuple[float, float]]:
     """Return the seconds to each possible length of the request, with probabilities."""
     made = snapshot.jobs

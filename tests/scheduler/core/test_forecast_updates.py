@@ -63,6 +63,24 @@ def test_admitted_request_gets_forecast_with_first_plan() -> None:
     assert word.ttft_s == pytest.approx(0.5 + 0.15)
 
 
+def test_token_takes_a_part_of_a_step_with_speculation() -> None:
+    """The worker's report divides the time of a token, not that of a prompt. It outlasts the next
+    cost model, and a change of less than 2 % makes no other."""
+    s = served()
+    report(s, 1, 0.0, tokens_per_step=2.0)
+    run_step(s, ev.Costed("w0", replace(COST, version=2)), 0.0)
+    [word] = submitted(s, asker(arrival_s=1.5), 2.0)
+    assert word.token_s == pytest.approx(0.10 / 2)
+    assert word.ttft_s == pytest.approx(0.5 + 0.15)
+    known = s.workers["w0"].cost
+    assert (known.version, known.tokens_per_step) == (2, 2.0)
+    assert known.decode_tokens_per_s(2, 0.0) == pytest.approx(2 * 2.0 / 0.15)
+    report(s, 2, 2.5, tokens_per_step=2.01)
+    assert s.workers["w0"].cost is known
+    report(s, 3, 2.6, tokens_per_step=1.0)
+    assert s.workers["w0"].cost.tokens_per_step == 1.0
+
+
 def test_no_forecast_update_without_include_forecast() -> None:
     s = served()
     assert submitted(s, request("r"), 0.0) == []

@@ -183,6 +183,7 @@ def test_failed_step_on_one_rank_ends_all(folders, monkeypatch):
             ("llama", 2, {name: "on"}, f"{name} is on, but tensor_parallel 2 does not support it")
             for name in ("overlap", "cuda_graphs", "compile")
         ),
+        ("llama", 2, {"speculative_tokens": 4}, "speculative_tokens 4 needs tensor_parallel 1"),
         ("llama", 2, {"device": "cuda:1"}, "device cuda:1 is one GPU, but tensor_parallel 2 takes"),
         (
             "gpt2",

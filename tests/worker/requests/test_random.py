@@ -12,8 +12,9 @@ from services.core import FinishReason, Grant, Pause, Plan, QueueOrder, Residenc
 from services.costs import KVCosts
 from services.worker.kv.residency import RESIDENCIES
 from services.worker.requests.state import WorkerState
-from services.worker.requests.types.batch import NewToken, StepBatch
+from services.worker.requests.types.batch import NewToken, PrefillChunk, StepBatch
 from services.worker.requests.types.limits import Limits
+from services.worker.requests.types.lookup import NO_DRAFTS, DraftLimits
 from services.worker.requests.types.prompt import Prompt, SamplingParams
 from services.worker.requests.types.sequence import Sequence, SequencePhase
 from tests.examples import examples
@@ -40,11 +41,12 @@ class WorkerMachine(RuleBasedStateMachine):
         exact=st.booleans(),
         overlap=st.booleans(),
         scored_tokens=st.sampled_from([3, 256]),
+        drafts=st.sampled_from([NO_DRAFTS, DraftLimits(3, 1, 2)]),
     )
-    def begin(self, host, sharing, exact, overlap, scored_tokens):
+    def begin(self, host, sharing, exact, overlap, scored_tokens, drafts=NO_DRAFTS):
         limits = Limits(
             BLOCKS, BLOCK, RUNNING, BATCH, 10**6, 3, frozenset([EOS]), host, exact, sharing,
-            max_scored_tokens=scored_tokens,
+            max_scored_tokens=scored_tokens, drafts=NO_DRAFTS if overlap else drafts,
         )  # fmt: skip
         self.state = WorkerState(limits)
         self.device = RuleDevice(BLOCK)
@@ -54,6 +56,7 @@ class WorkerMachine(RuleBasedStateMachine):
         self.seq = 0
         self.prompts: dict[str, Prompt] = {}  # received, not ended
         self.output: dict[str, int] = {}
+        self.drafted: list[PrefillChunk] = []  # in the current step
         self.unopened: set[str] = set()  # nothing was reported of their placement
         self.victims: tuple[str, ...] = ()
         self.residency = ""
@@ -174,8 +177,14 @@ class WorkerMachine(RuleBasedStateMachine):
             self.state.check_integrity()
 
     def _step(self) -> None:
+        self.drafted = []
         for token in self.loop.step() or ():
             self._check(token)
+        pool = self.state.pool
+        for sequence in (chunk.sequence for chunk in self.drafted):
+            if self.state.sequences.get(sequence.request_id) is sequence:
+                held = len(pool.table(sequence.request_id))
+                assert held == pool.blocks_for(sequence.computed), "a draft left a block behind"
 
     def _compose(self) -> StepBatch | None:
         """Behind a step in flight, dependent requests wait, and no request is evicted."""
@@ -195,7 +204,10 @@ class WorkerMachine(RuleBasedStateMachine):
             s for s in runnable if s.request_id not in planned and s.phase is SequencePhase.RUNNING
         ]
         self._check_left(out, {*decodes} & {*out}, batch)
-        assert len(batch.decodes) + batch.prefill_tokens <= BATCH
+        self.drafted = batch.drafted
+        assert len(batch.decodes) + sum(chunk.tokens for chunk in batch.chunks) <= BATCH
+        for chunk in self.drafted:
+            self._check_draft(chunk)
         assert len(planned) == len(batch.sequences) <= RUNNING
         eldest = first[0]
         may_evict = eldest.request_id in self.victims or self.residency == "defer"
@@ -203,6 +215,13 @@ class WorkerMachine(RuleBasedStateMachine):
             getting_on = eldest.request_id in planned or eldest.upload_serial
             assert getting_on or ahead, "the oldest request must progress"
         return batch
+
+    def _check_draft(self, chunk: PrefillChunk) -> None:
+        """A draft leaves a token of the budget, and has memory."""
+        sequence, table = chunk.sequence, self.state.pool.table(chunk.sequence.request_id)
+        assert chunk.start == sequence.computed == len(sequence.tokens) - 1
+        assert chunk.end < min(sequence.limit_length, sequence.max_length)
+        assert chunk.table.tolist() == table and chunk.end <= len(table) * BLOCK
 
     def _check_left(self, out: list[Sequence], decodes: set[Sequence], batch: StepBatch) -> None:
         """Requests that could run and are not in the step lack memory or room, or wait for a

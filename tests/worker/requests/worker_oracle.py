@@ -110,9 +110,16 @@ class RuleDevice:
             assert int(rows.slots[row]) == self._slot(table, position)
             self._compute(sequence, text, table, position, position + 1, breaks)
         for chunk in batch.chunks:
-            text, table = tuple(chunk.sequence.tokens), chunk.table.tolist()
+            text = (*chunk.sequence.tokens, *chunk.drafts)
+            table = chunk.table.tolist()
             self._compute(chunk.sequence, text, table, chunk.start, chunk.end, breaks)
-        self.drawn = [answer(s.request_id, len(s.tokens)) for s in batch.sampling]
+        sequences, ahead = batch.draws
+        lengths = [len(s.tokens) for s in sequences]
+        if ahead is not None:
+            lengths = [length + more for length, more in zip(lengths, ahead.tolist(), strict=True)]
+        self.drawn = [
+            answer(s.request_id, length) for s, length in zip(sequences, lengths, strict=True)
+        ]
         return self.drawn
 
     def _slot(self, table: list[int] | tuple[int, ...], position: int) -> int:

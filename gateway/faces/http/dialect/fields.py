@@ -121,7 +121,7 @@ SHARED_FIELDS: Mapping[str, FieldRule] = {
     "lora_path": refused("a server has one model"),
     "session_params": refused("SGLang sessions are not implemented"),
     "extra_key": refused("use `cache_salt` to separate cached prefixes"),
-    "ngram_corpus_id": refused("speculative decoding is not implemented"),
+    "ngram_corpus_id": refused("drafts come from the request's own text"),
     "images_config": refused("only text input is supported"),
 }
 

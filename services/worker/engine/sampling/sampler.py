@@ -18,6 +18,7 @@ from services.worker.engine.sampling.drawn import DrawnTokens
 from services.worker.engine.sampling.seen_tokens import SeenTokens
 from services.worker.kernels.interface import SamplingKernels
 from services.worker.kv.device_streams import Streams
+from services.worker.requests.types.batch import Ints
 from services.worker.requests.types.prompt import SamplingParams
 from services.worker.requests.types.sequence import Sequence
 
@@ -59,15 +60,19 @@ class Sampler:
         self.seen.clear()
 
     @torch.inference_mode()
-    def draw(self, sequences: list[Sequence], logits: Tensor) -> DrawnTokens:
+    def draw(
+        self, sequences: list[Sequence], logits: Tensor, ahead: Ints | None = None
+    ) -> DrawnTokens:
         """Draws a token for each of `sequences` from its row of `logits` [rows, vocabulary], which
         are not modified. The token counts as seen at once: the next step may be drawn before the
-        host has it, and `tokens` of its sequence then ends with a negative placeholder. Raises
-        ValueError if such a token was not drawn here."""
+        host has it, and `tokens` of its sequence then ends with a negative placeholder. A sequence
+        may have several rows, which draw `ahead` [rows] tokens after its next one, if nothing that
+        it asks for depends on the tokens in between. Raises ValueError if a placeholder's token was
+        not drawn here."""
         if self._is_plain(sequences):
             self._newest = self._kernels.argmax(logits)
             return DrawnTokens(self._newest, self._streams)
-        plan = self._plan_for(sequences)
+        plan = self._plan_for(sequences, ahead)
         # If an error occurs below, the device may be ahead of the plan by a part of a step.
         self._plan = None
         tokens = self._draw(plan, logits)
@@ -84,9 +89,11 @@ class Sampler:
         self._plain = list(sequences)
         return True
 
-    def _plan_for(self, sequences: list[Sequence]) -> DrawPlan:
+    def _plan_for(self, sequences: list[Sequence], ahead: Ints | None) -> DrawPlan:
         """The last plan, if the same sequences continue from it."""
         lengths = np.array([len(sequence.tokens) for sequence in sequences], np.int64)
+        if ahead is not None:
+            lengths += ahead
         if self._plan is not None and self._plan.suits(sequences, lengths):
             return self._plan
         return self._planner.plan(sequences, lengths, self._newest)

@@ -119,7 +119,7 @@ class NumbaAttention:
         short, first = [], len(batch.decodes)
         most = MAX_ROW_TOKENS if self._tiles else MAX_ROW_TOKENS_BEFORE_TORCH
         for chunk in batch.chunks:
-            if chunk.tokens <= most:
+            if chunk.tokens <= most or chunk.drafts:  # a draft's results are those of decodes
                 short.append((first, chunk))
             elif self._tiles:
                 self._tiled.append(_Span(np.asarray(chunk.table), chunk.start, chunk.end, first))

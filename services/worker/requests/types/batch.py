@@ -20,12 +20,14 @@ NO_INTS = np.zeros(0, np.int64)
 
 @dataclass(slots=True)
 class PrefillChunk:
-    """Tokens [start, end) of a sequence that a step prefills: prompt, or output to recompute."""
+    """Tokens [start, end) of a sequence that a step prefills: prompt, or output to recompute. With
+    `drafts`, it is a decode instead: the newest token, and the drafted ones that may follow it."""
 
     sequence: Sequence
     start: int
     end: int
     table: Ints  # blocks that hold [0, end)
+    drafts: tuple[int, ...] = ()
     # Whether the chunk ends at the newest token, so that the next one is drawn. `tokens` may have a
     # placeholder for that one before the commit.
     samples: bool = field(init=False)
@@ -33,13 +35,18 @@ class PrefillChunk:
     scored: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self.samples = self.end == len(self.sequence.tokens)
+        self.samples = self.end - len(self.drafts) == len(self.sequence.tokens)
         if self.sequence.scores is not None:
             self.scored = max(0, min(self.end, self.sequence.prompt_tokens - 1) - self.start)
 
     @property
     def tokens(self) -> int:
         return self.end - self.start
+
+    @property
+    def known_end(self) -> int:
+        """The end of the tokens that are not drafted."""
+        return self.end - len(self.drafts)
 
 
 class DecodeRows:
@@ -130,11 +137,11 @@ class DecodeRows:
 
 @dataclass(slots=True)
 class StepBatch:
-    """Decode rows first, then prefill chunks in order of admission.
+    """Decode rows first, then decodes with drafts, then prefill chunks in order of admission.
 
     `sampling` are the sequences that draw a token, in the order of the rows of logits: all decode
-    rows, then the chunks that complete their sequence. The rows that score a prompt follow, chunk
-    by chunk.
+    rows, then the chunks that complete their sequence. The rows of drafted tokens follow, then
+    those that score a prompt, both chunk by chunk.
     """
 
     decodes: DecodeRows
@@ -152,13 +159,35 @@ class StepBatch:
         return self.decodes.sequences + [c.sequence for c in self.chunks if c.samples]
 
     @property
+    def drafted(self) -> list[PrefillChunk]:
+        """Decodes with drafts."""
+        return [chunk for chunk in self.chunks if chunk.drafts]
+
+    @property
+    def draws(self) -> tuple[list[Sequence], Ints | None]:
+        """The sequence of each row that draws, and how many drafted tokens precede the draw; None
+        without drafts."""
+        drafted = self.drafted
+        if not drafted:
+            return self.sampling, None
+        sampling = self.sampling
+        behind = [chunk.sequence for chunk in drafted for _ in chunk.drafts]
+        ahead = [np.arange(1, len(chunk.drafts) + 1) for chunk in drafted]
+        return sampling + behind, np.concatenate([np.zeros(len(sampling), np.int64), *ahead])
+
+    @property
+    def decoding(self) -> int:
+        """Number of sequences that decode, with or without a draft."""
+        return len(self.decodes) + sum(1 for chunk in self.chunks if chunk.drafts)
+
+    @property
     def scored(self) -> list[PrefillChunk]:
         """Chunks that score some of their prompt's tokens."""
         return [chunk for chunk in self.chunks if chunk.scored]
 
     @property
     def prefill_tokens(self) -> int:
-        return sum(chunk.tokens for chunk in self.chunks)
+        return sum(chunk.tokens for chunk in self.chunks if not chunk.drafts)
 
     @property
     def context_tokens(self) -> int:
@@ -190,9 +219,9 @@ class NewToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a step: at most one token per sequence, in batch order. `timings` are those
-    known by now: on a CPU the step's, on a GPU of earlier steps. `swaps` are copies completed since
-    the previous step."""
+    """The result of a step: tokens in batch order, at most one per sequence, then those behind
+    accepted drafts, in order of offset. `timings` are those known by now: on a CPU the step's, on a
+    GPU of earlier steps. `swaps` are copies completed since the previous step."""
 
     tokens: list[NewToken]
     timings: list[StepTiming]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from services.worker.requests.types.lookup import NO_DRAFTS, DraftLimits
 from services.worker.requests.types.prompt import Prompt
 
 
@@ -20,7 +21,9 @@ class Limits:
     host_blocks: int = 0  # size of the pool in host memory
     exact_swaps: bool = True
     prefix_sharing: bool = True
-    max_scored_tokens: int = 256  # of prompts in one step; each needs a row of logits
+    # Of prompts and of drafts in one step: every token needs a row of logits.
+    max_scored_tokens: int = 256
+    drafts: DraftLimits = NO_DRAFTS  # none by default; only where no step is composed ahead
 
     @property
     def reach_tokens(self) -> int:
@@ -39,7 +42,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Counters:
-    """Counters only grow; they count KV tokens, or wasted tokens of static batches."""
+    """Counters only grow; they count KV tokens, wasted tokens of static batches, or drafts."""
 
     offloads: int = 0
     offloaded_tokens: int = 0
@@ -55,3 +58,6 @@ class Counters:
     stray_rows: int = 0  # rows of requests that had ended or left, in a step ahead
     evicted_offloaded: int = 0  # evicted for lack of memory with their KV in host memory
     evicted_dropped: int = 0  # evicted for lack of memory without KV
+    drafts: int = 0  # verified
+    draft_tokens: int = 0
+    accepted_tokens: int = 0  # of those

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from services.core import FinishReason, HeldRequest, RequestProgress
+from services.worker.requests.types.lookup import PromptLookup
 from services.worker.requests.types.prompt import Prompt
 from services.worker.requests.types.scores import Opening, PromptLogprobs
 
@@ -57,6 +58,7 @@ class Sequence:
     scores: PromptLogprobs | None = None  # until they are sent
     cached: int | None = None  # prompt tokens found at the first lookup in the prefix cache
     opened: bool = False  # whether it has drawn a token since it arrived
+    lookup: PromptLookup | None = None  # once a draft was looked for
 
     @classmethod
     def start(cls, prompt: Prompt, limit_tokens: int) -> "Sequence":
