@@ -7,7 +7,8 @@ The bare engine, with each number of `speculative_tokens` in alternating order. 
 ask again for a count that was given before, greedy. `random`: prompts of random tokens at
 temperature 5, whose answers match nothing. Streams are refilled once. Tokens per second of the
 clock and of CPU time, which other work on the machine changes less, medians; `accepted` is the
-share of the drafted tokens. Exits with an error if a number of tokens changes an answer.
+share of the drafted tokens. `different` are answers that differ from those without drafts, of all:
+in bfloat16 the rounding of products depends on a step's rows, with and without drafts.
 """
 
 import time
@@ -56,10 +57,21 @@ def main() -> None:
                 _measure(options, model, folder, dtype, measured)
     rows = [
         (*key, measured.figure(*key, "tok_s"), measured.figure(*key, "tok_cpu_s"),
-         f"{measured.figure(*key, 'accepted').median:.0%}")
+         f"{measured.figure(*key, 'accepted').median:.0%}",
+         f"{sum(measured.values[*key, 'different']):.0f}")
         for key in dict.fromkeys(key[:-1] for key in measured.values)
     ]  # fmt: skip
-    head = ("model", "dtype", "answers", "streams", "tokens", "tok/s", "tok/CPU s", "accepted")
+    head = (
+        "model",
+        "dtype",
+        "answers",
+        "streams",
+        "tokens",
+        "tok/s",
+        "tok/CPU s",
+        "accepted",
+        "different",
+    )
     show("Drafts by prompt lookup", head, rows, width=140)
     write(options.json, measured.medians() | {"repeats": measured.repeats()})
 
@@ -99,8 +111,12 @@ def _measure(
                     answers[count] = served.answers
                     if number:
                         _add(measured, (model, dtype, kind, str(at_once), count), served)
-                if any(answer != answers[counts[0]] for answer in answers.values()):
-                    raise SystemExit(f"{model} {dtype} {kind}: drafts changed an answer")
+                for count in order:
+                    same = (
+                        answers[count][name] == answers[counts[0]][name] for name in answers[count]
+                    )
+                    key = model, dtype, kind, str(at_once), count, "different"
+                    measured.add(key, len(prompts) - sum(same))
 
 
 def _add(measured: Measurements, key: tuple[str, ...], served: Served) -> None:
