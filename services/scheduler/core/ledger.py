@@ -180,8 +180,9 @@ class Ledger:
         for job, job_waited_s, stays_here in zip(jobs, waited_s, stay, strict=True):
             job.queued_s += job_waited_s
             job.admitted_seq, job.resumed_seq = seq, seq if stays_here else 0
-            worker.pausing.pop(job.request_id, None)
         names = [job.request_id for job in jobs]
+        for name in worker.pausing.keys() & names:
+            del worker.pausing[name]
         worker.draft.admit += map(Grant, names, limits)
         causes = [TransitionCause.RESUMED if s else TransitionCause.PLACED for s in stay]
         self._run(jobs, rows, worker, limits, causes)

@@ -238,8 +238,8 @@ class Rounds:
         share = np.where(waits & (held == 0), others, 0.0)
         share[runs | rests] = 1.0
         wait_s = np.minimum(work_ahead_s(ranking, at, share[rows]), ranking.lift_s[at])
-        names = self._ledger.names(rows[at])
-        return QueueOrder(first + names, (*(0.0,) * len(first), *wait_s.tolist()))
+        names = (*first, *board.names[rows[at]].tolist())
+        return QueueOrder(names, (*(0.0,) * len(first), *wait_s.tolist()))
 
     def _by_key(self, which: Bools) -> Ints:
         """Positions in the ranking of the requests in these board rows, most urgent first."""
