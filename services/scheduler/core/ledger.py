@@ -169,6 +169,8 @@ class Ledger:
     def admit(self, jobs: Sequence[Job], worker: WorkerJobs, limits: Sequence[int]) -> None:
         """Queued → running; placed if its tokens must be sent to this worker, else resumed. Each
         job once."""
+        if not jobs:
+            return
         columns, rows = self.board.jobs, _rows(jobs)
         stays = columns.home[rows] == worker.number
         self.moves += int(np.count_nonzero(columns.held[rows[~stays]]))
@@ -232,6 +234,8 @@ class Ledger:
 
     def pause(self, jobs: Sequence[Job], worker: WorkerJobs, residency: Residency) -> None:
         """Running → queued. KV that the residency keeps stays at its worker. Each job once."""
+        if not jobs:
+            return
         names = [job.request_id for job in jobs]
         worker.draft.pause += map(Pause, names, repeat(residency))
         worker.pausing |= dict.fromkeys(names, worker.plan_seq + 1)
