@@ -130,6 +130,18 @@ def test_progress_is_sent_as_columns() -> None:
         attach_codec.decode_report(scheduler_pb2.Report(progress=sent))
 
 
+def test_plan_with_columns_of_different_lengths_is_refused() -> None:
+    for field, columns in (
+        ("admit", scheduler_pb2.GrantColumns(request_ids=["a", "b"], limit_tokens=[1])),
+        ("extend", scheduler_pb2.GrantColumns(request_ids=["a"])),
+        ("pause", scheduler_pb2.PauseColumns(residencies=[scheduler_pb2.RESIDENCY_KEEP])),
+        ("order", scheduler_pb2.QueueOrder(request_ids=["a"], wait_s=[0.5, 1.0])),
+    ):
+        sent: dict[str, Any] = {field: columns}
+        with pytest.raises(InvalidArgument, match=f"{field}: has columns of different lengths"):
+            attach_codec.decode_plan(scheduler_pb2.Plan(**sent))
+
+
 @given(HELD)
 def test_held_requests_round_trip(held: tuple[HeldRequest, ...]) -> None:
     hello = scheduler_pb2.WorkerHello(held=[attach_codec.encode_held(request) for request in held])

@@ -98,9 +98,9 @@ def cached_tokens(snapshot: Snapshot, rows: Ints, jobs: Columns) -> Ints:
     found = np.zeros((len(rows), len(snapshot.workers)), np.int64)
     if not len(snapshot.chains):
         return found
-    chains = snapshot.chains[rows]
-    if not chains.any():
+    if not snapshot.chains[rows, 0].any():  # a prompt without a first block has no others
         return found
+    chains = snapshot.chains[rows]
     names, which = np.unique(chains, return_inverse=True)
     for column, worker in enumerate(snapshot.workers):
         if len(worker.prefixes):

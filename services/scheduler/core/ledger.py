@@ -169,6 +169,8 @@ class Ledger:
     def admit(self, jobs: Sequence[Job], worker: WorkerJobs, limits: Sequence[int]) -> None:
         """Queued → running; placed if its tokens must be sent to this worker, else resumed. Each
         job once."""
+        if not jobs:
+            return
         columns, rows = self.board.jobs, _rows(jobs)
         stays = columns.home[rows] == worker.number
         self.moves += int(np.count_nonzero(columns.held[rows[~stays]]))
@@ -180,8 +182,9 @@ class Ledger:
         for job, job_waited_s, stays_here in zip(jobs, waited_s, stay, strict=True):
             job.queued_s += job_waited_s
             job.admitted_seq, job.resumed_seq = seq, seq if stays_here else 0
-            worker.pausing.pop(job.request_id, None)
         names = [job.request_id for job in jobs]
+        for name in worker.pausing.keys() & names:
+            del worker.pausing[name]
         worker.draft.admit += map(Grant, names, limits)
         causes = [TransitionCause.RESUMED if s else TransitionCause.PLACED for s in stay]
         self._run(jobs, rows, worker, limits, causes)
@@ -231,6 +234,8 @@ class Ledger:
 
     def pause(self, jobs: Sequence[Job], worker: WorkerJobs, residency: Residency) -> None:
         """Running → queued. KV that the residency keeps stays at its worker. Each job once."""
+        if not jobs:
+            return
         names = [job.request_id for job in jobs]
         worker.draft.pause += map(Pause, names, repeat(residency))
         worker.pausing |= dict.fromkeys(names, worker.plan_seq + 1)

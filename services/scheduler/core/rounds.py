@@ -7,7 +7,7 @@ candidates are ranked and narrowed here, arranged there, and completed here when
 Rows that belong to another request by then are skipped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import compress
 from math import inf
@@ -140,9 +140,7 @@ class Rounds:
         ledger.pause([job for job in paused if job.request_id in here], worker, residency)
         running = phase[decision.run] == RUNNING
         longer = running & (decision.limits > columns.limit[decision.run])
-        extended, limits = self._limited(decision, longer, current)
-        ours = [job.request_id in here for job in extended]
-        extended, limits = list(compress(extended, ours)), list(compress(limits, ours))
+        extended, limits = _kept(self._limited(decision, longer, current), here.__contains__)
         batch = [  # members of a batch that is over
             job
             for job in (extended if decision.lockstep else ())
@@ -151,10 +149,10 @@ class Rounds:
         ledger.extend(extended, worker, limits)
         enters = (phase[decision.run] == QUEUED).nonzero()[0]
         enters = enters[: max(0, worker.slots - len(here))]
-        entering, limits = self._limited(decision, enters, current)
+        able = self._limited(decision, enters, current)
         if stopping := ledger.stopping_elsewhere(worker):
-            free = [job.request_id not in stopping for job in entering]
-            entering, limits = list(compress(entering, free)), list(compress(limits, free))
+            able = _kept(able, lambda name: name not in stopping)
+        entering, limits = able
         ledger.admit(entering, worker, limits)
         if decision.lockstep:
             batch += entering
@@ -238,8 +236,8 @@ class Rounds:
         share = np.where(waits & (held == 0), others, 0.0)
         share[runs | rests] = 1.0
         wait_s = np.minimum(work_ahead_s(ranking, at, share[rows]), ranking.lift_s[at])
-        names = self._ledger.names(rows[at])
-        return QueueOrder(first + names, (*(0.0,) * len(first), *wait_s.tolist()))
+        names = (*first, *board.names[rows[at]].tolist())
+        return QueueOrder(names, (*(0.0,) * len(first), *wait_s.tolist()))
 
     def _by_key(self, which: Bools) -> Ints:
         """Positions in the ranking of the requests in these board rows, most urgent first."""
@@ -247,6 +245,15 @@ class Rounds:
         rows = self.ranking.rows
         at = which[rows].nonzero()[0]
         return at[sorted_order(self.ranking.key[at], self._ledger.board.jobs.serial[rows[at]])]
+
+
+def _kept(
+    limited: tuple[list[Job], list[int]], keeps: Callable[[str], bool]
+) -> tuple[list[Job], list[int]]:
+    """The jobs with a name that it keeps, and their limits."""
+    jobs, limits = limited
+    kept = [keeps(job.request_id) for job in jobs]
+    return list(compress(jobs, kept)), list(compress(limits, kept))
 
 
 def build_decision(candidates: Candidates, arranged: Arranged) -> Decision:
