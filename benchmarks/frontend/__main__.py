@@ -41,9 +41,9 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks.frontend.cpu import FRONT_END, LOOP, read_cpu, spent
 from benchmarks.frontend.limit import emulated_system, measure_streams
 from benchmarks.frontend.load import fixed_load, send
+from benchmarks.harness.cpu import FRONT_END, LOOP, read_cpu, spent
 from benchmarks.harness.report import Measurements, alternating, parser, show, write
 from benchmarks.harness.system import System, foretoken_system, settings, vllm_server
 from services.policies.preset import presets

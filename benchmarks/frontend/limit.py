@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.frontend.cpu import FRONT_END, GATEWAY, read_cpu, spent
 from benchmarks.frontend.load import PATH, fixed_body
 from benchmarks.frontend.stream_client import Arrivals, StreamingConnection, added_latency_s
+from benchmarks.harness.cpu import FRONT_END, GATEWAY, read_cpu, spent
 from benchmarks.harness.system import System, foretoken_system, read_metrics, settings
 from foretoken.client.address import HttpAddress
 from models.words import WORDS

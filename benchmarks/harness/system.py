@@ -29,7 +29,7 @@ METRIC = re.compile(r"^(?:foretoken_|vllm:)(\w+)(?:{[^}]*})? ([\d.e+-]+)$", re.M
 
 @dataclass(frozen=True)
 class System:
-    """A running server. `pid` is its first process, which has the gateway; `grpc` may be empty."""
+    """A running server. `pid` is its first process; `grpc` may be empty."""
 
     http: str
     grpc: str

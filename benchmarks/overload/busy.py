@@ -13,7 +13,8 @@ from itertools import pairwise
 from math import isnan, nan
 from statistics import fmean
 
-from benchmarks.harness.system import System, cpu_seconds, read_metrics
+from benchmarks.harness.cpu import FRONT_END, read_cpu
+from benchmarks.harness.system import System, read_metrics
 from benchmarks.overload.figures import Figures
 from benchmarks.overload.systems import MAX_RUNNING
 from services.runtime.tasks import background
@@ -25,12 +26,12 @@ LEAST_FULL = 0.5  # of an overloaded engine
 
 @dataclass(frozen=True)
 class Reading:
-    """The state of a system at one time. `engine_s` and `gateway_s` are totals; NaN: unknown.
+    """The state of a system at one time. `engine_s` and `front_s` are totals; NaN: unknown.
     `engine_s`, `kv_share` and `running` are sums over the workers."""
 
     at_s: float
     engine_s: float
-    gateway_s: float
+    front_s: float
     waiting: float
     kv_share: float
     running: float = 0.0
@@ -56,7 +57,7 @@ async def _read(system: System) -> Reading:
     return Reading(
         time.perf_counter(),
         metrics.get("worker_busy_seconds_total", nan),
-        cpu_seconds(system.pid),
+        read_cpu(system.pid, "serve")[FRONT_END],
         metrics["num_requests_waiting"],
         metrics["kv_cache_usage_perc"],
         metrics["num_requests_running"],
@@ -66,8 +67,8 @@ async def _read(system: System) -> Reading:
 def busy_figures(
     readings: Sequence[Reading], workers: int = 1, max_running: int = MAX_RUNNING
 ) -> Figures:
-    """Shares of the time. `engine_busy`, the mean over the workers, and `gateway_cpu` are of the
-    whole time (the gateway's process has the scheduler too, unless it is started with --separate).
+    """Shares of the time. `engine_busy`, the mean over the workers, and `front_cpu`, the CPU
+    time of gateways and scheduler or of vLLM's API server, are of the whole time.
     `engine_idle`, the share without a step, and `kv_used`, the mean share of the KV in use, are of
     the time in which requests waited. NaN where the system has no such metric or no request
     waited. `engine_full` is the mean of the fuller of KV and slots for running requests."""
@@ -82,7 +83,7 @@ def busy_figures(
             used_s += part_s * (before.kv_share + after.kv_share) / 2 / workers
     return {
         "engine_busy": (last.engine_s - first.engine_s) / workers / lasted_s,
-        "gateway_cpu": (last.gateway_s - first.gateway_s) / lasted_s,
+        "front_cpu": (last.front_s - first.front_s) / lasted_s,
         "engine_idle": idle_s / waited_s if waited_s else nan,
         "kv_used": used_s / waited_s if waited_s else nan,
         "engine_full": fmean(max(r.kv_share, r.running / max_running) for r in readings) / workers,

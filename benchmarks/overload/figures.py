@@ -24,7 +24,7 @@ MEDIANS = (
     "e2e_p99_s",
     "goodput_share",
 )
-BUSY = ("engine_busy", "gateway_cpu", "client_cpu", "engine_idle", "kv_used", "engine_full")
+BUSY = ("engine_busy", "front_cpu", "client_cpu", "engine_idle", "kv_used", "engine_full")
 COUNTS = ("errors", "refused", "resubmitted")
 REQUEST_ID = re.compile(r"\b(?=[\w-]*\d)[\w-]{4,}\b")
 

@@ -30,7 +30,7 @@ def test_shares_match_worked_readings():
     assert busy_figures(readings) == pytest.approx(
         {
             "engine_busy": 0.6,
-            "gateway_cpu": 0.2,
+            "front_cpu": 0.2,
             "engine_idle": 0.25,
             "kv_used": 0.875,
             "engine_full": 0.56,
@@ -55,7 +55,7 @@ def test_load_without_waiting_requests_has_no_idle_share():
 def test_peer_without_a_busy_counter_has_no_engine_shares():
     figures = busy_figures([Reading(0.0, nan, 1.0, 2, 0.5), Reading(1.0, nan, 1.5, 2, 0.5)])
     assert isnan(figures["engine_busy"]) and isnan(figures["engine_idle"])
-    assert (figures["gateway_cpu"], figures["kv_used"]) == (0.5, 0.5)
+    assert (figures["front_cpu"], figures["kv_used"]) == (0.5, 0.5)
 
 
 def test_overload_with_room_in_the_engine_is_reported():
@@ -84,5 +84,5 @@ async def test_running_server_says_how_busy_it_is():
             await asyncio.sleep(0)
         assert len(readings) == 2
         figures = busy_figures(readings)
-    assert 0 <= figures["engine_busy"] <= 1 and figures["gateway_cpu"] >= 0
+    assert 0 <= figures["engine_busy"] <= 1 and figures["front_cpu"] >= 0
     assert cpu_seconds(os.getpid()) > 0

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.frontend.cpu import LOOP, descendants, read_cpu, role_of, spent
 from benchmarks.frontend.load import answer_lengths, fixed_load, send
 from benchmarks.frontend.stream_client import Arrivals, StreamingConnection, added_latency_s
+from benchmarks.harness.cpu import LOOP, descendants, read_cpu, role_of, spent
 from foretoken.client.address import HttpAddress
 from tests.live import serving
 

@@ -34,8 +34,6 @@ UNMEASURED = CostModel(base_s=0.01, prefill_token_s=1e-4, decode_seq_s=1e-4, con
 NO_ROW = -1  # of a request without a record here
 _PHASES = tuple(RequestPhase)  # by value
 NONE, RUNNING = RequestPhase.NONE, RequestPhase.RUNNING
-# Of a request: the number of its home, output, held tokens, since when it waits, preemptions.
-_Numbers = tuple[int, int, int, float, int]
 
 
 class Ledger:
@@ -302,17 +300,28 @@ class Ledger:
 
     def _move(self, job: Job, after: RequestPhase, cause: TransitionCause, reason: str = "",
               message: str = "", output_tokens: int | None = None) -> None:  # fmt: skip
-        """The only writer of the phase column, with `_move_all`."""
-        columns, row = self.board.jobs, job.row
-        output = columns.output.item(row) if output_tokens is None else output_tokens
-        numbers = (
-            columns.home.item(row),
-            output,
-            columns.held.item(row),
-            columns.since_s.item(row),
-            columns.preemptions.item(row),
-        )
-        self._changed(job, self.phase(job), after, cause, numbers, reason, message)
+        """Changes its phase, records the change and sends its message to the gateway. The only
+        writer of the phase column, with `_move_all`."""
+        columns, row, name, before = self.board.jobs, job.row, job.request_id, self.phase(job)
+        require_legal(name, before, after, cause)
+        transition = Transition(
+            name, before, after, cause, self.now,
+            worker_id=self._worker_ids.get(columns.home.item(row), ""),
+            output_tokens=columns.output.item(row) if output_tokens is None else output_tokens,
+            held_tokens=columns.held.item(row),
+            reason=reason,
+            message=message,
+            queued_s=job.queued_s if after is RUNNING else self.queued_s(job),
+            preemptions=columns.preemptions.item(row),
+        )  # fmt: skip
+        if before is not after:
+            self.running += (after is RUNNING) - (before is RUNNING)
+            if change := _waits(after) - _waits(before):
+                self._count_waiting(job.request.model, change)
+        self.transitions.append(transition)
+        worker = self.workers.get(transition.worker_id)
+        if action := message_about(transition, job.link, worker.view.address if worker else ""):
+            self.actions.append(action)
         self.board.phase[row] = after
 
     def _move_all(self, jobs: Sequence[Job], rows: Ints, after: RequestPhase,
@@ -344,38 +353,6 @@ class Ledger:
         about = (message_about(t, job.link, address) for t, job in zip(made, jobs, strict=True))
         self.actions += filter(None, about)
         phase[rows] = after
-
-    def _changed(self, job: Job, before: RequestPhase, after: RequestPhase, cause: TransitionCause,
-                 numbers: _Numbers, reason: str = "", message: str = "") -> None:  # fmt: skip
-        """Records one change, and sends its message to the gateway."""
-        name, (home, output, held, since_s, preemptions) = job.request.request_id, numbers
-        require_legal(name, before, after, cause)
-        queued_s = job.queued_s
-        if before is not RUNNING and after is not RUNNING:
-            since_s = since_s if since_s < inf else job.request.arrival_s
-            queued_s = queued_s + self.now - since_s
-        transition = Transition(
-            name,
-            before,
-            after,
-            cause,
-            self.now,
-            self._worker_ids.get(home, ""),
-            output,
-            held,
-            reason,
-            message,
-            queued_s,
-            preemptions,
-        )
-        if before is not after:
-            self.running += (after is RUNNING) - (before is RUNNING)
-            if change := _waits(after) - _waits(before):
-                self._count_waiting(job.request.model, change)
-        self.transitions.append(transition)
-        worker = self.workers.get(transition.worker_id)
-        if action := message_about(transition, job.link, worker.view.address if worker else ""):
-            self.actions.append(action)
 
     def _count_waiting(self, model: str, change: int) -> None:
         self._waiting[model] += change
