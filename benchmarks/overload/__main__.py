@@ -37,11 +37,11 @@ end-to-end time per token; `ttft_p50_s`, `ttft_p99_s` and `e2e_p99_s`, from the 
 answers; `gap_p99_s` (only in the record), the p99 of their longest gaps between two arrivals of
 text; `goodput_share`, the share of all arrivals within the budgets of SLA class standard for TTFT,
 TPOT, and that gap; `errors`, `refused` (429) and `resubmitted`; `client_cpu` and `front_cpu`,
-shares of a core (of gateways and scheduler, or of vLLM's API server); `engine_busy`, the share of the
-time with a step; `engine_idle` and `kv_used`, the time without a step and the KV in use while
-requests waited. A row with more than a tenth of `engine_idle` is reported as not valid; so is an
-overload in which the engine had room: `engine_full` is the mean of the fuller of KV and slots for
-running requests. A request that does not end within a bounded time after the last arrival is an
+shares of a core (`front_cpu`: gateways and scheduler, or vLLM's API server); `engine_busy`, the
+share of the time with a step; `engine_idle` and `kv_used`, the time without a step and the KV in
+use while requests waited. A row with more than a tenth of `engine_idle` is reported as not valid;
+so is an overload in which the engine had room: `engine_full` is the mean of the fuller of KV and
+slots for running requests. A request that does not end within a bounded time after the last arrival is an
 error.
 """
 
