@@ -41,8 +41,8 @@ shares of a core (`front_cpu`: gateways and scheduler, or vLLM's API server); `e
 share of the time with a step; `engine_idle` and `kv_used`, the time without a step and the KV in
 use while requests waited. A row with more than a tenth of `engine_idle` is reported as not valid;
 so is an overload in which the engine had room: `engine_full` is the mean of the fuller of KV and
-slots for running requests. A request that does not end within a bounded time after the last arrival is an
-error.
+slots for running requests. A request that does not end within a bounded time after the last arrival
+is an error.
 """
 
 import asyncio
