@@ -5,7 +5,7 @@
 
 The bare engine, with each number of `speculative_tokens` in alternating order. `copy`: chats that
 ask again for a count that was given before, greedy. `random`: prompts of random tokens at
-temperature 5, whose answers match nothing. Streams are refilled once. Tokens per second of the
+temperature 5, with answers that match nothing. Streams are refilled once. Tokens per second of the
 clock and of CPU time, which other work on the machine changes less, medians; `accepted` is the
 share of the drafted tokens. `different` are answers that differ from those without drafts, of all:
 in bfloat16 the rounding of products depends on a step's rows, with and without drafts.

@@ -38,7 +38,7 @@ from benchmarks.overload.demo_load import DueRequest, burst_load, draw_bodies, p
 from benchmarks.overload.figures import RAMP_SHARE, tokens_per_s
 from benchmarks.overload.open_loop import Answer, send_load
 from benchmarks.overload.systems import KV_TOKENS, padded_demo_model, wait_until_idle
-from services.runtime.open_files import raise_open_file_limit
+from services.runtime.process_limits import raise_open_file_limit
 from simulator.hardware.hardware import Hardware
 from simulator.twin.comparison import Comparison, Figure, compare
 from simulator.twin.recorded_run import RecordedLog, read_run

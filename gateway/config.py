@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from gateway.types.api_keys import name_keys
 from gateway.types.sla_classes import OTHER
 from services.core import Sla
-from services.runtime import host_port
+from services.runtime.channel import host_port
 from services.runtime.main import ServedSettings
 
 Positive = Annotated[float, Field(gt=0)]
@@ -80,7 +80,8 @@ class GatewayConfig(ServedSettings):
     scheduler_address: str = "127.0.0.1:50052"
     gateway_id: str = ""  # label `gateway` of its metrics; empty: random, and no label
     # Gateway processes that listen on the same ports (SO_REUSEPORT). Each enforces its share of
-    # SHARED_LIMITS. 0: the ports are this process's own.
+    # max_sessions, max_arriving, max_reading, max_reading_bytes, max_connections and
+    # retry_floor_per_s. 0: the ports are this process's own.
     replicas: Annotated[int, Field(ge=0)] = 0
 
     sla_classes: dict[str, SlaClass] = SLA_CLASSES
@@ -153,7 +154,7 @@ class GatewayConfig(ServedSettings):
         fields = cls.model_fields
         host = given.get("host", fields["host"].default)
         port = given.get("grpc_port", fields["grpc_port"].default)
-        address = host_port.join(str(host), port)
+        address = host_port(str(host), port)
         return given if given.get("address") else {**given, "address": address}
 
     @field_validator("api_keys")
@@ -212,10 +213,11 @@ class GatewayConfig(ServedSettings):
         return self.replicas > 0
 
     def own_share(self) -> Self:
-        """The config with this process's share of the limits, at least 1 of each."""
-        limits = {name: getattr(self, name) for name in SHARED_LIMITS}
-        shares = {name: ceil(limit / max(1, self.replicas)) for name, limit in limits.items()}
-        return self.model_copy(update=shares)
+        """The config with this process's share of the limits, at least 1 of each count."""
+        parts = max(1, self.replicas)
+        shares = {name: ceil(getattr(self, name) / parts) for name in SHARED_LIMITS}
+        floor = {"retry_floor_per_s": self.retry_floor_per_s / parts}
+        return self.model_copy(update=shares | floor)
 
     @property
     def slas(self) -> Mapping[str, Sla]:

@@ -128,8 +128,8 @@ class CostModel:
     `offload_token_s` and `upload_token_s` are seconds per KV token to host memory and back, 0 until
     a swap was measured. `quantize_token_s` is the device's part of both together. `neighbours` are
     the data of Magnus' estimator. `tokens_per_step` are the tokens that a sequence gets by a decode
-    step: above 1 with speculation, whose verified drafts are part of the step's time. It is the
-    worker's measurement, not fitted.
+    step, as its worker measured: above 1 with speculation, where the time of a step includes the
+    verified drafts.
     """
 
     base_s: float

@@ -73,7 +73,7 @@ from benchmarks.overload.systems import (
 )
 from services.policies.preset import presets
 from services.policies.room import describe_shortage
-from services.runtime.open_files import raise_open_file_limit
+from services.runtime.process_limits import raise_open_file_limit
 
 SETTLE_S = 8.0  # the predictor checks every 5 s whether its first fit is due, and fits in 2
 START_S = 12.0  # start and end of a server

@@ -170,7 +170,7 @@ def _run(plan: "Plan", rates: Sequence[float], json: Path | None, plot: Path | N
 
     from foretoken.bench.report import as_json, tables, write_json
     from foretoken.bench.sweep import sweep_json, sweep_tables
-    from services.runtime.open_files import raise_open_file_limit
+    from services.runtime.process_limits import raise_open_file_limit
 
     raise_open_file_limit()
     with _progress() as on_progress:

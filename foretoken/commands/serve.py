@@ -167,7 +167,7 @@ def serve(
     from foretoken.running.model import locate, require_servable
     from foretoken.running.options import ServeOptions, default_gateways, demo_model
     from foretoken.running.serve import serve as run
-    from services.runtime.cores import cores
+    from services.runtime.process_limits import cores
 
     asked = name or model
     located = locate(asked) if asked else None

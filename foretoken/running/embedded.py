@@ -26,8 +26,7 @@ from gateway.config import GatewayConfig
 from observability.exposition import expose
 from protos.generated import scheduler_pb2
 from services.estimator.config import EstimatorConfig
-from services.runtime import host_port
-from services.runtime.channel import connect
+from services.runtime.channel import connect, host_port
 from services.runtime.config import load
 from services.runtime.server import Lifecycle, listening
 from services.runtime.startup import frozen_start, importing, rare_collections
@@ -87,7 +86,7 @@ async def embedded(
         grpc = await stack.enter_async_context(
             listening(
                 [mount(gateway)],
-                host_port.join(config.host, config.grpc_port),
+                host_port(config.host, config.grpc_port),
                 parts=gateway.parts,
                 interceptors=interceptors(tracing.service(config.section)),
             )
@@ -99,12 +98,12 @@ async def embedded(
         stack.push_async_callback(_stop_children, supervisor, scheduler)
         report("waiting for the workers")
         fleet = await status.wait_for_workers(control.channel, lambda: supervisor.count("worker"))
-        http = f"http://{host_port.join(config.host, http_port)}"
+        http = f"http://{host_port(config.host, http_port)}"
         await status.wait_until_healthy(f"{http}/health")
         report("waiting for the predictor")
         await status.wait_for_predictor(predictor, lifecycle)
         supervisor.finish_start()
-        yield Endpoints(control, host_port.join(config.host, grpc.port), http, fleet)
+        yield Endpoints(control, host_port(config.host, grpc.port), http, fleet)
         await grpc.set_serving(False)
         async with status.reporting_drain(partial(_count_live, gateway)):
             await lifecycle.drain(gateway.drain(), config.drain_s)

@@ -49,7 +49,7 @@ class HeldPort:
 
     def __init__(self, host: str, number: int):
         """`number` 0: any free port. Raises ConfigError if another program uses the port."""
-        self._socket = _bind_alone(host, number) if number else _bind_shared(host, free_port())
+        self._socket = _bind_alone(host, number or free_port())
         self.number: int = self._socket.getsockname()[1]
 
     def __enter__(self) -> Self:
@@ -70,8 +70,8 @@ def _bind_shared(host: str, port: int) -> socket.socket:
     held = _socket_for(host)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     _bind(held, host, port)
-    # Closed connections of an earlier server must not prevent the bind, but from now on the port
-    # is in use for everyone without SO_REUSEPORT.
+    # Closed connections of an earlier server must not prevent the bind. From now on a bind without
+    # SO_REUSEPORT fails.
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     return held
 

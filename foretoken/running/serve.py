@@ -15,7 +15,7 @@ from foretoken.running.shutdown import Interrupted
 from foretoken.running.supervised import serve_supervised
 from services.runtime.config import check_environment, load
 from services.runtime.main import exit_immediately
-from services.runtime.open_files import raise_open_file_limit
+from services.runtime.process_limits import raise_open_file_limit
 from services.runtime.server import Lifecycle
 from services.runtime.telemetry.logs import LoggingConfig, configure_logging
 
@@ -36,7 +36,8 @@ def serve(options: ServeOptions) -> None:
         lines.log.setLevel(logging.INFO)
     raise_open_file_limit()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    mode: Mode = serve_supervised if options.gateways else serve_embedded
+    supervised = options.gateways or options.separate
+    mode: Mode = serve_supervised if supervised else serve_embedded
     try:
         uvloop.run(_with_signals(mode, options))
     except Interrupted as interrupted:

@@ -13,8 +13,7 @@ from foretoken.running.shutdown import interruptible_start
 from foretoken.running.topology import ADVISERS, Shape, arrange
 from gateway.config import GatewayConfig
 from services.estimator.config import EstimatorConfig
-from services.runtime import host_port
-from services.runtime.channel import connect
+from services.runtime.channel import connect, host_port
 from services.runtime.config import load
 from services.runtime.server import Lifecycle
 from services.runtime.tasks import background
@@ -35,29 +34,30 @@ async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
             port = stack.enter_context(HeldPort(host, int(overrides["gateway"][name])))
             overrides["gateway"][name] = str(port.number)
         shape = Shape.SEPARATE if options.separate else Shape.SHARED
-        topology = arrange(overrides, shape, options.workers, options.gateways, folder)
+        gateways = max(1, options.gateways)
+        topology = arrange(overrides, shape, options.workers, gateways, folder)
         progress = stack.enter_context(closing(StartProgress()))
         end_start = await stack.enter_async_context(interruptible_start(lifecycle))
         addresses = (topology.predictor, topology.scheduler, *topology.gateways)
         channels = [connect(address) for address in addresses]
         for channel in channels:
             stack.push_async_callback(channel.close)
-        predictor, scheduler, *gateways = channels
+        predictor, scheduler, *fronts = channels
         supervisor = await stack.enter_async_context(
             supervise(topology.children, lifecycle, progress.update)
         )
         fleet = await status.wait_for_workers(scheduler, lambda: supervisor.count("worker"))
-        front = overrides["gateway"]
-        http = f"http://{host_port.join(host, front['http_port'])}"
-        grpc = host_port.join(host, front["grpc_port"])
-        await asyncio.gather(*(gateway.channel_ready() for gateway in gateways))
+        ports = overrides["gateway"]
+        http = f"http://{host_port(host, ports['http_port'])}"
+        grpc = host_port(host, ports["grpc_port"])
+        await asyncio.gather(*(front.channel_ready() for front in fronts))
         await status.wait_until_healthy(f"{http}/health")
         await status.wait_for_predictor(predictor, lifecycle)
         supervisor.finish_start()
         end_start()
         progress.close()
         print(status.ready_line(fleet, http, grpc), flush=True)
-        async with background(status.show(scheduler, status.scrape_over(gateways))):
+        async with background(status.show(scheduler, status.scrape_over(fronts))):
             await lifecycle.draining.wait()
         first, *rest = STOP_ORDER
         async with status.reporting_drain(status.live_counter(scheduler)):

@@ -19,10 +19,11 @@ from foretoken.running.children.processes import Child
 from foretoken.running.options import Sections, local_worker, predictor_sections
 from foretoken.running.ports import free_ports
 from services.predictor.config import PredictorConfig
-from services.runtime.config import COMMON, load
+from services.runtime.config import COMMON, ConfigError, load
 from services.runtime.outcomelog.config import LogConfig
 
 ADVISERS = ("predictor", "batcher", "estimator")
+OF_ONE_GATEWAY = {"address", "gateway_id", "metrics_port"}  # settings
 # A scheduler that exits is restarted within this time even on a busy machine; requests wait for it.
 SCHEDULER_WAIT = {"scheduler_wait_s": "30"}
 Addresses = dict[str, str]  # by process
@@ -115,19 +116,25 @@ def _schedulers(overrides: Sections, addresses: Addresses, shape: Shape) -> list
 def _gateways(
     overrides: Sections, scheduler: str, sockets: Sequence[str], peers: Sequence[str]
 ) -> Iterator[Child]:
-    """The gateways. Each includes the metrics of all processes in its own."""
+    """The gateways. Each includes the metrics of all processes in its own. Raises ConfigError for a
+    setting that several cannot have."""
+    for key in OF_ONE_GATEWAY & overrides["gateway"].keys():
+        if len(sockets) > 1:
+            raise ConfigError(
+                f"gateway.{key} is for a single gateway, and there are {len(sockets)}: leave it "
+                "out, or set --gateways 1"
+            )
     for number, socket in enumerate(sockets):
         others = [f"unix:{other}" for other in sockets if other != socket]
         name = f"gateway-{number}" if others else "gateway"
-        settings = {
+        defaults = {
             "scheduler_address": scheduler,
-            "socket": socket,
             "gateway_id": name if others else "",
-            "replicas": str(len(sockets)),
             "metrics_peers": json.dumps([*peers, *others]),
         }
-        given = SCHEDULER_WAIT | settings | overrides["gateway"]
-        yield _child(overrides, "gateway", given, {}, name, "gateway")
+        own = {"socket": socket, "replicas": str(len(sockets))}
+        settings = SCHEDULER_WAIT | defaults | overrides["gateway"] | own
+        yield _child(overrides, "gateway", settings, {}, name, "gateway")
 
 
 def _child(

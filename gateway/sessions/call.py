@@ -170,8 +170,11 @@ class ClientCall:
 
     def forget(self) -> None:
         """Drops what refers to this call, so that all of it is freed at once and not in a pause of
-        the garbage collector. The last call of its owner, once nobody reads it any more."""
-        self.choices, self.sink = [], None
+        the garbage collector. The last call of its owner, after its chunks are read."""
+        for live in self.choices:
+            live.session.failure = None  # its traceback refers to this call once it was raised
+        self._broken = None
+        self.choices, self.sink, self.writer = [], None, None
 
     def _on_sent(self, session: Session, chunk: ChoiceChunk, now_s: float | None = None) -> None:
         self.taken_s = now_s = time.monotonic() if now_s is None else now_s

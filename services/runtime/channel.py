@@ -33,6 +33,11 @@ Handler = Callable[[Any, Any], AsyncIterator[Any]]
 _END = object()  # follows the last response
 
 
+def host_port(host: str, port: int | str) -> str:
+    """`host:port`, with the brackets that an IPv6 address needs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def connect(address: str) -> aio.Channel:
     """A channel to `host:port` or `unix:/path`, with keep-alive and message bounds."""
     return aio.insecure_channel(address, options=OPTIONS)

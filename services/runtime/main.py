@@ -24,7 +24,7 @@ from services.runtime.config import (
     parse_sets,
 )
 from services.runtime.errors import UnrecoverableError
-from services.runtime.open_files import raise_open_file_limit
+from services.runtime.process_limits import raise_open_file_limit
 from services.runtime.server import Lifecycle, Mount, listening
 from services.runtime.startup import UP, frozen_start, rare_collections, stage_reporter
 from services.runtime.tasks import background, root_cause

@@ -58,9 +58,9 @@ def frozen_start() -> Iterator[None]:
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Garbage collection by RARE_COLLECTIONS in the block, for a service whose requests leave no
-    cycles: with Python's own thresholds a full collection visits all live requests several times a
-    minute, and stops all streams for up to 0.2 s."""
+    """Garbage collection by RARE_COLLECTIONS in the block, for a service in which requests leave
+    no cycles: with Python's own thresholds a full collection visits all live requests several times
+    a minute, and stops all streams for up to 0.2 s."""
     before = gc.get_threshold()
     gc.set_threshold(*RARE_COLLECTIONS)
     try:

@@ -64,10 +64,10 @@ class EngineConfig(BaseModel):
     # Speculative decoding by prompt lookup: at most this many tokens that a step may generate ahead
     # for each request, drafted from earlier text of its own. The answers are the same. 0: none.
     speculative_tokens: int = Field(default=0, ge=0, le=32)
-    # Tokens before a draft that must occur earlier in the text, and tokens of a longer match that
-    # still count.
-    prompt_lookup_min: int = Field(default=3, ge=1, le=64)
-    prompt_lookup_max: int = Field(default=8, ge=1, le=64)
+    prompt_lookup_min: int = Field(
+        default=3, ge=1, le=64
+    )  # tokens before a draft that must occur earlier in the text
+    prompt_lookup_max: int = Field(default=8, ge=1, le=64)  # tokens of a longer match that count
     # auto: Triton on CUDA; Numba on a CPU in float32 and bfloat16; else PyTorch.
     kernels: KernelSet = "auto"
     # Decode steps as CUDA graphs by batch size. auto: with Triton kernels on a GPU; on: an error

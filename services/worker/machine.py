@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from services.runtime.cores import cores
+from services.runtime.process_limits import cores
 
 # Tokens of one step by device type: this many fill it, and more only delay decodes. The GPU value
 # is an estimate: prefill of a few billion parameters is compute-bound from about there on.

@@ -7,7 +7,7 @@ import pytest
 from foretoken.running import ports
 from foretoken.running.ports import MIN_PORT, PORTS, HeldPort, free_port, free_ports
 from gateway.faces.http.serve import bind_http
-from services.runtime import host_port
+from services.runtime.channel import host_port
 from services.runtime.config import ConfigError
 
 FIRST_EPHEMERAL_PORT = 32_768  # of Linux; other systems begin above it
@@ -88,7 +88,7 @@ def test_unusable_host_is_reported(host: str, reason: str) -> None:
     ("host", "joined"), [("localhost", "localhost:8"), ("1.2.3.4", "1.2.3.4:8"), ("::1", "[::1]:8")]
 )
 def test_host_and_port_are_joined(host: str, joined: str) -> None:
-    assert host_port.join(host, 8) == joined
+    assert host_port(host, 8) == joined
 
 
 def test_port_of_an_ipv6_address_is_held() -> None:

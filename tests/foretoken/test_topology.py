@@ -92,6 +92,21 @@ def test_addresses_of_the_command_line_win() -> None:
     assert gateway["scheduler_address"] == "127.0.0.1:7"
 
 
+@pytest.mark.parametrize("key", ["address", "gateway_id", "metrics_port"])
+def test_several_gateways_refuse_a_setting_of_one(key: str) -> None:
+    for gateways in (0, 1):
+        topology(Shape.SHARED, 1, gateways, f"gateway.{key}=7")
+    sentence = rf"gateway.{key} is for a single gateway, and there are 3: leave it out"
+    with pytest.raises(ConfigError, match=sentence):
+        topology(Shape.SHARED, 1, 3, f"gateway.{key}=7")
+
+
+def test_gateways_are_asked_for_their_state_at_their_own_sockets() -> None:
+    made = topology(Shape.SHARED, 1, 1, "gateway.socket=/elsewhere", "gateway.replicas=9")
+    [given] = settings(made, "gateway")
+    assert made.gateways == [f"unix:{given['socket']}"] and given["replicas"] == "1"
+
+
 def test_a_mistake_in_a_childs_section_is_reported_before_it_starts() -> None:
     with pytest.raises(ConfigError, match=r"log\.pth"):
         topology(Shape.SHARED, 1, 1, "log.pth=x")

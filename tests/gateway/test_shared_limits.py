@@ -15,6 +15,7 @@ def test_gateways_divide_the_limits_of_a_server(
     config = GatewayConfig(replicas=replicas, max_sessions=10, max_queued=7)
     own = config.own_share()
     assert (own.max_sessions, own.max_connections) == (sessions, connections)
+    assert own.retry_floor_per_s == config.retry_floor_per_s / max(1, replicas)
     assert own.max_queued == 7  # of the scheduler, which all gateways see
     assert config.max_sessions == 10
     assert config.shares_address is (replicas > 0)

@@ -113,13 +113,23 @@ def format_fleet(fleet: scheduler_pb2.FleetView) -> str:
 
 
 def scrape_over(gateways: Sequence[aio.Channel]) -> Scrape:
-    """Returns a function that reads the metrics of gateway processes, one text after the other."""
+    """Returns a function that reads the metrics of gateway processes, one text after the other. It
+    leaves out the ones that do not answer, and raises AioRpcError if none does."""
     stubs = [telemetry_pb2_grpc.TelemetryStub(gateway) for gateway in gateways]
 
+    async def ask(stub: "telemetry_pb2_grpc.TelemetryAsyncStub") -> str | aio.AioRpcError:
+        try:
+            return (await stub.Scrape(telemetry_pb2.ScrapeRequest(), timeout=TIMEOUT_S)).text
+        except aio.AioRpcError as error:
+            return error
+
     async def scrape() -> str:
-        request = telemetry_pb2.ScrapeRequest()
-        answers = await asyncio.gather(*(stub.Scrape(request, timeout=TIMEOUT_S) for stub in stubs))
-        return "".join(answer.text for answer in answers)
+        answers = await asyncio.gather(*map(ask, stubs))
+        texts = [answer for answer in answers if isinstance(answer, str)]
+        for answer in answers:
+            if not texts and isinstance(answer, aio.AioRpcError):
+                raise answer
+        return "".join(texts)
 
     return scrape
 

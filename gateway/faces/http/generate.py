@@ -136,8 +136,10 @@ async def _answer(
     except ClientDisconnected:
         on_end()
         raise
-    except BaseException:
+    except BaseException as error:
         call.close()
+        trace.end(error)
+        call.forget()
         raise
 
 

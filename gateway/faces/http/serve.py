@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from gateway.config import GatewayConfig
 from gateway.faces.http.protocol import BoundedProtocol
 from services.runtime.config import ConfigError
-from services.runtime.open_files import open_file_limit
+from services.runtime.process_limits import open_file_limit
 from services.runtime.tasks import background
 
 log = logging.getLogger(__name__)

@@ -83,8 +83,8 @@ def _work_s(
     cost, held = worker.cost, np.where(jobs.home == worker.number, jobs.held, 0)
     missing = np.maximum(context - np.maximum(held, cached), 0)
     token_s = cost.base_s / worker.full_seqs + cost.decode_seq_s
-    prefill_s = missing * cost.prefill_token_s
-    work: Floats = prefill_s + left * token_s + cost.context_token_s * reads
+    decode_s = (left * token_s + cost.context_token_s * reads) / cost.tokens_per_step
+    work: Floats = missing * cost.prefill_token_s + decode_s
     return work
 
 

@@ -194,8 +194,7 @@ class SendPlan:
 
 
 class Place(NamedTuple):
-    """To the gateway: where to send the prompt. A tuple, because a round may send
-    hundreds."""
+    """To the gateway: where to send the prompt. A tuple, because a round may send hundreds."""
 
     link: str
     request_id: str
@@ -204,8 +203,9 @@ class Place(NamedTuple):
     queued_s: float
 
 
-class Preempt(NamedTuple):
-    """To the gateway: no worker runs the request. A tuple, as Place is."""
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """To the gateway: no worker runs the request. Not a tuple: it would equal a Resume."""
 
     link: str
     request_id: str

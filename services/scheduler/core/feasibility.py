@@ -112,7 +112,7 @@ def _count_upto(keys: Floats, values: Floats) -> Ints:
     cell, all its values have the same count; only the others are searched.
     """
     low, high = float(keys[0]), float(keys[-1])
-    if len(values) < CELLS or high - low < LEAST_SPREAD:
+    if len(values) < CELLS or not LEAST_SPREAD <= high - low < np.inf:
         return keys.searchsorted(values, side="right")
     scale = CELLS / (high - low)
 

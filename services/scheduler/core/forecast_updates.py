@@ -5,8 +5,7 @@ the expected time to the first token (the promise), which is sent once. Every la
 as it arrives. Times follow from the current forecasts and cost models:
 
   token_s   a decode step of all requests that run at its worker, by the tokens that a request gets
-            in it; while it waits, the mean over the
-            workers of its model
+            in it; while it waits, the mean over the workers of its model
   ttft_s    of a running request: the prefill of all prompts that its worker was given up to its
             own, in one step with the requests that decode there
             of a waiting request: the time until the first running request ends, plus the work of
@@ -178,6 +177,7 @@ def _waiting_firsts_s(
         rate = sum(
             max(1, len(w.running)) / token_s for w, token_s in zip(workers, times_s, strict=True)
         )
+        step_s = _mean([t * w.cost.tokens_per_step for w, t in zip(workers, times_s, strict=True)])
         prompt_s = _mean([w.cost.prefill_token_s + w.cost.context_token_s for w in workers])
         first_end_s = _first_end_s(ledger, workers, tokens_s)
         if first_end_s == inf:  # nothing runs: the next round may admit it
@@ -186,7 +186,7 @@ def _waiting_firsts_s(
         for job in same_model:
             at = positions[job.row]
             wait_s = min(first_end_s + float(ahead_s[at]), max(0.0, float(ranking.lift_s[at])))
-            prefill_s = job.request.prompt_tokens * prompt_s + _mean(times_s)
+            prefill_s = job.request.prompt_tokens * prompt_s + step_s
             firsts_s[job.request_id] = max(MIN_S, wait_s + prefill_s)
     return firsts_s
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from services.runtime.cores import cores
+from services.runtime.process_limits import cores
 from services.worker.machine import TINY_PARAMETERS, cores_per_worker
 
 TINY_THREADS = 2  # more were not measured for tiny models

@@ -63,7 +63,7 @@ class Composer:
         if (
             self._steady
             and self._version == self._kv.version
-            and not self._speculation.find(self._steady.decodes.sequences)
+            and not (self._may_draft and self._speculation.find(self._steady.decodes.sequences))
             and self._grow_rows(self._steady.decodes)
         ):
             return self._steady
@@ -136,11 +136,16 @@ class Composer:
         tables = [self._pool.table(s.request_id) for s in decodes]
         return StepBatch(DecodeRows(decodes, tables, self._pool.block_tokens), chunks)
 
+    @property
+    def _may_draft(self) -> bool:
+        """False while there is a static batch, in which each member draws one token per step, and
+        while a failed step is computed in parts."""
+        return not self._suspects and self._static.current.ends_known_ahead
+
     def _draft(self, decodes: list[Sequence], chunks: list[PrefillChunk]) -> list[PrefillChunk]:
         """Decodes with drafts, in what the others leave of the step's tokens, and of the rows of
-        logits that score prompts otherwise. None while there is a static batch,
-        whose members draw one token per step, and while a failed step is computed in parts."""
-        if self._suspects or not self._static.current.ends_known_ahead:
+        logits that score prompts otherwise."""
+        if not self._may_draft:
             return []
         room = self._max_batch_tokens - len(decodes) - sum(chunk.tokens for chunk in chunks)
         to_score = self._max_scored_tokens - sum(chunk.scored for chunk in chunks)

@@ -44,11 +44,13 @@ class Speculation:
         self.tokens_per_step = 1.0
 
     def find(self, decodes: Seq[Sequence]) -> list[tuple[Sequence, list[int]]]:
-        """Drafts for some of the requests that decode in a step; none if they are few beside its
-        rows, because a step with drafts is composed anew. O(requests)."""
+        """Drafts for some of the requests that decode in a step and have memory for more than their
+        next token; none if they are few beside its rows, because a step with drafts is composed
+        anew. O(requests)."""
         if not self._limits.most:
             return []
-        found = [(s, tokens) for s in decodes if (tokens := self._propose(s))]
+        proposed = ((s, self._propose(s)) for s in decodes if self._slots(s) > 0)
+        found = [(sequence, tokens) for sequence, tokens in proposed if tokens]
         drafted = sum(len(tokens) for _, tokens in found)
         return found if drafted >= LEAST_SHARE * len(decodes) else []
 

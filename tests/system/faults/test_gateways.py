@@ -21,8 +21,8 @@ from tests.system.faults.killed_processes import (
     wait_for_output,
 )
 
-CONNECTIONS = 16  # all of them go to one gateway once in 30,000 times
-LONG = 1_800  # tokens; one to two seconds
+CONNECTIONS = 32  # all of them to one gateway: once in 2 billion times
+LONG = 1_800  # tokens; two seconds or more
 KEY = "sk-known"
 RUNNING = re.compile(r'foretoken_num_requests_running{.*gateway="(\S+)"} (\S+)')
 
@@ -40,6 +40,8 @@ async def test_loss_of_a_gateway_costs_its_connections_only(tmp_path: Path) -> N
         f"--api-key={KEY}",
         "--set",
         "worker.max_running=32",
+        "--set",
+        "gateway.metrics_wait_s=0.5",  # a scrape does not wait for the predictor
         "--kv-tokens=65536",
     )
     async with AsyncExitStack() as stack:
@@ -50,7 +52,7 @@ async def test_loss_of_a_gateway_costs_its_connections_only(tmp_path: Path) -> N
         ]
         prompts = [PROMPTS[i % len(PROMPTS)] for i in range(CONNECTIONS)]
         expected = await asyncio.gather(*(answer(clients[0], each, LONG) for each in PROMPTS))
-        for _ in range(8):  # both gateways know the key
+        for _ in range(8):
             with pytest.raises(Unauthenticated):
                 async with AsyncClient(live.grpc, api_key="sk-other") as stranger:
                     await answer(stranger, PROMPTS[0], 1)
@@ -72,7 +74,8 @@ async def test_loss_of_a_gateway_costs_its_connections_only(tmp_path: Path) -> N
         name = re.search(r"(gateway-\d) is back after", output.read_text())
         assert name and lost not in pids(live, "gateway")
         failed = [i for i, each in enumerate(ended) if isinstance(each, BaseException)]
-        assert 0 < len(failed) == counts[name[1]] < CONNECTIONS
+        # One may have ended between the count and the kill.
+        assert 0 < len(failed) <= counts[name[1]] < CONNECTIONS
         for i, each in enumerate(ended):
             if i in failed:
                 assert isinstance(each, ForetokenError)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.runtime.cores import cores
+from services.runtime.process_limits import cores
 from services.worker.machine import select_device, torch_threads
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from services.core import Grant, Plan
-from services.runtime.cores import cores
+from services.runtime.process_limits import cores
 from services.worker.engine.spare_cores import (
     MEASURE_INTERVAL_S,
     STALE_S,

@@ -41,6 +41,7 @@ async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -
         for task in (working, watching):
             task.cancel()
         await asyncio.gather(working, watching, return_exceptions=True)
+        del working, watching, task  # the traceback of their error refers to this frame
 
 
 class EventStream(Response):
@@ -81,15 +82,20 @@ class EventStream(Response):
                         started = True
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                 last = DONE
-            except Exception as error:
-                failure = error if isinstance(error, ServiceError) else internal_error()
-                if failure is not error:
-                    log.exception("a stream failed")
+            except Exception as error:  # a name that outlives the block would be a cycle
                 if not started:
-                    await error_response(failure)(scope, receive, send)
+                    await error_response(_for_client(error))(scope, receive, send)
                     return
-                last = encode_event(error_body(failure))
+                last = encode_event(error_body(_for_client(error)))
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+def _for_client(error: Exception) -> ServiceError:
+    """What the client is told. Logs an error that is not meant for clients."""
+    if isinstance(error, ServiceError):
+        return error
+    log.exception("a stream failed")
+    return internal_error()
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -4,12 +4,12 @@ import resource
 import subprocess
 import sys
 
-from services.runtime.open_files import MAX_OPEN_FILES
+from services.runtime.process_limits import MAX_OPEN_FILES
 
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 SCRIPT = """
 import resource, subprocess, sys
-from services.runtime.open_files import raise_open_file_limit, open_file_limit
+from services.runtime.process_limits import raise_open_file_limit, open_file_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 raise_open_file_limit()
 child = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"

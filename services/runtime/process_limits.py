@@ -1,5 +1,6 @@
-"""The limit of open files, of which each connection needs one."""
+"""What this process may use: cores, and open files, of which each connection needs one."""
 
+import os
 import resource
 
 MAX_OPEN_FILES = 65_536  # not more: some programs iterate over all descriptors up to the limit
@@ -19,3 +20,8 @@ def open_file_limit() -> int:
     """The soft limit of this process."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_OPEN_FILES if allowed == resource.RLIM_INFINITY else allowed
+
+
+def cores() -> int:
+    """Cores that the process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
