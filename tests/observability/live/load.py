@@ -25,6 +25,7 @@ ARGUMENTS = (
     "--workers=2",  # what rests at one is begun at the other
     f"--kv-tokens={KV_TOKENS}",
     "--dtype=float32",  # the same KV bytes on every machine
+    "--speculative-tokens=4",  # some tasks repeat words
     "--host-gib=0.001",  # 400 tokens of KV: more is dropped
     f"--set=gateway.sla_classes={json.dumps(SLA_CLASSES)}",
     "--set=gateway.max_sessions=40",

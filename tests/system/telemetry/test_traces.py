@@ -297,15 +297,16 @@ def test_missing_collector_is_logged_once_per_process(tmp_path: Path) -> None:
         "logging.format": "json",
     }
     arguments = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
+    arguments += ["--gateways", "1"]
     with serving(*arguments, stderr=log) as live, Client(live.grpc) as client:
         for _ in range(20):
             stream = client.generate("Reverse: red blue green\n", max_tokens=16, temperature=0.0)
             assert stream.complete().text.strip() == "green blue red"
-        wait_for(lambda: log.read_text().count(endpoint) >= 3, 30)
+        wait_for(lambda: log.read_text().count(endpoint) >= 4, 30)
         client.complete(PROMPT, max_tokens=40)
         assert live.stop() == 0
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     services = [line["service"] for line in lines if endpoint in line["message"]]
-    assert sorted(services) == ["predictor", "serve", "worker"]
+    assert sorted(services) == ["gateway", "predictor", "scheduler", "worker"]
     others = [line for line in lines if line["logger"] != "foretoken.running.console.lines"]
     assert {line["level"] for line in others} == {"WARNING"}
