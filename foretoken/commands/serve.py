@@ -200,7 +200,7 @@ def serve(
             cors_origins=cors_origins,
             unknown_fields=unknown_fields,
             log_level=log_level,
-            gateways=(default_gateways(cores()) or int(separate)) if gateways is None else gateways,
+            gateways=default_gateways(cores()) if gateways is None else gateways,
             separate=separate,
             ui=ui,
             sets=sets or [],

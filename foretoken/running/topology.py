@@ -51,10 +51,10 @@ class Topology:
 def arrange(
     overrides: Sections, shape: Shape, workers: int, gateways: int, folder: str
 ) -> Topology:
-    """Returns the topology; `folder` is for sockets, and `gateways` counts without EMBEDDED.
+    """Returns the topology. `folder` is for sockets; EMBEDDED does not use `gateways`.
 
     The gateways' ports must be chosen already. Raises ValueError for a mistake in the sections of
-    predictor and scheduler.
+    predictor and scheduler, and for settings that several gateways cannot share.
     """
     ids = [f"worker-{number}" for number in range(workers)]
     place = _loopback if shape is Shape.SEPARATE else partial(_sockets, folder)

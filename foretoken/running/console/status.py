@@ -126,9 +126,9 @@ def scrape_over(gateways: Sequence[aio.Channel]) -> Scrape:
     async def scrape() -> str:
         answers = await asyncio.gather(*map(ask, stubs))
         texts = [answer for answer in answers if isinstance(answer, str)]
-        for answer in answers:
-            if not texts and isinstance(answer, aio.AioRpcError):
-                raise answer
+        errors = [answer for answer in answers if not isinstance(answer, str)]
+        if errors and not texts:
+            raise errors[0]
         return "".join(texts)
 
     return scrape

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING = 8_192  # timing messages of about 20 timings; a minute or two of a large fleet
 OBSERVE_S = 5.0
-GATHER_S = 0.2  # between deliveries: a call per report costs as much as the round
+GATHER_S = 0.2  # between deliveries: one call per report costs as much as a round
 
 
 @dataclass

@@ -110,8 +110,8 @@ def test_requests_draft_unless_a_draw_depends_on_the_tokens_before_it(sampling, 
 
 
 class Counting:
-    """A worker whose model always continues 1 2 3 4 5 6 7 1 2 …, except at `wrong` lengths, where
-    it draws `other`."""
+    """A worker with a model that always continues 1 2 3 4 5 6 7 1 2 …, except at `wrong` lengths:
+    there it draws `other`."""
 
     def __init__(self, blocks: int = 20, most: int = 4, batch_tokens: int = 64, running: int = 8):
         limits = Limits(

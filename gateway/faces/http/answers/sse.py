@@ -82,7 +82,7 @@ class EventStream(Response):
                         started = True
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                 last = DONE
-            except Exception as error:  # a name that outlives the block would be a cycle
+            except Exception as error:  # no name keeps it longer: its traceback has this frame
                 if not started:
                     await error_response(_for_client(error))(scope, receive, send)
                     return
