@@ -7,6 +7,7 @@ from observability.tracing import Tracing
 from services.runtime.main import Unit
 from services.runtime.startup import Laps
 from services.worker.config import WorkerConfig
+from services.worker.engine.runner import engine_thread
 from services.worker.engine.step import Engine
 from services.worker.parallel.loading import load_engine
 from services.worker.unit import build_unit
@@ -15,9 +16,10 @@ from services.worker.unit import build_unit
 def build(config: WorkerConfig, registry: CollectorRegistry, laps: Laps, tracing: Tracing) -> Unit:
     """Raises ValueError with a sentence if the model cannot be served."""
     transformers.utils.logging.disable_progress_bar()
-    engine = load_engine(config, laps.lap)
+    thread = engine_thread()
+    engine = thread.submit(load_engine, config, laps.lap).result()
     about = engine.model.forward_name + _drafts(config, engine)
-    return build_unit(config, engine, registry, laps, tracing, about)
+    return build_unit(config, engine, thread, registry, laps, tracing, about)
 
 
 def _drafts(config: WorkerConfig, engine: Engine) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Executor
 
 from prometheus_client import CollectorRegistry
 
@@ -31,15 +32,19 @@ CHECK_S = 1.0  # between two checks of the replica, also of an idle worker
 def build_unit(
     config: WorkerConfig,
     engine: WorkerEngine,
+    thread: Executor,
     registry: CollectorRegistry,
     laps: Laps,
     tracing: Tracing,
     about: str,
 ) -> Unit:
-    """Measures the engine and serves it. `about` describes its computation in the log."""
-    limit_s = config.profile_s
-    swaps: Sequence[SwapTiming] = profile_swaps(engine, limit_s) if limit_s else []
-    timings: list[StepTiming] = profile(engine, limit_s) if limit_s else []
+    """Measures the engine and serves it, both in `thread`. `about` describes its computation in the
+    log."""
+    swaps: Sequence[SwapTiming] = []
+    timings: list[StepTiming] = []
+    if limit_s := config.profile_s:
+        swaps = thread.submit(profile_swaps, engine, limit_s).result()
+        timings = thread.submit(profile, engine, limit_s).result()
     laps.lap("profile")
     hello = encode_hello(config, engine, timings, swaps, str(laps))
     log.info(
@@ -52,7 +57,7 @@ def build_unit(
         laps,
     )
     metrics = WorkerMetrics(registry, engine.state, engine.phases, engine.host_block_bytes)
-    runner = EngineRunner(engine, metrics)
+    runner = EngineRunner(engine, metrics, thread)
     spans = WorkerSpans(tracing.service(config.section))
     service = WorkerService(runner, config.outbox_tokens, spans)
     channel = connect(config.scheduler_address)

@@ -14,6 +14,7 @@ from services.worker.emulation.config import EmulationConfig, check_engine
 from services.worker.emulation.engine import EmulatedEngine
 from services.worker.emulation.lengths import read_lengths
 from services.worker.emulation.vocabulary import Vocabulary
+from services.worker.engine.runner import engine_thread
 from services.worker.requests.types.limits import Limits
 from services.worker.unit import build_unit
 
@@ -35,7 +36,7 @@ def build(
     engine = build_engine(config, emulation)
     laps.lap("tokenizer")
     sys.setswitchinterval(SWITCH_S)
-    return build_unit(config, engine, registry, laps, tracing, "no forward")
+    return build_unit(config, engine, engine_thread(), registry, laps, tracing, "no forward")
 
 
 def build_engine(config: WorkerConfig, emulation: EmulationConfig) -> EmulatedEngine:

@@ -40,7 +40,7 @@ class RecordedRunner:
         metrics = WorkerMetrics(
             CollectorRegistry(), engine.state, engine.phases, engine.host_block_bytes
         )
-        self.runner = EngineRunner(self.engine, metrics)
+        self.runner = EngineRunner(self.engine, metrics, runner_module.engine_thread())
         self.tokens: list[NewToken] = []
         self.errors: dict[str, tuple[int, str]] = {}
         self.finished: dict[str, FinishReason] = {}
@@ -279,7 +279,7 @@ async def test_cancelled_runner_finishes_its_step_and_its_thread(monkeypatch):
     with pytest.raises(asyncio.CancelledError):
         await running
     assert len(gate.steps) == 1
-    assert not [thread for thread in threading.enumerate() if thread.name == "engine"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("engine")]
 
 
 async def test_idle_worker_checks_its_integrity(monkeypatch: pytest.MonkeyPatch) -> None:
