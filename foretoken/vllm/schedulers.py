@@ -1,0 +1,67 @@
+"""foretoken's scheduler as subclasses of vLLM's, which keep all that a step of vLLM does: chunked
+prefill, prefix caching, structured output, LoRA, speculative decoding, connectors.
+
+Their names are for `vllm serve --scheduler-cls`. `Scheduler` becomes an `AsyncScheduler` where vLLM
+schedules asynchronously, so that one name is right everywhere.
+"""
+
+from typing import Any
+
+import vllm
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
+from vllm.v1.request import Request
+
+from foretoken.vllm.following import PlanFollower
+from foretoken.vllm.settings import VllmConfig, load_settings
+
+TESTED = ("0.30", "0.31", "0.32")
+
+
+class Scheduler(VllmScheduler):
+    """vLLM's scheduler, which follows foretoken's plans."""
+
+    def __new__(cls, *, vllm_config: Any, **_: Any) -> Any:
+        is_async = vllm_config.scheduler_config.async_scheduling
+        return object.__new__(AsyncScheduler if is_async else cls)
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        settings = load_settings()
+        require_tested(vllm.__version__, settings)
+        super().__init__(*args, **kwargs)
+        self._follower = PlanFollower(self, settings)
+
+    def add_request(self, request: Request) -> None:
+        self._follower.arrived(request)
+        super().add_request(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        self._follower.follow()
+        output = super().schedule(*args, **kwargs)
+        self._follower.scheduled(output)
+        return output
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+    ) -> Any:
+        self._follower.stepped()
+        return super().update_from_output(scheduler_output, *args, **kwargs)
+
+    def shutdown(self) -> None:
+        self._follower.stop()
+        super().shutdown()
+
+
+class AsyncScheduler(Scheduler, VllmAsyncScheduler):
+    """The same where vLLM schedules a step while the one before it runs."""
+
+
+def require_tested(version: str, settings: VllmConfig) -> None:
+    """Raises RuntimeError for a version of vLLM whose internals may differ."""
+    tested = any(version.startswith(f"{each}.") for each in TESTED)
+    if not tested and not settings.untested_vllm:
+        raise RuntimeError(
+            f"foretoken.vllm is tested with vLLM {', '.join(TESTED)}, and this is {version}: vLLM "
+            "changes its scheduler between versions. Set FORETOKEN_VLLM_UNTESTED_VLLM=1 to try it"
+        )

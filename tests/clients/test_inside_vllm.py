@@ -1,0 +1,69 @@
+"""foretoken's scheduler inside vLLM, of every tested version: with less memory than the requests
+need, with cancels, patterns, seeds and several answers, it gives the answers of vLLM's own."""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from benchmarks.overload.demo_load import demo_pool
+from foretoken.running.options import demo_model
+from tests.clients.conftest import SCRIPTS, Run
+from tests.clients.environments import VLLM_VERSIONS
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+REQUESTS, IN_FLIGHT, BLOCKS = 300, 100, 60  # 100 requests need about 130 blocks at once
+Python = Callable[[str], Path]
+
+
+@cache
+def prompts() -> str:
+    """Chats of the demo model as text, a JSON string on each line."""
+    tokenizer = AutoTokenizer.from_pretrained(demo_model())
+    bodies = demo_pool().draw_bodies(REQUESTS, seed=7)
+    chats = [json.loads(body)["messages"] for body in bodies]
+    texts = [
+        tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        for chat in chats
+    ]
+    return "\n".join(map(json.dumps, texts))
+
+
+@pytest.fixture
+def answers(run: Run, python: Python, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Runs vLLM of a version with a scheduler, and returns what the script prints."""
+
+    def answers(version: str, scheduler: str, env: Mapping[str, str] = {}) -> dict[str, Any]:
+        (tmp_path / "prompts.jsonl").write_text(prompts())
+        printed = run(
+            python(f"vllm-{version}"), SCRIPTS / "vllm_inside.py", demo_model(),
+            tmp_path / "prompts.jsonl", scheduler, str(REQUESTS), str(IN_FLIGHT), str(BLOCKS),
+            env={"PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1", **env},
+        )  # fmt: skip
+        (line,) = (line for line in printed.splitlines() if line.startswith('{"answers"'))
+        result: dict[str, Any] = json.loads(line)
+        return result
+
+    return answers
+
+
+@pytest.mark.parametrize("version", VLLM_VERSIONS)
+def test_answers_equal_those_of_its_own_scheduler(
+    answers: Callable[..., dict[str, Any]], version: str
+) -> None:
+    own = answers(version, "own")
+    ours = answers(version, "foretoken.vllm.Scheduler")
+    assert own["failed"] == ours["failed"] == {}
+    assert own["alive"] and ours["alive"]
+    assert ours["preemptions"] > 0
+    both = zip(own["answers"], ours["answers"], strict=True)
+    different = [number for number, (a, b) in enumerate(both) if a != b]
+    assert different == []
+    complete = [answer for answer in ours["answers"] if answer is not None]
+    assert len(complete) >= REQUESTS * 0.85  # every tenth is cancelled
