@@ -7,7 +7,9 @@ from typing import ClassVar
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
+from foretoken.vllm.settings import VllmConfig
 from services.runtime.config import ConfigError, Settings, check_environment, load, parse_sets
+from services.scheduler.config import SchedulerConfig
 
 
 class Sample(Settings):
@@ -147,3 +149,24 @@ def test_short_environment_name_yields_to_the_long_one(
     assert load(Secretive).api_keys == ("c",)
     assert load(Secretive, {"api_keys": '["d"]'}).api_keys == ("d",)
     assert load(Sample).window
+
+
+def test_a_policy_by_its_short_name_is_that_of_every_scheduler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FORETOKEN_POLICY", "alise")
+    check_environment()
+    assert load(SchedulerConfig).policy == "alise"
+    assert load(VllmConfig).policy == "alise"
+    monkeypatch.setenv("FORETOKEN_VLLM_POLICY", "mlfq")
+    assert load(VllmConfig).policy == "mlfq"
+    assert load(SchedulerConfig).policy == "alise"
+
+
+def test_the_environment_replaces_the_defaults_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETOKEN_BATCHER_WINDOW", "7")
+    assert load(Sample, defaults={"window": 5}).window == 7
+    monkeypatch.delenv("FORETOKEN_BATCHER_WINDOW")
+    assert load(Sample, defaults={"window": 5}).window == 5
+    with pytest.raises(ConfigError, match="did you mean window"):
+        load(Sample, defaults={"windw": 5})
