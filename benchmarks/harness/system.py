@@ -72,7 +72,7 @@ def vllm_server(
     """Runs vLLM's server with `python`.
 
     model: a folder; the demo model if empty. kv_bytes: size of `kv_tokens`, rounded up to GiB.
-    max_tokens: length of the longest sequence, 0 for the model's limit. variables: of its
+    max_tokens: length of the longest sequence, 0 for the model's limit. variables: added to its
     environment.
     """
     port = free_port()

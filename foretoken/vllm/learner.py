@@ -24,7 +24,7 @@ from services.predictor.models.history import HistoryPredictor
 from services.predictor.predictors import build_reading
 from services.runtime.bounded_dict import BoundedDict
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the loggers below its own
 
 HEAD_TOKENS, TAIL_TOKENS = 256, 768  # of a prompt that are read: its first task and its last turn
 UNREAD_MAX = 1_024  # prompts waiting for a forecast; the oldest keep history's

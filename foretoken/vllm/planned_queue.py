@@ -2,14 +2,22 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-
-from vllm.v1.core.sched.request_queue import RequestQueue
-from vllm.v1.request import Request
+from typing import Generic, Protocol, TypeVar
 
 
-class PlannedQueue(RequestQueue):
-    """`bool`, `peek_request` and `pop_request` are about admitted requests, in the plan's order;
-    `len` and iteration are about all that wait.
+class Named(Protocol):
+    """A request of vLLM."""
+
+    @property
+    def request_id(self) -> str: ...
+
+
+Request = TypeVar("Request", bound=Named)
+
+
+class PlannedQueue(Generic[Request]):
+    """Has the interface of vLLM's `RequestQueue`. `bool`, `peek_request` and `pop_request` are
+    about admitted requests, in the plan's order; `len` and iteration are about all that wait.
 
     Requests that no plan is about are admitted when they are added. vLLM skips an admitted request
     that is not ready by popping it and prepending it after the step, so that it stays admitted.
@@ -30,10 +38,20 @@ class PlannedQueue(RequestQueue):
         held = set(names)
         self._admitted = deque(name for name in self._admitted if name not in held)
 
+    @property
+    def preempted(self) -> bool:
+        """Whether `pop_preempted` returns any."""
+        return bool(self._preempted)
+
     def pop_preempted(self) -> list[str]:
         """The requests that vLLM has preempted since the last call."""
         names, self._preempted = self._preempted, []
         return names
+
+    def forget_preempted(self, names: Iterable[str]) -> None:
+        """These were preempted by a plan."""
+        planned = set(names)
+        self._preempted = [name for name in self._preempted if name not in planned]
 
     def add_request(self, request: Request) -> None:
         self._waiting[request.request_id] = request

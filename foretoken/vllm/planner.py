@@ -4,6 +4,7 @@ Time is an argument, and nothing here knows vLLM: this is `SchedulerState` with 
 """
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 import numpy as np
 
@@ -39,7 +40,6 @@ class Planner:
     ):
         limits = SchedulerLimits(UNBOUNDED, patience_s=0.0, tenant_weights=tenant_weights)
         self.state = SchedulerState(preset, limits)
-        self.rounds = 0
         self._view = view
         self._outcomes: list[Outcome] = []
         self._plan = Plan(0)
@@ -84,9 +84,9 @@ class Planner:
 
     def admit_at_once(self, request_ids: Sequence[str], now: float) -> list[str]:
         """Admits new requests without a round, if no others wait and memory has room for all that
-        run to their expected ends: returns them, or none. A request without a forecast is expected
-        to have the mean length of the running ones. The next round may still pause them.
-        O(running)."""
+        run to their expected ends: returns them, or none. A new request is expected to have the
+        mean length of the running ones, or max_tokens if none runs. The next round may still pause
+        them. O(running)."""
         ledger, board = self.state.ledger, self.state.ledger.board
         jobs = [ledger.jobs[name] for name in request_ids if name in ledger.jobs]
         if not jobs or ledger.waiting > len(jobs):
@@ -98,7 +98,7 @@ class Planner:
         runs = (board.phase == RequestPhase.RUNNING).nonzero()[0]
         rows = np.array([job.row for job in jobs])
         expected = columns.total[runs]
-        usual = float(expected.mean()) if len(runs) else 0.0
+        usual = float(expected.mean()) if len(runs) else inf
         ends = float((columns.prompt[runs] + expected).sum())
         ends += float((columns.prompt[rows] + np.minimum(columns.cap[rows], usual)).sum())
         if ends > ROOM_SHARE * self._view.kv_tokens:
@@ -122,7 +122,6 @@ class Planner:
         """Applies what has happened since the last plan, which has been carried out completely, and
         returns the next one. Requests that were `cut_short` ended without a complete answer."""
         self._reports += 1
-        self.rounds += 1
         report = Report(
             self._reports,
             self._plan.seq,

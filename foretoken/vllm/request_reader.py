@@ -55,5 +55,5 @@ class RequestReader:
             name, budgets = parse_header(str(text))
             return resolve(self._classes, self._default_sla, name, budgets)
         except SlaError as error:
-            log.warning_once("%s: %s; the default is used", SLA_ARGUMENT, error)
+            log.warning_once("%s: %s; the default is used", SLA_ARGUMENT, str(error))
             return self._classes[self._default_sla]

@@ -29,6 +29,8 @@ class Scheduler(VllmScheduler):
     def __init__(self, *args: Any, **kwargs: Any):
         settings = load_settings()
         require_tested(vllm.__version__, settings)
+        if getattr(kwargs["vllm_config"].model_config, "is_diffusion", False):
+            raise ValueError("foretoken.vllm serves no diffusion models: leave --scheduler-cls out")
         super().__init__(*args, **kwargs)
         self._follower = PlanFollower(self, settings)
 

@@ -22,10 +22,11 @@ SECTIONS = (
     "estimator",
     "worker",
     "emulation",
-    "vllm",
     "log",
     *COMMON,
 )
+
+HOSTED = ("vllm",)  # sections of parts that run in another project's process
 
 # Short environment variables and the sections and keys that each sets; the later of two wins.
 SHORT_NAMES = {
@@ -97,8 +98,9 @@ def check_environment() -> None:
     """Raises ConfigError for a FORETOKEN_ variable that belongs to no section."""
     for name in os.environ:
         section = name.removeprefix(ENV_PREFIX).partition("_")[0].lower()
-        if name.startswith(ENV_PREFIX) and section not in SECTIONS and name not in SHORT_NAMES:
-            hint = _hint(section, SECTIONS)
+        known = (*SECTIONS, *HOSTED)
+        if name.startswith(ENV_PREFIX) and section not in known and name not in SHORT_NAMES:
+            hint = _hint(section, known)
             raise ConfigError(f"environment variable {name} belongs to no config section{hint}")
 
 

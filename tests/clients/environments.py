@@ -145,8 +145,9 @@ def _environment() -> dict[str, str]:
 
 
 def lock(group: Group) -> None:
-    """Write a group's pins: what pip installs for `GROUP.in` into an empty environment, without
-    borrowed distributions. The lines of `GROUP.extra.txt`, if it exists, are appended."""
+    """Write a group's pins: what pip installs for `GROUP.in` into an empty environment, except
+    borrowed distributions and those to be left out. The lines of `GROUP.extra.txt`, if it exists,
+    are appended."""
     report = HOME / f"{group.name}.json"
     empty = HOME / f"{group.name}.empty"
     wanted = REQUIREMENTS / f"{group.name}.in"

@@ -4,8 +4,9 @@
 
 PROMPTS: JSON lines, each a chat rendered as text. SCHEDULER: of `--scheduler-cls`, or `own`.
 Request k takes prompt k; every tenth is cancelled after some tokens, others have two answers, a
-pattern, or a seed. The memory of BLOCKS blocks of 32 tokens is far less than IN_FLIGHT requests
-need, so that vLLM preempts.
+pattern, or a seed. After a third of the answers all running requests are preempted at once. The
+memory of BLOCKS blocks of 32 tokens is far less than IN_FLIGHT requests need, so that vLLM
+preempts.
 """
 
 import asyncio
@@ -75,19 +76,28 @@ async def main(model: str, texts: list[str], scheduler: str, *numbers: str) -> N
     )
     answers: list[list[list[int]] | None] = [None] * count
     failed: dict[int, str] = {}
-    left = iter(range(count))
+    left, third = iter(range(count)), asyncio.Event()
 
     async def client() -> None:
         for number in left:
             try:
                 answers[number] = await send(engine, number, texts[number % len(texts)])
+                if number >= count // 3:
+                    third.set()
             except Exception as error:
                 failed[number] = repr(error)
+                third.set()
                 if engine.errored:
                     return
 
+    async def reset() -> None:
+        """Preempts all running requests."""
+        await third.wait()
+        await engine.reset_prefix_cache(reset_running_requests=True)
+
     try:
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(reset())
             for _ in islice(range(count), in_flight):
                 tasks.create_task(client())
         await asyncio.sleep(1.0)
