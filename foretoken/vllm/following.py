@@ -44,7 +44,6 @@ REASONS = {
     RequestStatus.FINISHED_REPETITION: FinishReason.STOP,
     RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
 }
-IN_PROCESS = ("words", "history", "max")
 LIVE_S = 1.0  # between two looks of the learner at answers that have not ended
 
 
@@ -88,7 +87,7 @@ class PlanFollower:
             scheduler.policy is SchedulingPolicy.PRIORITY,
         )
         predictor = chosen_predictor(preset, settings)
-        self._learner = Learner(make_lengths(predictor, scheduler.vllm_config.model_config))
+        self._learner = Learner(PREDICTORS[predictor](scheduler.vllm_config.model_config))
         self._clock = StepClock(view.kv_tokens)
         self._thread = ThreadPoolExecutor(1, "foretoken-rounds")
         self._round: Future[Plan] | None = None
@@ -117,9 +116,9 @@ class PlanFollower:
     # What happens in vLLM
 
     def arrived(self, request: Request) -> None:
-        """Before vLLM queues it. Plans are not about pooling, nor about sessions whose prompt still
-        grows, nor about requests that memory cannot hold to their end: vLLM admits these in order
-        of arrival."""
+        """Before vLLM queues it. Plans exclude pooling requests, sessions with a growing prompt,
+        and requests that memory cannot hold to their end: vLLM admits these in order of
+        arrival."""
         if request.request_id in self._scheduler.requests:
             return  # further input of a session
         with self._guard():
@@ -320,7 +319,7 @@ def chosen_predictor(preset: Preset, settings: VllmConfig) -> str:
     `words`."""
     if settings.predictor:
         return settings.predictor
-    if preset.predictor in IN_PROCESS:
+    if preset.predictor in PREDICTORS:
         return preset.predictor
     log.warning(
         "the policy %s is published with forecasts by %s, which is not available inside vLLM; "
@@ -331,14 +330,19 @@ def chosen_predictor(preset: Preset, settings: VllmConfig) -> str:
     return "words"
 
 
-def make_lengths(predictor: str, model_config: Any) -> LengthLearner | MaxTokens:
-    """Loads the tokenizer for `words`."""
-    if predictor == "max":
-        return MaxTokens()
-    if predictor == "history":
-        return LengthLearner(None)
+def read_words(model_config: Any) -> LengthLearner:
+    """Forecasts from the words of prompts, which vLLM's tokenizer decodes; without a tokenizer from
+    recent lengths, with a warning."""
     if model_config.skip_tokenizer_init:
         log.warning("vLLM has no tokenizer, so forecasts come from recent lengths, not from words")
         return LengthLearner(None)
     tokenizer = cached_tokenizer_from_config(model_config)
     return LengthLearner(lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)))
+
+
+# The predictors that run in vLLM's process, by name.
+PREDICTORS: dict[str, Callable[[Any], LengthLearner | MaxTokens]] = {
+    "words": read_words,
+    "history": lambda _: LengthLearner(None),
+    "max": lambda _: MaxTokens(),
+}

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from queue import SimpleQueue
 from typing import TypeVar
 
 from services.core import LiveAnswers, Outcome, Request
@@ -16,10 +15,11 @@ from services.estimator.state import EstimatorState
 from services.forecast import Forecast, certain
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.guarded_forecaster import ForecastPair, GuardedForecaster
+from services.predictor.config import PredictorConfig
 from services.predictor.encoder.extract import word_features
 from services.predictor.interface import Example, Options, Prompt, Query, is_learnable
 from services.predictor.learning.schedule import WORDS, RefitSchedule
-from services.predictor.learning.scorecard import judge
+from services.predictor.learning.scorecard import excess_loss
 from services.predictor.models.history import HistoryPredictor
 from services.predictor.predictors import build_reading
 from services.runtime.bounded_dict import BoundedDict
@@ -27,12 +27,11 @@ from services.runtime.bounded_dict import BoundedDict
 log = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the loggers below its own
 
 HEAD_TOKENS, TAIL_TOKENS = 256, 768  # of a prompt that are read: its first task and its last turn
-UNREAD_MAX = 1_024  # prompts waiting for a forecast; the oldest keep history's
+UNREAD_MAX = 1_024  # prompts waiting for a forecast; the oldest are dropped
 PENDING_MAX = 65_536  # forecasts of requests that have not ended, about 1 kB each
 TIMINGS_MAX = 4_096
 SWITCH_S = 0.0005  # interpreter switch interval: vLLM's loop answers while this thread computes
 CHECK_S = 0.05  # between two looks at outcomes and timings
-FIT_EXAMPLES, FIT_NEW, FIT_NEW_SHARE = 64, 50, 0.05
 FIT_COST_S = 2.0  # between two fits of step times
 ENGINE = "vllm"
 
@@ -64,6 +63,7 @@ class LengthLearner:
     """
 
     def __init__(self, decode: Decode | None):
+        config = PredictorConfig()
         options = Options(examples=WORDS.examples)
         self._words: ContentPredictor | None = None
         if decode:
@@ -72,7 +72,11 @@ class LengthLearner:
         self._decode = decode
         self._pending = BoundedDict[str, _Pending](PENDING_MAX)
         self._schedule = RefitSchedule(
-            WORDS.interval_s, FIT_EXAMPLES, FIT_NEW, FIT_NEW_SHARE, seed=0
+            WORDS.interval_s,
+            config.refit_examples_min,
+            config.refit_new_min,
+            config.refit_new_share,
+            config.seed,
         )
         self._fitted_examples = 0
         self._examples = 0
@@ -100,11 +104,9 @@ class LengthLearner:
             if not is_learnable(example):
                 continue
             examples.append(example)
-            if pending and pending.pair.by_model:
-                tokens, most = outcome.output_tokens, outcome.max_tokens
-                by_model = judge(pending.pair.by_model, tokens, most)
-                by_history = judge(pending.pair.by_history, tokens, most)
-                excess.append(by_model.pinball_tokens - by_history.pinball_tokens)
+            if pending and (by_model := pending.pair.by_model):
+                by_history, tokens = pending.pair.by_history, outcome.output_tokens
+                excess.append(excess_loss(by_model, by_history, tokens, outcome.max_tokens))
         self._examples += self._forecaster.learn(examples)
         self._forecaster.study(examples)
         if excess and self._forecaster.compare(excess):
@@ -118,7 +120,7 @@ class LengthLearner:
     def refit(self, now: float) -> None:
         """Fits the model of words when it is due: 50 ms for 2,000 answers."""
         words = self._words
-        if words is None or now < self._fit_due_s or self._examples < FIT_EXAMPLES:
+        if words is None or now < self._fit_due_s or self._examples < self._schedule.examples_min:
             return
         if not self._schedule.is_due(words.pending, self._fitted_examples):
             return
@@ -180,8 +182,8 @@ class Learner:
         self._outcomes: deque[Outcome] = deque(maxlen=PENDING_MAX)
         self._timings: deque[StepTiming] = deque(maxlen=TIMINGS_MAX)
         self._forecasts: deque[tuple[str, Forecast]] = deque(maxlen=PENDING_MAX)
-        self._cost: SimpleQueue[CostModel] = SimpleQueue()
-        self._live: Sequence[LiveAnswers] | None = None  # since the last turn
+        self._cost: deque[CostModel] = deque(maxlen=1)
+        self._live: deque[Sequence[LiveAnswers]] = deque(maxlen=1)
         self._wake = threading.Event()
         self._stopping = False
         self._failed = False
@@ -207,7 +209,7 @@ class Learner:
 
     def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
         """Replaces the answers that have not ended."""
-        self._live = answers
+        self._live.append(answers)
 
     def timed(self, timing: StepTiming) -> None:
         self._timings.append(timing)
@@ -217,10 +219,8 @@ class Learner:
 
     def pop_cost(self) -> CostModel | None:
         """The newest cost model since the last call."""
-        cost = None
-        while not self._cost.empty():
-            cost = self._cost.get_nowait()
-        return cost
+        found = _pop_all(self._cost)
+        return found[-1] if found else None
 
     def _run(self) -> None:
         while not self._stopping:
@@ -238,8 +238,7 @@ class Learner:
             self._forecasts.extend(self._lengths.forecast(asked))
         if outcomes := _pop_all(self._outcomes):
             self._lengths.learn(outcomes)
-        live, self._live = self._live, None
-        if live is not None:
+        for live in _pop_all(self._live):
             self._lengths.observe_live(live)
         now = time.monotonic()
         self._lengths.refit(now)
@@ -247,7 +246,7 @@ class Learner:
             observed = self._costs.observe(ENGINE, timings, now=now)
             cost = self._costs.model(ENGINE)
             if observed.changed and cost:
-                self._cost.put(cost)
+                self._cost.append(cost)
 
 
 def _pop_all(items: "deque[Item]") -> list[Item]:

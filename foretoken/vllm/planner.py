@@ -50,10 +50,6 @@ class Planner:
         return request_id in self.state.jobs
 
     @property
-    def running(self) -> int:
-        return self.state.ledger.running
-
-    @property
     def waiting(self) -> int:
         return self.state.ledger.waiting
 
@@ -79,7 +75,8 @@ class Planner:
         self._step(ev.Costed(self._view.worker_id, cost), now)
 
     def is_due(self, now: float, news: bool) -> bool:
-        """Whether a round may change something. `news`: requests have ended."""
+        """Whether a round may change something. `news`: requests have ended, or vLLM has
+        preempted some."""
         return bool(news or self.waiting or self.state.round_due_s <= now)
 
     def admit_at_once(self, request_ids: Sequence[str], now: float) -> list[str]:

@@ -60,7 +60,7 @@ class AsyncScheduler(Scheduler, VllmAsyncScheduler):
 
 
 def require_tested(version: str, settings: VllmConfig) -> None:
-    """Raises RuntimeError for a version of vLLM whose internals may differ."""
+    """Raises RuntimeError for an untested version of vLLM, unless the settings allow it."""
     tested = any(version.startswith(f"{each}.") for each in TESTED)
     if not tested and not settings.untested_vllm:
         raise RuntimeError(

@@ -45,6 +45,10 @@ class VllmConfig(Settings):
 
     def chosen(self) -> Preset:
         """The preset to schedule by. Raises ValueError for unknown or incompatible choices."""
+        if "residency" in self.preset:
+            raise ValueError(
+                f"vllm.preset sets residency, which is always {RESIDENCY} inside vLLM: leave it out"
+            )
         known = presets(self.presets_file)
         preset = choose(self.policy, {**self.preset, "residency": RESIDENCY}, known)
         if preset.arrangement != "continuous":

@@ -26,7 +26,6 @@ NODE_FILES = ("package.json", "package-lock.json")
 PARALLEL = 2  # installing waits for the network half of the time
 MIN_FREE_GIB = 12.0
 
-
 VLLM_VERSIONS = ("0.30", "0.31", "0.32")
 TORCH = ("torch", "triton")
 UNLOADABLE = ("torchvision", "torchaudio", "torchcodec")  # beside PyTorch's build for the CPU

@@ -2,7 +2,7 @@
 need, with cancels, patterns, seeds and several answers, it gives the answers of vLLM's own."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,12 @@ def prompts() -> str:
 def answers(run: Run, python: Python, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Runs vLLM of a version with a scheduler, and returns what the script prints."""
 
-    def answers(version: str, scheduler: str, env: Mapping[str, str] = {}) -> dict[str, Any]:
+    def answers(version: str, scheduler: str) -> dict[str, Any]:
         (tmp_path / "prompts.jsonl").write_text(prompts())
         printed = run(
             python(f"vllm-{version}"), SCRIPTS / "vllm_inside.py", demo_model(),
             tmp_path / "prompts.jsonl", scheduler, str(REQUESTS), str(IN_FLIGHT), str(BLOCKS),
-            env={"PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1", **env},
+            env={"PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1"},
         )  # fmt: skip
         (line,) = (line for line in printed.splitlines() if line.startswith('{"answers"'))
         result: dict[str, Any] = json.loads(line)

@@ -7,7 +7,7 @@ from services.core import Outcome
 from services.predictor.blend.guarded_forecaster import GuardedForecaster
 from services.predictor.interface import is_learnable
 from services.predictor.learning.records import READ_LATE, encode
-from services.predictor.learning.scorecard import JudgedForecast, Scorecard, judge
+from services.predictor.learning.scorecard import JudgedForecast, Scorecard, excess_loss, judge
 from services.predictor.serving.forecaster import EndedRequest
 from services.predictor.serving.pending import PendingForecast, PendingForecasts
 from services.runtime.outcomelog import Row
@@ -68,5 +68,4 @@ class OutcomeRecorder:
         self._on_judged(pair.given.source, judged)
         if pair.by_model is None:
             return []
-        model, history = (judge(f, tokens, most) for f in (pair.by_model, pair.by_history))
-        return [model.pinball_tokens - history.pinball_tokens]
+        return [excess_loss(pair.by_model, pair.by_history, tokens, most)]

@@ -69,6 +69,12 @@ def judge(forecast: Forecast, tokens: int, max_tokens: int) -> JudgedForecast:
     )
 
 
+def excess_loss(by_model: Forecast, by_history: Forecast, tokens: int, max_tokens: int) -> float:
+    """The model's loss minus history's, in tokens: what the guard compares."""
+    model, history = (judge(f, tokens, max_tokens) for f in (by_model, by_history))
+    return model.pinball_tokens - history.pinball_tokens
+
+
 def pinball_loss(quantiles: Floats, tokens: Floats | float) -> float:
     """Mean quantile loss; `quantiles` [..., len(SCORE_LEVELS)] at SCORE_LEVELS."""
     under = tokens - quantiles

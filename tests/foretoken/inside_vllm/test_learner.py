@@ -11,7 +11,7 @@ SHORT, LONG = 20, 400
 
 
 def asked(name: str, words: str) -> Asked:
-    """A prompt whose token ids are its letters."""
+    """A prompt with its letters as token ids."""
     return Asked(Request(name, "demo", len(words), 1_000, 0.0), [ord(letter) for letter in words])
 
 

@@ -85,7 +85,7 @@ def test_a_request_that_vllm_preempted_waits_for_the_next_plan() -> None:
     for name in ("a", "b"):
         core.submit(request(name, at_s=float(name == "b")), 1.0)
     assert admitted(plan(core, 1.0)) == ["a", "b"]
-    assert core.running == 2
+    assert core.state.ledger.running == 2
     again = plan(core, 2.0, {"a": (4, 20)}, preempted=("b",))
     assert admitted(again) == ["b"]
 
@@ -99,7 +99,7 @@ def test_requests_that_are_cut_short_leave_and_teach_nothing() -> None:
     assert "runs" not in core
     assert "waits" not in core
     assert core.pop_outcomes() == []
-    assert (core.running, core.waiting) == (0, 0)
+    assert (core.state.ledger.running, core.waiting) == (0, 0)
 
 
 def test_a_request_that_memory_cannot_hold_is_not_planned() -> None:
@@ -112,7 +112,7 @@ def test_a_request_starts_at_once_while_none_waits_and_memory_has_room() -> None
     core = planner()
     core.submit(request("a", 200), 0.0)
     assert core.admit_at_once(["a"], 0.0) == ["a"]
-    assert core.running == 1
+    assert core.state.ledger.running == 1
     core.submit(request("b", 200), 0.0)  # 32 + 400 tokens at their ends, of 320
     assert core.admit_at_once(["b"], 0.0) == []
     core.forecasted([("a", certain(20))], 0.0)

@@ -35,6 +35,9 @@ def test_every_continuous_policy_drops_the_kv_of_paused_requests(name: str) -> N
         pytest.param({"FORETOKEN_POLICY": "magnus"}, "magnus serves static batches", id="static"),
         pytest.param({"FORETOKEN_POLICY": "alize"}, "did you mean alise", id="policy"),
         pytest.param({"FORETOKEN_VLLM_POLICI": "alise"}, "did you mean policy", id="key"),
+        pytest.param(
+            {"FORETOKEN_VLLM_PRESET": '{"residency": "swap"}'}, "always drop", id="residency"
+        ),
         pytest.param({"FORETOKEN_VLLM_ROUND_SHARE": "0"}, "vllm.round_share", id="number"),
         pytest.param({"FORETOKEN_VLLM_PREDICTOR": "oracle"}, "vllm.predictor", id="predictor"),
         pytest.param({"FORETOKEN_VLLM_DEFAULT_SLA": "gold"}, "known: interactive", id="class"),
