@@ -8,8 +8,8 @@ from protos.generated import common_pb2, scheduler_pb2, worker_pb2
 from services.costs import StepTiming, SwapTiming
 from services.runtime.codecs.common import encode_reason, encode_swap, encode_timing
 from services.worker.config import WorkerConfig
-from services.worker.engine.interface import WorkerEngine
 from services.worker.requests.types.batch import NewToken, TokenLogprobs
+from services.worker.requests.types.limits import Limits
 from services.worker.requests.types.prompt import Prompt, SamplingParams
 from services.worker.requests.types.scores import Opening
 
@@ -91,12 +91,14 @@ def encode_refusal(why: str) -> worker_pb2.RequestTokens:
 
 def encode_hello(
     config: WorkerConfig,
-    engine: WorkerEngine,
-    profile: list[StepTiming],
+    limits: Limits,
+    placement: str,
+    kv_bytes_per_token: int = 0,
+    profile: Sequence[StepTiming] = (),
     swaps: Sequence[SwapTiming] = (),
     start: str = "",
 ) -> scheduler_pb2.WorkerHello:
-    limits = engine.state.limits
+    """The hello of an engine with these limits; `placement` and `start` are for people."""
     return scheduler_pb2.WorkerHello(
         worker_id=config.worker_id,
         address=config.advertise or config.address,
@@ -105,12 +107,12 @@ def encode_hello(
         kv_tokens=limits.kv_blocks * limits.block_tokens,
         max_running=limits.max_running,
         max_context_tokens=limits.max_context_tokens,
-        kv_bytes_per_token=engine.kv_bytes_per_token,
+        kv_bytes_per_token=kv_bytes_per_token,
         host_tokens=limits.host_blocks * limits.block_tokens,
         profile=[encode_timing(timing) for timing in profile],
         swaps=[encode_swap(swap) for swap in swaps],
         start=start,
-        placement=engine.placement,
+        placement=placement,
         max_batch_tokens=limits.max_batch_tokens,
         report_every_steps=limits.report_every_steps,
     )

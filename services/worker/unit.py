@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
 from observability.tracing import Tracing
-from protos.generated import worker_pb2_grpc
+from protos.generated import scheduler_pb2, worker_pb2_grpc
 from services.costs import StepTiming, SwapTiming
 from services.runtime.channel import connect
 from services.runtime.main import Unit
@@ -18,6 +19,7 @@ from services.worker.attachment import Attachment
 from services.worker.codec import encode_hello
 from services.worker.config import WorkerConfig
 from services.worker.engine.interface import WorkerEngine
+from services.worker.engine.loop import EngineLoop
 from services.worker.engine.profile import profile, profile_swaps
 from services.worker.engine.runner import EngineRunner
 from services.worker.metrics import WorkerMetrics
@@ -46,18 +48,38 @@ def build_unit(
         swaps = thread.submit(profile_swaps, engine, limit_s).result()
         timings = thread.submit(profile, engine, limit_s).result()
     laps.lap("profile")
-    hello = encode_hello(config, engine, timings, swaps, str(laps))
+    limits, token_bytes = engine.state.limits, engine.kv_bytes_per_token
+    hello = encode_hello(config, limits, engine.placement, token_bytes, timings, swaps, str(laps))
+    log_ready(config, hello, about, laps)
+    metrics = WorkerMetrics(registry, engine.state, engine.phases, engine.host_block_bytes)
+    runner = EngineRunner(partial(EngineLoop, engine, metrics), thread)
+    return serve_runner(config, runner, hello, tracing, engine.check, engine.close)
+
+
+def log_ready(
+    config: WorkerConfig, hello: scheduler_pb2.WorkerHello, about: str, laps: Laps
+) -> None:
     log.info(
         "%s: %s, %d KV tokens, %s; up in %.1f s: %s",
         config.model_name,
-        engine.placement,
+        hello.placement,
         hello.kv_tokens,
         about,
         process_age_s(),
         laps,
     )
-    metrics = WorkerMetrics(registry, engine.state, engine.phases, engine.host_block_bytes)
-    runner = EngineRunner(engine, metrics, thread)
+
+
+def serve_runner(
+    config: WorkerConfig,
+    runner: EngineRunner,
+    hello: scheduler_pb2.WorkerHello,
+    tracing: Tracing,
+    check: Callable[[], None],
+    close: Callable[[], None],
+) -> Unit:
+    """Serves a runner's engine to gateways and to the scheduler. `check` raises ValueError once the
+    engine is lost, even if it is idle; `close` ends it."""
     spans = WorkerSpans(tracing.service(config.section))
     service = WorkerService(runner, config.outbox_tokens, spans)
     channel = connect(config.scheduler_address)
@@ -68,17 +90,17 @@ def build_unit(
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(runner.run())
                 tasks.create_task(attachment.run())
-                tasks.create_task(_watch(engine))
+                tasks.create_task(_watch(check))
         finally:
-            engine.close()
+            close()
             await channel.close()
 
     mount = Mount("foretoken.v1.Worker", worker_pb2_grpc.add_WorkerServicer_to_server, service)
     return Unit([mount], run, attachment.drain)
 
 
-async def _watch(engine: WorkerEngine) -> None:
+async def _watch(check: Callable[[], None]) -> None:
     """Raises ValueError once the replica is lost, even if the engine is idle."""
     while True:
-        engine.check()
+        check()
         await asyncio.sleep(CHECK_S)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from math import inf
 
 from observability.logs import trace_id_of
-from services.core import Plan, Report
+from services.core import Plan
 from services.worker.engine.interface import StepFailed, WorkerEngine
 from services.worker.engine.mailbox import (
     AddPrompt,
@@ -25,6 +25,7 @@ from services.worker.engine.mailbox import (
     DetachScheduler,
     GatewayCommand,
     Inbox,
+    Listener,
     OpenStream,
     QueryDrained,
     RefuseRequest,
@@ -35,7 +36,6 @@ from services.worker.engine.mailbox import (
 )
 from services.worker.kv.residency import DEFAULT, RESIDENCIES
 from services.worker.metrics import WorkerMetrics
-from services.worker.requests.types.batch import NewToken
 from services.worker.requests.types.prompt import Prompt
 
 log = logging.getLogger(__name__)
@@ -44,20 +44,6 @@ PROMPT_WAIT_S = 1.0  # the prompt of an admitted request normally arrives within
 EXPIRE_INTERVAL_S = 5.0  # between two checks for prompts and plans that waited too long
 INTEGRITY_INTERVAL_S = 60.0  # at least, between two integrity checks of an idle worker
 MAX_FAILURES = 3  # consecutive failures of single requests, if a probe fails, too
-
-OnError = Callable[[Prompt, int, str], None]  # the prompt, its next offset, a sentence
-OnRefusal = Callable[[Prompt, str], None]  # the prompt, why it can never run here
-
-
-class Listener:
-    """Receives results in the event loop. Each attribute is looked up when called."""
-
-    def __init__(self) -> None:
-        self.on_tokens: Callable[[list[NewToken]], None] = lambda _: None
-        self.on_error: OnError = lambda *_: None
-        self.on_refusal: OnRefusal = lambda *_: None
-        self.on_report: Callable[[Report], None] = lambda _: None
-        self.on_drained: Call = lambda: None  # no request runs or is about to
 
 
 class EngineLoop:

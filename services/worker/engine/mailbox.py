@@ -1,4 +1,4 @@
-"""The mailbox between event loop and engine thread: typed commands in, calls out."""
+"""The mailbox between event loop and engine thread: typed commands in, calls of a listener out."""
 
 import asyncio
 import threading
@@ -7,9 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.core import HeldRequest, Plan, Report
+from services.worker.requests.types.batch import NewToken
 from services.worker.requests.types.prompt import Prompt
 
 Call = Callable[[], None]
+OnError = Callable[[Prompt, int, str], None]  # the prompt, its next offset, a sentence
+OnRefusal = Callable[[Prompt, str], None]  # the prompt, why it can never run here
 
 MAX_UNDELIVERED = 4_096  # pending calls to the event loop; at this number the engine waits
 
@@ -91,6 +94,17 @@ class Stop:
 GatewayCommand = OpenStream | CloseStream | AddPrompt | RefuseRequest
 SchedulerCommand = ApplyPlan | AttachScheduler | DetachScheduler | ReturnReports | Reset
 Command = GatewayCommand | SchedulerCommand | QueryDrained | Stop
+
+
+class Listener:
+    """Receives results in the event loop. Each attribute is looked up when called."""
+
+    def __init__(self) -> None:
+        self.on_tokens: Callable[[list[NewToken]], None] = lambda _: None
+        self.on_error: OnError = lambda *_: None
+        self.on_refusal: OnRefusal = lambda *_: None
+        self.on_report: Callable[[Report], None] = lambda _: None
+        self.on_drained: Call = lambda: None  # no request runs or is about to
 
 
 class Inbox:

@@ -1,14 +1,32 @@
 """EngineRunner: the event loop's interface to the engine's thread. Neither waits for a step."""
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Protocol
 
-from services.worker.engine.interface import WorkerEngine
-from services.worker.engine.loop import EngineLoop, Listener
-from services.worker.engine.mailbox import Call, Command, Inbox, Outbox, QueryDrained, Stop
-from services.worker.metrics import WorkerMetrics
+from services.worker.engine.mailbox import (
+    Call,
+    Command,
+    Inbox,
+    Listener,
+    Outbox,
+    QueryDrained,
+    Stop,
+)
 
 MAX_WAITING_COMMANDS = 8_192  # stream readers then wait for the engine
+
+
+class Body(Protocol):
+    """What the engine's thread does. It takes commands from an inbox, and posts calls of a listener
+    to the event loop."""
+
+    def run(self) -> None:
+        """Runs until `Stop`. Raises what the worker cannot survive."""
+
+
+MakeBody = Callable[[Inbox, Callable[[Call], None], Listener], Body]
 
 
 def engine_thread() -> ThreadPoolExecutor:
@@ -22,14 +40,14 @@ class EngineRunner(Listener):
     """Sends commands to the engine's thread, and makes its calls in the event loop. Commands sent
     before `run` wait for it. `thread` is the one that loaded the engine; it ends with `run`."""
 
-    def __init__(self, engine: WorkerEngine, metrics: WorkerMetrics, thread: Executor):
+    def __init__(self, make_body: MakeBody, thread: Executor):
         super().__init__()
         self._thread = thread
         self._drained = asyncio.Event()
         self.on_drained = self._drained.set
         self._inbox = Inbox()
         self._outbox: Outbox | None = None  # while it runs
-        self._loop = EngineLoop(engine, metrics, self._inbox, self._post, self)
+        self._body = make_body(self._inbox, self._post, self)
 
     def send(self, command: Command) -> None:
         """Queues a command. Any thread; commands are handled in order, between two steps."""
@@ -39,7 +57,7 @@ class EngineRunner(Listener):
         """Runs until cancelled, then finishes the current step. Raises what ended the thread."""
         loop = asyncio.get_running_loop()
         self._outbox = Outbox(loop)
-        ended = loop.run_in_executor(self._thread, self._loop.run)
+        ended = loop.run_in_executor(self._thread, self._body.run)
         try:
             await asyncio.shield(ended)
         finally:

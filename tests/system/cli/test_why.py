@@ -1,6 +1,7 @@
 """`foretoken why` on a real system: from the server, and from its event log afterwards."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,9 @@ def test_why_from_server_equals_why_from_log(tmp_path: Path, mode: list[str]) ->
     arrived = message[message[0].startswith("received by the gateway; ")]
     assert arrived.startswith("arrived with ") and "SLA custom (TTFT 1e-06 s)" in arrived
     assert any(each.startswith("forecast by ") for each in message)
-    assert any(each.startswith("admitted at worker-0, budget 32 output") for each in message)
+    # The budget depends on whether the forecast arrives before the admission.
+    admitted = r"admitted at worker-0, budget \d+ output tokens: forecast peak \d+ KV tokens of 512"
+    assert any(re.match(admitted, each) for each in message)
     [judged] = [
         each for each in message if each.startswith("as its client saw it, SLA custom missed (")
     ]

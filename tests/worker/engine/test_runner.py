@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from services.core import Completion, FinishReason, Grant, Pause, Plan, Report, 
 from services.runtime.tasks import background
 from services.worker.engine import loop, mailbox
 from services.worker.engine import runner as runner_module
+from services.worker.engine.loop import EngineLoop
 from services.worker.engine.mailbox import (
     AddPrompt,
     ApplyPlan,
@@ -40,7 +42,9 @@ class RecordedRunner:
         metrics = WorkerMetrics(
             CollectorRegistry(), engine.state, engine.phases, engine.host_block_bytes
         )
-        self.runner = EngineRunner(self.engine, metrics, runner_module.engine_thread())
+        self.runner = EngineRunner(
+            partial(EngineLoop, self.engine, metrics), runner_module.engine_thread()
+        )
         self.tokens: list[NewToken] = []
         self.errors: dict[str, tuple[int, str]] = {}
         self.finished: dict[str, FinishReason] = {}
