@@ -104,8 +104,8 @@ async def measure_mode(mode: str, model: ShortOfMemory, rate: float, seed: int) 
     with foretoken_system(*model.arguments, *settings(*choices)) as system:
         await send_load(system.http, burst_load(draw_bodies(WARM_UP, seed=1)), TIMEOUT_S)
         before = read_metrics(system.http)
-        arrivals_s = model.requests / rate
-        figures, errors = await measure_load(system, model, rate, arrivals_s, TIMEOUT_S, seed)
+        bodies = model.pool.draw_bodies(model.requests, seed)
+        figures, errors = await measure_load(system, model, bodies, rate, TIMEOUT_S, seed)
         if errors:
             raise RuntimeError(f"requests of {mode} failed: {dict(errors)}")
         after = read_metrics(system.http)

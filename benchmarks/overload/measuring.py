@@ -20,11 +20,13 @@ from benchmarks.overload.open_loop import send_load
 from benchmarks.overload.systems import ServedModel, serving
 
 
-async def measure_capacity(model: ServedModel, burst: int, timeout_s: float) -> Figures:
-    """Returns the requests per second that `fcfs` serves of `burst` requests sent at once, while
+async def measure_capacity(
+    model: ServedModel, burst: int, timeout_s: float, name: str = "fcfs"
+) -> Figures:
+    """Returns the requests per second that a system serves of `burst` requests sent at once, while
     its queue is never empty, and what they are. Answers may take four times `timeout_s`. Raises
     RuntimeError if a request fails."""
-    with serving("fcfs", model) as system:
+    with serving(name, model) as system:
         warm_up = burst_load(model.pool.draw_bodies(burst // 4, seed=1))
         await send_load(system.http, warm_up, timeout_s)
         load = burst_load(model.pool.draw_bodies(burst, seed=2))
@@ -48,13 +50,12 @@ async def measure_capacity(model: ServedModel, burst: int, timeout_s: float) -> 
 async def measure_load(
     system: System,
     model: ServedModel,
+    bodies: list[bytes],
     rate: float,
-    arrivals_s: float,
     timeout_s: float,
     seed: int,
 ) -> tuple[Figures, Counter[str]]:
-    """Sends one load to an idle server; returns its figures and errors."""
-    bodies = model.pool.draw_bodies(max(1, round(rate * arrivals_s)), seed)
+    """Sends these requests to an idle server at `rate` per second; returns figures and errors."""
     load = poisson_load(bodies, rate, seed)
     resubmitted = await _count_resubmissions(system.http)
     async with watching(system) as readings:

@@ -1,6 +1,7 @@
 """Pools of chat requests with known lengths of answers, and the bodies drawn from them."""
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -42,15 +43,24 @@ class PromptPool:
         """The mean length of what is drawn."""
         return float(np.average(self.lengths, weights=self.probabilities))
 
-    def draw_bodies(self, count: int, seed: int, model: str = "demo") -> list[bytes]:
-        """Draws request bodies. Raises ValueError for more than a pool with probabilities holds."""
+    def draw_bodies(
+        self, count: int, seed: int, model: str = "demo", classes: Sequence[int] = ()
+    ) -> list[bytes]:
+        """Draws request bodies. With `classes`, ascending numbers of tokens, each has its class of
+        length as `priority`, 0 for the shortest. Raises ValueError for more than a pool with
+        probabilities holds."""
         rng = np.random.default_rng(seed)
         repeats = self.probabilities is None and count > len(self.chats)
         chosen = rng.choice(len(self.chats), count, replace=repeats, p=self.probabilities)
         return [
-            json.dumps(self.fields(i) | {"model": model, "seed": number}).encode()
+            json.dumps(
+                self.fields(i) | {"model": model, "seed": number} | self._priority(i, classes)
+            ).encode()
             for number, i in enumerate(chosen)
         ]
+
+    def _priority(self, i: int, classes: Sequence[int]) -> dict[str, int]:
+        return {"priority": bisect_left(classes, self.lengths[i])} if classes else {}
 
     def write_lengths(self, path: Path) -> None:
         """Writes the length of the answer of every chat, for an oracle (`predictor.oracle_file`)

@@ -35,6 +35,11 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
 }
 PEER = "vllm"
 INSIDE = f"{PEER}+"  # and a preset: foretoken.vllm schedules inside vLLM by it
+# vLLM's policy `priority`, with the class of the true length as the priority of a request: what a
+# router before vLLM can do that always recognises the class. CLASSES are their longest answers.
+BY_CLASS = f"{PEER}-priority"
+CLASSES = (25, 100)
+PEERS = {PEER: (), BY_CLASS: ("--scheduling-policy", "priority")}
 KV_TOKENS = 3_072
 DTYPES = ("float32", "bfloat16")
 MAX_RUNNING = WorkerConfig().max_running
@@ -42,9 +47,10 @@ IDLE_S = 30.0  # maximum wait until disconnected requests have left
 
 
 def knows_lengths(name: str) -> bool:
-    """Returns whether the preset's predictor is an oracle."""
+    """Returns whether true lengths decide: the preset's predictor is an oracle, or the client says
+    the class."""
     rows = presets()
-    return name in rows and rows[name].predictor == "oracle"
+    return name == BY_CLASS or (name in rows and rows[name].predictor == "oracle")
 
 
 @dataclass(frozen=True)
@@ -108,10 +114,10 @@ class ServedModel:
 
 @contextmanager
 def serving(name: str, model: ServedModel) -> Iterator[System]:
-    """Runs one of SYSTEMS, another policy by its name, or the peer."""
+    """Runs one of SYSTEMS, another policy by its name, or a peer."""
     if name.startswith(PEER):
-        ours = name != PEER
-        arguments = ("--scheduler-cls", "foretoken.vllm.Scheduler") if ours else ()
+        ours = name.startswith(INSIDE)
+        arguments = PEERS.get(name, ("--scheduler-cls", "foretoken.vllm.Scheduler"))
         variables = {"FORETOKEN_POLICY": name.removeprefix(INSIDE)} if ours else {}
         with vllm_server(
             model.peer_python,
@@ -129,6 +135,11 @@ def serving(name: str, model: ServedModel) -> Iterator[System]:
         choices += (f"predictor.oracle_file={model.lengths_file}",)
     with foretoken_system(*model.arguments, *settings(*choices)) as system:
         yield system
+
+
+def bodies_for(name: str, model: ServedModel, count: int, seed: int) -> list[bytes]:
+    """The requests of this system: equal arguments draw the same prompts for every system."""
+    return model.pool.draw_bodies(count, seed, classes=CLASSES if name == BY_CLASS else ())
 
 
 @contextmanager

@@ -19,13 +19,14 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from vllm.logger import init_logger
-from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
-from foretoken.vllm.learner import Asked, Learner, LengthLearner, MaxTokens
+from foretoken.vllm.forecasters import choose_forecaster
+from foretoken.vllm.learner import Learner
+from foretoken.vllm.lengths import Asked
 from foretoken.vllm.planned_queue import PlannedQueue
 from foretoken.vllm.planner import Planner
 from foretoken.vllm.request_reader import RequestReader
@@ -34,7 +35,6 @@ from foretoken.vllm.settings import VllmConfig
 from foretoken.vllm.step_clock import StepClock
 from services.core import Completion, FinishReason, Plan, RequestProgress, WorkerView
 from services.core import Request as CoreRequest
-from services.policies.preset import Preset
 
 log = init_logger(f"vllm.{__name__}")
 
@@ -86,8 +86,8 @@ class PlanFollower:
             settings.default_sla,
             scheduler.policy is SchedulingPolicy.PRIORITY,
         )
-        predictor = chosen_predictor(preset, settings)
-        self._learner = Learner(PREDICTORS[predictor](scheduler.vllm_config.model_config))
+        forecaster = choose_forecaster(preset, settings, scheduler.vllm_config.model_config)
+        self._learner = Learner(forecaster.lengths)
         self._clock = StepClock(view.kv_tokens)
         self._thread = ThreadPoolExecutor(1, "foretoken-rounds")
         self._round: Future[Plan] | None = None
@@ -102,7 +102,9 @@ class PlanFollower:
         scheduler.policy = SchedulingPolicy.FCFS  # it then preempts the last of `running`
         self._learner.start()
         log.info(
-            "foretoken schedules by the policy %s, with forecasts by %s", preset.name, predictor
+            "foretoken schedules by the policy %s, with forecasts by %s",
+            preset.name,
+            forecaster.name,
         )
 
     def _replace_queue(self, name: str) -> PlannedQueue[Request]:
@@ -214,15 +216,14 @@ class PlanFollower:
         shared = max(0, sum(each.blocks for each in progress) - used)
         gone = [_without_kv(self._live[name]) for name in preempted if name in self._live]
         moved, self._dropped = [*self._dropped, *progress], []
-        forecasts, cost = self._learner.pop_forecasts(), self._learner.pop_cost()
+        news, cost = self._learner.pop_news(), self._learner.pop_cost()
         sees_live = now >= self._live_due_s
         if sees_live:
             self._live_due_s = now + LIVE_S
 
         def plan() -> Plan:
             planner = self.planner
-            if forecasts:
-                planner.forecasted(forecasts, now)
+            planner.learned(news, now)
             if cost:
                 planner.cost_measured(cost, now)
             plan = planner.plan(moved, finished, cut_short, gone, blocks - used, shared, now)
@@ -312,37 +313,3 @@ def describe_engine(scheduler: VllmInternals) -> WorkerView:
         scheduler.max_model_len,
         max_batch_tokens=scheduler.max_num_scheduled_tokens,
     )
-
-
-def chosen_predictor(preset: Preset, settings: VllmConfig) -> str:
-    """The name of the predictor in this process. Those that need an encoder are replaced by
-    `words`."""
-    if settings.predictor:
-        return settings.predictor
-    if preset.predictor in PREDICTORS:
-        return preset.predictor
-    log.warning(
-        "the policy %s is published with forecasts by %s, which is not available inside vLLM; "
-        "words replace it",
-        preset.name,
-        preset.predictor,
-    )
-    return "words"
-
-
-def read_words(model_config: Any) -> LengthLearner:
-    """Forecasts from the words of prompts, which vLLM's tokenizer decodes; without a tokenizer from
-    recent lengths, with a warning."""
-    if model_config.skip_tokenizer_init:
-        log.warning("vLLM has no tokenizer, so forecasts come from recent lengths, not from words")
-        return LengthLearner(None)
-    tokenizer = cached_tokenizer_from_config(model_config)
-    return LengthLearner(lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)))
-
-
-# The predictors that run in vLLM's process, by name.
-PREDICTORS: dict[str, Callable[[Any], LengthLearner | MaxTokens]] = {
-    "words": read_words,
-    "history": lambda _: LengthLearner(None),
-    "max": lambda _: MaxTokens(),
-}

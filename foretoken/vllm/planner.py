@@ -19,7 +19,6 @@ from services.core import (
     WorkerView,
 )
 from services.costs import CostModel
-from services.forecast import Forecast
 from services.policies.preset import Preset
 from services.scheduler.core import events as ev
 from services.scheduler.core.admission import SchedulerLimits
@@ -59,13 +58,10 @@ class Planner:
         self._step(ev.Submitted(LINK, request), now)
         return request.request_id in self
 
-    def forecasted(self, forecasts: Sequence[tuple[str, Forecast]], now: float) -> None:
-        """Forecasts of ended requests are ignored. A newer version of a population's forecast is
-        that of all its requests."""
-        self._step(ev.Forecasted(tuple(forecasts)), now)
-        shared = {f.shared_key: f for _, f in forecasts if f.shared_key}
-        if shared:
-            self._step(ev.Refreshed(tuple(shared.values())), now)
+    def learned(self, news: Iterable[ev.Forecasted | ev.Refreshed], now: float) -> None:
+        """Forecasts of ended requests are ignored."""
+        for event in news:
+            self._step(event, now)
 
     def live_answers(self) -> list[LiveAnswers]:
         """Lengths so far of the answers that have not ended."""

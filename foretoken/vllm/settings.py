@@ -9,12 +9,13 @@ from pydantic import Field
 
 from gateway.config import SLA_CLASSES, SlaClass
 from services.core import Sla
-from services.policies.preset import DEFAULT, Preset, choose, presets
+from services.policies.preset import Preset, choose, presets
 from services.runtime.config import ConfigError, Settings, load
 
 FILE_VARIABLE = "FORETOKEN_VLLM_FILE"  # sets `file`
 # vLLM frees the blocks of a request that it preempts: its KV is computed again.
 RESIDENCY = "drop"
+DEFAULT = "foretoken-recompute"
 
 
 class VllmConfig(Settings):
@@ -29,6 +30,9 @@ class VllmConfig(Settings):
     # Forecasts in this process: `words` reads prompts (0.3 ms each, in a thread), `history` knows
     # only recent lengths, `max` expects max_tokens. Empty: the preset's, or else `words`.
     predictor: Literal["", "words", "history", "max"] = ""
+    # host:port of a predictor service (`python -m services.predictor`) that forecasts instead, with
+    # an encoder or a trained model. Steps do not wait for it; while it is late, history answers.
+    predictor_address: str = ""
     # Share of one core for rounds, which run beside vLLM's steps: a round of 256 running and 2,000
     # waiting requests takes milliseconds.
     round_share: float = Field(default=0.2, gt=0, le=1)
@@ -45,6 +49,11 @@ class VllmConfig(Settings):
 
     def chosen(self) -> Preset:
         """The preset to schedule by. Raises ValueError for unknown or incompatible choices."""
+        if self.predictor and self.predictor_address:
+            raise ValueError(
+                f"vllm.predictor={self.predictor} forecasts in this process and "
+                f"vllm.predictor_address={self.predictor_address} by a service: leave one out"
+            )
         if "residency" in self.preset:
             raise ValueError(
                 f"vllm.preset sets residency, which is always {RESIDENCY} inside vLLM: leave it out"

@@ -23,7 +23,14 @@ from benchmarks.overload.demo_load import (
 )
 from benchmarks.overload.figures import best_systems, count_errors, figures_of, tokens_per_s
 from benchmarks.overload.open_loop import REFUSED, Answer, send_load
-from benchmarks.overload.systems import PEER, SYSTEMS, knows_lengths
+from benchmarks.overload.systems import (
+    BY_CLASS,
+    PEER,
+    SYSTEMS,
+    ServedModel,
+    bodies_for,
+    knows_lengths,
+)
 from foretoken.bench.samples import TIMED_OUT, TRUNCATED, UNREACHABLE
 from foretoken.running.ports import free_port
 from models.tasks import examples
@@ -90,7 +97,7 @@ def test_oracle_has_every_prompt_of_the_load(tmp_path: Path):
 
 def options(**given: object) -> Namespace:
     defaults = {"quick": False, "presets": "", "factors": "", "rounds": 0, "seconds": 0.0}
-    return Namespace(**defaults | {"peer_python": ""} | given)
+    return Namespace(**defaults | {"peer_python": "", "capacity_of": "fcfs"} | given)
 
 
 def test_systems_are_presets_then_the_peer():
@@ -100,6 +107,24 @@ def test_systems_are_presets_then_the_peer():
     assert names_of(options(presets="alise,fcfs", peer_python="python")) == ["alise", "fcfs", PEER]
     with pytest.raises(SystemExit, match="no preset is called fifo; known: "):
         names_of(options(presets="fcfs,fifo"))
+    inside = options(presets=f"{BY_CLASS},vllm+srtf", peer_python="python", capacity_of=PEER)
+    assert names_of(inside) == [BY_CLASS, "vllm+srtf", PEER]
+    for wrong in ({"presets": BY_CLASS}, {"capacity_of": PEER}):  # without a Python for vLLM
+        with pytest.raises(SystemExit, match="no preset is called vllm"):
+            names_of(options(**wrong))
+
+
+def test_only_the_peer_that_sorts_by_class_gets_classes():
+    model, lengths = ServedModel(), dict[str, int]()
+    for chat, tokens in zip(demo_pool().chats, demo_pool().lengths, strict=True):
+        lengths[json.dumps(chat)] = tokens
+    plain = [json.loads(body) for body in bodies_for("vllm+srtf", model, 300, seed=2)]
+    sorted_by_class = [json.loads(body) for body in bodies_for(BY_CLASS, model, 300, seed=2)]
+    priorities = [body.pop("priority") for body in sorted_by_class]
+    assert sorted_by_class == plain and set(priorities) == {0, 1, 2}
+    for body, priority in zip(plain, priorities, strict=True):
+        tokens = lengths[json.dumps(body["messages"])]
+        assert priority == (0 if tokens <= 25 else 1 if tokens <= 100 else 2)
 
 
 def test_overload_options_set_factors_rounds_and_seconds():

@@ -3,9 +3,11 @@
 import time
 from collections.abc import Callable, Sequence
 
-from foretoken.vllm.learner import Asked, Learner, LengthLearner, MaxTokens
+from foretoken.vllm.learner import Learner
+from foretoken.vllm.lengths import Asked, LengthLearner, MaxTokens
 from services.core import FinishReason, Outcome, Request
 from services.costs import StepTiming
+from services.scheduler.core.events import Forecasted
 
 SHORT, LONG = 20, 400
 
@@ -74,7 +76,9 @@ def test_the_thread_forecasts_and_fits_step_times_without_being_waited_for() -> 
         forecasts: list[str] = []
 
         def forecast() -> list[str]:
-            forecasts.extend(name for name, _ in learner.pop_forecasts())
+            for news in learner.pop_news():
+                assert isinstance(news, Forecasted)
+                forecasts.extend(name for name, _ in news.forecasts)
             return forecasts
 
         until(forecast)

@@ -11,6 +11,7 @@ from services.core import (
 )
 from services.forecast import certain
 from services.policies.preset import choose
+from services.scheduler.core import events as ev
 
 VIEW = WorkerView("vllm", "", "demo", kv_tokens=320, block_tokens=16, max_running=4,
                   max_context_tokens=320)  # fmt: skip
@@ -64,11 +65,11 @@ def test_the_shortest_remaining_answer_preempts_the_longest() -> None:
     that do not fit beside it."""
     core = planner()
     assert core.submit(request("long", 288), 0.0)
-    core.forecasted([("long", certain(288))], 0.0)
+    core.learned([ev.Forecasted((("long", certain(288)),))], 0.0)
     assert admitted(plan(core, 0.0)) == ["long"]
     for name in ("a", "b", "c"):
         assert core.submit(request(name, 80), 1.0)
-        core.forecasted([(name, certain(80))], 1.0)
+        core.learned([ev.Forecasted(((name, certain(80)),))], 1.0)
     second = plan(core, 1.0, {"long": (4, 20)})
     assert admitted(second) == ["a", "b", "c"]
     assert paused(second) == ["long"]
@@ -115,7 +116,7 @@ def test_a_request_starts_at_once_while_none_waits_and_memory_has_room() -> None
     assert core.state.ledger.running == 1
     core.submit(request("b", 200), 0.0)  # 32 + 400 tokens at their ends, of 320
     assert core.admit_at_once(["b"], 0.0) == []
-    core.forecasted([("a", certain(20))], 0.0)
+    core.learned([ev.Forecasted((("a", certain(20)),))], 0.0)
     assert core.admit_at_once(["b"], 0.0) == ["b"]  # is expected to be as long as the running one
     core.submit(request("c", 8), 0.0)
     core.submit(request("d", 8), 0.0)

@@ -40,6 +40,11 @@ def test_every_continuous_policy_drops_the_kv_of_paused_requests(name: str) -> N
         ),
         pytest.param({"FORETOKEN_VLLM_ROUND_SHARE": "0"}, "vllm.round_share", id="number"),
         pytest.param({"FORETOKEN_VLLM_PREDICTOR": "oracle"}, "vllm.predictor", id="predictor"),
+        pytest.param(
+            {"FORETOKEN_VLLM_PREDICTOR": "max", "FORETOKEN_VLLM_PREDICTOR_ADDRESS": "h:1"},
+            "leave one out",
+            id="two predictors",
+        ),
         pytest.param({"FORETOKEN_VLLM_DEFAULT_SLA": "gold"}, "known: interactive", id="class"),
         pytest.param({"FORETOKEN_VLLM_FILE": "/nowhere.toml"}, "cannot read", id="no file"),
         pytest.param({"FORETOKEN_VLLM_FILE": __file__}, "not valid TOML", id="no TOML"),

@@ -25,7 +25,7 @@ def test_every_preset_builds(name: str) -> None:
 PROMISED = """
     fcfs orca conservative ccb sls ils so pm ab lb scls scls-cb vs vsq glp abp magnus past-future
     past-future-oracle alise alise-oracle alise-recompute alise-defer ltr ltr-classify ltr-oracle
-    mlfq hrrn srtf gittins tail uniboost foretoken
+    mlfq hrrn srtf gittins tail uniboost foretoken foretoken-recompute
 """
 
 
