@@ -12,7 +12,7 @@ UNBOUNDED_TOKENS = 2**31 - 1
 SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 GROWTH = 8  # a full window grows by an eighth of itself
-LOSS = 0.7  # of a window after a refusal
+CALM_READINGS = 8  # without growth after a refusal
 
 WAITING = (
     "vllm:num_requests_waiting",
@@ -155,30 +155,34 @@ def _number(value: Any) -> int:
 
 
 class Window:
-    """How many requests run at the server at a time: it grows while it is full, and shrinks by a
-    factor when the server refuses one (AIMD, additive increase and multiplicative decrease).
+    """How many requests run at the server at a time. A refusal for lack of capacity shrinks it to
+    those that the server has accepted; it grows by an eighth a reading while it is full.
 
     Where the server tells how many requests wait in its own queue, none waits there for long: as
     long as some do, a finished request makes no room for another one. The order of waiting requests
-    is then the scheduler's.
+    is then the scheduler's. The window never shrinks below what runs, so that no answer is cut off.
     """
 
     def __init__(self, most: int):
         self._most = most
         self._size = float(most)
+        self._calm_readings = 0  # without growth, after a refusal
 
     @property
     def size(self) -> int:
         """At least 1."""
         return max(1, int(self._size))
 
-    def on_refused(self, running: int) -> None:
-        """The server refused a request for lack of capacity, beside `running` others."""
-        self._size = max(1.0, min(self._size * LOSS, float(running)))
+    def on_refused(self, accepted: int) -> None:
+        """The server refused a request for lack of capacity, beside those that it has accepted."""
+        self._size = max(1.0, min(self._size, float(accepted)))
+        self._calm_readings = CALM_READINGS
 
     def on_load(self, running: int, waiting: int | None) -> None:
         """A reading: how many requests run here, and how many wait in the server's queue."""
         if waiting:
             self._size = max(1.0, min(self._size, float(running)))
+        elif self._calm_readings:
+            self._calm_readings -= 1
         elif running >= self.size:
             self._size = min(float(self._most), self._size + max(1.0, self._size / GROWTH))
