@@ -1,4 +1,4 @@
-"""A fleet of servers behind `--engine openai`: refusals, order under load, lost and late servers."""
+"""Servers behind `--engine openai`: refusals, order under load, lost and late servers."""
 
 import json
 import time

@@ -1,6 +1,7 @@
-"""A backend's requests: plans, prompts and tokens in any order, against what a scheduler expects."""
+"""A backend's requests: plans, prompts and tokens, against what a scheduler expects."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from services.core import (
     Residency,
 )
 from services.worker.backend.requests import SURPLUS_MAX, Arrival, BackendRequests
+from services.worker.requests.types.batch import NewToken
 from services.worker.requests.types.limits import Limits
 from services.worker.requests.types.prompt import GREEDY, Prompt
 
@@ -206,60 +208,78 @@ def test_restart_cuts_what_runs() -> None:
     assert set(requests.pop_changes().cut) == {"a", "b"}
 
 
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(["prompt", "admit", "extend", "pause", "cancel", "tokens", "evict"]),
-        st.sampled_from("ab"),
-        st.integers(1, 70),
-    ),
-    max_size=60,
-)
+class Server:
+    """A server whose answer to any prompt is the numbers from 10 on, in the order of its tokens: an
+    output is that sequence however often its request is cut off."""
 
+    def __init__(self) -> None:
+        self.requests = BackendRequests(LIMITS)
+        self.requests.attach()
+        self.calls: dict[str, int] = {}  # the next token of each
+        self.output: dict[str, int] = {}  # delivered tokens of each request
+        self._plans = 0
 
-@given(STEPS)
-def test_any_order_keeps_server_budgets_and_offsets(steps: list[tuple[str, str, int]]) -> None:
-    """The body's view, a set of calls, follows the changes; a call's tokens count up, so that each
-    output is the sequence of numbers however often its request was cut off."""
-    requests, calls = BackendRequests(LIMITS), dict[str, int]()  # the next token of each call
-    requests.attach()
-    seq, _limits, output = 0, dict[str, int](), dict[str, list[int]]()
-    for kind, name, number in steps:
-        seq += 1
-        delivered = []
-        match kind:
-            case "prompt":
-                output.setdefault(name, [])
-                known = tuple(range(10, 10 + len(output[name])))
-                if len(known) < 90:
-                    requests.receive(prompt(name, 90, (1, 2, 3, *known)), 0.0)
-            case "admit":
-                delivered = requests.apply_plan(Plan(seq, admit=(Grant(name, number),)), 0.0)
-            case "extend":
-                delivered = requests.apply_plan(Plan(seq, extend=(Grant(name, number),)), 0.0)
-            case "pause":
-                plan = Plan(seq, pause=(Pause(name, Residency.DROP),))
-                delivered = requests.apply_plan(plan, 0.0)
-            case "cancel":
-                delivered = requests.apply_plan(Plan(seq, cancel=(name,)), 0.0)
-            case "tokens" if name in calls:
-                first = calls[name]
-                calls[name] += number
-                delivered = requests.add(name, arrivals(*range(first, first + number)))
-            case "evict" if name in calls:
-                del calls[name]
-                requests.evict(name)
-        for token in delivered:
-            answer = output[token.request_id]
-            assert token.offset == len(answer) and token.token_id == 10 + token.offset
-            answer.append(token.token_id)
-            if token.finish:
-                output[token.request_id] = []
-        changes = requests.pop_changes()
+    def plan(self, **directives: Any) -> list[NewToken]:
+        self._plans += 1
+        return self.requests.apply_plan(Plan(self._plans, **directives), 0.0)
+
+    def send_prompt(self, name: str, _: int) -> list[NewToken]:
+        known = range(10, 10 + self.output.setdefault(name, 0))
+        if len(known) < 90:
+            self.requests.receive(prompt(name, 90, (1, 2, 3, *known)), 0.0)
+        return []
+
+    def answer(self, name: str, number: int) -> list[NewToken]:
+        if name not in self.calls:
+            return []
+        first = self.calls[name]
+        self.calls[name] += number
+        return self.requests.add(name, arrivals(*range(first, first + number)))
+
+    def give_back(self, name: str, _: int) -> list[NewToken]:
+        if self.calls.pop(name, None) is not None:
+            self.requests.evict(name)
+        return []
+
+    def deliver(self, tokens: list[NewToken]) -> None:
+        for token in tokens:
+            assert token.offset == self.output[token.request_id]
+            assert token.token_id == 10 + token.offset
+            self.output[token.request_id] = 0 if token.finish else token.offset + 1
+
+    def follow(self) -> None:
+        """Carries out the changes."""
+        changes = self.requests.pop_changes()
         for gone in changes.cut:
-            calls.pop(gone, None)
+            self.calls.pop(gone, None)
         for sequence in changes.begin:
-            calls[sequence.request_id] = 10 + len(sequence.tokens) - sequence.prompt_tokens
-        assert set(calls) >= {r for r, s in requests.running.items() if s.within_budget}
-        assert set(calls) <= set(requests.running)
-        assert 0 <= requests.held.pool.free_blocks <= 100
-        requests.report(8)
+            self.calls[sequence.request_id] = 10 + len(sequence.tokens) - sequence.prompt_tokens
+
+
+ACTIONS: dict[str, Callable[[Server, str, int], list[NewToken]]] = {
+    "prompt": Server.send_prompt,
+    "admit": lambda server, name, number: server.plan(admit=(Grant(name, number),)),
+    "extend": lambda server, name, number: server.plan(extend=(Grant(name, number),)),
+    "pause": lambda server, name, _: server.plan(pause=(Pause(name, Residency.DROP),)),
+    "cancel": lambda server, name, _: server.plan(cancel=(name,)),
+    "tokens": Server.answer,
+    "give back": Server.give_back,
+}
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([*ACTIONS]), st.sampled_from("ab"), st.integers(1, 70)),
+        max_size=60,
+    )
+)
+def test_any_order_keeps_offsets_and_calls(steps: list[tuple[str, str, int]]) -> None:
+    server = Server()
+    for action, name, number in steps:
+        server.deliver(ACTIONS[action](server, name, number))
+        server.follow()
+        running = server.requests.running
+        assert set(server.calls) >= {r for r, s in running.items() if s.within_budget}
+        assert set(server.calls) <= set(running)
+        assert 0 <= server.requests.held.pool.free_blocks <= 100
+        server.requests.report(8)
