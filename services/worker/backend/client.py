@@ -12,6 +12,7 @@ from services.worker.backend.config import BackendConfig
 from services.worker.backend.dialect import describe_error
 
 MAX_PAGE_BYTES = 8 * 2**20  # of metrics or a list of models
+IDLE_S = 2.0  # of a connection that is used again; servers close theirs after 5 s
 LONGEST_RETRY_S = 30.0  # that a server may ask for
 
 
@@ -64,7 +65,9 @@ class BackendClient:
             headers=headers,
             timeout=patient,
             # The scheduler bounds the requests; idle connections are kept for the next ones.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            limits=httpx.Limits(
+                max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_S
+            ),
         )
 
     async def __aenter__(self) -> Self:

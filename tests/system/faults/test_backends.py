@@ -1,19 +1,23 @@
 """Servers behind `--engine openai`: refusals, order under load, lost and late servers."""
 
 import json
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
+from shutil import copytree
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
 
 from benchmarks.harness.system import read_metrics
+from foretoken.running.options import demo_model
 from foretoken.running.ports import free_port
-from tests.live import Live, wait_for
-from tests.system.backends import KEY, complete, emulated, fleet, fronting, kill
+from tests.live import ROOT, Live, command, environment, wait_for
+from tests.system.backends import KEY, ONE_PROCESS, complete, emulated, fleet, fronting, kill
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +44,8 @@ def test_servers_with_few_sessions_answer_everything(tmp_path: Path) -> None:
         assert answers[0] == expected
         assert len(set(answers)) == len(PROMPTS)
         assert ask_all(system.front, PROMPTS) == answers
+        learned = read_metrics(system.front.http)["estimator_samples_total"]
+        assert learned > 0  # step times, from the pace of the tokens
 
 
 def test_short_request_overtakes_long_ones(tmp_path: Path) -> None:
@@ -83,3 +89,48 @@ def test_late_server_is_attached_when_it_answers(tmp_path: Path) -> None:
         wait_for(lambda: read_metrics(front.http)["worker_requests_running"] == 0)
         kill(first)
         assert ask_all(front, PROMPTS) == expected
+
+
+def test_server_says_why_it_refuses_a_request(tmp_path: Path) -> None:
+    """A given limit wins over the one that the server tells, and is wrong here."""
+    wrong = ("--max-model-len", "1000")
+    with fleet(tmp_path, 1, *wrong, server=("--max-model-len", "64")) as system:
+        with pytest.raises(HTTPError) as refused:
+            complete(system.front, PROMPTS[0], max_tokens=500)
+        assert refused.value.code == 400
+        assert "64" in json.loads(refused.value.read())["error"]["message"]
+        assert complete(system.front, PROMPTS[0], max_tokens=5)["finish_reason"] == "length"
+
+
+def other_model(folder: Path) -> Path:
+    """The demo model's folder, with a tokenizer that knows fewer words."""
+    copied = folder / "other"
+    copytree(demo_model(), copied)
+    content = json.loads((copied / "tokenizer.json").read_text())
+    del content["model"]["merges"][20:]
+    (copied / "tokenizer.json").write_text(json.dumps(content))
+    return copied
+
+
+def test_unusable_server_is_a_one_line_error(tmp_path: Path) -> None:
+    ports = ("--http-port", "0", "--grpc-port", "0", *ONE_PROCESS)
+    with emulated(tmp_path) as server:
+        front = ("serve", "--engine", "openai", "--backend", server.http, *ports)
+        keyed = (*front, "--backend-key", KEY)
+        for arguments, sentence in (
+            (front, "refuses the API key"),
+            ((*keyed, "--set", "backend.model=demi"), "serves no 'demi', did you mean demo?"),
+            ((*keyed, "--model", str(other_model(tmp_path))), "has another tokenizer; give the"),
+        ):
+            done = subprocess.run(
+                command(*arguments),
+                capture_output=True,
+                text=True,
+                timeout=120,
+                env=environment(),
+                cwd=ROOT,
+                check=False,
+            )
+            assert done.returncode == 2
+            assert sentence in done.stderr.splitlines()[-1]
+            assert "Traceback" not in done.stderr
