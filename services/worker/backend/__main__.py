@@ -1,5 +1,6 @@
 """`python -m services.worker.backend`: a worker in front of an OpenAI-compatible server."""
 
+import logging
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,7 @@ def build(
     runner = EngineRunner(make_body, ThreadPoolExecutor(1, "backend"))
     _read_metrics(Instruments(registry), requests)
     sys.setswitchinterval(SWITCH_S)
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line for each request
     return serve_runner(
         config,
         runner,

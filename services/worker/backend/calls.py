@@ -15,7 +15,7 @@ from services.worker.backend.discovery import Backend
 from services.worker.backend.requests import Arrival
 from services.worker.requests.types.sequence import Sequence
 
-FIRST_PAUSE_S = 0.1  # after a refusal for lack of capacity; doubled by each further one
+FIRST_PAUSE_S = 0.1  # after a failure; doubled by each further one
 REST_S = 1.0  # for what follows an answer
 
 
@@ -37,7 +37,8 @@ class Outcomes(Protocol):
 
 
 class BackendCalls:
-    """Calls of one server. After a refusal for lack of capacity no call begins for a while."""
+    """Calls of one server. After a refusal for lack of capacity, or a loss, none begins for a
+    while: the server is not flooded, and one that has gone is noticed meanwhile."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class BackendCalls:
         self._client, self._backend = client, backend
         self._tokenizer, self._eos_id = tokenizer, eos_id
         self._pauses = Backoff(FIRST_PAUSE_S, longest_pause_s)
-        self._refusals = 0  # in a row
+        self._failures = 0  # in a row
         self._resume_s = 0.0
         self._tasks, self._outcomes = tasks, outcomes
         self._calls: dict[str, asyncio.Task[None]] = {}
@@ -81,17 +82,16 @@ class BackendCalls:
         except Refused as error:
             outcomes.on_refused(request_id, str(error))
         except Busy as error:
-            pause_s = max(error.retry_s, self._pauses.after_s(self._refusals))
-            self._refusals += 1
-            self._resume_s = time.monotonic() + pause_s
+            self._back_off(error.retry_s)
             outcomes.on_busy(request_id, str(error))
         except TimeoutError:
             pass  # the answer had ended
         except (Lost, Denied) as error:
-            if self._calls.get(request_id) is asyncio.current_task():
+            if self._is_mine(request_id):
+                self._back_off()
                 outcomes.on_lost(request_id, str(error))
         finally:
-            if self._calls.get(request_id) is asyncio.current_task():
+            if self._is_mine(request_id):
                 del self._calls[request_id]
 
     async def _send(self, sequence: Sequence, tokens: list[int]) -> None:
@@ -107,15 +107,29 @@ class BackendCalls:
                     arrivals = [arrival for event in events for arrival in answer.read(event)]
                 except ValueError as error:
                     raise Lost(str(error)) from None
-                if answer.ended and sequence.request_id in self._calls:
+                if answer.ended and self._is_mine(sequence.request_id):
                     # Reads the rest alone: a connection is used again once it has been read.
                     del self._calls[sequence.request_id]
                     limit.reschedule(asyncio.get_running_loop().time() + REST_S)
                 if arrivals:
-                    self._refusals = 0
+                    self._failures = 0
                     self._outcomes.on_arrivals(sequence.request_id, arrivals)
         if not answer.ended:
             raise Lost("the backend closed the stream before the answer ended")
+
+    def _is_mine(self, request_id: str) -> bool:
+        """Whether the running task is the request's call."""
+        return self._calls.get(request_id) is asyncio.current_task()
+
+    def _back_off(self, retry_s: float = 0.0) -> None:
+        """Lets no call begin for a while, twice as long as after the last failure. Calls that were
+        sent together and fail together count once."""
+        now = time.monotonic()
+        pause_s = retry_s
+        if now >= self._resume_s:
+            pause_s = max(retry_s, self._pauses.after_s(self._failures))
+            self._failures += 1
+        self._resume_s = max(self._resume_s, now + pause_s)
 
     async def _until_resumed(self) -> None:
         left_s = self._resume_s - time.monotonic()

@@ -105,15 +105,12 @@ def from_metrics(samples: Iterable[Sample]) -> Capacity:
 
 
 def from_models(card: Mapping[str, Any]) -> Capacity:
-    """By a card of /v1/models: vLLM, SGLang and foretoken have `max_model_len`, llama.cpp
-    `meta`."""
-    meta = card.get("meta")
-    trained = meta.get("n_ctx_train") if isinstance(meta, dict) else 0
-    return Capacity(max_context_tokens=_number(card.get("max_model_len") or trained))
+    """By a card of /v1/models: vLLM, SGLang and foretoken have `max_model_len`."""
+    return Capacity(max_context_tokens=_number(card.get("max_model_len")))
 
 
 def from_sglang(info: Mapping[str, Any]) -> Capacity:
-    """By SGLang's /get_server_info."""
+    """By SGLang's /get_server_info, or /server_info."""
     return Capacity(
         kv_tokens=_number(info.get("max_total_num_tokens")),
         max_running=_number(info.get("max_running_requests")),
@@ -141,6 +138,7 @@ def from_tgi(info: Mapping[str, Any]) -> Capacity:
 # Pages beside /v1/models and /metrics that tell capacities, and how they are read.
 PAGES: Mapping[str, Callable[[Mapping[str, Any]], Capacity]] = {
     "/get_server_info": from_sglang,
+    "/server_info": from_sglang,
     "/props": from_llama_cpp,
     "/info": from_tgi,
 }

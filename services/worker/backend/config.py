@@ -61,7 +61,8 @@ def normalise_url(url: str) -> str:
         port_known = parts.port is None or 0 < parts.port < 65_536
     except ValueError:
         port_known = False
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port_known:
+    known = parts.scheme in ("http", "https") and parts.hostname and port_known
+    if not known or any(letter.isspace() for letter in url):
         raise ValueError(
             f"{url!r} is not the address of a server; give http://HOST:PORT or https://HOST"
         )

@@ -148,6 +148,7 @@ def test_invalid_setting_is_a_one_line_error(arguments: list[str], message: str)
             "--backend: 'ftp://a' is not the address of a server; give http://HOST:PORT or https",
         ),
         (["serve", "--engine=openai", "--backend=http://a:99999"], "is not the address of a ser"),
+        (["serve", "--engine=openai", "--backend=http://a b"], "is not the address of a server"),
         (
             ["serve", "--engine=openai", "--backend=http://user:pass@a"],
             "--backend: 'a' must be a plain address; a key is given by --backend-key",

@@ -52,7 +52,6 @@ def test_waiting_requests_by_server(text: str, waiting: int | None) -> None:
 
 def test_pages_of_servers() -> None:
     assert from_models({"id": "m", "max_model_len": 4_096}) == Capacity(max_context_tokens=4_096)
-    assert from_models({"id": "m", "meta": {"n_ctx_train": 512}}).max_context_tokens == 512
     assert from_models({"id": "m", "meta": None, "max_model_len": None}) == Capacity()
     sglang = {"max_total_num_tokens": 9_000, "max_running_requests": 48, "context_length": None}
     assert from_sglang(sglang) == Capacity(9_000, 0, 48)
