@@ -31,6 +31,7 @@ from services.runtime.outcomelog.config import LogConfig
 from services.runtime.telemetry.logs import LoggingConfig
 from services.runtime.telemetry.tracing import TracingConfig
 from services.scheduler.config import SchedulerConfig
+from services.worker.backend.config import BackendConfig
 from services.worker.config import WorkerConfig
 from services.worker.emulation.config import EmulationConfig
 
@@ -43,6 +44,7 @@ SECTIONS: tuple[type[Settings], ...] = (
     BatcherConfig,
     WorkerConfig,
     EmulationConfig,
+    BackendConfig,
     VllmConfig,
     LogConfig,
     TracingConfig,

@@ -222,7 +222,8 @@ class Report:
     cancelled by `applied_plan_seq` hold none. `prefixes_added` and `prefixes_gone` are hashes of
     those requested blocks that became or ceased to be shareable; each report carries a bounded
     number, and later reports carry the rest. `tokens_per_step` is the recent mean number of tokens
-    that a request gets by a decode step, above 1 with speculation.
+    that a request gets by a decode step, above 1 with speculation. `max_running` are the requests
+    that may run at present, at most as many as the worker announced; 0: that many.
     """
 
     seq: int
@@ -237,6 +238,7 @@ class Report:
     prefixes_added: tuple[int, ...] = ()
     prefixes_gone: tuple[int, ...] = ()
     tokens_per_step: float = 1.0
+    max_running: int = 0
 
 
 MAX_LIVE_ANSWERS = 16_384  # of one call to the predictor

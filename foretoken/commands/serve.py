@@ -6,12 +6,14 @@ from typing import Annotated
 import typer
 
 from foretoken.client.address import API_KEY_VARIABLE
+from foretoken.commands.engine_arguments import BACKEND_KEY_VARIABLE, count_workers
 from foretoken.commands.options import option_maker
 from foretoken.commands.usage import UsageError, near
 
 model_option = option_maker("Model")
 memory_option = option_maker("Memory for KV")
 policy_option = option_maker("Policy")
+engine_option = option_maker("Engine")
 emulation_option = option_maker("Emulation")
 address_option = option_maker("Addresses")
 request_option = option_maker("Clients and requests")
@@ -74,6 +76,24 @@ def serve(
         policy_option("Scheduling preset; `foretoken presets` lists them.", "NAME", "foretoken"),
     ] = "",
     presets: Annotated[str, policy_option("TOML file with more presets.", "FILE", "none")] = "",
+    engine: Annotated[
+        str,
+        engine_option("own: workers compute; openai: OpenAI-compatible servers do.", "NAME"),
+    ] = "own",
+    backend: Annotated[
+        list[str] | None,
+        engine_option(
+            "A server for --engine openai, of the same model; repeatable, one worker each.",
+            "URL",
+            "none",
+        ),
+    ] = None,
+    backend_key: Annotated[
+        str,
+        engine_option(
+            "API key that is sent to the backends.", "KEY", "none", envvar=BACKEND_KEY_VARIABLE
+        ),
+    ] = "",
     emulate: Annotated[
         str,
         emulation_option(
@@ -164,6 +184,8 @@ def serve(
         raise UsageError("--emulate-lengths needs --emulate HARDWARE, such as h100-llama3-8b")
     if separate and gateways == 0:
         raise UsageError("--separate needs a gateway process: give --gateways 1 or more")
+    backends = backend or []
+    workers = count_workers(engine, backends, workers, emulate)
     from foretoken.running.model import locate, require_servable
     from foretoken.running.options import ServeOptions, default_gateways, demo_model
     from foretoken.running.serve import serve as run
@@ -172,7 +194,7 @@ def serve(
     asked = name or model
     located = locate(asked) if asked else None
     if located:
-        require_servable(asked, located.folder, weights=not emulate)
+        require_servable(asked, located.folder, weights=not (emulate or backends))
     run(
         ServeOptions(
             model=located.folder if located else demo_model(),
@@ -189,6 +211,9 @@ def serve(
             kv_tokens=kv_tokens,
             kv_dtype=kv_dtype,
             host_gib=host_gib,
+            engine=engine,
+            backends=backends,
+            backend_key=backend_key,
             emulate=emulate,
             emulate_lengths=emulate_lengths,
             workers=workers,

@@ -59,7 +59,7 @@ async def embedded(
     async with AsyncExitStack() as stack:
         tracing = stack.enter_context(closing(open_tracing(overrides["tracing"])))
         folder = stack.enter_context(TemporaryDirectory(prefix="foretoken-"))
-        topology = arrange(overrides, Shape.EMBEDDED, options.workers, 0, folder)
+        topology = arrange(overrides, Shape.EMBEDDED, options.workers, 0, folder, options.engine)
         predictor = connect(topology.predictor)
         stack.push_async_callback(predictor.close)
         peers = {"metrics_peers": json.dumps(topology.metrics_peers)}
@@ -97,7 +97,9 @@ async def embedded(
         # Children stop before the services that they call.
         stack.push_async_callback(_stop_children, supervisor, scheduler)
         report("waiting for the workers")
-        fleet = await status.wait_for_workers(control.channel, lambda: supervisor.count("worker"))
+        fleet = await status.wait_for_workers(
+            control.channel, lambda: min(supervisor.count("worker"), options.awaited_workers)
+        )
         http = f"http://{host_port(config.host, http_port)}"
         await status.wait_until_healthy(f"{http}/health")
         report("waiting for the predictor")

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
+from foretoken.running.engines import OWN_ENGINE
 from services.policies.preset import RESIDENCIES, Preset
 from services.predictor.config import PredictorConfig
 from services.predictor.predictors import READS
 from services.runtime.config import ENV_PREFIX, SECTIONS, ConfigError, load, parse_sets
 from services.runtime.outcomelog.config import LogConfig
 from services.scheduler.config import SchedulerConfig
+from services.worker.backend.config import BackendConfig, check_settings
+from services.worker.config import WorkerConfig
 
 SERVICES = ("gateway", "scheduler", "predictor", "batcher", "estimator", "worker")
 Sections = dict[str, dict[str, str]]
@@ -44,6 +47,9 @@ class ServeOptions:
     kv_tokens: int = 0
     kv_dtype: str = ""
     host_gib: float | None = None
+    engine: str = OWN_ENGINE
+    backends: Sequence[str] = ()  # addresses of servers, one for each worker
+    backend_key: str = ""
     emulate: str = ""  # hardware; empty: the workers compute
     emulate_lengths: str = ""
     workers: int = 1
@@ -59,6 +65,11 @@ class ServeOptions:
     separate: bool = False
     ui: bool = True
     sets: Sequence[str] = field(default_factory=list)
+
+    @property
+    def awaited_workers(self) -> int:
+        """Workers that must attach before the system is ready: a backend may answer later."""
+        return 1 if self.backends else self.workers
 
 
 def default_gateways(available: int) -> int:
@@ -98,6 +109,9 @@ def sections(options: ServeOptions) -> Sections:
         | _if_set("kv_tokens", options.kv_tokens or None)
         | _if_set("kv_dtype", options.kv_dtype or None)
         | _if_set("host_gib", options.host_gib),
+        "backend": _if_set(
+            "urls", json.dumps(list(options.backends)) if options.backends else None
+        ),
         "scheduler": _if_set("policy", options.policy or None)
         | _if_set("presets_file", _absolute_path(options.presets)),
     }
@@ -114,6 +128,9 @@ def sections(options: ServeOptions) -> Sections:
         overrides["scheduler"] = PATIENT | overrides["scheduler"]
     if _rests_in_int8(overrides):
         overrides["worker"] = {"swap_dtype": "int8"} | overrides["worker"]
+    if options.backends:
+        worker, backend = overrides["worker"], overrides["backend"]
+        check_settings(load(WorkerConfig, worker), load(BackendConfig, backend))
     if options.emulate:
         from foretoken.running.emulation import emulated_sections  # imports the simulator
 
@@ -131,8 +148,9 @@ def _rests_in_int8(overrides: Sections) -> bool:
 
 def secrets(options: ServeOptions) -> dict[str, str]:
     """Returns the environment variables for values that a process list must not show."""
-    keys = json.dumps(list(options.api_keys))
-    return {f"{ENV_PREFIX}GATEWAY_API_KEYS": keys} if options.api_keys else {}
+    keys = json.dumps(list(options.api_keys)) if options.api_keys else ""
+    given = {"GATEWAY_API_KEYS": keys, "BACKEND_API_KEY": options.backend_key}
+    return {f"{ENV_PREFIX}{name}": value for name, value in given.items() if value}
 
 
 def chosen_preset(overrides: Sections) -> Preset:

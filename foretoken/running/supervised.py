@@ -35,7 +35,7 @@ async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
             overrides["gateway"][name] = str(port.number)
         shape = Shape.SEPARATE if options.separate else Shape.SHARED
         gateways = max(1, options.gateways)
-        topology = arrange(overrides, shape, options.workers, gateways, folder)
+        topology = arrange(overrides, shape, options.workers, gateways, folder, options.engine)
         progress = stack.enter_context(closing(StartProgress()))
         end_start = await stack.enter_async_context(interruptible_start(lifecycle))
         addresses = (topology.predictor, topology.scheduler, *topology.gateways)
@@ -46,7 +46,9 @@ async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
         supervisor = await stack.enter_async_context(
             supervise(topology.children, lifecycle, progress.update)
         )
-        fleet = await status.wait_for_workers(scheduler, lambda: supervisor.count("worker"))
+        fleet = await status.wait_for_workers(
+            scheduler, lambda: min(supervisor.count("worker"), options.awaited_workers)
+        )
         ports = overrides["gateway"]
         http = f"http://{host_port(host, ports['http_port'])}"
         grpc = host_port(host, ports["grpc_port"])

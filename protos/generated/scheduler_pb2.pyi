@@ -1164,6 +1164,7 @@ class Report(_message.Message):
     PREFIXES_ADDED_FIELD_NUMBER: _builtins.int
     PREFIXES_GONE_FIELD_NUMBER: _builtins.int
     TOKENS_PER_STEP_FIELD_NUMBER: _builtins.int
+    MAX_RUNNING_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     applied_plan_seq: _builtins.int
     free_blocks: _builtins.int
@@ -1178,6 +1179,8 @@ class Report(_message.Message):
     prefixes_gone: _builtins.bytes
     tokens_per_step: _builtins.float
     """recent mean of a decoding request, above 1 with speculation; 0: 1"""
+    max_running: _builtins.int
+    """Requests that may run at present, at most the hello's max_running; 0: that many."""
     @_builtins.property
     def progress(self) -> Global___ProgressColumns:
         """All running requests, after each plan and periodically, and every other request whose blocks
@@ -1212,10 +1215,11 @@ class Report(_message.Message):
         prefixes_added: _builtins.bytes = ...,
         prefixes_gone: _builtins.bytes = ...,
         tokens_per_step: _builtins.float = ...,
+        max_running: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_plan_seq", b"applied_plan_seq", "evicted", b"evicted", "finished", b"finished", "free_blocks", b"free_blocks", "prefixes_added", b"prefixes_added", "prefixes_gone", b"prefixes_gone", "progress", b"progress", "seq", b"seq", "shared_blocks", b"shared_blocks", "swaps", b"swaps", "timings", b"timings", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_plan_seq", b"applied_plan_seq", "evicted", b"evicted", "finished", b"finished", "free_blocks", b"free_blocks", "max_running", b"max_running", "prefixes_added", b"prefixes_added", "prefixes_gone", b"prefixes_gone", "progress", b"progress", "seq", b"seq", "shared_blocks", b"shared_blocks", "swaps", b"swaps", "timings", b"timings", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

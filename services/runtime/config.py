@@ -22,6 +22,7 @@ SECTIONS = (
     "estimator",
     "worker",
     "emulation",
+    "backend",
     "log",
     *COMMON,
 )

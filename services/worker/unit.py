@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -77,9 +78,11 @@ def serve_runner(
     tracing: Tracing,
     check: Callable[[], None],
     close: Callable[[], None],
+    attach: Callable[[Attachment], Coroutine[Any, Any, None]] = Attachment.run,
 ) -> Unit:
     """Serves a runner's engine to gateways and to the scheduler. `check` raises ValueError once the
-    engine is lost, even if it is idle; `close` ends it."""
+    engine is lost, even if it is idle; `close` ends it. `attach` runs the attachment, and may read
+    `hello` only then."""
     spans = WorkerSpans(tracing.service(config.section))
     service = WorkerService(runner, config.outbox_tokens, spans)
     channel = connect(config.scheduler_address)
@@ -89,7 +92,7 @@ def serve_runner(
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(runner.run())
-                tasks.create_task(attachment.run())
+                tasks.create_task(attach(attachment))
                 tasks.create_task(_watch(check))
         finally:
             close()

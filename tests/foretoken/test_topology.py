@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from foretoken.running.options import ServeOptions, default_gateways, sections
+from foretoken.running.options import ServeOptions, default_gateways, secrets, sections
 from foretoken.running.topology import Shape, Topology, arrange
 from services.runtime.config import ConfigError
 
@@ -110,3 +110,16 @@ def test_gateways_are_asked_for_their_state_at_their_own_sockets() -> None:
 def test_a_mistake_in_a_childs_section_is_reported_before_it_starts() -> None:
     with pytest.raises(ConfigError, match=r"log\.pth"):
         topology(Shape.SHARED, 1, 1, "log.pth=x")
+
+
+def test_each_backend_has_a_worker_that_knows_its_place() -> None:
+    urls = ["http://a:1", "http://b:2"]
+    options = ServeOptions(engine="openai", backends=urls, workers=2, backend_key="secret")
+    made = arrange(sections(options), Shape.EMBEDDED, 2, 0, FOLDER, options.engine)
+    workers = [child for child in made.children if child.section == "worker"]
+    assert {child.module for child in workers} == {"services.worker.backend"}
+    assert [child.overrides["worker"]["local_rank"] for child in workers] == ["0", "1"]
+    assert {child.overrides["backend"]["urls"] for child in workers} == {json.dumps(urls)}
+    assert "secret" not in str(made)
+    assert secrets(options) == {"FORETOKEN_BACKEND_API_KEY": "secret"}
+    assert options.awaited_workers == 1

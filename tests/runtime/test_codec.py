@@ -91,6 +91,7 @@ REPORTS = st.builds(
     prefixes_added=HASHES,
     prefixes_gone=HASHES,
     tokens_per_step=TOKENS_PER_STEP,
+    max_running=UINT32,
 )
 HELD = many(st.builds(HeldRequest, NAMES, *(UINT32,) * 5, st.booleans(), UINT32))
 COSTS = st.builds(
@@ -191,7 +192,7 @@ ALL_SET: dict[str, Plan | Report | CostModel | Outcome] = {
     "report": Report(
         4, 3, (RequestProgress("a", 1, 9, 2),), (Completion("b", 2, FinishReason.STOP),),
         (RequestProgress("c", 3, 11, 4),), (StepTiming(1, 2, 3, 0.5),),
-        (SwapTiming(Direction.UPLOAD, 7, 0.25, 0.125),), 640, 5, (-8, 9), (2**62,), 1.5,
+        (SwapTiming(Direction.UPLOAD, 7, 0.25, 0.125),), 640, 5, (-8, 9), (2**62,), 1.5, 7,
     ),
     "cost": CostModel(
         0.1, 0.2, 0.3, 0.4, 5, "linear", 0.6, 0.7, 8, 0.9, 1.0, 1.1, 12,

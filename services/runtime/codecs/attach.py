@@ -188,6 +188,7 @@ def encode_report(report: Report) -> scheduler_pb2.Report:
         prefixes_added=encode_hashes(report.prefixes_added),
         prefixes_gone=encode_hashes(report.prefixes_gone),
         tokens_per_step=report.tokens_per_step,
+        max_running=report.max_running,
     )
 
 
@@ -209,6 +210,7 @@ def decode_report(message: scheduler_pb2.Report) -> Report:
         prefixes_added=decode_hashes(message.prefixes_added, MAX_PREFIX_CHANGES),
         prefixes_gone=decode_hashes(message.prefixes_gone, MAX_PREFIX_CHANGES),
         tokens_per_step=decode_tokens_per_step(message.tokens_per_step),
+        max_running=message.max_running,
     )
 
 

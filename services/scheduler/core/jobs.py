@@ -115,7 +115,8 @@ class WorkerJobs:
     `pausing` maps a paused request to the plan that paused it, until a report applies that plan.
     `orphans` are requests that the worker has from before and no gateway has submitted again.
     `peak_tokens` is the KV peak that the last round expected, None before the first.
-    `admitted` counts admissions. A `draining` worker receives no more requests.
+    `admitted` counts admissions. A `draining` worker receives no more requests. `most_running` is
+    the last reported limit of running requests, 0 for the announced one.
     """
 
     view: WorkerView
@@ -138,6 +139,7 @@ class WorkerJobs:
     admitted: int = 0
     peak_tokens: float | None = None
     draining: bool = False
+    most_running: int = 0
     last_snapshot: WorkerSnapshot | None = None
 
     def set_cost(self, cost: CostModel) -> None:
@@ -181,9 +183,10 @@ class WorkerJobs:
     @property
     def slots(self) -> int:
         """Running requests that the scheduler may have here: running orphans keep their slots."""
+        most = min(self.most_running or self.view.max_running, self.view.max_running)
         if not self.orphans:
-            return self.view.max_running
-        return self.view.max_running - sum(held.running for held in self.orphans.values())
+            return most
+        return max(0, most - sum(held.running for held in self.orphans.values()))
 
     @property
     def room_tokens(self) -> int:

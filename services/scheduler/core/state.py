@@ -299,6 +299,7 @@ class SchedulerState:
         worker.report_seq = report.seq
         worker.free_blocks, worker.shared_blocks = report.free_blocks, report.shared_blocks
         worker.set_tokens_per_step(report.tokens_per_step)
+        worker.most_running = report.max_running
         worker.update_orphans(report)
         worker.prefixes.update(report)
         self.ledger.progress(report.progress, worker.number)

@@ -1,13 +1,10 @@
 """What an emulated engine reads of a model's folder: tokenizer and end tokens, no weights."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-from tokenizers import Tokenizer
 
 from services.worker.emulation.lengths import normalise
+from services.worker.folder import load_tokenizer, read_eos_ids, read_json
 
 MOST_WORDS = 4_096  # of the table of answer tokens
 SHORTEST = 3  # letters of a word
@@ -23,19 +20,11 @@ class Vocabulary:
 
     def __init__(self, folder: str, frame: tuple[str, str] = ("", "")):
         """`frame`: what the chat template writes before and after the last user message."""
-        file = Path(folder) / "tokenizer.json"
-        try:
-            self._tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # of many types; the first line says what is wrong
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ValueError(
-                f"worker.model: an emulated engine reads the tokenizer of the model's folder, but "
-                f"{file} cannot be read: {reason}"
-            ) from None
-        config = _read_json(Path(folder) / "config.json")
+        self._tokenizer = load_tokenizer(folder)
+        config = read_json(Path(folder) / "config.json")
         size = config.get("vocab_size")
         self.size = size if isinstance(size, int) else self._tokenizer.get_vocab_size()
-        self.eos_ids = _read_eos_ids(Path(folder), config)
+        self.eos_ids = read_eos_ids(folder)
         self.words = self._find_words()
         self._opening, self._closing = frame
 
@@ -70,29 +59,3 @@ class Vocabulary:
 def _is_word(text: str) -> bool:
     letters = text[1:]
     return text[:1] == " " and len(letters) >= SHORTEST and letters.isascii() and letters.isalpha()
-
-
-def _read_eos_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
-    """The tokens that end an answer, as the engine that computes reads them."""
-    generation = _read_json(folder / "generation_config.json")
-    text = config.get("text_config") or config
-    given = generation.get("eos_token_id", text.get("eos_token_id"))
-    listed = given if isinstance(given, list) else [given]
-    ids = frozenset(token for token in listed if isinstance(token, int))
-    if not ids:
-        raise ValueError(
-            f"worker.model: {folder} names no eos_token_id in config.json or "
-            "generation_config.json, with which emulated answers end"
-        )
-    return ids
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    """A JSON object of the model; empty if the file does not exist."""
-    try:
-        content = json.loads(file.read_text()) if file.exists() else {}
-    except (OSError, ValueError) as error:
-        raise ValueError(f"worker.model: {file} cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"worker.model: {file} is not a JSON object")
-    return content

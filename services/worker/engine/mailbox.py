@@ -111,6 +111,7 @@ class Inbox:
     """Commands for the engine's thread. Any thread may `put`; only the engine's may `pop_all`."""
 
     def __init__(self) -> None:
+        self.on_put: Call = lambda: None  # wakes an engine that waits otherwise than in `pop_all`
         self._commands: deque[Command] = deque()
         self._changed = threading.Condition()
 
@@ -121,6 +122,7 @@ class Inbox:
         with self._changed:
             self._commands.append(command)
             self._changed.notify()
+        self.on_put()
 
     def pop_all(self, wait_s: float) -> list[Command]:
         """Removes and returns all commands; if there are none, waits up to `wait_s` for some."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from services.core import FinishReason
 from services.worker.requests.kv_manager import KVManager
-from services.worker.requests.pending import HELD_MAX
+from services.worker.requests.pending import ExpectedCancels
 from services.worker.requests.reporting import Reporter
 from services.worker.requests.static_batching import Batch, StaticBatching
 from services.worker.requests.types.batch import NewToken
@@ -18,7 +18,7 @@ class RequestEnds:
         self._kv = kv
         self._static = static
         self._reporter = reporter
-        self._expected_cancels: set[str] = set()
+        self._expected_cancels = ExpectedCancels()
         self._late: list[
             NewToken
         ] = []  # last tokens, still to send, of static batches that are over
@@ -37,15 +37,11 @@ class RequestEnds:
 
     def expect_cancel(self, request_id: str) -> None:
         """Ignores the next cancel of this request: it belongs to an earlier placement."""
-        if len(self._expected_cancels) < HELD_MAX:
-            self._expected_cancels.add(request_id)
+        self._expected_cancels.expect(request_id)
 
     def ignores_cancel(self, request_id: str) -> bool:
         """Whether a cancel belongs to an earlier placement; true once per expected cancel."""
-        if request_id not in self._expected_cancels:
-            return False
-        self._expected_cancels.remove(request_id)
-        return True
+        return self._expected_cancels.pop(request_id)
 
     def ignore_no_cancel(self) -> None:
         """Expects no cancels of earlier placements, because their scheduler is gone."""

@@ -1,4 +1,5 @@
-"""Prompts that wait for their admissions, and admissions that wait for their prompts.
+"""Prompts that wait for their admissions, and admissions that wait for their prompts; cancels that
+belong to earlier placements.
 
 A prompt arrives from a gateway and its admission from the scheduler, on different streams, in any
 order. Both waits are bounded in number and time.
@@ -77,3 +78,31 @@ class PendingRequests:
         """No request is held twice. Raises AssertionError."""
         assert not set(self.prompts) & set(self.admissions)
         assert not [request_id for request_id in self.prompts if request_id in here]
+
+
+class ExpectedCancels:
+    """Requests with a cancel on its way that belongs to an earlier placement: they were moved away
+    and back before it arrived."""
+
+    def __init__(self) -> None:
+        self._request_ids: set[str] = set()
+
+    def expect(self, request_id: str) -> None:
+        """Ignores the next cancel of this request."""
+        if len(self._request_ids) < HELD_MAX:
+            self._request_ids.add(request_id)
+
+    def pop(self, request_id: str) -> bool:
+        """Whether a cancel belongs to an earlier placement; true once per expected cancel."""
+        if request_id not in self._request_ids:
+            return False
+        self._request_ids.remove(request_id)
+        return True
+
+    def discard(self, request_id: str) -> None:
+        """Expects no cancel of a request that has ended."""
+        self._request_ids.discard(request_id)
+
+    def clear(self) -> None:
+        """Expects no cancels, because their scheduler is gone."""
+        self._request_ids.clear()

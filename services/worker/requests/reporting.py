@@ -2,15 +2,51 @@
 
 from collections import deque
 from collections.abc import Collection, Container, Iterable, Mapping
+from typing import Protocol
 
 from services.core import Completion, FinishReason, Report, RequestProgress
 from services.costs import StepTiming, SwapTiming
-from services.worker.requests.kv_manager import KVManager
 from services.worker.requests.types.sequence import Sequence
 
 TIMINGS_MAX = 64  # a report has the latest; the estimator needs samples, not all
 NEW_SWAPS_MAX = 1_024  # between two steps; of more, the latest are kept
 FINISHED_MAX = 16_384  # without a scheduler: more than all prompts and requests together
+
+
+class ReportedPrefixes(Protocol):
+    """Cached prefixes of an engine."""
+
+    def pop_changes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Hashes added and removed since the last call."""
+
+
+class ReportedPool(Protocol):
+    """The device's blocks of an engine."""
+
+    @property
+    def free_blocks(self) -> int: ...
+
+    @property
+    def shared_blocks(self) -> int: ...
+
+    @property
+    def cached(self) -> ReportedPrefixes: ...
+
+
+class ReportedKV(Protocol):
+    """What a report says about an engine's requests and memory."""
+
+    @property
+    def sequences(self) -> Mapping[str, Sequence]: ...
+
+    @property
+    def running(self) -> Mapping[str, Sequence]: ...
+
+    @property
+    def pool(self) -> ReportedPool: ...
+
+    def blocks(self) -> dict[str, int]:
+        """Device blocks of each request with some."""
 
 
 class Reporter:
@@ -95,7 +131,7 @@ class Reporter:
         self._included.pop(request_id, None)
         self._evicted.pop(request_id, None)
 
-    def next_report(self, kv: KVManager) -> Report | None:
+    def next_report(self, kv: ReportedKV) -> Report | None:
         """The next report; None if there is nothing to report. O(requests with blocks)."""
         everything = self._everything or self._steps >= self._every_steps
         if not (everything or self._finished or self._evicted or self._included):

@@ -1,0 +1,44 @@
+"""Checks the options of `foretoken serve` that choose an engine."""
+
+from collections.abc import Sequence
+
+from foretoken.commands.usage import UsageError, near
+from foretoken.running.engines import ENGINES, OTHER_SERVERS
+
+BACKEND_KEY_VARIABLE = "FORETOKEN_BACKEND_API_KEY"
+
+
+def count_workers(engine: str, backends: Sequence[str], workers: int, emulate: str) -> int:
+    """The number of workers: one for each backend, else as given. Raises UsageError for an unknown
+    engine, and for options that contradict each other."""
+    if engine not in ENGINES:
+        raise UsageError(
+            f"--engine takes {', '.join(ENGINES)}; got {engine!r}{near(engine, ENGINES)}"
+        )
+    if engine != OTHER_SERVERS:
+        if backends:
+            raise UsageError(f"--backend needs --engine {OTHER_SERVERS} (got --engine {engine})")
+        return workers
+    if not backends:
+        raise UsageError(
+            f"--engine {OTHER_SERVERS} needs --backend URL, the address of an OpenAI-compatible "
+            "server; repeat it for further ones"
+        )
+    if emulate:
+        raise UsageError(f"give either --emulate or --engine {OTHER_SERVERS}: each is an engine")
+    if workers not in (1, len(backends)):
+        raise UsageError(
+            f"leave out --workers: there is one for each --backend, and {len(backends)} are given"
+        )
+    from services.worker.backend.config import normalise_url
+
+    known: set[str] = set()
+    for url in backends:
+        try:
+            address = normalise_url(url)
+        except ValueError as error:
+            raise UsageError(f"--backend: {error}") from None
+        if address in known:
+            raise UsageError(f"--backend {url} is given twice")
+        known.add(address)
+    return len(backends)

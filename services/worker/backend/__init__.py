@@ -1,0 +1,2 @@
+"""A worker in front of an OpenAI-compatible server: it sends admitted requests there, and passes
+the tokens of their answers on."""
