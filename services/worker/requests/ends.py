@@ -11,6 +11,33 @@ from services.worker.requests.types.batch import NewToken
 from services.worker.requests.types.sequence import Sequence
 
 
+class ExpectedCancels:
+    """Cancels of earlier placements of requests that have returned since, at most HELD_MAX."""
+
+    def __init__(self) -> None:
+        self._request_ids: set[str] = set()
+
+    def expect(self, request_id: str) -> None:
+        """Ignores the next cancel of this request: it belongs to an earlier placement."""
+        if len(self._request_ids) < HELD_MAX:
+            self._request_ids.add(request_id)
+
+    def ignores(self, request_id: str) -> bool:
+        """Whether a cancel belongs to an earlier placement; true once per expected cancel."""
+        if request_id not in self._request_ids:
+            return False
+        self._request_ids.remove(request_id)
+        return True
+
+    def discard(self, request_id: str) -> None:
+        """The request has ended: no cancel of it follows."""
+        self._request_ids.discard(request_id)
+
+    def clear(self) -> None:
+        """Expects none, because their scheduler is gone."""
+        self._request_ids.clear()
+
+
 class RequestEnds:
     """Removes requests from the KV, their static batch and the next report."""
 
@@ -18,7 +45,7 @@ class RequestEnds:
         self._kv = kv
         self._static = static
         self._reporter = reporter
-        self._expected_cancels: set[str] = set()
+        self.expected_cancels = ExpectedCancels()
         self._late: list[
             NewToken
         ] = []  # last tokens, still to send, of static batches that are over
@@ -32,24 +59,8 @@ class RequestEnds:
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Frees everything of a request, and reports its end."""
         self.forget(sequence.request_id)
-        self._expected_cancels.discard(sequence.request_id)
+        self.expected_cancels.discard(sequence.request_id)
         self._reporter.record_completion(sequence.request_id, sequence.output_tokens, reason)
-
-    def expect_cancel(self, request_id: str) -> None:
-        """Ignores the next cancel of this request: it belongs to an earlier placement."""
-        if len(self._expected_cancels) < HELD_MAX:
-            self._expected_cancels.add(request_id)
-
-    def ignores_cancel(self, request_id: str) -> bool:
-        """Whether a cancel belongs to an earlier placement; true once per expected cancel."""
-        if request_id not in self._expected_cancels:
-            return False
-        self._expected_cancels.remove(request_id)
-        return True
-
-    def ignore_no_cancel(self) -> None:
-        """Expects no cancels of earlier placements, because their scheduler is gone."""
-        self._expected_cancels.clear()
 
     def settle_batches(self) -> None:
         """Begins and ends static batches."""
