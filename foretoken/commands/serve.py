@@ -29,6 +29,10 @@ def serve(
         ),
     ] = "",
     model: Annotated[str, model_option("The model, as an option.", "MODEL", "the demo model")] = "",
+    engine: Annotated[
+        str,
+        model_option("What computes: foretoken, or vllm in vLLM's environment.", "NAME"),
+    ] = "foretoken",
     served_model_name: Annotated[
         str, model_option("Name of the model for clients.", "NAME", "the folder's or hub name")
     ] = "",
@@ -164,18 +168,26 @@ def serve(
         raise UsageError("--emulate-lengths needs --emulate HARDWARE, such as h100-llama3-8b")
     if separate and gateways == 0:
         raise UsageError("--separate needs a gateway process: give --gateways 1 or more")
+    from foretoken.running.engines import ENGINES, OWN
     from foretoken.running.model import locate, require_servable
     from foretoken.running.options import ServeOptions, default_gateways, demo_model
     from foretoken.running.serve import serve as run
     from services.runtime.process_limits import cores
 
+    if engine not in ENGINES:
+        raise UsageError(
+            f"--engine takes {' or '.join(ENGINES)}; got {engine!r}{near(engine, ENGINES)}"
+        )
+    if emulate and engine != OWN:
+        raise UsageError(f"--emulate replaces the engine: leave out --engine {engine}")
     asked = name or model
     located = locate(asked) if asked else None
     if located:
-        require_servable(asked, located.folder, weights=not emulate)
+        require_servable(asked, located.folder, weights=ENGINES[engine].ours and not emulate)
     run(
         ServeOptions(
             model=located.folder if located else demo_model(),
+            engine=engine,
             served_model_name=served_model_name or (located.name if located else ""),
             max_model_len=max_model_len,
             dtype=dtype,

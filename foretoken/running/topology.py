@@ -16,6 +16,7 @@ from enum import Enum, auto
 from functools import partial
 
 from foretoken.running.children.processes import Child
+from foretoken.running.engines import ENGINES, OWN
 from foretoken.running.options import Sections, local_worker, predictor_sections
 from foretoken.running.ports import free_ports
 from services.predictor.config import PredictorConfig
@@ -49,7 +50,12 @@ class Topology:
 
 
 def arrange(
-    overrides: Sections, shape: Shape, workers: int, gateways: int, folder: str
+    overrides: Sections,
+    shape: Shape,
+    workers: int,
+    gateways: int,
+    folder: str,
+    engine: str = OWN,
 ) -> Topology:
     """Returns the topology. `folder` is for sockets; EMBEDDED does not use `gateways`.
 
@@ -62,7 +68,7 @@ def arrange(
     given = {name: overrides[name].get("address") for name in (*ADVISERS, "scheduler")}
     addresses |= {name: address for name, address in given.items() if address}
     children = [
-        *_workers(overrides, addresses, ids),
+        *_workers(overrides, addresses, ids, ENGINES[engine].module),
         *_schedulers(overrides, addresses, shape),
         _predictor(overrides, addresses),
     ]
@@ -74,7 +80,9 @@ def arrange(
     return Topology(children, addresses["scheduler"], addresses["predictor"], fronts, peers)
 
 
-def _workers(overrides: Sections, addresses: Addresses, ids: Sequence[str]) -> Iterator[Child]:
+def _workers(
+    overrides: Sections, addresses: Addresses, ids: Sequence[str], module: str
+) -> Iterator[Child]:
     emulation = {"emulation": overrides["emulation"]}
     for number, worker_id in enumerate(ids):
         settings = {
@@ -83,7 +91,7 @@ def _workers(overrides: Sections, addresses: Addresses, ids: Sequence[str]) -> I
             "served_model_name": overrides["gateway"].get("served_model_name", ""),
             "scheduler_address": addresses["scheduler"],
         } | overrides["worker"]
-        yield _child(overrides, "worker", settings, emulation, settings["worker_id"])
+        yield _child(overrides, "worker", settings, emulation, settings["worker_id"], module)
 
 
 def _predictor(overrides: Sections, addresses: Addresses) -> Child:

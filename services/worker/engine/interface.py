@@ -3,6 +3,7 @@ one sleeps; both drive the same `WorkerState`. An engine of another project has 
 with the same effects of prompts and plans."""
 
 from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -12,7 +13,19 @@ from services.worker.kv.blocks import BlockPool
 from services.worker.requests.types.batch import NewToken, StepResult
 from services.worker.requests.types.limits import Counters, Limits
 from services.worker.requests.types.prompt import Prompt
-from services.worker.requests.types.sequence import Sequence
+
+
+class FailedRequest(Protocol):
+    """A request that a failed step has ended."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def prompt(self) -> Prompt: ...
+
+    @property
+    def output_tokens(self) -> int: ...
 
 
 class StepFailed(Exception):
@@ -22,7 +35,7 @@ class StepFailed(Exception):
     sequences of the step are computed in parts from now on, or if one of them was evicted.
     """
 
-    def __init__(self, what: str, sequences: list[Sequence]):
+    def __init__(self, what: str, sequences: Seq[FailedRequest]):
         super().__init__(what)
         self.sequences = sequences
 

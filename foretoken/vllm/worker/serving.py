@@ -1,0 +1,45 @@
+"""Loads vLLM's engine, and serves it."""
+
+import vllm
+from prometheus_client import CollectorRegistry
+
+from foretoken.vllm.worker.config import VllmWorkerConfig
+from foretoken.vllm.worker.core import VllmCore
+from foretoken.vllm.worker.engine import VllmEngine
+from observability.tracing import Tracing
+from services.runtime.main import Unit
+from services.runtime.startup import Laps
+from services.worker.engine.runner import engine_thread
+from services.worker.unit import build_unit
+
+
+def build(
+    config: VllmWorkerConfig, registry: CollectorRegistry, laps: Laps, tracing: Tracing
+) -> Unit:
+    """Raises ValueError with a sentence if vLLM cannot serve the model."""
+    thread = engine_thread()
+    engine = thread.submit(load_engine, config).result()
+    laps.lap("model")
+    return build_unit(config, engine, thread, registry, laps, tracing, f"vLLM {vllm.__version__}")
+
+
+def load_engine(config: VllmWorkerConfig) -> VllmEngine:
+    """In the thread that steps it."""
+    lost: list[VllmEngine] = []  # the engine, once it exists
+
+    def on_lost() -> None:
+        for engine in lost:
+            engine.on_lost()
+
+    core = VllmCore(config, on_lost)
+    engine = VllmEngine(core, config.report_every_steps, _placement(core))
+    lost.append(engine)
+    return engine
+
+
+def _placement(core: VllmCore) -> str:
+    model, parallel = core.config.model_config, core.config.parallel_config
+    dtype = str(model.dtype).removeprefix("torch.")
+    device = core.config.device_config.device_type
+    ranks = f" x {parallel.world_size}" if parallel.world_size > 1 else ""
+    return f"{dtype} on {device}{ranks} (vLLM {vllm.__version__})"
