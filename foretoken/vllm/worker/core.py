@@ -1,5 +1,6 @@
 """VllmCore: vLLM's EngineCore in this process, for one thread. What is used of its internals."""
 
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -115,9 +116,10 @@ class VllmCore:
         self._observer: StepObserver = scheduler.observer
         self._requests = self._observer.requests
         self.pool = VllmPool(self._core, self._observer)
+        self._core.collective_rpc("foretoken_end_with", args=(os.getpid(),))
         self._by_position = made.use_v2_model_runner
         if not self._by_position:
-            self._core.collective_rpc("foretoken_prepare")
+            self._core.collective_rpc("foretoken_seed_draws")
         self.config = made
         self.vocab_size: int = made.model_config.get_vocab_size()
         self.eos_ids = _eos_ids(made.model_config)

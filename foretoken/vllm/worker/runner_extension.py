@@ -1,11 +1,14 @@
-"""Methods that vLLM adds to the processes of its replica (`worker_extension_cls`), for its model
-runner V1, which CPUs have. Model runner V2 does the same by itself.
+"""Methods that vLLM adds to the processes of its replica (`worker_extension_cls`).
 
-V1 draws by a generator per request, which no other process can continue, and which it cannot
-rewind on a CPU after a part of a prompt. Here each draw has a generator of its own, seeded by the
-request's seed and the number of its output tokens.
+Most are for vLLM's model runner V1, which CPUs have; V2 does the same by itself. V1 draws by a
+generator per request, which no other process can continue, and which it cannot rewind on a CPU
+after a part of a prompt. Here each draw has a generator of its own, seeded by the request's seed
+and the number of its output tokens.
 """
 
+import ctypes
+import os
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +17,8 @@ from torch import nn
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from foretoken.vllm.worker.sampling import SEED, draw_seed
+
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 class SeededDraws(nn.Module):
@@ -53,8 +58,16 @@ class RunnerExtension:
 
     model_runner: Any
 
-    def foretoken_prepare(self) -> None:
-        """Replaces the draws. Once, before any request."""
+    def foretoken_end_with(self, worker_pid: int) -> None:
+        """Ends this process as soon as the worker's does; vLLM takes up to a minute to notice it,
+        and the supervisor waits until all of the worker's output is closed. No effect in the
+        worker's own process, and on systems other than Linux."""
+        libc = ctypes.CDLL(None)
+        if os.getpid() != worker_pid and hasattr(libc, "prctl"):
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def foretoken_seed_draws(self) -> None:
+        """Replaces the draws of V1. Once, before any request."""
         sampler = self.model_runner.sampler
         sampler.topk_topp_sampler = SeededDraws(sampler.topk_topp_sampler, self.model_runner)
 

@@ -108,6 +108,7 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
             ["--quantization", "awq"],
             "worker.quantization: Input should be 'none' or 'int8' (got 'awq')",
         ),
+        (["--engine", "vllm"], "--engine vllm needs vLLM in this environment: install foretoken"),
         (["--set", "predictor.model=oracle"], "predictor.oracle_file: the predictor 'oracle' need"),
     ],
 )
@@ -128,6 +129,8 @@ def test_invalid_setting_is_a_one_line_error(arguments: list[str], message: str)
         (["serve", "a", "--model", "b"], "two models are given, a and --model b; give one"),
         (["serve", "./models/dem"], "on the hub; did you mean models/demo?"),
         (["serve", "--log-level", "inof"], "got 'inof', did you mean info?"),
+        (["serve", "--engine", "vlm"], "--engine takes foretoken or vllm; got 'vlm', did you mean"),
+        (["serve", "--engine", "vllm", "--emulate", "h200-llama3-8b"], "leave out --engine vllm"),
         (["serve", "--emulate-lengths", "f"], "--emulate-lengths needs --emulate HARDWARE, such"),
         (["serve", "--chat-template", "/no/such"], "--chat-template: the file does not exist (got"),
         (["serve", "--workers", "x"], "Invalid value for '--workers'"),
