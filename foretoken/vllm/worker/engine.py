@@ -17,6 +17,8 @@ from services.worker.requests.types.prompt import Prompt
 
 log = logging.getLogger(__name__)
 
+LOST = "a process of vLLM's replica has ended"
+
 
 class VllmEngine:
     """One replica. Its KV is vLLM's, and has no bytes in host memory."""
@@ -59,9 +61,10 @@ class VllmEngine:
             generated = self._core.step()
         except Exception as error:
             log.exception("vLLM's engine failed")
+            cause = LOST if self._lost else f"{type(error).__name__}: {error}"
             raise UnrecoverableError(
-                f"vLLM's engine failed ({type(error).__name__}: {error}); the worker ends, and its "
-                "requests continue elsewhere"
+                f"vLLM's engine failed ({cause}); the worker ends, and its requests continue "
+                "elsewhere"
             ) from error
         self.phases.end()
         self.state.evict(self._core.pop_preempted())
@@ -79,7 +82,7 @@ class VllmEngine:
     def check(self) -> None:
         """Raises ValueError with a sentence if a process of the replica has ended."""
         if self._lost:
-            raise ValueError("a process of vLLM's replica has ended, which has no effect on others")
+            raise ValueError(f"{LOST}; the worker ends, and its requests continue elsewhere")
 
     def close(self) -> None:
         self._core.shutdown()
