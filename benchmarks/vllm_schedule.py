@@ -108,7 +108,9 @@ def measure(options: Namespace) -> dict[str, float]:
         raise RuntimeError(f"{len(scheduler.running)} of {options.running} requests run")
     calls, steps = sorted(calls_ms[WARM_UP_STEPS:]), sorted(steps_ms[WARM_UP_STEPS:])
     at_p99 = int(0.99 * len(calls))
-    return dict(zip(FIGURES, (calls[len(calls) // 2], calls[at_p99], steps[len(steps) // 2]), strict=True))
+    return dict(
+        zip(FIGURES, (calls[len(calls) // 2], calls[at_p99], steps[len(steps) // 2]), strict=True)
+    )
 
 
 def _options() -> Namespace:

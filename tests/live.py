@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,8 +38,8 @@ class Live:
         return self.process.wait(60)
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "foretoken", *arguments]
+def command(*arguments: str, python: Path | str = sys.executable) -> list[str]:
+    return [str(python), "-m", "foretoken", *arguments]
 
 
 def environment() -> dict[str, str]:
@@ -46,13 +47,15 @@ def environment() -> dict[str, str]:
 
 
 @contextmanager
-def serving(*arguments: str, stderr: Path | None = None) -> Iterator[Live]:
+def serving(
+    *arguments: str, stderr: Path | None = None, python: Path | str = sys.executable
+) -> Iterator[Live]:
     """`foretoken serve` on free ports, ready during the block. Its stderr goes to a file, and into
-    the error if it does not start."""
+    the error if it does not start. `python`: the interpreter of another environment."""
     ports = ["--http-port", "0", "--grpc-port", "0"]
     with stderr.open("w+") if stderr else TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            command("serve", *ports, *arguments),
+            command("serve", *ports, *arguments, python=python),
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -81,6 +84,15 @@ def _ready(process: subprocess.Popen[str], errors: IO[str]) -> Live:
             break
     errors.seek(0)
     raise AssertionError(f"foretoken serve did not start: {errors.read()}")
+
+
+def counted(url: str, name: str) -> float:
+    """A counter of the process behind `url`, summed over its labels."""
+    text = urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode()
+    family = f"foretoken_{name}_total"
+    found = [x for x in text.splitlines() if x.startswith((f"{family} ", f"{family}{{"))]
+    assert found, f"{url} has no metric {family}"
+    return sum(float(line.split()[-1]) for line in found)
 
 
 def wait_for(condition: Callable[[], bool], limit_s: float = 10.0) -> None:

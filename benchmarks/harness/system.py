@@ -39,9 +39,10 @@ class System:
 
 
 @contextmanager
-def foretoken_system(*arguments: str, checkout: str = "") -> Iterator[System]:
-    """Runs `foretoken serve` on free ports, of another checkout of the project if one is given."""
-    command = [sys.executable, "-m", "foretoken", "serve", *arguments]
+def foretoken_system(*arguments: str, checkout: str = "", python: str = "") -> Iterator[System]:
+    """Runs `foretoken serve` on free ports, of another checkout of the project, or with another
+    Python, if one is given."""
+    command = [python or sys.executable, "-m", "foretoken", "serve", *arguments]
     ports = ["--http-port", "0", "--grpc-port", "0"]
     folder = checkout or None  # Python imports from the current folder first
     with running([*command, *ports], stdout=subprocess.PIPE, cwd=folder) as process:

@@ -67,6 +67,7 @@ from benchmarks.overload.measuring import measure_capacity, measure_load
 from benchmarks.overload.open_loop import send_load
 from benchmarks.overload.systems import (
     DTYPES,
+    ENGINE,
     INSIDE,
     PEER,
     PEERS,
@@ -262,7 +263,8 @@ def names_of(options: Namespace) -> list[str]:
     if options.peer_python:
         known += PEERS
         rows = presets().items()
-        known += [INSIDE + name for name, row in rows if row.arrangement == "continuous"]
+        usable = [name for name, row in rows if row.arrangement == "continuous"]
+        known += [where + name for where in (INSIDE, ENGINE) for name in usable]
     names = options.presets.split(",") if options.presets else list(SYSTEMS)
     if "all" in names:
         names = [*presets(), *(name for name in names if name not in ("all", *presets()))]

@@ -12,6 +12,8 @@ from shutil import rmtree
 from tempfile import TemporaryDirectory, mkdtemp
 
 from benchmarks.harness.system import (
+    GIB,
+    VLLM_BLOCK_TOKENS,
     System,
     foretoken_system,
     read_metrics,
@@ -40,6 +42,11 @@ INSIDE = f"{PEER}+"  # and a preset: foretoken.vllm schedules inside vLLM by it
 BY_CLASS = f"{PEER}-priority"
 CLASSES = (25, 100)
 PEERS = {PEER: (), BY_CLASS: ("--scheduling-policy", "priority")}
+ENGINE = f"{PEER}-engine+"  # and a preset: foretoken serve --engine vllm by it
+ENGINE_SETTINGS = (
+    f"worker.block_tokens={VLLM_BLOCK_TOKENS}",
+    f'worker.vllm_args={{"kv_cache_memory_bytes": {GIB}}}',
+)
 KV_TOKENS = 3_072
 DTYPES = ("float32", "bfloat16")
 MAX_RUNNING = WorkerConfig().max_running
@@ -115,16 +122,23 @@ class ServedModel:
 @contextmanager
 def serving(name: str, model: ServedModel) -> Iterator[System]:
     """Runs one of SYSTEMS, another policy by its name, or a peer."""
+    if name.startswith(ENGINE):
+        preset = f"scheduler.policy={name.removeprefix(ENGINE)}"
+        given = settings(preset, "log.path=", *ENGINE_SETTINGS)
+        arguments = ("--engine", "vllm", *model.arguments, *given)
+        with foretoken_system(*arguments, python=model.peer_python) as system:
+            yield system
+        return
     if name.startswith(PEER):
         ours = name.startswith(INSIDE)
-        arguments = PEERS.get(name, ("--scheduler-cls", "foretoken.vllm.Scheduler"))
+        inside = PEERS.get(name, ("--scheduler-cls", "foretoken.vllm.Scheduler"))
         variables = {"FORETOKEN_POLICY": name.removeprefix(INSIDE)} if ours else {}
         with vllm_server(
             model.peer_python,
             KV_TOKENS,
             model.folder,
             model.dtype,
-            arguments=arguments,
+            arguments=inside,
             variables=variables,
         ) as peer:
             yield peer

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from foretoken.commands.usage import UsageError, near
-from foretoken.running.engines import ENGINES, OTHER_SERVERS
 
 BACKEND_KEY_VARIABLE = "FORETOKEN_BACKEND_API_KEY"
 
@@ -11,10 +10,14 @@ BACKEND_KEY_VARIABLE = "FORETOKEN_BACKEND_API_KEY"
 def count_workers(engine: str, backends: Sequence[str], workers: int, emulate: str) -> int:
     """The number of workers: one for each backend, else as given. Raises UsageError for an unknown
     engine, and for options that contradict each other."""
+    from foretoken.running.engines import ENGINES, OTHER_SERVERS, OWN
+
     if engine not in ENGINES:
         raise UsageError(
             f"--engine takes {', '.join(ENGINES)}; got {engine!r}{near(engine, ENGINES)}"
         )
+    if emulate and engine != OWN:
+        raise UsageError(f"give either --emulate or --engine {engine}: each is an engine")
     if engine != OTHER_SERVERS:
         if backends:
             raise UsageError(f"--backend needs --engine {OTHER_SERVERS} (got --engine {engine})")
@@ -24,8 +27,6 @@ def count_workers(engine: str, backends: Sequence[str], workers: int, emulate: s
             f"--engine {OTHER_SERVERS} needs --backend URL, the address of an OpenAI-compatible "
             "server; repeat it for further ones"
         )
-    if emulate:
-        raise UsageError(f"give either --emulate or --engine {OTHER_SERVERS}: each is an engine")
     if workers not in (1, len(backends)):
         raise UsageError(
             f"leave out --workers: there is one for each --backend, and {len(backends)} are given"

@@ -78,8 +78,11 @@ def serve(
     presets: Annotated[str, policy_option("TOML file with more presets.", "FILE", "none")] = "",
     engine: Annotated[
         str,
-        engine_option("own: workers compute; openai: OpenAI-compatible servers do.", "NAME"),
-    ] = "own",
+        engine_option(
+            "What computes: foretoken, vllm (in vLLM's environment), or openai, other servers.",
+            "NAME",
+        ),
+    ] = "foretoken",
     backend: Annotated[
         list[str] | None,
         engine_option(
@@ -186,6 +189,7 @@ def serve(
         raise UsageError("--separate needs a gateway process: give --gateways 1 or more")
     backends = backend or []
     workers = count_workers(engine, backends, workers, emulate)
+    from foretoken.running.engines import ENGINES
     from foretoken.running.model import locate, require_servable
     from foretoken.running.options import ServeOptions, default_gateways, demo_model
     from foretoken.running.serve import serve as run
@@ -194,7 +198,7 @@ def serve(
     asked = name or model
     located = locate(asked) if asked else None
     if located:
-        require_servable(asked, located.folder, weights=not (emulate or backends))
+        require_servable(asked, located.folder, weights=ENGINES[engine].ours and not emulate)
     run(
         ServeOptions(
             model=located.folder if located else demo_model(),

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from foretoken.running.children.supervisor import Supervisor, supervise
 from foretoken.running.console import status
 from foretoken.running.console.progress import StartProgress
+from foretoken.running.engines import ENGINES
 from foretoken.running.options import ServeOptions, sections
 from foretoken.running.shutdown import interruptible_start, run_in_daemon_thread
 from foretoken.running.topology import Shape, arrange
@@ -32,7 +33,6 @@ from services.runtime.server import Lifecycle, listening
 from services.runtime.startup import frozen_start, importing, rare_collections
 from services.runtime.tasks import background
 from services.runtime.telemetry.tracing import interceptors, open_tracing
-from services.worker.config import WorkerConfig
 
 if TYPE_CHECKING:
     from foretoken.running.control import ControlPlane
@@ -54,7 +54,7 @@ async def embedded(
 ) -> AsyncIterator["Endpoints"]:
     """Starts the whole system; it is ready while the block runs, and drained afterwards."""
     overrides, report = sections(options), progress.report if progress else _ignore
-    for kind in (GatewayConfig, EstimatorConfig, WorkerConfig):
+    for kind in (GatewayConfig, EstimatorConfig, ENGINES[options.engine].config):
         load(kind, overrides[kind.section])  # report a mistake before anything starts
     async with AsyncExitStack() as stack:
         tracing = stack.enter_context(closing(open_tracing(overrides["tracing"])))

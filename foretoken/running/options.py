@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from foretoken.running.engines import OWN_ENGINE
+from foretoken.running.engines import OWN
 from services.policies.preset import RESIDENCIES, Preset
 from services.predictor.config import PredictorConfig
 from services.predictor.predictors import READS
@@ -34,6 +34,7 @@ class ServeOptions:
     """The command line; an option that was not given is empty, None or 0."""
 
     model: str = ""  # a folder; empty: the demo model
+    engine: str = OWN  # a name of ENGINES
     served_model_name: str = ""
     max_model_len: int = 0
     dtype: str = ""
@@ -47,7 +48,6 @@ class ServeOptions:
     kv_tokens: int = 0
     kv_dtype: str = ""
     host_gib: float | None = None
-    engine: str = OWN_ENGINE
     backends: Sequence[str] = ()  # addresses of servers, one for each worker
     backend_key: str = ""
     emulate: str = ""  # hardware; empty: the workers compute

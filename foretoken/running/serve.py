@@ -9,6 +9,7 @@ import uvloop
 
 from foretoken.running.console import lines
 from foretoken.running.embedded import serve_embedded
+from foretoken.running.engines import ENGINES
 from foretoken.running.interrupts import quiet_interrupts
 from foretoken.running.options import ServeOptions, secrets, sections
 from foretoken.running.shutdown import Interrupted
@@ -18,6 +19,7 @@ from services.runtime.main import exit_immediately
 from services.runtime.process_limits import raise_open_file_limit
 from services.runtime.server import Lifecycle
 from services.runtime.telemetry.logs import LoggingConfig, configure_logging
+from services.scheduler.config import SchedulerConfig
 
 Mode = Callable[[ServeOptions, Lifecycle], Coroutine[Any, Any, None]]
 
@@ -30,7 +32,9 @@ def serve(options: ServeOptions) -> None:
     """
     check_environment()
     os.environ.update(secrets(options))
-    logs = sections(options)["logging"]
+    given = sections(options)
+    ENGINES[options.engine].check(load(SchedulerConfig, given["scheduler"]))
+    logs = given["logging"]
     configure_logging("serve", options.log_level.upper() or "WARNING", logs)
     if load(LoggingConfig, logs).format == "json":
         lines.log.setLevel(logging.INFO)

@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from foretoken.running.children.supervisor import supervise
 from foretoken.running.console import status
 from foretoken.running.console.progress import StartProgress
+from foretoken.running.engines import ENGINES
 from foretoken.running.options import ServeOptions, sections
 from foretoken.running.ports import HeldPort
 from foretoken.running.shutdown import interruptible_start
@@ -17,7 +18,6 @@ from services.runtime.channel import connect, host_port
 from services.runtime.config import load
 from services.runtime.server import Lifecycle
 from services.runtime.tasks import background
-from services.worker.config import WorkerConfig
 
 STOP_ORDER = (("gateway",), ("worker",), ("scheduler",), ADVISERS)
 
@@ -25,7 +25,7 @@ STOP_ORDER = (("gateway",), ("worker",), ("scheduler",), ADVISERS)
 async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
     """Serves until a signal. Raises Interrupted if it arrives before the system is ready."""
     overrides = sections(options)
-    for kind in (GatewayConfig, EstimatorConfig, WorkerConfig):
+    for kind in (GatewayConfig, EstimatorConfig, ENGINES[options.engine].config):
         load(kind, overrides[kind.section])  # report a mistake before anything starts
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="foretoken-"))

@@ -16,7 +16,7 @@ from enum import Enum, auto
 from functools import partial
 
 from foretoken.running.children.processes import Child
-from foretoken.running.engines import ENGINES, OWN_ENGINE
+from foretoken.running.engines import ENGINES, OWN, EngineKind
 from foretoken.running.options import Sections, local_worker, predictor_sections
 from foretoken.running.ports import free_ports
 from services.predictor.config import PredictorConfig
@@ -55,7 +55,7 @@ def arrange(
     workers: int,
     gateways: int,
     folder: str,
-    engine: str = OWN_ENGINE,
+    engine: str = OWN,
 ) -> Topology:
     """Returns the topology. `folder` is for sockets; EMBEDDED does not use `gateways`.
 
@@ -81,9 +81,9 @@ def arrange(
 
 
 def _workers(
-    overrides: Sections, addresses: Addresses, ids: Sequence[str], module: str
+    overrides: Sections, addresses: Addresses, ids: Sequence[str], engine: EngineKind
 ) -> Iterator[Child]:
-    shared = {section: overrides[section] for section in ("emulation", "backend")}
+    shared = {section: overrides[section] for section in engine.sections}
     for number, worker_id in enumerate(ids):
         settings = {
             "address": addresses[worker_id],
@@ -91,7 +91,8 @@ def _workers(
             "served_model_name": overrides["gateway"].get("served_model_name", ""),
             "scheduler_address": addresses["scheduler"],
         } | overrides["worker"]
-        yield _child(overrides, "worker", settings, shared, settings["worker_id"], module)
+        name = settings["worker_id"]
+        yield _child(overrides, "worker", settings, shared, name, engine.module)
 
 
 def _predictor(overrides: Sections, addresses: Addresses) -> Child:

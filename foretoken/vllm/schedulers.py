@@ -5,7 +5,7 @@ Their names are for `vllm serve --scheduler-cls`. `Scheduler` becomes an `AsyncS
 schedules asynchronously, so that one name is right everywhere.
 """
 
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
@@ -19,12 +19,33 @@ from foretoken.vllm.settings import VllmConfig, load_settings
 TESTED = ("0.30", "0.31", "0.32")
 
 
+class Follower(Protocol):
+    """Is told what happens in vLLM's scheduler."""
+
+    def arrived(self, request: Request) -> None:
+        """Before vLLM queues a request."""
+
+    def follow(self) -> None:
+        """Before a step is composed."""
+
+    def scheduled(self, output: SchedulerOutput) -> None:
+        """After a step was composed."""
+
+    def stepped(self) -> None:
+        """After a step."""
+
+    def stop(self) -> None: ...
+
+
 class Scheduler(VllmScheduler):
-    """vLLM's scheduler, which follows foretoken's plans."""
+    """vLLM's scheduler, which follows foretoken's plans. `asynchronous` is the class that takes its
+    place where vLLM schedules asynchronously."""
+
+    asynchronous: ClassVar[type["Scheduler"]]
 
     def __new__(cls, *, vllm_config: Any, **_: Any) -> Any:
         is_async = vllm_config.scheduler_config.async_scheduling
-        return object.__new__(AsyncScheduler if is_async else cls)
+        return object.__new__(cls.asynchronous if is_async else cls)
 
     def __init__(self, *args: Any, **kwargs: Any):
         settings = load_settings()
@@ -32,7 +53,10 @@ class Scheduler(VllmScheduler):
         if getattr(kwargs["vllm_config"].model_config, "is_diffusion", False):
             raise ValueError("foretoken.vllm serves no diffusion models: leave --scheduler-cls out")
         super().__init__(*args, **kwargs)
-        self._follower = PlanFollower(self, settings)
+        self._follower = self._make_follower(settings)
+
+    def _make_follower(self, settings: VllmConfig) -> Follower:
+        return PlanFollower(self, settings)
 
     def add_request(self, request: Request) -> None:
         self._follower.arrived(request)
@@ -57,6 +81,9 @@ class Scheduler(VllmScheduler):
 
 class AsyncScheduler(Scheduler, VllmAsyncScheduler):
     """The same where vLLM schedules a step while the one before it runs."""
+
+
+Scheduler.asynchronous = AsyncScheduler
 
 
 def require_tested(version: str, settings: VllmConfig) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -60,12 +61,7 @@ class VllmConfig(Settings):
             )
         known = presets(self.presets_file)
         preset = choose(self.policy, {**self.preset, "residency": RESIDENCY}, known)
-        if preset.arrangement != "continuous":
-            usable = (name for name, row in known.items() if row.arrangement == "continuous")
-            raise ValueError(
-                f"the policy {self.policy} serves static batches, but vLLM batches continuously; "
-                f"choose one of {', '.join(usable)}"
-            )
+        require_continuous(self.policy, preset, known)
         return preset
 
     def classes(self) -> dict[str, Sla]:
@@ -76,6 +72,16 @@ class VllmConfig(Settings):
                 f"unknown vllm.default_sla {self.default_sla!r}; known: {', '.join(classes)}"
             )
         return classes
+
+
+def require_continuous(name: str, preset: Preset, known: Mapping[str, Preset]) -> None:
+    """Raises ValueError if the preset serves static batches."""
+    if preset.arrangement != "continuous":
+        usable = (name for name, row in known.items() if row.arrangement == "continuous")
+        raise ValueError(
+            f"the policy {name} serves static batches, but vLLM batches continuously; "
+            f"choose one of {', '.join(usable)}"
+        )
 
 
 def load_settings() -> VllmConfig:

@@ -73,12 +73,12 @@ def load(
         return kind(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
+        key = ".".join([kind.section, *map(str, first["loc"])])
         # an error without a location concerns all fields, including secret ones
         hidden = not first["loc"] or first["loc"][0] in kind.secret
         got = "" if hidden else f" (got {first['input']!r})"
         message = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{kind.section}.{key}: {message}{got}") from None
+        raise ConfigError(f"{key}: {message}{got}") from None
 
 
 def parse_sets(items: Iterable[str], sections: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -11,8 +11,8 @@ from observability.metrics import worker as catalogue
 from observability.metrics.instruments import Instruments
 from observability.metrics.metric import Metric
 from services.costs import Direction
+from services.worker.engine.interface import EngineState
 from services.worker.engine.phase_clock import EnginePhase, PhaseClock
-from services.worker.requests.state import WorkerState
 from services.worker.requests.types.batch import StepResult
 from services.worker.requests.types.limits import Counters
 
@@ -43,7 +43,7 @@ class WorkerMetrics:
     def __init__(
         self,
         registry: CollectorRegistry,
-        state: WorkerState,
+        state: EngineState,
         phases: PhaseClock,
         host_block_bytes: int,
     ):
@@ -76,7 +76,7 @@ class WorkerMetrics:
             self._swap_bytes.labels(swap.direction.value).inc(blocks * self._block_bytes)
 
 
-def _read_memory(make: Instruments, state: WorkerState) -> None:
+def _read_memory(make: Instruments, state: EngineState) -> None:
     """Reads the state's current pools: a reset creates new ones."""
     make.reading(catalogue.RUNNING, lambda: len(state.running))
     make.reading(catalogue.RESTING, lambda: state.host.owner_count)
@@ -86,7 +86,7 @@ def _read_memory(make: Instruments, state: WorkerState) -> None:
     make.reading(catalogue.BLOCK_TOKENS, lambda: state.limits.block_tokens)
 
 
-def _blocks(state: WorkerState) -> Mapping[str, float]:
+def _blocks(state: EngineState) -> Mapping[str, float]:
     """Block counts by state; those of the device add up to its pool, those of the host to its
     pool."""
     pool, host = state.pool, state.host

@@ -149,10 +149,9 @@ class EngineLoop:
         Prompts without a plan and paused requests do not count: they are resubmitted elsewhere.
         """
         state = self._engine.state
-        if state.running or state.steps.in_flight:
+        if state.busy:
             return False
-        admissions = state.pending.admissions.values()
-        since_s = max((since_s for _, since_s in admissions), default=-inf)
+        since_s = max(state.awaited_since_s, default=-inf)
         return time.monotonic() - since_s > PROMPT_WAIT_S
 
     def _on_idle(self) -> None:
@@ -184,7 +183,7 @@ class EngineLoop:
         except StepFailed as failure:
             self._on_failure(failure)
             return True
-        if late := self._engine.state.ends.pop_late():
+        if late := self._engine.state.pop_late():
             self._metrics.record_tokens(len(late))
             self._post(lambda: self._listener.on_tokens(late))
         if result is None:

@@ -18,7 +18,7 @@ class RequestEnds:
         self._kv = kv
         self._static = static
         self._reporter = reporter
-        self._expected_cancels = ExpectedCancels()
+        self.expected_cancels = ExpectedCancels()
         self._late: list[
             NewToken
         ] = []  # last tokens, still to send, of static batches that are over
@@ -32,20 +32,8 @@ class RequestEnds:
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Frees everything of a request, and reports its end."""
         self.forget(sequence.request_id)
-        self._expected_cancels.discard(sequence.request_id)
+        self.expected_cancels.discard(sequence.request_id)
         self._reporter.record_completion(sequence.request_id, sequence.output_tokens, reason)
-
-    def expect_cancel(self, request_id: str) -> None:
-        """Ignores the next cancel of this request: it belongs to an earlier placement."""
-        self._expected_cancels.expect(request_id)
-
-    def ignores_cancel(self, request_id: str) -> bool:
-        """Whether a cancel belongs to an earlier placement; true once per expected cancel."""
-        return self._expected_cancels.pop(request_id)
-
-    def ignore_no_cancel(self) -> None:
-        """Expects no cancels of earlier placements, because their scheduler is gone."""
-        self._expected_cancels.clear()
 
     def settle_batches(self) -> None:
         """Begins and ends static batches."""

@@ -6,23 +6,28 @@ from typing import Protocol
 
 from services.core import Completion, FinishReason, Report, RequestProgress
 from services.costs import StepTiming, SwapTiming
-from services.worker.requests.types.sequence import Sequence
 
 TIMINGS_MAX = 64  # a report has the latest; the estimator needs samples, not all
 NEW_SWAPS_MAX = 1_024  # between two steps; of more, the latest are kept
 FINISHED_MAX = 16_384  # without a scheduler: more than all prompts and requests together
 
 
-class ReportedPrefixes(Protocol):
-    """Cached prefixes of an engine."""
+class Reported(Protocol):
+    """A request, as reports show it."""
 
+    @property
+    def request_id(self) -> str: ...
+
+    def progress(self, blocks: int) -> RequestProgress:
+        """Its progress, with this many device blocks."""
+
+
+class PrefixChanges(Protocol):
     def pop_changes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Hashes added and removed since the last call."""
+        """Hashes of blocks that became, and that ceased to be, shareable since the last call."""
 
 
 class ReportedPool(Protocol):
-    """The device's blocks of an engine."""
-
     @property
     def free_blocks(self) -> int: ...
 
@@ -30,23 +35,23 @@ class ReportedPool(Protocol):
     def shared_blocks(self) -> int: ...
 
     @property
-    def cached(self) -> ReportedPrefixes: ...
+    def cached(self) -> PrefixChanges: ...
 
 
-class ReportedKV(Protocol):
-    """What a report says about an engine's requests and memory."""
-
-    @property
-    def sequences(self) -> Mapping[str, Sequence]: ...
+class ReportedMemory(Protocol):
+    """The requests of an engine, those that run, and the device's blocks."""
 
     @property
-    def running(self) -> Mapping[str, Sequence]: ...
+    def sequences(self) -> Mapping[str, Reported]: ...
+
+    @property
+    def running(self) -> Mapping[str, Reported]: ...
 
     @property
     def pool(self) -> ReportedPool: ...
 
     def blocks(self) -> dict[str, int]:
-        """Device blocks of each request with some."""
+        """The device blocks of each request that has some."""
 
 
 class Reporter:
@@ -59,8 +64,8 @@ class Reporter:
         self._steps = 0
         self.applied_plan_seq = 0
         self._finished: deque[Completion] = deque(maxlen=FINISHED_MAX)
-        self._evicted: dict[str, Sequence] = {}
-        self._included: dict[str, Sequence] = {}
+        self._evicted: dict[str, Reported] = {}
+        self._included: dict[str, Reported] = {}
         self._blocks: dict[str, int] = {}  # of each request with blocks, as last reported
         self._timings: deque[StepTiming] = deque(maxlen=TIMINGS_MAX)
         self._swaps: deque[SwapTiming] = deque(maxlen=TIMINGS_MAX)
@@ -117,11 +122,11 @@ class Reporter:
         self._finished.clear()
         self._finished.extend((*finished, *later))
 
-    def record_eviction(self, sequence: Sequence) -> None:
+    def record_eviction(self, sequence: Reported) -> None:
         self._included.pop(sequence.request_id, None)
         self._evicted[sequence.request_id] = sequence
 
-    def include(self, sequence: Sequence) -> None:
+    def include(self, sequence: Reported) -> None:
         """Includes a request's progress in the next report, because its slice ended or it was
         paused."""
         self._included[sequence.request_id] = sequence
@@ -131,7 +136,7 @@ class Reporter:
         self._included.pop(request_id, None)
         self._evicted.pop(request_id, None)
 
-    def next_report(self, kv: ReportedKV) -> Report | None:
+    def next_report(self, kv: ReportedMemory) -> Report | None:
         """The next report; None if there is nothing to report. O(requests with blocks)."""
         everything = self._everything or self._steps >= self._every_steps
         if not (everything or self._finished or self._evicted or self._included):
@@ -162,7 +167,7 @@ class Reporter:
         self._clear(everything)
         return report
 
-    def _changed(self, blocks: Mapping[str, int], about: Mapping[str, Sequence]) -> list[str]:
+    def _changed(self, blocks: Mapping[str, int], about: Mapping[str, Reported]) -> list[str]:
         """Requests besides `about` with another block count than in the last report."""
         reported, changed = self._blocks, []
         if blocks.keys() - about.keys():
@@ -183,6 +188,6 @@ class Reporter:
 
 
 def _progress(
-    sequences: Iterable[Sequence], blocks: Mapping[str, int]
+    sequences: Iterable[Reported], blocks: Mapping[str, int]
 ) -> tuple[RequestProgress, ...]:
     return tuple([s.progress(blocks.get(s.request_id, 0)) for s in sequences])

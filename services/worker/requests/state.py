@@ -22,6 +22,7 @@ from services.worker.requests.reporting import Reporter
 from services.worker.requests.static_batching import StaticBatching
 from services.worker.requests.step_cycle import StepCycle
 from services.worker.requests.step_runs import StepRuns
+from services.worker.requests.types.batch import NewToken
 from services.worker.requests.types.limits import Counters, Limits
 from services.worker.requests.types.lookup import NO_DRAFTS
 from services.worker.requests.types.prompt import Prompt
@@ -88,6 +89,16 @@ class WorkerState:
         """No request is here or expected, and no step is in flight."""
         return not (self.sequences or self.steps.in_flight or self.pending)
 
+    @property
+    def busy(self) -> bool:
+        """Whether requests run or are computed."""
+        return bool(self.running or self.steps.in_flight)
+
+    @property
+    def awaited_since_s(self) -> list[float]:
+        """When the requests without a prompt were admitted."""
+        return [since_s for _, since_s in self.pending.admissions.values()]
+
     def attach(self) -> tuple[HeldRequest, ...]:
         """Attaches a scheduler. Returns all requests here, which it adopts by plans or cancels. The
         step in flight is not included; it is reported like any other.
@@ -95,7 +106,7 @@ class WorkerState:
         Plans and reports are numbered from 1. Prompts without an admission are kept without a
         budget. Static batches and expected cancels of the previous scheduler are dropped.
         """
-        self.ends.ignore_no_cancel()
+        self.ends.expected_cancels.clear()
         self.ends.end_batches(self._static.dissolve())
         for prompt in self.pending.pop_prompts():
             self._kv.park(prompt)
@@ -134,7 +145,7 @@ class WorkerState:
         if request_id in self.sequences:
             # It was moved away and back before the cancel of its earlier placement arrived.
             self.ends.forget(request_id)
-            self.ends.expect_cancel(request_id)
+            self.ends.expected_cancels.expect(request_id)
         if why := self.limits.refusal(prompt):
             self.refuse(request_id)
             return why
@@ -171,7 +182,7 @@ class WorkerState:
 
     def cancel(self, request_id: str) -> None:
         """Frees everything of a request, in flight or not; ignores an unknown one."""
-        if self.ends.ignores_cancel(request_id):
+        if self.ends.expected_cancels.pop(request_id):
             return
         self.ends.forget(request_id)
         self.pending.forget(request_id)
@@ -248,6 +259,10 @@ class WorkerState:
     def record_swaps(self, timings: Collection[SwapTiming]) -> None:
         """Records completed transfers for the next report."""
         self._reporter.record_swaps(timings)
+
+    def pop_late(self) -> list[NewToken]:
+        """Last tokens of requests whose static batch ended between two steps."""
+        return self.ends.pop_late()
 
     def check_integrity(self) -> None:
         """All redundant state agrees. Raises AssertionError."""

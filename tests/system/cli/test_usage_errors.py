@@ -116,6 +116,7 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
             ["--quantization", "awq"],
             "worker.quantization: Input should be 'none' or 'int8' (got 'awq')",
         ),
+        (["--engine", "vllm"], "--engine vllm needs vLLM in this environment: install foretoken"),
         (["--set", "predictor.model=oracle"], "predictor.oracle_file: the predictor 'oracle' need"),
     ],
 )
@@ -136,12 +137,20 @@ def test_invalid_setting_is_a_one_line_error(arguments: list[str], message: str)
         (["serve", "a", "--model", "b"], "two models are given, a and --model b; give one"),
         (["serve", "./models/dem"], "on the hub; did you mean models/demo?"),
         (["serve", "--log-level", "inof"], "got 'inof', did you mean info?"),
+        (
+            ["serve", "--engine", "vlm"],
+            "--engine takes foretoken, vllm, openai; got 'vlm', did you",
+        ),
+        (
+            ["serve", "--engine", "vllm", "--emulate", "h200-llama3-8b"],
+            "or --engine vllm: each is an",
+        ),
         (["serve", "--emulate-lengths", "f"], "--emulate-lengths needs --emulate HARDWARE, such"),
         (["serve", "--engine", "openia"], "openai; got 'openia', did you mean openai?"),
         (["serve", "--engine", "openai"], "--engine openai needs --backend URL, the address of"),
         (
             ["serve", "--backend", "http://a:1"],
-            "--backend needs --engine openai (got --engine own)",
+            "--backend needs --engine openai (got --engine foretoken)",
         ),
         (
             ["serve", "--engine=openai", "--backend=ftp://a"],

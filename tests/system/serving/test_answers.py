@@ -1,7 +1,6 @@
 """The whole system answers exactly as `transformers` does, under preemption and failures."""
 
 import asyncio
-import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from foretoken import AsyncClient
 from foretoken.running.ports import free_port
 from models.tasks import examples
-from tests.live import ROOT, Live, serving
+from tests.live import ROOT, Live, counted, serving
 
 DEMO = str(ROOT / "models/demo")
 PROMPTS = 200
@@ -153,12 +152,3 @@ async def test_seeded_sampling_is_independent_of_the_batch(chunked: Live, cases:
     together = await ask_all(chunked, prompts, 32, **sampling)
     assert alone == together
     assert len(set(alone)) > 1
-
-
-def counted(url: str, name: str) -> float:
-    """A counter of the process behind `url`, summed over its labels."""
-    text = urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode()
-    family = f"foretoken_{name}_total"
-    found = [x for x in text.splitlines() if x.startswith((f"{family} ", f"{family}{{"))]
-    assert found, f"{url} has no metric {family}"
-    return sum(float(line.split()[-1]) for line in found)

@@ -1,0 +1,44 @@
+"""`python -m foretoken.vllm.worker`: config → vLLM's engine → serve."""
+
+import os
+from functools import partial
+
+from prometheus_client import CollectorRegistry
+
+from foretoken.vllm.worker.config import VllmWorkerConfig, environment
+from observability.tracing import OFF, Tracing
+from services.runtime.main import Build, Sets, Unit, run_process
+from services.runtime.process_limits import cores
+from services.runtime.startup import Laps, importing, stage_reporter
+
+# The activity that follows each finished part of the start.
+FOLLOWING = {
+    "imports": "loading the model in vLLM",
+    "model": "measuring steps",
+    "profile": "attaching to the scheduler",
+}
+EMULATION = "emulation"  # a section that the command gives to each worker
+
+
+def prepare(config: VllmWorkerConfig, sets: Sets) -> Build:
+    """Raises ValueError for settings of an emulated engine."""
+    if sets[EMULATION]:
+        raise ValueError("vLLM's engine computes: leave the section emulation out")
+    return partial(build, config)
+
+
+def build(config: VllmWorkerConfig, registry: CollectorRegistry, tracing: Tracing = OFF) -> Unit:
+    """Loads and profiles the model, then serves it. Raises ValueError if it cannot be served."""
+    report_stage = stage_reporter(config.started_by)
+    report_stage("importing vLLM")
+    laps = Laps(report_stage=report_stage, following=FOLLOWING)
+    for name, value in environment(config, cores()).items():
+        os.environ.setdefault(name, value)
+    with importing():
+        from foretoken.vllm.worker import serving
+    laps.lap("imports")
+    return serving.build(config, registry, laps, tracing)
+
+
+if __name__ == "__main__":
+    run_process(VllmWorkerConfig, [EMULATION], prepare)

@@ -1,0 +1,110 @@
+"""Settings of a worker with vLLM's engine, and what they are called in vLLM. Imports no vLLM."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from services.worker.config import EngineConfig, WorkerConfig
+
+# Keys of section `worker` that vLLM's engine has, too. `swap_dtype` is ignored: nothing is swapped.
+USED = frozenset(
+    {
+        "model",
+        "device",
+        "dtype",
+        "torch_threads",
+        "local_rank",
+        "local_workers",
+        "tensor_parallel",
+        "kv_tokens",
+        "block_tokens",
+        "max_running",
+        "max_batch_tokens",
+        "max_context_tokens",
+        "prefix_sharing",
+        "gpu_memory_utilization",
+        "report_every_steps",
+        "swap_dtype",
+        "host_gib",
+        "quantization",
+        "kv_dtype",
+    }
+)
+# Values that mean what vLLM does anyway.
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "host_gib": (None, 0.0),
+    "quantization": ("none",),
+    "kv_dtype": ("auto",),
+}
+INSTEAD = {
+    "host_gib": "vLLM frees the KV of paused requests",
+    "quantization": "vLLM loads quantized checkpoints by itself",
+    "kv_dtype": 'vLLM has another INT8 cache: set worker.vllm_args={"kv_cache_dtype": …}',
+    "speculative_tokens": 'set worker.vllm_args={"speculative_config": …}',
+    "kernels": 'set worker.vllm_args={"attention_backend": …}',
+    "cuda_graphs": 'set worker.vllm_args={"enforce_eager": true} for none',
+    "compile": 'set worker.vllm_args={"enforce_eager": true} for none',
+    "overlap": 'set worker.vllm_args={"async_scheduling": …}',
+}
+
+
+class VllmWorkerConfig(WorkerConfig):
+    """Section `worker` of a worker with vLLM's engine."""
+
+    # Arguments of vLLM's engine by their names in Python, such as {"enforce_eager": true}; they win
+    # over those that follow from the other keys.
+    vllm_args: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _means_something(self) -> "VllmWorkerConfig":
+        given = self.model_fields_set & EngineConfig.model_fields.keys()
+        for key in sorted(given):
+            known = key in USED and getattr(self, key) in NEUTRAL.get(key, (getattr(self, key),))
+            if not known:
+                instead = f": {INSTEAD[key]}" if key in INSTEAD else ""
+                raise ValueError(f"{key} has no effect with vLLM's engine{instead}; leave it out")
+        return self
+
+
+def engine_arguments(config: VllmWorkerConfig) -> dict[str, Any]:
+    """vLLM's engine arguments for these settings. The size of the KV cache is set later, when
+    vLLM has chosen the size of its blocks."""
+    arguments: dict[str, Any] = {
+        "model": config.model,
+        "dtype": config.dtype,
+        "tensor_parallel_size": config.tensor_parallel,
+        "max_num_seqs": config.max_running,
+        "enable_prefix_caching": config.prefix_sharing,
+        "disable_log_stats": True,
+        "seed": 0,
+    }
+    given = config.model_fields_set
+    if config.max_batch_tokens:
+        arguments["max_num_batched_tokens"] = config.max_batch_tokens
+    if config.max_context_tokens:
+        arguments["max_model_len"] = config.max_context_tokens
+    if "block_tokens" in given:
+        arguments["block_size"] = config.block_tokens
+    if "gpu_memory_utilization" in given:
+        arguments["gpu_memory_utilization"] = config.gpu_memory_utilization
+    return arguments | config.vllm_args
+
+
+def environment(config: VllmWorkerConfig, cores: int) -> dict[str, str]:
+    """Variables to set before vLLM is imported, except those that the user has set. `cores` are
+    those that this process may use.
+
+    With several workers on a machine each takes the GPUs of its number, or its share of the cores.
+    """
+    variables = {"VLLM_LOGGING_LEVEL": config.log_level, "VLLM_NO_USAGE_STATS": "1"}
+    size = config.tensor_parallel
+    kind, _, number = config.device.partition(":")
+    if kind != "cpu" and (number or config.local_workers > 1):
+        first = int(number) if number else config.local_rank * size
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + size)))
+    share = max(1, cores // (config.local_workers * size))
+    if config.torch_threads or config.local_workers > 1:
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        variables["OMP_NUM_THREADS"] = str(config.torch_threads or share)
+    return variables

@@ -1,0 +1,1 @@
+"""The worker with vLLM's engine, without vLLM."""
