@@ -1,5 +1,5 @@
-"""`python -m observability.prometheus.build` writes the rules beside this file: rules.yml and alerts.yml
-for Prometheus, and both as prometheusrule.yml for its operator in Kubernetes."""
+"""`python -m observability.prometheus.build` writes the rules beside this file: rules.yml and
+alerts.yml for Prometheus, and both as prometheusrule.yml for its operator in Kubernetes."""
 
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,6 @@
-"""Runs the pods of the overlay `one-node` without a cluster: their commands with their environments,
-all at once, names of Services and pods from a hosts file, and a root that is read-only but for /tmp.
+"""Runs the pods of the overlay `one-node` without a cluster: their commands with their
+environments, all at once, names of Services and pods from a hosts file, and a root that is
+read-only but for /tmp.
 
 tests/kubernetes/test_run.py starts it under `unshare`. Prints the results as one JSON line.
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from services.runtime.healthcheck import check
+from services.runtime.outcomelog.opening import STREAM
 from tests.kubernetes.resolved import (
     ROOT,
     Object,
@@ -92,10 +94,9 @@ def outcomes() -> int:
     """The number of outcomes in Redis, once there is one."""
     until = time.monotonic() + LEARNED_S
     while time.monotonic() < until:
-        keys = subprocess.run(["redis-cli", "--scan", "--type", "stream"], capture_output=True)
-        for key in keys.stdout.split():
-            length = subprocess.run(["redis-cli", "xlen", key], capture_output=True, check=True)
-            return int(length.stdout)
+        length = subprocess.run(["redis-cli", "xlen", STREAM], capture_output=True, check=True)
+        if count := int(length.stdout):
+            return count
         time.sleep(0.2)
     return 0
 

@@ -11,7 +11,7 @@ import pytest
 from gateway.config import GatewayConfig
 from services.batcher.config import BatcherConfig
 from services.estimator.config import EstimatorConfig
-from services.policies.preset import presets
+from services.policies.preset import DEFAULT, presets
 from services.predictor.config import PredictorConfig
 from services.runtime.config import ENV_PREFIX, Settings, check_environment, load
 from services.runtime.main import ServedSettings
@@ -37,16 +37,24 @@ from tests.kubernetes.resolved import (
     workloads,
 )
 
-# Sections that a process reads, its own first.
-SECTIONS: Mapping[str, tuple[type[ServedSettings], *tuple[type[Settings], ...]]] = {
-    "gateway": (GatewayConfig,),
-    "scheduler": (SchedulerConfig,),
-    "worker": (WorkerConfig, EmulationConfig),
-    "predictor": (PredictorConfig, LogConfig),
-    "estimator": (EstimatorConfig,),
-    "batcher": (BatcherConfig,),
+# The section of each process, and the others that it reads.
+SECTIONS: Mapping[str, type[ServedSettings]] = {
+    "gateway": GatewayConfig,
+    "scheduler": SchedulerConfig,
+    "worker": WorkerConfig,
+    "predictor": PredictorConfig,
+    "estimator": EstimatorConfig,
+    "batcher": BatcherConfig,
+}
+OTHERS: Mapping[str, tuple[type[Settings], ...]] = {
+    "worker": (EmulationConfig,),
+    "predictor": (LogConfig,),
 }
 COMMON = (TracingConfig, LoggingConfig)
+
+
+def read_by(service: str) -> tuple[type[Settings], ...]:
+    return (SECTIONS[service], *OTHERS.get(service, ()), *COMMON)
 
 
 @pytest.fixture
@@ -66,10 +74,9 @@ def own(
     for key, value in settings(overlay, workload).items():
         monkeypatch.setenv(key, value.replace("/keys/", f"{tmp_path}/"))
     check_environment()
-    first, *others = SECTIONS[program(workload)]
-    for section in (*others, *COMMON):
+    for section in read_by(program(workload)):
         load(section)
-    return load(first)
+    return load(SECTIONS[program(workload)])
 
 
 @pytest.mark.parametrize("overlay", FLEETS)
@@ -101,7 +108,7 @@ def test_every_variable_of_a_config_map_is_read_by_a_process(overlay: str):
     for each in ours(overlay):
         names = set(from_config_maps(overlay, each))
         given |= names
-        for section in (*SECTIONS[program(each)], *COMMON):
+        for section in read_by(program(each)):
             prefix = f"{ENV_PREFIX}{section.section}_".upper()
             read |= {key for key in names if key.startswith(prefix)}
     assert given == read
@@ -116,8 +123,7 @@ def test_gateways_and_workers_have_the_same_model(overlay: str):
 
 def test_predictor_is_the_one_of_the_scheduler_s_preset():
     by_program = {program(each): settings("one-node", each) for each in ours("one-node")}
-    config = SchedulerConfig(policy=by_program["scheduler"].get("FORETOKEN_SCHEDULER_POLICY", ""))
-    preset = presets()[config.policy or SchedulerConfig().policy]
+    preset = presets()[by_program["scheduler"].get("FORETOKEN_SCHEDULER_POLICY", DEFAULT)]
     assert by_program["predictor"]["FORETOKEN_PREDICTOR_MODEL"] == preset.predictor
 
 
