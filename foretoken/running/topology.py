@@ -10,7 +10,7 @@ ports, unless `--set` names an address.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -49,9 +49,15 @@ class Topology:
 
 
 def arrange(
-    overrides: Sections, shape: Shape, workers: int, gateways: int, folder: str
+    overrides: Sections,
+    shape: Shape,
+    workers: int,
+    gateways: int,
+    folder: str,
+    placed: Sequence[Mapping[str, str]] = (),
 ) -> Topology:
-    """Returns the topology. `folder` is for sockets; EMBEDDED does not use `gateways`.
+    """Returns the topology. `folder` is for sockets; EMBEDDED does not use `gateways`. `placed` are
+    settings of each worker that runs on another machine.
 
     The gateways' ports must be chosen already. Raises ValueError for a mistake in the sections of
     predictor and scheduler, and for settings that several gateways cannot share.
@@ -62,7 +68,7 @@ def arrange(
     given = {name: overrides[name].get("address") for name in (*ADVISERS, "scheduler")}
     addresses |= {name: address for name, address in given.items() if address}
     children = [
-        *_workers(overrides, addresses, ids),
+        *_workers(overrides, addresses, ids, placed or [{}] * workers),
         *_schedulers(overrides, addresses, shape),
         _predictor(overrides, addresses),
     ]
@@ -74,14 +80,20 @@ def arrange(
     return Topology(children, addresses["scheduler"], addresses["predictor"], fronts, peers)
 
 
-def _workers(overrides: Sections, addresses: Addresses, ids: Sequence[str]) -> Iterator[Child]:
+def _workers(
+    overrides: Sections,
+    addresses: Addresses,
+    ids: Sequence[str],
+    placed: Sequence[Mapping[str, str]],
+) -> Iterator[Child]:
     emulation = {"emulation": overrides["emulation"]}
-    for number, worker_id in enumerate(ids):
+    for number, (worker_id, place) in enumerate(zip(ids, placed, strict=True)):
         settings = {
             "address": addresses[worker_id],
             **local_worker(number, len(ids)),
             "served_model_name": overrides["gateway"].get("served_model_name", ""),
             "scheduler_address": addresses["scheduler"],
+            **place,
         } | overrides["worker"]
         yield _child(overrides, "worker", settings, emulation, settings["worker_id"])
 
