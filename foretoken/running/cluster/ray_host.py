@@ -22,6 +22,7 @@ class WorkerHost:
         """`host` is the address of the node."""
         self._host = host
         self._lines: asyncio.Queue[str] = asyncio.Queue(LINES_MAX)  # ends with an empty line
+        self._ended = False  # whether the empty line is read
 
     async def start(self, module: str, overrides: Sections, environment: Mapping[str, str]) -> None:
         """Starts the worker at its address, or at another port if its place has moved here."""
@@ -36,9 +37,12 @@ class WorkerHost:
 
     async def read(self) -> list[str]:
         """Waits for lines of the worker's stderr; returns all there are, none after the last."""
+        if self._ended:
+            return []
         found = [await self._lines.get()]
         while not self._lines.empty():
             found.append(self._lines.get_nowait())
+        self._ended = not found[-1]
         return [line for line in found if line]
 
     async def status(self) -> int:
