@@ -47,6 +47,7 @@ async def test_worker_keeps_its_address_on_its_node_and_gets_another_one_elsewhe
     for address, kept in (("127.0.0.1:20123", True), ("10.0.0.1:20123", False)):
         host = await started("stays", address)
         try:
+            await host.read()  # it runs
             found = re.search(r"worker\.address=(\S+?):(\d+)\0", arguments(host))
             assert found and found[1] == "127.0.0.1"
             assert (host_port(found[1], int(found[2])) == address) is kept
