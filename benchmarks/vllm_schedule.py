@@ -5,9 +5,9 @@
 
 Runs with the Python of an environment that has vLLM and foretoken. Each round starts vLLM's engine
 with the demo model once for each scheduler, in alternating order, adds `--running` + `--waiting`
-requests that do not end, and times each call of `schedule()`: the time by which a step begins later.
-foretoken's rounds run in a thread beside the steps and take the interpreter's lock from both;
-`step_ms` has what that costs a whole step.
+requests that do not end, and times each call of `schedule()`: the time by which a step begins
+later. foretoken's rounds run in a thread beside the steps and take the interpreter's lock from
+both; `step_p50_ms` has what that costs a whole step.
 """
 
 import json
@@ -88,7 +88,7 @@ def measure(options: Namespace) -> dict[str, float]:
     for number in range(count):
         ids = [3 + (number * 7 + i) % 200 for i in range(PROMPT_TOKENS)]
         engine.add_request(str(number), {"prompt_token_ids": ids}, sampling)
-    scheduler: Any = engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]  # in process
+    scheduler: Any = engine.engine_core.engine_core.scheduler
     schedule, calls_ms = scheduler.schedule, list[float]()
 
     def timed(*args: Any, **kwargs: Any) -> Any:

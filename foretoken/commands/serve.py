@@ -18,6 +18,7 @@ emulation_option = option_maker("Emulation")
 address_option = option_maker("Addresses")
 request_option = option_maker("Clients and requests")
 process_option = option_maker("Processes and settings")
+CLUSTERS = ("ray",)
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -158,6 +159,12 @@ def serve(
         bool,
         process_option("Run every service as a separate process over TCP.", names=["--separate"]),
     ] = False,
+    cluster: Annotated[
+        str,
+        process_option(
+            "Where the workers run: ray, the nodes of a running Ray cluster.", "NAME", "here"
+        ),
+    ] = "",
     log_level: Annotated[
         str,
         process_option(
@@ -185,8 +192,11 @@ def serve(
         raise UsageError(f"--chat-template: the file does not exist (got {chat_template!r})")
     if emulate_lengths and not emulate:
         raise UsageError("--emulate-lengths needs --emulate HARDWARE, such as h100-llama3-8b")
-    if separate and gateways == 0:
-        raise UsageError("--separate needs a gateway process: give --gateways 1 or more")
+    if cluster and cluster not in CLUSTERS:
+        raise UsageError(f"--cluster takes {', '.join(CLUSTERS)}; got {cluster!r}")
+    for option, given in (("--separate", separate), ("--cluster", cluster)):
+        if given and gateways == 0:
+            raise UsageError(f"{option} needs a gateway process: give --gateways 1 or more")
     backends = backend or []
     workers = count_workers(engine, backends, workers, emulate)
     from foretoken.running.engines import ENGINES
@@ -231,6 +241,7 @@ def serve(
             log_level=log_level,
             gateways=default_gateways(cores()) if gateways is None else gateways,
             separate=separate,
+            cluster=cluster,
             ui=ui,
             sets=sets or [],
         )

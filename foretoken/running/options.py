@@ -63,6 +63,7 @@ class ServeOptions:
     log_level: str = ""
     gateways: int = 0  # processes; 0: one process has the gateway and the scheduler
     separate: bool = False
+    cluster: str = ""  # a key of running/cluster/places.py; empty: this machine
     ui: bool = True
     sets: Sequence[str] = field(default_factory=list)
 

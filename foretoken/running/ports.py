@@ -12,8 +12,8 @@ from services.runtime.config import ConfigError
 MIN_PORT, PORTS = 20_000, 12_000
 
 
-def free_ports(count: int) -> list[int]:
-    """Returns distinct free ports, adjacent where possible, starting at a random place.
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Returns distinct free ports of an address, adjacent where possible, from a random place on.
 
     The random start keeps two concurrent searches apart. Raises ConfigError if none is free.
     """
@@ -24,7 +24,7 @@ def free_ports(count: int) -> list[int]:
             port = MIN_PORT + (start + at) % PORTS
             probe = probes.enter_context(socket.socket())
             try:
-                probe.bind(("127.0.0.1", port))
+                probe.bind((host, port))
             except OSError:
                 probe.close()
                 continue
@@ -34,9 +34,9 @@ def free_ports(count: int) -> list[int]:
     raise ConfigError(f"no ports are free from {MIN_PORT} to {MIN_PORT + PORTS - 1}")
 
 
-def free_port() -> int:
-    """Returns one free port."""
-    [port] = free_ports(1)
+def free_port(host: str = "127.0.0.1") -> int:
+    """Returns one free port of an address."""
+    [port] = free_ports(1, host)
     return port
 
 

@@ -40,7 +40,7 @@ def serve(options: ServeOptions) -> None:
         lines.log.setLevel(logging.INFO)
     raise_open_file_limit()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    supervised = options.gateways or options.separate
+    supervised = options.gateways or options.separate or options.cluster
     mode: Mode = serve_supervised if supervised else serve_embedded
     try:
         uvloop.run(_with_signals(mode, options))

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, closing
 from tempfile import TemporaryDirectory
 
 from foretoken.running.children.supervisor import supervise
+from foretoken.running.cluster.places import CLUSTERS
 from foretoken.running.console import status
 from foretoken.running.console.progress import StartProgress
 from foretoken.running.engines import ENGINES
@@ -33,18 +34,34 @@ async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
         for name in ("http_port", "grpc_port"):
             port = stack.enter_context(HeldPort(host, int(overrides["gateway"][name])))
             overrides["gateway"][name] = str(port.number)
-        shape = Shape.SEPARATE if options.separate else Shape.SHARED
-        gateways = max(1, options.gateways)
-        topology = arrange(overrides, shape, options.workers, gateways, folder, options.engine)
         progress = stack.enter_context(closing(StartProgress()))
         end_start = await stack.enter_async_context(interruptible_start(lifecycle))
+        reserve = CLUSTERS[options.cluster]
+        places = await stack.enter_async_context(reserve(overrides["worker"], options.workers))
+        overrides["scheduler"] = places.scheduler | overrides["scheduler"]
+        shape = Shape.SEPARATE if options.separate else Shape.SHARED
+        gateways = max(1, options.gateways)
+        topology = arrange(
+            overrides,
+            shape,
+            options.workers,
+            gateways,
+            folder,
+            options.engine,
+            places.workers,
+        )
         addresses = (topology.predictor, topology.scheduler, *topology.gateways)
         channels = [connect(address) for address in addresses]
         for channel in channels:
             stack.push_async_callback(channel.close)
         predictor, scheduler, *fronts = channels
         supervisor = await stack.enter_async_context(
-            supervise(topology.children, lifecycle, progress.update)
+            supervise(
+                topology.children,
+                lifecycle,
+                progress.update,
+                launchers={"worker": places.launch},
+            )
         )
         fleet = await status.wait_for_workers(
             scheduler, lambda: min(supervisor.count("worker"), options.awaited_workers)

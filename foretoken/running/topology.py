@@ -10,7 +10,7 @@ ports, unless `--set` names an address.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -56,8 +56,10 @@ def arrange(
     gateways: int,
     folder: str,
     engine: str = OWN,
+    placed: Sequence[Mapping[str, str]] = (),
 ) -> Topology:
-    """Returns the topology. `folder` is for sockets; EMBEDDED does not use `gateways`.
+    """Returns the topology. `folder` is for sockets; EMBEDDED does not use `gateways`. `placed` are
+    settings of each worker that runs on another machine.
 
     The gateways' ports must be chosen already. Raises ValueError for a mistake in the sections of
     predictor and scheduler, and for settings that several gateways cannot share.
@@ -68,7 +70,7 @@ def arrange(
     given = {name: overrides[name].get("address") for name in (*ADVISERS, "scheduler")}
     addresses |= {name: address for name, address in given.items() if address}
     children = [
-        *_workers(overrides, addresses, ids, ENGINES[engine]),
+        *_workers(overrides, addresses, ids, ENGINES[engine], placed or [{}] * workers),
         *_schedulers(overrides, addresses, shape),
         _predictor(overrides, addresses),
     ]
@@ -81,15 +83,20 @@ def arrange(
 
 
 def _workers(
-    overrides: Sections, addresses: Addresses, ids: Sequence[str], engine: EngineKind
+    overrides: Sections,
+    addresses: Addresses,
+    ids: Sequence[str],
+    engine: EngineKind,
+    placed: Sequence[Mapping[str, str]],
 ) -> Iterator[Child]:
     shared = {section: overrides[section] for section in engine.sections}
-    for number, worker_id in enumerate(ids):
+    for number, (worker_id, place) in enumerate(zip(ids, placed, strict=True)):
         settings = {
             "address": addresses[worker_id],
             **local_worker(number, len(ids)),
             "served_model_name": overrides["gateway"].get("served_model_name", ""),
             "scheduler_address": addresses["scheduler"],
+            **place,
         } | overrides["worker"]
         name = settings["worker_id"]
         yield _child(overrides, "worker", settings, shared, name, engine.module)

@@ -1,4 +1,5 @@
-"""`python -m observability.prometheus.build` writes rules.yml and alerts.yml beside this file."""
+"""`python -m observability.prometheus.build` writes the rules beside this file: rules.yml and
+alerts.yml for Prometheus, and both as prometheusrule.yml for its operator in Kubernetes."""
 
 from pathlib import Path
 from typing import Any
@@ -57,12 +58,27 @@ def _alert(alert: Alert) -> dict[str, Any]:
     }
 
 
-def files() -> dict[str, str]:
-    """The content of each file by name."""
+def operator_rules() -> dict[str, Any]:
+    """Recording and alerting rules, as the Prometheus Operator reads them."""
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "foretoken"},
+        "spec": {"groups": [*rules()["groups"], *alerts()["groups"]]},
+    }
+
+
+def prometheus_files() -> dict[str, str]:
+    """The content of each rule file of Prometheus by name."""
     return {
         "rules.yml": HEADER + OBJECTIVE_COMMENT + _dump(rules()),
         "alerts.yml": HEADER + _dump(alerts()),
     }
+
+
+def files() -> dict[str, str]:
+    """The content of each file by name."""
+    return prometheus_files() | {"prometheusrule.yml": HEADER + _dump(operator_rules())}
 
 
 def _dump(value: dict[str, Any]) -> str:

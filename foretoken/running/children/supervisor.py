@@ -6,10 +6,11 @@ advisory service has a fallback. A restarted child keeps its name, address and d
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 
-from foretoken.running.children.processes import Child, Exit, OnStage, Running, start
+from foretoken.running.children.processes import Child, Exit, Launch, OnStage, Process, start
 from foretoken.running.children.restart_policy import RestartCounter, RestartPolicy
 from services.runtime.config import ConfigError
 from services.runtime.errors import UnrecoverableError
@@ -45,8 +46,10 @@ class Supervisor:
         lifecycle: Lifecycle,
         on_stage: OnStage,
         policy: RestartPolicy,
+        launchers: Mapping[str, Launch],
     ):
         self._lifecycle, self._on_stage, self._policy = lifecycle, on_stage, policy
+        self._launchers = launchers
         self._kept = {child.name: child for child in children}  # not given up
         self._started = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -79,7 +82,8 @@ class Supervisor:
         restarts, clock = RestartCounter(self._policy), asyncio.get_running_loop().time
         while True:
             started_s = clock()
-            running = await start(child, self._report_stage)
+            launch = self._launchers.get(child.section, start)
+            running = await launch(child, self._report_stage)
             ended = await self._wait(running)
             if self._rejects_settings(child, ended):
                 raise ProcessFailed(ended.reason or f"the {child.name} process ended with {ended}")
@@ -90,7 +94,7 @@ class Supervisor:
             log.warning("%s exited (%s); restarting it", child.name, ended)
             await asyncio.sleep(delay_s)
 
-    async def _wait(self, running: Running) -> Exit:
+    async def _wait(self, running: Process) -> Exit:
         """Waits until the child exits; stops it if this task is cancelled."""
         try:
             return await running.wait()
@@ -128,14 +132,15 @@ async def supervise(
     lifecycle: Lifecycle,
     on_stage: OnStage = lambda *_: None,
     policy: RestartPolicy | None = None,
+    launchers: Mapping[str, Launch] = MappingProxyType({}),
 ) -> AsyncIterator[Supervisor]:
     """Keeps these children running while the block runs, then stops them concurrently.
 
     The block fails with ProcessFailed if a child rejects its settings during the start, and with
     UnrecoverableError once all children of a required section are given up. `on_stage` receives the
-    stages of each start.
+    stages of each start. `launchers` start the children of their sections elsewhere than here.
     """
-    supervisor = Supervisor(children, lifecycle, on_stage, policy or RestartPolicy())
+    supervisor = Supervisor(children, lifecycle, on_stage, policy or RestartPolicy(), launchers)
     async with asyncio.TaskGroup() as group:
         supervisor.start(group)
         try:

@@ -67,11 +67,11 @@ class Prometheus:
 @contextmanager
 def scraping(program: str, target: str, folder: Path) -> Iterator[Prometheus]:
     """Prometheus over `target` (host:port), after its first scrape; stopped at the end."""
-    for name in build.files():
+    for name in build.prometheus_files():
         shutil.copy(build.FOLDER / name, folder)
     port = free_port()
     (folder / "prometheus.yml").write_text(
-        yaml.safe_dump(_configuration(target, f"127.0.0.1:{port}", list(build.files())))
+        yaml.safe_dump(_configuration(target, f"127.0.0.1:{port}", list(build.prometheus_files())))
     )
     command = [
         program,
