@@ -48,10 +48,13 @@ def environment() -> dict[str, str]:
 
 @contextmanager
 def serving(
-    *arguments: str, stderr: Path | None = None, python: Path | str = sys.executable
+    *arguments: str,
+    stderr: Path | None = None,
+    python: Path | str = sys.executable,
+    started_s: float = STARTED_S,
 ) -> Iterator[Live]:
     """`foretoken serve` on free ports, ready during the block. Its stderr goes to a file, and into
-    the error if it does not start. `python`: the interpreter of another environment."""
+    the error if it does not start within `started_s`. `python`: another environment's."""
     ports = ["--http-port", "0", "--grpc-port", "0"]
     with stderr.open("w+") if stderr else TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -63,7 +66,7 @@ def serving(
             cwd=ROOT,
         )
         try:
-            yield _ready(process, errors)
+            yield _ready(process, errors, started_s)
         finally:
             process.terminate()
             try:
@@ -73,9 +76,9 @@ def serving(
                 raise
 
 
-def _ready(process: subprocess.Popen[str], errors: IO[str]) -> Live:
+def _ready(process: subprocess.Popen[str], errors: IO[str], limit_s: float) -> Live:
     assert process.stdout is not None
-    until = time.monotonic() + STARTED_S
+    until = time.monotonic() + limit_s
     while time.monotonic() < until:
         found = READY.search(line := process.stdout.readline())
         if found:

@@ -29,6 +29,7 @@ SIZES = (
     *("--set=worker.max_running=64", "--set=worker.max_batch_tokens=64"),
 )
 EAGER = '--set=worker.vllm_args={"enforce_eager": true}'  # vLLM compiles for minutes otherwise
+START_S = 300.0  # vLLM compiles parts of its sampler
 LONGEST = 120
 MODULE = "foretoken.vllm.worker"
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": LONGEST}
@@ -118,7 +119,7 @@ def live(
             patch.setenv(key, value)
         with serving(
             "--engine=vllm", "--dtype=float32", *SIZES, EAGER, stderr=home / "stderr",
-            python=environments.python_of(name),
+            python=environments.python_of(name), started_s=START_S,
         ) as live:  # fmt: skip
             yield live
 
