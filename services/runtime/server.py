@@ -24,9 +24,9 @@ from services.runtime.telemetry.scrape import TELEMETRY, TelemetryService
 log = logging.getLogger(__name__)
 
 SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
-    # Clients send keep-alive pings every 20 s, even without calls (channel.OPTIONS). The default
-    # would disconnect them.
-    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    # Clients send keep-alive pings every 20 s, and to several schedulers every second, even without
+    # calls (channel.OPTIONS, leader_channel). The default would disconnect them.
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
 )
 MAX_CONCURRENT_RPCS = 8_192  # of a server; further calls get RESOURCE_EXHAUSTED
 
@@ -62,15 +62,24 @@ class Lifecycle:
 
     async def drain(self, work: Awaitable[None], limit_s: float) -> bool:
         """Runs `work` until it ends, `limit_s`, or the second signal; returns whether it ended."""
-        task = asyncio.ensure_future(work)
-        abort = asyncio.ensure_future(self.aborting.wait())
-        try:
-            await asyncio.wait({task, abort}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            return task.done()
-        finally:
-            for pending in (task, abort):
-                pending.cancel()
-            await asyncio.gather(task, abort, return_exceptions=True)
+        return await _ends_before(self.aborting, work, limit_s)
+
+    async def prepare(self, work: Awaitable[None]) -> bool:
+        """Runs `work` until it ends or the first signal; returns whether it ended."""
+        return await _ends_before(self.draining, work)
+
+
+async def _ends_before(
+    event: asyncio.Event, work: Awaitable[None], limit_s: float | None = None
+) -> bool:
+    task, stop = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({task, stop}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        return task.done()
+    finally:
+        for pending in (task, stop):
+            pending.cancel()
+        await asyncio.gather(task, stop, return_exceptions=True)
 
 
 class Server:
@@ -102,8 +111,9 @@ class Server:
         self.port = 0
 
     async def start(self, *addresses: str) -> None:
-        """Listens, and sets the health status to SERVING. `port` is that of the last address.
-        Raises ConfigError if an address is not available."""
+        """Listens; the health status is NOT_SERVING. `port` is that of the last address. Raises
+        ConfigError if an address is not available."""
+        await self.set_serving(False)
         for address in addresses:
             _require_free(address, self._shared)
             try:
@@ -118,7 +128,6 @@ class Server:
             await asyncio.shield(starting)
         finally:
             await starting
-        await self.set_serving(True)
 
     async def set_serving(self, serving: bool) -> None:
         """Sets the health status."""
@@ -139,11 +148,13 @@ async def listening(
     interceptors: Sequence[aio.ServerInterceptor] = (),
     more_addresses: Sequence[str] = (),
     shared: bool = False,
+    serving: bool = True,
 ) -> AsyncIterator[Server]:
-    """A running server; stops at the end of the block without a drain."""
+    """A running server with this health status; stops at the end of the block without a drain."""
     server = Server(mounts, parts, interceptors, shared)
     try:
         await server.start(*more_addresses, address)
+        await server.set_serving(serving)
         yield server
     finally:
         await server.set_serving(False)

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from observability.tracing import Tracing
 from protos.generated import worker_pb2_grpc
 from services.costs import StepTiming, SwapTiming
-from services.runtime.channel import connect
+from services.runtime.leader_channel import connect_to_leader
 from services.runtime.main import Unit
 from services.runtime.server import Mount
 from services.runtime.startup import Laps, process_age_s
@@ -60,7 +60,7 @@ def build_unit(
     runner = EngineRunner(engine, metrics, thread)
     spans = WorkerSpans(tracing.service(config.section))
     service = WorkerService(runner, config.outbox_tokens, spans)
-    channel = connect(config.scheduler_address)
+    channel = connect_to_leader(config.scheduler_address)
     attachment = Attachment(config, channel, runner, hello, spans)
 
     async def run() -> None:
