@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from inspect import iscoroutinefunction
 from typing import Any
 
 import grpc
@@ -77,10 +76,7 @@ def _guard_unary(inner: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitabl
     return call
 
 
-def _guard_stream(inner: Callable[..., Any]) -> Callable[..., Any]:
-    if iscoroutinefunction(inner):  # writes to its context, as the health service's Watch does
-        return _guard_unary(inner)
-
+def _guard_stream(inner: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
     async def call(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
             async for response in inner(request, context):

@@ -29,7 +29,7 @@ _SERVICE_CONFIG: Mapping[str, Any] = {
 # A host that is lost without a reset is noticed within the sum of both times.
 _KEEPALIVE: Sequence[tuple[str, Any]] = (
     ("grpc.keepalive_time_ms", 1_000),
-    ("grpc.keepalive_timeout_ms", 1_500),
+    ("grpc.http2.ping_timeout_ms", 1_500),
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 )
 

@@ -168,9 +168,9 @@ async def serve(config: ServedSettings, build: Build, tracing: Tracing) -> None:
         log.info("listening on %s", config.address)
         stage_reporter(config.started_by)(UP)
         if await lifecycle.prepare(unit.ready()):
-            await server.set_serving(True)
+            server.set_serving(True)
         await lifecycle.draining.wait()
-        await server.set_serving(False)
+        server.set_serving(False)
         if not await lifecycle.drain(unit.drain(), config.drain_s):
             log.warning("stopping with unfinished requests")
 

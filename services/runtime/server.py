@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpc import aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from observability.exposition import Part
@@ -19,6 +19,7 @@ from protos.generated import telemetry_pb2_grpc
 from services.runtime.channel import OPTIONS
 from services.runtime.config import ConfigError
 from services.runtime.errors import ErrorInterceptor
+from services.runtime.health import HealthService
 from services.runtime.telemetry.scrape import TELEMETRY, TelemetryService
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
     # calls (channel.OPTIONS, leader_channel). The default would disconnect them.
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
 )
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 MAX_CONCURRENT_RPCS = 8_192  # of a server; further calls get RESOURCE_EXHAUSTED
 
 
@@ -100,20 +102,18 @@ class Server:
             options=[*OPTIONS, *SERVER_OPTIONS, ("grpc.so_reuseport", int(shared))],
             maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
         )
-        self._names = [mount.name for mount in mounts]
-        self._health = health.aio.HealthServicer()
+        self._health = HealthService([mount.name for mount in mounts])
         for mount in mounts:
             mount.add(mount.servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(parts), self._server)
-        names = [*self._names, TELEMETRY, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        names = [*(mount.name for mount in mounts), TELEMETRY, HEALTH, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self._server)
         self.port = 0
 
     async def start(self, *addresses: str) -> None:
         """Listens; the health status is NOT_SERVING. `port` is that of the last address. Raises
         ConfigError if an address is not available."""
-        await self.set_serving(False)
         for address in addresses:
             _require_free(address, self._shared)
             try:
@@ -129,14 +129,12 @@ class Server:
         finally:
             await starting
 
-    async def set_serving(self, serving: bool) -> None:
+    def set_serving(self, serving: bool) -> None:
         """Sets the health status."""
-        status = health_pb2.HealthCheckResponse
-        now = status.SERVING if serving else status.NOT_SERVING
-        for name in ["", *self._names]:
-            await self._health.set(name, now)
+        self._health.set_serving(serving)
 
     async def stop(self, grace_s: float) -> None:
+        self._health.end_watches()
         await self._server.stop(grace_s)
 
 
@@ -154,10 +152,10 @@ async def listening(
     server = Server(mounts, parts, interceptors, shared)
     try:
         await server.start(*more_addresses, address)
-        await server.set_serving(serving)
+        server.set_serving(serving)
         yield server
     finally:
-        await server.set_serving(False)
+        server.set_serving(False)
         await server.stop(grace_s=0.5)
 
 
