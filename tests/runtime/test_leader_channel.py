@@ -24,6 +24,12 @@ class Numbered(scheduler_pb2_grpc.SchedulerServicer):
     async def GetFleet(self, request: Any, context: Any) -> scheduler_pb2.FleetView:
         return self._view
 
+    async def Why(self, request: Any, context: Any) -> scheduler_pb2.WhyResponse:
+        raise NotImplementedError
+
+    def Attach(self, requests: Any, context: Any) -> AsyncIterator[scheduler_pb2.Plan]:
+        raise NotImplementedError
+
     async def Submit(
         self, requests: AsyncIterator[Any], context: Any
     ) -> AsyncIterator[scheduler_pb2.SchedulerEvent]:
