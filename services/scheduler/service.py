@@ -26,7 +26,7 @@ from services.runtime.codecs.attach import (
     encode_plan,
 )
 from services.runtime.codecs.common import decode_reason
-from services.runtime.errors import Code, InvalidArgument, ServiceError
+from services.runtime.errors import Code, InvalidArgument, ServiceError, UnrecoverableError
 from services.runtime.streams import Outbox, duplex
 from services.scheduler.codec import (
     decode_request,
@@ -126,8 +126,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def _lead(self) -> None:
         try:
             await self._leadership.run()
-        finally:
+        except UnrecoverableError:
             self._end_streams()
+            raise
 
     def _open_log(self) -> EventLog:
         state = self.state
