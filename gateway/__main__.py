@@ -11,12 +11,14 @@ from gateway.faces.http.serve import bind_http, serve_http
 from gateway.gateway import Gateway
 from observability.tracing import Tracing
 from services.runtime.channel import connect
+from services.runtime.leader_channel import connect_to_leader
 from services.runtime.main import Unit, run_service
 
 
 def build(config: GatewayConfig, registry: CollectorRegistry, tracing: Tracing) -> Unit:
     config = config.own_share()
-    scheduler, spans = connect(config.scheduler_address), tracing.service(config.section)
+    scheduler = connect_to_leader(config.scheduler_address)
+    spans = tracing.service(config.section)
     gateway = Gateway(config, scheduler, connect, registry, spans=spans)
     app = build_app(gateway)
     listener = bind_http(config.host, config.http_port, config.shares_address)

@@ -13,6 +13,7 @@ from gateway.types.api_keys import name_keys
 from gateway.types.sla_classes import OTHER
 from services.core import Sla
 from services.runtime.channel import host_port
+from services.runtime.leader_channel import LeaderAddress
 from services.runtime.main import ServedSettings
 
 Positive = Annotated[float, Field(gt=0)]
@@ -77,7 +78,8 @@ class GatewayConfig(ServedSettings):
     http_port: Annotated[int, Field(ge=0, le=65535)] = 8000  # 0: any free port
     grpc_port: Annotated[int, Field(ge=0, le=65535)] = 50051  # 0: any free port
     address: str = ""  # of the gRPC listener; empty: host and grpc_port
-    scheduler_address: str = "127.0.0.1:50052"
+    # With a standby: ip:port,ip:port or dns:///name:port.
+    scheduler_address: LeaderAddress = "127.0.0.1:50052"
     gateway_id: str = ""  # label `gateway` of its metrics; empty: random, and no label
     # Gateway processes that listen on the same ports (SO_REUSEPORT). Each enforces its share of
     # max_sessions, max_arriving, max_reading, max_reading_bytes, max_connections and

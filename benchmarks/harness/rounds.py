@@ -25,7 +25,7 @@ from services.scheduler.core.state import SchedulerState
 from services.scheduler.observe.metrics import SchedulerMetrics
 from services.scheduler.observe.story_recorder import StoryRecorder
 
-GATEWAY, WORKER = "gateway#1", "worker#1"
+GATEWAY = "gateway#1"
 COST = CostModel(0.01, 1e-4, 2e-4, 1e-7, offload_token_s=1e-6, upload_token_s=1e-6)
 MAX_TOKENS = 1_024
 FINISHED = 4  # requests that end, and arrive, between two rounds
@@ -76,7 +76,7 @@ def _splitting(marks: list[float]) -> Iterator[None]:
 
 
 class BusyScheduler:
-    """A scheduler state with memory for the running requests only.
+    """A scheduler state with memory for the running requests only, divided over its workers.
 
     Every request has a separate forecast with 64 points. Between two rounds some requests end, as
     many arrive, and all others generate a report's tokens. With presets that divide the pool into
@@ -84,7 +84,13 @@ class BusyScheduler:
     """
 
     def __init__(
-        self, policy: str, running: int, queued: int, apart: bool = False, anew: bool = True
+        self,
+        policy: str,
+        running: int,
+        queued: int,
+        apart: bool = False,
+        anew: bool = True,
+        workers: int = 1,
     ):
         self._rng = np.random.default_rng(0)
         self.state = SchedulerState(
@@ -98,39 +104,25 @@ class BusyScheduler:
         self._outputs: dict[str, int] = {}
         self._prompts: dict[str, int] = {}
         self._reports = self._count = 0
-        view = WorkerView("w", "w", "demo", running * 640, 16, running, 8_192)
-        self._step(ev.WorkerAttached(WORKER, view))
-        self._step(ev.Costed("w", COST))
+        slots = running // workers
+        for number in range(workers):
+            name = f"w{number}"
+            view = WorkerView(name, name, "demo", slots * 640, 16, slots, 8_192)
+            self._step(ev.WorkerAttached(_link(name), view))
+            self._step(ev.Costed(name, COST))
         self._submit(running + queued)
 
     @property
     def running(self) -> int:
-        return len(self.state.workers["w"].running)
+        return sum(len(worker.running) for worker in self.state.workers.values())
 
     def turn(self, arrange: Arrange, times: RoundTimes) -> None:
-        """Applies a report, submits new requests, and arranges and times a round."""
+        """Applies a report of every worker, submits new requests, and arranges and times a
+        round."""
         self.now += 0.1
-        names = list(self.state.workers["w"].running)
-        ending = len(names) if self.makes_batches else FINISHED
-        ended, rest = names[:ending], names[ending:]
-        for name in rest:
-            self._outputs[name] = min(self._outputs[name] + REPORT_STEPS, MAX_TOKENS - 1)
         self._reports += 1
-        report = Report(
-            self._reports,
-            self.state.workers["w"].plan_seq,
-            tuple(
-                RequestProgress(n, self._outputs[n], self._context(n), self._blocks(n))
-                for n in rest
-            ),
-            tuple(Completion(n, self._outputs[n], FinishReason.STOP) for n in ended),
-        )
-        began_s = time.process_time()
-        self.state.step(ev.Reported(WORKER, "w", report), self.now)
-        report_s = time.process_time() - began_s
-        times.report_us.append(report_s * 1e6 / max(1, len(names)))
-        self.publish()
-        self._submit(max(FINISHED, len(ended)))
+        ended = [self._report(worker, times) for worker in self.state.workers]
+        self._submit(max(FINISHED, sum(ended)))
         if self._anew:
             self.state.rounds.memory = PolicyMemory()
         marks = [time.process_time()]
@@ -142,6 +134,30 @@ class BusyScheduler:
         began_s = time.process_time()
         self.publish()
         times.publish_ms.append((time.process_time() - began_s) * 1e3)
+
+    def _report(self, worker: str, times: RoundTimes) -> int:
+        """Applies and times a worker's report; returns how many requests ended."""
+        names = list(self.state.workers[worker].running)
+        share = -(-FINISHED // len(self.state.workers))
+        ending = len(names) if self.makes_batches else share
+        ended, rest = names[:ending], names[ending:]
+        for name in rest:
+            self._outputs[name] = min(self._outputs[name] + REPORT_STEPS, MAX_TOKENS - 1)
+        report = Report(
+            self._reports,
+            self.state.workers[worker].plan_seq,
+            tuple(
+                RequestProgress(n, self._outputs[n], self._context(n), self._blocks(n))
+                for n in rest
+            ),
+            tuple(Completion(n, self._outputs[n], FinishReason.STOP) for n in ended),
+        )
+        began_s = time.process_time()
+        self.state.step(ev.Reported(_link(worker), worker, report), self.now)
+        report_s = time.process_time() - began_s
+        times.report_us.append(report_s * 1e6 / max(1, len(names)))
+        self.publish()
+        return len(ended)
 
     def _step(self, event: ev.Event) -> None:
         self.state.step(event, self.now)
@@ -182,11 +198,15 @@ class BusyScheduler:
         return Forecast(tuple(lengths.tolist()), (weight,) * len(lengths), MAX_TOKENS, "bench")
 
 
+def _link(worker: str) -> str:
+    return f"{worker}#1"
+
+
 def measure(
-    policy: str, running: int, queued: int, turns: int, anew: bool = True
+    policy: str, running: int, queued: int, turns: int, anew: bool = True, workers: int = 1
 ) -> tuple[BusyScheduler, RoundTimes]:
     """Measures `turns` rounds after five that fill the memory."""
-    scheduler = BusyScheduler(policy, running, queued, anew=anew)
+    scheduler = BusyScheduler(policy, running, queued, anew=anew, workers=workers)
     times = RoundTimes()
     for number in range(5 + turns):
         scheduler.turn(arrange_in_process, RoundTimes() if number < 5 else times)

@@ -106,7 +106,7 @@ async def embedded(
         await status.wait_for_predictor(predictor, lifecycle)
         supervisor.finish_start()
         yield Endpoints(control, host_port(config.host, grpc.port), http, fleet)
-        await grpc.set_serving(False)
+        grpc.set_serving(False)
         async with status.reporting_drain(partial(_count_live, gateway)):
             await lifecycle.drain(gateway.drain(), config.drain_s)
 

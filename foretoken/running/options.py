@@ -156,7 +156,13 @@ def secrets(options: ServeOptions) -> dict[str, str]:
 
 def chosen_preset(overrides: Sections) -> Preset:
     """Returns the scheduler's preset, so that a mistake ends the start. Raises ValueError."""
-    return load(SchedulerConfig, overrides["scheduler"]).chosen()
+    config = load(SchedulerConfig, overrides["scheduler"])
+    if config.lease_url:
+        raise ConfigError(
+            "scheduler.lease_url: `foretoken serve` runs one scheduler; start leader and standby "
+            "with `python -m services.scheduler`"
+        )
+    return config.chosen()
 
 
 def local_worker(number: int, workers: int) -> dict[str, str]:

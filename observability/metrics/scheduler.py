@@ -42,6 +42,11 @@ PEAK = gauge(
 )  # fmt: skip
 WORKERS = gauge("workers_attached", "Attached workers.")
 WORKERS_LOST = counter("workers_lost", "Worker streams that ended.")
+LEADS = gauge("scheduler_leads", "1 while this scheduler leads; 0 for a standby.")
+LEADER_CHANGES = counter(
+    "scheduler_leader_changes",
+    "Changes of the leader that this scheduler saw; none without scheduler.lease_url.",
+)
 PRESET = gauge("scheduler_preset", "1 for the active preset, by name.", "preset")
 ROUND = histogram(
     "scheduler_round_seconds", "Seconds of a round in the scheduler's process.", buckets=ROUND_S

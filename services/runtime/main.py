@@ -37,19 +37,21 @@ log = logging.getLogger(__name__)
 PARENT_POLL_S = 1.0
 
 
+async def no_work() -> None:
+    """The background work or the drain of a service that has none."""
+
+
 @dataclass(frozen=True)
 class Unit:
     """A service: its servicers, its background work, and its drain. `cycle_free`: its requests
-    leave no reference cycles, so that garbage is collected rarely."""
+    leave no reference cycles, so that garbage is collected rarely. The health status is SERVING
+    once `ready` has returned."""
 
     mounts: Sequence[Mount]
     run: Callable[[], Coroutine[Any, Any, None]]
     drain: Callable[[], Coroutine[Any, Any, None]]
     cycle_free: bool = False
-
-
-async def no_work() -> None:
-    """The background work or the drain of a service that has none."""
+    ready: Callable[[], Coroutine[Any, Any, None]] = no_work
 
 
 class ServedSettings(Settings):
@@ -157,6 +159,7 @@ async def serve(config: ServedSettings, build: Build, tracing: Tracing) -> None:
                 interceptors=calls,
                 more_addresses=[f"unix:{config.socket}"] if config.socket else [],
                 shared=config.shares_address,
+                serving=False,
             )
         )
         stack.enter_context(frozen_start())
@@ -164,8 +167,10 @@ async def serve(config: ServedSettings, build: Build, tracing: Tracing) -> None:
             stack.enter_context(rare_collections())
         log.info("listening on %s", config.address)
         stage_reporter(config.started_by)(UP)
+        if await lifecycle.prepare(unit.ready()):
+            server.set_serving(True)
         await lifecycle.draining.wait()
-        await server.set_serving(False)
+        server.set_serving(False)
         if not await lifecycle.drain(unit.drain(), config.drain_s):
             log.warning("stopping with unfinished requests")
 

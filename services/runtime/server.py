@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpc import aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from observability.exposition import Part
@@ -19,15 +19,17 @@ from protos.generated import telemetry_pb2_grpc
 from services.runtime.channel import OPTIONS
 from services.runtime.config import ConfigError
 from services.runtime.errors import ErrorInterceptor
+from services.runtime.health import HealthService
 from services.runtime.telemetry.scrape import TELEMETRY, TelemetryService
 
 log = logging.getLogger(__name__)
 
 SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
-    # Clients send keep-alive pings every 20 s, even without calls (channel.OPTIONS). The default
-    # would disconnect them.
-    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    # Clients send keep-alive pings every 20 s, and to several schedulers every second, even without
+    # calls (channel.OPTIONS, leader_channel). The default would disconnect them.
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
 )
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 MAX_CONCURRENT_RPCS = 8_192  # of a server; further calls get RESOURCE_EXHAUSTED
 
 
@@ -62,15 +64,24 @@ class Lifecycle:
 
     async def drain(self, work: Awaitable[None], limit_s: float) -> bool:
         """Runs `work` until it ends, `limit_s`, or the second signal; returns whether it ended."""
-        task = asyncio.ensure_future(work)
-        abort = asyncio.ensure_future(self.aborting.wait())
-        try:
-            await asyncio.wait({task, abort}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            return task.done()
-        finally:
-            for pending in (task, abort):
-                pending.cancel()
-            await asyncio.gather(task, abort, return_exceptions=True)
+        return await _ends_before(self.aborting, work, limit_s)
+
+    async def prepare(self, work: Awaitable[None]) -> bool:
+        """Runs `work` until it ends or the first signal; returns whether it ended."""
+        return await _ends_before(self.draining, work)
+
+
+async def _ends_before(
+    event: asyncio.Event, work: Awaitable[None], limit_s: float | None = None
+) -> bool:
+    task, stop = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({task, stop}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        return task.done()
+    finally:
+        for pending in (task, stop):
+            pending.cancel()
+        await asyncio.gather(task, stop, return_exceptions=True)
 
 
 class Server:
@@ -91,19 +102,18 @@ class Server:
             options=[*OPTIONS, *SERVER_OPTIONS, ("grpc.so_reuseport", int(shared))],
             maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
         )
-        self._names = [mount.name for mount in mounts]
-        self._health = health.aio.HealthServicer()
+        self._health = HealthService([mount.name for mount in mounts])
         for mount in mounts:
             mount.add(mount.servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(parts), self._server)
-        names = [*self._names, TELEMETRY, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        names = [*(mount.name for mount in mounts), TELEMETRY, HEALTH, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self._server)
         self.port = 0
 
     async def start(self, *addresses: str) -> None:
-        """Listens, and sets the health status to SERVING. `port` is that of the last address.
-        Raises ConfigError if an address is not available."""
+        """Listens; the health status is NOT_SERVING. `port` is that of the last address. Raises
+        ConfigError if an address is not available."""
         for address in addresses:
             _require_free(address, self._shared)
             try:
@@ -118,16 +128,13 @@ class Server:
             await asyncio.shield(starting)
         finally:
             await starting
-        await self.set_serving(True)
 
-    async def set_serving(self, serving: bool) -> None:
+    def set_serving(self, serving: bool) -> None:
         """Sets the health status."""
-        status = health_pb2.HealthCheckResponse
-        now = status.SERVING if serving else status.NOT_SERVING
-        for name in ["", *self._names]:
-            await self._health.set(name, now)
+        self._health.set_serving(serving)
 
     async def stop(self, grace_s: float) -> None:
+        self._health.end_watches()
         await self._server.stop(grace_s)
 
 
@@ -139,14 +146,16 @@ async def listening(
     interceptors: Sequence[aio.ServerInterceptor] = (),
     more_addresses: Sequence[str] = (),
     shared: bool = False,
+    serving: bool = True,
 ) -> AsyncIterator[Server]:
-    """A running server; stops at the end of the block without a drain."""
+    """A running server with this health status; stops at the end of the block without a drain."""
     server = Server(mounts, parts, interceptors, shared)
     try:
         await server.start(*more_addresses, address)
+        server.set_serving(serving)
         yield server
     finally:
-        await server.set_serving(False)
+        server.set_serving(False)
         await server.stop(grace_s=0.5)
 
 

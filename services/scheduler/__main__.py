@@ -8,6 +8,7 @@ from services.runtime.channel import connect
 from services.runtime.main import Unit, run_service
 from services.runtime.server import Mount
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.leadership.keeper import open_leadership
 from services.scheduler.links.peers import PeerChannels
 from services.scheduler.service import SchedulerService
 
@@ -15,11 +16,12 @@ from services.scheduler.service import SchedulerService
 def build(config: SchedulerConfig, registry: CollectorRegistry, tracing: Tracing) -> Unit:
     channels = PeerChannels(connect(config.predictor_address), connect(config.estimator_address))
     batcher = connect(config.batcher_address) if config.batcher_address else None
-    service = SchedulerService(config, channels, registry, batcher, tracing.service(config.section))
+    spans, leadership = tracing.service(config.section), open_leadership(config)
+    service = SchedulerService(config, channels, registry, batcher, spans, leadership)
     mount = Mount(
         "foretoken.v1.Scheduler", scheduler_pb2_grpc.add_SchedulerServicer_to_server, service
     )
-    return Unit([mount], service.run, service.hand_over, cycle_free=True)
+    return Unit([mount], service.run, service.hand_over, cycle_free=True, ready=leadership.wait)
 
 
 if __name__ == "__main__":

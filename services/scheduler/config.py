@@ -12,11 +12,20 @@ class SchedulerConfig(ServedSettings):
     """Section `scheduler`."""
 
     section: ClassVar[str] = "scheduler"
+    secret: ClassVar[frozenset[str]] = frozenset(("lease_url",))
 
     address: str = "127.0.0.1:50052"
     predictor_address: str = "127.0.0.1:50053"
     batcher_address: str = ""  # a batcher process; empty: the scheduler arranges rounds itself
     estimator_address: str = "127.0.0.1:50055"
+
+    # Schedulers of the same workers share a lease in Redis: the one that holds it leads, the others
+    # wait. redis://[user:password@]host[:port][/database]; empty: this scheduler is alone.
+    lease_url: str = Field(default="", repr=False)
+    lease_name: str = Field("foretoken:scheduler", min_length=1)  # one for each group of schedulers
+    # A dead leader is replaced within this time and a tenth of it. A leader that cannot renew the
+    # lease for nine tenths of this time exits.
+    lease_s: float = Field(2.0, ge=0.2)
 
     policy: str = DEFAULT  # a preset of services/policies/presets.toml, or of presets_file
     preset: dict[str, Any] = Field(default_factory=dict)  # replaced choices of the preset

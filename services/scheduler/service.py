@@ -26,7 +26,7 @@ from services.runtime.codecs.attach import (
     encode_plan,
 )
 from services.runtime.codecs.common import decode_reason
-from services.runtime.errors import Code, InvalidArgument, ServiceError
+from services.runtime.errors import Code, InvalidArgument, ServiceError, UnrecoverableError
 from services.runtime.streams import Outbox, duplex
 from services.scheduler.codec import (
     decode_request,
@@ -40,6 +40,7 @@ from services.scheduler.core.admission import SchedulerLimits
 from services.scheduler.core.fleet import Fleet
 from services.scheduler.core.populations import live_answers, shared_representatives
 from services.scheduler.core.state import SchedulerState
+from services.scheduler.leadership.keeper import SOLE, Leadership
 from services.scheduler.links.batcher import BatcherLink
 from services.scheduler.links.peers import PeerChannels, PeerServices
 from services.scheduler.observe.event_log import EventLog, Head, our_version
@@ -67,6 +68,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         registry: CollectorRegistry,
         batcher: aio.Channel | None = None,
         spans: Spans = NO_SPANS,
+        leadership: Leadership = SOLE,
     ):
         """`batcher` is the channel to a batcher process, if there is one."""
         preset = config.chosen()
@@ -75,6 +77,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.recorder: StoryRecorder | None = StoryRecorder(config.story_requests)
         self.metrics = SchedulerMetrics(registry)
         self.metrics.watch(self.state)
+        self.metrics.watch_leadership(leadership)
+        self._leadership = leadership
         self._spans = SchedulerSpans(spans)
         self._peers = PeerServices(
             config,
@@ -112,11 +116,19 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             if self.config.event_log:
                 self._log = stack.enter_context(self._open_log())
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._lead())
                 tasks.create_task(self._keep_time())
                 tasks.create_task(self._keep_fleet_current())
                 tasks.create_task(self._peers.run())
                 if self._batcher:
                     tasks.create_task(self._batcher.run())
+
+    async def _lead(self) -> None:
+        try:
+            await self._leadership.run()
+        except UnrecoverableError:
+            self._end_streams()
+            raise
 
     def _open_log(self) -> EventLog:
         state = self.state
@@ -127,14 +139,18 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """Ends every stream at once, without refusing or cancelling requests, and delivers the last
         outcomes. Gateways keep their requests and submit them to the next scheduler; workers go on
         within their budgets and are adopted by it."""
+        self._end_streams()
+        await self._leadership.release()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(OUTCOMES_S):
+                await self._peers.outcomes.wait_delivered()
+
+    def _end_streams(self) -> None:
         self._over = True
         for to_gateway in self._gateways.values():
             to_gateway.close()
         for to_worker in self._workers.values():
             to_worker.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(OUTCOMES_S):
-                await self._peers.outcomes.wait_delivered()
 
     async def wind_up(self) -> None:
         """After the last answers: waits until workers have reported them and the predictor has
@@ -146,10 +162,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 await self._peers.outcomes.wait_delivered()
 
     def dispatch(self, event: ev.Event) -> None:
-        """Steps the state and performs its actions. Does nothing after the hand-over."""
-        if self._over:
-            return
+        """Steps the state and performs its actions. Does nothing after the hand-over, and when
+        another scheduler may lead."""
         now = time.monotonic()
+        if self._over or now >= self._leadership.until_s:
+            return
         self.state.step(event, now)
         step = self.state.last_step
         if self._log:
@@ -254,6 +271,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def GetFleet(
         self, request: scheduler_pb2.GetFleetRequest, context: Any
     ) -> scheduler_pb2.FleetView:
+        self._require_serving()
         return encode_fleet(self.state.fleet())
 
     async def Why(
@@ -340,6 +358,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     def _require_serving(self) -> None:
         if self._over:
             raise ServiceError(Code.UNAVAILABLE, "this scheduler is shutting down; connect again")
+        if not self._leadership.leads:
+            leads = f"the scheduler at {self._leadership.leader} leads"
+            raise ServiceError(
+                Code.UNAVAILABLE,
+                f"this scheduler is a standby, {leads if self._leadership.leader else 'none leads'}"
+                "; list the addresses of all schedulers in scheduler_address",
+            )
 
     async def _read_worker(
         self, link: str, worker_id: str, requests: AsyncIterator[scheduler_pb2.WorkerMessage]

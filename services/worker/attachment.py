@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
 DETACH_S = 1.0  # time to write the last reports and for the scheduler to end the stream
+CONNECT_S = 5.0  # of several schedulers, one may have to become the leader first
 EARLY_S = 15.0  # a scheduler that starts beside this worker is available within this time
 # Statuses that refuse this hello permanently.
 REFUSALS = (StatusCode.INVALID_ARGUMENT, StatusCode.FAILED_PRECONDITION)
@@ -129,7 +130,8 @@ class Attachment:
         call = self._stub.Attach(aiter(upstream))
         established = False
         try:
-            await call.wait_for_connection()
+            async with asyncio.timeout(CONNECT_S):
+                await call.wait_for_connection()
             self._begin(upstream)
             async for message in call:
                 established = True
@@ -139,10 +141,9 @@ class Attachment:
                 await self._runner.wait_for_room()
         except aio.AioRpcError as error:
             self._give_up_if_refused(error, established)
-            # A scheduler that is still starting is no reason for a warning.
-            early = not self._was_accepted and time.monotonic() - self._seen_s < EARLY_S
-            level = logging.DEBUG if early or self._draining else logging.WARNING
-            log.log(level, "scheduler at %s: %s", self._config.scheduler_address, error.details())
+            self._log_absence(error.details() or error.code().name)
+        except TimeoutError:
+            self._log_absence(f"none accepts workers within {CONNECT_S:g} s")
         except InvalidArgument as error:
             text = (
                 "scheduler at %s sent a plan that cannot be read (%s); run the same version there"
@@ -160,6 +161,12 @@ class Attachment:
             else:
                 upstream.close()  # gRPC's writer waits for messages otherwise
         return attached
+
+    def _log_absence(self, why: str) -> None:
+        """A scheduler that is still starting is no reason for a warning."""
+        early = not self._was_accepted and time.monotonic() - self._seen_s < EARLY_S
+        level = logging.DEBUG if early or self._draining else logging.WARNING
+        log.log(level, "scheduler at %s: %s", self._config.scheduler_address, why)
 
     def _begin(self, upstream: UpStream) -> None:
         """Sends the hello and the events since the last stream; plans follow both."""

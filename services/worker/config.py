@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from services.runtime.leader_channel import LeaderAddress
 from services.runtime.main import ServedSettings
 
 KernelSet = Literal["auto", "torch", "numba", "triton"]
@@ -101,7 +102,8 @@ class WorkerConfig(ServedSettings, EngineConfig):
     worker_id: str = Field(default_factory=socket.gethostname, min_length=1)
     address: str = "127.0.0.1:50061"  # host:port, or unix:/path
     advertise: str = ""  # where gateways reach `address`; empty: the same
-    scheduler_address: str = "127.0.0.1:50052"
+    # With a standby: ip:port,ip:port or dns:///name:port.
+    scheduler_address: LeaderAddress = "127.0.0.1:50052"
     served_model_name: str = ""  # empty: the folder's or hub name
     # Time to measure steps at start, and as much again for swaps. Half a second suffices for a
     # small model's costs; those of a slow one are also learned while serving.

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from observability.tracing import Tracing
 from protos.generated import scheduler_pb2, worker_pb2_grpc
 from services.costs import StepTiming, SwapTiming
-from services.runtime.channel import connect
+from services.runtime.leader_channel import connect_to_leader
 from services.runtime.main import Unit
 from services.runtime.server import Mount
 from services.runtime.startup import Laps, process_age_s
@@ -85,7 +85,7 @@ def serve_runner(
     `hello` only then."""
     spans = WorkerSpans(tracing.service(config.section))
     service = WorkerService(runner, config.outbox_tokens, spans)
-    channel = connect(config.scheduler_address)
+    channel = connect_to_leader(config.scheduler_address)
     attachment = Attachment(config, channel, runner, hello, spans)
 
     async def run() -> None:

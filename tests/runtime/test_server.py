@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from grpc import ChannelConnectivity, aio
+from grpc import ChannelConnectivity, StatusCode, aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
@@ -24,6 +24,7 @@ from services.predictor.service import PredictorService
 from services.runtime.channel import OPTIONS, connect
 from services.runtime.config import ConfigError
 from services.runtime.server import Lifecycle, Mount, listening
+from tests.reach import until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -62,9 +63,39 @@ async def test_health_answers_for_the_server_and_each_service() -> None:
         channel = connect(f"127.0.0.1:{server.port}")
         for service in ("", "foretoken.v1.Predictor", "foretoken.v1.Batcher"):
             assert await health(channel, service) == SERVING
-        await server.set_serving(False)
+        server.set_serving(False)
         for service in ("", "foretoken.v1.Estimator"):
             assert await health(channel, service) == NOT_SERVING
+        await channel.close()
+
+
+async def test_health_watch_follows_the_status_until_the_server_stops() -> None:
+    seen: dict[str, list[int]] = {"": [], "foretoken.v1.Predictor": [], "no.such.Service": []}
+
+    async def watch(channel: aio.Channel, service: str) -> None:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        async for answer in stub.Watch(health_pb2.HealthCheckRequest(service=service)):
+            seen[service].append(answer.status)
+
+    async with listening(mounts(), "127.0.0.1:0", serving=False) as server:
+        channel = connect(f"127.0.0.1:{server.port}")
+        watches = [asyncio.ensure_future(watch(channel, service)) for service in seen]
+        await until(lambda: all(seen.values()))
+        server.set_serving(True)
+        await until(lambda: seen[""][-1] == seen["foretoken.v1.Predictor"][-1] == SERVING)
+    await asyncio.gather(*watches)
+    await channel.close()
+    unknown = seen.pop("no.such.Service")
+    assert unknown == [health_pb2.HealthCheckResponse.SERVICE_UNKNOWN]
+    assert [each[:2] for each in seen.values()] == [[NOT_SERVING, SERVING]] * 2
+
+
+async def test_health_of_an_unknown_service_is_not_found() -> None:
+    async with listening(mounts(), "127.0.0.1:0") as server:
+        channel = connect(f"127.0.0.1:{server.port}")
+        with pytest.raises(aio.AioRpcError) as refused:
+            await health(channel, "no.such.Service")
+        assert refused.value.code() is StatusCode.NOT_FOUND
         await channel.close()
 
 

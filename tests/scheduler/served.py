@@ -22,6 +22,7 @@ from services.estimator.service import EstimatorService
 from services.runtime.channel import InProcessServer
 from services.runtime.tasks import background
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.leadership.keeper import SOLE, Leadership
 from services.scheduler.links.peers import PeerChannels
 from services.scheduler.service import SchedulerService
 from tests.reach import reaching
@@ -130,7 +131,9 @@ class Live:
 
 
 @asynccontextmanager
-async def running(batcher: aio.Channel | None = None, **config: Any) -> AsyncIterator[Live]:
+async def running(
+    batcher: aio.Channel | None = None, leadership: Leadership = SOLE, **config: Any
+) -> AsyncIterator[Live]:
     advisers: Any = InProcessServer()
     texts, registry = Texts(), CollectorRegistry()
     predictor_pb2_grpc.add_PredictorServicer_to_server(texts, advisers)
@@ -143,7 +146,11 @@ async def running(batcher: aio.Channel | None = None, **config: Any) -> AsyncIte
         | config
     )
     service = SchedulerService(
-        SchedulerConfig(**given), PeerChannels(channel, channel), registry, batcher
+        SchedulerConfig(**given),
+        PeerChannels(channel, channel),
+        registry,
+        batcher,
+        leadership=leadership,
     )
     async with reaching("socket", NAME, ADD, service) as reached, background(service.run()):
         live = Live(service, registry, scheduler_pb2_grpc.SchedulerStub(reached), texts)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.costs import CostModel
 from services.forecast import Floats, Ints
 from services.policies.snapshot import Bools, Candidates, Columns, Snapshot, WorkerSnapshot
 
@@ -47,11 +48,21 @@ def loads_less_cached(candidates: Candidates, at: Ints, weight: float) -> Loads:
 def work_by_worker_s(candidates: Candidates, cached: Ints | None = None) -> Floats:
     """Seconds that each request still needs at each worker, (rows, workers), with that much of it
     cached."""
-    works = np.empty((len(candidates.rows), len(candidates.workers)))
-    reads = _reads(candidates.jobs)
+    # Transposed, because columns are written.
+    works = np.empty((len(candidates.workers), len(candidates.rows))).T
+    jobs, reads = candidates.jobs, _reads(candidates.jobs)
+    alike: dict[tuple[CostModel, float], Floats] = {}  # for requests with nothing at the worker
     for i, worker in enumerate(candidates.workers):
-        there = cached[:, i] if cached is not None and cached.size else 0
-        works[:, i] = _work_s(candidates.jobs, worker, there, *reads)
+        if cached is not None and cached.size:
+            works[:, i] = _work_s(jobs.home, jobs.held, worker, cached[:, i], *reads)
+            continue
+        kind = worker.cost, worker.full_seqs
+        if kind not in alike:
+            alike[kind] = _work_s(jobs.home, np.zeros_like(jobs.held), worker, 0, *reads)
+        works[:, i] = alike[kind]
+        here = (jobs.home == worker.number).nonzero()[0]
+        own = (column[here] for column in reads)
+        works[here, i] = _work_s(jobs.home[here], jobs.held[here], worker, 0, *own)
     return works
 
 
@@ -67,7 +78,8 @@ def _reads(jobs: Columns) -> tuple[Ints, Floats, Floats]:
 
 
 def _work_s(
-    jobs: Columns,
+    home: Ints,
+    held: Ints,
     worker: WorkerSnapshot,
     cached: Ints | int,
     context: Ints,
@@ -80,7 +92,7 @@ def _work_s(
     A sequence's share of SCLS' T_serve (Eq. 2) with n running: r tokens beyond a context of c take
     r·(base/n + seq) + context·Σ_{k ≤ r} (c + k), where the sum is r·(c + r/2) up to half a token.
     """
-    cost, held = worker.cost, np.where(jobs.home == worker.number, jobs.held, 0)
+    cost, held = worker.cost, np.where(home == worker.number, held, 0)
     missing = np.maximum(context - np.maximum(held, cached), 0)
     token_s = cost.base_s / worker.full_seqs + cost.decode_seq_s
     decode_s = (left * token_s + cost.context_token_s * reads) / cost.tokens_per_step

@@ -1,14 +1,17 @@
 """Moves waiting requests with KV to another worker if the shorter wait is worth recomputing
 their KV."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.parameters import Param
 from services.policies.place.eligibility import can_serve, current_workers
 from services.policies.place.loads import work_by_worker_s
-from services.policies.snapshot import Candidates
+from services.policies.snapshot import NOWHERE, Bools, Candidates
 
+PART = 64  # rows that are judged together
 MOVE_GAIN = {"move_gain": Param(0.0, 0.0, 1e6)}
 
 
@@ -37,22 +40,39 @@ def plan_moves(candidates: Candidates, gain: float) -> Ints:
     work = work_by_worker_s(candidates)
     finals = np.repeat((jobs.context + jobs.expected_remaining)[:, None], len(workers), axis=1)
     ones = np.ones_like(work)
-    work_s, tokens, count = (_ahead(candidates, turn, paused, v) for v in (work, finals, ones))
+    work_s, tokens, count = _ahead(candidates, turn, paused, (work, finals, ones))
     recompute_s = _recompute_s(candidates)[paused]
     able = np.stack([can_serve(candidates, worker, paused) for worker in workers], axis=1)
-    for nth, row in enumerate(paused.tolist()):
-        here = index.get(int(jobs.home[row]))
-        if here is None:
+    homes = np.array([index.get(home, NOWHERE) for home in jobs.home[paused].tolist()])
+    known, worth_s = homes != NOWHERE, gain * recompute_s
+
+    def find_movers(rows: Ints) -> tuple[Bools, Bools]:
+        """Which of these rows move, and to which workers they could."""
+        fits = (count[rows] < slots) & (tokens[rows] + finals[paused[rows]] <= rooms)
+        here = homes[rows]
+        saved_s = work_s[rows, here][:, None] - work_s[rows]
+        wins = fits & able[rows] & (saved_s > worth_s[rows])
+        stays = fits[np.arange(len(rows)), here]
+        return known[rows] & ~stays & wins.any(axis=1), wins
+
+    # Most rows stay: parts of them are judged together, again from each move on, because it changes
+    # what is ahead of later rows.
+    first = 0
+    while first < len(paused):
+        rows = np.arange(first, min(first + PART, len(paused)))
+        moves, wins = find_movers(rows)
+        if not moves.any():
+            first += len(rows)
             continue
-        fits = (count[nth] < slots) & (tokens[nth] + finals[row] <= rooms)
-        wins = fits & able[nth] & (work_s[nth, here] - work_s[nth] > gain * recompute_s[nth])
-        if fits[here] or not wins.any():
-            continue
-        there = int(np.argmin(np.where(wins, work_s[nth] + recompute_s[nth], np.inf)))
+        nth = first + int(moves.argmax())
+        row, here = paused[nth], homes[nth]
+        cost_s = np.where(wins[nth - first], work_s[nth] + recompute_s[nth], np.inf)
+        there = int(np.argmin(cost_s))
         at[row] = workers[there].number
         for ahead, mine in ((work_s, work[row]), (tokens, finals[row]), (count, ones[row])):
             ahead[nth + 1 :, here] -= mine[here]
             ahead[nth + 1 :, there] += mine[there]
+        first = nth + 1
     return at
 
 
@@ -65,18 +85,27 @@ def _recompute_s(candidates: Candidates) -> Floats:
     return seconds
 
 
-def _ahead(candidates: Candidates, turn: Ints, paused: Ints, values: Floats) -> Floats:
-    """The work served before each paused request at each worker. `values` (rows, workers) count
-    for all that run there; at home for those of them with an earlier turn; and for paused ones
-    there that precede it."""
-    home = candidates.jobs.home
-    ahead = np.zeros((len(paused), len(candidates.workers)))
-    for i, worker in enumerate(candidates.workers):
+def _ahead(
+    candidates: Candidates, turn: Ints, paused: Ints, values: Sequence[Floats]
+) -> list[Floats]:
+    """The work served before each paused request at each worker, for each of the values (rows,
+    workers), which count for all that run there; at home for those of them with an earlier turn;
+    and for paused ones there that precede it."""
+    home, workers = candidates.jobs.home, candidates.workers
+    # Transposed, because columns are written and changed.
+    ahead = [np.empty((len(workers), len(paused))).T for _ in values]
+    for i, worker in enumerate(workers):
         runs = np.flatnonzero(candidates.is_running & (home == worker.number))
         runs = runs[np.argsort(turn[runs])]
-        totals = np.concatenate([[0.0], np.cumsum(values[runs, i])])
-        here = home[paused] == worker.number
-        before = totals[np.searchsorted(turn[runs], turn[paused])]
-        waiting = np.where(here, values[paused, i], 0.0)
-        ahead[:, i] = np.where(here, before, totals[-1]) + np.cumsum(waiting) - waiting
+        here = np.flatnonzero(home[paused] == worker.number)
+        earlier = np.searchsorted(turn[runs], turn[paused[here]])
+        waiting = np.zeros(len(paused))
+        for whole, value in zip(ahead, values, strict=True):
+            column = whole[:, i]
+            totals = np.concatenate([[0.0], np.cumsum(value[runs, i])])
+            waiting[here] = value[paused[here], i]
+            column[:] = totals[-1]
+            column[here] = totals[earlier]
+            column += np.cumsum(waiting)
+            column -= waiting
     return ahead

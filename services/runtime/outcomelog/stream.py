@@ -1,26 +1,21 @@
 """The outcome log as a Redis stream, for services replicated over several hosts."""
 
-import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, cast
-from urllib.parse import urlsplit
 
-from redis.asyncio import Connection, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from services.runtime.outcomelog.interface import Entry, LogUnavailable, Row
+from services.runtime.redis_client import RedisUnavailable, ask, open_client
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Fields = dict[bytes, bytes] | None
 
-CONNECT_TIMEOUT_S = 1.0  # Redis is in the same network
 CALL_TIMEOUT_S = 4.0  # of a whole call: name lookup, connecting, a few MiB, and one retry
 WRITER_TTL_S = 7 * 86_400  # for how long a repeated batch is recognized
 # Stores the rows and the number of their batch atomically, so that a repeated batch is recognized.
@@ -45,7 +40,7 @@ class RedisLog:
 
     def __init__(self, url: str, stream: str, rows_max: int):
         """Does not connect yet. Raises ValueError for an invalid URL."""
-        self._redis, address = _client(url)
+        self._redis, address = open_client(url, "log.path")
         self._name = f"the outcome log {stream} on {address}"
         self._stream = stream
         self._rows_max = rows_max
@@ -83,14 +78,9 @@ class RedisLog:
 
     async def _ask(self, command: Awaitable[T]) -> T:
         try:
-            async with asyncio.timeout(CALL_TIMEOUT_S):
-                return await command
-        except TimeoutError as error:
-            raise LogUnavailable(
-                f"{self._name} did not answer within {CALL_TIMEOUT_S:g} s"
-            ) from error
-        except (RedisError, OSError) as error:
-            raise LogUnavailable(f"{self._name} cannot be used: {error}") from error
+            return await ask(command, self._name, CALL_TIMEOUT_S)
+        except RedisUnavailable as error:
+            raise LogUnavailable(str(error)) from error
 
     def _entry(self, stream_id: bytes, fields: Fields) -> Entry | None:
         try:
@@ -110,33 +100,6 @@ class RedisLog:
                 self._name,
                 stream_id.decode(),
             )
-
-
-def _client(url: str) -> tuple[Redis, str]:
-    """A client that connects on demand, and its address without the password."""
-    try:
-        client = Redis.from_url(
-            url,
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 1),  # a connection lost while idle is not an outage
-        )
-        pool = client.connection_pool
-        # CALL_TIMEOUT_S bounds the calls. With socket_timeout the client would write under
-        # asyncio.wait_for, which may lose a cancellation before Python 3.12.
-        pool.connection_kwargs["socket_timeout"] = None
-        # Not connected; creating it raises TypeError for unknown options.
-        connection = cast(Connection, pool.connection_class(**pool.connection_kwargs))
-        connection.host.encode("idna")
-        return (
-            client,
-            f"{urlsplit(url).scheme}://{connection.host}:{connection.port}/{connection.db}",
-        )
-    except (ValueError, TypeError, AttributeError):
-        # Without the cause, which may contain the URL with the password.
-        raise ValueError(
-            "log.path is not of the form redis[s]://[user:password@]host[:port][/database]; "
-            "encode / # ? @ in a password as %2F %23 %3F %40"
-        ) from None
 
 
 def _position(stream_id: bytes) -> str:

@@ -29,7 +29,7 @@ from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import Ranking, sorted_order
 from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import RESIDENCIES, Preset
-from services.policies.snapshot import CHAIN, Bools, Candidates, Snapshot
+from services.policies.snapshot import CHAIN, NOWHERE, Bools, Candidates, Snapshot
 from services.scheduler.core.events import Arranged, SendPlan, WaitExplanationRow, WorkerDecisionRow
 from services.scheduler.core.feasibility import FeasibilityCheck, work_ahead_s
 from services.scheduler.core.jobs import Draft, Job, WorkerJobs
@@ -181,13 +181,16 @@ class Rounds:
 
     def pop_plans(self) -> list[SendPlan]:
         """Returns one plan for every worker with changed directives since the last call."""
+        changed = [each for each in self._ledger.workers.items() if each[1].draft]
+        orders = None
+        if changed and self.ranking is not None and self.preset.keeps_kv:
+            orders = QueueOrders(self._ledger, self.ranking)
         return [
-            SendPlan(worker_id, worker.link, self._plan(worker))
-            for worker_id, worker in self._ledger.workers.items()
-            if worker.draft
+            SendPlan(worker_id, worker.link, self._plan(worker, orders))
+            for worker_id, worker in changed
         ]
 
-    def _plan(self, worker: WorkerJobs) -> Plan:
+    def _plan(self, worker: WorkerJobs, orders: "QueueOrders | None") -> Plan:
         draft, worker.draft = worker.draft, Draft()
         worker.plan_seq += 1
         plan = Plan(
@@ -204,7 +207,7 @@ class Rounds:
             return plan
         return replace(
             plan,
-            order=self._queue_order(worker),
+            order=orders.for_worker(worker.number) if orders else QueueOrder(),
             residency=self.preset.residency,
             costs=worker.cost.kv_costs,
         )
@@ -216,35 +219,50 @@ class Rounds:
             named |= dict.fromkeys(reversed(worker.running))
         return tuple(named)[:MAX_VICTIMS]
 
-    def _queue_order(self, worker: WorkerJobs) -> QueueOrder:
-        """A worker's running requests, most urgent first, then its waiting ones with KV there and
-        their expected wait: the remaining time of all requests ahead, at most the time until
-        ageing brings it to the front ("ALISE" (Zhao et al., 2024), Eq. 7). Waiting requests
-        without KV count for this worker's share of the fleet. O(jobs) if a request has KV here."""
-        if self.ranking is None:
-            return QueueOrder()
-        board, ranking = self._ledger.board, self.ranking
-        phase, held, rows = board.phase, board.jobs.held, ranking.rows
-        # By board row, in which columns are read in sequence.
-        here, waits = board.jobs.home == worker.number, phase == QUEUED
-        runs, rests = here & (phase == RUNNING), here & waits & (held > 0)
-        first = self._ledger.names(rows[self._by_key(runs)])
-        at = self._by_key(rests)
-        if not len(at):
-            return QueueOrder(first, (0.0,) * len(first))
-        others = 1 / max(1, len(self._ledger.workers))
-        share = np.where(waits & (held == 0), others, 0.0)
-        share[runs | rests] = 1.0
-        wait_s = np.minimum(work_ahead_s(ranking, at, share[rows]), ranking.lift_s[at])
-        names = (*first, *board.names[rows[at]].tolist())
-        return QueueOrder(names, (*(0.0,) * len(first), *wait_s.tolist()))
 
-    def _by_key(self, which: Bools) -> Ints:
-        """Positions in the ranking of the requests in these board rows, most urgent first."""
-        assert self.ranking is not None
-        rows = self.ranking.rows
-        at = which[rows].nonzero()[0]
-        return at[sorted_order(self.ranking.key[at], self._ledger.board.jobs.serial[rows[at]])]
+class QueueOrders:
+    """The queue orders of all workers after one round.
+
+    A worker's is its running requests, most urgent first, then its waiting ones with KV there and
+    their expected wait: the remaining time of all requests ahead, at most the time until ageing
+    brings it to the front ("ALISE" (Zhao et al., 2024), Eq. 7). Waiting requests without KV count
+    for this worker's share of the fleet; what they add is looked up once for all workers. O(jobs)
+    for all of them if a request has KV at any.
+    """
+
+    def __init__(self, ledger: Ledger, ranking: Ranking):
+        self._ledger, self._ranking = ledger, ranking
+        board, rows = ledger.board, ranking.rows
+        # By board row, in which columns are read in sequence.
+        phase, held, placed = board.phase, board.jobs.held, board.jobs.home != NOWHERE
+        waits = phase == QUEUED
+        self._runs = placed & (phase == RUNNING)
+        there = (self._runs | (placed & waits & (held > 0)))[rows].nonzero()[0]
+        there = there[sorted_order(ranking.key[there], board.jobs.serial[rows[there]])]
+        homes = board.jobs.home[rows[there]]
+        by_home = np.argsort(homes, kind="stable")
+        self._there, self._homes = there[by_home], homes[by_home]
+        rests = ~self._runs[rows[self._there]]
+        self._others_s = np.zeros(len(there))  # of requests without KV, ahead of those that rest
+        if rests.any():
+            share = np.where(waits & (held == 0), 1 / max(1, len(ledger.workers)), 0.0)[rows]
+            self._others_s[rests] = work_ahead_s(ranking, self._there[rests], share)
+
+    def for_worker(self, number: int) -> QueueOrder:
+        ranking, rows = self._ranking, self._ranking.rows
+        first, last = self._homes.searchsorted([number, number + 1])
+        at, others_s = self._there[first:last], self._others_s[first:last]
+        runs = self._runs[rows[at]]
+        names = self._ledger.names(rows[at[runs]])
+        rests = at[~runs]
+        if not len(rests):
+            return QueueOrder(names, (0.0,) * len(names))
+        key, remaining_s = ranking.key[at], ranking.remaining_s[at]
+        totals_s = np.concatenate([[0.0], remaining_s.cumsum()])
+        ahead_s = totals_s[key.searchsorted(key[~runs])] + others_s[~runs]
+        wait_s = np.minimum(ahead_s, ranking.lift_s[rests])
+        waiting = self._ledger.board.names[rows[rests]].tolist()
+        return QueueOrder((*names, *waiting), (*(0.0,) * len(names), *wait_s.tolist()))
 
 
 def _kept(

@@ -17,6 +17,7 @@ from services.scheduler.core import events as ev
 from services.scheduler.core.jobs import WorkerJobs
 from services.scheduler.core.phases import Transition, TransitionCause
 from services.scheduler.core.state import SchedulerState
+from services.scheduler.leadership.keeper import Leadership
 
 MAX_PLANS = 256  # sent to a worker and not applied yet; beyond it the oldest age is not observed
 PREEMPTIONS = (TransitionCause.PAUSED, TransitionCause.EVICTED, TransitionCause.LOST)
@@ -59,6 +60,11 @@ class SchedulerMetrics:
         read(catalogue.WORKERS, lambda: len(state.workers))
         read(catalogue.WORKERS_LOST, lambda: ledger.lost_workers)
         read(catalogue.PRESET, lambda: {state.preset.name: 1})
+
+    def watch_leadership(self, leadership: Leadership) -> None:
+        """Registers whether this scheduler leads. Called once."""
+        self._make.reading(catalogue.LEADS, lambda: leadership.leads)
+        self._make.reading(catalogue.LEADER_CHANGES, lambda: leadership.changes)
 
     def observe(self, step: ev.Step, state: SchedulerState) -> None:
         for transition in step.transitions:

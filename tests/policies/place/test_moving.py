@@ -1,11 +1,16 @@
 """Migration of paused requests to a better worker: worked examples."""
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.costs import CostModel
 from services.policies.decide import arrange
+from services.policies.place.eligibility import can_serve
+from services.policies.place.loads import work_by_worker_s
 from services.policies.place.migration import plan_moves
 from services.policies.preset import choose
+from services.policies.snapshot import Candidates, WorkerSnapshot
 from tests.policies.made_snapshots import candidates, jobs, node
 from tests.policies.made_snapshots import table as forecasts
 from tests.policies.place.contests import with_cached
@@ -109,3 +114,64 @@ def test_moved_request_needs_blocks_for_its_tokens_only() -> None:
     asked = candidates(made, [True, False], home, node(2, 112, block_tokens=16, cost=cost))
     decision = arrange(asked, forecasts(), preset, np.random.default_rng(0))
     assert [share.run.tolist() for share in decision.workers] == [[0], [1]]
+
+
+def moves_one_by_one(asked: Candidates, gain: float) -> list[int]:
+    """`plan_moves` from its definition: each paused request in turn, with what is ahead of it
+    counted anew."""
+    made, workers = asked.jobs, asked.workers
+    at = [int(home) for home in made.home]
+    turn = sorted(range(len(at)), key=lambda i: (asked.queue_key[i], not asked.is_running[i], i))
+    work = work_by_worker_s(asked)
+    finals = made.context + made.expected_remaining
+    paused = [i for i in turn if asked.is_paused_with_kv()[i]]
+    order = {row: nth for nth, row in enumerate(turn)}
+    for row in paused:
+        before = [i for i in paused if order[i] < order[row]]
+
+        def ahead(worker: WorkerSnapshot, row: int = row, before: list[int] = before) -> list[int]:
+            runs = [i for i in range(len(at)) if asked.is_running[i] and at[i] == worker.number]
+            if made.home[row] == worker.number:
+                runs = [i for i in runs if order[i] < order[row]]
+            return runs + [i for i in before if at[i] == worker.number]
+
+        def fits(worker: WorkerSnapshot, row: int = row) -> bool:
+            others = ahead(worker)
+            room = sum(finals[i] for i in others) + finals[row] <= worker.room_tokens
+            return len(others) < worker.max_running and bool(room)
+
+        wait_s = [sum(work[i, k] for i in ahead(each)) for k, each in enumerate(workers)]
+        recompute_s = [made.context[row] * each.cost.prefill_token_s for each in workers]
+        here = next(k for k, each in enumerate(workers) if each.number == at[row])
+        able = [
+            k
+            for k, each in enumerate(workers)
+            if fits(each)
+            and can_serve(asked, each, np.array([row]))[0]
+            and wait_s[here] - wait_s[k] > gain * recompute_s[k]
+        ]
+        if able and not fits(workers[here]):
+            best = min(able, key=lambda k: wait_s[k] + recompute_s[k])
+            at[row] = workers[best].number
+    return at
+
+
+@given(st.integers(0, 2**32), st.integers(2, 5), st.integers(2, 160), st.sampled_from([0.5, 2.0]))
+def test_moves_equal_those_found_one_by_one(seed: int, fleet: int, count: int, gain: float) -> None:
+    """Costs are powers of two, so that all sums are exact."""
+    rng = np.random.default_rng(seed)
+    workers = [
+        node(
+            number, int(rng.integers(200, 4_000)), int(rng.integers(2, 24)),
+            cost=CostModel(0.0, 2.0 ** -rng.integers(8, 12), 2.0 ** -rng.integers(4, 8), 0.0),
+        )
+        for number in range(1, fleet + 1)
+    ]  # fmt: skip
+    output = rng.integers(1, 20, count)
+    made = jobs(
+        count, home=rng.integers(1, fleet + 1, count), prompt=rng.integers(1, 90, count),
+        output=output, held=rng.integers(1, 20, count),
+        total=output + rng.integers(1, 200, count).astype(float), cap=np.full(count, 400),
+    )  # fmt: skip
+    asked = candidates(made, (rng.random(count) < 0.3).tolist(), *workers)
+    assert plan_moves(asked, gain).tolist() == moves_one_by_one(asked, gain)

@@ -3,69 +3,30 @@ passwords."""
 
 import asyncio
 import logging
-import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import cast
 
 import pytest
-from redis import Redis
-from redis.exceptions import RedisError
 
-from foretoken.running.ports import free_port
 from services.runtime.outcomelog import LogUnavailable, OutcomeLog, Row, open_log
 from tests.reach import until
+from tests.redis_server import PASSWORD, RedisServer, running_redis, url
 from tests.runtime.outcomelog.outcome_rows import journaling, numbers, row, rows, warnings
 
-PASSWORD = "do-not-show-this"
 STREAM = "foretoken:outcomes"
 
 
-class Server:
-    """A redis-server that writes every command to its file before it answers."""
-
-    def __init__(self, program: str, directory: Path):
-        self.port = free_port()
-        options = f"--port {self.port} --bind 127.0.0.1 --requirepass {PASSWORD} --appendonly yes"
-        self._command = [program, *options.split(), "--dir", str(directory)]
-        self.client = Redis.from_url(url(self.port))
-        self.start()
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-        until_s = time.monotonic() + 30
-        while not self._answers():
-            assert time.monotonic() < until_s, "redis-server does not answer"
-            time.sleep(0.01)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(30)
-
-    def kept(self) -> list[int]:
-        found = cast(list[tuple[bytes, dict[bytes, bytes]]], self.client.xrange(STREAM))
-        return [int(fields[b"payload"]) for _, fields in found]
-
-    def _answers(self) -> bool:
-        with suppress(RedisError):
-            return bool(self.client.ping())
-        return False
-
-
-def url(port: int) -> str:
-    return f"redis://:{PASSWORD}@127.0.0.1:{port}/0"
+def kept(server: RedisServer) -> list[int]:
+    found = cast(list[tuple[bytes, dict[bytes, bytes]]], server.client.xrange(STREAM))
+    return [int(fields[b"payload"]) for _, fields in found]
 
 
 @pytest.fixture
-def server(redis_program: str, tmp_path: Path) -> Iterator[Server]:
-    server = Server(redis_program, tmp_path)
-    try:
+def server(redis_program: str, tmp_path: Path) -> Iterator[RedisServer]:
+    with running_redis(redis_program, tmp_path) as server:
         yield server
-    finally:
-        server.client.close()
-        server.kill()
 
 
 @pytest.fixture(autouse=True)
@@ -249,7 +210,7 @@ async def test_append_with_a_lost_answer_is_stored_once(server, cuts):
         await _persist(log, rows(1, 2))
         await log.append(rows(3))
         assert line.cuts == 0
-    assert server.kept() == [0, 1, 2, 3]
+    assert kept(server) == [0, 1, 2, 3]
 
 
 async def _persist(log: OutcomeLog, batch: list[Row]) -> None:
@@ -285,7 +246,7 @@ async def test_journal_over_a_bad_connection_delivers_once(server):
             await until(lambda: line.cuts == 0)
         await until(lambda: len(got) == 100)
         assert journal.written == 100
-    assert numbers(got) == server.kept() == list(range(100))
+    assert numbers(got) == kept(server) == list(range(100))
 
 
 # --- the journal
@@ -310,7 +271,7 @@ async def test_restarted_redis_loses_no_rows(server, caplog):
         await until(lambda: len(got) == 300 and len(seen) == 300)
         await until(lambda: not (journal.unavailable or replica.unavailable))
         assert (journal.written, journal.dropped) == (300, 0)
-    assert numbers(got) == numbers(seen) == server.kept() == list(range(300))
+    assert numbers(got) == numbers(seen) == kept(server) == list(range(300))
     message = [(r.levelname, r.getMessage()) for r in caplog.records if r.name.endswith("journal")]
     assert sorted(level for level, _ in message) == ["INFO", "INFO", "WARNING", "WARNING"]
     assert all(str(server.port) in text for level, text in message if level == "WARNING")
@@ -332,7 +293,7 @@ async def test_redis_journal_writes_queued_rows_on_stop(server):
         await asyncio.wait_for(journal.replayed.wait(), 10)
         for number in range(700):
             journal.put(row(number))
-    assert server.kept() == list(range(700))
+    assert kept(server) == list(range(700))
 
 
 async def test_stop_without_redis_reports_lost_rows(server, caplog):
