@@ -1,7 +1,7 @@
 """Incremental parsers for HTTP/1.1 responses and server-sent events. No I/O.
 
-The client must not use the cores that it measures: no byte is copied twice, and features that a
-benchmark does not need (trailers, folded headers, compression) are left out.
+For clients that must leave the cores to what they measure or scrape: no byte is copied twice, and
+features that they do not need (trailers, folded headers, compression) are left out.
 """
 
 from collections.abc import Callable
