@@ -22,6 +22,7 @@ SECTIONS = (
     "estimator",
     "worker",
     "emulation",
+    "picker",
     "log",
     *COMMON,
 )
