@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from services.picker.core.endpoints import ADDRESS_RULE, is_address
 from services.runtime.main import ServedSettings
@@ -59,20 +59,31 @@ class PickerConfig(ServedSettings):
     max_reading_bytes: Count = 256 * 2**20  # of bodies that are being read together; more: 429
     max_answer_bytes: Count = 2**20  # of an answer that is not streamed; nothing is learned beyond
 
-    @model_validator(mode="after")
-    def _check_sources(self) -> Self:
-        if not (self.endpoints or self.endpoints_file or self.dns):
-            raise ValueError(
-                "no endpoints: set picker.endpoints, picker.endpoints_file or picker.dns"
-            )
-        wrong = next((each for each in self.endpoints if not is_address(each)), None)
+    @field_validator("endpoints")
+    @classmethod
+    def _check_endpoints(cls, endpoints: tuple[str, ...]) -> tuple[str, ...]:
+        wrong = next((each for each in endpoints if not is_address(each)), None)
         if wrong is not None:
-            raise ValueError(f"picker.endpoints: {wrong!r} {ADDRESS_RULE}")
-        if self.endpoints_file and not Path(self.endpoints_file).is_file():
-            raise ValueError(f"picker.endpoints_file: {self.endpoints_file} does not exist")
-        host, _, port = self.dns.rpartition(":")
-        if self.dns and not (host and port.isdigit()):
-            raise ValueError(f"picker.dns takes HOST:PORT, got {self.dns!r}")
+            raise ValueError(f"{wrong!r} {ADDRESS_RULE}")
+        return endpoints
+
+    @field_validator("endpoints_file")
+    @classmethod
+    def _check_file(cls, path: str) -> str:
+        if path and not Path(path).is_file():
+            raise ValueError("the file does not exist; create it, or name another")
+        return path
+
+    @field_validator("dns")
+    @classmethod
+    def _check_dns(cls, name: str) -> str:
+        host, _, port = name.rpartition(":")
+        if name and not (host and port.isdigit()):
+            raise ValueError("must be HOST:PORT")
+        return name
+
+    @model_validator(mode="after")
+    def _check_times(self) -> Self:
         if self.lost_s < self.stale_s:
-            raise ValueError("picker.lost_s must be at least picker.stale_s")
+            raise ValueError("lost_s must be at least stale_s")
         return self

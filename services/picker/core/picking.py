@@ -121,10 +121,11 @@ def _room_steps(ask: Ask, load: Load) -> float:
 
 def _queue_steps(load: Load) -> float:
     """Tokens until all that wait there have a place, one for each running request that ends."""
-    if not load.waiting:
+    count = len(load.remaining)
+    waiting = min(load.waiting, count)  # its metrics may be older than the last end
+    if not waiting:
         return 0.0
-    running = max(1, len(load.remaining) - load.waiting)
-    return load.waiting / running * float(load.remaining.mean())
+    return waiting / max(1, count - waiting) * float(load.remaining.mean())
 
 
 def rank(ask: Ask, estimates: Sequence[Estimate], turn: int) -> list[Estimate]:

@@ -19,8 +19,13 @@ class EndpointSources:
     and the return are logged once each."""
 
     def __init__(self, config: PickerConfig, apply: Callable[[Sequence[str]], None]):
-        """`apply` gets all endpoints whenever they may have changed. Raises ConfigError for a file
-        that cannot be used."""
+        """`apply` gets all endpoints whenever they may have changed. Raises ConfigError without
+        a source, and for a file that cannot be used."""
+        if not (config.endpoints or config.endpoints_file or config.dns):
+            raise ConfigError(
+                "no endpoints: give --endpoint, --endpoints-file or --dns (picker.endpoints, "
+                "picker.endpoints_file, picker.dns)"
+            )
         self._config = config
         self._apply = apply
         self._seen: tuple[int, int] = (0, 0)
