@@ -170,37 +170,59 @@ def test_an_endpoint_that_leaves_keeps_its_requests_until_they_end():
     assert len(pool) == 1 and pool.end(1, 5, 0, 0.2) is not None and len(pool) == 0
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30)), max_size=60))
+class Requests:
+    """Events on a pool, and the numbers of requests that must be in flight."""
+
+    def __init__(self) -> None:
+        self.pool, self.alive, self.now, self.next = pool_of("a", "b"), list[int](), 0.0, 1
+
+    def place(self, number: int) -> None:
+        if isinstance(self.pool.place(arrival(self.next), self.now), Placement):
+            self.alive.append(self.next)
+        self.next += 1
+
+    def end(self, number: int) -> None:
+        if self.alive:
+            ended = self.alive.pop(number % len(self.alive))
+            assert self.pool.end(ended, number, 0, self.now) is not None
+
+    def stream(self, number: int) -> None:
+        for each in self.alive:
+            self.pool.on_tokens(each, number, self.now)
+
+    def fail(self, number: int) -> None:
+        self.pool.on_failure("ab"[number % 2], "gone", self.now)
+
+    def read(self, number: int) -> None:
+        reading = Reading(number, number // 2, 0.3, 900)
+        self.pool.on_reading("ab"[number % 2], reading, self.now, self.now)
+
+    def move(self, number: int) -> None:
+        for each in self.alive:
+            self.pool.on_served_by(each, "ab"[number % 2], self.now)
+
+
+EVENTS = (
+    Requests.place,
+    Requests.end,
+    Requests.stream,
+    Requests.fail,
+    Requests.read,
+    Requests.move,
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 30)), max_size=60))
 def test_random_events_leave_no_request_behind(events):
-    """Against a plain set of numbers: whatever happens, exactly the placed and unended remain."""
-    pool = pool_of("a", "b", now=0.0)
-    alive: set[int] = set()
-    now = 0.0
-    for step, (kind, number) in enumerate(events):
-        now += 0.05
-        address = "ab"[number % 2]
-        match kind:
-            case 0:
-                if isinstance(pool.place(arrival(1_000 + step), now), Placement):
-                    alive.add(1_000 + step)
-            case 1:
-                if alive:
-                    ended = sorted(alive)[number % len(alive)]
-                    assert pool.end(ended, number, 0, now) is not None
-                    alive.remove(ended)
-            case 2:
-                for each in alive:
-                    pool.on_tokens(each, number, now)
-            case 3:
-                pool.on_failure(address, "gone", now)
-            case 4:
-                pool.on_reading(address, Reading(number, number // 2, 0.3, 900), now, now)
-            case _:
-                for each in alive:
-                    pool.on_served_by(each, address, now)
-        assert len(pool) == len(alive)
-        assert sorted(n for s in pool.servers.values() for n in s.flights) == sorted(alive)
-        for server in pool.servers.values():
+    """Exactly the requests that were placed and have not ended are in flight."""
+    requests = Requests()
+    for event, number in events:
+        requests.now += 0.05
+        event(requests, number)
+        servers = requests.pool.servers.values()
+        assert sorted(n for server in servers for n in server.flights) == sorted(requests.alive)
+        assert len(requests.pool) == len(requests.alive)
+        for server in servers:
             assert all(flight.remaining >= 0 for flight in server.flights.values())
 
 
