@@ -24,6 +24,7 @@ from gateway.config import GatewayConfig
 from observability.prometheus.alerts import ALERTS
 from services.batcher.config import BatcherConfig
 from services.estimator.config import EstimatorConfig
+from services.picker.config import PickerConfig
 from services.policies.preset import Preset, presets
 from services.predictor.config import PredictorConfig
 from services.runtime.config import Settings
@@ -45,6 +46,7 @@ SECTIONS: tuple[type[Settings], ...] = (
     WorkerConfig,
     EmulationConfig,
     BackendConfig,
+    PickerConfig,
     VllmConfig,
     LogConfig,
     TracingConfig,

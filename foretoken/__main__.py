@@ -16,6 +16,7 @@ import typer
 
 from foretoken.commands.bench import bench
 from foretoken.commands.chat import chat
+from foretoken.commands.epp import epp
 from foretoken.commands.key import key
 from foretoken.commands.offline.calibrate import calibrate
 from foretoken.commands.offline.evaluate import evaluate
@@ -65,6 +66,7 @@ def root(
 
 
 app.command(cls=ServeCommand, rich_help_panel=SERVE)(serve)
+app.command(cls=Command, rich_help_panel=SERVE)(epp)
 app.command(cls=Command, rich_help_panel=SERVE)(presets)
 app.command(cls=Command, rich_help_panel=SERVE)(key)
 app.command(cls=Command, rich_help_panel=CLIENT)(chat)

@@ -148,7 +148,9 @@ class GatewayConfig(ServedSettings):
     metrics_peers: tuple[str, ...] = ()
     # Timeout for all of them together, half of Prometheus' scrape timeout; later ones are omitted.
     metrics_wait_s: Positive = 5.0
-    vllm_metrics: bool = False  # export metrics that vLLM has, too, under vLLM's names
+    # Export all metrics that vLLM has, too, under vLLM's names; without it those four that endpoint
+    # pickers read.
+    vllm_metrics: bool = False
 
     @model_validator(mode="before")
     @classmethod

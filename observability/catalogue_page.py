@@ -17,8 +17,10 @@ All metrics of all processes. `make metrics` generates this page from `observabi
 The gateway's `/metrics` exposes the metrics of its process and of all processes in
 `gateway.metrics_peers`; `foretoken serve` configures every process that it starts. A service
 exposes its metrics over HTTP at `metrics_host` and `metrics_port`, and over gRPC
-(`foretoken.v1.Telemetry/Scrape`). `gateway.vllm_metrics=on` adds the metrics that vLLM has too,
-under vLLM's names. There are no `_created` series.
+(`foretoken.v1.Telemetry/Scrape`). Four metrics that endpoint pickers read are there
+under vLLM's names, too (`vllm:num_requests_running`, `vllm:num_requests_waiting`,
+`vllm:kv_cache_usage_perc`, `vllm:cache_config_info`); `gateway.vllm_metrics=on` adds all
+that vLLM has. There are no `_created` series.
 """
 UNITS = {"seconds": "seconds", "tokens": "tokens", "bytes": "bytes", "perc": "share (0 to 1)"}
 

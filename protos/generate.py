@@ -15,7 +15,8 @@ GENERATED = SOURCES / "generated"
 
 def generate() -> None:
     """Replaces every file of `protos/generated`; exits with protoc's status when it fails."""
-    from grpc_tools import protoc  # a development dependency
+    import grpc_tools  # a development dependency
+    from grpc_tools import protoc
 
     with TemporaryDirectory() as folder:
         outputs = (
@@ -25,7 +26,9 @@ def generate() -> None:
             "--mypy_grpc_out=quiet:",
         )
         sources = sorted(str(path.relative_to(SOURCES.parent)) for path in SOURCES.glob("*.proto"))
-        arguments = ["protoc", "-I", str(SOURCES.parent), *(out + folder for out in outputs)]
+        well_known = Path(grpc_tools.__file__).parent / "_proto"  # google/protobuf/*.proto
+        includes = [f"-I{SOURCES.parent}", f"-I{well_known}"]
+        arguments = ["protoc", *includes, *(out + folder for out in outputs)]
         if status := protoc.main([*arguments, *sources]):
             sys.exit(status)
         for stale in GENERATED.glob("*_pb2*"):

@@ -9,7 +9,7 @@ from prometheus_client import Gauge
 
 from gateway.config import GatewayConfig
 from observability.exposition import Part, expose, merge, with_aliases
-from observability.metrics.vllm import ALIASES
+from observability.metrics.vllm import ALIASES, MODEL_SERVER_ALIASES
 from protos.generated import telemetry_pb2
 from protos.generated.telemetry_pb2_grpc import TelemetryStub
 
@@ -59,7 +59,8 @@ class MetricsAggregator:
         connect: Callable[[str], aio.Channel],
         missing: Gauge,
     ):
-        self._timeout_s, self._vllm = config.metrics_wait_s, config.vllm_metrics
+        self._timeout_s = config.metrics_wait_s
+        self._aliases = ALIASES if config.vllm_metrics else MODEL_SERVER_ALIASES
         self._parts, self._missing = parts, missing
         self._peers = [Peer(address, connect) for address in config.metrics_peers]
         self._scrape: asyncio.Task[str] | None = None
@@ -81,4 +82,4 @@ class MetricsAggregator:
         texts = await asyncio.gather(*(peer.scrape(self._timeout_s) for peer in self._peers))
         self._missing.set(texts.count(None))
         merged = merge([expose(self._parts), *(text for text in texts if text is not None)])
-        return with_aliases(merged, ALIASES) if self._vllm else merged
+        return with_aliases(merged, self._aliases)

@@ -4,11 +4,18 @@ from pathlib import Path
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from observability.grafana import forecasts, memory, scheduling, sla, workers
+from observability.grafana import forecasts, memory, picker, scheduling, sla, workers
 from observability.grafana.board import render
 
 FOLDER = Path(__file__).parent
-BOARDS = (sla.BOARD, scheduling.BOARD, memory.BOARD, forecasts.BOARD, workers.BOARD)
+BOARDS = (
+    sla.BOARD,
+    scheduling.BOARD,
+    memory.BOARD,
+    forecasts.BOARD,
+    workers.BOARD,
+    picker.BOARD,
+)
 
 
 def files() -> dict[str, str]:

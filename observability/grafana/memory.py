@@ -32,6 +32,7 @@ HELD_TOKENS = (
     f"{Q.gauge(w.BLOCKS, 'worker', where={'state': 'held'})} "
     f"* on (worker) {Q.gauge(w.BLOCK_TOKENS, 'worker', agg='max')}"
 )
+WORKERS_BY_SIZE = Q.gauge(w.CACHE_CONFIG, "num_gpu_blocks", "block_size")
 PEAK_TOKENS = Q.gauge(s.PEAK, "worker", agg="max")
 HITS = share(Q.rate(w.PREFIX_HITS), Q.rate(w.PREFIX_QUERIES))
 HITS_BY_WORKER = share(Q.rate(w.PREFIX_HITS, "worker"), Q.rate(w.PREFIX_QUERIES, "worker"))
@@ -195,6 +196,12 @@ PRESSURE = Section(
             description=HITS_HELP,
             limits=at_least(0.1, 0),
             top=1,
+        ),
+        plot(
+            "Blocks by size",
+            COUNT,
+            Line("{{num_gpu_blocks}} of {{block_size}} tokens", WORKERS_BY_SIZE),
+            description="Workers by their number of KV blocks on the device and tokens per block.",
         ),
     ),
 )

@@ -6,7 +6,7 @@ service, so that a scrape of all services counts nothing twice.
 
 from collections.abc import Mapping
 
-from observability.metrics import batcher, estimator, gateway, predictor, scheduler, worker
+from observability.metrics import batcher, estimator, gateway, picker, predictor, scheduler, worker
 from observability.metrics.metric import Metric
 
 CATALOGUE: Mapping[str, tuple[Metric, ...]] = {
@@ -16,6 +16,7 @@ CATALOGUE: Mapping[str, tuple[Metric, ...]] = {
     "estimator": estimator.ALL,
     "batcher": batcher.ALL,
     "worker": worker.ALL,
+    "picker": picker.ALL,
 }
 # Labels of all series of a service, from its process.
 PROCESS_LABELS: Mapping[str, tuple[str, ...]] = {

@@ -14,9 +14,14 @@ SAME = frozenset(
         "request_queue_time_seconds", "request_prefill_time_seconds",
         "request_decode_time_seconds", "num_requests_running", "num_requests_waiting",
         "kv_cache_usage_perc", "num_preemptions", "prompt_tokens", "generation_tokens",
-        "request_success", "prefix_cache_queries", "prefix_cache_hits",
+        "request_success", "prefix_cache_queries", "prefix_cache_hits", "cache_config_info",
     )
 )  # fmt: skip
+
+# What endpoint pickers of the Gateway API Inference Extension read of a model server.
+MODEL_SERVER = frozenset(
+    ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info")
+)
 
 # vLLM's names by ours, both with prefix.
 ALIASES: Mapping[str, str] = {
@@ -24,4 +29,7 @@ ALIASES: Mapping[str, str] = {
     for metrics in CATALOGUE.values()
     for metric in metrics
     if metric.vllm or metric.name in SAME
+}
+MODEL_SERVER_ALIASES: Mapping[str, str] = {
+    name: alias for name, alias in ALIASES.items() if name.removeprefix(PREFIX) in MODEL_SERVER
 }

@@ -61,6 +61,11 @@ BLOCKS = gauge(
     "state",
 )  # fmt: skip
 BLOCK_TOKENS = gauge("kv_block_tokens", "Tokens per KV block.")
+CACHE_CONFIG = gauge(
+    "cache_config_info",
+    "1; the labels are tokens per KV block and the device's KV blocks.",
+    "block_size", "num_gpu_blocks",
+)  # fmt: skip
 EVICTIONS = counter(
     "worker_evictions",
     "Evictions of requests for lack of memory, by handling of the KV: offloaded or dropped.",

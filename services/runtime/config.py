@@ -27,7 +27,8 @@ SECTIONS = (
     *COMMON,
 )
 
-HOSTED = ("vllm",)  # sections of parts that run in another project's process
+# Sections of what `foretoken serve` does not start: the scheduler inside vLLM, the endpoint picker.
+HOSTED = ("vllm", "picker")
 
 # Short environment variables and the sections and keys that each sets; the later of two wins.
 SHORT_NAMES = {

@@ -85,21 +85,27 @@ Sets = Mapping[str, Mapping[str, str]]  # section → key → value
 
 
 def run_service(
-    kind: type[ConfigT], build: Callable[[ConfigT, CollectorRegistry, Tracing], Unit]
+    kind: type[ConfigT],
+    build: Callable[[ConfigT, CollectorRegistry, Tracing], Unit],
+    sets: Sequence[str] | None = None,
 ) -> None:
     """Runs a service until the process ends. A mistake in the configuration ends it with a one-line
-    message and exit status 2."""
-    run_process(kind, [], lambda config, _: partial(build, config))
+    message and exit status 2. `sets` are `section.key=value`; None: those of the command line."""
+    run_process(kind, [], lambda config, _: partial(build, config), sets)
 
 
 def run_process(
-    kind: type[ConfigT], shared: Sequence[str], prepare: Callable[[ConfigT, Sets], Build]
+    kind: type[ConfigT],
+    shared: Sequence[str],
+    prepare: Callable[[ConfigT, Sets], Build],
+    given: Sequence[str] | None = None,
 ) -> None:
     """Like `run_service`, for a service that also reads the sections `shared`: `prepare` receives
     the settings of all sections."""
     try:
         check_environment()
-        sets = parse_sets(_set_options(sys.argv[1:]), [kind.section, *COMMON, *shared])
+        given = _set_options(sys.argv[1:]) if given is None else given
+        sets = parse_sets(given, [kind.section, *COMMON, *shared])
         config = load(kind, sets[kind.section])
         configure_logging(kind.section, config.log_level, sets[LoggingConfig.section])
         raise_open_file_limit()

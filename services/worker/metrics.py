@@ -84,6 +84,8 @@ def _read_memory(make: Instruments, state: EngineState) -> None:
     make.reading(catalogue.HOST_USAGE, lambda: state.host.usage)
     make.reading(catalogue.BLOCKS, lambda: _blocks(state))
     make.reading(catalogue.BLOCK_TOKENS, lambda: state.limits.block_tokens)
+    sizes = (str(state.limits.block_tokens), str(state.pool.blocks))
+    make.gauge(catalogue.CACHE_CONFIG).labels(*sizes).set(1)
 
 
 def _blocks(state: EngineState) -> Mapping[str, float]:

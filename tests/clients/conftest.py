@@ -92,7 +92,7 @@ def _installed(name: str) -> Iterator[None]:
     yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def python() -> Callable[[str], Path]:
     """The interpreter of a group's environment; skips where the disk has no room for it."""
 

@@ -18,6 +18,7 @@ REASONS = {
     "downloads weights",
     "needs GPUs",
     "needs a container engine",
+    "needs Envoy",
     "takes minutes",
     "takes an hour",
     "installs vLLM",

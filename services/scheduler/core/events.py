@@ -2,7 +2,7 @@
 run can be logged and replayed. `link` names a gateway's Submit stream or a worker's Attach stream.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -162,6 +162,7 @@ Event = (
     | Arranged
     | Tick
 )
+Dispatch = Callable[[Event], None]
 
 # Actions
 

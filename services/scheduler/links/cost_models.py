@@ -13,15 +13,14 @@ from grpc import aio
 from protos.generated import common_pb2, estimator_pb2, estimator_pb2_grpc
 from services.costs import BatchTiming, CostModel
 from services.runtime.codecs.common import decode_cost_model, encode_batch
-from services.runtime.streams import ResponseStream
-from services.scheduler.core import events as ev
-from services.scheduler.links.delivery import (
+from services.runtime.delivery import (
     MAX_PER_CALL,
     Backlog,
-    Dispatch,
     deliver,
     follow,
 )
+from services.runtime.streams import ResponseStream
+from services.scheduler.core import events as ev
 from services.scheduler.observe.metrics import SchedulerMetrics
 
 log = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ class CostModels:
     """Keeps each worker's start-up profile and sends it again to an estimator that does not know
     the worker: only the profile has steps of every kind."""
 
-    def __init__(self, estimator: aio.Channel, metrics: SchedulerMetrics, dispatch: Dispatch):
+    def __init__(self, estimator: aio.Channel, metrics: SchedulerMetrics, dispatch: ev.Dispatch):
         self._estimator = estimator_pb2_grpc.EstimatorStub(estimator)
         self._dispatch = dispatch
         self._workers: dict[str, FollowedWorker] = {}  # the attached ones

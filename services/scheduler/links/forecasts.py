@@ -18,19 +18,18 @@ from services.core import Outcome, Request
 from services.forecast import Forecast
 from services.runtime.backoff import Backoff
 from services.runtime.bounded_dict import BoundedDict
+from services.runtime.breaker import Breaker, BreakerPhase
 from services.runtime.codecs.common import decode_forecast
+from services.runtime.delivery import (
+    MAX_KEPT,
+    MAX_PER_CALL,
+    describe,
+    follow,
+)
 from services.runtime.streams import ResponseStream
 from services.scheduler.codec import encode_forecast_input
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import events as ev
-from services.scheduler.links.breaker import Breaker, BreakerPhase
-from services.scheduler.links.delivery import (
-    MAX_KEPT,
-    MAX_PER_CALL,
-    Dispatch,
-    describe,
-    follow,
-)
 from services.scheduler.links.fallback import History
 from services.scheduler.observe.metrics import SchedulerMetrics
 
@@ -72,7 +71,7 @@ class Forecasts:
         config: SchedulerConfig,
         predictor: "predictor_pb2_grpc.PredictorAsyncStub",
         metrics: SchedulerMetrics,
-        dispatch: Dispatch,
+        dispatch: ev.Dispatch,
         shared_representatives: Callable[[], Sequence[Request]],
         traceparent: Callable[[str], str] = lambda _: "",
     ):

@@ -9,8 +9,8 @@ from grpc import aio
 from protos.generated import predictor_pb2_grpc
 from services.core import LiveAnswers, Outcome, Request
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.core.events import Dispatch
 from services.scheduler.links.cost_models import CostModels
-from services.scheduler.links.delivery import Dispatch
 from services.scheduler.links.forecasts import Forecasts
 from services.scheduler.links.outcomes import Outcomes
 from services.scheduler.observe.metrics import SchedulerMetrics

@@ -15,7 +15,14 @@ from observability.prometheus.promql import labels_of
 from tests.observability.grafana.typed import type_errors
 from tests.observability.prometheus.queries import VARIABLE, dashboards, panel_queries, panels
 
-NAMES = ["forecasts.json", "memory.json", "scheduling.json", "sla.json", "workers.json"]
+NAMES = [
+    "forecasts.json",
+    "memory.json",
+    "picker.json",
+    "scheduling.json",
+    "sla.json",
+    "workers.json",
+]
 GRAFANA_VARIABLES = {"$__rate_interval", "$__range"}
 
 register_default_plugins()

@@ -12,6 +12,7 @@ from observability.metrics.metric import Kind, Metric
 from observability.metrics.vllm import ALIASES, SAME
 from services.batcher.config import BatcherConfig
 from services.estimator.config import EstimatorConfig
+from services.picker.config import PickerConfig
 from services.predictor.config import PredictorConfig
 from services.runtime.config import load
 from services.runtime.main import ServedSettings
@@ -21,6 +22,7 @@ from services.worker.config import WorkerConfig
 EVERY = [metric for metrics in CATALOGUE.values() for metric in metrics]
 CONFIGS: tuple[type[ServedSettings], ...] = (
     GatewayConfig, SchedulerConfig, PredictorConfig, EstimatorConfig, BatcherConfig, WorkerConfig,
+    PickerConfig,
 )  # fmt: skip
 
 

@@ -19,12 +19,13 @@ from observability.metrics.metric import Metric
 from observability.prometheus.promql import labels_of
 from services.costs import CostModel
 from services.estimator.metrics import EstimatorMetrics
+from services.picker.metrics import PickerMetrics
 from services.policies.preset import DEFAULT, choose, presets
 from services.predictor.learning.scorecard import ScorecardSummary
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.predictors import PREDICTORS
+from services.runtime.breaker import BreakerPhase
 from services.scheduler.core.state import SchedulerState
-from services.scheduler.links.breaker import BreakerPhase
 from services.scheduler.observe.metrics import SchedulerMetrics
 from services.worker.engine.phase_clock import PhaseClock
 from services.worker.metrics import WorkerMetrics
@@ -39,6 +40,7 @@ DEPLOYMENT = {
     "worker": ("worker-0", "worker-1"),
     "class": (*SLA_CLASSES, OTHER),
     "preset": tuple(presets()),
+    "endpoint": ("10.0.0.1:8000", "10.0.0.2:8000"),
 }
 YES_NO = ("yes", "no")
 # Values that first appear with the event.
@@ -75,6 +77,7 @@ def _initial_values() -> Mapping[tuple[str, str], set[str]]:
     estimator = EstimatorMetrics(registry)
     for name in DEPLOYMENT["worker"]:
         estimator.show(name, CostModel(1.0, 1.0, 1.0, 1.0), (0.1, 0.2))
+    PickerMetrics(registry, lambda: {}, lambda: 0)
     limits = Limits(4, block_tokens=4, max_batch_tokens=8, report_every_steps=1)
     WorkerMetrics(registry, WorkerState(limits), PhaseClock(), 1)
     found: dict[tuple[str, str], set[str]] = defaultdict(set)

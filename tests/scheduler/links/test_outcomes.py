@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry
 from services.core import LiveAnswers
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
+from services.runtime.delivery import Backlog
 from services.runtime.tasks import background
 from services.scheduler.core import events as ev
-from services.scheduler.links.delivery import Backlog
 from tests.reach import until
 from tests.scheduler.links.link_fixtures import (
     PATIENT,

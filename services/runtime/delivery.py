@@ -12,7 +12,6 @@ from prometheus_client import Counter
 
 from services.runtime.backoff import Backoff
 from services.runtime.streams import ResponseStream
-from services.scheduler.core import events as ev
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -30,9 +29,6 @@ TRANSIENT = frozenset(
         grpc.StatusCode.CANCELLED,
     }
 )
-
-
-Dispatch = Callable[[ev.Event], None]
 
 
 def describe(error: Exception) -> str:

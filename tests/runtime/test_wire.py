@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.bench.wire import AnswerReader
-from services.runtime.event_stream import EventReader, WireError
+from services.runtime.wire import AnswerReader, EventReader, WireError
 
 BODIES = st.lists(st.binary(min_size=1, max_size=40), max_size=6)
 

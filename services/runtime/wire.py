@@ -1,15 +1,18 @@
-"""An incremental parser for HTTP/1.1 responses. No I/O.
+"""Incremental parsers for HTTP/1.1 responses and server-sent events. No I/O.
 
-The client must not use the cores that it measures: no byte is copied twice, and features that a
-benchmark does not need (trailers, folded headers, compression) are left out.
+For clients that must leave the cores to what they measure or scrape: no byte is copied twice, and
+features that they do not need (trailers, folded headers, compression) are left out.
 """
 
 from collections.abc import Callable
 
-from services.runtime.event_stream import WireError
-
 MAX_HEAD_BYTES = 65_536
+MAX_EVENT_BYTES = 16 * 2**20
 SIZE, DATA, AFTER = range(3)  # position within a chunked body
+
+
+class WireError(ValueError):
+    """The received bytes are not an HTTP response."""
 
 
 class AnswerReader:
@@ -109,6 +112,31 @@ class AnswerReader:
             else:
                 self._left, self._state = _parse_size(line), DATA
         self._buffer = buffer[at:] if at < len(buffer) else b""
+
+
+class EventReader:
+    """Parses server-sent events. Raises WireError for an event that is too long."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Returns the data of each complete event; its `data` lines are joined by line feeds."""
+        text = self._rest + data if self._rest else data
+        if b"\r" in text:
+            held = b"\r" if text.endswith(b"\r") else b""  # the line feed may follow
+            text = text[: len(text) - len(held)].replace(b"\r\n", b"\n") + held
+        *events, self._rest = text.split(b"\n\n")
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise WireError("an event of the stream is too long")
+        return [found for event in events if (found := _parse_data(event)) is not None]
+
+
+def _parse_data(event: bytes) -> bytes | None:
+    if event.startswith(b"data:") and b"\n" not in event:  # the usual case
+        return event[5:].strip()
+    lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
+    return b"\n".join(lines) if lines else None
 
 
 def _parse_status(line: str) -> int:

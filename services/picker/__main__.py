@@ -1,0 +1,22 @@
+"""`python -m services.picker`: config → objects → serve."""
+
+from prometheus_client import CollectorRegistry
+
+from observability.tracing import Tracing
+from protos.generated import ext_proc_pb2_grpc
+from services.picker.config import PickerConfig
+from services.picker.service import PickerService
+from services.runtime.main import Unit, run_service
+from services.runtime.server import Mount
+
+SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+
+
+def build(config: PickerConfig, registry: CollectorRegistry, _: Tracing) -> Unit:
+    service = PickerService(config, registry)
+    mount = Mount(SERVICE, ext_proc_pb2_grpc.add_ExternalProcessorServicer_to_server, service)
+    return Unit([mount], service.run, service.drain)
+
+
+if __name__ == "__main__":
+    run_service(PickerConfig, build)

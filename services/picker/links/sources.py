@@ -1,0 +1,95 @@
+"""Where endpoints come from: settings, a file that may change, and DNS."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from services.picker.config import PickerConfig
+from services.picker.core.endpoints import EndpointsError, parse_endpoints
+from services.runtime.channel import host_port
+from services.runtime.config import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+class EndpointSources:
+    """The endpoints of all sources. A source that fails later keeps what it gave before; the loss
+    and the return are logged once each."""
+
+    def __init__(self, config: PickerConfig, apply: Callable[[Sequence[str]], None]):
+        """`apply` gets all endpoints whenever they may have changed. Raises ConfigError without
+        a source, and for a file that cannot be used."""
+        if not (config.endpoints or config.endpoints_file or config.dns):
+            raise ConfigError(
+                "no endpoints: give --endpoint, --endpoints-file or --dns (picker.endpoints, "
+                "picker.endpoints_file, picker.dns)"
+            )
+        self._config = config
+        self._apply = apply
+        self._seen: tuple[int, int] = (0, 0)
+        self._from_file: tuple[str, ...] = ()
+        self._from_dns: tuple[str, ...] = ()
+        self._problems: dict[str, str] = {}
+        if config.endpoints_file:
+            try:
+                self._read_file()
+            except (OSError, EndpointsError) as error:
+                raise ConfigError(
+                    f"picker.endpoints_file: {config.endpoints_file}: {_describe(error)}"
+                ) from None
+        self._publish()
+
+    async def run(self) -> None:
+        """Looks at the file and at DNS until cancelled."""
+        while True:
+            if self._config.endpoints_file:
+                try:
+                    self._read_file()
+                    self._report("file", "")
+                except (OSError, EndpointsError) as error:
+                    self._report("file", _describe(error))
+            if self._config.dns:
+                await self._resolve()
+            self._publish()
+            await asyncio.sleep(self._config.source_interval_s)
+
+    def _read_file(self) -> None:
+        """A few lines, read on the event loop only when they changed."""
+        path = Path(self._config.endpoints_file)
+        status = path.stat()
+        seen = (status.st_mtime_ns, status.st_size)
+        if seen != self._seen:
+            self._from_file = parse_endpoints(path.read_text(errors="replace"), path.suffix)
+            self._seen = seen
+
+    async def _resolve(self) -> None:
+        host, _, port = self._config.dns.rpartition(":")
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(
+                host, int(port), type=socket.SOCK_STREAM
+            )
+        except OSError as error:
+            self._report("dns", _describe(error))
+            return
+        self._from_dns = tuple(sorted({host_port(str(each[4][0]), port) for each in found}))
+        self._report("dns", "")
+
+    def _publish(self) -> None:
+        every = dict.fromkeys((*self._config.endpoints, *self._from_file, *self._from_dns))
+        most = self._config.max_endpoints
+        if len(every) > most:
+            self._report("pool", f"{len(every)} endpoints, the first {most} are used")
+        self._apply(list(every)[:most])
+
+    def _report(self, source: str, problem: str) -> None:
+        if problem and problem != self._problems.get(source):
+            log.warning("endpoints (%s): %s; the earlier ones stay", source, problem)
+        elif not problem and self._problems.get(source):
+            log.warning("endpoints (%s): read again", source)
+        self._problems[source] = problem
+
+
+def _describe(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,192 @@
+"""What is read of requests, answers, metrics and lists of endpoints."""
+
+import json
+from array import array
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core import FinishReason
+from services.picker.core.answers import BodyFollower, StreamFollower, follower
+from services.picker.core.endpoints import (
+    EndpointsError,
+    Reading,
+    is_address,
+    parse_endpoints,
+    parse_metrics,
+)
+from services.picker.core.questions import (
+    OBJECTIVE_HEADER,
+    TPOT_HEADER,
+    TTFT_HEADER,
+    HeaderError,
+    Question,
+    Terms,
+    read_question,
+    read_terms,
+)
+
+
+def question(**fields) -> Question:
+    return read_question(json.dumps(fields).encode())
+
+
+def test_question_of_a_completion():
+    asked = question(model="m", prompt="Hello", max_tokens=7, stream=True, cache_salt="s")
+    assert asked == Question("m", b"Hello", "", "Hello", 0, 7, 1, True, "s")
+    tokens = question(prompt=[5, 6, 7], n=3)
+    assert (tokens.prefix, tokens.prompt_tokens) == (array("I", [5, 6, 7]).tobytes(), 3)
+    assert (tokens.choices, tokens.max_tokens, tokens.streams) == (3, 0, False)
+    several = question(prompt=["one", "two"], n=2)
+    assert (several.prefix, several.choices) == (b"one", 4)
+
+
+def test_question_of_a_conversation_begins_like_that_of_its_next_turn():
+    system = {"role": "system", "content": "Be brief."}
+    user = {"role": "user", "content": "Hello"}
+    reply = {"role": "assistant", "content": "Hi"}
+    again = {"role": "user", "content": [{"type": "text", "text": "Bye"}]}
+    first = question(messages=[system, user], max_completion_tokens=9)
+    later = question(messages=[system, user, reply, again])
+    assert (first.instruction, first.user_input, first.max_tokens) == ("Be brief.", "Hello", 9)
+    assert later.prefix.startswith(first.prefix)
+    assert "Bye" in later.user_input
+    with_tools = question(messages=[system, user], tools=[{"type": "function"}])
+    assert not with_tools.prefix.startswith(first.prefix[:4])
+
+
+@given(st.binary(max_size=60) | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda deeper: st.lists(deeper, max_size=3) | st.dictionaries(
+        st.sampled_from(["model", "prompt", "messages", "n", "max_tokens", "role", "content"]),
+        deeper, max_size=5),
+).map(lambda value: json.dumps(value).encode()))  # fmt: skip
+def test_any_body_is_a_question(body: bytes):
+    asked = read_question(body)
+    assert 1 <= asked.choices <= 1_024
+    assert 0 <= asked.max_tokens < 2**24
+
+
+def test_terms_are_read_from_headers():
+    assert read_terms({}) == Terms("", inf, inf)
+    given = {OBJECTIVE_HEADER: "chat", TTFT_HEADER: "200", TPOT_HEADER: " 12.5 "}
+    assert read_terms(given) == Terms("chat", 0.2, 0.0125)
+
+
+@pytest.mark.parametrize("text", ["-1", "0", "nan", "1e3", "inf", "1,5", "9" * 300])
+def test_budget_that_is_no_number_is_refused(text: str):
+    with pytest.raises(HeaderError, match=TTFT_HEADER):
+        read_terms({TTFT_HEADER: text})
+
+
+def event(content: object) -> bytes:
+    return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+
+def delta(text: str | None = None, reason: str | None = None, **more: str) -> dict:
+    content = {} if text is None else {"content": text}
+    return {"choices": [{"index": 0, "delta": {**content, **more}, "finish_reason": reason}]}
+
+
+CHAT = [delta("", role="assistant"), delta("a"), delta("b"), delta("", "stop")]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1_000])
+def test_stream_is_counted_by_its_events_with_text(size: int):
+    stream = b"".join(map(event, CHAT)) + b"data: [DONE]\n\n"
+    reads = StreamFollower()
+    for at in range(0, len(stream), size):
+        reads.feed(stream[at : at + size])
+    assert (reads.answer.tokens, reads.answer.reason) == (2, FinishReason.STOP)
+
+
+def test_stream_is_counted_by_its_usage_if_it_states_one():
+    reads = StreamFollower()
+    usage = {"choices": [], "usage": {"prompt_tokens": 11, "completion_tokens": 40}}
+    for each in [*CHAT[:-1], delta("", "length"), usage]:
+        reads.feed(event(each))
+    assert (reads.answer.tokens, reads.answer.prompt_tokens) == (40, 11)
+    assert reads.answer.reason is FinishReason.LENGTH
+
+
+def test_stream_that_is_not_understood_is_passed_over():
+    reads = StreamFollower()
+    for each in (b"data: {oops\n\n", event([1]), event({"choices": 3}), b": ping\n\n", b"\xff\n\n"):
+        reads.feed(each)
+    reads.feed(event(delta("a")))
+    reads.end()
+    assert reads.answer.tokens == 1
+
+
+def test_body_is_read_at_its_end_up_to_a_bound():
+    body = json.dumps(
+        {
+            "choices": [{"text": 'say "completion_tokens": 9', "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 3, "completion_tokens": 5},
+        }
+    ).encode()
+    for most, expected in ((1_000, (5, 3)), (20, (0, 0))):
+        reads = BodyFollower(most)
+        reads.feed(body[:30])
+        reads.feed(body[30:])
+        assert reads.answer.tokens == 0
+        reads.end()
+        assert (reads.answer.tokens, reads.answer.prompt_tokens) == expected
+    assert isinstance(follower("text/event-stream; charset=utf-8", 10), StreamFollower)
+    assert isinstance(follower("application/json", 10), BodyFollower)
+
+
+METRICS = b"""\
+# HELP vllm:num_requests_running Number of requests.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 4.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+vllm:num_requests_waiting_by_reason{reason="capacity"} 77.0
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:kv_cache_usage_perc{engine="1"} 0.75
+vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="100"} 1.0
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="50"} 1.0
+"""
+
+
+def test_metrics_of_all_engines_add_up():
+    assert parse_metrics(METRICS) == Reading(7, 1, 0.5, 2_400)
+    plain = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n"
+    assert parse_metrics(plain) == Reading(1, 0)
+    with pytest.raises(ValueError, match="lack vllm:num_requests_running"):
+        parse_metrics(b"process_cpu_seconds_total 3\n")
+
+
+@pytest.mark.parametrize(
+    ("address", "valid"),
+    [("10.0.0.1:80", True), ("[::1]:8000", True), ("::1:8000", False), ("host:80", False),
+     ("10.0.0.1", False), ("10.0.0.1:0", False), ("10.0.0.1:70000", False), ("", False)],
+)  # fmt: skip
+def test_address_is_ip_and_port(address: str, valid: bool):
+    assert is_address(address) is valid
+
+
+def test_endpoints_are_listed_in_toml_or_json():
+    expected = ("10.0.0.1:80", "10.0.0.2:80")
+    listed = '["10.0.0.1:80", "10.0.0.2:80", "10.0.0.1:80"]'
+    assert parse_endpoints(f"endpoints = {listed}", ".toml") == expected
+    assert parse_endpoints(f'{{"endpoints": {listed}}}', ".json") == expected
+    assert parse_endpoints(listed, ".json") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "suffix", "sentence"),
+    [
+        ("endpoints = [", ".toml", "not valid TOML"),
+        ("{", ".json", "not valid JSON"),
+        ("endpoints = 3", ".toml", "it needs a list"),
+        ('["a:80"]', ".json", "'a:80' is not IP:PORT"),
+        ("", ".yaml", "name it"),
+    ],
+)
+def test_endpoints_file_that_cannot_be_used_is_explained(text: str, suffix: str, sentence: str):
+    with pytest.raises(EndpointsError, match=sentence):
+        parse_endpoints(text, suffix)
