@@ -105,18 +105,9 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
         (["--emulate", "cpu2-demo", "--kv-tokens", "8"], "at least one block of 16 tokens (got 8)"),
         (["--emulate", "cpu2-demo", "--set", "emulation.sigma=-1"], "emulation.sigma: Input sho"),
         (
-            ["--engine=openai", "--backend=http://127.0.0.1:9", "--dtype=float32"],
-            "worker.dtype has no effect with --engine openai, where another server computes",
-        ),
-        (
-            ["--engine=openai", "--backend=http://127.0.0.1:9", "--set", "backend.poll_s=0"],
-            "backend.poll_s: Input should be greater than 0",
-        ),
-        (
             ["--quantization", "awq"],
             "worker.quantization: Input should be 'none' or 'int8' (got 'awq')",
         ),
-        (["--engine", "vllm"], "--engine vllm needs vLLM in this environment: install foretoken"),
         (["--set", "predictor.model=oracle"], "predictor.oracle_file: the predictor 'oracle' need"),
     ],
 )
@@ -137,43 +128,7 @@ def test_invalid_setting_is_a_one_line_error(arguments: list[str], message: str)
         (["serve", "a", "--model", "b"], "two models are given, a and --model b; give one"),
         (["serve", "./models/dem"], "on the hub; did you mean models/demo?"),
         (["serve", "--log-level", "inof"], "got 'inof', did you mean info?"),
-        (
-            ["serve", "--engine", "vlm"],
-            "--engine takes foretoken, vllm, openai; got 'vlm', did you",
-        ),
-        (
-            ["serve", "--engine", "vllm", "--emulate", "h200-llama3-8b"],
-            "or --engine vllm: each is an",
-        ),
         (["serve", "--emulate-lengths", "f"], "--emulate-lengths needs --emulate HARDWARE, such"),
-        (["serve", "--engine", "openia"], "openai; got 'openia', did you mean openai?"),
-        (["serve", "--engine", "openai"], "--engine openai needs --backend URL, the address of"),
-        (
-            ["serve", "--backend", "http://a:1"],
-            "--backend needs --engine openai (got --engine foretoken)",
-        ),
-        (
-            ["serve", "--engine=openai", "--backend=ftp://a"],
-            "--backend: 'ftp://a' is not the address of a server; give http://HOST:PORT or https",
-        ),
-        (["serve", "--engine=openai", "--backend=http://a:99999"], "is not the address of a ser"),
-        (["serve", "--engine=openai", "--backend=http://a b"], "is not the address of a server"),
-        (
-            ["serve", "--engine=openai", "--backend=http://user:pass@a"],
-            "--backend: 'a' must be a plain address; a key is given by --backend-key",
-        ),
-        (
-            ["serve", "--engine=openai", "--backend=a:1", "--backend=http://a:1/v1/"],
-            "--backend http://a:1/v1/ is given twice",
-        ),
-        (
-            ["serve", "--engine=openai", "--backend=a:1", "--workers=3"],
-            "leave out --workers: there is one for each --backend, and 1 are given",
-        ),
-        (
-            ["serve", "--engine=openai", "--backend=a:1", "--emulate=cpu2-demo"],
-            "give either --emulate or --engine openai: each is an engine",
-        ),
         (["serve", "--chat-template", "/no/such"], "--chat-template: the file does not exist (got"),
         (["serve", "--workers", "x"], "Invalid value for '--workers'"),
         (["serve", "--port"], "'--port' requires an argument"),
