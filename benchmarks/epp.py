@@ -120,7 +120,7 @@ def main() -> int:
         command += ["--rate", options.rate, "--seconds", options.seconds]
         # Answers end by themselves, at lengths that the servers draw: none of the three knows them.
         command += ["--rounds", options.rounds, "--stop-at-eos", "--output-tokens", "1024"]
-        command += ["--input-tokens", "64-256", "--warm-up", "40"]
+        command += ["--input-tokens", "64-256", "--warm-up", "12"]
         command += ["--json", options.json] if options.json else []
         return subprocess.run(command, check=False).returncode
 
