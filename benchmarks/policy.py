@@ -31,7 +31,7 @@ from benchmarks.harness.rounds import PARTS, BusyScheduler, RoundTimes, measure
 from benchmarks.harness.system import running, settings
 from foretoken.running.ports import free_port
 from services.policies.preset import presets
-from services.runtime.channel import connect
+from services.runtime.network.channel import connect
 from services.scheduler.core import events as ev
 from services.scheduler.links.batcher import BatcherLink
 from services.scheduler.observe.metrics import SchedulerMetrics

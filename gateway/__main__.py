@@ -10,9 +10,9 @@ from gateway.faces.grpc.service import mount
 from gateway.faces.http.serve import bind_http, serve_http
 from gateway.gateway import Gateway
 from observability.tracing import Tracing
-from services.runtime.channel import connect
-from services.runtime.leader_channel import connect_to_leader
 from services.runtime.main import Unit, run_service
+from services.runtime.network.channel import connect
+from services.runtime.network.leader_channel import connect_to_leader
 
 
 def build(config: GatewayConfig, registry: CollectorRegistry, tracing: Tracing) -> Unit:

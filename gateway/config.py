@@ -12,9 +12,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from gateway.types.api_keys import name_keys
 from gateway.types.sla_classes import OTHER
 from services.core import Sla
-from services.runtime.channel import host_port
-from services.runtime.leader_channel import LeaderAddress
 from services.runtime.main import ServedSettings
+from services.runtime.network.channel import host_port
+from services.runtime.network.leader_channel import LeaderAddress
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]

@@ -15,7 +15,7 @@ from gateway.sessions.sessions import Sessions
 from protos.generated import scheduler_pb2, worker_pb2
 from protos.generated.scheduler_pb2_grpc import SchedulerStub
 from protos.generated.worker_pb2_grpc import WorkerStub
-from services.runtime.backoff import Backoff
+from services.runtime.network.backoff import Backoff
 
 SchedulerLink = Link[scheduler_pb2.SubmitMessage, scheduler_pb2.SchedulerEvent]
 WorkerLink = Link[worker_pb2.WorkerInput, worker_pb2.TokenBatch]

@@ -7,7 +7,7 @@ from typing import Any
 
 from grpc import aio
 
-from services.runtime.channel import InProcessServer, connect
+from services.runtime.network.channel import InProcessServer, connect
 from services.runtime.server import Mount, listening
 
 WAYS = ("socket", "in-process")

@@ -11,7 +11,7 @@ from benchmarks.harness.throughput import Prompts, tokens_per_s
 from foretoken.bench.client import Server
 from foretoken.bench.samples import Sample
 from protos.generated import common_pb2, gateway_pb2, gateway_pb2_grpc
-from services.runtime.channel import connect
+from services.runtime.network.channel import connect
 
 Generate = Callable[[Sequence[int], int], Awaitable[int]]  # prompt, output tokens → tokens received
 

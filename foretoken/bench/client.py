@@ -13,7 +13,7 @@ from typing import Any, cast
 from foretoken.bench.prompts import Writer
 from foretoken.bench.samples import STOPPED, TIMED_OUT, TRUNCATED, UNREACHABLE, Sample
 from foretoken.client.address import SLA_HEADER, HttpAddress
-from services.runtime.wire import AnswerReader, EventReader, WireError
+from services.runtime.network.wire import AnswerReader, EventReader, WireError
 
 CONNECT_S = 10.0
 MAX_ERROR_CHARS = 300

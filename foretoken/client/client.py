@@ -25,7 +25,7 @@ from foretoken.client.answers import (
 )
 from foretoken.client.errors import from_status
 from protos.generated import gateway_pb2, gateway_pb2_grpc
-from services.runtime.channel import OPTIONS
+from services.runtime.network.channel import OPTIONS
 
 TIMEOUT_KEY = "x-request-timeout-s"
 GRACE_S = 2.0  # beyond the timeout that the server enforces

@@ -13,7 +13,7 @@ from foretoken.client.address import GrpcAddress, HttpAddress, ServerAddress
 from foretoken.client.errors import Unavailable, from_status
 from foretoken.client.http import HttpServer
 from protos.generated import gateway_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
-from services.runtime.channel import OPTIONS
+from services.runtime.network.channel import OPTIONS
 
 TIMEOUT_S = 15.0
 

@@ -14,8 +14,8 @@ from gateway.config import GatewayConfig
 from gateway.gateway import Gateway
 from observability.exposition import Part
 from observability.tracing import OFF, Tracing
-from services.runtime.channel import connect
 from services.runtime.config import load
+from services.runtime.network.channel import connect
 from services.runtime.server import Mount
 from services.scheduler.service import SchedulerService
 

@@ -27,8 +27,8 @@ from gateway.config import GatewayConfig
 from observability.exposition import expose
 from protos.generated import scheduler_pb2
 from services.estimator.config import EstimatorConfig
-from services.runtime.channel import connect, host_port
 from services.runtime.config import load
+from services.runtime.network.channel import connect, host_port
 from services.runtime.server import Lifecycle, listening
 from services.runtime.startup import frozen_start, importing, rare_collections
 from services.runtime.tasks import background

@@ -10,9 +10,9 @@ from observability.tracing import OFF, Tracing
 from protos.generated import estimator_pb2_grpc, scheduler_pb2_grpc
 from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
-from services.runtime.channel import InProcessServer, connect
 from services.runtime.config import load
 from services.runtime.main import Build, Sets, Unit, run_process
+from services.runtime.network.channel import InProcessServer, connect
 from services.runtime.server import Mount
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.links.peers import PeerChannels

@@ -15,8 +15,8 @@ from foretoken.running.shutdown import interruptible_start
 from foretoken.running.topology import ADVISERS, Shape, arrange
 from gateway.config import GatewayConfig
 from services.estimator.config import EstimatorConfig
-from services.runtime.channel import connect, host_port
 from services.runtime.config import load
+from services.runtime.network.channel import connect, host_port
 from services.runtime.server import Lifecycle
 from services.runtime.tasks import background
 

@@ -13,8 +13,8 @@ from protos.generated import common_pb2, predictor_pb2_grpc
 from services.core import LiveAnswers, Outcome, Request
 from services.forecast import Forecast
 from services.runtime.bounded_dict import BoundedDict
-from services.runtime.channel import connect
 from services.runtime.config import load
+from services.runtime.network.channel import connect
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import events as ev
 from services.scheduler.links.forecasts import Forecasts

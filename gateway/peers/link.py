@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 
 from grpc import aio
 
-from services.runtime.backoff import Backoff
-from services.runtime.streams import Outbox, ResponseStream
+from services.runtime.network.backoff import Backoff
+from services.runtime.network.streams import Outbox, ResponseStream
 
 log = logging.getLogger(__name__)
 

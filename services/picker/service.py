@@ -19,7 +19,7 @@ from services.picker.links.scraper import Scraper
 from services.picker.links.sources import EndpointSources
 from services.picker.metrics import PickerMetrics
 from services.picker.tracker import Tracker
-from services.runtime.channel import connect
+from services.runtime.network.channel import connect
 
 DRAIN_POLL_S = 0.05
 clock = time.monotonic

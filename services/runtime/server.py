@@ -16,10 +16,10 @@ from grpc_reflection.v1alpha import reflection
 
 from observability.exposition import Part
 from protos.generated import telemetry_pb2_grpc
-from services.runtime.channel import OPTIONS
 from services.runtime.config import ConfigError
 from services.runtime.errors import ErrorInterceptor
 from services.runtime.health import HealthService
+from services.runtime.network.channel import OPTIONS
 from services.runtime.telemetry.scrape import TELEMETRY, TelemetryService
 
 log = logging.getLogger(__name__)

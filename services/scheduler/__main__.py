@@ -4,8 +4,8 @@ from prometheus_client import CollectorRegistry
 
 from observability.tracing import Tracing
 from protos.generated import scheduler_pb2_grpc
-from services.runtime.channel import connect
 from services.runtime.main import Unit, run_service
+from services.runtime.network.channel import connect
 from services.runtime.server import Mount
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.leadership.keeper import open_leadership

@@ -27,7 +27,7 @@ from services.runtime.codecs.attach import (
 )
 from services.runtime.codecs.common import decode_reason
 from services.runtime.errors import Code, InvalidArgument, ServiceError, UnrecoverableError
-from services.runtime.streams import Outbox, duplex
+from services.runtime.network.streams import Outbox, duplex
 from services.scheduler.codec import (
     decode_request,
     encode_fleet,

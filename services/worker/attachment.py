@@ -15,10 +15,10 @@ from grpc import StatusCode, aio
 from observability.tracing import NO_SPANS
 from protos.generated import scheduler_pb2, scheduler_pb2_grpc
 from services.core import HeldRequest, Report
-from services.runtime.backoff import Backoff
 from services.runtime.codecs.attach import decode_plan, encode_held, encode_report
 from services.runtime.errors import InvalidArgument
-from services.runtime.streams import Outbox
+from services.runtime.network.backoff import Backoff
+from services.runtime.network.streams import Outbox
 from services.worker.config import WorkerConfig
 from services.worker.engine.mailbox import (
     ApplyPlan,

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from services.runtime.leader_channel import LeaderAddress
 from services.runtime.main import ServedSettings
+from services.runtime.network.leader_channel import LeaderAddress
 
 KernelSet = Literal["auto", "torch", "numba", "triton"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from protos.generated import worker_pb2
-from services.runtime.streams import Outbox
+from services.runtime.network.streams import Outbox
 from services.worker.codec import encode_error, encode_refusal, extend_tokens
 from services.worker.requests.types.batch import NewToken
 from services.worker.requests.types.scores import SCORES_BYTES, PromptLogprobs, encoded_bytes

@@ -7,7 +7,7 @@ from itertools import count
 from observability.tracing import NO_SPANS
 from protos.generated import worker_pb2, worker_pb2_grpc
 from services.runtime.errors import Code, InvalidArgument, ServiceError
-from services.runtime.streams import duplex
+from services.runtime.network.streams import duplex
 from services.worker.codec import decode_prompt
 from services.worker.engine.mailbox import AddPrompt, CloseStream, OpenStream, RefuseRequest
 from services.worker.engine.runner import EngineRunner

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from observability.tracing import Tracing
 from protos.generated import scheduler_pb2, worker_pb2_grpc
 from services.costs import StepTiming, SwapTiming
-from services.runtime.leader_channel import connect_to_leader
 from services.runtime.main import Unit
+from services.runtime.network.leader_channel import connect_to_leader
 from services.runtime.server import Mount
 from services.runtime.startup import Laps, process_age_s
 from services.worker.attachment import Attachment

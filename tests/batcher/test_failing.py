@@ -12,7 +12,7 @@ from protos.generated import batcher_pb2, batcher_pb2_grpc
 from services.batcher.config import BatcherConfig
 from services.batcher.service import BatcherService
 from services.policies.preset import choose
-from services.runtime.channel import connect
+from services.runtime.network.channel import connect
 from services.runtime.tasks import background
 from services.scheduler.core import events as ev
 from tests.batcher.arranging import ADD, NAME, Answers, Apart, apart, two_wait

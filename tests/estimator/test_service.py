@@ -17,7 +17,7 @@ from services.costs import CostModel
 from services.estimator.config import EstimatorConfig
 from services.estimator.metrics import MAX_WORKERS_SHOWN, EstimatorMetrics
 from services.estimator.service import EstimatorService
-from services.runtime.channel import connect
+from services.runtime.network.channel import connect
 from services.runtime.tasks import background
 from services.scheduler.core.jobs import WorkerJobs
 from tests.observability.metrics.seen import uncatalogued, unseen

@@ -7,8 +7,8 @@ import pytest
 from foretoken.running import ports
 from foretoken.running.ports import MIN_PORT, PORTS, HeldPort, free_port, free_ports
 from gateway.faces.http.serve import bind_http
-from services.runtime.channel import host_port
 from services.runtime.config import ConfigError
+from services.runtime.network.channel import host_port
 
 FIRST_EPHEMERAL_PORT = 32_768  # of Linux; other systems begin above it
 

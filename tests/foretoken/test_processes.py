@@ -13,7 +13,7 @@ from foretoken.running.children.processes import Child
 from foretoken.running.children.supervisor import supervise
 from foretoken.running.options import Sections
 from protos.generated import predictor_pb2, predictor_pb2_grpc
-from services.runtime.channel import connect
+from services.runtime.network.channel import connect
 from services.runtime.server import Lifecycle
 from tests.reach import until
 from tests.system.children import children, is_alive

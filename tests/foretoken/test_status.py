@@ -10,7 +10,7 @@ from foretoken.running.children.supervisor import supervise
 from foretoken.running.console import status
 from foretoken.running.options import Sections
 from protos.generated import predictor_pb2, predictor_pb2_grpc
-from services.runtime.channel import connect
+from services.runtime.network.channel import connect
 from services.runtime.server import Lifecycle
 
 FORECAST_REQUEST = predictor_pb2.ForecastRequest(

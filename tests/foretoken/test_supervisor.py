@@ -13,8 +13,8 @@ import pytest
 from foretoken.running.children.processes import Child
 from foretoken.running.children.restart_policy import RestartCounter, RestartPolicy
 from foretoken.running.children.supervisor import ProcessFailed, Supervisor, supervise
-from services.runtime.backoff import Backoff
 from services.runtime.errors import UnrecoverableError
+from services.runtime.network.backoff import Backoff
 from services.runtime.server import Lifecycle
 from services.runtime.startup import UP
 from services.runtime.tasks import root_cause

@@ -25,8 +25,8 @@ from observability.tracing import NO_SPANS, Spans
 from protos.generated import common_pb2 as common
 from protos.generated import scheduler_pb2 as sched
 from protos.generated import scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
-from services.runtime.channel import InProcessServer, connect
 from services.runtime.errors import Code, ServiceError
+from services.runtime.network.channel import InProcessServer, connect
 from services.runtime.server import Mount, Server, listening
 from services.runtime.tasks import background
 from tests.reach import until

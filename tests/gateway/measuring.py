@@ -18,7 +18,7 @@ from grpc import aio
 from prometheus_client.parser import text_string_to_metric_families
 
 from protos.generated import common_pb2, gateway_pb2, gateway_pb2_grpc
-from services.runtime.channel import connect
+from services.runtime.network.channel import connect
 from services.sla import BECAUSE
 from tests.gateway.gateway_fakes import demo_text
 

@@ -18,9 +18,9 @@ from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.forecast import UNCAPPED
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
-from services.runtime.channel import connect
 from services.runtime.codecs.common import decode_forecast
 from services.runtime.config import COMMON
+from services.runtime.network.channel import connect
 from tests.observability.metrics.seen import uncatalogued, unseen
 from tests.predictor.predictor_serving import ended, input_of, predicting
 from tests.reach import WAYS

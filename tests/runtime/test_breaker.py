@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from services.runtime.backoff import Backoff
-from services.runtime.breaker import Breaker, BreakerPhase
+from services.runtime.network.backoff import Backoff
+from services.runtime.network.breaker import Breaker, BreakerPhase
 
 NEW = Breaker(failures_max=3, pauses=Backoff(0.5, 2.0))
 

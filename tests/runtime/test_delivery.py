@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from protos.generated import estimator_pb2, estimator_pb2_grpc
-from services.runtime.delivery import follow
-from services.runtime.streams import ResponseStream
+from services.runtime.network.delivery import follow
+from services.runtime.network.streams import ResponseStream
 from tests.reach import WAYS, reaching, until
 
 REQUEST = estimator_pb2.GetCostModelRequest(worker_id="w")

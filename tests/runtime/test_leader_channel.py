@@ -10,7 +10,7 @@ from grpc import StatusCode, aio
 
 from protos.generated import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime.config import ConfigError, load
-from services.runtime.leader_channel import connect_to_leader
+from services.runtime.network.leader_channel import connect_to_leader
 from services.runtime.server import Mount, Server, listening
 from services.worker.config import WorkerConfig
 

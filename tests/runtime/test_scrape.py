@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Gauge
 from foretoken.running.ports import free_port
 from observability.exposition import CONTENT_TYPE, Part
 from protos.generated import telemetry_pb2, telemetry_pb2_grpc
-from services.runtime.channel import connect
 from services.runtime.config import ConfigError
+from services.runtime.network.channel import connect
 from services.runtime.server import listening
 from services.runtime.telemetry.scrape import metrics_over_http
 

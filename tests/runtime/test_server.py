@@ -21,8 +21,8 @@ from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
-from services.runtime.channel import OPTIONS, connect
 from services.runtime.config import ConfigError
+from services.runtime.network.channel import OPTIONS, connect
 from services.runtime.server import Lifecycle, Mount, listening
 from tests.reach import until
 

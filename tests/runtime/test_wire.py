@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.runtime.wire import AnswerReader, EventReader, WireError
+from services.runtime.network.wire import AnswerReader, EventReader, WireError
 
 BODIES = st.lists(st.binary(min_size=1, max_size=40), max_size=6)
 

@@ -19,7 +19,7 @@ from protos.generated import (
 )
 from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
-from services.runtime.channel import InProcessServer
+from services.runtime.network.channel import InProcessServer
 from services.runtime.tasks import background
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.leadership.keeper import SOLE, Leadership

@@ -17,7 +17,7 @@ from protos.generated import (
     common_pb2,
     scheduler_pb2,
 )
-from services.runtime.channel import connect
+from services.runtime.network.channel import connect
 from services.scheduler.core.ledger import UNMEASURED
 from tests.observability.metrics.seen import uncatalogued, unseen
 from tests.reach import reaching, until

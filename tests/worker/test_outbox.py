@@ -4,7 +4,7 @@ import asyncio
 
 from protos.generated import common_pb2
 from services.core import FinishReason
-from services.runtime.channel import MAX_MESSAGE_BYTES
+from services.runtime.network.channel import MAX_MESSAGE_BYTES
 from services.worker.outbox import MAX_BATCHES, TokenOutbox
 from services.worker.requests.types.batch import NewToken
 from services.worker.requests.types.scores import (

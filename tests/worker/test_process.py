@@ -14,9 +14,9 @@ import pytest
 
 from protos.generated import scheduler_pb2_grpc
 from services.core import Grant, HeldRequest, Pause, Residency
-from services.runtime.channel import connect
 from services.runtime.codecs.attach import decode_held
 from services.runtime.errors import Code, ServiceError
+from services.runtime.network.channel import connect
 from services.runtime.server import Mount, listening
 from tests.worker.worker_fixtures import generate, prompt_tokens, reference
 from tests.worker.worker_serving import RecordingGateway, RecordingScheduler, until

@@ -21,11 +21,11 @@ from protos.generated import (
     worker_pb2_grpc,
 )
 from services.core import Grant, Plan
-from services.runtime.channel import connect
 from services.runtime.codecs.attach import encode_plan
 from services.runtime.errors import ServiceError
+from services.runtime.network.channel import connect
+from services.runtime.network.streams import Outbox, duplex
 from services.runtime.server import Mount, listening
-from services.runtime.streams import Outbox, duplex
 from services.runtime.tasks import background
 from services.worker.__main__ import build
 from services.worker.config import WorkerConfig

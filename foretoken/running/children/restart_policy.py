@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.runtime.backoff import Backoff
+from services.runtime.network.backoff import Backoff
 
 RESTART_BACKOFF = Backoff(0.5, 30.0)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from foretoken.running.children.processes import execute, read_line
 from foretoken.running.options import Sections
 from foretoken.running.ports import free_port
-from services.runtime.channel import host_port
+from services.runtime.network.channel import host_port
 
 LINES_MAX = 1_000  # of one answer to the supervisor
 

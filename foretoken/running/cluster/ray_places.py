@@ -24,8 +24,8 @@ from foretoken.running.cluster.places import Places, WorkerSettings
 from foretoken.running.cluster.ray_host import WorkerHost
 from foretoken.running.ports import free_port
 from foretoken.running.shutdown import run_in_daemon_thread
-from services.runtime.channel import host_port
 from services.runtime.config import COMMON, ENV_PREFIX, ConfigError, load
+from services.runtime.network.channel import host_port
 from services.runtime.server import Lifecycle
 from services.runtime.tasks import run_to_completion
 from services.worker.config import WorkerConfig

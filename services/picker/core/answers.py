@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from services.core import FinishReason
-from services.runtime.wire import EventReader, WireError
+from services.runtime.network.wire import EventReader, WireError
 
 EVENT_STREAM = "text/event-stream"
 DONE = b"[DONE]"

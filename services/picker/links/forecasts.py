@@ -16,12 +16,19 @@ from services.lengths import LEARNABLE_REASONS, LengthWindow
 from services.picker.config import PickerConfig
 from services.picker.core.questions import Question
 from services.picker.metrics import FAILED, LATE, OPEN, PickerMetrics
-from services.runtime.backoff import Backoff
 from services.runtime.bounded_dict import BoundedDict
-from services.runtime.breaker import Breaker, BreakerPhase
 from services.runtime.codecs.common import decode_forecast, encode_outcome
-from services.runtime.delivery import MAX_KEPT, MAX_PER_CALL, Backlog, deliver, describe, follow
-from services.runtime.streams import ResponseStream
+from services.runtime.network.backoff import Backoff
+from services.runtime.network.breaker import Breaker, BreakerPhase
+from services.runtime.network.delivery import (
+    MAX_KEPT,
+    MAX_PER_CALL,
+    Backlog,
+    deliver,
+    describe,
+    follow,
+)
+from services.runtime.network.streams import ResponseStream
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from services.picker.core.endpoints import Reading, parse_metrics
 from services.picker.metrics import FAILED, LATE, READ
-from services.runtime.backoff import Backoff
-from services.runtime.wire import AnswerReader, WireError
+from services.runtime.network.backoff import Backoff
+from services.runtime.network.wire import AnswerReader, WireError
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from services.picker.config import PickerConfig
 from services.picker.core.endpoints import EndpointsError, parse_endpoints
-from services.runtime.channel import host_port
 from services.runtime.config import ConfigError
+from services.runtime.network.channel import host_port
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from services.runtime.backoff import Backoff
+from services.runtime.network.backoff import Backoff
 from services.runtime.outcomelog.interface import LogUnavailable, OutcomeLog, Row
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from protos.generated import batcher_pb2, batcher_pb2_grpc
 from services.forecasttable import ForecastTable
 from services.policies.preset import Preset
 from services.policies.snapshot import Candidates
-from services.runtime.backoff import Backoff
 from services.runtime.codecs.arrange import SentForecasts, encode_candidates, encode_hello
-from services.runtime.streams import Outbox
+from services.runtime.network.backoff import Backoff
+from services.runtime.network.streams import Outbox
 from services.scheduler.codec import decode_arrangement
 from services.scheduler.core.events import Arranged
 from services.scheduler.links.arrangement_check import find_flaw

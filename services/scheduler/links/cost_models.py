@@ -13,13 +13,13 @@ from grpc import aio
 from protos.generated import common_pb2, estimator_pb2, estimator_pb2_grpc
 from services.costs import BatchTiming, CostModel
 from services.runtime.codecs.common import decode_cost_model, encode_batch
-from services.runtime.delivery import (
+from services.runtime.network.delivery import (
     MAX_PER_CALL,
     Backlog,
     deliver,
     follow,
 )
-from services.runtime.streams import ResponseStream
+from services.runtime.network.streams import ResponseStream
 from services.scheduler.core import events as ev
 from services.scheduler.observe.metrics import SchedulerMetrics
 

@@ -16,17 +16,17 @@ from observability.logs import log_context
 from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.core import Outcome, Request
 from services.forecast import Forecast
-from services.runtime.backoff import Backoff
 from services.runtime.bounded_dict import BoundedDict
-from services.runtime.breaker import Breaker, BreakerPhase
 from services.runtime.codecs.common import decode_forecast
-from services.runtime.delivery import (
+from services.runtime.network.backoff import Backoff
+from services.runtime.network.breaker import Breaker, BreakerPhase
+from services.runtime.network.delivery import (
     MAX_KEPT,
     MAX_PER_CALL,
     describe,
     follow,
 )
-from services.runtime.streams import ResponseStream
+from services.runtime.network.streams import ResponseStream
 from services.scheduler.codec import encode_forecast_input
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import events as ev

@@ -7,7 +7,7 @@ from functools import partial
 from protos.generated import predictor_pb2, predictor_pb2_grpc
 from services.core import LiveAnswers, Outcome
 from services.runtime.codecs.common import encode_live_answers, encode_outcome
-from services.runtime.delivery import MAX_KEPT, MAX_PER_CALL, Backlog, deliver
+from services.runtime.network.delivery import MAX_KEPT, MAX_PER_CALL, Backlog, deliver
 from services.scheduler.observe.metrics import SchedulerMetrics
 
 OBSERVE_S = 5.0  # long, because an outcome sent twice counts twice; no request waits for it

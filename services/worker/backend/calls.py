@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from services.runtime.backoff import Backoff
+from services.runtime.network.backoff import Backoff
 from services.worker.backend.answer import BackendAnswer
 from services.worker.backend.client import BackendClient, Busy, Denied, Lost, Refused
 from services.worker.backend.dialect import encode_request, find_refusal

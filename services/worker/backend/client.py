@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import httpx2 as httpx
 
-from services.runtime.wire import EventReader, WireError
+from services.runtime.network.wire import EventReader, WireError
 from services.worker.backend.config import BackendConfig
 from services.worker.backend.dialect import describe_error
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from tokenizers import Tokenizer
 
-from services.runtime.backoff import Backoff
 from services.runtime.config import ConfigError
+from services.runtime.network.backoff import Backoff
 from services.worker.backend.capacity import Load, parse_metrics, read_load
 from services.worker.backend.client import BackendClient, Busy, Denied, Lost, Refused
 from services.worker.backend.config import BackendConfig

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from foretoken.running.cluster.ray_host import WorkerHost
-from services.runtime.channel import host_port
+from services.runtime.network.channel import host_port
 
 CHILD = "tests.foretoken.crashing_child"
 

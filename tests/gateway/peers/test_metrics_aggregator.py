@@ -16,7 +16,7 @@ from gateway.config import GatewayConfig
 from gateway.peers.metrics_aggregator import MetricsAggregator
 from observability.exposition import Part
 from protos.generated import telemetry_pb2, telemetry_pb2_grpc
-from services.runtime.channel import connect
+from services.runtime.network.channel import connect
 from services.runtime.server import listening
 from tests.gateway.gateway_fakes import run_harness
 from tests.reach import until

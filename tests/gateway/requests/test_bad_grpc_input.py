@@ -10,7 +10,7 @@ from grpc import aio
 from protos.generated import common_pb2 as common
 from protos.generated import gateway_pb2 as pb
 from protos.generated import gateway_pb2_grpc
-from services.runtime.channel import connect
+from services.runtime.network.channel import connect
 from tests.gateway.gateway_fakes import Harness, run_harness, tokens_of
 
 NAN, INF = float("nan"), float("inf")

@@ -21,7 +21,7 @@ from protos.generated import common_pb2 as common
 from protos.generated import gateway_pb2, gateway_pb2_grpc
 from protos.generated import scheduler_pb2 as sched
 from services.core import FinishReason
-from services.runtime.channel import connect
+from services.runtime.network.channel import connect
 from tests.gateway.gateway_fakes import Harness, run_harness
 from tests.gateway.gateway_fixtures import IDS, STOP, WORDS, first_prompt
 from tests.gateway.gateway_fixtures import client as client

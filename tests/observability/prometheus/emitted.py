@@ -24,7 +24,7 @@ from services.policies.preset import DEFAULT, choose, presets
 from services.predictor.learning.scorecard import ScorecardSummary
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.predictors import PREDICTORS
-from services.runtime.breaker import BreakerPhase
+from services.runtime.network.breaker import BreakerPhase
 from services.scheduler.core.state import SchedulerState
 from services.scheduler.observe.metrics import SchedulerMetrics
 from services.worker.engine.phase_clock import PhaseClock

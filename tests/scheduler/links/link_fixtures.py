@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 from protos.generated import common_pb2, estimator_pb2_grpc, predictor_pb2, predictor_pb2_grpc
 from services.core import FinishReason, LiveAnswers, Outcome, Request
 from services.forecast import Forecast
-from services.runtime.channel import connect
 from services.runtime.codecs.common import decode_live_answers
 from services.runtime.errors import ServiceError
+from services.runtime.network.channel import connect
 from services.runtime.server import Mount, listening
 from services.runtime.tasks import background
 from services.scheduler.config import SchedulerConfig

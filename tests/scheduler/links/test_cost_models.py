@@ -11,7 +11,7 @@ from protos.generated import common_pb2, estimator_pb2, estimator_pb2_grpc
 from services.costs import BatchTiming, CostModel, Neighbours
 from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
-from services.runtime.delivery import MAX_PER_CALL
+from services.runtime.network.delivery import MAX_PER_CALL
 from services.scheduler.core import events as ev
 from services.scheduler.links.cost_models import merged
 from tests.reach import until

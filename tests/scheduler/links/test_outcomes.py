@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from services.core import LiveAnswers
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
-from services.runtime.delivery import Backlog
+from services.runtime.network.delivery import Backlog
 from services.runtime.tasks import background
 from services.scheduler.core import events as ev
 from tests.reach import until

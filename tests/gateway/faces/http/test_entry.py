@@ -23,8 +23,8 @@ from protos.generated import (
     telemetry_pb2,
     telemetry_pb2_grpc,
 )
-from services.runtime.channel import connect
 from services.runtime.config import ConfigError, load
+from services.runtime.network.channel import connect
 from services.runtime.server import listening
 from tests.gateway.gateway_fakes import Harness, run_harness, tokens_of
 from tests.observability.tracing.otlp import WrittenSpans

@@ -8,7 +8,7 @@ closed ── failures_max failures in a row ──▶ open ── pause ──�
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from services.runtime.backoff import Backoff
+from services.runtime.network.backoff import Backoff
 
 
 class BreakerPhase(StrEnum):

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from grpc import aio
 from pydantic import AfterValidator
 
-from services.runtime.channel import OPTIONS, connect
+from services.runtime.network.channel import OPTIONS, connect
 
 SCHEDULER = "foretoken.v1.Scheduler"
 DNS = "dns:"

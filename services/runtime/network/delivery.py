@@ -10,8 +10,8 @@ import grpc
 from grpc import aio
 from prometheus_client import Counter
 
-from services.runtime.backoff import Backoff
-from services.runtime.streams import ResponseStream
+from services.runtime.network.backoff import Backoff
+from services.runtime.network.streams import ResponseStream
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
