@@ -15,7 +15,7 @@ from services.worker.engine.runner import engine_thread
 from services.worker.requests.types.prompt import Prompt, SamplingParams
 from services.worker.unit import build_unit
 
-# With vLLM 0.30 on a CPU, answers under load were wrong where prompts are computed in small parts.
+# With vLLM 0.30 on a CPU, some answers under load were wrong, for a reason that is not known yet.
 TESTED = "0.32."
 WARM_UP = SamplingParams(
     temperature=1.0, top_k=2, top_p=0.9, repetition_penalty=1.1, logprobs=1, ignore_eos=True
