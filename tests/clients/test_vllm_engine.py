@@ -1,4 +1,4 @@
-"""`foretoken serve --engine vllm` with every tested version of vLLM: answers do not depend on
+"""`foretoken serve --engine vllm`: answers do not depend on
 memory, on pauses, or on the loss of a worker; greedy ones are those of foretoken's own engine."""
 
 import asyncio
@@ -16,12 +16,12 @@ from foretoken import AsyncClient
 from models.tasks import examples
 from tests.clients import environments
 from tests.clients.conftest import QUIET
-from tests.clients.environments import VLLM_VERSIONS
 from tests.live import Live, command, counted, serving, wait_for
 from tests.system.children import children, is_alive
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
 
+GROUP = "vllm-0.32"
 REQUESTS, IN_FLIGHT = 120, 60
 # 60 requests need about 5,000 tokens at once. Prompts are computed in parts of 64 tokens.
 SIZES = (
@@ -106,20 +106,17 @@ def users() -> list[str]:
     return list(distinct)[:REQUESTS]
 
 
-@pytest.fixture(scope="module", params=VLLM_VERSIONS)
-def live(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Live]:
-    name = f"vllm-{request.param}"
-    if not environments.current(name):
-        pytest.skip(f"{name} is not installed; run `make clients`")
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    if not environments.current(GROUP):
+        pytest.skip(f"{GROUP} is not installed; run `make clients`")
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         for key, value in {**QUIET, "HOME": str(home), "VLLM_CPU_KVCACHE_SPACE": "1"}.items():
             patch.setenv(key, value)
         with serving(
             "--engine=vllm", "--dtype=float32", *SIZES, EAGER, stderr=home / "stderr",
-            python=environments.python_of(name), started_s=START_S,
+            python=environments.python_of(GROUP), started_s=START_S,
         ) as live:  # fmt: skip
             yield live
 
@@ -191,9 +188,9 @@ def test_why_tells_the_story_of_a_request(live: Live) -> None:
 
 
 def test_static_batches_are_refused(tmp_path: Path) -> None:
-    python = environments.python_of("vllm-0.32")
+    python = environments.python_of(GROUP)
     if not python.exists():
-        pytest.skip("vllm-0.32 is not installed; run `make clients`")
+        pytest.skip(f"{GROUP} is not installed; run `make clients`")
     refused = subprocess.run(
         command("serve", "--engine=vllm", "--policy=scls", "--port=0", python=python),
         capture_output=True, text=True, check=False, timeout=60, cwd=Path(__file__).parents[2],
