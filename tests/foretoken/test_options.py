@@ -35,6 +35,20 @@ def test_serve_options_reach_the_worker(options: ServeOptions, worker: dict[str,
     assert set(worker) <= set(WorkerConfig.model_fields)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "openai"])
+def test_engines_that_lose_paused_kv_have_their_own_default_policy(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def policy(given: str = "") -> str:
+        options = ServeOptions(engine=engine, backends=["http://127.0.0.1:9"], policy=given)
+        return load(SchedulerConfig, sections(options)["scheduler"]).policy
+
+    assert policy() == "foretoken-recompute"
+    assert policy("fcfs") == "fcfs"
+    monkeypatch.setenv("FORETOKEN_POLICY", "alise")
+    assert policy() == "alise"
+
+
 def test_default_policy_is_left_to_the_scheduler() -> None:
     assert sections(ServeOptions())["scheduler"] == {}
     assert sections(ServeOptions(policy="fcfs"))["scheduler"] == {"policy": "fcfs"}
@@ -96,7 +110,7 @@ def test_log_level_reaches_every_process() -> None:
     assert levels == {
         **dict.fromkeys(services, "DEBUG"),
         "worker": "ERROR",
-        **dict.fromkeys(("emulation", "log", "tracing", "logging")),
+        **dict.fromkeys(("emulation", "backend", "log", "tracing", "logging")),
     }
     for child in arrange(overrides, Shape.SEPARATE, 1, 1, "/tmp").children:
         assert {s.get("log_level") for s in child.overrides.values()} & {"DEBUG", "ERROR"}
