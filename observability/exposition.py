@@ -4,7 +4,7 @@ several processes.
 The lines of a family are adjacent, under one HELP and one TYPE. There are no `_created` series.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
@@ -26,9 +26,10 @@ class Part:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def expose(parts: Iterable[Part]) -> str:
-    """The text of a process's metrics. O(series); readings are taken in the calling thread."""
-    return merge("\n".join(_lines(part)) for part in parts)
+def expose(parts: Iterable[Part], names: Collection[str] = ()) -> str:
+    """The text of a process's metrics, or of the series with these names. O(series); readings are
+    taken in the calling thread."""
+    return merge("\n".join(_lines(part, names)) for part in parts)
 
 
 def merge(texts: Iterable[str]) -> str:
@@ -99,8 +100,9 @@ def _add_families(text: str, families: dict[str, _Family]) -> None:
             family.series.setdefault(series, value)
 
 
-def _lines(part: Part) -> Iterator[str]:
-    for family in part.registry.collect():
+def _lines(part: Part, names: Collection[str]) -> Iterator[str]:
+    source = part.registry.restricted_registry(names) if names else part.registry
+    for family in source.collect():
         name = family.name + ("_total" if family.type == "counter" else "")
         yield f"# HELP {name} {family.documentation.translate(_HELP)}"
         yield f"# TYPE {name} {family.type}"

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from grpc import aio
 from prometheus_client import Gauge
@@ -24,13 +24,15 @@ class Peer:
         self._channel: aio.Channel | None = None  # created on the event loop that uses it
         self._missing = False
 
-    async def scrape(self, timeout_s: float) -> str | None:
-        """Its metrics as text; None without an answer within `timeout_s`."""
+    async def scrape(self, names: Collection[str], timeout_s: float) -> str | None:
+        """Its metrics with these names, or all, as text; None without an answer within
+        `timeout_s`."""
         if self._channel is None:
             self._channel = self._connect(self._address)
         stub = TelemetryStub(self._channel)
+        request = telemetry_pb2.ScrapeRequest(names=names)
         try:
-            answer = await stub.Scrape(telemetry_pb2.ScrapeRequest(), timeout=timeout_s)
+            answer = await stub.Scrape(request, timeout=timeout_s)
         except aio.AioRpcError as error:
             if not self._missing:
                 reason = error.details() or error.code().name
@@ -63,23 +65,29 @@ class MetricsAggregator:
         self._aliases = ALIASES if config.vllm_metrics else MODEL_SERVER_ALIASES
         self._parts, self._missing = parts, missing
         self._peers = [Peer(address, connect) for address in config.metrics_peers]
-        self._scrape: asyncio.Task[str] | None = None
+        self._scrapes: dict[frozenset[str], asyncio.Task[str]] = {}
 
-    async def text(self) -> str:
-        """Concurrent calls share one scrape."""
-        if self._scrape is None or self._scrape.done():
-            self._scrape = asyncio.create_task(self._scrape_all())
-        return await asyncio.shield(self._scrape)
+    async def text(self, names: Collection[str] = ()) -> str:
+        """All metrics, or the series with these names, which may be vLLM's: a scrape of a few costs
+        a small part of one of all. Concurrent calls for the same names share one scrape."""
+        asked = frozenset(names)
+        if asked not in self._scrapes:
+            scrape = self._scrapes[asked] = asyncio.create_task(self._scrape_peers(asked))
+            scrape.add_done_callback(lambda _: self._scrapes.pop(asked))
+        return await asyncio.shield(self._scrapes[asked])
 
     async def close(self) -> None:
-        if self._scrape is not None:
-            self._scrape.cancel()
-            await asyncio.gather(self._scrape, return_exceptions=True)
+        scrapes = list(self._scrapes.values())
+        for scrape in scrapes:
+            scrape.cancel()
+        await asyncio.gather(*scrapes, return_exceptions=True)
         for peer in self._peers:
             await peer.close()
 
-    async def _scrape_all(self) -> str:
-        texts = await asyncio.gather(*(peer.scrape(self._timeout_s) for peer in self._peers))
+    async def _scrape_peers(self, asked: frozenset[str]) -> str:
+        own = asked | {name for name, alias in self._aliases.items() if alias in asked}
+        scrapes = (peer.scrape(own, self._timeout_s) for peer in self._peers)
+        texts = await asyncio.gather(*scrapes)
         self._missing.set(texts.count(None))
-        merged = merge([expose(self._parts), *(text for text in texts if text is not None)])
+        merged = merge([expose(self._parts, own), *(text for text in texts if text is not None)])
         return with_aliases(merged, self._aliases)

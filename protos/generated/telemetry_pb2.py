@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/telemetry.proto\x12\x0c\x66oretoken.v1\"\x0f\n\rScrapeRequest\"\x1e\n\x0eScrapeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2P\n\tTelemetry\x12\x43\n\x06Scrape\x12\x1b.foretoken.v1.ScrapeRequest\x1a\x1c.foretoken.v1.ScrapeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/telemetry.proto\x12\x0c\x66oretoken.v1\"\x1e\n\rScrapeRequest\x12\r\n\x05names\x18\x01 \x03(\t\"\x1e\n\x0eScrapeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2P\n\tTelemetry\x12\x43\n\x06Scrape\x12\x1b.foretoken.v1.ScrapeRequest\x1a\x1c.foretoken.v1.ScrapeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.generated.telemetry_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SCRAPEREQUEST']._serialized_start=40
-  _globals['_SCRAPEREQUEST']._serialized_end=55
-  _globals['_SCRAPERESPONSE']._serialized_start=57
-  _globals['_SCRAPERESPONSE']._serialized_end=87
-  _globals['_TELEMETRY']._serialized_start=89
-  _globals['_TELEMETRY']._serialized_end=169
+  _globals['_SCRAPEREQUEST']._serialized_end=70
+  _globals['_SCRAPERESPONSE']._serialized_start=72
+  _globals['_SCRAPERESPONSE']._serialized_end=102
+  _globals['_TELEMETRY']._serialized_start=104
+  _globals['_TELEMETRY']._serialized_end=184
 # @@protoc_insertion_point(module_scope)

@@ -2,19 +2,21 @@
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
 from gateway.faces.http.dialect.fields import FieldRule
 from gateway.faces.http.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from gateway.gateway import Gateway
 from observability.exposition import CONTENT_TYPE
+from services.runtime.errors import InvalidArgument
 from services.runtime.version import foretoken_version
 
 ABOUT = "foretoken serves LLMs with latency SLAs by forecasting the length of each answer."
 BY_ACCEPT = {"vary": "accept"}
+MAX_NAMES = 64  # of the series that a scrape asks for
 
 
 def add_endpoints(app: FastAPI, gateway: Gateway) -> None:
@@ -99,8 +101,14 @@ def _add_status(app: FastAPI, gateway: Gateway) -> None:
         return {"server_load": gateway.live}
 
     @app.get("/metrics", summary="Metrics in Prometheus' text format")
-    async def metrics() -> Response:
-        return Response(await gateway.aggregator.text(), media_type=CONTENT_TYPE)
+    async def metrics(
+        names: Annotated[
+            list[str] | None, Query(alias="name[]", description="Only series of these names.")
+        ] = None,
+    ) -> Response:
+        if names and len(names) > MAX_NAMES:
+            raise InvalidArgument("name[]", f"at most {MAX_NAMES} names, got {len(names)}")
+        return Response(await gateway.aggregator.text(names or ()), media_type=CONTENT_TYPE)
 
 
 def describe_body(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlencode
 
 ADDRESS_RULE = "is not IP:PORT; names are resolved by picker.dns"
 
@@ -56,11 +57,10 @@ class Reading:
     kv_tokens: int = 0
 
 
-SERIES = re.compile(
-    rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|cache_config_info)"
-    rb"(?:\{([^\n]*)\})? (\S+)",
-    re.MULTILINE,
-)
+NAMES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info")
+SERIES = re.compile(rf"^vllm:({'|'.join(NAMES)})(?:\{{([^\n]*)\}})? (\S+)".encode(), re.MULTILINE)
+# Servers that use Prometheus' library, and foretoken, answer with these series alone.
+QUERY = urlencode([("name[]", f"vllm:{name}") for name in NAMES])
 LABEL = re.compile(rb'(block_size|num_gpu_blocks)="(\d+)"')
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from services.picker.core.endpoints import Reading, parse_metrics
+from services.picker.core.endpoints import QUERY, Reading, parse_metrics
 from services.picker.metrics import FAILED, LATE, READ
 from services.runtime.network.backoff import Backoff
 from services.runtime.network.wire import AnswerReader, WireError
@@ -28,8 +28,9 @@ class Connection:
     def __init__(self, address: str, path: str):
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
+        target = path if "?" in path else f"{path}?{QUERY}"
         self._request = (
-            f"GET {path} HTTP/1.1\r\nHost: {address}\r\nAccept: text/plain\r\n\r\n".encode()
+            f"GET {target} HTTP/1.1\r\nHost: {address}\r\nAccept: text/plain\r\n\r\n".encode()
         )
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 

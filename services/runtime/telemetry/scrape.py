@@ -25,7 +25,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
     async def Scrape(
         self, request: telemetry_pb2.ScrapeRequest, context: object
     ) -> telemetry_pb2.ScrapeResponse:
-        return telemetry_pb2.ScrapeResponse(text=expose(self._parts))
+        return telemetry_pb2.ScrapeResponse(text=expose(self._parts, request.names))
 
 
 @asynccontextmanager

@@ -45,6 +45,12 @@ def counter_part(name: str, worker: str) -> Part:
     return Part(registry, {"worker": worker})
 
 
+def gauge_part(name: str, value: float, worker: str = "0") -> Part:
+    registry = CollectorRegistry()
+    Gauge(name, "Measured.", registry=registry).set(value)
+    return Part(registry, {"worker": worker})
+
+
 @asynccontextmanager
 async def scraping(
     peers: Sequence[str], wait_s: float = NOT_IN_TIME_S
@@ -89,6 +95,24 @@ async def test_metrics_of_all_peers_are_merged_and_a_missing_one_is_logged_once(
         [back] = caplog.records[1:]
         assert back.getMessage() == f"/metrics includes {second} again"
         assert back.levelname == "INFO"
+
+
+async def test_a_scrape_by_name_has_only_these_series(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/w.sock"
+    parts = [gauge_part("foretoken_num_requests_running", 3), counter_part("y", "0")]
+    async with listening([], address, parts), scraping([address]) as scrapes:
+        own = 'foretoken_num_requests_running{worker="0"} 3.0'
+        vllm = 'vllm:num_requests_running{worker="0"} 3.0'
+        assert samples(await scrapes.text(["vllm:num_requests_running"])) == [own, vllm]
+        both = await scrapes.text(["foretoken_num_requests_running", "y_total"])
+        assert samples(both) == [own, 'y_total{worker="0"} 1.0', vllm]
+        assert samples(await scrapes.text(["none_of_them"])) == []
+        async with run_harness(metrics_peers=(address,)) as harness:
+            reply = await harness.http("GET", "/metrics?name[]=vllm:num_requests_running")
+            assert 'vllm:num_requests_running{worker="0"} 3.0' in samples(reply.text)
+            assert not any("y_total" in line for line in samples(reply.text))
+            many = "&".join(f"name[]={number}" for number in range(65))
+            assert (await harness.http("GET", f"/metrics?{many}")).status == 400
 
 
 async def test_scrape_of_a_hanging_peer_times_out() -> None:
