@@ -42,6 +42,16 @@ QUEUE = Section(
         last_value("Admitted", COUNT, Line("admitted", Q.gauge(s.RUNNING))),
         last_value("Workers", COUNT, Line("workers", Q.gauge(s.WORKERS)), limits=at_least(1, 0.5)),
         last_value(
+            "Leading schedulers", COUNT, Line("leading", Q.gauge(s.LEADS)), limits=at_least(1, 0.5)
+        ),
+        last_value(
+            "Leader changes",
+            EVENTS_S,
+            Line("changes", Q.rate(s.LEADER_CHANGES)),
+            "Changes of the leader that the schedulers saw.",
+            SELDOM,
+        ),
+        last_value(
             "Refused",
             SHARE,
             Line("refused", Q.recorded(REFUSED)),

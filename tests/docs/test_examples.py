@@ -19,6 +19,8 @@ REASONS = {
     "needs GPUs",
     "needs a container engine",
     "needs Envoy",
+    "needs two servers",
+    "needs Redis and several hosts",
     "takes minutes",
     "takes an hour",
     "installs vLLM",
