@@ -32,8 +32,7 @@ def build(config: VllmWorkerConfig, registry: CollectorRegistry, tracing: Tracin
     report_stage = stage_reporter(config.started_by)
     report_stage("importing vLLM")
     laps = Laps(report_stage=report_stage, following=FOLLOWING)
-    for name, value in environment(config, cores()).items():
-        os.environ.setdefault(name, value)
+    os.environ.update(environment(config, cores(), os.environ))
     with importing():
         from foretoken.vllm.worker import serving
     laps.lap("imports")

@@ -31,6 +31,7 @@ USED = frozenset(
         "kv_dtype",
     }
 )
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Values that mean what vLLM does anyway.
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "host_gib": (None, 0.0),
@@ -91,20 +92,33 @@ def engine_arguments(config: VllmWorkerConfig) -> dict[str, Any]:
     return arguments | config.vllm_args
 
 
-def environment(config: VllmWorkerConfig, cores: int) -> dict[str, str]:
-    """Variables to set before vLLM is imported, except those that the user has set. `cores` are
-    those that this process may use.
+def environment(config: VllmWorkerConfig, cores: int, given: Mapping[str, str]) -> dict[str, str]:
+    """Variables to set before vLLM is imported; the `given` ones stay. `cores` are those that this
+    process may use.
 
-    With several workers on a machine each takes the GPUs of its number, or its share of the cores.
+    With several workers on a machine each takes the GPUs of its number among the visible ones, or
+    its share of the cores. Raises ValueError if too few are visible.
     """
     variables = {"VLLM_LOGGING_LEVEL": config.log_level, "VLLM_NO_USAGE_STATS": "1"}
+    gpus: dict[str, str] = {}
     size = config.tensor_parallel
     kind, _, number = config.device.partition(":")
     if kind != "cpu" and (number or config.local_workers > 1):
         first = int(number) if number else config.local_rank * size
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + size)))
+        gpus = _visible_gpus(given.get(VISIBLE, ""), first, size)
     share = max(1, cores // (config.local_workers * size))
     if config.torch_threads or config.local_workers > 1:
         variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         variables["OMP_NUM_THREADS"] = str(config.torch_threads or share)
-    return variables
+    return {name: value for name, value in variables.items() if name not in given} | gpus
+
+
+def _visible_gpus(visible: str, first: int, count: int) -> dict[str, str]:
+    """Makes `count` GPUs visible, of those that are visible now, by their position."""
+    numbers = visible.split(",") if visible else [str(n) for n in range(first + count)]
+    if len(numbers) < first + count:
+        raise ValueError(
+            f"this worker needs GPU {first + count - 1} of those in {VISIBLE}={visible}, which has "
+            f"{len(numbers)}: make more visible, or start fewer workers"
+        )
+    return {VISIBLE: ",".join(numbers[first : first + count])}

@@ -52,12 +52,12 @@ class VllmEngine:
         requests that vLLM has ended with an error, and UnrecoverableError if its engine fails."""
         if failed := self.state.pop_failed():
             raise StepFailed("vLLM ended requests with an error", failed)
-        if not self._core.has_work:
-            self._core.forget_ended()
-            return None
-        self.phases.begin()
-        self.phases.enter(EnginePhase.MODEL)  # vLLM's scheduler and sampling count as the model
         try:
+            if not self._core.has_work:
+                self._core.forget_ended()
+                return None
+            self.phases.begin()
+            self.phases.enter(EnginePhase.MODEL)  # vLLM's scheduler and sampling count as the model
             generated = self._core.step()
         except Exception as error:
             log.exception("vLLM's engine failed")

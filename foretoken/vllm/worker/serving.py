@@ -2,6 +2,7 @@
 
 import vllm
 from prometheus_client import CollectorRegistry
+from vllm.platforms import current_platform
 
 from foretoken.vllm.settings import load_settings
 from foretoken.vllm.worker.config import VllmWorkerConfig
@@ -39,6 +40,12 @@ def load_engine(config: VllmWorkerConfig) -> VllmEngine:
         raise ValueError(
             f"vLLM as the engine is tested with vLLM {TESTED}x, and this is {vllm.__version__}: "
             "install that one; FORETOKEN_VLLM_UNTESTED_VLLM=1 tries this one"
+        )
+    asked = config.device.partition(":")[0]
+    if asked not in ("auto", kind := current_platform.device_type):
+        raise ValueError(
+            f"worker.device={config.device}, but this vLLM computes on {kind}: leave it out, or "
+            "install foretoken in the environment of another build of vLLM"
         )
     lost: list[VllmEngine] = []  # the engine, once it exists
 

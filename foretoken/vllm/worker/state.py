@@ -21,6 +21,7 @@ from services.worker.engine.interface import DevicePool
 from services.worker.kv.blocks import BlockPool
 from services.worker.requests.pending import ExpectedCancels, PendingRequests
 from services.worker.requests.reporting import ReportedPool, Reporter
+from services.worker.requests.speculation import WEIGHT
 from services.worker.requests.types.batch import NewToken, StepResult
 from services.worker.requests.types.limits import Counters, Limits
 from services.worker.requests.types.prompt import Prompt
@@ -115,7 +116,7 @@ class VllmState:
         """Attaches a scheduler, as WorkerState.attach does."""
         self._expected_cancels.clear()
         for prompt in self.pending.pop_prompts():
-            self._place(prompt, 0)
+            self._place(prompt, prompt.delivered_tokens)
         blocks = self.blocks()
         self._reporter.begin(self.sequences, blocks)
         return tuple(s.held(blocks.get(s.request_id, 0)) for s in self.sequences.values())
@@ -259,9 +260,15 @@ class VllmState:
         """Counts a step, and takes what vLLM has generated in it. Ignores requests that are gone.
         Those that vLLM has ended with an error are returned by `pop_failed`."""
         tokens: list[NewToken] = []
+        decoded = rows = 0
         for each in generated:
             if request := self._named.get(each.name):
+                if request.opened:
+                    decoded, rows = decoded + len(each.token_ids), rows + 1
                 tokens += self._extend_output(request, each)
+        if decoded:  # more than rows if vLLM decodes speculatively
+            reporter = self._reporter
+            reporter.tokens_per_step += WEIGHT * (decoded / rows - reporter.tokens_per_step)
         self._reporter.record_step(timings)
         return StepResult(tokens, timings)
 

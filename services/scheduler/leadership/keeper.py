@@ -135,11 +135,11 @@ class LeaseKeeper:
         """Stops leading. Without an answer the lease expires."""
         self._resigned = True
         self._election.resign(time.monotonic())
-        async with self._claiming:
-            try:
+        try:
+            async with asyncio.timeout(RELEASE_S), self._claiming:
                 await self._lease.release(RELEASE_S)
-            except LeaseUnavailable as error:
-                log.warning("%s: the lease is not released, and expires", error)
+        except (LeaseUnavailable, TimeoutError) as error:
+            log.warning("%s: the lease is not released, and expires", error or "Redis is late")
 
     async def _claim(self, leads: bool) -> None:
         sent_s, before = time.monotonic(), self._election.holder

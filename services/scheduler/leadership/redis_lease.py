@@ -9,9 +9,9 @@ from services.scheduler.leadership.keeper import LeaseUnavailable
 
 # Gives the lease to the caller if it holds it or it is free, and returns its holder.
 #
-# A Redis that has lost its data, at a restart or a flush, does not know of a holder. The second key
-# marks since when it knows: for the time of a lease from then on, only a leader may take a free
-# lease.
+# A Redis that has restarted, from an older snapshot or from nothing, or was flushed, may not know of
+# a holder. The second key marks since when its data is whole. For the time of a lease from then on
+# and from its start, only a leader may take a free lease. The uptime is in whole seconds.
 _CLAIM = """
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -21,7 +21,10 @@ if not since_ms or since_ms > now_ms then
     since_ms = now_ms
 end
 local holder = redis.call('GET', KEYS[1])
-local settled = ARGV[3] == '1' or now_ms - since_ms >= tonumber(ARGV[2])
+local server = redis.call('INFO', 'server')
+local uptime_s = tonumber(string.match(server, 'uptime_in_seconds:(%d+)'))
+local known_ms = math.min(now_ms - since_ms, (uptime_s - 1) * 1000)
+local settled = ARGV[3] == '1' or known_ms >= tonumber(ARGV[2])
 if holder == ARGV[1] or (not holder and settled) then
     redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
     return ARGV[1]
@@ -37,7 +40,8 @@ return ''
 class RedisLease:
     """A lease by name; `token` identifies the caller.
 
-    The Redis user needs EVAL, TIME, GET, SET and DEL on `{<name>}:lease` and `{<name>}:since`.
+    The Redis user needs EVAL, TIME and INFO, and GET, SET and DEL on `{<name>}:lease` and
+    `{<name>}:since`.
     Redis measures the time of the lease by its own clock, which must not jump.
     """
 

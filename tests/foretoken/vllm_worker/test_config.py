@@ -83,10 +83,34 @@ def test_values_that_mean_what_vllm_does_are_accepted() -> None:
 def test_workers_of_a_machine_share_its_gpus_or_cores(
     overrides: dict[str, str], expected: dict[str, str]
 ) -> None:
-    made = environment(loaded(**overrides), cores=8)
+    made = environment(loaded(**overrides), cores=8, given={})
     shares = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
     assert {key: made[key] for key in shares if key in made} == expected
     assert ("VLLM_CPU_OMP_THREADS_BIND" in made) == ("OMP_NUM_THREADS" in expected)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus"),
+    [
+        ({"local_workers": "2"}, "4"),
+        ({"local_workers": "2", "local_rank": "1"}, "7"),
+        ({"device": "cuda:1"}, "7"),
+        ({"local_workers": "1"}, None),  # all that are visible
+    ],
+)
+def test_gpus_are_counted_among_the_visible_ones(
+    overrides: dict[str, str], gpus: str | None
+) -> None:
+    given = {"CUDA_VISIBLE_DEVICES": "4,7", "VLLM_LOGGING_LEVEL": "DEBUG"}
+    made = environment(loaded(**overrides), cores=8, given=given)
+    assert made.get("CUDA_VISIBLE_DEVICES") == gpus
+    assert "VLLM_LOGGING_LEVEL" not in made
+
+
+def test_too_few_visible_gpus_are_a_sentence() -> None:
+    config = loaded(local_workers="3", local_rank="2")
+    with pytest.raises(ValueError, match="needs GPU 2 of those in CUDA_VISIBLE_DEVICES=4,7"):
+        environment(config, cores=8, given={"CUDA_VISIBLE_DEVICES": "4,7"})
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -83,6 +83,18 @@ async def test_redis_that_lost_its_data_gives_the_lease_to_the_leader_only(serve
         assert await b.claim(False, LIMIT_S) == "a"
 
 
+async def test_redis_that_restarts_gives_the_lease_to_the_leader_only(server):
+    """Its data may be older than the last renewal."""
+    async with leases(server, "a", "b") as (a, b):
+        await taken(a, "a")
+        server.kill()
+        await asyncio.sleep(LEASE_S + 0.1)  # the lease that it remembers has expired
+        server.start()
+        assert await b.claim(False, LIMIT_S) == ""
+        assert await a.claim(True, LIMIT_S) == "a"
+        await taken(b, "b")
+
+
 async def test_lease_of_another_name_is_separate(server):
     async with leases(server, "a") as (a,):
         await taken(a, "a")

@@ -55,7 +55,7 @@ async def test_scheduler_past_its_lease_decides_nothing() -> None:
     leadership = Given(inf)
     async with running(leadership=leadership) as live:
         gateway, worker = live.gateway(), live.worker()
-        await until(lambda: "w" in live.service.state.workers and bool(fleets(gateway)))
+        await until(lambda: bool(worker.heard) and bool(fleets(gateway)))
         leadership.until_s = time.monotonic()
         plans, steps = len(worker.heard), live.service.state.last_step
         gateway.say(submitted("late"))
