@@ -9,9 +9,9 @@ from services.scheduler.leadership.keeper import LeaseUnavailable
 
 # Gives the lease to the caller if it holds it or it is free, and returns its holder.
 #
-# A Redis that has restarted, from an older snapshot or from nothing, or was flushed, may not know of
-# a holder. The second key marks since when its data is whole. For the time of a lease from then on
-# and from its start, only a leader may take a free lease. The uptime is in whole seconds.
+# A Redis that has restarted, from an older snapshot or from nothing, or was flushed, may not know
+# of a holder. The second key marks since when its data is whole. For the time of a lease from then
+# on and from its start, only a leader may take a free lease. The uptime is in whole seconds.
 _CLAIM = """
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
