@@ -121,7 +121,11 @@ class BusyScheduler:
         round."""
         self.now += 0.1
         self._reports += 1
-        ended = [self._report(worker, times) for worker in self.state.workers]
+        count = len(self.state.workers)
+        ended = [
+            self._report(worker, _share((place + self._reports) % count, count), times)
+            for place, worker in enumerate(self.state.workers)
+        ]
         self._submit(max(FINISHED, sum(ended)))
         if self._anew:
             self.state.rounds.memory = PolicyMemory()
@@ -135,10 +139,10 @@ class BusyScheduler:
         self.publish()
         times.publish_ms.append((time.process_time() - began_s) * 1e3)
 
-    def _report(self, worker: str, times: RoundTimes) -> int:
-        """Applies and times a worker's report; returns how many requests ended."""
+    def _report(self, worker: str, share: int, times: RoundTimes) -> int:
+        """Applies and times a worker's report, in which `share` requests end; returns how many
+        have ended."""
         names = list(self.state.workers[worker].running)
-        share = -(-FINISHED // len(self.state.workers))
         ending = len(names) if self.makes_batches else share
         ended, rest = names[:ending], names[ending:]
         for name in rest:
@@ -196,6 +200,11 @@ class BusyScheduler:
         lengths = np.unique(np.clip(self._rng.lognormal(5, 0.9, 64), 1, MAX_TOKENS - 1))
         weight = 1 / len(lengths)
         return Forecast(tuple(lengths.tolist()), (weight,) * len(lengths), MAX_TOKENS, "bench")
+
+
+def _share(place: int, workers: int) -> int:
+    """How many of FINISHED requests end at a worker; all shares add up to FINISHED."""
+    return FINISHED * (place + 1) // workers - FINISHED * place // workers
 
 
 def _link(worker: str) -> str:

@@ -4,8 +4,7 @@ import json
 from typing import Annotated
 
 from foretoken.commands.options import option_maker
-from foretoken.commands.serve import LEVELS
-from foretoken.commands.usage import UsageError, near
+from foretoken.commands.usage import check_log_level
 
 endpoint_option = option_maker("Endpoints")
 process_option = option_maker("Process and settings")
@@ -54,10 +53,7 @@ def epp(
     ] = None,
 ) -> None:
     """Pick a model server for each request of an Envoy proxy, by forecast."""
-    if log_level and log_level.lower() not in LEVELS:
-        raise UsageError(
-            f"--log-level takes {', '.join(LEVELS)}; got {log_level!r}{near(log_level, LEVELS)}"
-        )
+    check_log_level(log_level)
     from services.picker.__main__ import build
     from services.picker.config import PickerConfig
     from services.runtime.main import run_service

@@ -8,7 +8,7 @@ import typer
 from foretoken.client.address import API_KEY_VARIABLE
 from foretoken.commands.engine_arguments import BACKEND_KEY_VARIABLE, count_workers
 from foretoken.commands.options import option_maker
-from foretoken.commands.usage import UsageError, near
+from foretoken.commands.usage import UsageError, check_log_level
 
 model_option = option_maker("Model")
 memory_option = option_maker("Memory for KV")
@@ -19,7 +19,6 @@ address_option = option_maker("Addresses")
 request_option = option_maker("Clients and requests")
 process_option = option_maker("Processes and settings")
 CLUSTERS = ("ray",)
-LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 def serve(
@@ -184,10 +183,7 @@ def serve(
     """Start all services on this machine and serve a model."""
     if name and model and name != model:
         raise UsageError(f"two models are given, {name} and --model {model}; give one")
-    if log_level and log_level.lower() not in LEVELS:
-        raise UsageError(
-            f"--log-level takes {', '.join(LEVELS)}; got {log_level!r}{near(log_level, LEVELS)}"
-        )
+    check_log_level(log_level)
     if chat_template and not Path(chat_template).expanduser().is_file():
         raise UsageError(f"--chat-template: the file does not exist (got {chat_template!r})")
     if emulate_lengths and not emulate:

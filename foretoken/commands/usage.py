@@ -13,10 +13,19 @@ from typer.core import TyperCommand
 from foretoken.commands.foreign_options import FOREIGN
 
 MANY_VALUED = ("--train", "--data", "--predictor", "--server", "--compare")
+LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 class UsageError(ValueError):
     """A mistake on the command line, described in one line."""
+
+
+def check_log_level(level: str) -> None:
+    """Raises UsageError for a level that does not exist; empty is none given."""
+    if level and level.lower() not in LEVELS:
+        raise UsageError(
+            f"--log-level takes {', '.join(LEVELS)}; got {level!r}{near(level, LEVELS)}"
+        )
 
 
 class Command(TyperCommand):

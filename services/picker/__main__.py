@@ -15,7 +15,7 @@ SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 def build(config: PickerConfig, registry: CollectorRegistry, _: Tracing) -> Unit:
     service = PickerService(config, registry)
     mount = Mount(SERVICE, ext_proc_pb2_grpc.add_ExternalProcessorServicer_to_server, service)
-    return Unit([mount], service.run, service.drain)
+    return Unit([mount], service.run, service.drain, ready=service.ready)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from services.picker.core.endpoints import ADDRESS_RULE, is_address
+from services.picker.core.endpoints import ADDRESS_RULE, is_address, is_port
 from services.runtime.main import ServedSettings
 
 Count = Annotated[int, Field(ge=1)]
@@ -22,7 +22,7 @@ class PickerConfig(ServedSettings):
     endpoints: tuple[str, ...] = ()  # IP:PORT of model servers
     # TOML or JSON with a list `endpoints` of IP:PORT; read again when it changes.
     endpoints_file: str = ""
-    # HOST:PORT whose addresses are the endpoints, such as a headless Service of Kubernetes.
+    # HOST:PORT: all addresses of the name are endpoints, such as a headless Service of Kubernetes.
     dns: str = ""
     source_interval_s: Positive = 2.0  # between two looks at the file and at DNS
     max_endpoints: Count = 1_024  # of the pool; a name that resolves to more is cut there
@@ -57,7 +57,7 @@ class PickerConfig(ServedSettings):
 
     max_body_bytes: Count = 8 * 2**20  # of a request; larger ones get 413
     max_reading_bytes: Count = 256 * 2**20  # of bodies that are being read together; more: 429
-    max_answer_bytes: Count = 2**20  # of an answer that is not streamed; nothing is learned beyond
+    max_answer_bytes: Count = 2**20  # of an answer, or of one event; nothing is learned beyond
 
     @field_validator("endpoints")
     @classmethod
@@ -78,8 +78,8 @@ class PickerConfig(ServedSettings):
     @classmethod
     def _check_dns(cls, name: str) -> str:
         host, _, port = name.rpartition(":")
-        if name and not (host and port.isdigit()):
-            raise ValueError("must be HOST:PORT")
+        if name and not (host and is_port(port)):
+            raise ValueError("must be HOST:PORT, with a port from 1 to 65535")
         return name
 
     @model_validator(mode="after")

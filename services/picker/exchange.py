@@ -5,6 +5,7 @@ headers ─▶ body … ─▶ end of the body: placed, or refused
 answer's headers ─▶ its body … ─▶ end: learned
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from math import inf
@@ -31,6 +32,8 @@ RESPONSE_HEADERS = frozenset((":status", "content-type"))
 FAILED_STATUSES = frozenset(
     (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
 )
+# Larger bodies are read in a thread: 8 MiB of prompt delay the other streams by 0.2 s, else 0.07 s.
+THREAD_BYTES = 2**18
 BODY_MODES = (pb.FULL_DUPLEX_STREAMED, pb.NONE)  # of requests
 Answers = Iterable[pb.ProcessingResponse]
 
@@ -122,7 +125,10 @@ class Exchange:
     async def _place(self, rest: Callable[[bytes], Answers]) -> Answers:
         """The answer to the request's headers, then what `rest` makes of its body."""
         body = b"".join(self._parts)
-        self._question = read_question(body)
+        if len(body) > THREAD_BYTES:
+            self._question = await asyncio.to_thread(read_question, body)
+        else:
+            self._question = read_question(body)
         placed = await self._tracker.place(self._question, self._terms, self._subset)
         self._release()
         if isinstance(placed, Refusal):

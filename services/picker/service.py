@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry
 
@@ -22,6 +23,7 @@ from services.picker.tracker import Tracker
 from services.runtime.network.channel import connect
 
 DRAIN_POLL_S = 0.05
+READY_S = 5.0  # wait for a first endpoint; liveness probes read the same status
 clock = time.monotonic
 
 
@@ -39,13 +41,14 @@ class PickerService(ext_proc_pb2_grpc.ExternalProcessorServicer):
                 config.fallbacks,
                 config.prefix_block_bytes,
                 config.prefix_blocks_kept,
+                config.scrape_interval_s,
             )
         )
         self._metrics = PickerMetrics(
             registry, lambda: self._pool.health(clock()), lambda: len(self._pool)
         )
-        channel = connect(config.predictor_address) if config.predictor_address else None
-        self._forecasts = Forecasts(config, channel, self._metrics, self._pool.on_forecast)
+        self._channel = connect(config.predictor_address) if config.predictor_address else None
+        self._forecasts = Forecasts(config, self._channel, self._metrics, self._pool.on_forecast)
         self._tracker = Tracker(config, self._pool, self._forecasts, self._metrics, clock)
         self._scraper = Scraper(
             config.metrics_path,
@@ -57,6 +60,7 @@ class PickerService(ext_proc_pb2_grpc.ExternalProcessorServicer):
         )
         self._sources = EndpointSources(config, self._set_endpoints)
         self._streams = 0
+        self._was_read = asyncio.Event()  # any endpoint
 
     async def Process(
         self, requests: AsyncIterator[pb.ProcessingRequest], context: object
@@ -78,10 +82,20 @@ class PickerService(ext_proc_pb2_grpc.ExternalProcessorServicer):
 
     async def run(self) -> None:
         """Keeps endpoints, their metrics and forecasts current until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._sources.run())
-            tasks.create_task(self._scraper.run())
-            tasks.create_task(self._forecasts.run())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._sources.run())
+                tasks.create_task(self._scraper.run())
+                tasks.create_task(self._forecasts.run())
+        finally:
+            if self._channel is not None:
+                await self._channel.close()
+
+    async def ready(self) -> None:
+        """Returns when an endpoint is known, after READY_S at the latest."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(READY_S):
+                await self._was_read.wait()
 
     async def drain(self) -> None:
         """Returns when no stream is open."""
@@ -89,8 +103,9 @@ class PickerService(ext_proc_pb2_grpc.ExternalProcessorServicer):
             await asyncio.sleep(DRAIN_POLL_S)
 
     def _set_endpoints(self, addresses: Sequence[str]) -> None:
-        self._pool.set_endpoints(addresses)
+        self._pool.set_endpoints(addresses, clock())
         self._scraper.follow(addresses)
 
     def _on_reading(self, address: str, reading: Reading, asked_s: float) -> None:
         self._pool.on_reading(address, reading, asked_s, clock())
+        self._was_read.set()

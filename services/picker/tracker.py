@@ -8,10 +8,10 @@ from services.picker.config import PickerConfig
 from services.picker.core.answers import Answer, AnswerFollower, follower
 from services.picker.core.picking import Cause, Refusal
 from services.picker.core.pool import Arrival, Placement, Pool
-from services.picker.core.prefixes import hash_text
 from services.picker.core.questions import Question, Terms
 from services.picker.links.forecasts import Forecasts
 from services.picker.metrics import COMPLETE, PickerMetrics
+from services.runtime.prefix import prompt_hashes
 
 
 class Tracker:
@@ -71,7 +71,7 @@ class Tracker:
             ttft_s=terms.ttft_s,
             tpot_s=terms.tpot_s,
             priority=config.objectives.get(terms.objective, 0),
-            hashes=hash_text(
+            hashes=prompt_hashes(
                 question.prefix, config.prefix_blocks, config.prefix_block_bytes, salt
             ),
             subset=subset,
@@ -103,7 +103,8 @@ class Tracker:
     ) -> None:
         """A request has ended; the length of a complete answer is learned."""
         tokens = answer.tokens if result == COMPLETE else 0
-        self._pool.end(placement.number, tokens, answer.prompt_tokens, self._clock())
+        counted = answer.prompt_tokens if question.whole_text else 0
+        self._pool.end(placement.number, tokens, counted, self._clock())
         self._metrics.ended.labels(result).inc()
         self._metrics.tokens.inc(answer.tokens)
         if tokens and answer.reason is not None and question.choices == 1:

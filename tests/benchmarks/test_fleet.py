@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import fleet
-from benchmarks.harness.rounds import PARTS, measure
+from benchmarks.harness.rounds import FINISHED, PARTS, _share, measure
 
 
 def test_running_requests_are_divided_over_the_workers():
@@ -17,6 +17,13 @@ def test_running_requests_are_divided_over_the_workers():
     assert state.ledger.waiting >= 100
     assert len(times.rounds_ms) == 3
     assert len(times.report_us) == 3 * 4
+
+
+@pytest.mark.parametrize("workers", [1, 3, 4, 64])
+def test_as_many_requests_end_between_two_rounds_on_any_number_of_workers(workers: int):
+    assert sum(_share(place, workers) for place in range(workers)) == FINISHED
+    scheduler, _ = measure("fcfs", 64, 100, turns=3, workers=workers)
+    assert scheduler._count == 64 + 100 + 8 * FINISHED
 
 
 def test_fleet_benchmark_writes_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """Names that objects use for one another exist: ports, pods, ConfigMaps, volumes, metrics."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import yaml
 
 from observability.metrics.catalogue import CATALOGUE
-from observability.prometheus.records import GROUPS
+from observability.prometheus.records import GROUPS, OBJECTIVE_RATIO
 from tests.kubernetes.resolved import (
     FOLDER,
     OVERLAYS,
@@ -26,6 +27,7 @@ from tests.kubernetes.resolved import (
 )
 
 EXISTING = {"vllm-pods"}  # Services of pods that no overlay makes
+RECORDED = re.compile(r"foretoken:[\w:]+")
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 
@@ -165,8 +167,12 @@ def test_no_object_is_too_large_for_kubectl_apply():
 def test_autoscalers_scale_workloads_by_metrics_of_the_adapter():
     adapter = yaml.safe_load((FOLDER / "components/autoscaling/adapter.yaml").read_text())["rules"]
     recorded = {record.name for records in GROUPS.values() for record in records}
-    served = {each["name"]["as"]: each["seriesQuery"] for each in adapter["external"]}
-    assert set(served.values()) <= recorded
+    served = {each["name"]["as"]: each for each in adapter["external"]}
+    for each in served.values():
+        # The adapter drops a metric without series, and autoscalers then never scale down.
+        assert each["seriesQuery"] == OBJECTIVE_RATIO.name
+        assert set(RECORDED.findall(each["metricsQuery"])) <= recorded
+        assert each["metricsQuery"].endswith(" or vector(0)")
     pods = {each["seriesQuery"].partition("{")[0] for each in adapter["custom"]}
     assert pods <= {metric.family for metrics in CATALOGUE.values() for metric in metrics}
     existing = {(each["kind"], name(each)) for each in workloads("gpu-fleet")}
@@ -196,7 +202,9 @@ def test_pool_route_and_picker_name_each_other():
         e["port"] for e in services[picker["name"]]["spec"]["ports"]
     ]
     [epp] = workloads("gateway-api")
-    host, _, port = settings("gateway-api", epp)["FORETOKEN_PICKER_DNS"].partition(":")
+    own = settings("gateway-api", epp)
+    assert f"{own['FORETOKEN_PICKER_DRAIN_S']}s" == rule["timeouts"]["request"], "of an answer"
+    host, _, port = own["FORETOKEN_PICKER_DNS"].partition(":")
     assert services[host]["spec"]["selector"] == pool["spec"]["selector"]["matchLabels"]
     assert services[host]["spec"]["clusterIP"] == "None"
     assert [each["number"] for each in pool["spec"]["targetPorts"]] == [int(port)]

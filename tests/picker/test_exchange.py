@@ -5,19 +5,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
+import yaml
 from google.protobuf.struct_pb2 import Struct
 from prometheus_client import CollectorRegistry
 
 from protos.generated import ext_proc_pb2 as pb
 from services.picker.config import PickerConfig
 from services.picker.core.endpoints import Reading
-from services.picker.core.pool import Pool
-from services.picker.exchange import Exchange
+from services.picker.core.pool import BYTES_PER_TOKEN, Pool
+from services.picker.exchange import THREAD_BYTES, Exchange
 from services.picker.links.forecasts import Forecasts
 from services.picker.messages import MAX_CHUNK_BYTES
 from services.picker.metrics import PickerMetrics
 from services.picker.tracker import Tracker
 from services.runtime.errors import ServiceError
+from tests.live import ROOT
 
 A, B = "10.0.0.1:8000", "10.0.0.2:8000"
 BODY = json.dumps({"model": "m", "prompt": "Hello", "max_tokens": 9, "stream": True}).encode()
@@ -40,7 +42,7 @@ class Picker:
         self.tracker = Tracker(self.config, self.pool, forecasts, metrics, lambda: self.now)
 
     def ready(self, *addresses: str) -> "Picker":
-        self.pool.set_endpoints(addresses)
+        self.pool.set_endpoints(addresses, self.now)
         for address in addresses:
             self.pool.on_reading(address, Reading(kv_tokens=10_000), self.now, self.now)
         return self
@@ -194,6 +196,37 @@ async def test_whole_answer_is_learned_from_its_usage():
     assert picker.pool.servers[A].steps
 
 
+@pytest.mark.parametrize(
+    ("fields", "learned"),
+    [
+        ({"prompt": "x" * 600}, True),
+        ({"prompt": ["x" * 600]}, True),
+        ({"prompt": ["x" * 600, "y"]}, False),
+        ({"prompt": [7] * 600}, False),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, False),
+    ],
+)
+async def test_bytes_per_token_are_learned_from_whole_texts_alone(fields: dict, learned: bool):
+    picker = Picker().ready(A)
+    exchange = picker.open()
+    await exchange.on(request_headers())
+    await exchange.on(request_body(json.dumps(fields).encode()))
+    await exchange.on(response_headers("200", "application/json"))
+    usage = {"prompt_tokens": 100, "completion_tokens": 4}
+    await exchange.on(response_body(json.dumps({"usage": usage}).encode(), end=True))
+    assert (picker.pool.bytes_per_token != BYTES_PER_TOKEN) is learned
+
+
+async def test_large_body_and_names_without_bytes_are_placed():
+    picker = Picker().ready(A)
+    exchange = picker.open()
+    fields = {"model": "\ud800", "cache_salt": "\ud800", "prompt": "x" * THREAD_BYTES}
+    await exchange.on(request_headers())
+    head, *_ = await exchange.on(request_body(json.dumps(fields).encode()))
+    assert destination(head) == A
+    assert picker.pool.servers[A].flights[1].prompt_bytes == THREAD_BYTES
+
+
 async def test_subset_hint_and_objective_are_obeyed():
     config = PickerConfig(objectives={"batch": -1})
     picker = Picker(config).ready(A, B)
@@ -283,3 +316,14 @@ async def test_other_body_modes_of_requests_are_explained():
     first.protocol_config.request_body_mode = pb.BUFFERED
     with pytest.raises(ServiceError, match="is BUFFERED; set FULL_DUPLEX_STREAMED"):
         await Picker().ready(A).open().on(first)
+
+
+def test_envoy_has_no_lower_bounds_than_the_picker():
+    config = yaml.safe_load((ROOT / "deploy/envoy/envoy.yaml").read_text())
+    most = PickerConfig().max_in_flight
+    bounds = ("max_connections", "max_pending_requests", "max_requests", "max_retries")
+    clusters = config["static_resources"]["clusters"]
+    assert {each["name"] for each in clusters} == {"picker", "model_servers"}
+    for cluster in clusters:
+        [thresholds] = cluster["circuit_breakers"]["thresholds"]
+        assert thresholds == dict.fromkeys(bounds, most)

@@ -15,6 +15,7 @@ from observability.exposition import Part
 from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.core import FinishReason, Outcome
 from services.forecast import Forecast
+from services.picker import service
 from services.picker.config import PickerConfig
 from services.picker.core.endpoints import Reading
 from services.picker.core.questions import Question
@@ -22,6 +23,7 @@ from services.picker.links.forecasts import Forecasts, History
 from services.picker.links.scraper import Scraper
 from services.picker.links.sources import EndpointSources
 from services.picker.metrics import PickerMetrics
+from services.picker.service import PickerService
 from services.runtime.config import ConfigError, load
 from services.runtime.tasks import background
 from services.runtime.telemetry.scrape import metrics_over_http
@@ -131,11 +133,66 @@ async def test_endpoints_are_resolved_and_bounded(caplog: pytest.LogCaptureFixtu
     assert "2 endpoints, the first 1 are used" in caplog.text
 
 
+async def test_name_that_cannot_be_resolved_is_logged_and_the_file_is_still_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, given = tmp_path / "pool.toml", list[list[str]]()
+    file.write_text('endpoints = ["10.0.0.1:1"]')
+    config = PickerConfig(
+        dns="foo..bar:80", endpoints_file=str(file), source_interval_s=0.01, max_endpoints=1
+    )
+    async with background(EndpointSources(config, lambda f: given.append(list(f))).run()):
+        await until(lambda: "endpoints (dns): encoding with 'idna' codec failed" in caplog.text)
+        file.write_text('endpoints = ["10.0.0.2:1", "10.0.0.3:1"]')
+        await until(lambda: given[-1] == ["10.0.0.2:1"])
+        file.write_text('endpoints = ["10.0.0.3:1"]')
+        await until(lambda: given[-1] == ["10.0.0.3:1"])
+    pool = [each.getMessage() for each in caplog.records if "(pool)" in each.getMessage()]
+    assert pool == [
+        "endpoints (pool): 2 endpoints, the first 1 are used (picker.max_endpoints)",
+        "endpoints (pool): all are used",
+    ]
+
+
+async def test_file_is_read_while_dns_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(*_: Any, **__: Any) -> Any:
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", hang)
+    file, given = tmp_path / "pool.toml", list[list[str]]()
+    file.write_text('endpoints = ["10.0.0.1:1"]')
+    config = PickerConfig(dns="host:80", endpoints_file=str(file), source_interval_s=0.01)
+    async with background(EndpointSources(config, lambda f: given.append(list(f))).run()):
+        file.write_text('endpoints = ["10.0.0.2:1", "10.0.0.3:1"]')
+        await until(lambda: given[-1] == ["10.0.0.2:1", "10.0.0.3:1"])
+
+
+async def test_picker_is_ready_once_an_endpoint_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = CollectorRegistry()
+    for name in ("num_requests_running", "num_requests_waiting"):
+        Gauge(f"vllm:{name}", "Requests.", registry=registry).set(3)
+    async with metrics_over_http("127.0.0.1", 0, [Part(registry)]) as port:
+        config = PickerConfig(endpoints=(f"127.0.0.1:{port}",), predictor_address="127.0.0.1:9")
+        picker = PickerService(config, registry)
+        waiting = asyncio.create_task(picker.ready())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        async with background(picker.run()):
+            await waiting
+        assert registry.get_sample_value("foretoken_picker_endpoints", {"health": "ready"}) == 1
+    monkeypatch.setattr(service, "READY_S", 0.01)
+    await PickerService(config, CollectorRegistry()).ready()  # it does not wait forever
+
+
 def test_wrong_sources_are_explained(tmp_path: Path) -> None:
     for overrides, sentence in (
         ({"endpoints": '["host:80"]'}, "names are resolved by picker.dns"),
         ({"endpoints_file": "/none.toml"}, "the file does not exist"),
         ({"dns": "host"}, "must be HOST:PORT"),
+        ({"dns": "host:99999"}, "with a port from 1 to 65535"),
+        ({"dns": "host:²"}, "with a port from 1 to 65535"),
         ({"lost_s": "0.5"}, "lost_s must be at least stale_s"),
     ):
         with pytest.raises(ConfigError, match=sentence):

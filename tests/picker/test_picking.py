@@ -124,7 +124,7 @@ def test_line_fit_finds_a_line_and_keeps_the_shape_of_the_prior_without_spread()
     assert mean_line([Line(1, 3), Line(3, 5)], STEPS) == Line(2, 4)
 
 
-samples = st.tuples(st.floats(0, 1e4), st.floats(0, 1e3), st.floats(0.01, 1))
+samples = st.tuples(st.just(0.0) | st.floats(1e-9, 1e4), st.floats(0, 1e3), st.floats(0.01, 1))
 
 
 @given(st.lists(samples, max_size=40), st.floats(0, 1), st.floats(0, 1))

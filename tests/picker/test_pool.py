@@ -7,16 +7,17 @@ from hypothesis import strategies as st
 from services.forecast import certain, from_lengths
 from services.picker.core.endpoints import Reading
 from services.picker.core.picking import Cause, Refusal
-from services.picker.core.pool import Arrival, Limits, Placement, Pool
-from services.picker.core.prefixes import CachedPrefixes, hash_text
-from services.picker.core.server_state import Health
+from services.picker.core.pool import MAX_GONE, Arrival, Limits, Placement, Pool
+from services.picker.core.prefixes import CachedPrefixes
+from services.picker.core.server_state import STEPS, Health
+from services.runtime.prefix import prompt_hashes
 
 IDLE = Reading(kv_tokens=100_000)
 
 
 def pool_of(*addresses: str, now: float = 0.0, **limits) -> Pool:
     pool = Pool(Limits(**limits))
-    pool.set_endpoints(addresses)
+    pool.set_endpoints(addresses, now)
     for address in addresses:
         pool.on_reading(address, IDLE, now, now)
     return pool
@@ -34,7 +35,7 @@ def place(pool: Pool, number: int, now: float, **fields) -> Placement:
 
 def test_an_endpoint_is_used_once_it_has_answered_and_until_it_is_lost():
     pool = Pool(Limits(stale_s=1, lost_s=10))
-    pool.set_endpoints(["a"])
+    pool.set_endpoints(["a"], 0.0)
     refusal = pool.place(arrival(1), 0.0)
     assert isinstance(refusal, Refusal) and refusal.cause is Cause.NO_ENDPOINT
     assert refusal.message == "no endpoint of 1 answers; a: no answer yet"
@@ -102,13 +103,49 @@ def test_answers_that_are_not_streamed_are_expected_to_make_progress():
     assert streamed.remaining == 1_000
 
 
+def test_prompts_of_silent_requests_are_prefilled_after_their_usual_time():
+    """40 prompts of 4,000 tokens take about 16 s on each of two servers at 0.1 ms a token."""
+    pool = pool_of("a", "b", now=0.0)
+    unbounded = Reading(running=20)
+    for number in range(40):
+        place(pool, number, 0.0, prompt_bytes=16_000, streams=number % 2 == 0)
+    urgent = arrival(100, ttft_s=1.0, priority=-1)
+    for now, ahead, refused in ((0.1, 80_000, True), (4.0, 44_000, True), (9.0, 0, False)):
+        for address in pool.servers:
+            pool.on_reading(address, unbounded, now, now)
+            assert pool.servers[address].ahead_tokens() == ahead
+        assert isinstance(pool.place(urgent, now), Refusal) is refused
+
+
+def test_time_per_token_of_an_answer_that_is_not_streamed_leaves_out_its_own_prefill():
+    pool = pool_of("a")
+    for number in range(20):
+        now = 10.0 * number
+        place(pool, number, now, prompt_bytes=16_000, streams=False)
+        pool.on_reading("a", IDLE, now + 2.0, now + 2.0)
+        place(pool, 100 + number, now + 2.0, tokens=200, streams=False, prompt_bytes=0)
+        for name in (number, 100 + number):
+            pool.end(name, 200, 0, now + 4.02)
+    # of (4.02 - 0.42) s and (2.02 - 0.02) s for 200 tokens each
+    assert pool.servers["a"].steps.line(STEPS).at(1.75) == pytest.approx(0.014, rel=0.05)
+
+
+def test_speeds_of_others_are_computed_once_per_scrape_interval():
+    pool = pool_of("a", "b", scrape_interval_s=1.0)
+    before = pool._lines(0.5)
+    place(pool, 1, 0.5)
+    pool.on_tokens(1, 1, 0.6)
+    assert pool._lines(0.9) is before
+    assert pool._lines(1.1) != before
+
+
 def test_requests_of_others_count_when_two_readings_show_them():
     pool = pool_of("a", "b")
     busy = Reading(running=30, waiting=2, kv_usage=0.05, kv_tokens=100_000)
     pool.on_reading("a", busy, 0.1, 0.1)
-    assert len(pool.servers["a"].load(*pool._lines(), 0.0, True).held) == 0
+    assert len(pool.servers["a"].load(*pool._lines(0.2), 0.0, True).held) == 0
     pool.on_reading("a", busy, 0.2, 0.2)
-    there = pool.servers["a"].load(*pool._lines(), 0.0, True)
+    there = pool.servers["a"].load(*pool._lines(0.2), 0.0, True)
     assert (len(there.held), there.held.sum(), there.waiting) == (32, pytest.approx(5_000), 2)
     assert {place(pool, n, 0.2).addresses[0] for n in range(5)} == {"b"}
 
@@ -133,7 +170,7 @@ def test_measured_speeds_give_unequal_servers_unequal_shares():
 
 def test_a_prompt_goes_where_its_prefix_is():
     pool = pool_of("a", "b")
-    hashes = hash_text(b"x" * 64_000, 256, 256, "m")
+    hashes = prompt_hashes(b"x" * 64_000, 256, 256, "m")
     long = {"prompt_bytes": 64_000, "hashes": hashes}
     first = place(pool, 1, 0.0, **long)
     pool.end(1, 0, 0, 0.0)
@@ -150,8 +187,24 @@ def test_request_that_another_endpoint_has_served_counts_there():
     pool.on_served_by(1, other, 0.1)
     assert list(pool.servers[other].flights) == [1]
     pool.on_served_by(1, "elsewhere", 0.1)
-    assert pool.end(1, 100, 0, 1.0) is not None
+    pool.end(1, 100, 0, 1.0)
     assert len(pool) == 0 and not pool.servers[other].flights
+
+
+def test_prefixes_and_load_follow_a_request_to_another_endpoint():
+    pool = pool_of("a", "b")
+    hashes = prompt_hashes(b"x" * 64_000, 256, 256, "m")
+    here = frozenset({"a"})
+    for number, now in ((1, 0.0), (2, 1.0)):  # two of them are at a for 2 s
+        place(pool, number, now, prompt_bytes=64_000, hashes=hashes, subset=here)
+    pool.on_served_by(2, "b", 3.0)
+    moved = pool.servers["b"].flights[2]
+    assert pool.servers["b"].prefixes.count_leading(hashes) == len(hashes) == 249
+    assert (moved.new_tokens, moved.ahead_tokens) == (16_000, 16_000)
+    assert pool.servers["a"]._area == pytest.approx(1 + 2 * 2)
+    pool.on_tokens(2, 1, 4.0)
+    pool.on_served_by(2, "a", 4.0)
+    assert pool.servers["a"].ahead_tokens() == 16_000  # of the first request alone
 
 
 def test_usage_teaches_bytes_per_token():
@@ -162,12 +215,50 @@ def test_usage_teaches_bytes_per_token():
     assert pool.bytes_per_token == pytest.approx(6.0, rel=0.01)
 
 
+@pytest.mark.parametrize(("prompt_bytes", "expected"), [(10, 1.0), (2**23, 8.0)])
+def test_bytes_per_token_are_bounded(prompt_bytes: int, expected: float):
+    pool = pool_of("a")
+    for number in range(200):
+        place(pool, number, 0.0, prompt_bytes=prompt_bytes)
+        pool.end(number, 10, 100, 0.0)
+    assert pool.bytes_per_token == pytest.approx(expected, rel=0.01)
+
+
 def test_an_endpoint_that_leaves_keeps_its_requests_until_they_end():
     pool = pool_of("a")
     place(pool, 1, 0.0)
-    pool.set_endpoints(["b"])
+    pool.set_endpoints(["b"], 0.0)
     pool.on_tokens(1, 5, 0.1)
-    assert len(pool) == 1 and pool.end(1, 5, 0, 0.2) is not None and len(pool) == 0
+    assert len(pool) == 1
+    pool.end(1, 5, 0, 0.2)
+    assert len(pool) == 0
+
+
+@pytest.mark.parametrize(
+    ("away_s", "busy", "known"), [(2, False, True), (61, False, False), (61, True, True)]
+)
+def test_an_endpoint_that_returns_soon_or_has_requests_is_known(
+    away_s: float, busy: bool, known: bool
+):
+    pool = pool_of("a", "b")
+    before = pool.servers["a"]
+    place(pool, 1, 0.0, subset=frozenset({"a"}))
+    if not busy:
+        pool.end(1, 100, 0, 0.5)
+    pool.set_endpoints(["b"], 1.0)
+    assert list(pool.health(1.0)) == ["b"]
+    pool.set_endpoints(["a", "b"], 1.0 + away_s)
+    assert (pool.servers["a"] is before) is known
+    assert len(pool.servers["a"].flights) == busy
+
+
+def test_endpoints_that_left_are_bounded():
+    pool = pool_of("a")
+    first = pool.servers["a"]
+    for number in range(MAX_GONE + 1):
+        pool.set_endpoints([str(number)], 1.0)
+    pool.set_endpoints(["a", "0"], 1.0)
+    assert pool.servers["a"] is not first and len(pool._gone) <= MAX_GONE
 
 
 class Requests:
@@ -184,7 +275,7 @@ class Requests:
     def end(self, number: int) -> None:
         if self.alive:
             ended = self.alive.pop(number % len(self.alive))
-            assert self.pool.end(ended, number, 0, self.now) is not None
+            self.pool.end(ended, number, 0, self.now)
 
     def stream(self, number: int) -> None:
         for each in self.alive:
@@ -238,9 +329,9 @@ def test_cached_prefixes_are_bounded_and_keep_the_latest(prompts):
 
 def test_hashes_depend_on_everything_before_and_on_the_salt():
     text = bytes(range(256)) * 4
-    whole = hash_text(text, 16, 256, "m")
+    whole = prompt_hashes(text, 16, 256, "m")
     assert len(whole) == 3  # without the block of the last byte
-    assert hash_text(text[:600], 16, 256, "m") == whole[:2]
-    assert hash_text(text, 1, 256, "m") == whole[:1]
-    assert not set(hash_text(b"?" + text[1:], 16, 256, "m")) & set(whole)
-    assert not set(hash_text(text, 16, 256, "other")) & set(whole)
+    assert prompt_hashes(text[:600], 16, 256, "m") == whole[:2]
+    assert prompt_hashes(text, 1, 256, "m") == whole[:1]
+    assert not set(prompt_hashes(b"?" + text[1:], 16, 256, "m")) & set(whole)
+    assert not set(prompt_hashes(text, 16, 256, "other")) & set(whole)

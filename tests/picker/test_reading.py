@@ -41,6 +41,8 @@ def test_question_of_a_completion():
     assert (tokens.choices, tokens.max_tokens, tokens.streams) == (3, 0, False)
     several = question(prompt=["one", "two"], n=2)
     assert (several.prefix, several.choices) == (b"one", 4)
+    parts = [asked.whole_text, tokens.whole_text, several.whole_text]
+    assert parts == [True, False, False] and question(prompt=["one"]).whole_text
 
 
 def test_question_of_a_conversation_begins_like_that_of_its_next_turn():
@@ -52,9 +54,28 @@ def test_question_of_a_conversation_begins_like_that_of_its_next_turn():
     later = question(messages=[system, user, reply, again])
     assert (first.instruction, first.user_input, first.max_tokens) == ("Be brief.", "Hello", 9)
     assert later.prefix.startswith(first.prefix)
-    assert "Bye" in later.user_input
+    assert later.user_input == "Bye" and later.whole_text
     with_tools = question(messages=[system, user], tools=[{"type": "function"}])
     assert not with_tools.prefix.startswith(first.prefix[:4])
+
+
+def test_only_the_text_of_parts_counts_and_other_parts_tell_prompts_apart():
+    def asked(image: str) -> Question:
+        shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
+        text = {"type": "text", "text": "What is it?"}
+        return question(messages=[{"role": "user", "content": [text, shown]}])
+
+    first, other = asked("A" * 50_000), asked("B" * 50_000)
+    assert first.user_input == "What is it?" and not first.whole_text
+    assert len(first.prefix) == len("user\0What is it?\0") + 16
+    assert first == asked("A" * 50_000) and first.prefix != other.prefix
+    strings = question(messages=[{"role": "user", "content": ["a", "b"]}])
+    assert (strings.user_input, strings.whole_text) == ("ab", True)
+
+
+def test_names_are_bounded_and_have_bytes():
+    asked = question(model="m\ud800" + "x" * 999, cache_salt="\udfff", prompt="\ud800")
+    assert (asked.model[:3], len(asked.model), asked.salt) == ("m?x", 256, "?")
 
 
 @given(st.binary(max_size=60) | st.recursive(
@@ -96,14 +117,14 @@ CHAT = [delta("", role="assistant"), delta("a"), delta("b"), delta("", "stop")]
 @pytest.mark.parametrize("size", [1, 7, 1_000])
 def test_stream_is_counted_by_its_events_with_text(size: int):
     stream = b"".join(map(event, CHAT)) + b"data: [DONE]\n\n"
-    reads = StreamFollower()
+    reads = StreamFollower(1_000)
     for at in range(0, len(stream), size):
         reads.feed(stream[at : at + size])
     assert (reads.answer.tokens, reads.answer.reason) == (2, FinishReason.STOP)
 
 
 def test_stream_is_counted_by_its_usage_if_it_states_one():
-    reads = StreamFollower()
+    reads = StreamFollower(1_000)
     usage = {"choices": [], "usage": {"prompt_tokens": 11, "completion_tokens": 40}}
     for each in [*CHAT[:-1], delta("", "length"), usage]:
         reads.feed(event(each))
@@ -111,8 +132,27 @@ def test_stream_is_counted_by_its_usage_if_it_states_one():
     assert reads.answer.reason is FinishReason.LENGTH
 
 
+@pytest.mark.parametrize("wrong", [-1, 2**24, 2**40, True, 1.5, "9", None])
+def test_usage_that_is_no_number_of_tokens_is_ignored(wrong: object):
+    for usage, expected in (
+        ({"completion_tokens": wrong, "prompt_tokens": 3}, (2, 0)),
+        ({"completion_tokens": 2**24 - 1, "prompt_tokens": wrong}, (2**24 - 1, 0)),
+    ):
+        reads = StreamFollower(1_000)
+        for each in [*CHAT, {"choices": [], "usage": usage}]:
+            reads.feed(event(each))
+        assert (reads.answer.tokens, reads.answer.prompt_tokens) == expected
+
+
+def test_event_of_a_stream_is_kept_up_to_a_bound():
+    reads = StreamFollower(1_000)
+    reads.feed(b"data: " + b"x" * 2_000)
+    reads.feed(b"\n\n" + event(delta("a")))
+    assert reads.answer.tokens == 1
+
+
 def test_stream_that_is_not_understood_is_passed_over():
-    reads = StreamFollower()
+    reads = StreamFollower(1_000)
     for each in (b"data: {oops\n\n", event([1]), event({"choices": 3}), b": ping\n\n", b"\xff\n\n"):
         reads.feed(each)
     reads.feed(event(delta("a")))
@@ -161,9 +201,28 @@ def test_metrics_of_all_engines_add_up():
 
 
 @pytest.mark.parametrize(
+    ("running", "usage", "sentence"),
+    [("+Inf", "0", "not finite"), ("NaN", "0", "not finite"), ("1", "NaN", "not finite"),
+     ("1e9", "0", "count 1e.09 running and 0 waiting"), ("-1", "0", "count -1 running"),
+     ("65537", "0", "count 65537 running")],
+)  # fmt: skip
+def test_metrics_that_cannot_be_are_refused(running: str, usage: str, sentence: str):
+    text = f"vllm:num_requests_running {running}\nvllm:num_requests_waiting 0\n"
+    with pytest.raises(ValueError, match=sentence):
+        parse_metrics(f"{text}vllm:kv_cache_usage_perc {usage}\n".encode())
+
+
+def test_capacity_that_cannot_be_is_unknown():
+    blocks = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="%s"} 1\n' % (b"9" * 400)
+    plain = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n"
+    assert parse_metrics(plain + blocks) == Reading(1, 0)
+
+
+@pytest.mark.parametrize(
     ("address", "valid"),
     [("10.0.0.1:80", True), ("[::1]:8000", True), ("::1:8000", False), ("host:80", False),
-     ("10.0.0.1", False), ("10.0.0.1:0", False), ("10.0.0.1:70000", False), ("", False)],
+     ("10.0.0.1", False), ("10.0.0.1:0", False), ("10.0.0.1:70000", False), ("", False),
+     ("10.0.0.1:8²", False), ("10.0.0.1:٣", False), ("10.0.0.1:" + "9" * 5_000, False)],
 )  # fmt: skip
 def test_address_is_ip_and_port(address: str, valid: bool):
     assert is_address(address) is valid
@@ -184,6 +243,8 @@ def test_endpoints_are_listed_in_toml_or_json():
         ("{", ".json", "not valid JSON"),
         ("endpoints = 3", ".toml", "it needs a list"),
         ('["a:80"]', ".json", "'a:80' is not IP:PORT"),
+        ('["10.0.0.1:²"]', ".json", "'10.0.0.1:²' is not IP:PORT"),
+        ("[" * 100_000, ".json", "not valid JSON"),
         ("", ".yaml", "name it"),
     ],
 )

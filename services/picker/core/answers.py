@@ -10,6 +10,7 @@ from services.runtime.network.wire import EventReader, WireError
 
 EVENT_STREAM = "text/event-stream"
 DONE = b"[DONE]"
+MAX_TOKENS = 2**24  # of one request; a usage beyond is no count
 REASONS = {
     "stop": FinishReason.STOP,
     "tool_calls": FinishReason.STOP,
@@ -38,18 +39,19 @@ class AnswerFollower(Protocol):
 
 
 class StreamFollower:
-    """An answer as server-sent events."""
+    """An answer as server-sent events of at most `max_bytes` each."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.answer = Answer()
-        self._events = EventReader()
+        self._max_bytes = max_bytes
+        self._events = EventReader(max_bytes)
         self._counted = False  # by usage
 
     def feed(self, data: bytes) -> None:
         try:
             events = self._events.feed(data)
         except WireError:  # an event without an end: nothing more is read
-            self._events = EventReader()
+            self._events = EventReader(self._max_bytes)
             return
         for event in events:
             if event != DONE:
@@ -92,7 +94,7 @@ class BodyFollower:
 def follower(content_type: str, max_bytes: int) -> AnswerFollower:
     """The follower for a content type."""
     streams = content_type.partition(";")[0].strip().lower() == EVENT_STREAM
-    return StreamFollower() if streams else BodyFollower(max_bytes)
+    return StreamFollower(max_bytes) if streams else BodyFollower(max_bytes)
 
 
 def _parse(text: bytes) -> dict[str, Any]:
@@ -125,9 +127,14 @@ def _read_usage(content: dict[str, Any], answer: Answer) -> bool:
     usage = content.get("usage")
     if not isinstance(usage, dict):
         return False
-    tokens, prompt = usage.get("completion_tokens"), usage.get("prompt_tokens")
-    if not isinstance(tokens, int) or tokens < 0:
+    tokens, prompt = _count(usage.get("completion_tokens")), _count(usage.get("prompt_tokens"))
+    if tokens is None:
         return False
     answer.tokens = max(answer.tokens, tokens)
-    answer.prompt_tokens = prompt if isinstance(prompt, int) and prompt > 0 else 0
+    answer.prompt_tokens = prompt or 0
     return True
+
+
+def _count(value: object) -> int | None:
+    """A number of tokens; `True` is none."""
+    return value if type(value) is int and 0 <= value < MAX_TOKENS else None

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
+from math import isfinite
 from typing import Any
 from urllib.parse import urlencode
 
@@ -23,7 +24,13 @@ def is_address(text: str) -> bool:
         ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
     except ValueError:
         return False
-    return port.isdigit() and 0 < int(port) < 65_536 and (":" not in host or host[0] == "[")
+    return is_port(port) and (":" not in host or host[0] == "[")
+
+
+def is_port(text: str) -> bool:
+    """Whether `text` is a port from 1 to 65535."""
+    digits = text.isascii() and text.isdecimal() and len(text) <= 5
+    return digits and 0 < int(text) < 65_536
 
 
 PARSERS: Mapping[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": json.loads}
@@ -35,7 +42,7 @@ def parse_endpoints(text: str, suffix: str) -> tuple[str, ...]:
         raise EndpointsError(f"name it *.toml or *.json, not *{suffix}")
     try:
         content = PARSERS[suffix](text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EndpointsError(f"not valid {suffix[1:].upper()}: {error}") from None
     listed = content.get("endpoints") if isinstance(content, dict) else content
     if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
@@ -61,12 +68,14 @@ NAMES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", 
 SERIES = re.compile(rf"^vllm:({'|'.join(NAMES)})(?:\{{([^\n]*)\}})? (\S+)".encode(), re.MULTILINE)
 # Servers that use Prometheus' library, and foretoken, answer with these series alone.
 QUERY = urlencode([("name[]", f"vllm:{name}") for name in NAMES])
-LABEL = re.compile(rb'(block_size|num_gpu_blocks)="(\d+)"')
+LABEL = re.compile(rb'(block_size|num_gpu_blocks)="(\d{1,12})"')
+MAX_REQUESTS = 65_536  # of one server; more is no count of requests
 
 
 def parse_metrics(text: bytes) -> Reading:
     """Reads the model-server metrics that vLLM names and others copy. Counts and capacities of
-    several engines add up; the usage is their mean. Raises ValueError without the two counts."""
+    several engines add up; the usage is their mean. Raises ValueError without the two counts, and
+    for values that cannot be."""
     found: dict[bytes, list[float]] = {}
     kv_tokens = 0
     for name, labels, value in SERIES.findall(text):
@@ -77,10 +86,15 @@ def parse_metrics(text: bytes) -> Reading:
             found.setdefault(name, []).append(float(value))
     if b"num_requests_running" not in found or b"num_requests_waiting" not in found:
         raise ValueError("its metrics lack vllm:num_requests_running and vllm:num_requests_waiting")
+    if not all(isfinite(value) for values in found.values() for value in values):
+        raise ValueError("its metrics have values that are not finite")
+    running, waiting = sum(found[b"num_requests_running"]), sum(found[b"num_requests_waiting"])
+    if not (0 <= running <= MAX_REQUESTS and 0 <= waiting <= MAX_REQUESTS):
+        raise ValueError(f"its metrics count {running:g} running and {waiting:g} waiting requests")
     usages = found.get(b"kv_cache_usage_perc", [0.0])
     return Reading(
-        int(sum(found[b"num_requests_running"])),
-        int(sum(found[b"num_requests_waiting"])),
+        int(running),
+        int(waiting),
         min(1.0, max(0.0, sum(usages) / len(usages))),
         kv_tokens,
     )

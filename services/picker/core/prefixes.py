@@ -2,14 +2,6 @@
 
 from collections.abc import Sequence
 
-from services.runtime.prefix import prompt_hashes
-
-
-def hash_text(text: bytes, blocks: int, block_bytes: int, salt: str) -> list[int]:
-    """Hashes of the first full blocks of a text, each of everything up to its end; `block_bytes`
-    is a multiple of 4."""
-    return prompt_hashes(text, blocks, block_bytes, salt)
-
 
 class CachedPrefixes:
     """At most `kept` blocks, the least recently used forgotten first."""

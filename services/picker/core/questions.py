@@ -9,6 +9,7 @@ import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from math import inf
 from typing import Any
 
@@ -17,6 +18,8 @@ TTFT_HEADER, TPOT_HEADER = "x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms"
 READ_HEADERS = frozenset((OBJECTIVE_HEADER, TTFT_HEADER, TPOT_HEADER))
 MAX_HEADER_CHARS = 256  # of each of these
 MAX_CHOICES = 1_024  # counted of one request
+MAX_NAME_CHARS = 256  # of a model and a salt
+DIGEST_BYTES = 16
 SYSTEM_ROLES = frozenset(("system", "developer"))
 NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
 
@@ -28,7 +31,8 @@ class HeaderError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Question:
     """A request's body. `prefix` is the prompt as bytes that begin alike where prompts do;
-    `instruction` and `user_input` are its parts for a predictor. `max_tokens` 0: not stated."""
+    `instruction` and `user_input` are its parts for a predictor. `max_tokens` 0: not stated.
+    `whole_text`: the prefix is the text of all that its usage counts as prompt."""
 
     model: str = ""
     prefix: bytes = b""
@@ -39,6 +43,7 @@ class Question:
     choices: int = 1
     streams: bool = False
     salt: str = field(default="", repr=False)
+    whole_text: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,37 +101,63 @@ def read_question(body: bytes) -> Question:
 
 def _read_chat(messages: list[Any], tools: object, common: dict[str, Any]) -> Question:
     parts = [json.dumps(tools).encode()] if tools else []
-    instruction, user_input = "", ""
+    instruction, user_input, whole_text = "", "", True
     for message in messages:
         if not isinstance(message, dict):
             continue
         role, content = _text(message.get("role")), message.get("content")
-        text = content if isinstance(content, str) else json.dumps(content)
-        parts.append(f"{role}\0{text}\0".encode(errors="surrogatepass"))
+        text, others = _split_content(content)
+        whole_text = whole_text and not others
+        parts.append(f"{role}\0{text}\0".encode(errors="surrogatepass") + others)
         if role in SYSTEM_ROLES:
             instruction = instruction or text
         elif role == "user":
             user_input = text
     return Question(
-        prefix=b"".join(parts), instruction=instruction, user_input=user_input, **common
+        prefix=b"".join(parts),
+        instruction=instruction,
+        user_input=user_input,
+        whole_text=whole_text,
+        **common,
     )
+
+
+def _split_content(content: object) -> tuple[str, bytes]:
+    """A message's text, and a digest of its other parts: their bytes say nothing about their
+    tokens. The digest is empty without such parts."""
+    if isinstance(content, str):
+        return content, b""
+    texts, others = [], []
+    for part in content if isinstance(content, list) else ():
+        text = part.get("text") if isinstance(part, dict) else part
+        if isinstance(text, str):
+            texts.append(text)
+        else:
+            others.append(part)
+    encoded = json.dumps(others).encode() if others else b""
+    return "".join(texts), encoded and blake2b(encoded, digest_size=DIGEST_BYTES).digest()
 
 
 def _read_prompt(prompt: object, common: dict[str, Any]) -> Question:
     """Of several prompts the first one, with as many choices more."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
-        common = {**common, "choices": min(MAX_CHOICES, common["choices"] * len(prompt))}
+        common["choices"] = min(MAX_CHOICES, common["choices"] * len(prompt))
+        common["whole_text"] = len(prompt) == 1
         prompt = prompt[0]
     if isinstance(prompt, str):
         encoded = prompt.encode(errors="surrogatepass")
         return Question(prefix=encoded, user_input=prompt, **common)
     if isinstance(prompt, list) and all(type(t) is int and 0 <= t < 2**32 for t in prompt):
+        common["whole_text"] = False
         return Question(prefix=array("I", prompt).tobytes(), prompt_tokens=len(prompt), **common)
     return Question(**common)
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    """The start of a name, without lone surrogates: they have no bytes."""
+    if not isinstance(value, str):
+        return ""
+    return value[:MAX_NAME_CHARS].encode(errors="replace").decode()
 
 
 def _count(value: object) -> int:

@@ -1,5 +1,6 @@
 """One model server as the picker knows it: requests in flight, metrics, speeds, prefixes. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
@@ -30,21 +31,22 @@ class Health(StrEnum):
 @dataclass(slots=True)
 class Flight:
     """A request between its placement and its end. `tokens` of its answer have passed, of all
-    `choices`; `new_tokens` of its prompt are probably not cached."""
+    `choices`; `new_tokens` of its prompt are probably not cached at its server."""
 
     number: int
-    address: str
     forecast: Forecast
     max_tokens: int
     choices: int
     prompt_tokens: float
-    new_tokens: float
     prompt_bytes: int
-    ahead_tokens: float  # with its own: prompt tokens to prefill before its first token
+    hashes: Sequence[int]  # of its prompt's blocks
     streams: bool  # its answer passes as it is made
     waits: bool  # for room or for others, as far as was known at its placement
-    started_s: float
-    area: float  # of its server when it started, then when its first token came
+    started_s: float = 0.0
+    new_tokens: float = 0.0
+    ahead_tokens: float = 0.0  # with its own: prompt tokens to prefill before its first token
+    prefilled: bool = False  # seen by its first token, or by the time since it started
+    area: float = 0.0  # of its server when it started, then when its first token came
     tokens: int = 0
     first_s: float = inf
     last_s: float = inf
@@ -103,10 +105,19 @@ class ServerState:
 
     # Requests
 
-    def start(self, flight: Flight, now: float) -> None:
+    def start(self, flight: Flight, cached_tokens: float, now: float) -> None:
+        """It begins here, with so many tokens of its prompt probably cached."""
         self._advance(now)
-        flight.area = self._area
+        flight.started_s, flight.area, flight.prefilled = now, self._area, flight.tokens > 0
+        flight.new_tokens = max(0.0, flight.prompt_tokens - cached_tokens)
+        flight.ahead_tokens = self.ahead_tokens() + flight.new_tokens
         self.flights[flight.number] = flight
+        self.prefixes.use(flight.hashes)
+
+    def leave(self, flight: Flight, now: float) -> None:
+        """It has ended, or is served elsewhere."""
+        self._advance(now)
+        del self.flights[flight.number]
 
     def on_tokens(self, flight: Flight, tokens: int, now: float) -> None:
         """`tokens` of its answer have passed in all."""
@@ -114,7 +125,7 @@ class ServerState:
             return
         if flight.first_s == inf:
             self._advance(now)
-            flight.first_s, flight.area = now, self._area
+            flight.first_s, flight.area, flight.prefilled = now, self._area, True
             if not flight.waits:
                 self.prefill.add(flight.ahead_tokens, now - flight.started_s)
         flight.tokens, flight.last_s = tokens, now
@@ -122,8 +133,7 @@ class ServerState:
 
     def end(self, flight: Flight, tokens: int, now: float) -> None:
         """It has ended with `tokens` in all, or broke off with 0. Learns how long a token takes."""
-        self._advance(now)
-        del self.flights[flight.number]
+        self.leave(flight, now)
         if tokens < MIN_TOKENS:
             return
         streamed = flight.tokens >= MIN_TOKENS and flight.last_s > flight.first_s
@@ -137,25 +147,28 @@ class ServerState:
         weight = min(1.0, tokens / FULL_WEIGHT_TOKENS)
         self.steps.add(beside, took_s / (tokens - streamed), weight)
 
-    def guess_progress(self, steps: Line, now: float) -> None:
-        """Answers that are not streamed show no progress: expects them to have made tokens since
-        their prefill."""
-        step_s = steps.at(len(self.flights))
-        for flight in self.flights.values():
-            if not flight.streams and flight.tokens == 0 and step_s > 0:
-                since_s = (
-                    now - flight.started_s - self.prefill.line(PREFILL).at(flight.ahead_tokens)
-                )
-                made = flight.choices * flight.forecast.mean_remaining(
-                    max(0, int(since_s / step_s)), flight.max_tokens
-                )
-                flight.remaining = min(flight.remaining, made)
+    def guess_progress(self, steps: Line, prefill: Line, now: float) -> None:
+        """Answers without tokens so far show no progress: expects their prefill to take its usual
+        time, and those that are not streamed to have made tokens since. `steps` and `prefill` are
+        for a server without samples."""
+        silent = [flight for flight in self.flights.values() if not flight.tokens]
+        if not silent:
+            return
+        step_s = self.steps.line(steps).at(len(self.flights))
+        prefill = self.prefill.line(prefill)
+        for flight in silent:
+            since_s = now - flight.started_s - prefill.at(flight.ahead_tokens)
+            flight.prefilled = flight.prefilled or since_s > 0
+            if not flight.streams and since_s > 0 and step_s > 0:
+                made = int(since_s / step_s)
+                each = flight.forecast.mean_remaining(made, flight.max_tokens)
+                flight.remaining = min(flight.remaining, flight.choices * each)
 
     # Placement
 
     def ahead_tokens(self) -> float:
-        """Prompt tokens of requests without a first token."""
-        return sum(f.new_tokens for f in self.flights.values() if f.first_s == inf)
+        """Prompt tokens that are probably not prefilled."""
+        return sum(f.new_tokens for f in self.flights.values() if not f.prefilled)
 
     def load(self, steps: Line, prefill: Line, cached_tokens: float, current: bool) -> Load:
         """`steps` and `prefill` are for a server without samples. `current`: its metrics are."""

@@ -4,11 +4,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 
 from services.picker.core.endpoints import QUERY, Reading, parse_metrics
 from services.picker.metrics import FAILED, LATE, READ
 from services.runtime.network.backoff import Backoff
+from services.runtime.network.delivery import describe
 from services.runtime.network.wire import AnswerReader, WireError
 
 log = logging.getLogger(__name__)
@@ -142,14 +142,8 @@ class Scraper:
         except (OSError, EOFError, ScrapeError, WireError, ValueError) as error:
             connection.close()
             self._count(FAILED)
-            self._on_failure(address, problem := _describe(error))
+            self._on_failure(address, problem := describe(error))
             return problem
         self._count(READ)
         self._on_reading(address, reading, asked_s)
         return ""
-
-
-def _describe(error: Exception) -> str:
-    with suppress(AttributeError):
-        return str(error.strerror or error)  # type: ignore[attr-defined] # of an OSError
-    return str(error)

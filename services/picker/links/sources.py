@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from services.picker.config import PickerConfig
 from services.picker.core.endpoints import EndpointsError, parse_endpoints
 from services.runtime.config import ConfigError
 from services.runtime.network.channel import host_port
+from services.runtime.network.delivery import describe
 
 log = logging.getLogger(__name__)
 
@@ -37,23 +38,31 @@ class EndpointSources:
                 self._read_file()
             except (OSError, EndpointsError) as error:
                 raise ConfigError(
-                    f"picker.endpoints_file: {config.endpoints_file}: {_describe(error)}"
+                    f"picker.endpoints_file: {config.endpoints_file}: {describe(error)}"
                 ) from None
         self._publish()
 
     async def run(self) -> None:
-        """Looks at the file and at DNS until cancelled."""
-        while True:
+        """Looks at the file and at DNS until cancelled; a slow one does not delay the other."""
+        async with asyncio.TaskGroup() as tasks:
             if self._config.endpoints_file:
-                try:
-                    self._read_file()
-                    self._report("file", "")
-                except (OSError, EndpointsError) as error:
-                    self._report("file", _describe(error))
+                tasks.create_task(self._repeat("file", self._look_at_file))
             if self._config.dns:
-                await self._resolve()
+                tasks.create_task(self._repeat("dns", self._resolve))
+
+    async def _repeat(self, source: str, look: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await look()
+                self._report(source, "", "read again")
+            # A name that IDNA cannot encode gives a UnicodeError.
+            except (OSError, UnicodeError, EndpointsError) as error:
+                self._report(source, f"{describe(error)}; the earlier ones stay")
             self._publish()
             await asyncio.sleep(self._config.source_interval_s)
+
+    async def _look_at_file(self) -> None:
+        self._read_file()
 
     def _read_file(self) -> None:
         """A few lines, read on the event loop only when they changed."""
@@ -66,30 +75,20 @@ class EndpointSources:
 
     async def _resolve(self) -> None:
         host, _, port = self._config.dns.rpartition(":")
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(
-                host, int(port), type=socket.SOCK_STREAM
-            )
-        except OSError as error:
-            self._report("dns", _describe(error))
-            return
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, int(port), type=socket.SOCK_STREAM
+        )
         self._from_dns = tuple(sorted({host_port(str(each[4][0]), port) for each in found}))
-        self._report("dns", "")
 
     def _publish(self) -> None:
         every = dict.fromkeys((*self._config.endpoints, *self._from_file, *self._from_dns))
         most = self._config.max_endpoints
-        if len(every) > most:
-            self._report("pool", f"{len(every)} endpoints, the first {most} are used")
+        cut = f"{len(every)} endpoints, the first {most} are used (picker.max_endpoints)"
+        self._report("pool", cut if len(every) > most else "", "all are used")
         self._apply(list(every)[:most])
 
-    def _report(self, source: str, problem: str) -> None:
-        if problem and problem != self._problems.get(source):
-            log.warning("endpoints (%s): %s; the earlier ones stay", source, problem)
-        elif not problem and self._problems.get(source):
-            log.warning("endpoints (%s): read again", source)
+    def _report(self, source: str, problem: str, solved: str = "") -> None:
+        """Logs a new problem, and `solved` when there is none any more."""
+        if problem != self._problems.get(source, ""):
+            log.warning("endpoints (%s): %s", source, problem or solved)
         self._problems[source] = problem
-
-
-def _describe(error: Exception) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

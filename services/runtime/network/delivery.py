@@ -36,7 +36,7 @@ def describe(error: Exception) -> str:
     if isinstance(error, aio.AioRpcError):
         code: grpc.StatusCode = error.code()
         return f"{code.name}: {error.details()}"
-    return str(error)
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 class Backlog(Generic[T]):

@@ -115,9 +115,10 @@ class AnswerReader:
 
 
 class EventReader:
-    """Parses server-sent events. Raises WireError for an event that is too long."""
+    """Parses server-sent events. Raises WireError for an event of over `max_bytes`."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -127,7 +128,7 @@ class EventReader:
             held = b"\r" if text.endswith(b"\r") else b""  # the line feed may follow
             text = text[: len(text) - len(held)].replace(b"\r\n", b"\n") + held
         *events, self._rest = text.split(b"\n\n")
-        if len(self._rest) > MAX_EVENT_BYTES:
+        if len(self._rest) > self._max_bytes:
             raise WireError("an event of the stream is too long")
         return [found for event in events if (found := _parse_data(event)) is not None]
 
