@@ -26,8 +26,11 @@ STOP_ORDER = (("gateway",), ("worker",), ("scheduler",), ADVISERS)
 async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
     """Serves until a signal. Raises Interrupted if it arrives before the system is ready."""
     overrides = sections(options)
-    for kind in (GatewayConfig, EstimatorConfig, ENGINES[options.engine].config):
+    for kind in (GatewayConfig, EstimatorConfig):
         load(kind, overrides[kind.section])  # report a mistake before anything starts
+    worker = load(ENGINES[options.engine].config, overrides["worker"])
+    if options.emulate:
+        worker = worker.model_copy(update={"device": "cpu"})  # a GPU would be reserved in vain
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="foretoken-"))
         host = overrides["gateway"]["host"]
@@ -37,7 +40,7 @@ async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
         progress = stack.enter_context(closing(StartProgress()))
         end_start = await stack.enter_async_context(interruptible_start(lifecycle))
         reserve = CLUSTERS[options.cluster]
-        places = await stack.enter_async_context(reserve(overrides["worker"], options.workers))
+        places = await stack.enter_async_context(reserve(worker, options.workers))
         overrides["scheduler"] = places.scheduler | overrides["scheduler"]
         shape = Shape.SEPARATE if options.separate else Shape.SHARED
         gateways = max(1, options.gateways)

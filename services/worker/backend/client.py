@@ -87,7 +87,7 @@ class BackendClient:
         async with self._opened("GET", path, timeout=self._short) as response:
             return (await _read(response)).decode(errors="replace")
 
-    async def events(self, body: Mapping[str, Any]) -> AsyncGenerator[list[bytes]]:
+    async def events(self, body: Mapping[str, Any]) -> AsyncGenerator[list[bytes], None]:
         """The events of an answer as they arrive, those of one chunk together. Closing the iterator
         ends the request. Raises Refused, Denied, Busy or Lost."""
         reader = EventReader()

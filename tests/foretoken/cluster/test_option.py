@@ -5,10 +5,7 @@ import pytest
 from foretoken.commands import serve
 from foretoken.commands.usage import UsageError
 from foretoken.running.cluster.places import CLUSTERS
-
-
-def test_names_are_those_that_have_places():
-    assert {"", *serve.CLUSTERS} == set(CLUSTERS)
+from services.worker.config import WorkerConfig
 
 
 def test_unknown_name_is_one_sentence():
@@ -21,6 +18,11 @@ def test_cluster_needs_a_gateway_process():
         serve.serve(cluster="ray", gateways=0)
 
 
+def test_other_servers_need_no_cluster():
+    with pytest.raises(UsageError, match=r"^leave out --cluster with --engine openai: other serv"):
+        serve.serve(cluster="ray", gateways=1, engine="openai", backend=["http://127.0.0.1:9"])
+
+
 async def test_workers_are_here_without_a_cluster():
-    async with CLUSTERS[""]({}, 2) as places:
+    async with CLUSTERS[""](WorkerConfig(), 2) as places:
         assert (list(places.workers), places.scheduler) == ([], {})
