@@ -6,7 +6,11 @@ from typing import Annotated
 import typer
 
 from foretoken.client.address import API_KEY_VARIABLE
-from foretoken.commands.engine_arguments import BACKEND_KEY_VARIABLE, count_workers
+from foretoken.commands.engine_arguments import (
+    BACKEND_KEY_VARIABLE,
+    check_cluster,
+    count_workers,
+)
 from foretoken.commands.options import option_maker
 from foretoken.commands.usage import UsageError, check_log_level
 
@@ -18,7 +22,6 @@ emulation_option = option_maker("Emulation")
 address_option = option_maker("Addresses")
 request_option = option_maker("Clients and requests")
 process_option = option_maker("Processes and settings")
-CLUSTERS = ("ray",)
 
 
 def serve(
@@ -188,13 +191,12 @@ def serve(
         raise UsageError(f"--chat-template: the file does not exist (got {chat_template!r})")
     if emulate_lengths and not emulate:
         raise UsageError("--emulate-lengths needs --emulate HARDWARE, such as h100-llama3-8b")
-    if cluster and cluster not in CLUSTERS:
-        raise UsageError(f"--cluster takes {', '.join(CLUSTERS)}; got {cluster!r}")
+    check_cluster(cluster, engine)
     for option, given in (("--separate", separate), ("--cluster", cluster)):
         if given and gateways == 0:
             raise UsageError(f"{option} needs a gateway process: give --gateways 1 or more")
     backends = backend or []
-    workers = count_workers(engine, backends, workers, emulate)
+    workers = count_workers(engine, backends, backend_key, workers, emulate)
     from foretoken.running.engines import ENGINES
     from foretoken.running.model import locate, require_servable
     from foretoken.running.options import ServeOptions, default_gateways, demo_model

@@ -86,6 +86,7 @@ def sections(options: ServeOptions) -> Sections:
     """
     model = options.model or demo_model()
     given = parse_sets(options.sets, [*SECTIONS, "preset"])
+    _require_read(given, options.engine)
     level = _if_set("log_level", options.log_level.upper() or None)
     short: dict[str, Mapping[str, str]] = {
         "gateway": {
@@ -140,6 +141,17 @@ def sections(options: ServeOptions) -> Sections:
 
         return emulated_sections(options.emulate, options.emulate_lengths, overrides)
     return overrides
+
+
+def _require_read(given: Mapping[str, Mapping[str, str]], engine: str) -> None:
+    """Raises ConfigError for a given setting of a section that only other engines read."""
+    for other, kind in ENGINES.items():
+        for section in kind.sections:
+            if given[section] and section not in ENGINES[engine].sections:
+                raise ConfigError(
+                    f"{section}.{min(given[section])} needs --engine {other} (got --engine "
+                    f"{engine})"
+                )
 
 
 def _rests_in_int8(overrides: Sections) -> bool:

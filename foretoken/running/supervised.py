@@ -9,7 +9,7 @@ from foretoken.running.cluster.places import CLUSTERS
 from foretoken.running.console import status
 from foretoken.running.console.progress import StartProgress
 from foretoken.running.engines import ENGINES
-from foretoken.running.options import ServeOptions, sections
+from foretoken.running.options import Sections, ServeOptions, sections
 from foretoken.running.ports import HeldPort
 from foretoken.running.shutdown import interruptible_start
 from foretoken.running.topology import ADVISERS, Shape, arrange
@@ -19,15 +19,24 @@ from services.runtime.config import load
 from services.runtime.network.channel import connect, host_port
 from services.runtime.server import Lifecycle
 from services.runtime.tasks import background
+from services.worker.config import WorkerConfig
 
 STOP_ORDER = (("gateway",), ("worker",), ("scheduler",), ADVISERS)
+
+
+def worker_to_place(options: ServeOptions, overrides: Sections) -> WorkerConfig:
+    """The settings that say what a worker needs of its place. An emulated one computes on no GPU.
+    Raises ConfigError."""
+    worker = load(ENGINES[options.engine].config, overrides["worker"])
+    return worker.model_copy(update={"device": "cpu"}) if options.emulate else worker
 
 
 async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
     """Serves until a signal. Raises Interrupted if it arrives before the system is ready."""
     overrides = sections(options)
-    for kind in (GatewayConfig, EstimatorConfig, ENGINES[options.engine].config):
+    for kind in (GatewayConfig, EstimatorConfig):
         load(kind, overrides[kind.section])  # report a mistake before anything starts
+    worker = worker_to_place(options, overrides)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="foretoken-"))
         host = overrides["gateway"]["host"]
@@ -37,7 +46,7 @@ async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
         progress = stack.enter_context(closing(StartProgress()))
         end_start = await stack.enter_async_context(interruptible_start(lifecycle))
         reserve = CLUSTERS[options.cluster]
-        places = await stack.enter_async_context(reserve(overrides["worker"], options.workers))
+        places = await stack.enter_async_context(reserve(worker, options.workers))
         overrides["scheduler"] = places.scheduler | overrides["scheduler"]
         shape = Shape.SEPARATE if options.separate else Shape.SHARED
         gateways = max(1, options.gateways)

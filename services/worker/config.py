@@ -2,7 +2,7 @@
 
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -92,6 +92,12 @@ class EngineConfig(BaseModel):
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
             raise ValueError("Input should be 'auto', 'cpu', 'cuda', or 'cuda:' and a number")
         return device
+
+
+def find_unused(config: EngineConfig, used: Set[str]) -> list[str]:
+    """The given settings of an engine that one with only the settings `used` does not have, in
+    alphabetical order."""
+    return sorted(config.model_fields_set & (EngineConfig.model_fields.keys() - used))
 
 
 class WorkerConfig(ServedSettings, EngineConfig):

@@ -8,7 +8,7 @@ import pytest
 from foretoken.running.options import ServeOptions, demo_model, secrets, sections
 from foretoken.running.topology import Shape, arrange
 from gateway.config import GatewayConfig
-from services.runtime.config import check_environment, load
+from services.runtime.config import ConfigError, check_environment, load
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
 from services.worker.emulation.config import EmulationConfig
@@ -47,6 +47,23 @@ def test_engines_that_lose_paused_kv_have_their_own_default_policy(
     assert policy("fcfs") == "fcfs"
     monkeypatch.setenv("FORETOKEN_POLICY", "alise")
     assert policy() == "alise"
+
+
+@pytest.mark.parametrize(
+    ("engine", "setting", "needed"),
+    [
+        ("vllm", "emulation.sigma", "foretoken"),
+        ("openai", "emulation.sigma", "foretoken"),
+        ("foretoken", "backend.poll_s", "openai"),
+        ("vllm", "backend.poll_s", "openai"),
+    ],
+)
+def test_settings_that_only_other_engines_read_are_refused(
+    engine: str, setting: str, needed: str
+) -> None:
+    sentence = f"^{setting} needs --engine {needed} [(]got --engine {engine}[)]$"
+    with pytest.raises(ConfigError, match=sentence):
+        sections(ServeOptions(engine=engine, sets=[f"{setting}=1"]))
 
 
 def test_default_policy_is_left_to_the_scheduler() -> None:

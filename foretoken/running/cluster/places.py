@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from foretoken.running.children.processes import Launch, start
 from services.runtime.config import ConfigError
+from services.worker.config import WorkerConfig
 
 WorkerSettings = Mapping[str, str]
 
@@ -20,15 +21,15 @@ class Places:
     scheduler: dict[str, str] = field(default_factory=dict)
 
 
-Reserve = Callable[[WorkerSettings, int], AbstractAsyncContextManager[Places]]
+Reserve = Callable[[WorkerConfig, int], AbstractAsyncContextManager[Places]]
 
 
 @asynccontextmanager
-async def _here(worker: WorkerSettings, workers: int) -> AsyncIterator[Places]:
+async def _here(worker: WorkerConfig, workers: int) -> AsyncIterator[Places]:
     yield Places()
 
 
-def _on_ray(worker: WorkerSettings, workers: int) -> AbstractAsyncContextManager[Places]:
+def _on_ray(worker: WorkerConfig, workers: int) -> AbstractAsyncContextManager[Places]:
     try:
         from foretoken.running.cluster.ray_places import reserve
     except ModuleNotFoundError as error:

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -20,11 +20,11 @@ from ray.util import get_node_ip_address, placement_group, remove_placement_grou
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from foretoken.running.children.processes import Child, Exit, Messages, OnStage
-from foretoken.running.cluster.places import Places, WorkerSettings
+from foretoken.running.cluster.places import Places
 from foretoken.running.cluster.ray_host import WorkerHost
 from foretoken.running.ports import free_port
 from foretoken.running.shutdown import run_in_daemon_thread
-from services.runtime.config import COMMON, ENV_PREFIX, ConfigError, load
+from services.runtime.config import COMMON, ENV_PREFIX, ConfigError
 from services.runtime.network.channel import host_port
 from services.runtime.server import Lifecycle
 from services.runtime.tasks import run_to_completion
@@ -33,14 +33,13 @@ from services.worker.config import WorkerConfig
 CONNECTED_S = 30.0
 RESERVED_S = 60.0  # for free resources, and for nodes that are starting
 KILLED_S = 2.0  # for the answer of a node to a kill
-SECTIONS = ("worker", "emulation", "backend", *COMMON)  # that a worker reads
-LOST = Exit(-signal.SIGKILL, "its node or its actor is lost")
+SECTIONS = ("worker", "emulation", *COMMON)  # that a worker reads
 
 Resources = Mapping[str, float]
 
 
 @asynccontextmanager
-async def reserve(worker: WorkerSettings, workers: int) -> AsyncIterator[Places]:
+async def reserve(worker: WorkerConfig, workers: int) -> AsyncIterator[Places]:
     """Places for the workers while the block runs, on the cluster that this machine is a node of,
     or that RAY_ADDRESS names. Raises ConfigError if there is none, or none with free resources."""
     # In a thread, because Ray would replace the main thread's handler of SIGTERM, and tries an
@@ -51,7 +50,7 @@ async def reserve(worker: WorkerSettings, workers: int) -> AsyncIterator[Places]
     except TimeoutError:
         raise ConfigError(_no_cluster(f"no answer within {CONNECTED_S:g} s")) from None
     try:
-        resources = _resources_of_one(load(WorkerConfig, worker))
+        resources = _resources_of_one(worker)
         group = placement_group([dict(resources)] * workers, strategy="SPREAD")
         try:
             if not await asyncio.to_thread(group.wait, RESERVED_S):
@@ -142,7 +141,8 @@ class _RemoteHost(WorkerHost):
 class RemoteProcess:
     """A worker's process on a node of the cluster."""
 
-    def __init__(self, child: Child, host: Any, on_stage: OnStage):
+    def __init__(self, child: Child, host: Any, started: Awaitable[None], on_stage: OnStage):
+        self._started = started
         self._host, self._messages = host, Messages(child, on_stage)
         self._reading = asyncio.create_task(self._read())
 
@@ -157,19 +157,33 @@ class RemoteProcess:
                 with suppress(RayError, TimeoutError):
                     await asyncio.wait_for(self._host.kill.remote(), KILLED_S)
         self._reading.cancel()
-        ray.kill(self._host)
+        await asyncio.to_thread(_kill, self._host)
 
     async def _ended(self) -> None:
         await asyncio.wait({self._reading})
 
     async def _read(self) -> Exit:
         try:
+            await self._started
             while lines := await self._host.read.remote():
                 for line in lines:
                     self._messages.take(line)
             return Exit(await self._host.status.remote(), self._messages.reason)
-        except RayActorError:
-            return LOST
+        except RayError as error:
+            return Exit(-signal.SIGKILL, _reason(error))
+
+
+def _reason(error: RayError) -> str:
+    """Why a worker is given up; of a remote traceback its last line."""
+    if isinstance(error, RayActorError):
+        return "its node or its actor is lost"
+    return f"Ray: {(str(error).strip() or type(error).__name__).splitlines()[-1]}"
+
+
+def _kill(host: Any) -> None:
+    """Ends an actor; one that is gone already, or that nothing reaches, stays as it is."""
+    with suppress(RayError):
+        ray.kill(host)
 
 
 async def _launch(
@@ -186,10 +200,9 @@ async def _launch(
     host: Any = ray.remote(_RemoteHost).options(**bundles[child.name]).remote()
     started = host.start.remote(child.module, child.overrides, environment)
     try:
-        await started
-    except RayActorError:
-        pass  # the process reports it as its exit
+        with suppress(RayError):  # the process reports it as its exit
+            await started
     except BaseException:
-        await run_to_completion(asyncio.to_thread(ray.kill, host))
+        await run_to_completion(asyncio.to_thread(_kill, host))
         raise
-    return RemoteProcess(child, host, on_stage)
+    return RemoteProcess(child, host, started, on_stage)

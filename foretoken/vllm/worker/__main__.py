@@ -1,13 +1,12 @@
 """`python -m foretoken.vllm.worker`: config → vLLM's engine → serve."""
 
 import os
-from functools import partial
 
 from prometheus_client import CollectorRegistry
 
 from foretoken.vllm.worker.config import VllmWorkerConfig, environment
 from observability.tracing import OFF, Tracing
-from services.runtime.main import Build, Sets, Unit, run_process
+from services.runtime.main import Unit, run_service
 from services.runtime.process_limits import cores
 from services.runtime.startup import Laps, importing, stage_reporter
 
@@ -17,14 +16,6 @@ FOLLOWING = {
     "model": "measuring steps",
     "profile": "attaching to the scheduler",
 }
-EMULATION = "emulation"  # a section that the command gives to each worker
-
-
-def prepare(config: VllmWorkerConfig, sets: Sets) -> Build:
-    """Raises ValueError for settings of an emulated engine."""
-    if sets[EMULATION]:
-        raise ValueError("vLLM's engine computes: leave the section emulation out")
-    return partial(build, config)
 
 
 def build(config: VllmWorkerConfig, registry: CollectorRegistry, tracing: Tracing = OFF) -> Unit:
@@ -40,4 +31,4 @@ def build(config: VllmWorkerConfig, registry: CollectorRegistry, tracing: Tracin
 
 
 if __name__ == "__main__":
-    run_process(VllmWorkerConfig, [EMULATION], prepare)
+    run_service(VllmWorkerConfig, build)

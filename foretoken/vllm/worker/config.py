@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from services.worker.config import EngineConfig, WorkerConfig
+from services.worker.config import WorkerConfig, find_unused
 
 # Keys of section `worker` that vLLM's engine has, too. `swap_dtype` is ignored: nothing is swapped.
 USED = frozenset(
@@ -26,13 +26,10 @@ USED = frozenset(
         "gpu_memory_utilization",
         "report_every_steps",
         "swap_dtype",
-        "host_gib",
-        "quantization",
-        "kv_dtype",
     }
 )
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# Values that mean what vLLM does anyway.
+# Values of other keys that mean what vLLM does anyway.
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "host_gib": (None, 0.0),
     "quantization": ("none",),
@@ -59,12 +56,10 @@ class VllmWorkerConfig(WorkerConfig):
 
     @model_validator(mode="after")
     def _means_something(self) -> "VllmWorkerConfig":
-        given = self.model_fields_set & EngineConfig.model_fields.keys()
-        for key in sorted(given):
-            known = key in USED and getattr(self, key) in NEUTRAL.get(key, (getattr(self, key),))
-            if not known:
-                instead = f": {INSTEAD[key]}" if key in INSTEAD else ""
-                raise ValueError(f"{key} has no effect with vLLM's engine{instead}; leave it out")
+        neutral = {key for key, values in NEUTRAL.items() if getattr(self, key) in values}
+        for key in find_unused(self, USED | neutral):
+            instead = f": {INSTEAD[key]}" if key in INSTEAD else ""
+            raise ValueError(f"{key} has no effect with vLLM's engine{instead}; leave it out")
         return self
 
 

@@ -69,8 +69,9 @@ def _read_metrics(make: Instruments, requests: BackendRequests) -> None:
     """The metrics of a worker that do not depend on steps."""
 
     def blocks() -> Mapping[str, float]:
-        free = requests.held.pool.free_blocks
-        return {"held": requests.limits.kv_blocks - free, "free": free}
+        blocks = requests.limits.kv_blocks
+        held = min(blocks, requests.used_blocks)
+        return {"held": held, "free": blocks - held}
 
     make.reading(catalogue.RUNNING, lambda: len(requests.running))
     make.reading(catalogue.USAGE, lambda: blocks()["held"] / requests.limits.kv_blocks)

@@ -38,6 +38,17 @@ class BackendAnswer:
             return self._close(arrivals, event.reason)
         return arrivals
 
+    def read_all(self, events: Iterable[bytes]) -> tuple[list[Arrival], str]:
+        """The tokens of events up to the first one for which `read` raises, and its sentence;
+        empty if there is none."""
+        arrivals: list[Arrival] = []
+        try:
+            for data in events:
+                arrivals += self.read(data)
+        except ValueError as error:
+            return arrivals, str(error)
+        return arrivals, ""
+
     def _arrivals(self, event: Event) -> list[Arrival]:
         if self._retokenizer is not None:
             return _as_arrivals(self._retokenizer.feed(event.text))

@@ -81,7 +81,6 @@ class BackendBody:
         self._fresh: list[NewToken] = []  # of this turn of the loop
         self._attached = False
         self._reported_window = 0
-        self._was_drained = True
         self._streams: set[str] = set()  # open streams of gateways
         self._since_s = time.monotonic()
 
@@ -123,7 +122,7 @@ class BackendBody:
             await changed.wait()
 
     async def _tick(self) -> None:
-        """Measures and reports at intervals."""
+        """Measures and reports at intervals, also that nothing runs."""
         expire_s = 0.0
         while True:
             await asyncio.sleep(INTERVAL_S)
@@ -135,6 +134,8 @@ class BackendBody:
                 expire_s = now + EXPIRE_S
                 self._requests.expire(now)
             self._carry_out()
+            if self._requests.is_drained(now):
+                self._post(lambda: self._listener.on_drained())
 
     def _carry_out(self) -> None:
         """Lets requests begin and cease to run at the server, and reports what happened."""
@@ -149,9 +150,6 @@ class BackendBody:
         if self._attached and (report := self._requests.report(self._window.size)):
             self._reported_window = self._window.size
             self._post(lambda: self._listener.on_report(report))
-        drained, self._was_drained = self._was_drained, self._is_drained()
-        if self._was_drained and not drained:
-            self._post(lambda: self._listener.on_drained())
 
     def _flush(self) -> None:
         """Sends the tokens of this turn of the loop."""
@@ -164,7 +162,7 @@ class BackendBody:
     def _handle(self, command: Command) -> None:
         match command:
             case QueryDrained(answer):
-                drained = self._is_drained()
+                drained = self._requests.is_drained(time.monotonic())
                 self._post(lambda: answer(drained))
             case AddPrompt() | RefuseRequest() | OpenStream() | CloseStream():
                 self._handle_gateway(command)
@@ -205,10 +203,6 @@ class BackendBody:
                 requests.return_reports(reports)
             case Reset():
                 requests.restart(requests.limits)
-
-    def _is_drained(self) -> bool:
-        """Whether no request runs, or was admitted before its prompt arrived."""
-        return not (self._requests.running or self._requests.pending.admissions)
 
     # The server
 

@@ -1,8 +1,10 @@
 """BackendCalls: the requests that run at a server, one task each."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence as Seq
+from contextlib import aclosing
 from typing import Protocol
 
 from tokenizers import Tokenizer
@@ -14,6 +16,8 @@ from services.worker.backend.dialect import encode_request, find_refusal
 from services.worker.backend.discovery import Backend
 from services.worker.backend.requests import Arrival
 from services.worker.requests.types.sequence import Sequence
+
+log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1  # after a failure; doubled by each further one
 REST_S = 1.0  # for what follows an answer
@@ -90,6 +94,11 @@ class BackendCalls:
             if self._is_mine(request_id):
                 self._back_off()
                 outcomes.on_lost(request_id, str(error))
+        except Exception as error:  # whatever a server sends concerns its request alone
+            log.exception("an answer of the backend cannot be read")
+            if self._is_mine(request_id):
+                self._back_off()
+                outcomes.on_lost(request_id, f"the backend's answer cannot be read: {error!r}")
         finally:
             if self._is_mine(request_id):
                 del self._calls[request_id]
@@ -101,12 +110,9 @@ class BackendCalls:
         body = encode_request(prompt, tokens, backend.dialect, backend.model, self._decode)
         answer = BackendAnswer(backend.dialect, self._tokenizer, self._eos_id)
         self._outcomes.on_sent(sequence.request_id, len(tokens))
-        async with asyncio.timeout(None) as limit:
-            async for events in self._client.events(body):
-                try:
-                    arrivals = [arrival for event in events for arrival in answer.read(event)]
-                except ValueError as error:
-                    raise Lost(str(error)) from None
+        async with asyncio.timeout(None) as limit, aclosing(self._client.events(body)) as pieces:
+            async for events in pieces:
+                arrivals, broken = answer.read_all(events)
                 if answer.ended and self._is_mine(sequence.request_id):
                     # Reads the rest alone: a connection is used again once it has been read.
                     del self._calls[sequence.request_id]
@@ -114,6 +120,8 @@ class BackendCalls:
                 if arrivals:
                     self._failures = 0
                     self._outcomes.on_arrivals(sequence.request_id, arrivals)
+                if broken:
+                    raise Lost(broken)
         if not answer.ended:
             raise Lost("the backend closed the stream before the answer ended")
 

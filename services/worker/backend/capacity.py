@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from math import isfinite
 from typing import Any
 
 from services.worker.config import WorkerConfig
@@ -76,14 +78,13 @@ def limits_of(config: WorkerConfig, told: Capacity, eos_ids: frozenset[int]) -> 
 
 
 def parse_metrics(text: str) -> Iterator[Sample]:
-    """Name, labels and value of the samples of a Prometheus text that are read here."""
+    """Name, labels and value of the samples of a Prometheus text that are read here, and finite."""
     for line in text.splitlines():
         if line.startswith(READ) and (found := SAMPLE.match(line)):
             name, labels, value = found.groups()
-            try:
-                yield name, dict(LABEL.findall(labels or "")), float(value)
-            except ValueError:
-                continue
+            with suppress(ValueError):
+                if isfinite(number := float(value)):
+                    yield name, dict(LABEL.findall(labels or "")), number
 
 
 def read_load(samples: Iterable[Sample]) -> Load:
@@ -123,7 +124,7 @@ def from_llama_cpp(props: Mapping[str, Any]) -> Capacity:
     settings = props.get("default_generation_settings")
     context = _number(settings.get("n_ctx")) if isinstance(settings, dict) else 0
     slots = _number(props.get("total_slots"))
-    return Capacity(slots * context, 1, slots, context)
+    return Capacity(slots * context, int(bool(slots)), slots, context)
 
 
 def from_tgi(info: Mapping[str, Any]) -> Capacity:

@@ -1,7 +1,8 @@
 """BackendClient: HTTP requests to one server, and what their failures mean."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from services.worker.backend.dialect import describe_error
 MAX_PAGE_BYTES = 8 * 2**20  # of metrics or a list of models
 IDLE_S = 2.0  # of a connection that is used again; servers close theirs after 5 s
 LONGEST_RETRY_S = 30.0  # that a server may ask for
+DIGITS = re.compile(r"[0-9]+")
 
 
 class Refused(Exception):
@@ -36,13 +38,17 @@ class Lost(Exception):
     """The server cannot be reached, failed, or broke off."""
 
 
+class Missing(Lost):
+    """The server has no such page, or no longer serves this model."""
+
+
 Failure = type[Refused] | type[Denied] | type[Busy] | type[Lost]
 
 # Statuses that mean something else than their hundred does.
 STATUSES: Mapping[int, Failure] = {
     401: Denied,
     403: Denied,
-    404: Lost,  # it no longer serves this model
+    404: Missing,
     408: Busy,
     409: Busy,
     425: Busy,
@@ -81,9 +87,9 @@ class BackendClient:
         async with self._opened("GET", path, timeout=self._short) as response:
             return (await _read(response)).decode(errors="replace")
 
-    async def events(self, body: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
-        """The events of an answer as they arrive, those of one network read together. Closing the
-        iterator ends the request. Raises Refused, Denied, Busy or Lost."""
+    async def events(self, body: Mapping[str, Any]) -> AsyncGenerator[list[bytes], None]:
+        """The events of an answer as they arrive, those of one chunk together. Closing the iterator
+        ends the request. Raises Refused, Denied, Busy or Lost."""
         reader = EventReader()
         async with self._opened("POST", "/v1/completions", json=body) as response:
             async for data in response.aiter_bytes():
@@ -126,14 +132,14 @@ async def _failure(response: Any, url: str) -> Exception:
     if kind is not Busy:
         return kind(message)
     after = response.headers.get("retry-after", "")
-    return Busy(message, min(LONGEST_RETRY_S, float(after)) if after.isdigit() else 0.0)
+    return Busy(message, min(LONGEST_RETRY_S, float(after)) if DIGITS.fullmatch(after) else 0.0)
 
 
 def _sentence(content: bytes) -> str:
     """The server's own sentence; empty if there is none."""
     try:
         message = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     if not isinstance(message, dict):
         return ""

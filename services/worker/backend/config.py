@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from services.runtime.config import ConfigError, Settings
-from services.worker.config import EngineConfig, WorkerConfig
+from services.worker.config import WorkerConfig, find_unused
 
 MAX_BACKENDS = 64
 # Keys of an engine that a backend's worker has, too. `swap_dtype` is set for some presets; nothing
@@ -82,9 +82,8 @@ def check_settings(config: WorkerConfig, backend: BackendConfig) -> None:
             f"backend.urls: worker {config.local_rank} has no server; name one for each worker "
             f"(got {len(backend.urls)})"
         )
-    unused = config.model_fields_set & (EngineConfig.model_fields.keys() - USED)
-    if unused:
+    for key in find_unused(config, USED):
         raise ConfigError(
-            f"worker.{min(unused)} has no effect with --engine openai, where another server "
+            f"worker.{key} has no effect with --engine openai, where another server "
             "computes: leave it out, and set it there"
         )

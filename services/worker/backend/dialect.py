@@ -18,7 +18,9 @@ Decode = Callable[[Sequence[int]], str]
 Fields = dict[str, Any]
 
 SEED_LIMIT = 2**31  # llama.cpp reads 32 bits; smaller seeds stay as they are
-TOKEN_ID = "token_id:"  # how vLLM writes a token with return_tokens_as_token_ids
+NAME_IDS = {"return_tokens_as_token_ids": True}
+TOKEN_ID = "token_id:"  # how vLLM writes a token with NAME_IDS
+TOKEN_LIMIT = 2**32  # token ids are uint32 between the services
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Dialect:
 
     takes_ids: bool = True  # a prompt of token ids; else its text
     returns_ids: bool = True  # token ids of the answer
+    names_ids: bool = False  # NAME_IDS: ids of the alternatives, whose texts may be ambiguous
 
     def __str__(self) -> str:
         prompt = "token ids" if self.takes_ids else "text"
@@ -114,6 +117,8 @@ def encode_request(
         body["cache_salt"] = prompt.cache_salt
     if dialect.returns_ids:
         body["return_token_ids"] = True
+    if dialect.names_ids and prompt.sampling.logprobs is not None:
+        body |= NAME_IDS
     return body
 
 
@@ -129,7 +134,7 @@ def decode_event(data: bytes, find_token: Callable[[str], int | None]) -> Event 
     OpenAI's format, and for an error that the server reports within a stream."""
     try:
         message = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError("an event of the backend is not JSON") from None
     if not isinstance(message, dict):
         raise ValueError("an event of the backend is not in OpenAI's format")
@@ -140,15 +145,18 @@ def decode_event(data: bytes, find_token: Callable[[str], int | None]) -> Event 
         return None  # only usage
     try:
         return _decode_choice(choices[0], find_token)
-    except (TypeError, KeyError, AttributeError, ValueError):
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError):
         raise ValueError("an event of the backend is not in OpenAI's format") from None
 
 
 def _decode_choice(choice: Fields, find_token: Callable[[str], int | None]) -> Event:
     ids, finish = choice.get("token_ids"), choice.get("finish_reason")
+    text = choice.get("text") or ""
+    if not isinstance(text, str):
+        raise TypeError(text)
     return Event(
-        text=choice.get("text") or "",
-        token_ids=None if ids is None else tuple(map(int, ids)),
+        text=text,
+        token_ids=None if ids is None else tuple(map(_as_token, ids)),
         logprobs=_decode_logprobs(choice.get("logprobs"), find_token),
         ended=bool(finish),
         reason=REASONS.get(finish) if finish else None,
@@ -180,13 +188,21 @@ def _named(
 
 def _token_of(text: str, find_token: Callable[[str], int | None]) -> int | None:
     number = text.removeprefix(TOKEN_ID)
-    if number != text and number.isdigit():
-        return int(number)
+    if number != text and number.isascii() and number.isdecimal():
+        return _as_token(number)
     return find_token(text)
+
+
+def _as_token(value: object) -> int:
+    """A token id. Raises TypeError or ValueError for what is none."""
+    if not isinstance(value, int | str) or not 0 <= (token := int(value)) < TOKEN_LIMIT:
+        raise ValueError(value)
+    return token
 
 
 def describe_error(error: object) -> str:
     """The sentence of an error object, in the forms that servers give it."""
     if isinstance(error, dict):
         error = error.get("message") or error.get("detail") or error
-    return str(error)[:500]
+    # JSON may hold halves of surrogate pairs, which no message between the services can.
+    return str(error)[:500].encode(errors="replace").decode()

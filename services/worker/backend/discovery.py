@@ -16,8 +16,8 @@ from services.worker.backend.capacity import (
     from_models,
     parse_metrics,
 )
-from services.worker.backend.client import BackendClient, Denied, Lost, Refused
-from services.worker.backend.dialect import Dialect, Fields
+from services.worker.backend.client import BackendClient, Denied, Lost, Missing, Refused
+from services.worker.backend.dialect import NAME_IDS, TOKEN_ID, Dialect, Fields
 
 PROBE = "Count from 3 to 12: "  # a text that tokenizers of different models split differently
 MODELS, METRICS = "/v1/models", "/metrics"
@@ -47,7 +47,7 @@ async def discover(
         metrics = await _read_optional(client, METRICS)
         found = from_models(card) | from_metrics(parse_metrics(metrics))
         for path, read in PAGES.items():
-            if not (found.kv_tokens and found.max_context_tokens):
+            if not (found.kv_tokens and found.max_context_tokens and found.max_running):
                 found = found | read(_as_object(await _read_optional(client, path)))
         dialect = await _probe(client, tokenizer, str(card["id"]))
     except Denied as error:
@@ -62,7 +62,7 @@ async def _read_models(client: BackendClient) -> list[Mapping[str, Any]]:
     try:
         listed = json.loads(await client.read_text(MODELS))["data"]
         return [{**card, "id": str(card["id"])} for card in listed]
-    except (Refused, ValueError, KeyError, TypeError):
+    except (Refused, Missing, ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(
             f"the backend {client.url} is no OpenAI-compatible server: it lists no models at "
             f"{MODELS}"
@@ -101,7 +101,7 @@ async def _read_optional(client: BackendClient, path: str) -> str:
 def _as_object(text: str) -> Mapping[str, Any]:
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -117,7 +117,14 @@ async def _probe(client: BackendClient, tokenizer: Tokenizer, model: str) -> Dia
     takes_ids = await _try(client, _body(model, ids, returns_ids)) is not None
     if not takes_ids and await _try(client, _body(model, PROBE, returns_ids)) is None:
         raise ConfigError(f"the backend {client.url} answers no request at /v1/completions")
-    return Dialect(takes_ids, returns_ids)
+    return Dialect(takes_ids, returns_ids, returns_ids and await _names_ids(client, model))
+
+
+async def _names_ids(client: BackendClient, model: str) -> bool:
+    """Whether the tokens of logprobs can be asked for by their ids."""
+    asked = {"logprobs": 1, **NAME_IDS}
+    answer = await _try(client, _body(model, PROBE, returns_ids=True) | asked)
+    return TOKEN_ID in json.dumps((answer or {}).get("logprobs"))
 
 
 def _body(model: str, prompt: str | list[int], returns_ids: bool) -> Fields:
@@ -126,22 +133,28 @@ def _body(model: str, prompt: str | list[int], returns_ids: bool) -> Fields:
 
 
 async def _try(client: BackendClient, body: Fields) -> Fields | None:
-    """The fields of all choices of an answer, merged; None if the server refuses the body."""
+    """The fields of all choices of an answer, merged; None if the server refuses the body, or has
+    no such page."""
     merged: Fields = {}
     try:
         async for events in client.events(body):
             for event in events:
-                for choice in _as_object(event.decode(errors="replace")).get("choices") or ():
+                for choice in _choices(event):
                     merged |= {name: v for name, v in choice.items() if v is not None}
-    except Refused:
+    except (Refused, Missing):
         return None
     return merged
+
+
+def _choices(event: bytes) -> list[Fields]:
+    found = _as_object(event.decode(errors="replace")).get("choices")
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def _require_same_tokens(answer: Fields, tokenizer: Tokenizer, url: str) -> None:
     theirs = answer.get("prompt_token_ids")
     ours = [list(tokenizer.encode(PROBE, add_special_tokens=add).ids) for add in (True, False)]
-    if theirs is not None and list(theirs) not in ours:
+    if theirs is not None and theirs not in ours:
         raise ConfigError(
             f"MODEL: the backend {url} has another tokenizer; give the folder or hub name of the "
             "model that it serves"

@@ -84,7 +84,7 @@ class HeldBlocks:
 
 
 class Arrival(NamedTuple):
-    """A token from the server; `reason` if it ends the answer by the server's word."""
+    """A token from the server; `reason` if it ends the answer, as the server reports."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
@@ -115,6 +115,7 @@ class BackendRequests:
         self._expected_cancels = ExpectedCancels()
         self._reporter = Reporter(every_steps=1)
         self._surplus: dict[str, deque[Arrival]] = {}
+        self.used_blocks = 0  # at the last changes: other threads may read it
 
     @property
     def running(self) -> Mapping[str, Sequence]:
@@ -126,6 +127,10 @@ class BackendRequests:
         """Number of requests that run at the server."""
         return len(self._at_server)
 
+    def is_drained(self, now: float) -> bool:
+        """Whether no request runs, or was just admitted before its prompt arrived."""
+        return not (self.running or self.pending.awaits_prompt(now))
+
     def pop_changes(self) -> Changes:
         """What must change at the server since the last call. O(requests)."""
         wanted = {r: s for r, s in self.running.items() if s.within_budget and self._has_room(r)}
@@ -134,6 +139,7 @@ class BackendRequests:
         begin = tuple(s for r, s in wanted.items() if known.get(r) is not s)
         self._at_server = {r: s for r, s in known.items() if r not in cut}
         self._at_server |= {s.request_id: s for s in begin}
+        self.used_blocks = sum(self.held.blocks().values())
         return Changes(cut, begin)
 
     def _is_over(self, request_id: str, sequence: Sequence) -> bool:
@@ -228,7 +234,10 @@ class BackendRequests:
 
     def add(self, request_id: str, arrivals: Iterable[Arrival]) -> list[NewToken]:
         """Takes tokens of a request that runs at the server. Returns those within its budget; the
-        last one may end it."""
+        last one may end it. What a server sends of a request that is not here any more is left out.
+        """
+        if request_id not in self.held.sequences:
+            return []
         self._surplus.setdefault(request_id, deque()).extend(arrivals)
         return self._release(request_id)
 

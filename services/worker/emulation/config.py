@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from services.costs import CostModel
 from services.runtime.config import ConfigError, Settings
-from services.worker.config import EngineConfig
+from services.worker.config import EngineConfig, find_unused
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # Keys of an engine that an emulated one has, too. `swap_dtype` says whether swapped KV is exact.
@@ -84,10 +84,9 @@ class EmulationConfig(Settings):
 def check_engine(config: EngineConfig, emulation: EmulationConfig) -> None:
     """Raises ConfigError for settings of an engine that an emulated one does not have, and for
     missing or contradictory sizes."""
-    unused = config.model_fields_set & (EngineConfig.model_fields.keys() - USED)
-    if unused:
+    for key in find_unused(config, USED):
         raise ConfigError(
-            f"worker.{min(unused)} has no effect on an emulated engine, which has the speed and "
+            f"worker.{key} has no effect on an emulated engine, which has the speed and "
             f"memory of {emulation.hardware}: leave it out"
         )
     if config.kv_tokens < config.block_tokens:

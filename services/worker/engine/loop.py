@@ -36,11 +36,11 @@ from services.worker.engine.mailbox import (
 )
 from services.worker.kv.residency import DEFAULT, RESIDENCIES
 from services.worker.metrics import WorkerMetrics
+from services.worker.requests.pending import PROMPT_WAIT_S
 from services.worker.requests.types.prompt import Prompt
 
 log = logging.getLogger(__name__)
 
-PROMPT_WAIT_S = 1.0  # the prompt of an admitted request normally arrives within milliseconds
 EXPIRE_INTERVAL_S = 5.0  # between two checks for prompts and plans that waited too long
 INTEGRITY_INTERVAL_S = 60.0  # at least, between two integrity checks of an idle worker
 MAX_FAILURES = 3  # consecutive failures of single requests, if a probe fails, too

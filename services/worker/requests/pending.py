@@ -12,6 +12,7 @@ from services.worker.requests.types.prompt import Prompt
 
 HELD_MAX = 8_192  # prompts, and admissions: twice the scheduler's queue
 HELD_S = 60.0  # the other half normally arrives within milliseconds
+PROMPT_WAIT_S = 1.0  # a drain waits this long for the prompt of an admitted request
 
 
 @dataclass
@@ -46,6 +47,10 @@ class PendingRequests:
         if request_id in self.admissions:
             _, since = self.admissions[request_id]
             self.admissions[request_id] = (limit_tokens, since)
+
+    def awaits_prompt(self, now: float) -> bool:
+        """Whether a drain waits for the prompt of an admission."""
+        return any(now - since <= PROMPT_WAIT_S for _, since in self.admissions.values())
 
     def pop_prompts(self) -> list[Prompt]:
         """Removes and returns the held prompts; drops admissions without a prompt."""

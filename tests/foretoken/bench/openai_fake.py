@@ -81,7 +81,7 @@ class FakeServer:
             if path.endswith("/models"):
                 answer = self.models
             else:
-                self.requests.append(ReceivedRequest(path, headers, json.loads(raw)))
+                self.requests.append(ReceivedRequest(path, headers, json.loads(raw or b"{}")))
                 answer = self.script(self.requests[-1])
             await _send(writer, answer)
         finally:

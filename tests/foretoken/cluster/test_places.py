@@ -12,9 +12,11 @@ import pytest
 from foretoken.running.children.processes import Child, Exit, Process
 from foretoken.running.cluster import ray_places
 from foretoken.running.cluster.places import CLUSTERS, Places
-from services.runtime.config import ConfigError
+from foretoken.vllm.worker.config import VllmWorkerConfig
+from services.runtime.config import ConfigError, load
 from services.runtime.server import Lifecycle
 from services.runtime.startup import UP
+from services.worker.config import WorkerConfig
 from tests.reach import until
 from tests.system.children import is_alive
 
@@ -54,14 +56,14 @@ def pids(does: str) -> list[int]:
 
 
 async def test_places_are_spread_and_have_addresses_of_their_own():
-    async with reserve({}, 4) as places:
+    async with reserve(WorkerConfig(), 4) as places:
         addresses = [each["address"] for each in places.workers]
         assert len({*addresses, places.scheduler["address"]}) == 5
         assert {each["local_rank"] for each in places.workers} == {"0"}
 
 
 async def test_exit_and_error_message_arrive():
-    async with reserve({}, 1) as places:
+    async with reserve(WorkerConfig(), 1) as places:
         process = await launched(places, "rejects-settings", stages := Stages())
         assert await process.wait() == Exit(2, "the settings are invalid")
         await process.stop(Lifecycle(), 1.0)
@@ -69,7 +71,7 @@ async def test_exit_and_error_message_arrive():
 
 
 async def test_stop_terminates_the_process():
-    async with reserve({}, 1) as places:
+    async with reserve(WorkerConfig(), 1) as places:
         process = await launched(places, "stays", stages := Stages())
         await stages.wait_up()
         [pid] = pids("stays")
@@ -78,7 +80,7 @@ async def test_stop_terminates_the_process():
 
 
 async def test_stop_kills_a_process_that_ignores_sigterm_after_the_grace_period():
-    async with reserve({}, 1) as places:
+    async with reserve(WorkerConfig(), 1) as places:
         process = await launched(places, "ignores-sigterm", stages := Stages())
         await stages.wait_up()
         [pid] = pids("ignores-sigterm")
@@ -87,7 +89,7 @@ async def test_stop_kills_a_process_that_ignores_sigterm_after_the_grace_period(
 
 
 async def test_killed_process_reports_its_signal_and_its_bundle_is_free_again():
-    async with reserve({}, 1) as places:
+    async with reserve(WorkerConfig(), 1) as places:
         for _ in range(2):
             process = await launched(places, "stays", stages := Stages())
             await stages.wait_up()
@@ -98,7 +100,7 @@ async def test_killed_process_reports_its_signal_and_its_bundle_is_free_again():
 
 
 async def test_launch_that_is_cancelled_leaves_no_process():
-    async with reserve({}, 1) as places:
+    async with reserve(WorkerConfig(), 1) as places:
         launching = asyncio.create_task(launched(places, "stays", Stages()))
         await asyncio.sleep(0)
         launching.cancel()
@@ -110,19 +112,35 @@ async def test_launch_that_is_cancelled_leaves_no_process():
         await process.stop(Lifecycle(), 30.0)
 
 
+async def test_start_that_fails_on_its_node_is_an_exit():
+    async with reserve(WorkerConfig(), 1) as places:
+        child = Child("worker-0", "worker", "tests.foretoken.crashing_child", {"worker": {}})
+        process = await places.launch(child, Stages())
+        assert await process.wait() == Exit(-signal.SIGKILL, "Ray: KeyError: 'address'")
+        await process.stop(Lifecycle(), 1.0)
+        process = await launched(places, "stays", stages := Stages())  # in the same bundle
+        await stages.wait_up()
+        await process.stop(Lifecycle(), 30.0)
+
+
 @pytest.mark.parametrize(
-    ("worker", "workers", "wanted"),
+    ("kind", "worker", "workers", "wanted"),
     [
-        ({}, 5, "1 CPU"),
-        ({"torch_threads": "3"}, 1, "3 CPU"),
-        ({"tensor_parallel": "3"}, 1, "3 CPU"),
+        (WorkerConfig, {}, 5, "1 CPU"),
+        (WorkerConfig, {"torch_threads": "3"}, 1, "3 CPU"),
+        (WorkerConfig, {"tensor_parallel": "3"}, 1, "3 CPU"),
+        (VllmWorkerConfig, {"tensor_parallel": "3", "vllm_args": "{}"}, 1, "3 CPU"),
     ],
 )
 async def test_missing_resources_are_one_sentence(
-    worker: Mapping[str, str], workers: int, wanted: str, monkeypatch: pytest.MonkeyPatch
+    kind: type[WorkerConfig],
+    worker: Mapping[str, str],
+    workers: int,
+    wanted: str,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(ray_places, "RESERVED_S", 1.0)
     with pytest.raises(ConfigError, match=f"has not {wanted} on one node") as raised:
-        async with reserve(worker, workers):
+        async with reserve(load(kind, worker), workers):
             pass
     assert f"--workers {workers}: " in str(raised.value) and "4 CPU are free" in str(raised.value)

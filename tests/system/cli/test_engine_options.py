@@ -33,6 +33,12 @@ OPENAI = "--engine=openai"
             [OPENAI, "--backend=a:1", "--backend=http://a:1/v1/"],
             "--backend http://a:1/v1/ is given twice",
         ),
+        (["--backend-key=k"], "--backend-key needs --engine openai (got --engine foretoken)"),
+        (["--set=backend.poll_s=1"], "backend.poll_s needs --engine openai (got --engine foretok"),
+        (
+            ["--engine=vllm", "--set=emulation.sigma=1"],
+            "emulation.sigma needs --engine foretoken (got --engine vllm)",
+        ),
         (
             [OPENAI, "--backend=a:1", "--workers=3"],
             "leave out --workers: there is one for each --backend, and 1 are given",

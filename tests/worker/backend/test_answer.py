@@ -74,3 +74,10 @@ def test_events_after_the_end_have_no_effect() -> None:
 def test_what_no_answer_has_is_one_sentence(choice: dict, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         read(IDS, choice)
+
+
+def test_tokens_before_an_event_that_cannot_be_read_are_kept() -> None:
+    answer = BackendAnswer(IDS, DEMO, EOS)
+    token, error = b'{"choices": [{"token_ids": [5]}]}', b'{"error": "out of memory"}'
+    assert answer.read_all([token, error, token]) == ([Arrival(5)], "out of memory")
+    assert answer.read_all([token]) == ([Arrival(5)], "")

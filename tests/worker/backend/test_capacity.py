@@ -44,6 +44,8 @@ def test_metrics_of_vllm_add_its_engines() -> None:
         ("tgi_queue_size 5\n", 5),
         ("llamacpp:requests_deferred 0\n", 0),
         ("vllm:num_requests_waiting x\n", None),
+        ("vllm:num_requests_waiting NaN\n", None),
+        ("sglang:num_queue_reqs +Inf\nsglang:num_queue_reqs 2\n", 2),
     ],
 )
 def test_waiting_requests_by_server(text: str, waiting: int | None) -> None:
@@ -57,7 +59,7 @@ def test_pages_of_servers() -> None:
     assert from_sglang(sglang) == Capacity(9_000, 0, 48)
     llama = {"total_slots": 4, "default_generation_settings": {"n_ctx": 1_024}}
     assert from_llama_cpp(llama) == Capacity(4_096, 1, 4, 1_024)
-    assert from_llama_cpp({}) == Capacity(block_tokens=1)
+    assert from_llama_cpp({}) == Capacity()
     tgi = {"max_batch_total_tokens": 8_000, "max_concurrent_requests": 128, "max_total_tokens": 2}
     assert from_tgi(tgi) == Capacity(8_000, 0, 128, 2)
 

@@ -76,6 +76,17 @@ def test_body_continues_after_the_delivered_tokens() -> None:
     assert "return_token_ids" not in text
 
 
+def test_alternatives_are_named_by_id_where_the_server_can() -> None:
+    chosen = Prompt("r", (1,), 1, 9, SamplingParams(logprobs=1))
+    plain = Prompt("r", (1,), 1, 9, GREEDY)
+    names = Dialect(names_ids=True)
+    assert encode_request(chosen, (1,), names, "m", decode)["return_tokens_as_token_ids"] is True
+    for prompt, dialect in ((plain, names), (chosen, Dialect())):
+        assert "return_tokens_as_token_ids" not in encode_request(
+            prompt, (1,), dialect, "m", decode
+        )
+
+
 def test_refuses_what_no_answer_of_the_server_could_have() -> None:
     scored = Prompt("r", (1,), 1, 9, SamplingParams(prompt_logprobs=1))
     chosen = Prompt("r", (1,), 1, 9, SamplingParams(logprobs=1))
@@ -103,7 +114,9 @@ def choice(**fields) -> bytes:
                 token_ids=[1],
                 logprobs={
                     "token_logprobs": [-0.5],
-                    "top_logprobs": [{" two": -2.0, "token_id:9": -0.5, "unknown": -3.0}],
+                    "top_logprobs": [
+                        {" two": -2.0, "token_id:9": -0.5, "unknown": -3.0, "token_id:²": -4.0}
+                    ],
                 },
             ),
             Event("", (1,), (TokenLogprobs(-0.5, (9, 2), (-0.5, -2.0)),)),
@@ -120,6 +133,22 @@ def test_events_of_servers(data: bytes, event: Event | None) -> None:
         (b"{", "an event of the backend is not JSON"),
         (b"[]", "an event of the backend is not in OpenAI's format"),
         (b'{"choices": [7]}', "an event of the backend is not in OpenAI's format"),
+        (choice(token_ids=[-1]), "an event of the backend is not in OpenAI's format"),
+        (choice(token_ids=[2**32]), "an event of the backend is not in OpenAI's format"),
+        (choice(token_ids=[float("inf")]), "an event of the backend is not in OpenAI's format"),
+        (choice(text=5), "an event of the backend is not in OpenAI's format"),
+        (
+            choice(logprobs={"token_logprobs": [10**400]}),
+            "an event of the backend is not in OpenAI's format",
+        ),
+        (
+            choice(
+                logprobs={"token_logprobs": [0], "top_logprobs": [{f"token_id:{2**32}": 0}]},
+            ),
+            "an event of the backend is not in OpenAI's format",
+        ),
+        (b"[" * 100_000, "an event of the backend is not JSON"),
+        (b'{"error": "half \\ud800"}', "half \\?"),
         (choice(token_ids=["x"]), "an event of the backend is not in OpenAI's format"),
         (b'{"error": {"message": "out of memory"}}', "out of memory"),
         (b'{"error": "broken"}', "broken"),

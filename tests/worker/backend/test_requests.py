@@ -93,6 +93,40 @@ def test_end_by_end_token_length_or_word_of_the_server() -> None:
     assert requests.held.sequences == {}
 
 
+def test_what_arrives_after_the_end_is_dropped() -> None:
+    requests = started("a")
+    requests.add("a", arrivals(7, EOS))
+    assert requests.add("a", arrivals(8)) == []  # before the call is cut
+    requests.receive(prompt(), 0.0)  # the same request again
+    assert requests.apply_plan(Plan(2, admit=(Grant("a", 5),)), 0.0) == []
+    assert [s.tokens for s in requests.pop_changes().begin] == [[1, 2, 3]]
+
+
+def test_used_blocks_are_those_of_the_last_changes() -> None:
+    requests = started("a", "b")
+    assert requests.used_blocks == 2  # of 4 tokens each
+    requests.add("a", arrivals(5, 6))
+    requests.pop_changes()
+    assert requests.used_blocks == 3
+    requests.cancel("a")
+    requests.pop_changes()
+    assert requests.used_blocks == 1
+    requests.restart(LIMITS)
+    assert requests.used_blocks == 0
+
+
+def test_drain_waits_for_what_runs_and_a_second_for_a_prompt() -> None:
+    requests = BackendRequests(LIMITS)
+    assert requests.is_drained(0.0)
+    requests.apply_plan(Plan(1, admit=(Grant("a", 5),)), 10.0)
+    assert not requests.is_drained(11.0)
+    assert requests.is_drained(11.5)
+    requests.receive(prompt(), 12.0)
+    assert not requests.is_drained(60.0)
+    requests.add("a", arrivals(EOS))
+    assert requests.is_drained(60.0)
+
+
 def test_tokens_beyond_a_budget_wait_for_the_next_one() -> None:
     requests = started("a", limit=2)
     assert [t.token_id for t in requests.add("a", arrivals(5, 6, 7, 8))] == [5, 6]
