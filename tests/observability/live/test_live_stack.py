@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from observability.metrics import batcher, estimator, gateway, predictor, scheduler, worker
+from observability.metrics import batcher, estimator, gateway, picker, predictor, scheduler, worker
 from observability.metrics.metric import Metric
 from tests.live import Live, serving
 from tests.observability.live.load import ARGUMENTS, load
@@ -45,7 +45,9 @@ NO_BATCHER: set[Metric] = {
     *batcher.ALL,
     scheduler.ARRANGED,
 }  # only --separate has a batcher process
-EXCUSED = STATIC_BATCHES | OVERLAP | FAULTS
+NO_PICKER: set[Metric] = set(picker.ALL)  # `foretoken serve` starts none
+NO_LEASE: set[Metric] = {scheduler.LEADER_CHANGES}
+EXCUSED = STATIC_BATCHES | OVERLAP | FAULTS | NO_PICKER | NO_LEASE
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ def loaded(
             return uncounted(exposition(live)) <= excused and not without_data(prometheus, queries)
 
         asyncio.run(load(live, LOADED_S, has_all))
-        yield Loaded(live, prometheus, ALL if separate else ALL - set(batcher.ALL), excused)
+        absent = NO_PICKER if separate else NO_PICKER | set(batcher.ALL)
+        yield Loaded(live, prometheus, ALL - absent, excused)
 
 
 def answerable(excused: set[Metric]) -> list[Query]:

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from gateway.config import SLA_CLASSES
 from gateway.metrics import MET, MISSED, Metrics
 from gateway.types.sla_classes import OTHER
-from observability.metrics import gateway, predictor, scheduler
+from observability.metrics import gateway, predictor, scheduler, worker
 from observability.metrics.catalogue import CATALOGUE
 from observability.metrics.metric import Metric
 from observability.prometheus.promql import labels_of
@@ -53,6 +53,9 @@ EVENTS: Mapping[tuple[Metric, str], tuple[str, ...]] = {
     (scheduler.ADVICE_DROPPED, "kind"): ("timings", "outcome"),
     (predictor.FORECASTS, "source"): tuple(PREDICTORS),
     (predictor.ERROR, "source"): tuple(PREDICTORS),
+    # Sizes of the workers of tests/observability/live/load.py.
+    (worker.CACHE_CONFIG, "block_size"): ("16",),
+    (worker.CACHE_CONFIG, "num_gpu_blocks"): ("24",),
 }
 
 
