@@ -10,9 +10,9 @@ true ones. Figures and options are described there.
 
 from benchmarks.overload.__main__ import main, options_parser
 from benchmarks.overload.systems import BY_CLASS, INSIDE, PEER
-from foretoken.vllm.settings import DEFAULT
+from services.policies.preset import DEFAULT
 
-SYSTEMS = (BY_CLASS, INSIDE + DEFAULT, INSIDE + "srtf", "fcfs", "foretoken")
+SYSTEMS = (BY_CLASS, INSIDE + DEFAULT, INSIDE + "srtf", "fcfs", DEFAULT)
 
 if __name__ == "__main__":
     parser = options_parser(__doc__)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from foretoken.vllm.settings import DEFAULT as RECOMPUTING
 from foretoken.vllm.settings import require_continuous
 from foretoken.vllm.worker.config import VllmWorkerConfig
 from services.policies.preset import presets
@@ -20,15 +19,13 @@ Check = Callable[[SchedulerConfig], None]
 class EngineKind:
     """The module of a worker's process, the settings of its section `worker`, and a check that
     raises ValueError, with a sentence, if the engine cannot be used here or by this scheduler.
-    `ours`: the checkpoints that foretoken's engine cannot load are refused before the start.
-    `policy`: the preset unless one is chosen; empty: the scheduler's default."""
+    `ours`: the checkpoints that foretoken's engine cannot load are refused before the start."""
 
     module: str
     config: type[WorkerConfig]
     check: Check = lambda _: None
     ours: bool = False
     sections: Sequence[str] = ()  # of settings beside `worker`
-    policy: str = ""
 
 
 def check_vllm(scheduler: SchedulerConfig) -> None:
@@ -43,8 +40,6 @@ def check_vllm(scheduler: SchedulerConfig) -> None:
 
 ENGINES: Mapping[str, EngineKind] = {
     OWN: EngineKind("services.worker", WorkerConfig, ours=True, sections=("emulation",)),
-    "vllm": EngineKind("foretoken.vllm.worker", VllmWorkerConfig, check_vllm, policy=RECOMPUTING),
-    OTHER_SERVERS: EngineKind(
-        "services.worker.backend", WorkerConfig, sections=("backend",), policy=RECOMPUTING
-    ),
+    "vllm": EngineKind("foretoken.vllm.worker", VllmWorkerConfig, check_vllm),
+    OTHER_SERVERS: EngineKind("services.worker.backend", WorkerConfig, sections=("backend",)),
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from foretoken.running.engines import ENGINES, OWN
+from foretoken.running.engines import OWN
 from services.policies.preset import RESIDENCIES, Preset
 from services.predictor.config import PredictorConfig
 from services.predictor.predictors import READS
@@ -126,9 +126,6 @@ def sections(options: ServeOptions) -> Sections:
     overrides = {
         name: {**levels.get(name, {}), **short.get(name, {}), **given[name]} for name in SECTIONS
     }
-    scheduler, usual = overrides["scheduler"], ENGINES[options.engine].policy
-    if usual and "policy" not in load(SchedulerConfig, scheduler).model_fields_set:
-        scheduler["policy"] = usual
     if load(PredictorConfig, overrides["predictor"]).pure:
         overrides["scheduler"] = PATIENT | overrides["scheduler"]
     if _rests_in_int8(overrides):

@@ -10,13 +10,12 @@ from pydantic import Field
 
 from gateway.config import SLA_CLASSES, SlaClass
 from services.core import Sla
-from services.policies.preset import Preset, choose, presets
+from services.policies.preset import DEFAULT, Preset, choose, presets
 from services.runtime.config import ConfigError, Settings, load
 
 FILE_VARIABLE = "FORETOKEN_VLLM_FILE"  # sets `file`
 # vLLM frees the blocks of a request that it preempts: its KV is computed again.
 RESIDENCY = "drop"
-DEFAULT = "foretoken-recompute"
 
 
 class VllmConfig(Settings):

@@ -61,10 +61,7 @@ def test_answers_equal_those_of_its_own_scheduler(
     ours = answers(version, "foretoken.vllm.Scheduler")
     assert own["failed"] == ours["failed"] == {}
     assert own["alive"] and ours["alive"]
-    assert (
-        "foretoken schedules by the policy foretoken-recompute, with forecasts by words"
-        in ours["log"]
-    )
+    assert "foretoken schedules by the policy foretoken, with forecasts by words" in ours["log"]
     assert "foretoken's scheduler failed" not in ours["log"]
     assert ours["preemptions"] > 0
     both = zip(own["answers"], ours["answers"], strict=True)

@@ -35,20 +35,6 @@ def test_serve_options_reach_the_worker(options: ServeOptions, worker: dict[str,
     assert set(worker) <= set(WorkerConfig.model_fields)
 
 
-@pytest.mark.parametrize("engine", ["vllm", "openai"])
-def test_engines_that_lose_paused_kv_have_their_own_default_policy(
-    engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def policy(given: str = "") -> str:
-        options = ServeOptions(engine=engine, backends=["http://127.0.0.1:9"], policy=given)
-        return load(SchedulerConfig, sections(options)["scheduler"]).policy
-
-    assert policy() == "foretoken-recompute"
-    assert policy("fcfs") == "fcfs"
-    monkeypatch.setenv("FORETOKEN_POLICY", "alise")
-    assert policy() == "alise"
-
-
 @pytest.mark.parametrize(
     ("engine", "setting", "needed"),
     [
