@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from foretoken.running.engines import OWN
+from foretoken.running.engines import ENGINES, OWN
 from services.policies.preset import RESIDENCIES, Preset
 from services.predictor.config import PredictorConfig
 from services.predictor.predictors import READS
