@@ -2,10 +2,11 @@
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
-from services.core import FinishReason
+from services.core import FinishReason, Outcome
 from services.forecast import UNCAPPED, Forecast, Ints, from_masses
 
 WINDOW = 1_000  # Past-Future's w (Gong et al., ASPLOS 2025, §3.2)
@@ -14,6 +15,21 @@ LEARNABLE_REASONS = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 PRIOR = 1.0
 SNAPSHOTS = 20  # of the live answers, over one window
 NO_ANSWERS = np.zeros(0, np.int64)
+
+
+class Ended(Protocol):
+    """A request that has ended."""
+
+    @property
+    def reason(self) -> FinishReason: ...
+
+    @property
+    def output_tokens(self) -> int: ...
+
+
+def is_learnable(ended: Ended) -> bool:
+    """Whether the request generated tokens and was not cut short."""
+    return ended.reason in LEARNABLE_REASONS and ended.output_tokens > 0
 
 
 class LengthWindow:
@@ -55,6 +71,11 @@ class LengthWindow:
         self._cut.append(reason is FinishReason.LENGTH and tokens >= max_tokens)
         self._added += 1
         self._forecast = None
+
+    def learn(self, outcome: Outcome) -> None:
+        """Adds the answer of an ended request, unless it was cut short or is empty."""
+        if is_learnable(outcome):
+            self.add(outcome.output_tokens, outcome.reason, outcome.max_tokens)
 
     def observe_live(self, tokens: Sequence[int]) -> bool:
         """Replaces the live answers by these, which have generated so many tokens and have not

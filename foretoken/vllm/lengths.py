@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 from services.core import LiveAnswers, Outcome, Request
 from services.forecast import Forecast, certain
+from services.lengths import is_learnable
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.guarded_forecaster import ForecastPair, GuardedForecaster
 from services.predictor.config import PredictorConfig
 from services.predictor.encoder.extract import word_features
-from services.predictor.interface import Example, Options, Prompt, Query, is_learnable
+from services.predictor.interface import Example, Options, Prompt, Query
 from services.predictor.learning.schedule import WORDS, RefitSchedule
 from services.predictor.learning.scorecard import excess_loss
 from services.predictor.models.history import HistoryPredictor

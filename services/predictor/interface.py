@@ -11,9 +11,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from services.core import FinishReason, LiveAnswers, Outcome
+from services.core import FinishReason, LiveAnswers
 from services.forecast import Forecast
-from services.lengths import LEARNABLE_REASONS, PRIOR, WINDOW
+from services.lengths import PRIOR, WINDOW
 
 Vector = NDArray[np.float32]
 Columns = NDArray[np.int32]
@@ -89,11 +89,6 @@ class Example:
     query: Query
     output_tokens: int
     reason: FinishReason = FinishReason.STOP
-
-
-def is_learnable(ended: Example | Outcome) -> bool:
-    """Returns whether the request generated tokens and was not cut short."""
-    return ended.reason in LEARNABLE_REASONS and ended.output_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.simulator import Case, draw_workload, main, measure, run
+from benchmarks.simulator.__main__ import Case, draw_workload, main, measure, run
 
 
 def case(requests: int, rate: float, lengths: Path | None = None) -> Case:

@@ -45,7 +45,7 @@ class Fleet:
 
 @contextmanager
 def emulated(folder: Path, *arguments: str, tokens: int = 60) -> Iterator[Live]:
-    """A server whose answers have this many tokens."""
+    """A server with answers of this many tokens."""
     hardware = folder / "steps.toml"
     hardware.write_text(HARDWARE)
     lengths = (f"emulation.median_tokens={tokens}", "emulation.sigma=0")

@@ -121,22 +121,19 @@ class VllmState:
         self._reporter.begin(self.sequences, blocks)
         return tuple(s.held(blocks.get(s.request_id, 0)) for s in self.sequences.values())
 
-    def return_reports(self, reports: Iterable[Report]) -> None:
+    def return_reports(self, reports: Collection[Report]) -> None:
         """Puts the ends and evictions of reports that were not sent into the next one."""
-        unsent = list(reports)
-        self._reporter.restore_completions(ended for report in unsent for ended in report.finished)
-        for progress in (left for report in unsent for left in report.evicted):
-            request = self.sequences.get(progress.request_id)
-            if request and not request.runs:
-                self._reporter.record_eviction(request)
+        self._reporter.restore(reports, self._waiting)
+
+    def _waiting(self, request_id: str) -> HostedRequest | None:
+        request = self.sequences.get(request_id)
+        return request if request and not request.runs else None
 
     def keep_only(self, origins: Container[str]) -> None:
         """Drops requests of other gateway streams, because their tokens cannot be delivered."""
         here = [request.prompt for request in self.sequences.values()]
-        expected = [prompt for prompt, _ in self.pending.prompts.values()]
-        for prompt in (*here, *expected):
-            if prompt.origin not in origins:
-                self._forget(prompt.request_id)
+        for request_id in self.pending.of_other_origins(here, origins):
+            self._forget(request_id)
 
     # Prompts and plans
 
@@ -158,7 +155,7 @@ class VllmState:
         return None
 
     def apply_plan(self, plan: Plan, now: float) -> None:
-        """Applies a plan. A plan whose seq was applied before changes nothing."""
+        """Applies a plan. A plan with a seq that was applied before changes nothing."""
         if plan.seq <= self._reporter.applied_plan_seq:
             return
         for request_id in plan.cancel:

@@ -12,7 +12,7 @@ from grpc import aio
 from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.core import Outcome
 from services.forecast import Forecast, certain
-from services.lengths import LEARNABLE_REASONS, LengthWindow
+from services.lengths import LengthWindow
 from services.picker.config import PickerConfig
 from services.picker.core.questions import Question
 from services.picker.metrics import FAILED, LATE, OPEN, PickerMetrics
@@ -48,15 +48,13 @@ class History:
         self._models = BoundedDict[str, LengthWindow](MAX_MODELS)
 
     def learn(self, outcome: Outcome) -> None:
-        if outcome.reason in LEARNABLE_REASONS and outcome.output_tokens > 0:
-            if outcome.model not in self._models:
-                self._models[outcome.model] = LengthWindow()
-            window = self._models[outcome.model]
-            window.add(outcome.output_tokens, outcome.reason, outcome.max_tokens)
+        if outcome.model not in self._models:
+            self._models[outcome.model] = LengthWindow()
+        self._models[outcome.model].learn(outcome)
 
     def forecast(self, model: str, max_tokens: int) -> Forecast:
         window = self._models.get(model)
-        if window is None:
+        if not window:  # none, or without an answer
             return certain(min(self._first_tokens, max_tokens), "first")
         return window.forecast("history").truncated(max_tokens)
 

@@ -8,18 +8,12 @@ import numpy as np
 
 from services.core import LiveAnswers
 from services.forecast import Forecast
+from services.lengths import is_learnable
 from services.predictor.blend.members import Member
 from services.predictor.blend.mixture import Mixture
 from services.predictor.blend.quantile_cache import QuantileCache
 from services.predictor.encoder.extract import without_embeddings, word_features
-from services.predictor.interface import (
-    Example,
-    Features,
-    Options,
-    Predictor,
-    Query,
-    is_learnable,
-)
+from services.predictor.interface import Example, Features, Options, Predictor, Query
 from services.predictor.models.fitting import Fit, Fitted, Model, ProgressCallback, ignore_progress
 from services.predictor.models.frame import Frame
 from services.predictor.models.history import HistoryPredictor

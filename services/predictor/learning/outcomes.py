@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from services.core import Outcome
+from services.lengths import is_learnable
 from services.predictor.blend.guarded_forecaster import GuardedForecaster
-from services.predictor.interface import is_learnable
 from services.predictor.learning.records import READ_LATE, encode
 from services.predictor.learning.scorecard import JudgedForecast, Scorecard, excess_loss, judge
 from services.predictor.serving.forecaster import EndedRequest

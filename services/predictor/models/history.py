@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 from services.core import LiveAnswers
 from services.forecast import Forecast
-from services.lengths import LengthWindow
-from services.predictor.interface import Example, Options, Query, is_learnable
+from services.lengths import LengthWindow, is_learnable
+from services.predictor.interface import Example, Options, Query
 from services.runtime.bounded_dict import BoundedDict
 
 SOURCE = "history"

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 
 from services.core import Outcome
 from services.forecast import Forecast
+from services.lengths import is_learnable
 from services.predictor.blend.guarded_forecaster import ForecastPair, GuardedForecaster
 from services.predictor.encoder.extract import FeatureExtractor
 from services.predictor.encoder.packing import pack
-from services.predictor.interface import Features, Query, is_learnable
+from services.predictor.interface import Features, Query
 from services.predictor.serving.forecast_cache import CachedForecast, ForecastCache
 from services.predictor.serving.newest_first_queue import NewestFirstQueue
 from services.predictor.serving.pending import PendingForecast, PendingForecasts

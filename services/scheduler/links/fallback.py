@@ -2,7 +2,7 @@
 
 from services.core import Outcome, Request
 from services.forecast import Forecast
-from services.lengths import LEARNABLE_REASONS, LengthWindow
+from services.lengths import LengthWindow
 
 
 class History:
@@ -12,8 +12,7 @@ class History:
         self._lengths = LengthWindow()
 
     def learn(self, outcome: Outcome) -> None:
-        if outcome.reason in LEARNABLE_REASONS and outcome.output_tokens > 0:
-            self._lengths.add(outcome.output_tokens, outcome.reason, outcome.max_tokens)
+        self._lengths.learn(outcome)
 
     def forecast(self, request: Request) -> Forecast:
         """Their distribution; `max_tokens` without outcomes."""

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.25  # between two reports of all running requests; also a measured interval
 EXPIRE_S = 5.0  # between two checks for prompts and plans that waited too long
-MOST_FAILED = 8_192  # requests whose failed attempts are counted
+MOST_FAILED = 8_192  # requests with counted failures
 
 
 class BackendBody:

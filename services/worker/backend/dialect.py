@@ -29,7 +29,7 @@ class Dialect:
 
     takes_ids: bool = True  # a prompt of token ids; else its text
     returns_ids: bool = True  # token ids of the answer
-    names_ids: bool = False  # NAME_IDS: ids of the alternatives, whose texts may be ambiguous
+    names_ids: bool = False  # NAME_IDS: ids of the alternatives; their texts may be ambiguous
 
     def __str__(self) -> str:
         prompt = "token ids" if self.takes_ids else "text"

@@ -17,7 +17,7 @@ MIN_STEPS = 4  # of an interval: fewer say more about the network than about ste
 
 @dataclass(slots=True)
 class _Stream:
-    """A request whose tokens arrive."""
+    """A request with arriving tokens."""
 
     context_tokens: int
     through: bool  # whether it decodes since before the interval began

@@ -9,7 +9,7 @@ request is cut off until its budget grows.
 """
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -171,8 +171,8 @@ class BackendRequests:
         return ""
 
     def apply_plan(self, plan: Plan, now: float) -> list[NewToken]:
-        """Applies a plan, and returns tokens that waited for its budgets. A plan whose seq was
-        applied before changes nothing. What a server cannot do is left out: it keeps no KV of
+        """Applies a plan, and returns tokens that waited for its budgets. A plan with a seq that
+        was applied before changes nothing. What a server cannot do is left out: it keeps no KV of
         paused requests, and begins the members of a static batch one by one."""
         if plan.seq <= self._reporter.applied_plan_seq:
             return []
@@ -312,23 +312,20 @@ class BackendRequests:
         self._reporter.begin(self.held.sequences, blocks)
         return tuple(s.held(blocks.get(r, 0)) for r, s in self.held.sequences.items())
 
-    def return_reports(self, reports: Iterable[Report]) -> None:
+    def return_reports(self, reports: Collection[Report]) -> None:
         """Puts the ends and evictions of reports that were not sent into the next one."""
-        unsent = list(reports)
-        self._reporter.restore_completions(ended for report in unsent for ended in report.finished)
-        for left in (left for report in unsent for left in report.evicted):
-            sequence = self.held.sequences.get(left.request_id)
-            if sequence and sequence.phase is SequencePhase.PARKED:
-                self._reporter.record_eviction(sequence)
+        self._reporter.restore(reports, self._parked)
+
+    def _parked(self, request_id: str) -> Sequence | None:
+        sequence = self.held.sequences.get(request_id)
+        return sequence if sequence and sequence.phase is SequencePhase.PARKED else None
 
     def keep_only(self, origins: Container[str]) -> None:
         """Drops requests of other gateway streams, because their tokens cannot be delivered."""
         here = [s.prompt for s in self.held.sequences.values()]
-        expected = [prompt for prompt, _ in self.pending.prompts.values()]
-        for prompt in (*here, *expected):
-            if prompt.origin not in origins:
-                self._forget(prompt.request_id)
-                self.pending.forget(prompt.request_id)
+        for request_id in self.pending.of_other_origins(here, origins):
+            self._forget(request_id)
+            self.pending.forget(request_id)
 
     def record_interval(self, timings: Iterable[StepTiming]) -> None:
         """Makes the next report include the progress of all requests."""

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 # Texts before a piece: a tokenizer may add a space before the first word of a text, or none after a
 # line feed. The first one for which the tokens have the text of the piece counts.
 CONTEXTS = ("", "a", "\n")
-TAIL = 8  # tokens before a piece whose decoding may depend on each other
+TAIL = 8  # tokens before a piece that may change how it decodes
 MAX_WAITING = 64  # characters without tokens of their text
 
 

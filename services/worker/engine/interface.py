@@ -2,7 +2,7 @@
 one sleeps; both drive the same `WorkerState`. An engine of another project has a state of its own,
 with the same effects of prompts and plans."""
 
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -92,7 +92,7 @@ class EngineState(Protocol):
 
     def attach(self) -> tuple[HeldRequest, ...]: ...
 
-    def return_reports(self, reports: Iterable[Report]) -> None: ...
+    def return_reports(self, reports: Collection[Report]) -> None: ...
 
     def keep_only(self, origins: Container[str]) -> None: ...
 

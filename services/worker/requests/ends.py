@@ -56,6 +56,6 @@ class RequestEnds:
         self.finish(sequence, sequence.ended)
 
     def pop_late(self) -> list[NewToken]:
-        """Last tokens of requests whose static batch ended between two steps."""
+        """Last tokens of the requests of static batches that ended between two steps."""
         late, self._late = self._late, []
         return late

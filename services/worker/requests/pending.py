@@ -5,7 +5,7 @@ A prompt arrives from a gateway and its admission from the scheduler, on differe
 order. Both waits are bounded in number and time.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from services.worker.requests.types.prompt import Prompt
@@ -51,6 +51,11 @@ class PendingRequests:
     def awaits_prompt(self, now: float) -> bool:
         """Whether a drain waits for the prompt of an admission."""
         return any(now - since <= PROMPT_WAIT_S for _, since in self.admissions.values())
+
+    def of_other_origins(self, here: Iterable[Prompt], origins: Container[str]) -> list[str]:
+        """The requests, of these and of the held ones, that came on other streams."""
+        held = (prompt for prompt, _ in self.prompts.values())
+        return [each.request_id for each in (*here, *held) if each.origin not in origins]
 
     def pop_prompts(self) -> list[Prompt]:
         """Removes and returns the held prompts; drops admissions without a prompt."""

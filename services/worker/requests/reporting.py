@@ -1,7 +1,7 @@
 """Collects what the worker reports to the scheduler."""
 
 from collections import deque
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from typing import Protocol
 
 from services.core import Completion, FinishReason, Report, RequestProgress
@@ -116,11 +116,16 @@ class Reporter:
         self.forget(request_id)
         self._finished.append(Completion(request_id, output_tokens, reason))
 
-    def restore_completions(self, finished: Iterable[Completion]) -> None:
-        """Reports ends again, from reports that were not sent."""
-        later = list(self._finished)
-        self._finished.clear()
-        self._finished.extend((*finished, *later))
+    def restore(
+        self, unsent: Collection[Report], waiting: Callable[[str], Reported | None]
+    ) -> None:
+        """Reports again what reports that were not sent say of ends and evictions. `waiting`
+        returns a request of this id that does not run."""
+        ended = [completion for report in unsent for completion in report.finished]
+        self._finished = deque((*ended, *self._finished), FINISHED_MAX)
+        for left in (progress for report in unsent for progress in report.evicted):
+            if request := waiting(left.request_id):
+                self.record_eviction(request)
 
     def record_eviction(self, sequence: Reported) -> None:
         self._included.pop(sequence.request_id, None)

@@ -115,24 +115,21 @@ class WorkerState:
         self._reporter.begin(self.sequences, blocks)
         return tuple(s.held(blocks.get(s.request_id, 0)) for s in self.sequences.values())
 
-    def return_reports(self, reports: Iterable[Report]) -> None:
+    def return_reports(self, reports: Collection[Report]) -> None:
         """Puts the ends and evictions of reports that were not sent into the next one. None of them
         contains the step in flight."""
-        unsent = list(reports)
-        self._reporter.restore_completions(ended for report in unsent for ended in report.finished)
-        for progress in (left for report in unsent for left in report.evicted):
-            sequence = self.sequences.get(progress.request_id)
-            if sequence and sequence.phase is SequencePhase.PARKED:
-                self._reporter.record_eviction(sequence)
+        self._reporter.restore(reports, self._parked)
+
+    def _parked(self, request_id: str) -> Sequence | None:
+        sequence = self.sequences.get(request_id)
+        return sequence if sequence and sequence.phase is SequencePhase.PARKED else None
 
     def keep_only(self, origins: Container[str]) -> None:
         """Drops requests of other gateway streams, because their tokens cannot be delivered."""
         here = [s.prompt for s in self.sequences.values()]
-        expected = [prompt for prompt, _ in self.pending.prompts.values()]
-        for prompt in (*here, *expected):
-            if prompt.origin not in origins:
-                self.ends.forget(prompt.request_id)
-                self.pending.forget(prompt.request_id)
+        for request_id in self.pending.of_other_origins(here, origins):
+            self.ends.forget(request_id)
+            self.pending.forget(request_id)
 
     # Prompts and plans
 
@@ -261,7 +258,7 @@ class WorkerState:
         self._reporter.record_swaps(timings)
 
     def pop_late(self) -> list[NewToken]:
-        """Last tokens of requests whose static batch ended between two steps."""
+        """Last tokens of the requests of static batches that ended between two steps."""
         return self.ends.pop_late()
 
     def check_integrity(self) -> None:

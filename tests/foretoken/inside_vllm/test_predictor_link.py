@@ -88,7 +88,7 @@ def test_history_answers_until_the_predictor_does(vllm: Vllm, tmp_path: Path) ->
         for number in range(100):
             vllm.end(f"s{number}", 300)
         vllm.lengths.observe_live([LiveAnswers("demo", "", (5, 6))])
-        # The requests share a forecast, whose newer version comes unasked.
+        # The requests share a forecast. Its newer version comes unasked.
         until(lambda: any(isinstance(each, Refreshed) for each in list(vllm.news)))
 
 

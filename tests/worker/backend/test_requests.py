@@ -243,7 +243,7 @@ def test_restart_cuts_what_runs() -> None:
 
 
 class Server:
-    """A server whose answer to any prompt is the numbers from 10 on, in the order of its tokens: an
+    """A server that answers any prompt with the numbers from 10 on, in the order of its tokens: an
     output is that sequence however often its request is cut off."""
 
     def __init__(self) -> None:

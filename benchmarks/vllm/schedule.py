@@ -1,6 +1,6 @@
 """Time of `schedule()` inside vLLM, with its own scheduler and with foretoken's.
 
-    PYTHON_WITH_VLLM -m benchmarks.vllm_schedule [--running 256] [--waiting 2000] [--steps 200]
+    PYTHON_WITH_VLLM -m benchmarks.vllm.schedule [--running 256] [--waiting 2000] [--steps 200]
         [--rounds 3] [--json FILE]
 
 Runs with the Python of an environment that has vLLM and foretoken. Each round starts vLLM's engine
@@ -49,7 +49,7 @@ def main() -> None:
 def in_a_process(name: str, options: Namespace) -> dict[str, float]:
     sizes = ("running", "waiting", "steps")
     numbers = [word for size in sizes for word in (f"--{size}", str(getattr(options, size)))]
-    command = [sys.executable, "-m", "benchmarks.vllm_schedule", "--scheduler", name, *numbers]
+    command = [sys.executable, "-m", "benchmarks.vllm.schedule", "--scheduler", name, *numbers]
     environment = {
         **os.environ,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler is in this process

@@ -1,6 +1,6 @@
 """Plots latency per token and goodput against load from a record of `benchmarks.overload`.
 
-python -m benchmarks.overload_plot overload.json --out docs/images/load.svg
+python -m benchmarks.overload.plot overload.json --out docs/images/load.svg
 """
 
 import argparse

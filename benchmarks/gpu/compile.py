@@ -1,6 +1,6 @@
 """Compiles every Triton kernel without a GPU.
 
-    python -m benchmarks.gpu_compile 80 90
+    python -m benchmarks.gpu.compile 80 90
 
 Triton's compiler needs a driver that names a device, but no device. The kernels do not run. The
 benchmark prints the shared memory of a thread block and fails when it exceeds the smallest GPU of

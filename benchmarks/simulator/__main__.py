@@ -93,7 +93,7 @@ def main() -> None:
     write(args.json, {"capacity_per_s": rate, "runs": records})
     if args.plot:
         # Not imported above: the runs' processes would import it, too, and count its memory.
-        from benchmarks.simulator_plot import draw
+        from benchmarks.simulator.plot import draw
 
         draw(records, args.plot)
 
