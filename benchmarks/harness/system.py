@@ -26,7 +26,7 @@ VLLM_BLOCK_TOKENS = 32  # the smallest block of its CPU kernels
 VLLM_START_S = 300.0  # half a minute on two idle cores, two minutes beside other work
 GIB = 2**30
 END_S = 60.0  # twice the longest drain
-METRIC = re.compile(r"^(?:foretoken_|vllm:)(\w+)(?:{[^}]*})? ([\d.e+-]+)$", re.MULTILINE)
+METRIC = re.compile(r"^(foretoken_|vllm:)(\w+)(?:{[^}]*})? ([\d.e+-]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,16 @@ def cpu_seconds(pid: int) -> float:
 def read_metrics(url: str) -> dict[str, float]:
     """Returns the metrics without their prefix, summed over labels."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
-        text = answer.read().decode()
-    totals: dict[str, float] = defaultdict(float)
-    for name, value in METRIC.findall(text):
-        totals[name] += float(value)
-    return dict(totals)
+        return sum_metrics(answer.read().decode())
+
+
+def sum_metrics(text: str) -> dict[str, float]:
+    """The same of a page's text. foretoken repeats some of its metrics by vLLM's names: they count
+    once."""
+    totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for prefix, name, value in METRIC.findall(text):
+        totals[prefix][name] += float(value)
+    return {**totals["vllm:"], **totals["foretoken_"]}
 
 
 @contextmanager

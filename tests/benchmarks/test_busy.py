@@ -6,7 +6,7 @@ from math import isnan, nan
 
 import pytest
 
-from benchmarks.harness.system import System, cpu_seconds
+from benchmarks.harness.system import System, cpu_seconds, sum_metrics
 from benchmarks.overload.busy import (
     Reading,
     busy_figures,
@@ -86,3 +86,15 @@ async def test_running_server_says_how_busy_it_is():
         figures = busy_figures(readings)
     assert 0 <= figures["engine_busy"] <= 1 and figures["front_cpu"] >= 0
     assert cpu_seconds(os.getpid()) > 0
+
+
+def test_metrics_by_two_names_count_once():
+    page = (
+        'foretoken_num_requests_running{worker="0"} 2.0\n'
+        'foretoken_num_requests_running{worker="1"} 3.0\n'
+        'vllm:num_requests_running{worker="0"} 2.0\n'
+        'vllm:num_requests_running{worker="1"} 3.0\n'
+        "foretoken_worker_busy_seconds_total 1.5\nvllm:only_there 7\n"
+    )
+    totals = {"num_requests_running": 5.0, "worker_busy_seconds_total": 1.5, "only_there": 7.0}
+    assert sum_metrics(page) == totals
