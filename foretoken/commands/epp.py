@@ -27,6 +27,20 @@ def epp(
             "Name with one address per model server, resolved again every 2 s.", "HOST:PORT", "none"
         ),
     ] = "",
+    pool: Annotated[
+        str,
+        endpoint_option(
+            "An InferencePool of Kubernetes: its ready pods, and its objectives.",
+            "NAMESPACE/NAME",
+            "none",
+        ),
+    ] = "",
+    kube_api: Annotated[
+        str,
+        endpoint_option(
+            "Kubernetes' API for --pool, such as that of `kubectl proxy`.", "URL", "the pod's own"
+        ),
+    ] = "",
     address: Annotated[
         str, process_option("Address for the proxy, gRPC.", "HOST:PORT", "127.0.0.1:9002")
     ] = "",
@@ -62,6 +76,8 @@ def epp(
         "endpoints": json.dumps(endpoint) if endpoint else "",
         "endpoints_file": endpoints_file,
         "dns": dns,
+        "pool": pool,
+        "kube_api": kube_api,
         "address": address,
         "predictor_address": predictor,
         "metrics_port": str(metrics_port or ""),

@@ -1,5 +1,7 @@
 """`python -m services.picker`: config → objects → serve."""
 
+import logging
+
 from prometheus_client import CollectorRegistry
 
 from observability.tracing import Tracing
@@ -13,6 +15,7 @@ SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 
 def build(config: PickerConfig, registry: CollectorRegistry, _: Tracing) -> Unit:
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line for each request
     service = PickerService(config, registry)
     mount = Mount(SERVICE, ext_proc_pb2_grpc.add_ExternalProcessorServicer_to_server, service)
     return Unit([mount], service.run, service.drain, ready=service.ready)

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, field_validator, model_validator
 
 from services.picker.core.endpoints import ADDRESS_RULE, is_address, is_port
+from services.picker.core.inference_pool import API_RULE, is_api_url, split_pool
 from services.runtime.main import ServedSettings
 
 Count = Annotated[int, Field(ge=1)]
@@ -24,6 +25,14 @@ class PickerConfig(ServedSettings):
     endpoints_file: str = ""
     # HOST:PORT: all addresses of the name are endpoints, such as a headless Service of Kubernetes.
     dns: str = ""
+    # NAMESPACE/NAME of an InferencePool of Kubernetes, or NAME in a pod of its namespace: the ready
+    # pods that it selects are endpoints, and its InferenceObjectives are objectives.
+    pool: str = ""
+    # URL of Kubernetes' API; empty: that of the cluster which the process runs in, with the
+    # credentials of its pod. `kubectl proxy` serves http://127.0.0.1:8001.
+    kube_api: str = ""
+    kube_token_file: str = ""  # a bearer token, read for each request
+    kube_ca_file: str = ""  # certificates in PEM that prove the API; empty: the system's
     source_interval_s: Positive = 2.0  # between two looks at the file and at DNS
     max_endpoints: Count = 1_024  # of the pool; a name that resolves to more is cut there
 
@@ -42,7 +51,8 @@ class PickerConfig(ServedSettings):
     max_output_tokens: Annotated[int, Field(ge=1, le=2**24 - 1)] = 4_096
 
     # Priorities of the objectives that requests name in x-gateway-inference-objective; others have
-    # priority 0. Requests of negative priority are shed when no endpoint has room for them.
+    # priority 0. Those of `pool` take precedence. Requests of negative priority are shed when no
+    # endpoint has room for them.
     objectives: dict[str, int] = Field(default_factory=dict)
     # The longest expected wait for room on a model server. Requests that would wait longer are
     # shed, whatever their priority. 0: none is shed for its wait.
@@ -81,6 +91,20 @@ class PickerConfig(ServedSettings):
         if name and not (host and is_port(port)):
             raise ValueError("must be HOST:PORT, with a port from 1 to 65535")
         return name
+
+    @field_validator("pool")
+    @classmethod
+    def _check_pool(cls, pool: str) -> str:
+        if pool:
+            split_pool(pool)
+        return pool
+
+    @field_validator("kube_api")
+    @classmethod
+    def _check_api(cls, url: str) -> str:
+        if url and not is_api_url(url):
+            raise ValueError(API_RULE)
+        return url.rstrip("/")
 
     @model_validator(mode="after")
     def _check_times(self) -> Self:

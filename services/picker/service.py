@@ -31,7 +31,7 @@ class PickerService(ext_proc_pb2_grpc.ExternalProcessorServicer):
     """Picks an endpoint for each HTTP request of a proxy."""
 
     def __init__(self, config: PickerConfig, registry: CollectorRegistry):
-        """Raises ConfigError for an endpoints file that cannot be used."""
+        """Raises ConfigError for sources of endpoints that cannot be used."""
         self._config = config
         self._pool = Pool(
             Limits(
@@ -49,7 +49,6 @@ class PickerService(ext_proc_pb2_grpc.ExternalProcessorServicer):
         )
         self._channel = connect(config.predictor_address) if config.predictor_address else None
         self._forecasts = Forecasts(config, self._channel, self._metrics, self._pool.on_forecast)
-        self._tracker = Tracker(config, self._pool, self._forecasts, self._metrics, clock)
         self._scraper = Scraper(
             config.metrics_path,
             config.scrape_interval_s,
@@ -59,6 +58,9 @@ class PickerService(ext_proc_pb2_grpc.ExternalProcessorServicer):
             lambda result: self._metrics.scrapes.labels(result).inc(),
         )
         self._sources = EndpointSources(config, self._set_endpoints)
+        self._tracker = Tracker(
+            config, self._pool, self._forecasts, self._metrics, clock, self._sources.priority
+        )
         self._streams = 0
         self._was_read = asyncio.Event()  # any endpoint
 

@@ -24,7 +24,10 @@ class Tracker:
         forecasts: Forecasts,
         metrics: PickerMetrics,
         clock: Callable[[], float],
+        priority: Callable[[str], int],
     ):
+        """`priority`: of an objective's name."""
+        self._priority = priority
         self._config, self._pool, self._forecasts = config, pool, forecasts
         self._metrics, self._clock = metrics, clock
         self._reading_bytes = 0  # of bodies that are being read
@@ -70,7 +73,7 @@ class Tracker:
             streams=question.streams,
             ttft_s=terms.ttft_s,
             tpot_s=terms.tpot_s,
-            priority=config.objectives.get(terms.objective, 0),
+            priority=self._priority(terms.objective),
             hashes=prompt_hashes(
                 question.prefix, config.prefix_blocks, config.prefix_block_bytes, salt
             ),

@@ -94,6 +94,9 @@ SPECS: Mapping[tuple[str, str], Schema] = {
             ),
         }
     ),
+    ("inference.networking.x-k8s.io/v1alpha2", "InferenceObjective"): _record(
+        {"poolRef": _record({"name": NAME})}, priority={"type": "integer"}
+    ),
 }
 METADATA = _record({"name": NAME}, namespace=NAME, labels=LABELS)
 

@@ -109,13 +109,14 @@ def test_every_pod_is_denied_what_no_policy_allows_in_both_directions(overlay: s
         assert types == {"Ingress", "Egress"}
 
 
-def test_picker_reaches_the_pool_s_pods_and_names():
+def test_picker_reaches_the_pool_s_pods_names_and_the_api():
     [policy] = of_kind("gateway-api", "NetworkPolicy")
     [pool] = of_kind("gateway-api", "InferencePool")
-    reached, names = policy["spec"]["egress"]
+    reached, names, api = policy["spec"]["egress"]
     [peer] = reached["to"]
     assert peer["podSelector"] == pool["spec"]["selector"]
     assert {each["port"] for each in names["ports"]} == {53}
+    assert {each["port"] for each in api["ports"]} == {443, 6443} and "to" not in api
 
 
 def test_prometheus_reaches_the_metrics_of_every_service():

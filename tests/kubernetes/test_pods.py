@@ -9,6 +9,7 @@ import yaml
 
 from observability.metrics.catalogue import CATALOGUE
 from observability.prometheus.records import GROUPS, OBJECTIVE_RATIO
+from services.picker.links.kube.pool import OBJECTIVES, PODS, POOLS
 from tests.kubernetes.resolved import (
     FOLDER,
     OVERLAYS,
@@ -26,7 +27,6 @@ from tests.kubernetes.resolved import (
     workloads,
 )
 
-EXISTING = {"vllm-pods"}  # Services of pods that no overlay makes
 RECORDED = re.compile(r"foretoken:[\w:]+")
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
@@ -38,8 +38,6 @@ def selected(overlay: str, selector: Object) -> list[Object]:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_services_name_ports_of_the_pods_that_they_select(overlay: str):
     for service in of_kind(overlay, "Service"):
-        if name(service) in EXISTING:
-            continue
         [target] = selected(overlay, {"matchLabels": service["spec"]["selector"]})
         for each in service["spec"]["ports"]:
             assert ports(target)[each["targetPort"]] == each["port"], name(service)
@@ -204,7 +202,31 @@ def test_pool_route_and_picker_name_each_other():
     [epp] = workloads("gateway-api")
     own = settings("gateway-api", epp)
     assert f"{own['FORETOKEN_PICKER_DRAIN_S']}s" == rule["timeouts"]["request"], "of an answer"
-    host, _, port = own["FORETOKEN_PICKER_DNS"].partition(":")
-    assert services[host]["spec"]["selector"] == pool["spec"]["selector"]["matchLabels"]
-    assert services[host]["spec"]["clusterIP"] == "None"
-    assert [each["number"] for each in pool["spec"]["targetPorts"]] == [int(port)]
+    assert own["FORETOKEN_PICKER_POOL"] == name(pool), "in the namespace of its pod"
+    for each in of_kind("gateway-api", "InferenceObjective"):
+        assert each["spec"]["poolRef"] == {"name": name(pool)}
+
+
+def test_only_the_picker_has_a_token_and_may_read_what_it_asks_for():
+    for overlay in OVERLAYS:
+        spaces = [pod(each)["spec"] for each in workloads(overlay)]
+        tokens = [each["automountServiceAccountToken"] for each in spaces]
+        assert tokens == [overlay == "gateway-api"] * len(tokens)
+    [account] = of_kind("gateway-api", "ServiceAccount")
+    [role] = of_kind("gateway-api", "Role")
+    [binding] = of_kind("gateway-api", "RoleBinding")
+    [epp] = workloads("gateway-api")
+    assert pod(epp)["spec"]["serviceAccountName"] == name(account)
+    assert binding["roleRef"]["name"] == name(role) and binding["roleRef"]["kind"] == "Role"
+    subject = {"kind": "ServiceAccount", "name": name(account)}
+    assert binding["subjects"] == [subject | {"namespace": account["metadata"]["namespace"]}]
+    allowed = {
+        (group, resource)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        if rule["verbs"] == ["list", "watch"]
+    }
+    paths = [path.split("/") for path in (POOLS, OBJECTIVES)]
+    asked = {(group, resource) for _, _, group, _, _, _, resource in paths}
+    assert allowed == {("", PODS.rpartition("/")[2]), *asked}

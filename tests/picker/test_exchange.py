@@ -39,7 +39,12 @@ class Picker:
             self.registry, lambda: self.pool.health(self.now), lambda: len(self.pool)
         )
         forecasts = Forecasts(self.config, None, metrics, self.pool.on_forecast)
-        self.tracker = Tracker(self.config, self.pool, forecasts, metrics, lambda: self.now)
+        self.tracker = Tracker(
+            self.config, self.pool, forecasts, metrics, lambda: self.now, self.priority
+        )
+
+    def priority(self, objective: str) -> int:
+        return self.config.objectives.get(objective, 0)
 
     def ready(self, *addresses: str) -> "Picker":
         self.pool.set_endpoints(addresses, self.now)
