@@ -148,6 +148,9 @@ class GatewayConfig(ServedSettings):
     metrics_peers: tuple[str, ...] = ()
     # Timeout for all of them together, half of Prometheus' scrape timeout; later ones are omitted.
     metrics_wait_s: Positive = 5.0
+    # How long their metrics are used again: pickers of other projects read all metrics 20 times a
+    # second. Those of the gateway itself are always current.
+    metrics_age_s: Annotated[float, Field(ge=0, le=5)] = 0.1
     # Export all metrics that vLLM has, too, under vLLM's names; without it those four that endpoint
     # pickers read.
     vllm_metrics: bool = False

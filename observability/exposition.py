@@ -1,20 +1,18 @@
-"""Exposition: the metrics of a process in Prometheus' text format 0.0.4, and the merged text of
-several processes.
+"""Exposition: the metrics of a process in Prometheus' text format 0.0.4.
 
 The lines of a family are adjacent, under one HELP and one TYPE. There are no `_created` series.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 
-from observability.metrics.lean import format_number
+from observability.merging import Blocks, merge
+from observability.metrics.rows import FamilyText, rows_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-_VALUE = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
-_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,90 +24,55 @@ class Part:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
+class Exposition:
+    """The metrics of a process. Keeps the text of what has not changed: reading it again costs
+    little, and values are always current. Readings are taken in the calling thread."""
+
+    def __init__(self, parts: Iterable[Part]):
+        self._parts = [_PartText(part) for part in parts]
+
+    def text(self, names: Collection[str] = ()) -> str:
+        """The text of all metrics, or of the series with these names. O(families + changed series),
+        O(lines) with several parts."""
+        texts = ["".join(each.values()) for each in self.blocks(names)]
+        return texts[0] if len(texts) == 1 else merge(texts)
+
+    def blocks(self, names: Collection[str] = ()) -> list[Blocks]:
+        """The families of each part, restricted to the series with these names."""
+        return [part.blocks(names) for part in self._parts]
+
+
 def expose(parts: Iterable[Part], names: Collection[str] = ()) -> str:
-    """The text of a process's metrics, or of the series with these names. O(series); readings are
-    taken in the calling thread."""
-    return merge("\n".join(_lines(part, names)) for part in parts)
+    """The text of a process's metrics, once. O(series)."""
+    return Exposition(parts).text(names)
 
 
-def merge(texts: Iterable[str]) -> str:
-    """The texts of several processes as one: each family once, with the series of all processes.
+class _PartText:
+    """The families of a registry."""
 
-    Keeps the first of duplicate series, and the first HELP and TYPE of a family. Drops empty lines.
-    O(lines).
-    """
-    families: dict[str, _Family] = {}
-    for text in texts:
-        _add_families(text, families)
-    return "".join(line for name, family in families.items() for line in family.lines(name))
+    def __init__(self, part: Part):
+        self._part = part
+        self._families: dict[Collector, FamilyText] = {}
 
-
-def with_aliases(text: str, names: Mapping[str, str]) -> str:
-    """The text, followed by copies of the families in `names` (name → alias).
-
-    Names and aliases omit the suffixes `_total`, `_bucket`, `_sum` and `_count`, which are kept.
-    The text must be an output of `merge`.
-    """
-    added, old, new = [], "", ""
-    for line in text.split("\n"):
-        if line.startswith("#"):
-            mark, kind, family, rest = f"{line} ".split(" ", 3)
-            old = family if family in names else family.removesuffix("_total")
-            new = names.get(old, "")
-            if new:
-                added.append(f"{mark} {kind} {new}{family[len(old) :]} {rest[:-1]}\n")
-        elif new and line:
-            added.append(f"{new}{line[len(old) :]}\n")
-    return text + "".join(added)
-
-
-class _Family:
-    """The lines of one family. `series`: values by name and labels."""
-
-    __slots__ = ("help", "kind", "series")
-
-    def __init__(self) -> None:
-        self.help = self.kind = ""
-        self.series: dict[str, str] = {}
-
-    def lines(self, name: str) -> Iterator[str]:
-        if self.help:
-            yield f"{self.help}\n"
-        yield f"{self.kind or f'# TYPE {name} untyped'}\n"
-        for series, value in self.series.items():
-            yield f"{series} {value}\n"
-
-
-def _add_families(text: str, families: dict[str, _Family]) -> None:
-    name, family = "", _Family()
-    for line in text.split("\n"):
-        if line.startswith(("# HELP ", "# TYPE ")):
-            _, kind, name, *rest = line.split(" ", 3)
-            if not (name and rest):  # malformed
+    def blocks(self, names: Collection[str]) -> dict[str, str]:
+        # The library has no public list of its collectors. Their names have all suffixes.
+        collectors = dict(self._part.registry._collector_to_names)
+        found: dict[str, str] = {}
+        for collector, known in collectors.items():
+            if names and not any(name in names for name in known):
                 continue
-            family = families.setdefault(name, _Family())
-            if kind == "HELP":
-                family.help = family.help or line
-            else:
-                family.kind = family.kind or line
-        elif line and line[0] != "#":
-            series, _, value = line.rpartition(" ")
-            if not (name and series.startswith(name)):  # a series without a declared family
-                name = series.partition("{")[0]
-                family = families.setdefault(name, _Family()) if name else _Family()
-            family.series.setdefault(series, value)
+            family = self._families.get(collector)
+            if family is None:
+                family = self._families[collector] = FamilyText(
+                    rows_of(collector), self._part.labels
+                )
+            if text := family.text():
+                found[family.name] = _restrict(text, names) if names else text
+        return {name: text for name, text in found.items() if text}
 
 
-def _lines(part: Part, names: Collection[str]) -> Iterator[str]:
-    source = part.registry.restricted_registry(names) if names else part.registry
-    for family in source.collect():
-        name = family.name + ("_total" if family.type == "counter" else "")
-        yield f"# HELP {name} {family.documentation.translate(_HELP)}"
-        yield f"# TYPE {name} {family.type}"
-        created = family.name + "_created"
-        for sample in family.samples:
-            if sample.name != created:
-                labels = {**part.labels, **sample.labels}
-                pairs = ",".join(f'{key}="{v.translate(_VALUE)}"' for key, v in labels.items())
-                value = format_number(sample.value)
-                yield f"{sample.name}{{{pairs}}} {value}" if labels else f"{sample.name} {value}"
+def _restrict(text: str, names: Collection[str]) -> str:
+    """A family's series with these names; empty without one."""
+    head, kind, *lines = text.split("\n")
+    kept = [line for line in lines if line.partition("{")[0].partition(" ")[0] in names]
+    return "\n".join((head, kind, *kept, "")) if kept else ""

@@ -1,7 +1,6 @@
 """The OpenAI API of a gateway, as an ASGI application."""
 
 import logging
-from collections.abc import Mapping
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
@@ -12,7 +11,7 @@ from gateway.faces.http.answers.formats import ChatFormat, CompletionFormat
 from gateway.faces.http.endpoints import add_endpoints, describe_body, list_endpoints
 from gateway.faces.http.errors import ClientDisconnected, error_body, error_response, internal_error
 from gateway.faces.http.generate import generate
-from gateway.faces.http.hot_paths import CLIENT_CLOSED_REQUEST, Endpoint, HotPaths
+from gateway.faces.http.hot_paths import CLIENT_CLOSED_REQUEST, Endpoints, HotPaths
 from gateway.faces.http.middleware import Cors, HeadMethod, KeyAuthentication, RequestGuard
 from gateway.faces.http.schema import ChatBody, CompletionBody
 from gateway.faces.http.unserved import MAX_PATH_CHARS, suggest_endpoint
@@ -56,7 +55,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
         operation = genai.TEXT_COMPLETION
         return await generate(gateway, request, CompletionBody, CompletionFormat, operation)
 
-    add_endpoints(app, gateway)
+    read_often = add_endpoints(app, gateway)
     docs, page = read_page("/docs", "gateway.faces.docs", "static"), read_live_page()
     add_page(app, docs)
     if gateway.config.ui:
@@ -68,7 +67,11 @@ def build_app(gateway: Gateway) -> ASGIApp:
             return RedirectResponse("ui/")
 
     _add_error_handlers(app)
-    hot = {CHAT_PATH: chat_completions, COMPLETION_PATH: completions}
+    hot = {
+        ("POST", CHAT_PATH): chat_completions,
+        ("POST", COMPLETION_PATH): completions,
+        **read_often,
+    }
     return _add_middleware(app, gateway, hot, {*docs.paths, *page.paths})
 
 
@@ -78,7 +81,7 @@ def read_live_page() -> Page:
 
 
 def _add_middleware(
-    app: ASGIApp, gateway: Gateway, hot: Mapping[str, Endpoint], page_paths: set[str]
+    app: ASGIApp, gateway: Gateway, hot: Endpoints, page_paths: set[str]
 ) -> ASGIApp:
     """Wraps the app; the last layer receives a request first. `page_paths` need no API key."""
     config = gateway.config

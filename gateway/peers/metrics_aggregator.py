@@ -8,10 +8,14 @@ from grpc import aio
 from prometheus_client import Gauge
 
 from gateway.config import GatewayConfig
-from observability.exposition import Part, expose, merge, with_aliases
+from observability.exposition import Exposition, Part
+from observability.merging import Blocks, Merger, split_blocks
 from observability.metrics.vllm import ALIASES, MODEL_SERVER_ALIASES
 from protos.generated import telemetry_pb2
 from protos.generated.telemetry_pb2_grpc import TelemetryStub
+from services.runtime.bounded_dict import BoundedDict
+
+MAX_KEPT = 4  # answers, for different names
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +28,8 @@ class Peer:
         self._channel: aio.Channel | None = None  # created on the event loop that uses it
         self._missing = False
 
-    async def scrape(self, names: Collection[str], timeout_s: float) -> str | None:
-        """Its metrics with these names, or all, as text; None without an answer within
-        `timeout_s`."""
+    async def scrape(self, names: Collection[str], timeout_s: float) -> Blocks | None:
+        """Its metrics with these names, or all; None without an answer within `timeout_s`."""
         if self._channel is None:
             self._channel = self._connect(self._address)
         stub = TelemetryStub(self._channel)
@@ -42,7 +45,7 @@ class Peer:
         if self._missing:
             log.info("/metrics includes %s again", self._address)
         self._missing = False
-        return answer.text
+        return split_blocks(answer.text)
 
     async def close(self) -> None:
         if self._channel is not None:
@@ -51,8 +54,9 @@ class Peer:
 
 
 class MetricsAggregator:
-    """Merges the metrics of all peers, which are scraped concurrently. A late or missing peer is
-    omitted and counted in `missing`: a scrape takes at most `metrics_wait_s`."""
+    """Merges the metrics of all peers, which are scraped concurrently, at most once in
+    `metrics_age_s`. A late or missing peer is omitted and counted in `missing`: a scrape takes at
+    most `metrics_wait_s`."""
 
     def __init__(
         self,
@@ -61,13 +65,18 @@ class MetricsAggregator:
         connect: Callable[[str], aio.Channel],
         missing: Gauge,
     ):
-        self._timeout_s = config.metrics_wait_s
+        self._timeout_s, self._age_s = config.metrics_wait_s, config.metrics_age_s
         self._aliases = ALIASES if config.vllm_metrics else MODEL_SERVER_ALIASES
-        self._parts, self._missing = parts, missing
+        self._exposition, self._missing = Exposition(parts), missing
+        self._merger = Merger(self._aliases)
+        # By names, with the time at which they were asked for.
+        self._answers: BoundedDict[frozenset[str], tuple[float, list[Blocks]]] = BoundedDict(
+            MAX_KEPT
+        )
         self._peers = [Peer(address, connect) for address in config.metrics_peers]
-        self._scrapes: dict[frozenset[str], asyncio.Task[str]] = {}
+        self._scrapes: dict[frozenset[str], asyncio.Task[bytes]] = {}
 
-    async def text(self, names: Collection[str] = ()) -> str:
+    async def text(self, names: Collection[str] = ()) -> bytes:
         """All metrics, or the series with these names, which may be vLLM's: a scrape of a few costs
         a small part of one of all. Concurrent calls for the same names share one scrape."""
         asked = frozenset(names)
@@ -84,10 +93,22 @@ class MetricsAggregator:
         for peer in self._peers:
             await peer.close()
 
-    async def _scrape_peers(self, asked: frozenset[str]) -> str:
+    async def _scrape_peers(self, asked: frozenset[str]) -> bytes:
         own = asked | {name for name, alias in self._aliases.items() if alias in asked}
-        scrapes = (peer.scrape(own, self._timeout_s) for peer in self._peers)
-        texts = await asyncio.gather(*scrapes)
-        self._missing.set(texts.count(None))
-        merged = merge([expose(self._parts, own), *(text for text in texts if text is not None)])
-        return with_aliases(merged, self._aliases)
+        answers = await self._ask_peers(own)
+        merger = Merger(self._aliases) if asked else self._merger
+        return merger.merge([*self._exposition.blocks(own), *answers])
+
+    async def _ask_peers(self, names: frozenset[str]) -> list[Blocks]:
+        """The metrics of the peers that answer."""
+        now = asyncio.get_running_loop().time()
+        if names in self._answers:
+            asked_s, answers = self._answers[names]
+            if now - asked_s < self._age_s:
+                return answers
+        scrapes = (peer.scrape(names, self._timeout_s) for peer in self._peers)
+        found = await asyncio.gather(*scrapes)
+        self._missing.set(found.count(None))
+        answers = [answer for answer in found if answer is not None]
+        self._answers[names] = now, answers
+        return answers

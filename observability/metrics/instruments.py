@@ -1,7 +1,7 @@
 """Instruments: create the instruments of catalogued metrics in a registry."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from observability.metrics.lean import LeanHistogram
 from observability.metrics.metric import PREFIX, Kind, Metric
+from observability.metrics.rows import Head, Key, Row
 
 log = logging.getLogger(__name__)
 
@@ -77,16 +78,34 @@ class Reading(Collector):
         yield self._family()
 
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+        rows = self.rows()
+        if rows is None:
+            return
+        family = self._family()
+        for key, [value] in rows:
+            family.add_metric(key, value)
+        yield family
+
+    # The text of an exposition is made of these instead: see Rows.
+
+    def head(self) -> Head:
+        return self._metric.family, self._metric.kind.value, self._metric.help
+
+    def rows(self) -> list[tuple[Key, Row]] | None:
         try:
             read = self._read()
         except Exception:
             log.exception("metric %s cannot be read and is omitted", self._metric.family)
-            return
-        family = self._family()
+            return None
         values = read if isinstance(read, Mapping) else {} if read is None else {"": read}
-        for label, value in values.items():
-            family.add_metric([label] if self._metric.labels else [], value)
-        yield family
+        labelled = bool(self._metric.labels)
+        return [((label,) if labelled else (), (value,)) for label, value in values.items()]
+
+    def series(self, key: Key) -> Sequence[tuple[str, Mapping[str, str]]]:
+        return [(self._metric.family, dict(zip(self._metric.labels, key, strict=True)))]
+
+    def values(self, row: Row) -> Iterable[float]:
+        return row
 
     def _family(self) -> CounterMetricFamily | GaugeMetricFamily:
         metric = self._metric

@@ -1,15 +1,16 @@
 """LeanHistogram: a histogram without locks, updated by one thread for every token."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from math import inf
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from observability.metrics.metric import Metric
+from observability.metrics.rows import Head, Key, Row, format_number
 
 
 class Cells:
@@ -61,8 +62,20 @@ class LeanHistogram(Collector):
                 family.add_metric(values, buckets, cells.sum)
             yield family
 
+    # The text of an exposition is made of these instead: see Rows.
 
-def format_number(number: float) -> str:
-    """The number in Prometheus' text format."""
-    text: str = floatToGoString(number)  # type: ignore[no-untyped-call]  # prometheus_client has no types
-    return text
+    def head(self) -> Head:
+        return self._metric.family, "histogram", self._metric.help
+
+    def rows(self) -> Iterable[tuple[Key, Row]]:
+        return [(key, (*cells.counts, cells.sum)) for key, cells in self._cells.items()]
+
+    def series(self, key: Key) -> Sequence[tuple[str, Mapping[str, str]]]:
+        name, labels = self._metric.family, dict(zip(self._metric.labels, key, strict=True))
+        buckets = [(f"{name}_bucket", {**labels, "le": bound}) for bound in self._bound_labels]
+        return [*buckets, (f"{name}_count", labels), (f"{name}_sum", labels)]
+
+    def values(self, row: Row) -> Iterable[float]:
+        *counts, total = row
+        cumulated = list(accumulate(counts))
+        return [*cumulated, cumulated[-1], total]

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
 from gateway.faces.http.dialect.fields import FieldRule
+from gateway.faces.http.hot_paths import Endpoint, Endpoints
 from gateway.faces.http.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from gateway.gateway import Gateway
 from observability.exposition import CONTENT_TYPE
@@ -16,13 +17,16 @@ from services.runtime.version import foretoken_version
 
 ABOUT = "foretoken serves LLMs with latency SLAs by forecasting the length of each answer."
 BY_ACCEPT = {"vary": "accept"}
+METRICS_PATH = "/metrics"
 MAX_NAMES = 64  # of the series that a scrape asks for
 
 
-def add_endpoints(app: FastAPI, gateway: Gateway) -> None:
+def add_endpoints(app: FastAPI, gateway: Gateway) -> Endpoints:
+    """Returns those that are asked often."""
     _add_models(app, gateway)
     _add_tokens(app, gateway)
     _add_status(app, gateway)
+    metrics = _add_metrics(app, gateway)
 
     @app.get("/", summary="Name, version and endpoints of this server")
     async def root(request: Request) -> Response:
@@ -38,6 +42,8 @@ def add_endpoints(app: FastAPI, gateway: Gateway) -> None:
             "endpoints": list_endpoints(app),
         }
         return JSONResponse(content, headers=BY_ACCEPT)
+
+    return {("GET", METRICS_PATH): metrics}
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:
@@ -100,15 +106,27 @@ def _add_status(app: FastAPI, gateway: Gateway) -> None:
     async def load() -> dict[str, int]:
         return {"server_load": gateway.live}
 
-    @app.get("/metrics", summary="Metrics in Prometheus' text format")
-    async def metrics(
-        names: Annotated[
-            list[str] | None, Query(alias="name[]", description="Only series of these names.")
-        ] = None,
-    ) -> Response:
-        if names and len(names) > MAX_NAMES:
-            raise InvalidArgument("name[]", f"at most {MAX_NAMES} names, got {len(names)}")
-        return Response(await gateway.aggregator.text(names or ()), media_type=CONTENT_TYPE)
+
+def _add_metrics(app: FastAPI, gateway: Gateway) -> Endpoint:
+    names: dict[str, Any] = {
+        "name": "name[]",
+        "in": "query",
+        "description": "Only series of these names.",
+        "schema": {"type": "array", "items": {"type": "string"}, "maxItems": MAX_NAMES},
+    }
+
+    @app.get(
+        METRICS_PATH,
+        summary="Metrics in Prometheus' text format",
+        openapi_extra={"parameters": [names]},
+    )
+    async def metrics(request: Request) -> Response:
+        named = request.query_params.getlist("name[]")
+        if len(named) > MAX_NAMES:
+            raise InvalidArgument("name[]", f"at most {MAX_NAMES} names, got {len(named)}")
+        return Response(await gateway.aggregator.text(named), media_type=CONTENT_TYPE)
+
+    return metrics
 
 
 def describe_body(

@@ -1,4 +1,4 @@
-"""The endpoints that generate text, without the layers of the framework around the others."""
+"""The endpoints that are asked often, without the layers of the framework around the others."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -11,21 +11,22 @@ from services.runtime.errors import ServiceError
 CLIENT_CLOSED_REQUEST = 499  # the client does not receive it
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+Endpoints = Mapping[tuple[str, str], Endpoint]  # by method and path
 
 
 class HotPaths:
-    """Answers POST requests to `endpoints`, by path; passes all others to `app`, which describes
-    these endpoints, too.
+    """Answers the requests to `endpoints`; passes all others to `app`, which describes these
+    endpoints, too.
 
     Routing, dependencies and exit stacks of the framework cost as much as reading the request.
     """
 
-    def __init__(self, app: ASGIApp, endpoints: Mapping[str, Endpoint]):
+    def __init__(self, app: ASGIApp, endpoints: Endpoints):
         self._app, self._endpoints = app, endpoints
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        posted = scope["type"] == "http" and scope["method"] == "POST"
-        endpoint = self._endpoints.get(scope["path"]) if posted else None
+        is_http = scope["type"] == "http"
+        endpoint = self._endpoints.get((scope["method"], scope["path"])) if is_http else None
         if endpoint is None:
             await self._app(scope, receive, send)
             return

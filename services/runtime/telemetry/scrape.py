@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from observability.exposition import CONTENT_TYPE, Part, expose
+from observability.exposition import CONTENT_TYPE, Exposition, Part
 from protos.generated import telemetry_pb2, telemetry_pb2_grpc
 from services.runtime.config import ConfigError
 
@@ -20,12 +20,12 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
     """Serves the metrics of `parts`, read on the event loop."""
 
     def __init__(self, parts: Sequence[Part]):
-        self._parts = parts
+        self._exposition = Exposition(parts)
 
     async def Scrape(
         self, request: telemetry_pb2.ScrapeRequest, context: object
     ) -> telemetry_pb2.ScrapeResponse:
-        return telemetry_pb2.ScrapeResponse(text=expose(self._parts, request.names))
+        return telemetry_pb2.ScrapeResponse(text=self._exposition.text(request.names))
 
 
 @asynccontextmanager
@@ -33,7 +33,7 @@ async def metrics_over_http(host: str, port: int, parts: Sequence[Part]) -> Asyn
     """Serves `GET /metrics` during the block, on this event loop. Yields the port; `port` 0 chooses
     a free one. Raises ConfigError if it cannot listen."""
     try:
-        server = await asyncio.start_server(_handler(lambda: expose(parts)), host, port)
+        server = await asyncio.start_server(_handler(Exposition(parts).text), host, port)
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"cannot listen on {host}:{port} for metrics: {reason}") from None

@@ -53,9 +53,9 @@ def gauge_part(name: str, value: float, worker: str = "0") -> Part:
 
 @asynccontextmanager
 async def scraping(
-    peers: Sequence[str], wait_s: float = NOT_IN_TIME_S
+    peers: Sequence[str], wait_s: float = NOT_IN_TIME_S, age_s: float = 0.0
 ) -> AsyncIterator[MetricsAggregator]:
-    config = GatewayConfig(metrics_peers=tuple(peers), metrics_wait_s=wait_s)
+    config = GatewayConfig(metrics_peers=tuple(peers), metrics_wait_s=wait_s, metrics_age_s=age_s)
     registry = CollectorRegistry()
     missing = Gauge("missing", "Peers.", registry=registry)
     scrapes = MetricsAggregator(config, [Part(registry)], connect, missing)
@@ -72,8 +72,8 @@ async def wait_for_samples(scrapes: MetricsAggregator, expected: list[str]) -> N
             await asyncio.sleep(0.02)
 
 
-def samples(text: str) -> list[str]:
-    return [line for line in text.splitlines() if not line.startswith("#")]
+def samples(text: bytes) -> list[str]:
+    return [line for line in text.decode().splitlines() if not line.startswith("#")]
 
 
 async def test_metrics_of_all_peers_are_merged_and_a_missing_one_is_logged_once(
@@ -109,8 +109,8 @@ async def test_a_scrape_by_name_has_only_these_series(tmp_path: Path) -> None:
         assert samples(await scrapes.text(["none_of_them"])) == []
         async with run_harness(metrics_peers=(address,)) as harness:
             reply = await harness.http("GET", "/metrics?name[]=vllm:num_requests_running")
-            assert 'vllm:num_requests_running{worker="0"} 3.0' in samples(reply.text)
-            assert not any("y_total" in line for line in samples(reply.text))
+            assert 'vllm:num_requests_running{worker="0"} 3.0' in samples(reply.text.encode())
+            assert not any("y_total" in line for line in samples(reply.text.encode()))
             many = "&".join(f"name[]={number}" for number in range(65))
             assert (await harness.http("GET", f"/metrics?{many}")).status == 400
 
@@ -135,6 +135,39 @@ async def test_concurrent_scrapes_share_one_query_per_peer() -> None:
         reported = await asyncio.gather(*pending[1:])
         assert peer.scrapes_received == 1
         assert {tuple(samples(text)) for text in reported} == {("missing 0.0", "slow 1.0")}
+
+
+async def test_peers_are_asked_once_in_a_time_and_own_series_are_current() -> None:
+    registry = CollectorRegistry()
+    own, peer = Counter("own", "Counted.", registry=registry), SlowPeer()
+    peer.released.set()
+    async with served(peer) as address:
+        for age_s, asked in ((5.0, 1), (0.0, 4)):
+            config = GatewayConfig(metrics_peers=(address,), metrics_age_s=age_s)
+            missing = Gauge("missing", "Peers.", registry=None)
+            scrapes = MetricsAggregator(config, [Part(registry)], connect, missing)
+            peer.scrapes_received = 0
+            for _ in range(4):
+                own.inc()
+                count = registry.get_sample_value("own_total")
+                assert samples(await scrapes.text()) == [f"own_total {count}", "slow 1.0"]
+            assert peer.scrapes_received == asked
+            if age_s:  # another set of names is another question
+                assert samples(await scrapes.text(["slow"])) == ["slow 1.0"]
+                assert peer.scrapes_received == asked + 1
+            await scrapes.close()
+
+
+async def test_metrics_of_peers_are_never_older_than_the_bound() -> None:
+    registry = CollectorRegistry()
+    level = Gauge("level", "Measured.", registry=registry)
+    async with listening([], "127.0.0.1:0", [Part(registry)]) as server:
+        address = f"127.0.0.1:{server.port}"
+        async with scraping([address], age_s=0.05) as scrapes:
+            for value in range(1, 4):
+                level.set(value)
+                await asyncio.sleep(0.06)
+                assert f"level {value}.0" in samples(await scrapes.text())
 
 
 @asynccontextmanager

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from observability.exposition import Part, expose, merge, with_aliases
+from observability.exposition import Part, expose
+from observability.merging import merge, with_aliases
 from observability.metrics import gateway as catalogue
 from observability.metrics import scheduler as schedulers
 from observability.metrics import worker as workers
