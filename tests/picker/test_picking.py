@@ -17,7 +17,7 @@ ASK = Ask(prompt_tokens=200, output_tokens=100)
 
 def load(address: str = "a", held=(), remaining=(), **fields) -> Load:
     given = {"steps": STEPS, "prefill": PREFILL, **fields}
-    return Load(address, np.array(held, float), np.array(remaining, float), **given)
+    return Load(address, held, remaining, **given)
 
 
 def test_estimate_at_an_idle_server_is_prefill_and_its_own_steps():

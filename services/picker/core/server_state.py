@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
-import numpy as np
-
 from services.forecast import Forecast
 from services.picker.core.endpoints import Reading
 from services.picker.core.lines import Line, LineFit
@@ -174,12 +172,11 @@ class ServerState:
         """`steps` and `prefill` are for a server without samples. `current`: its metrics are."""
         flights = self.flights.values()
         count, tokens = min(self._others, self._others_before) if current else (0, 0.0)
-        held = np.array([f.prompt_tokens + f.tokens for f in flights] + [0.0] * count)
-        remaining = np.array([f.remaining for f in flights] + [0.0] * count)
+        held = [f.prompt_tokens + f.tokens for f in flights]
+        remaining = [f.remaining for f in flights]
         if count:
-            held[-count:] = tokens / count
-            own = remaining[:-count]
-            remaining[-count:] = own.mean() if len(own) else 0.0
+            held += [tokens / count] * count
+            remaining += [sum(remaining) / len(remaining) if remaining else 0.0] * count
         kv_tokens = self._reading.kv_tokens
         return Load(
             self.address,
