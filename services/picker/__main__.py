@@ -18,7 +18,7 @@ def build(config: PickerConfig, registry: CollectorRegistry, _: Tracing) -> Unit
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line for each request
     service = PickerService(config, registry)
     mount = Mount(SERVICE, ext_proc_pb2_grpc.add_ExternalProcessorServicer_to_server, service)
-    return Unit([mount], service.run, service.drain, ready=service.ready)
+    return Unit([mount], service.run, service.drain, cycle_free=True, ready=service.ready)
 
 
 if __name__ == "__main__":

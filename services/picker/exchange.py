@@ -58,22 +58,14 @@ class Exchange:
         self._answer: AnswerFollower | None = None
         self._seen_tokens = 0
         self._over = False
-        self._handlers: Mapping[str, Callable[[pb.ProcessingRequest], Awaitable[Answers]]] = {
-            "request_headers": self._on_request_headers,
-            "request_body": self._on_request_body,
-            "request_trailers": self._on_request_trailers,
-            "response_headers": self._on_response_headers,
-            "response_body": self._on_response_body,
-            "response_trailers": self._on_response_trailers,
-        }
 
     async def on(self, message: pb.ProcessingRequest) -> Answers:
         """The answers to one message; none after a refusal. Raises ServiceError for a proxy that is
         configured in another way."""
         if message.HasField("protocol_config"):
             self._configure(message.protocol_config)
-        handler = self._handlers.get(message.WhichOneof("request") or "")
-        return await handler(message) if handler and not self._refused else ()
+        handler = HANDLERS.get(message.WhichOneof("request") or "")
+        return await handler(self, message) if handler and not self._refused else ()
 
     def close(self) -> None:
         """The stream has ended, whether the request has or not."""
@@ -196,3 +188,15 @@ class Exchange:
         self._tracker.end(
             self._placement, self._question, answer, ERROR if failed else result, took_s
         )
+
+
+Handler = Callable[[Exchange, pb.ProcessingRequest], Awaitable[Answers]]
+# Of all exchanges: bound methods of its own would make each a cycle, which only a collection frees.
+HANDLERS: Mapping[str, Handler] = {
+    "request_headers": Exchange._on_request_headers,
+    "request_body": Exchange._on_request_body,
+    "request_trailers": Exchange._on_request_trailers,
+    "response_headers": Exchange._on_response_headers,
+    "response_body": Exchange._on_response_body,
+    "response_trailers": Exchange._on_response_trailers,
+}
