@@ -6,6 +6,7 @@ prefix cache may still find them.
 """
 
 from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 from vllm.v1.core.sched.interface import PauseState
@@ -16,6 +17,7 @@ from foretoken.vllm.planned_queue import PlannedQueue
 from services.core import RequestProgress, WorkerView
 
 QUEUES = ("waiting", "skipped_waiting")  # of requests without KV; vLLM 0.30 has the second one
+LOADING = "kv_holding_waiting"  # since vLLM 0.31: waiting requests with KV that a connector loads
 
 
 class VllmInternals(Protocol):
@@ -34,6 +36,7 @@ class VllmInternals(Protocol):
     policy: SchedulingPolicy
     requires_kv_delivery: bool
     pause_state: PauseState
+    prev_step_scheduled_req_ids: set[str]
 
     def _preempt_request(
         self, request: Request, timestamp: float, drop_stale_output: bool = ...
@@ -70,8 +73,13 @@ class EngineRequests:
 
     @property
     def runs(self) -> bool:
-        """Whether any request runs."""
-        return bool(self._scheduler.running)
+        """Whether any request runs, or will without a plan because a connector loads its KV."""
+        return bool(self._scheduler.running or self._loading)
+
+    @property
+    def _loading(self) -> Collection[Request]:
+        queue: Collection[Request] = getattr(self._scheduler, LOADING, ())
+        return queue
 
     @property
     def admits(self) -> bool:
@@ -89,8 +97,9 @@ class EngineRequests:
         return len(self.planned) + self._others != len(self._scheduler.requests)
 
     def progress(self) -> list[RequestProgress]:
-        """That of the running requests. O(running)."""
-        return [self._progress(r) for r in self._scheduler.running if self._is_planned(r)]
+        """That of the requests that run or load their KV. O(running)."""
+        holders = chain(self._scheduler.running, self._loading)
+        return [self._progress(r) for r in holders if self._is_planned(r)]
 
     def memory(self, progress: Sequence[RequestProgress]) -> tuple[int, int]:
         """The free blocks, and the holders of blocks beyond the first; `progress` is that of all
@@ -157,6 +166,8 @@ class EngineRequests:
         drops = scheduler.requires_kv_delivery
         for request in stopping:
             scheduler._preempt_request(request, now, drop_stale_output=drops)
+        # One that resumes in the next step is sent to the model runner with all of its tokens.
+        scheduler.prev_step_scheduled_req_ids.difference_update(stopped)
         for queue in self._queues:
             queue.forget_preempted(stopped)
         return [without_kv(request) for request in stopping]
