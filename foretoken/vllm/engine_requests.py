@@ -7,12 +7,14 @@ prefix cache may still find them.
 
 from collections.abc import Collection, Sequence
 from itertools import chain
+from math import lcm
 from typing import Any, Protocol
 
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
+from foretoken.vllm.kv_capacity import whole_units
 from foretoken.vllm.planned_queue import PlannedQueue
 from services.core import RequestProgress, WorkerView
 
@@ -200,10 +202,12 @@ def without_kv(request: Request) -> RequestProgress:
 
 def describe_engine(scheduler: VllmInternals) -> WorkerView:
     """vLLM's engine as a worker. A block belongs to one group of layers; models with several
-    groups, such as those with sliding windows, need one in each."""
+    groups, such as those with sliding windows, need blocks in each."""
     config, cache = scheduler.vllm_config, scheduler.kv_cache_config
-    groups = max(1, len(cache.kv_cache_groups))
-    blocks = (cache.num_blocks - 1) // groups  # vLLM keeps one block empty
+    sizes = [group.kv_cache_spec.block_size for group in cache.kv_cache_groups]
+    ranks = scheduler.block_size // lcm(*sizes)  # that divide the tokens of a context
+    # vLLM keeps one block empty.
+    blocks = whole_units(cache.num_blocks - 1, scheduler.block_size, [n * ranks for n in sizes])
     return WorkerView(
         "vllm",
         "",

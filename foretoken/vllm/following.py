@@ -26,7 +26,7 @@ from foretoken.vllm.engine_requests import EngineRequests, VllmInternals
 from foretoken.vllm.forecasters import choose_forecaster
 from foretoken.vllm.learner import Learner
 from foretoken.vllm.lengths import Asked
-from foretoken.vllm.metrics_server import MetricsServer
+from foretoken.vllm.metrics.server import MetricsServer
 from foretoken.vllm.planner import Planner
 from foretoken.vllm.request_reader import RequestReader
 from foretoken.vllm.round_rest import RoundRest

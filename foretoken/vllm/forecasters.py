@@ -8,8 +8,8 @@ from vllm.logger import init_logger
 from vllm.tokenizers import cached_tokenizer_from_config
 
 from foretoken.vllm.lengths import Decode, LengthLearner, Lengths, MaxTokens
+from foretoken.vllm.metrics.scored_lengths import ScoredLengths
 from foretoken.vllm.predictor_link import RemoteLengths
-from foretoken.vllm.scored_lengths import ScoredLengths
 from foretoken.vllm.settings import VllmConfig
 from services.policies.preset import Preset
 from services.predictor.metrics import AccuracyMetrics

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.overload.demo_load import demo_pool
 from foretoken.running.options import demo_model
+from foretoken.running.ports import free_port
 from tests.clients.conftest import SCRIPTS, Run
 from tests.clients.environments import VLLM_VERSIONS
 
@@ -21,6 +22,15 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 REQUESTS, IN_FLIGHT, BLOCKS = 300, 100, 60  # 100 requests need about 130 blocks at once
 MAX_TOKENS, SEND_S = 200, 200
+SERIES = (
+    'foretoken_num_preemptions_total{cause="paused"}',
+    'foretoken_num_preemptions_total{cause="evicted"}',
+    'foretoken_scheduler_requests_waiting_for{reason="memory"}',
+    'foretoken_predictor_coverage{interval="90"}',
+    'foretoken_predictor_relative_error_count{source="history"}',
+    "foretoken_scheduler_round_seconds_count",
+)
+SCHEDULED = 150  # requests for a scheduler without a model, whose memory is for three at once
 Python = Callable[[str], Path]
 
 
@@ -41,13 +51,13 @@ def prompts() -> str:
 def answers(run: Run, python: Python, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Runs vLLM of a version with a scheduler, and returns what the script prints."""
 
-    def answers(version: str, scheduler: str, mode: str) -> dict[str, Any]:
+    def answers(version: str, scheduler: str, mode: str, **settings: str) -> dict[str, Any]:
         (tmp_path / "prompts.jsonl").write_text(prompts())
         printed = run(
             python(f"vllm-{version}"), SCRIPTS / "vllm_inside.py", demo_model(),
             tmp_path / "prompts.jsonl", scheduler, mode, str(REQUESTS), str(IN_FLIGHT),
             str(BLOCKS), str(MAX_TOKENS), str(SEND_S),
-            env={"PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1"},
+            env={"PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1", **settings},
         )  # fmt: skip
         (line,) = (line for line in printed.splitlines() if line.startswith('{"answers"'))
         result: dict[str, Any] = json.loads(line)
@@ -62,7 +72,8 @@ def test_answers_equal_those_of_its_own_scheduler(
     answers: Callable[..., dict[str, Any]], version: str, mode: str
 ) -> None:
     own = answers(version, "own", mode)
-    ours = answers(version, "foretoken.vllm.Scheduler", mode)
+    port = {"FORETOKEN_VLLM_METRICS_PORT": str(free_port())}
+    ours = answers(version, "foretoken.vllm.Scheduler", mode, **port)
     assert own["failed"] == ours["failed"] == {}
     assert own["alive"] and ours["alive"]
     used = {"sync": "Scheduler", "async": "AsyncScheduler"}[mode]
@@ -76,6 +87,9 @@ def test_answers_equal_those_of_its_own_scheduler(
     assert different == []
     complete = [answer for answer in ours["answers"] if answer is not None]
     assert len(complete) >= REQUESTS * 0.85  # every tenth is cancelled
+    assert set(SERIES) <= {line.rpartition(" ")[0] for line in ours["metrics"].splitlines()}
+    assert 'foretoken_scheduler_preset{preset="foretoken"} 1.0\n' in ours["metrics"]
+    assert "foretoken_scheduler_leads 1.0\n" in ours["metrics"]
 
 
 @pytest.mark.parametrize("loads", ["none", "loads"])
@@ -88,14 +102,14 @@ def test_no_token_is_lost_or_repeated(
     """A scheduler with a computed model: each answer is known."""
     printed = run(
         python(f"vllm-{version}"), SCRIPTS / "vllm_scheduler.py", demo_model(),
-        scheduler, mode, loads, str(REQUESTS),
+        scheduler, mode, loads, str(SCHEDULED),
         env={"PYTHONPATH": str(ROOT), "FORETOKEN_VLLM_ROUND_SHARE": "1"},
     )  # fmt: skip
     (line,) = (line for line in printed.splitlines() if line.startswith('{"answered"'))
     result = json.loads(line)
     assert result["wrong"] == []
     assert (result["kv_in_use"], result["left"]) == (0, 0)
-    assert result["answered"] + result["cancelled"] == REQUESTS
+    assert result["answered"] + result["cancelled"] == SCHEDULED
     assert result["preemptions"] > 0
     assert (result["loaded"] > 0) == (loads == "loads")
     assert "foretoken's scheduler failed" not in printed

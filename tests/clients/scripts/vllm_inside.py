@@ -8,13 +8,15 @@ to request k + N. Every tenth is cancelled after some tokens; others have two an
 JSON schema, or a seed. None is sent after SECONDS. The memory of BLOCKS blocks of 32 tokens is far
 less than IN_FLIGHT requests need, so that vLLM preempts. In mode `sync`, all running requests are
 preempted at once after a third of the answers; in mode `async` this would discard draws of seeded
-requests.
+requests. With FORETOKEN_VLLM_METRICS_PORT, foretoken's metrics are printed, too.
 """
 
 import asyncio
 import json
+import os
 import sys
 import time
+import urllib.request
 from itertools import islice, takewhile
 from pathlib import Path
 
@@ -137,11 +139,20 @@ async def main(model: str, texts: list[str], scheduler: str, mode: str, *numbers
                     "alive": not engine.errored,
                     "preemptions": total("vllm:num_preemptions_total"),
                     "kv_in_use": total("vllm:kv_cache_usage_perc"),
+                    "metrics": read_metrics(),
                 }
             )
         )
     finally:
         engine.shutdown()
+
+
+def read_metrics() -> str:
+    port = os.environ.get("FORETOKEN_VLLM_METRICS_PORT")
+    if not port:
+        return ""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as page:
+        return page.read().decode()
 
 
 def total(name: str) -> float:

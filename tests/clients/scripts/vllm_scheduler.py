@@ -5,7 +5,7 @@ model, and prints as JSON what came back.
 
 SCHEDULER: of `--scheduler-cls`, or `own`. MODE: `sync`; or `async`, where each step is scheduled
 before the output of the one before it is there. LOADS: `loads` adds a KV connector that, like one
-that offloads, gives back two steps later what a preempted request had computed; else `none`.
+that offloads, gives back 40 steps later what a preempted request had computed; else `none`.
 
 A token is a function of all tokens before it, so that every answer is known in advance. Each
 seventh request is cancelled at some step. Memory is short, so that requests are preempted.
@@ -32,9 +32,9 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-BLOCK, BLOCKS, END = 16, 60, 0
+BLOCK, BLOCKS, END = 16, 20, 0
 MAX_TOKENS, MEAN_TOKENS = 150, 40
-LOAD_STEPS = 2
+LOAD_STEPS = 40  # until nothing else runs, as memory is for about three requests
 IN_FLIGHT = 40
 STEP_S = 0.001  # in which a round of foretoken's scheduler can run
 

@@ -6,7 +6,7 @@ from urllib.error import HTTPError, URLError
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from foretoken.vllm.metrics_server import MetricsServer
+from foretoken.vllm.metrics.server import MetricsServer
 from services.runtime.config import ConfigError
 
 HOST = "127.0.0.1"

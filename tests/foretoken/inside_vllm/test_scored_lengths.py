@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from foretoken.vllm.lengths import Asked, Lengths
-from foretoken.vllm.scored_lengths import SCORES_S, ScoredLengths
+from foretoken.vllm.metrics.scored_lengths import SCORES_S, ScoredLengths
 from services.core import FinishReason, Outcome, Request
 from services.forecast import Forecast
 from services.predictor.metrics import AccuracyMetrics
