@@ -108,7 +108,7 @@ class Planner:
         ledger.admit(jobs, worker, columns.cap[rows].tolist())
         (sent,) = self.state.rounds.pop_plans()
         self._plan = sent.plan
-        self._observe(ev.Step(ev.Tick(), now, (sent,), ledger.transitions), self.state)
+        self._observe(ev.Step(ev.Tick(), now, (), ledger.transitions), self.state)
         return [job.request_id for job in jobs]
 
     def plan(
