@@ -6,16 +6,20 @@ prefix cache may still find them.
 """
 
 from collections.abc import Collection, Sequence
+from itertools import chain
+from math import lcm
 from typing import Any, Protocol
 
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
+from foretoken.vllm.kv_capacity import whole_units
 from foretoken.vllm.planned_queue import PlannedQueue
 from services.core import RequestProgress, WorkerView
 
 QUEUES = ("waiting", "skipped_waiting")  # of requests without KV; vLLM 0.30 has the second one
+LOADING = "kv_holding_waiting"  # since vLLM 0.31: waiting requests with KV that a connector loads
 
 
 class VllmInternals(Protocol):
@@ -34,6 +38,7 @@ class VllmInternals(Protocol):
     policy: SchedulingPolicy
     requires_kv_delivery: bool
     pause_state: PauseState
+    prev_step_scheduled_req_ids: set[str]
 
     def _preempt_request(
         self, request: Request, timestamp: float, drop_stale_output: bool = ...
@@ -70,8 +75,13 @@ class EngineRequests:
 
     @property
     def runs(self) -> bool:
-        """Whether any request runs."""
-        return bool(self._scheduler.running)
+        """Whether any request runs, or will without a plan because a connector loads its KV."""
+        return bool(self._scheduler.running or self._loading)
+
+    @property
+    def _loading(self) -> Collection[Request]:
+        queue: Collection[Request] = getattr(self._scheduler, LOADING, ())
+        return queue
 
     @property
     def admits(self) -> bool:
@@ -89,8 +99,9 @@ class EngineRequests:
         return len(self.planned) + self._others != len(self._scheduler.requests)
 
     def progress(self) -> list[RequestProgress]:
-        """That of the running requests. O(running)."""
-        return [self._progress(r) for r in self._scheduler.running if self._is_planned(r)]
+        """That of the requests that run or load their KV. O(running)."""
+        holders = chain(self._scheduler.running, self._loading)
+        return [self._progress(r) for r in holders if self._is_planned(r)]
 
     def memory(self, progress: Sequence[RequestProgress]) -> tuple[int, int]:
         """The free blocks, and the holders of blocks beyond the first; `progress` is that of all
@@ -157,6 +168,8 @@ class EngineRequests:
         drops = scheduler.requires_kv_delivery
         for request in stopping:
             scheduler._preempt_request(request, now, drop_stale_output=drops)
+        # One that resumes in the next step is sent to the model runner with all of its tokens.
+        scheduler.prev_step_scheduled_req_ids.difference_update(stopped)
         for queue in self._queues:
             queue.forget_preempted(stopped)
         return [without_kv(request) for request in stopping]
@@ -189,10 +202,12 @@ def without_kv(request: Request) -> RequestProgress:
 
 def describe_engine(scheduler: VllmInternals) -> WorkerView:
     """vLLM's engine as a worker. A block belongs to one group of layers; models with several
-    groups, such as those with sliding windows, need one in each."""
+    groups, such as those with sliding windows, need blocks in each."""
     config, cache = scheduler.vllm_config, scheduler.kv_cache_config
-    groups = max(1, len(cache.kv_cache_groups))
-    blocks = (cache.num_blocks - 1) // groups  # vLLM keeps one block empty
+    sizes = [group.kv_cache_spec.block_size for group in cache.kv_cache_groups]
+    ranks = scheduler.block_size // lcm(*sizes)  # that divide the tokens of a context
+    # vLLM keeps one block empty.
+    blocks = whole_units(cache.num_blocks - 1, scheduler.block_size, [n * ranks for n in sizes])
     return WorkerView(
         "vllm",
         "",

@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
+from prometheus_client import CollectorRegistry
 from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
@@ -24,13 +26,18 @@ from foretoken.vllm.engine_requests import EngineRequests, VllmInternals
 from foretoken.vllm.forecasters import choose_forecaster
 from foretoken.vllm.learner import Learner
 from foretoken.vllm.lengths import Asked
+from foretoken.vllm.metrics.server import MetricsServer
 from foretoken.vllm.planner import Planner
 from foretoken.vllm.request_reader import RequestReader
 from foretoken.vllm.round_rest import RoundRest
 from foretoken.vllm.settings import VllmConfig
 from foretoken.vllm.step_clock import StepClock
+from observability.metrics import scheduler as catalogue
+from observability.metrics.instruments import Instruments
 from services.core import Completion, FinishReason, Plan, RequestProgress
 from services.core import Request as CoreRequest
+from services.runtime.config import ConfigError
+from services.scheduler.observe.metrics import SchedulerMetrics
 
 log = init_logger(f"vllm.{__name__}")
 
@@ -50,24 +57,32 @@ class PlanFollower:
         preset = settings.chosen()
         by_priority = scheduler.policy is SchedulingPolicy.PRIORITY  # until the next line
         self._requests = EngineRequests(scheduler)
-        view = self._requests.view
-        self.planner = Planner(preset, view, settings.tenant_weights, time.monotonic())
+        view, config = self._requests.view, scheduler.vllm_config
+        registry = CollectorRegistry()
+        metrics = SchedulerMetrics(registry)
+        self.planner = Planner(
+            preset, view, settings.tenant_weights, time.monotonic(), metrics.observe
+        )
+        metrics.watch(self.planner.state)
+        Instruments(registry).reading(catalogue.LEADS, lambda: not self._gave_up)
         self._reader = RequestReader(view, settings.classes(), settings.default_sla, by_priority)
-        forecaster = choose_forecaster(preset, settings, scheduler.vllm_config.model_config)
+        forecaster = choose_forecaster(preset, settings, config.model_config, metrics, registry)
         self._learner = Learner(forecaster.lengths)
         self._clock = StepClock(view.kv_tokens)
         self._thread = ThreadPoolExecutor(1, "foretoken-rounds")
         self._round: Future[Plan] | None = None
-        self._rest = RoundRest(settings.round_share)
+        self._rest = RoundRest(settings.round_share, metrics.round_seconds.observe)
         self._arrivals: list[CoreRequest] = []  # not submitted to the planner yet
         self._dropped: list[RequestProgress] = []  # preempted by the last plan
         self._live_due_s = 0.0
         self._gave_up = False
+        self._server = serve_metrics(settings, config.parallel_config, registry)
         self._learner.start()
         log.info(
-            "foretoken schedules by the policy %s, with forecasts by %s",
+            "foretoken schedules by the policy %s, with forecasts by %s, as %s",
             preset.name,
             forecaster.name,
+            type(scheduler).__name__,
         )
 
     # What happens in vLLM
@@ -143,6 +158,8 @@ class PlanFollower:
     def stop(self) -> None:
         self._thread.shutdown()
         self._learner.stop()
+        if self._server:
+            self._server.stop()
 
     # Rounds
 
@@ -195,3 +212,17 @@ class PlanFollower:
         self._dropped = self._requests.pause([pause.request_id for pause in plan.pause], now)
         self._requests.admit([grant.request_id for grant in plan.admit])
         self._requests.set_victims(plan.victims)
+
+
+def serve_metrics(
+    settings: VllmConfig, parallel: Any, registry: CollectorRegistry
+) -> MetricsServer | None:
+    """The metrics on the port of the settings, of the next engines with data parallelism on the
+    next ports; None without one. Raises ConfigError for a port in use."""
+    if not settings.metrics_port:
+        return None
+    port = settings.metrics_port + parallel.data_parallel_index
+    try:
+        return MetricsServer(settings.metrics_host, port, registry)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; set FORETOKEN_VLLM_METRICS_PORT to a free port") from None

@@ -3,13 +3,17 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from prometheus_client import CollectorRegistry
 from vllm.logger import init_logger
 from vllm.tokenizers import cached_tokenizer_from_config
 
 from foretoken.vllm.lengths import Decode, LengthLearner, Lengths, MaxTokens
+from foretoken.vllm.metrics.scored_lengths import ScoredLengths
 from foretoken.vllm.predictor_link import RemoteLengths
 from foretoken.vllm.settings import VllmConfig
 from services.policies.preset import Preset
+from services.predictor.metrics import AccuracyMetrics
+from services.scheduler.observe.metrics import SchedulerMetrics
 
 log = init_logger(f"vllm.{__name__}")
 
@@ -21,13 +25,19 @@ class Forecaster(NamedTuple):
     lengths: Lengths
 
 
-def choose_forecaster(preset: Preset, settings: VllmConfig, model_config: Any) -> Forecaster:
+def choose_forecaster(
+    preset: Preset,
+    settings: VllmConfig,
+    model_config: Any,
+    metrics: SchedulerMetrics,
+    registry: CollectorRegistry,
+) -> Forecaster:
     """A predictor service if the settings name one; else the named predictor, or the preset's, in
-    this process. Those that need an encoder are replaced by `words`."""
+    this process. Those that need an encoder are replaced by `words`. `metrics` and `registry`
+    receive its link, or its accuracy."""
     if address := settings.predictor_address:
-        return Forecaster(
-            f"the predictor at {address}", RemoteLengths(address, read_prompts(model_config))
-        )
+        lengths = RemoteLengths(address, read_prompts(model_config), metrics)
+        return Forecaster(f"the predictor at {address}", lengths)
     name = settings.predictor or preset.predictor
     if name not in PREDICTORS:
         log.warning(
@@ -37,7 +47,8 @@ def choose_forecaster(preset: Preset, settings: VllmConfig, model_config: Any) -
             name,
         )
         name = "words"
-    return Forecaster(name, PREDICTORS[name](model_config))
+    accuracy = AccuracyMetrics(registry)
+    return Forecaster(name, ScoredLengths(PREDICTORS[name](model_config), accuracy))
 
 
 def read_prompts(model_config: Any) -> Decode | None:

@@ -3,7 +3,7 @@
 Time is an argument, and nothing here knows vLLM: this is `SchedulerState` with one worker.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 import numpy as np
@@ -30,16 +30,24 @@ LINK = "vllm"
 ROOM_SHARE = 0.8  # of the memory: below it no policy holds a request back
 UNBOUNDED = 2**31  # vLLM's own queue is not bounded, and a request in it cannot be refused
 
+Observe = Callable[[ev.Step, SchedulerState], None]
+
 
 class Planner:
-    """One thread at a time."""
+    """One thread at a time. `observe` receives each step of the state once it is done."""
 
     def __init__(
-        self, preset: Preset, view: WorkerView, tenant_weights: dict[str, float], now: float
+        self,
+        preset: Preset,
+        view: WorkerView,
+        tenant_weights: dict[str, float],
+        now: float,
+        observe: Observe = lambda *_: None,
     ):
         limits = SchedulerLimits(UNBOUNDED, patience_s=0.0, tenant_weights=tenant_weights)
         self.state = SchedulerState(preset, limits)
         self._view = view
+        self._observe = observe
         self._outcomes: list[Outcome] = []
         self._plan = Plan(0)
         self._reports = 0
@@ -100,6 +108,7 @@ class Planner:
         ledger.admit(jobs, worker, columns.cap[rows].tolist())
         (sent,) = self.state.rounds.pop_plans()
         self._plan = sent.plan
+        self._observe(ev.Step(ev.Tick(), now, (), ledger.transitions), self.state)
         return [job.request_id for job in jobs]
 
     def plan(
@@ -137,7 +146,9 @@ class Planner:
         return outcomes
 
     def _step(self, event: ev.Event, now: float) -> None:
-        for action in self.state.step(event, now):
+        actions = self.state.step(event, now)
+        self._observe(self.state.last_step, self.state)
+        for action in actions:
             match action:
                 case ev.Learn():
                     self._outcomes.append(action.outcome)

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from prometheus_client import CollectorRegistry
-
 from foretoken.vllm.lengths import Asked, Decode, Deliver, Lengths, read_prompt
 from protos.generated import common_pb2, predictor_pb2_grpc
 from services.core import LiveAnswers, Outcome, Request
@@ -32,12 +30,14 @@ class RemoteLengths(Lengths):
     late or away, history answers; its forecast replaces that whenever it arrives. Outcomes wait
     until it is back.
 
-    `decode` returns the text of token ids; without it no prompt is sent.
+    `decode` returns the text of token ids; without it no prompt is sent. `metrics` are those of the
+    links.
     """
 
-    def __init__(self, address: str, decode: Decode | None):
+    def __init__(self, address: str, decode: Decode | None, metrics: SchedulerMetrics):
         self._address = address
         self._decode = decode
+        self._metrics = metrics
         self._deliver: Deliver = lambda _: None
         self._live: Sequence[LiveAnswers] = ()
         self._links: Future[_Links] = Future()
@@ -87,7 +87,9 @@ class RemoteLengths(Lengths):
         channel = connect(self._address)
         try:
             stub = predictor_pb2_grpc.PredictorStub(channel)
-            links = _Links(stub, lambda event: self._deliver(event), lambda: self._live)
+            links = _Links(
+                stub, lambda event: self._deliver(event), lambda: self._live, self._metrics
+            )
             self._links.set_result(links)
             await links.run()
         finally:
@@ -102,6 +104,7 @@ class _Links:
         stub: "predictor_pb2_grpc.PredictorAsyncStub",
         deliver: Deliver,
         live_answers: Callable[[], Sequence[LiveAnswers]],
+        metrics: SchedulerMetrics,
     ):
         self.loop = asyncio.get_running_loop()
         self.ended = asyncio.Event()
@@ -109,7 +112,6 @@ class _Links:
         self._asked = BoundedDict[str, Request](SHARED_MAX)
         self._shared = BoundedDict[str, Request](SHARED_MAX)  # a request for each shared forecast
         config = load(SchedulerConfig, {})
-        metrics = SchedulerMetrics(CollectorRegistry())  # vLLM's page does not show them
         self._forecasts = Forecasts(
             config, stub, metrics, self._dispatch, lambda: list(self._shared.values())
         )

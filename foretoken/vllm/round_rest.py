@@ -8,10 +8,12 @@ Result = TypeVar("Result")
 
 
 class RoundRest:
-    """`share` of the time for rounds. One thread calls `timed` while none calls `is_over`."""
+    """`share` of the time for rounds. One thread calls `timed` while none calls `is_over`.
+    `observe` receives the seconds of each round."""
 
-    def __init__(self, share: float):
+    def __init__(self, share: float, observe: Callable[[float], None]):
         self._share = share
+        self._observe = observe
         self._until_s = 0.0
 
     def is_over(self, now: float) -> bool:
@@ -24,4 +26,6 @@ class RoundRest:
             return call()
         finally:
             ended_s = time.monotonic()
-            self._until_s = ended_s + (ended_s - began_s) * (1 / self._share - 1)
+            took_s = ended_s - began_s
+            self._until_s = ended_s + took_s * (1 / self._share - 1)
+            self._observe(took_s)

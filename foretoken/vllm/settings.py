@@ -44,6 +44,10 @@ class VllmConfig(Settings):
     tenant_weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         default_factory=dict
     )
+    # Port in vLLM's engine process that serves foretoken's metrics at /metrics; 0: none. With data
+    # parallelism, engine k has this port + k.
+    metrics_port: int = Field(default=0, ge=0, le=65_535)
+    metrics_host: str = "127.0.0.1"  # of metrics_port; local by default, metrics are for operators
     # Start with a vLLM that this version of foretoken was not tested with.
     untested_vllm: bool = False
 

@@ -11,23 +11,13 @@ from services.predictor.learning.scorecard import JudgedForecast, ScorecardSumma
 from services.predictor.serving.forecaster import PLAIN, REMEMBERED, WORDS
 
 
-class PredictorMetrics:
-    """Prometheus series of one predictor in the given registry."""
+class AccuracyMetrics:
+    """How accurate forecasts are, by their outcomes, in the given registry."""
 
     def __init__(self, registry: CollectorRegistry):
         self._instruments = make = Instruments(registry)
         self.forecasts = make.counter(catalogue.FORECASTS)
-        self.forecast_seconds = make.histogram(catalogue.FORECAST)
-        self.fallbacks = make.counter(catalogue.FALLBACKS, "failed", "broken", "model")
-        self.answered = make.counter(catalogue.ANSWERED, REMEMBERED, WORDS, PLAIN)
-        self.read = make.counter(catalogue.READ, "waiting", "ended")
-        self.improved = make.counter(catalogue.IMPROVED)
-        self.reading_lag = make.histogram(catalogue.READING_LAG)
-        self.set_aside = make.gauge(catalogue.SET_ASIDE)
-        self.cpu_share = make.gauge(catalogue.CPU_SHARE)
         self._outcomes = make.counter(catalogue.OUTCOMES, "yes", "no")
-        self._refits = make.counter(catalogue.REFITS, "adopted", "failed")
-        self._refit_seconds = make.histogram(catalogue.REFIT)
         self._error = make.histogram(catalogue.ERROR)
         self._scored = make.gauge(catalogue.SCORED)
         self._tau = make.gauge(catalogue.TAU)
@@ -35,18 +25,9 @@ class PredictorMetrics:
         self._drift = make.gauge(catalogue.DRIFT)
         self._coverage = make.gauge(catalogue.COVERAGE)
 
-    def register_readings(self, readings: Mapping[Metric, ReadValue]) -> None:
-        """Registers numbers of other parts, which are read at each scrape."""
-        for metric, read in readings.items():
-            self._instruments.reading(metric, read)
-
     def count_outcomes(self, learned: int, skipped: int) -> None:
         self._outcomes.labels("yes").inc(learned)
         self._outcomes.labels("no").inc(skipped)
-
-    def count_refit(self, result: str, seconds: float) -> None:
-        self._refits.labels(result).inc()
-        self._refit_seconds.observe(seconds)
 
     def observe_judged(self, source: str, judged: JudgedForecast) -> None:
         """Records the relative error of one forecast by its source."""
@@ -59,3 +40,30 @@ class PredictorMetrics:
         self._drift.set(scores.drift)
         self._coverage.labels("50").set(scores.coverage_50)
         self._coverage.labels("90").set(scores.coverage_90)
+
+
+class PredictorMetrics(AccuracyMetrics):
+    """Prometheus series of one predictor in the given registry."""
+
+    def __init__(self, registry: CollectorRegistry):
+        super().__init__(registry)
+        make = self._instruments
+        self.forecast_seconds = make.histogram(catalogue.FORECAST)
+        self.fallbacks = make.counter(catalogue.FALLBACKS, "failed", "broken", "model")
+        self.answered = make.counter(catalogue.ANSWERED, REMEMBERED, WORDS, PLAIN)
+        self.read = make.counter(catalogue.READ, "waiting", "ended")
+        self.improved = make.counter(catalogue.IMPROVED)
+        self.reading_lag = make.histogram(catalogue.READING_LAG)
+        self.set_aside = make.gauge(catalogue.SET_ASIDE)
+        self.cpu_share = make.gauge(catalogue.CPU_SHARE)
+        self._refits = make.counter(catalogue.REFITS, "adopted", "failed")
+        self._refit_seconds = make.histogram(catalogue.REFIT)
+
+    def register_readings(self, readings: Mapping[Metric, ReadValue]) -> None:
+        """Registers numbers of other parts, which are read at each scrape."""
+        for metric, read in readings.items():
+            self._instruments.reading(metric, read)
+
+    def count_refit(self, result: str, seconds: float) -> None:
+        self._refits.labels(result).inc()
+        self._refit_seconds.observe(seconds)

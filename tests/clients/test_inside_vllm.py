@@ -1,5 +1,6 @@
 """foretoken's scheduler inside vLLM, of every tested version: with less memory than the requests
-need, with cancels, patterns, seeds and several answers, it gives the answers of vLLM's own."""
+need, with cancels, patterns, schemas, seeds and several answers, it gives the answers of vLLM's
+own, which schedules synchronously or a step ahead."""
 
 import json
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.overload.demo_load import demo_pool
 from foretoken.running.options import demo_model
+from foretoken.running.ports import free_port
 from tests.clients.conftest import SCRIPTS, Run
 from tests.clients.environments import VLLM_VERSIONS
 
@@ -19,6 +21,16 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 REQUESTS, IN_FLIGHT, BLOCKS = 300, 100, 60  # 100 requests need about 130 blocks at once
+MAX_TOKENS, SEND_S = 200, 200
+SERIES = (
+    'foretoken_num_preemptions_total{cause="paused"}',
+    'foretoken_num_preemptions_total{cause="evicted"}',
+    'foretoken_scheduler_requests_waiting_for{reason="memory"}',
+    'foretoken_predictor_coverage{interval="90"}',
+    'foretoken_predictor_relative_error_count{source="history"}',
+    "foretoken_scheduler_round_seconds_count",
+)
+SCHEDULED = 150  # requests for a scheduler without a model, whose memory is for three at once
 Python = Callable[[str], Path]
 
 
@@ -39,12 +51,13 @@ def prompts() -> str:
 def answers(run: Run, python: Python, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Runs vLLM of a version with a scheduler, and returns what the script prints."""
 
-    def answers(version: str, scheduler: str) -> dict[str, Any]:
+    def answers(version: str, scheduler: str, mode: str, **settings: str) -> dict[str, Any]:
         (tmp_path / "prompts.jsonl").write_text(prompts())
         printed = run(
             python(f"vllm-{version}"), SCRIPTS / "vllm_inside.py", demo_model(),
-            tmp_path / "prompts.jsonl", scheduler, str(REQUESTS), str(IN_FLIGHT), str(BLOCKS),
-            env={"PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1"},
+            tmp_path / "prompts.jsonl", scheduler, mode, str(REQUESTS), str(IN_FLIGHT),
+            str(BLOCKS), str(MAX_TOKENS), str(SEND_S),
+            env={"PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1", **settings},
         )  # fmt: skip
         (line,) = (line for line in printed.splitlines() if line.startswith('{"answers"'))
         result: dict[str, Any] = json.loads(line)
@@ -53,19 +66,50 @@ def answers(run: Run, python: Python, tmp_path: Path) -> Callable[..., dict[str,
     return answers
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("version", VLLM_VERSIONS)
 def test_answers_equal_those_of_its_own_scheduler(
-    answers: Callable[..., dict[str, Any]], version: str
+    answers: Callable[..., dict[str, Any]], version: str, mode: str
 ) -> None:
-    own = answers(version, "own")
-    ours = answers(version, "foretoken.vllm.Scheduler")
+    own = answers(version, "own", mode)
+    port = {"FORETOKEN_VLLM_METRICS_PORT": str(free_port())}
+    ours = answers(version, "foretoken.vllm.Scheduler", mode, **port)
     assert own["failed"] == ours["failed"] == {}
     assert own["alive"] and ours["alive"]
-    assert "foretoken schedules by the policy foretoken, with forecasts by words" in ours["log"]
+    used = {"sync": "Scheduler", "async": "AsyncScheduler"}[mode]
+    policy = f"schedules by the policy foretoken, with forecasts by words, as {used}\n"
+    assert f"foretoken {policy}" in ours["log"]
     assert "foretoken's scheduler failed" not in ours["log"]
     assert ours["preemptions"] > 0
+    assert ours["kv_in_use"] == 0
     both = zip(own["answers"], ours["answers"], strict=True)
     different = [n for n, (a, b) in enumerate(both) if a != b and None not in (a, b)]
     assert different == []
     complete = [answer for answer in ours["answers"] if answer is not None]
     assert len(complete) >= REQUESTS * 0.85  # every tenth is cancelled
+    assert set(SERIES) <= {line.rpartition(" ")[0] for line in ours["metrics"].splitlines()}
+    assert 'foretoken_scheduler_preset{preset="foretoken"} 1.0\n' in ours["metrics"]
+    assert "foretoken_scheduler_leads 1.0\n" in ours["metrics"]
+
+
+@pytest.mark.parametrize("loads", ["none", "loads"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("scheduler", ["own", "foretoken.vllm.Scheduler"])
+@pytest.mark.parametrize("version", VLLM_VERSIONS)
+def test_no_token_is_lost_or_repeated(
+    run: Run, python: Python, version: str, scheduler: str, mode: str, loads: str
+) -> None:
+    """A scheduler with a computed model: each answer is known."""
+    printed = run(
+        python(f"vllm-{version}"), SCRIPTS / "vllm_scheduler.py", demo_model(),
+        scheduler, mode, loads, str(SCHEDULED),
+        env={"PYTHONPATH": str(ROOT), "FORETOKEN_VLLM_ROUND_SHARE": "1"},
+    )  # fmt: skip
+    (line,) = (line for line in printed.splitlines() if line.startswith('{"answered"'))
+    result = json.loads(line)
+    assert result["wrong"] == []
+    assert (result["kv_in_use"], result["left"]) == (0, 0)
+    assert result["answered"] + result["cancelled"] == SCHEDULED
+    assert result["preemptions"] > 0
+    assert (result["loaded"] > 0) == (loads == "loads")
+    assert "foretoken's scheduler failed" not in printed

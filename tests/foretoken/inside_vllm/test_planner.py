@@ -1,5 +1,7 @@
 """The scheduler's core as vLLM's scheduler drives it: requests and progress in, plans out."""
 
+from prometheus_client import CollectorRegistry
+
 from foretoken.vllm.planner import Planner
 from services.core import (
     Completion,
@@ -12,6 +14,7 @@ from services.core import (
 from services.forecast import certain
 from services.policies.preset import choose
 from services.scheduler.core import events as ev
+from services.scheduler.observe.metrics import SchedulerMetrics
 
 VIEW = WorkerView("vllm", "", "demo", kv_tokens=320, block_tokens=16, max_running=4,
                   max_context_tokens=320)  # fmt: skip
@@ -137,3 +140,27 @@ def test_nothing_is_due_without_news() -> None:
     plan(core, 0.0)
     assert not core.is_due(1e9, news=False)
     assert core.is_due(1e9, news=True)
+
+
+def test_metrics_count_what_plans_and_vllm_do() -> None:
+    registry = CollectorRegistry()
+    metrics = SchedulerMetrics(registry)
+    preset = choose("srtf", {"form": "conservative", "residency": "drop"})
+    core = Planner(preset, VIEW, {}, 0.0, metrics.observe)
+    metrics.watch(core.state)
+    core.submit(request("long", 200), 0.0)
+    assert core.admit_at_once(["long"], 0.0) == ["long"]
+    core.learned([ev.Forecasted((("long", certain(200)),))], 0.0)
+    core.submit(request("short", 200), 1.0)
+    core.learned([ev.Forecasted((("short", certain(8)),))], 1.0)
+    assert paused(plan(core, 1.0, {"long": (4, 20)})) == ["long"]
+    plan(core, 2.0, {"long": (4, 0)}, preempted=("short",))
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"foretoken_{name}", labels)
+
+    assert value("scheduler_preset", preset="srtf") == 1
+    assert value("num_preemptions_total", cause="paused") == 1
+    assert value("num_preemptions_total", cause="evicted") == 1
+    assert value("scheduler_requests_waiting_for", reason="memory") == 1
+    assert value("scheduler_plan_age_seconds_sum") == 1.0

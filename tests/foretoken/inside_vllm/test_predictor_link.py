@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from foretoken.vllm.lengths import Asked
 from foretoken.vllm.predictor_link import RemoteLengths
 from services.core import FinishReason, LiveAnswers, Outcome, Request
 from services.forecast import Forecast
 from services.scheduler.core.events import Forecasted, Refreshed
+from services.scheduler.observe.metrics import SchedulerMetrics
 
 LIMIT_S = 120.0  # on an idle machine a predictor starts in 3 s, and learns words within 10
 
@@ -55,7 +57,9 @@ class Vllm:
 @pytest.fixture
 def vllm(tmp_path: Path) -> Iterator[Vllm]:
     decode = lambda ids: "".join(map(chr, ids))  # noqa: E731 -- the tokenizer of these prompts
-    lengths = RemoteLengths(f"unix:{tmp_path}/predictor.sock", decode)
+    lengths = RemoteLengths(
+        f"unix:{tmp_path}/predictor.sock", decode, SchedulerMetrics(CollectorRegistry())
+    )
     received = Vllm(lengths)
     yield received
     lengths.stop()

@@ -20,13 +20,15 @@ def test_a_rest_is_in_proportion(
 ) -> None:
     times = iter([1.0, 1.01])
     monkeypatch.setattr("foretoken.vllm.round_rest.time.monotonic", lambda: next(times))
-    rest = RoundRest(share=0.1)
+    took_s: list[float] = []
+    rest = RoundRest(share=0.1, observe=took_s.append)
     assert rest.is_over(0.0)
     assert rest.timed(lambda: "plan") == "plan"
     assert rest.is_over(1.01 + after_s) == over
+    assert took_s == [pytest.approx(0.01)]
 
 
 def test_a_whole_core_never_rests() -> None:
-    rest = RoundRest(share=1.0)
+    rest = RoundRest(share=1.0, observe=lambda _: None)
     rest.timed(lambda: None)
     assert rest.is_over(time.monotonic())
