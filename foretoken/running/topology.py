@@ -11,7 +11,7 @@ ports, unless `--set` names an address.
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
 
@@ -19,12 +19,14 @@ from foretoken.running.children.processes import Child
 from foretoken.running.engines import ENGINES, OWN, EngineKind
 from foretoken.running.options import Sections, local_worker, predictor_sections
 from foretoken.running.ports import free_ports
+from gateway.config import GatewayConfig
 from services.predictor.config import PredictorConfig
 from services.runtime.config import COMMON, ConfigError, load
 from services.runtime.outcomelog.config import LogConfig
 
 ADVISERS = ("predictor", "batcher", "estimator")
 OF_ONE_GATEWAY = {"address", "gateway_id", "metrics_port"}  # settings
+NAMED_BY_ENTRY = {"model", "served_model_name"}  # settings that each entry of gateway.models has
 # A scheduler that exits is restarted within this time even on a busy machine; requests wait for it.
 SCHEDULER_WAIT = {"scheduler_wait_s": "30"}
 Addresses = dict[str, str]  # by process
@@ -39,18 +41,28 @@ class Shape(Enum):
 
 
 @dataclass(frozen=True)
+class ModelProcesses:
+    """The processes of one model in start order, and the addresses of two of them."""
+
+    name: str
+    folder: str
+    children: Sequence[Child]
+    scheduler: str
+    predictor: str
+
+
+@dataclass(frozen=True)
 class Topology:
     """The children in start order, and the addresses at which they are asked for their state."""
 
     children: Sequence[Child]
-    scheduler: str
-    predictor: str
+    models: Sequence[ModelProcesses]
     gateways: Sequence[str]  # a Unix socket each, which needs no API key
     metrics_peers: Sequence[str]  # every process but the gateways
 
 
 def arrange(
-    overrides: Sections,
+    models: Sequence[Sections],
     shape: Shape,
     workers: int,
     gateways: int,
@@ -58,42 +70,93 @@ def arrange(
     engine: str = OWN,
     placed: Sequence[Mapping[str, str]] = (),
 ) -> Topology:
-    """Returns the topology. `folder` is for sockets; EMBEDDED does not use `gateways`. `placed` are
-    settings of each worker that runs on another machine.
+    """Returns the topology of `models`, each with `workers` workers; the gateways have the settings
+    of the first. `folder` is for sockets; EMBEDDED does not use `gateways`. `placed` are settings
+    of each worker that runs on another machine.
 
     The gateways' ports must be chosen already. Raises ValueError for a mistake in the sections of
-    predictor and scheduler, and for settings that several gateways cannot share.
+    predictor and scheduler, and for settings that several gateways or models cannot share.
     """
-    ids = [f"worker-{number}" for number in range(workers)]
-    place = _loopback if shape is Shape.SEPARATE else partial(_sockets, folder)
-    addresses = place([*ADVISERS, "scheduler", *ids])
+    total = workers * len(models)
+    places = [
+        {**local_worker(number, total), **place}
+        for number, place in zip(range(total), placed or [{}] * total, strict=True)
+    ]
+    served = [
+        _arrange_model(
+            overrides,
+            shape,
+            f"{folder}/{at}-" if len(models) > 1 else f"{folder}/",
+            places[at * workers : (at + 1) * workers],
+            ENGINES[engine],
+        )
+        for at, overrides in enumerate(models if len(models) == 1 else map(_labelled, models))
+    ]
+    if len(served) > 1:
+        served = [_with_own_names(each) for each in served]
+    children = [child for each in served for child in each.children]
+    peers = [_seen_at(child) for child in children]
+    if len(set(peers)) < len(peers):
+        raise ConfigError(
+            "an address of --set is for one model, and there are several: leave it out"
+        )
+    count = 0 if shape is Shape.EMBEDDED else gateways
+    sockets = [f"{folder}/gateway-{number}.sock" for number in range(count)]
+    children += _gateways(models[0], served, sockets, peers)
+    fronts = [f"unix:{socket}" for socket in sockets]
+    return Topology(children, served, fronts, peers)
+
+
+def _arrange_model(
+    overrides: Sections,
+    shape: Shape,
+    prefix: str,
+    workers: Sequence[Mapping[str, str]],
+    engine: EngineKind,
+) -> ModelProcesses:
+    """The processes of a model. `prefix` is that of its sockets, `workers` the place of each."""
+    place = _loopback if shape is Shape.SEPARATE else partial(_sockets, prefix)
+    addresses = place([*ADVISERS, "scheduler", *(each["worker_id"] for each in workers)])
     given = {name: overrides[name].get("address") for name in (*ADVISERS, "scheduler")}
     addresses |= {name: address for name, address in given.items() if address}
     children = [
-        *_workers(overrides, addresses, ids, ENGINES[engine], placed or [{}] * workers),
+        *_workers(overrides, addresses, workers, engine),
         *_schedulers(overrides, addresses, shape),
         _predictor(overrides, addresses),
     ]
-    peers = [_seen_at(child) for child in children]
-    count = 0 if shape is Shape.EMBEDDED else gateways
-    sockets = [f"{folder}/gateway-{number}.sock" for number in range(count)]
-    children += _gateways(overrides, addresses["scheduler"], sockets, peers)
-    fronts = [f"unix:{socket}" for socket in sockets]
-    return Topology(children, addresses["scheduler"], addresses["predictor"], fronts, peers)
+    gateway = load(GatewayConfig, overrides["gateway"])
+    return ModelProcesses(
+        gateway.model_name,
+        gateway.model,
+        children,
+        addresses["scheduler"],
+        addresses["predictor"],
+    )
+
+
+def _with_own_names(model: ModelProcesses) -> ModelProcesses:
+    """The processes of one of several models, with its name in theirs."""
+    children = [replace(child, name=f"{child.name} of {model.name}") for child in model.children]
+    return replace(model, children=children)
+
+
+def _labelled(overrides: Sections) -> Sections:
+    """The sections of one of several models, with a label for those of its services that do not
+    name it in their metrics."""
+    label = {"model_label": load(GatewayConfig, overrides["gateway"]).model_name}
+    return overrides | {name: label | overrides[name] for name in (*ADVISERS, "scheduler")}
 
 
 def _workers(
     overrides: Sections,
     addresses: Addresses,
-    ids: Sequence[str],
+    places: Sequence[Mapping[str, str]],
     engine: EngineKind,
-    placed: Sequence[Mapping[str, str]],
 ) -> Iterator[Child]:
     shared = {section: overrides[section] for section in engine.sections}
-    for number, (worker_id, place) in enumerate(zip(ids, placed, strict=True)):
+    for place in places:
         settings = {
-            "address": addresses[worker_id],
-            **local_worker(number, len(ids)),
+            "address": addresses[place["worker_id"]],
             "served_model_name": overrides["gateway"].get("served_model_name", ""),
             "scheduler_address": addresses["scheduler"],
             **place,
@@ -129,8 +192,22 @@ def _schedulers(overrides: Sections, addresses: Addresses, shape: Shape) -> list
             ]
 
 
+def _with_schedulers(given: Mapping[str, str], models: Sequence[ModelProcesses]) -> dict[str, str]:
+    """The given settings of a gateway, and those by which it finds the schedulers."""
+    if len(models) == 1:
+        return {"scheduler_address": models[0].scheduler, **given}
+    entries = {
+        each.name: {"model": each.folder, "scheduler_address": each.scheduler} for each in models
+    }
+    shared = {key: value for key, value in given.items() if key not in NAMED_BY_ENTRY}
+    return {**shared, "models": json.dumps(entries)}
+
+
 def _gateways(
-    overrides: Sections, scheduler: str, sockets: Sequence[str], peers: Sequence[str]
+    overrides: Sections,
+    models: Sequence[ModelProcesses],
+    sockets: Sequence[str],
+    peers: Sequence[str],
 ) -> Iterator[Child]:
     """The gateways. Each includes the metrics of all processes in its own. Raises ConfigError for a
     setting that several cannot have."""
@@ -140,16 +217,16 @@ def _gateways(
                 f"gateway.{key} is for a single gateway, and there are {len(sockets)}: leave it "
                 "out, or set --gateways 1"
             )
+    given = _with_schedulers(overrides["gateway"], models)
     for number, socket in enumerate(sockets):
         others = [f"unix:{other}" for other in sockets if other != socket]
         name = f"gateway-{number}" if others else "gateway"
         defaults = {
-            "scheduler_address": scheduler,
             "gateway_id": name if others else "",
             "metrics_peers": json.dumps([*peers, *others]),
         }
         own = {"socket": socket, "replicas": str(len(sockets))}
-        settings = SCHEDULER_WAIT | defaults | overrides["gateway"] | own
+        settings = SCHEDULER_WAIT | defaults | given | own
         yield _child(overrides, "gateway", settings, {}, name, "gateway")
 
 
@@ -175,8 +252,8 @@ def _seen_at(child: Child) -> str:
     return settings.get("advertise") or settings["address"]
 
 
-def _sockets(folder: str, names: Sequence[str]) -> Addresses:
-    return {name: f"unix:{folder}/{name}.sock" for name in names}
+def _sockets(prefix: str, names: Sequence[str]) -> Addresses:
+    return {name: f"unix:{prefix}{name}.sock" for name in names}
 
 
 def _loopback(names: Sequence[str]) -> Addresses:

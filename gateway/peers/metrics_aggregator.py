@@ -59,8 +59,9 @@ class MetricsAggregator:
         config: GatewayConfig,
         parts: Sequence[Part],
         connect: Callable[[str], aio.Channel],
-        missing: Gauge,
+        missing: Sequence[Gauge],
     ):
+        """`missing`: a gauge for each model, all with the same value."""
         self._timeout_s = config.metrics_wait_s
         self._aliases = ALIASES if config.vllm_metrics else MODEL_SERVER_ALIASES
         self._parts, self._missing = parts, missing
@@ -88,6 +89,7 @@ class MetricsAggregator:
         own = asked | {name for name, alias in self._aliases.items() if alias in asked}
         scrapes = (peer.scrape(own, self._timeout_s) for peer in self._peers)
         texts = await asyncio.gather(*scrapes)
-        self._missing.set(texts.count(None))
+        for gauge in self._missing:
+            gauge.set(texts.count(None))
         merged = merge([expose(self._parts, own), *(text for text in texts if text is not None)])
         return with_aliases(merged, self._aliases)

@@ -4,15 +4,23 @@ import json
 
 import pytest
 
-from foretoken.running.options import ServeOptions, default_gateways, secrets, sections
+from foretoken.running.options import (
+    ServeOptions,
+    default_gateways,
+    model_sections,
+    outcome_log,
+    secrets,
+    sections,
+)
 from foretoken.running.topology import Shape, Topology, arrange
-from services.runtime.config import ConfigError
+from gateway.config import GatewayConfig
+from services.runtime.config import ConfigError, load
 
 FOLDER = "/run/x"
 
 
 def topology(shape: Shape, workers: int = 1, gateways: int = 1, *sets: str) -> Topology:
-    return arrange(sections(ServeOptions(sets=sets)), shape, workers, gateways, FOLDER)
+    return arrange([sections(ServeOptions(sets=sets))], shape, workers, gateways, FOLDER)
 
 
 def settings(made: Topology, section: str) -> list[dict[str, str]]:
@@ -48,17 +56,73 @@ def test_each_shape_has_its_processes(shape: Shape, processes: set[str]) -> None
 @pytest.mark.parametrize("shape", Shape)
 def test_every_process_knows_the_addresses_of_its_peers(shape: Shape) -> None:
     made = topology(shape, 2, 2)
-    assert {each["scheduler_address"] for each in settings(made, "worker")} == {made.scheduler}
-    assert [each["address"] for each in settings(made, "predictor")] == [made.predictor]
+    [model] = made.models
+    assert {each["scheduler_address"] for each in settings(made, "worker")} == {model.scheduler}
+    assert [each["address"] for each in settings(made, "predictor")] == [model.predictor]
     for scheduler in settings(made, "scheduler"):
-        assert scheduler["address"] == made.scheduler
-        assert scheduler["predictor_address"] == made.predictor
+        assert scheduler["address"] == model.scheduler
+        assert scheduler["predictor_address"] == model.predictor
     for gateway in settings(made, "gateway"):
-        assert gateway["scheduler_address"] == made.scheduler
+        assert gateway["scheduler_address"] == model.scheduler
     workers = [each["address"] for each in settings(made, "worker")]
-    assert {*workers, made.predictor} <= set(made.metrics_peers)
+    assert {*workers, model.predictor} <= set(made.metrics_peers)
     over_tcp = {address.startswith("127.0.0.1:") for address in made.metrics_peers}
     assert over_tcp == {shape is Shape.SEPARATE}
+
+
+def two_models(shape: Shape, *sets: str) -> Topology:
+    options = ServeOptions(served_model_name="small", more_models=[("large", FOLDER)], sets=sets)
+    return arrange(model_sections(options), shape, 2, 1, FOLDER)
+
+
+@pytest.mark.parametrize("shape", [Shape.SHARED, Shape.SEPARATE])
+def test_each_of_two_models_has_its_own_processes(shape: Shape) -> None:
+    made = two_models(shape)
+    small, large = made.models
+    addresses = [each.overrides[each.section]["address"] for each in made.children[:-1]]
+    assert len(set(addresses)) == len(addresses)
+    assert len({child.name for child in made.children}) == len(made.children)
+    for model, ids in ((small, ["0", "1"]), (large, ["2", "3"])):
+        by_section: dict[str, list[dict[str, str]]] = {}
+        for child in model.children:
+            by_section.setdefault(child.section, []).append(child.overrides[child.section])
+            assert child.name.endswith(f" of {model.name}")
+        workers, [scheduler] = by_section["worker"], by_section["scheduler"]
+        assert [each["local_rank"] for each in workers] == ids  # the GPU of each
+        assert {each["local_workers"] for each in workers} == {"4"}
+        assert {each["scheduler_address"] for each in workers} == {model.scheduler}
+        assert {each["served_model_name"] for each in workers} == {model.name}
+        assert scheduler["address"] == model.scheduler
+        assert scheduler["predictor_address"] == model.predictor
+        labelled = {each["model_label"] for each in (scheduler, *by_section["predictor"])}
+        assert labelled == {model.name}
+
+
+def test_gateway_of_two_models_has_an_entry_for_each() -> None:
+    made = two_models(Shape.SHARED, "gateway.max_sessions=10")
+    small, large = made.models
+    [given] = settings(made, "gateway")
+    config = load(GatewayConfig, given)
+    assert [(each.model_name, each.scheduler_address) for each in config.per_model()] == [
+        ("small", small.scheduler), ("large", large.scheduler),
+    ]  # fmt: skip
+    assert [each.max_sessions for each in config.per_model()] == [5, 5]
+    assert set(config.metrics_peers) == set(made.metrics_peers)
+
+
+def test_two_models_cannot_share_an_address_or_an_outcome_file() -> None:
+    with pytest.raises(ConfigError, match="an address of --set is for one model, and there are"):
+        two_models(Shape.SEPARATE, "scheduler.address=127.0.0.1:7")
+    logs = {
+        child.overrides["log"]["path"]
+        for child in two_models(Shape.SHARED).children
+        if child.section == "predictor"
+    }
+    assert [path.rpartition("/")[2] for path in sorted(logs)] == [
+        "outcomes-large.sqlite", "outcomes-small.sqlite",
+    ]  # fmt: skip
+    alone = sections(ServeOptions())
+    assert outcome_log(alone, "words")["path"].endswith("/outcomes.sqlite")
 
 
 def test_a_gateway_includes_the_metrics_of_every_other_process() -> None:
@@ -86,7 +150,7 @@ def test_scheduler_process_gets_the_estimators_settings() -> None:
 
 def test_addresses_of_the_command_line_win() -> None:
     made = topology(Shape.SEPARATE, 1, 1, "scheduler.address=127.0.0.1:7", "predictor.nice=3")
-    assert made.scheduler == "127.0.0.1:7"
+    assert made.models[0].scheduler == "127.0.0.1:7"
     assert "127.0.0.1:7" in made.metrics_peers
     [gateway] = settings(made, "gateway")
     assert gateway["scheduler_address"] == "127.0.0.1:7"
@@ -115,7 +179,7 @@ def test_a_mistake_in_a_childs_section_is_reported_before_it_starts() -> None:
 def test_each_backend_has_a_worker_that_knows_its_place() -> None:
     urls = ["http://a:1", "http://b:2"]
     options = ServeOptions(engine="openai", backends=urls, workers=2, backend_key="secret")
-    made = arrange(sections(options), Shape.EMBEDDED, 2, 0, FOLDER, options.engine)
+    made = arrange([sections(options)], Shape.EMBEDDED, 2, 0, FOLDER, options.engine)
     workers = [child for child in made.children if child.section == "worker"]
     assert {child.module for child in workers} == {"services.worker.backend"}
     assert [child.overrides["worker"]["local_rank"] for child in workers] == ["0", "1"]
