@@ -92,6 +92,11 @@ def arrange(
         )
         for at, overrides in enumerate(models if len(models) == 1 else map(_labelled, models))
     ]
+    if len({each.name for each in served}) < len(served):
+        raise ConfigError(
+            "gateway.served_model_name is for one model, and there are several: write NAME=MODEL "
+            "for each instead"
+        )
     if len(served) > 1:
         served = [_with_own_names(each) for each in served]
     children = [child for each in served for child in each.children]

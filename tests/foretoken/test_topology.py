@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from foretoken.running.children.supervisor import FALLBACKS
 from foretoken.running.options import (
     ServeOptions,
     default_gateways,
@@ -108,6 +109,17 @@ def test_gateway_of_two_models_has_an_entry_for_each() -> None:
     ]  # fmt: skip
     assert [each.max_sessions for each in config.per_model()] == [5, 5]
     assert set(config.metrics_peers) == set(made.metrics_peers)
+
+
+def test_a_lost_process_of_one_of_two_models_has_a_fallback() -> None:
+    """The supervisor says what goes on without it."""
+    for shape in (Shape.SHARED, Shape.SEPARATE):
+        assert {child.section for child in two_models(shape).children} <= FALLBACKS.keys()
+
+
+def test_two_models_cannot_share_a_name() -> None:
+    with pytest.raises(ConfigError, match="served_model_name is for one model, and there are sev"):
+        two_models(Shape.SHARED, "gateway.served_model_name=both")
 
 
 def test_two_models_cannot_share_an_address_or_an_outcome_file() -> None:
