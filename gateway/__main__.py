@@ -15,7 +15,8 @@ from services.runtime.network.channel import connect
 from services.runtime.network.leader_channel import connect_to_leader
 
 
-def build(config: GatewayConfig, registry: CollectorRegistry, tracing: Tracing) -> Unit:
+def build(config: GatewayConfig, _: CollectorRegistry, tracing: Tracing) -> Unit:
+    """Each model has a registry of its own, for its labels, and the process has none."""
     config = config.own_share()
     spans = tracing.service(config.section)
     front = Front(config, connect_to_leader, connect, spans=spans)

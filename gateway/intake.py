@@ -88,7 +88,8 @@ class RequestIntake:
         return arrival
 
     def has_room(self, timeout_s: float) -> bool:
-        """Whether one choice would be admitted now. O(1)."""
+        """Whether `admit` would admit one choice now. O(1)."""
+        timeout_s = min(timeout_s, self._config.default_deadline_s)
         return not self.draining and self._find_refusal(1, timeout_s) is None
 
     def check_room(self, choices: int, arrival: RequestArrival) -> None:

@@ -139,6 +139,29 @@ async def test_full_model_leaves_room_for_the_other() -> None:
             assert f"foretoken_refusals_total{{{labels}}} {count}.0" in lines
 
 
+@pytest.mark.parametrize(
+    ("config", "headers"), [({}, {"x-request-timeout-s": "2"}), ({"default_deadline_s": 2.0}, {})]
+)
+async def test_busy_model_does_not_refuse_for_the_other(
+    config: dict[str, float], headers: dict[str, str]
+) -> None:
+    """The first model's queue takes longer than the client waits, and the body is not read yet."""
+    async with run_models({"small": "11", "large": "22"}, **config) as models:
+        small = models.fakes["small"]
+        busy = sched.FleetView(
+            workers=small.scheduler.fleet([small.scheduler.worker_address]).fleet.workers,
+            queued=9,
+            drain_s=60.0,
+        )
+        small.scheduler.streams[-1].put_nowait(sched.SchedulerEvent(fleet=busy))
+        await small.until(lambda: not models.front.gateways["small"].intake.has_room(2.0))
+        statuses = {}
+        for model in ("small", "large"):
+            body = {"model": model, "prompt": "1,"}
+            statuses[model] = (await models.http("POST", COMPLETIONS, body, headers)).status
+        assert statuses == {"small": 429, "large": 200}
+
+
 async def test_metrics_have_the_series_of_each_model(models: Models) -> None:
     body = {"model": "large", "prompt": "1,"}
     assert (await models.http("POST", COMPLETIONS, body)).status == 200
