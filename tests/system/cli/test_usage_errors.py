@@ -137,18 +137,9 @@ def test_invalid_setting_is_a_one_line_error(arguments: list[str], message: str)
             ["serve", "models/demo", "models/demo"],
             "two models have the name demo; write NAME=MODEL for one of them",
         ),
-        (["serve", "a=", "b=models/demo"], "write NAME=MODEL, or a model alone; got 'a='"),
-        (
-            ["serve", "a=models/demo", "--served-model-name", "b"],
-            "--served-model-name is for one model without a name of its own",
-        ),
         (
             ["serve", "a=models/demo", "b=models/demo", "--gateways", "0"],
             "several models need a gateway process: give --gateways 1 or more",
-        ),
-        (
-            ["serve", "a=models/demo", "b=models/demo", "--cluster", "ray"],
-            "--cluster is for one model: start `foretoken serve` for each model",
         ),
         (["sreve"], "No such command 'sreve'. Did you mean 'serve'?"),
         (["why"], "Missing argument 'ID'."),

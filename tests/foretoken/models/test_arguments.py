@@ -1,4 +1,4 @@
-"""The models that `foretoken serve` is given, and the status lines of several."""
+"""The models that `foretoken serve` is given."""
 
 from pathlib import Path
 
@@ -11,10 +11,7 @@ from foretoken.commands.model_arguments import (
     read_models,
 )
 from foretoken.commands.usage import UsageError
-from foretoken.running.console.fleets import merge_fleets
-from foretoken.running.console.status import format_fleet, ready_line
-from foretoken.running.options import ServeOptions, demo_model, model_sections, sections
-from protos.generated import scheduler_pb2
+from foretoken.running.options import demo_model
 
 
 @pytest.mark.parametrize(
@@ -78,36 +75,3 @@ def test_several_models_have_distinct_names() -> None:
     assert [each.name for each in find_models(asked[:1], weights=True)] == [""]  # the folder's
     with pytest.raises(UsageError, match="two models have the name demo; write NAME=MODEL"):
         find_models([asked[0], asked[0]], weights=True)
-
-
-def test_every_model_has_all_options() -> None:
-    options = ServeOptions(served_model_name="a", kv_tokens=512, more_models=[("b", "/models/b")])
-    first, second = model_sections(options)
-    assert first == sections(ServeOptions(served_model_name="a", kv_tokens=512))
-    assert second["worker"] == {"model": "/models/b", "kv_tokens": "512"}
-    assert second["gateway"]["served_model_name"] == "b"
-
-
-def fleet(model: str, running: int, queued: int, drain_s: float) -> scheduler_pb2.FleetView:
-    worker = scheduler_pb2.WorkerInfo(
-        model=model,
-        kv_tokens=100,
-        held_tokens=50,
-        running=running,
-        placement="float32",
-        start="1 s",
-    )
-    return scheduler_pb2.FleetView(
-        workers=[worker], queued=queued, drain_s=drain_s, policy="foretoken"
-    )
-
-
-def test_status_of_several_models_is_one_line() -> None:
-    fleets = [fleet("a", 1, 2, 3.0), fleet("b", 4, 5, 1.0)]
-    assert merge_fleets(fleets[:1]) == fleets[0]
-    line = format_fleet(merge_fleets(fleets))
-    assert line == "5 running · 7 waiting · KV 50% · 2 worker(s) · drains in 3 s"
-    ready = ready_line(fleets, "http://h:1", "h:2")
-    each = "float32, 1 worker(s) with 100 KV tokens each"
-    assert ready.startswith(f"foretoken is ready: a, {each}; b, {each}, policy foretoken, started")
-    assert ready.endswith("HTTP http://h:1, gRPC h:2")
