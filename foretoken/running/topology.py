@@ -86,25 +86,16 @@ def arrange(
         _arrange_model(
             overrides,
             shape,
-            f"{folder}/{at}-" if len(models) > 1 else f"{folder}/",
+            folder,
+            marks,
             places[at * workers : (at + 1) * workers],
             ENGINES[engine],
         )
-        for at, overrides in enumerate(models if len(models) == 1 else map(_labelled, models))
+        for at, (overrides, marks) in enumerate(_tell_apart(models))
     ]
-    if len({each.name for each in served}) < len(served):
-        raise ConfigError(
-            "gateway.served_model_name is for one model, and there are several: write NAME=MODEL "
-            "for each instead"
-        )
-    if len(served) > 1:
-        served = [_with_own_names(each) for each in served]
+    _require_distinct(served)
     children = [child for each in served for child in each.children]
     peers = [_seen_at(child) for child in children]
-    if len(set(peers)) < len(peers):
-        raise ConfigError(
-            "an address of --set is for one model, and there are several: leave it out"
-        )
     count = 0 if shape is Shape.EMBEDDED else gateways
     sockets = [f"{folder}/gateway-{number}.sock" for number in range(count)]
     children += _gateways(models[0], served, sockets, peers)
@@ -112,15 +103,54 @@ def arrange(
     return Topology(children, served, fronts, peers)
 
 
+@dataclass(frozen=True)
+class Marks:
+    """What tells the processes of several models apart: the beginning of their sockets' names, and
+    the end of their own."""
+
+    socket: str = ""
+    process: str = ""
+
+
+def _tell_apart(models: Sequence[Sections]) -> Sequence[tuple[Sections, Marks]]:
+    """The sections and marks of each model. Of several, services that do not name their model in
+    their metrics have a label for it."""
+    if len(models) == 1:
+        return [(models[0], Marks())]
+    marked = []
+    for at, overrides in enumerate(models):
+        name = load(GatewayConfig, overrides["gateway"]).model_name
+        label = {"model_label": name}
+        labelled = {each: label | overrides[each] for each in (*ADVISERS, "scheduler")}
+        marked.append((overrides | labelled, Marks(f"{at}-", f" of {name}")))
+    return marked
+
+
+def _require_distinct(models: Sequence[ModelProcesses]) -> None:
+    """Raises ConfigError for a name or an address of `--set` that several models would have."""
+    if len({each.name for each in models}) < len(models):
+        raise ConfigError(
+            "gateway.served_model_name is for one model, and there are several: write NAME=MODEL "
+            "for each instead"
+        )
+    addresses = [{_seen_at(child) for child in each.children} for each in models]
+    if len(set().union(*addresses)) < sum(map(len, addresses)):
+        raise ConfigError(
+            "an address of --set is for one model, and there are several: leave it out"
+        )
+
+
 def _arrange_model(
     overrides: Sections,
     shape: Shape,
-    prefix: str,
+    folder: str,
+    marks: Marks,
     workers: Sequence[Mapping[str, str]],
     engine: EngineKind,
 ) -> ModelProcesses:
-    """The processes of a model. `prefix` is that of its sockets, `workers` the place of each."""
-    place = _loopback if shape is Shape.SEPARATE else partial(_sockets, prefix)
+    """The processes of a model. `workers` are the place of each."""
+    sockets = partial(_sockets, f"{folder}/{marks.socket}")
+    place = _loopback if shape is Shape.SEPARATE else sockets
     addresses = place([*ADVISERS, "scheduler", *(each["worker_id"] for each in workers)])
     given = {name: overrides[name].get("address") for name in (*ADVISERS, "scheduler")}
     addresses |= {name: address for name, address in given.items() if address}
@@ -133,23 +163,10 @@ def _arrange_model(
     return ModelProcesses(
         gateway.model_name,
         gateway.model,
-        children,
+        [replace(child, name=child.name + marks.process) for child in children],
         addresses["scheduler"],
         addresses["predictor"],
     )
-
-
-def _with_own_names(model: ModelProcesses) -> ModelProcesses:
-    """The processes of one of several models, with its name in theirs."""
-    children = [replace(child, name=f"{child.name} of {model.name}") for child in model.children]
-    return replace(model, children=children)
-
-
-def _labelled(overrides: Sections) -> Sections:
-    """The sections of one of several models, with a label for those of its services that do not
-    name it in their metrics."""
-    label = {"model_label": load(GatewayConfig, overrides["gateway"]).model_name}
-    return overrides | {name: label | overrides[name] for name in (*ADVISERS, "scheduler")}
 
 
 def _workers(

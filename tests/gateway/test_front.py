@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -143,7 +144,7 @@ async def test_full_model_leaves_room_for_the_other() -> None:
     ("config", "headers"), [({}, {"x-request-timeout-s": "2"}), ({"default_deadline_s": 2.0}, {})]
 )
 async def test_busy_model_does_not_refuse_for_the_other(
-    config: dict[str, float], headers: dict[str, str]
+    config: dict[str, Any], headers: dict[str, str]
 ) -> None:
     """The first model's queue takes longer than the client waits, and the body is not read yet."""
     async with run_models({"small": "11", "large": "22"}, **config) as models:
