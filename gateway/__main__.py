@@ -8,27 +8,27 @@ from gateway.config import GatewayConfig
 from gateway.faces.app import build_app
 from gateway.faces.grpc.service import mount
 from gateway.faces.http.serve import bind_http, serve_http
-from gateway.gateway import Gateway
+from gateway.front import Front
 from observability.tracing import Tracing
 from services.runtime.main import Unit, run_service
 from services.runtime.network.channel import connect
 from services.runtime.network.leader_channel import connect_to_leader
 
 
-def build(config: GatewayConfig, registry: CollectorRegistry, tracing: Tracing) -> Unit:
+def build(config: GatewayConfig, _: CollectorRegistry, tracing: Tracing) -> Unit:
+    """Each model has a registry of its own, for its labels, and the process has none."""
     config = config.own_share()
-    scheduler = connect_to_leader(config.scheduler_address)
     spans = tracing.service(config.section)
-    gateway = Gateway(config, scheduler, connect, registry, spans=spans)
-    app = build_app(gateway)
+    front = Front(config, connect_to_leader, connect, spans=spans)
+    app = build_app(front)
     listener = bind_http(config.host, config.http_port, config.shares_address)
 
     async def run() -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(gateway.run())
+            group.create_task(front.run())
             group.create_task(serve_http(app, listener, config))
 
-    return Unit([mount(gateway)], run, gateway.drain, cycle_free=True)
+    return Unit([mount(front)], run, front.drain, cycle_free=True, parts=front.parts)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Settings of the gateway. Section `gateway` of `--set`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import combinations
 from math import ceil, inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from gateway.types.api_keys import name_keys
+from gateway.types.model_entry import ModelEntry
 from gateway.types.sla_classes import OTHER
 from services.core import Sla
 from services.runtime.main import ServedSettings
@@ -56,6 +58,12 @@ SLA_CLASSES = {
 SHARED_LIMITS = (
     "max_sessions", "max_arriving", "max_reading", "max_reading_bytes", "max_connections",
 )  # fmt: skip
+# Limits of a gateway, which its models divide: a model without requests leaves its part unused, and
+# one with too many cannot take that of another.
+LIMITS_OF_MODELS = ("max_sessions", "verdicts_kept")
+OF_ONE_MODEL = ("model", "served_model_name", "scheduler_address")
+MAX_MODELS = 64  # each has a tokenizer in memory and its own streams
+MAX_NAME_CHARS = 256  # of a model
 
 
 class GatewayConfig(ServedSettings):
@@ -80,6 +88,11 @@ class GatewayConfig(ServedSettings):
     address: str = ""  # of the gRPC listener; empty: host and grpc_port
     # With a standby: ip:port,ip:port or dns:///name:port.
     scheduler_address: LeaderAddress = "127.0.0.1:50052"
+    # Several models, each with a scheduler of its own, by the name that requests select them by;
+    # the first is that of requests without a name. JSON: {"small": {"model": "models/small",
+    # "scheduler_address": "127.0.0.1:50052"}, …}. An entry may also have chat_template and
+    # generation_config; all other settings hold for every model. Empty: the one model above.
+    models: dict[str, ModelEntry] = Field(default_factory=dict)
     gateway_id: str = ""  # label `gateway` of its metrics; empty: random, and no label
     # Gateway processes that listen on the same ports (SO_REUSEPORT). Each enforces its share of
     # max_sessions, max_arriving, max_reading, max_reading_bytes, max_connections and
@@ -164,6 +177,25 @@ class GatewayConfig(ServedSettings):
         address = host_port(str(host), port)
         return given if given.get("address") else {**given, "address": address}
 
+    @field_validator("models")
+    @classmethod
+    def _check_models(cls, models: dict[str, ModelEntry]) -> dict[str, ModelEntry]:
+        if len(models) > MAX_MODELS:
+            raise ValueError(f"at most {MAX_MODELS} models, and there are {len(models)}")
+        for name in models:
+            if not 0 < len(name) <= MAX_NAME_CHARS or name != name.strip():
+                raise ValueError(
+                    f"a model's name has 1 to {MAX_NAME_CHARS} characters without blanks around "
+                    "them"
+                )
+        for (name, entry), (other, its) in combinations(models.items(), 2):
+            if shared := sorted(entry.schedulers & its.schedulers):
+                raise ValueError(
+                    f"{name} and {other} have the same scheduler, {shared[0]}: start one for each "
+                    "model"
+                )
+        return models
+
     @field_validator("api_keys")
     @classmethod
     def _check_keys(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
@@ -198,9 +230,31 @@ class GatewayConfig(ServedSettings):
             raise ValueError(f"default_sla names no class of sla_classes: {known}")
         return self
 
+    @model_validator(mode="after")
+    def _check_single(self) -> Self:
+        given = [key for key in OF_ONE_MODEL if key in self.model_fields_set and getattr(self, key)]
+        if self.models and given:
+            raise ValueError(
+                f"{given[0]} is set beside models, which names the folder and the scheduler of "
+                f"each model: leave out {given[0]}, or models"
+            )
+        return self
+
+    def per_model(self) -> Sequence[Self]:
+        """The config of each model, the default first, with its part of LIMITS_OF_MODELS."""
+        if not self.models:
+            return (self,)
+        kept = {name: getattr(self, name) for name in type(self).model_fields}
+        parts = {name: ceil(kept[name] / len(self.models)) for name in LIMITS_OF_MODELS}
+        common = kept | parts | {"models": {}}
+        return [
+            type(self)(**(common | {"served_model_name": name} | dict(entry.settings)))
+            for name, entry in self.models.items()
+        ]
+
     @cached_property
     def model_name(self) -> str:
-        """The model's name for clients."""
+        """The model's name for clients, of a config of one model."""
         folder = Path(self.model)
         return self.served_model_name or (folder.resolve().name if folder.exists() else self.model)
 
@@ -212,6 +266,7 @@ class GatewayConfig(ServedSettings):
 
     @property
     def metric_labels(self) -> Mapping[str, str]:
+        """Labels of the metrics of one model."""
         name = {"gateway": self.gateway_id} if self.gateway_id else {}
         return {"model_name": self.model_name} | name
 

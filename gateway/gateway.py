@@ -1,41 +1,50 @@
-"""The gateway: assembles intake, sessions and peer streams, and is what all faces call."""
+"""The gateway of one model: assembles its intake, sessions and peer streams."""
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from gateway.admission.keyring import Keyring
+from gateway.admission.tokenization_queue import TokenizationQueue
 from gateway.config import GatewayConfig
 from gateway.intake import RequestIntake
 from gateway.metrics import Metrics
-from gateway.peers.metrics_aggregator import MetricsAggregator
 from gateway.peers.scheduler_queries import SchedulerQueries
-from gateway.request_tracing import NO_TRACE, RequestTrace, RequestTracer
+from gateway.request_tracing import NO_TRACE, RequestTrace
+from gateway.requests.reading_pool import ReadingPool
 from gateway.requests.text import Text
-from gateway.requests.unknown import UnknownFields
 from gateway.sessions.call import ClientCall
+from gateway.sessions.event_pace import EventPace
 from gateway.sessions.sessions import Sessions
 from gateway.sessions.sla_window import SlaWindow
 from gateway.streams import PeerStreams
 from gateway.types.generation import GenerationRequest
 from observability.exposition import Part
 from observability.logs import add_log_context
-from observability.tracing import NO_SPANS, Spans
 from protos.generated import scheduler_pb2
 
 SWEEP_INTERVAL_S = 0.1
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What the models of a process share, so that its limits hold for all of them together."""
+
+    queue: TokenizationQueue
+    reading: ReadingPool
+    pace: EventPace
+    live: Callable[[], int]  # choices of all models, which `pace` serves
+
+
 class Gateway:
-    """Serves requests while `run` runs.
+    """Serves the requests of one model while `run` runs.
 
     The faces read requests with `intake`, open calls with `open`, and send the calls' chunks.
-    `scheduler` and the channels of `connect` may be in this process or over sockets. `other_parts`
-    are further metrics of the process. Raises ConfigError if the model's tokenizer cannot be
-    loaded.
+    `scheduler` and the channels of `connect` may be in this process or over sockets. Raises
+    ConfigError if the model's tokenizer cannot be loaded.
     """
 
     def __init__(
@@ -44,17 +53,12 @@ class Gateway:
         scheduler: aio.Channel,
         connect: Callable[[str], aio.Channel],
         registry: CollectorRegistry,
-        other_parts: Sequence[Part] = (),
-        spans: Spans = NO_SPANS,
+        shared: Shared,
     ):
         self.config = config
-        self.keyring = Keyring(config.api_keys, config.api_key_file)
-        self.tracer = RequestTracer(spans, config.model_name)
         self.text = Text(config.model, config.chat_template)
         self.metrics = Metrics(registry, config.slas)
-        self.parts = (Part(registry, config.metric_labels), *other_parts)
-        self.aggregator = MetricsAggregator(config, self.parts, connect, self.metrics.peers_missing)
-        self.unknown_fields = UnknownFields(config.unknown_fields == "refuse")
+        self.part = Part(registry, config.metric_labels)
         self._queries = SchedulerQueries(scheduler)
         self._streams = PeerStreams(config, scheduler, connect)
         self.sessions = Sessions(
@@ -63,20 +67,20 @@ class Gateway:
             self.metrics,
             self._streams.send_to_scheduler,
             self._streams.send_to_worker,
+            shared.pace,
+            shared.live,
         )
-        self.intake = RequestIntake(config, self.text, self.sessions, self.metrics)
+        self.intake = RequestIntake(
+            config, self.text, self.sessions, self.metrics, shared.queue, shared.reading
+        )
 
     # Lifecycle
 
     async def run(self) -> None:
         """Keeps the streams to the scheduler and the workers open, until cancelled."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._streams.run(self.sessions, self.intake))
-                group.create_task(self._sweep())
-        finally:
-            self.intake.close()
-            await self.aggregator.close()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._streams.run(self.sessions, self.intake))
+            group.create_task(self._sweep())
 
     async def drain(self) -> None:
         """Refuses new requests and returns when the last live one has ended."""
@@ -90,9 +94,20 @@ class Gateway:
     @property
     def ready(self) -> bool:
         """Whether requests are accepted and a worker can run them."""
+        return not self.obstacle
+
+    @property
+    def obstacle(self) -> str:
+        """Why requests cannot run now; empty if they can."""
         peers = self.sessions.peers
-        has_worker = peers.fleet.context_limit is not None
-        return not self.draining and peers.scheduler_connected and has_worker
+        if self.draining:
+            return "draining"
+        if peers.fleet.other_models and not peers.fleet.addresses:
+            served = ", ".join(sorted(peers.fleet.other_models))
+            return f"the scheduler has no worker of this model, only of {served}"
+        if not (peers.scheduler_connected and peers.fleet.context_limit):
+            return "no worker is attached"
+        return ""
 
     # Requests
 

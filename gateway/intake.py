@@ -38,24 +38,28 @@ T = TypeVar("T")
 class RequestIntake:
     """Admits, parses and tokenizes requests. Counts every refusal."""
 
-    def __init__(self, config: GatewayConfig, text: Text, sessions: Sessions, metrics: Metrics):
+    def __init__(
+        self,
+        config: GatewayConfig,
+        text: Text,
+        sessions: Sessions,
+        metrics: Metrics,
+        queue: TokenizationQueue,
+        reading: ReadingPool,
+    ):
+        """`queue` and `reading` are those of all models of the process."""
         self.draining = False
         self._config, self._text = config, text
         self._sessions, self._metrics = sessions, metrics
         defaults = sampling_defaults(config.model) if config.generation_config == "auto" else {}
         self._parser = Parser(config, text, lambda: secrets.randbits(63), defaults)
         self._size_limit = PromptSizeLimit(text.backend)
-        self._reading = ReadingPool(
-            config.reading_threads, config.max_reading, config.max_reading_bytes
-        )
-        self._queue = TokenizationQueue(
-            config.max_arriving, config.arriving_hold_s, config.arriving_burst_s
-        )
+        self._reading, self._queue = reading, queue
         self._admission = AdmissionControl(config.max_sessions, config.max_queued)
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for tokenization."""
+        """Requests that wait for tokenization, of all models."""
         return self._queue.waiting + self._reading.waiting
 
     @property
@@ -66,9 +70,6 @@ class RequestIntake:
     def on_tokens(self) -> None:
         """Tokens were received in this turn of the event loop."""
         self._queue.on_tokens()
-
-    def close(self) -> None:
-        self._reading.close()
 
     # Admission
 
@@ -85,6 +86,11 @@ class RequestIntake:
             self._queue.check()
         self.check_room(choices, arrival)
         return arrival
+
+    def has_room(self, timeout_s: float) -> bool:
+        """Whether `admit` would admit one choice now. O(1)."""
+        timeout_s = min(timeout_s, self._config.default_deadline_s)
+        return not self.draining and self._find_refusal(1, timeout_s) is None
 
     def check_room(self, choices: int, arrival: RequestArrival) -> None:
         """Raises ServiceError if so many choices would be refused now. O(1)."""
@@ -131,10 +137,6 @@ class RequestIntake:
         size_bytes = count_prompt_bytes(request.prompt)
         return await self.read(partial(tokenize_prompt, self._text, request), size_bytes)
 
-    def check_model(self, name: str) -> None:
-        """Raises UnknownModel unless `name` is empty or the served model."""
-        self._parser.check_model(name)
-
     def reads_quickly(self, size_bytes: int) -> bool:
         """Whether texts of this size are read before their client could disconnect."""
         return size_bytes <= LARGE_BYTES and self._reading.free
@@ -148,12 +150,14 @@ class RequestIntake:
             return await self._reading.run(work, size_bytes)
 
     def _check_room(self, choices: int, deadline_s: float, sla_class: str) -> None:
-        now_s = time.monotonic()
-        fleet, live = self._sessions.peers.fleet, len(self._sessions.table)
         with self._counting_refusals(sla_class, choices):
-            refusal = self._admission.find_refusal(live, choices, deadline_s - now_s, fleet, now_s)
+            refusal = self._find_refusal(choices, deadline_s - time.monotonic())
             if refusal is not None:
                 raise refusal
+
+    def _find_refusal(self, choices: int, timeout_s: float) -> RequestRefused | None:
+        fleet, live = self._sessions.peers.fleet, len(self._sessions.table)
+        return self._admission.find_refusal(live, choices, timeout_s, fleet, time.monotonic())
 
     @contextmanager
     def _counting_refusals(self, sla_class: str, choices: int = 1) -> Iterator[None]:

@@ -36,6 +36,9 @@ class RequestTrace:
         """An exception of the block ends the trace."""
         yield
 
+    def on_model(self, name: str) -> None:
+        """The request selects a model. Before, the trace is that of the first one."""
+
     def on_tokenized(self, since_s: float, prompt_tokens: int) -> None:
         """A prompt was parsed, beginning at `since_s`."""
 
@@ -54,7 +57,7 @@ NO_TRACE = RequestTrace()
 
 
 class RequestTracer:
-    """Begins the traces of one gateway."""
+    """Begins the traces of one process. `model`: of requests until their model is known."""
 
     def __init__(self, spans: Spans, model: str):
         self._spans, self._model = spans, model
@@ -75,9 +78,8 @@ class RequestTracer:
             genai.PROVIDER_NAME: genai.PROVIDER,
             genai.REQUEST_MODEL: self._model,
         }
-        name = f"{operation} {self._model}"
         all_attributes = {**common, **attributes, **current_caller().attributes}
-        span = self._spans.begin_request(name, context, now_s, all_attributes)
+        span = self._spans.begin_request(_span_name(common), context, now_s, all_attributes)
         add_log_context(trace_id=span.trace_id)
         return RecordedTrace(self._spans, span, common, now_s)
 
@@ -101,6 +103,13 @@ class RecordedTrace(RequestTrace):
         except BaseException as error:
             self.end(error)
             raise
+
+    def on_model(self, name: str) -> None:
+        if name == self._common[genai.REQUEST_MODEL]:
+            return
+        self._common = {**self._common, genai.REQUEST_MODEL: name}
+        self._span.put(self._common)
+        self._span.rename(_span_name(self._common))
 
     def on_tokenized(self, since_s: float, prompt_tokens: int) -> None:
         # Not the conventional usage attribute, which belongs to the request's span alone.
@@ -165,6 +174,11 @@ class RecordedTrace(RequestTrace):
                 self._spans.measure(genai.TIME_TO_FIRST_TOKEN, timeline.ttft_s, common)
             if timeline.tokens > 1:
                 self._spans.measure(genai.TIME_PER_OUTPUT_TOKEN, timeline.tpot_s, common)
+
+
+def _span_name(common: Attributes) -> str:
+    """The name that the gen_ai convention gives the span of a request."""
+    return f"{common[genai.OPERATION_NAME]} {common[genai.REQUEST_MODEL]}"
 
 
 def _outcome_attributes(outcomes: Sequence[ChoiceOutcome], common: Attributes) -> dict[str, Value]:

@@ -235,6 +235,9 @@ class OtelSpan(Span):
     def put(self, attributes: Attributes) -> None:
         self._span.set_attributes(attributes)
 
+    def rename(self, name: str) -> None:
+        self._span.update_name(name)
+
     def mark(self, name: str, at_s: float) -> None:
         self._span.add_event(name, timestamp=unix_ns(at_s))
 

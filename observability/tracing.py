@@ -24,6 +24,8 @@ class Span:
 
     def put(self, attributes: Attributes) -> None: ...
 
+    def rename(self, name: str) -> None: ...
+
     def mark(self, name: str, at_s: float) -> None:
         """Adds an event."""
 

@@ -11,6 +11,12 @@ from foretoken.commands.engine_arguments import (
     check_cluster,
     count_workers,
 )
+from foretoken.commands.model_arguments import (
+    FoundModel,
+    check_several,
+    find_models,
+    read_models,
+)
 from foretoken.commands.options import option_maker
 from foretoken.commands.usage import UsageError, check_log_level
 
@@ -25,14 +31,14 @@ process_option = option_maker("Processes and settings")
 
 
 def serve(
-    name: Annotated[
-        str,
+    names: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="MODEL",
-            help="Folder or hub name of a causal language model.",
+            metavar="[NAME=]MODEL...",
+            help="Folder or hub name of a causal language model; several share the ports.",
             show_default="the demo model",
         ),
-    ] = "",
+    ] = None,
     model: Annotated[str, model_option("The model, as an option.", "MODEL", "the demo model")] = "",
     served_model_name: Annotated[
         str, model_option("Name of the model for clients.", "NAME", "the folder's or hub name")
@@ -59,7 +65,7 @@ def serve(
     tensor_parallel: Annotated[
         int, model_option("Processes per replica, one GPU each.", "N", "1", min=0)
     ] = 0,
-    workers: Annotated[int, model_option("Model replicas.", "N", min=1, max=64)] = 1,
+    workers: Annotated[int, model_option("Replicas of each model.", "N", min=1, max=64)] = 1,
     kv_tokens: Annotated[
         int, memory_option("KV cache tokens per worker; 0: what memory allows.", "TOKENS")
     ] = 0,
@@ -183,9 +189,10 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Start all services on this machine and serve a model."""
-    if name and model and name != model:
-        raise UsageError(f"two models are given, {name} and --model {model}; give one")
+    """Start all services on this machine and serve a model, or several."""
+    asked = read_models(names or [], model, served_model_name)
+    if len(asked) > 1:
+        check_several(cluster, gateways, backend or [])
     check_log_level(log_level)
     if chat_template and not Path(chat_template).expanduser().is_file():
         raise UsageError(f"--chat-template: the file does not exist (got {chat_template!r})")
@@ -198,19 +205,19 @@ def serve(
     backends = backend or []
     workers = count_workers(engine, backends, backend_key, workers, emulate)
     from foretoken.running.engines import ENGINES
-    from foretoken.running.model import locate, require_servable
     from foretoken.running.options import ServeOptions, default_gateways, demo_model
     from foretoken.running.serve import serve as run
     from services.runtime.process_limits import cores
 
-    asked = name or model
-    located = locate(asked) if asked else None
-    if located:
-        require_servable(asked, located.folder, weights=ENGINES[engine].ours and not emulate)
+    found = find_models(asked, weights=ENGINES[engine].ours and not emulate)
+    first, *others = found or [FoundModel(demo_model())]
+    if gateways is None:
+        gateways = max(default_gateways(cores()), int(bool(others)))
     run(
         ServeOptions(
-            model=located.folder if located else demo_model(),
-            served_model_name=served_model_name or (located.name if located else ""),
+            model=first.folder,
+            served_model_name=served_model_name or first.name,
+            more_models=[(each.name, each.folder) for each in others],
             max_model_len=max_model_len,
             dtype=dtype,
             quantization=quantization,
@@ -237,7 +244,7 @@ def serve(
             cors_origins=cors_origins,
             unknown_fields=unknown_fields,
             log_level=log_level,
-            gateways=default_gateways(cores()) if gateways is None else gateways,
+            gateways=gateways,
             separate=separate,
             cluster=cluster,
             ui=ui,

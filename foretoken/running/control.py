@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from foretoken.running.options import Sections
 from foretoken.running.scheduling import build_scheduling
 from gateway.config import GatewayConfig
-from gateway.gateway import Gateway
+from gateway.front import Front
 from observability.exposition import Part
 from observability.tracing import OFF, Tracing
 from services.runtime.config import load
@@ -25,7 +25,7 @@ class ControlPlane:
     """Scheduler and gateway, connected by in-process channels."""
 
     scheduler: SchedulerService
-    gateway: Gateway
+    front: Front
     channel: aio.Channel
     scheduler_mount: Mount
 
@@ -43,12 +43,11 @@ def build_control_plane(
     """
     scheduling = build_scheduling(overrides, predictor, registry, tracing)
     config = load(GatewayConfig, overrides["gateway"])
-    gateway = Gateway(
+    front = Front(
         config,
-        scheduling.channel,
+        lambda _: scheduling.channel,
         connect,
-        CollectorRegistry(),
         other_parts=[Part(registry)],
         spans=tracing.service(config.section),
     )
-    return ControlPlane(scheduling.scheduler, gateway, scheduling.channel, scheduling.mount)
+    return ControlPlane(scheduling.scheduler, front, scheduling.channel, scheduling.mount)

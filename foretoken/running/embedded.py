@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from foretoken.running.children.supervisor import Supervisor, supervise
 from foretoken.running.console import status
+from foretoken.running.console.fleets import fleet_over
 from foretoken.running.console.progress import StartProgress
 from foretoken.running.engines import ENGINES
 from foretoken.running.options import ServeOptions, sections
@@ -36,7 +37,7 @@ from services.runtime.telemetry.tracing import interceptors, open_tracing
 
 if TYPE_CHECKING:
     from foretoken.running.control import ControlPlane
-    from gateway.gateway import Gateway
+    from gateway.front import Front
     from services.scheduler.service import SchedulerService
 
 
@@ -59,8 +60,9 @@ async def embedded(
     async with AsyncExitStack() as stack:
         tracing = stack.enter_context(closing(open_tracing(overrides["tracing"])))
         folder = stack.enter_context(TemporaryDirectory(prefix="foretoken-"))
-        topology = arrange(overrides, Shape.EMBEDDED, options.workers, 0, folder, options.engine)
-        predictor = connect(topology.predictor)
+        topology = arrange([overrides], Shape.EMBEDDED, options.workers, 0, folder, options.engine)
+        [model] = topology.models
+        predictor = connect(model.predictor)
         stack.push_async_callback(predictor.close)
         peers = {"metrics_peers": json.dumps(topology.metrics_peers)}
         overrides["gateway"] = peers | overrides["gateway"]
@@ -77,22 +79,22 @@ async def embedded(
 
         report("building the control plane")
         control = build_control_plane(overrides, predictor, CollectorRegistry(), tracing)
-        gateway, scheduler = control.gateway, control.scheduler
-        config = gateway.config
-        await stack.enter_async_context(background(scheduler.run(), gateway.run()))
+        front, scheduler = control.front, control.scheduler
+        config = front.config
+        await stack.enter_async_context(background(scheduler.run(), front.run()))
         await stack.enter_async_context(
-            listening([control.scheduler_mount], topology.scheduler, parts=gateway.parts)
+            listening([control.scheduler_mount], model.scheduler, parts=front.parts)
         )
         grpc = await stack.enter_async_context(
             listening(
-                [mount(gateway)],
+                [mount(front)],
                 host_port(config.host, config.grpc_port),
-                parts=gateway.parts,
+                parts=front.parts,
                 interceptors=interceptors(tracing.service(config.section)),
             )
         )
         http_port = await stack.enter_async_context(
-            serving_http(build_app(gateway), config.host, config.http_port, config)
+            serving_http(build_app(front), config.host, config.http_port, config)
         )
         # Children stop before the services that they call.
         stack.push_async_callback(_stop_children, supervisor, scheduler)
@@ -107,8 +109,8 @@ async def embedded(
         supervisor.finish_start()
         yield Endpoints(control, host_port(config.host, grpc.port), http, fleet)
         grpc.set_serving(False)
-        async with status.reporting_drain(partial(_count_live, gateway)):
-            await lifecycle.drain(gateway.drain(), config.drain_s)
+        async with status.reporting_drain(partial(_count_live, front)):
+            await lifecycle.drain(front.drain(), config.drain_s)
 
 
 async def _stop_children(supervisor: Supervisor, scheduler: "SchedulerService") -> None:
@@ -117,8 +119,8 @@ async def _stop_children(supervisor: Supervisor, scheduler: "SchedulerService") 
     await supervisor.stop(("worker", "predictor"))
 
 
-async def _count_live(gateway: "Gateway") -> int:
-    return gateway.live
+async def _count_live(front: "Front") -> int:
+    return front.live
 
 
 def _import_control() -> None:
@@ -142,7 +144,7 @@ class Endpoints:
 
     async def scrape(self) -> str:
         """Returns the gateway's own metrics."""
-        return expose(self.control.gateway.parts[:1])
+        return expose(self.control.front.own_parts)
 
 
 async def serve_embedded(options: ServeOptions, lifecycle: Lifecycle) -> None:
@@ -154,7 +156,9 @@ async def serve_embedded(options: ServeOptions, lifecycle: Lifecycle) -> None:
         ):
             end_start()
             progress.close()
-            print(status.ready_line(system.fleet, system.http, system.grpc), flush=True)
+            print(status.ready_line([system.fleet], system.http, system.grpc), flush=True)
             with frozen_start(), rare_collections():
-                async with background(status.show(system.control.channel, system.scrape)):
+                async with background(
+                    status.show(fleet_over([system.control.channel]), system.scrape)
+                ):
                     await lifecycle.draining.wait()

@@ -3,9 +3,10 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
+from urllib.parse import quote
 
 from foretoken.running.engines import ENGINES, OWN
 from services.policies.preset import RESIDENCIES, Preset
@@ -36,6 +37,8 @@ class ServeOptions:
     model: str = ""  # a folder; empty: the demo model
     engine: str = OWN  # a name of ENGINES
     served_model_name: str = ""
+    # Further models, each with all options of this one: name for clients and folder.
+    more_models: Sequence[tuple[str, str]] = ()
     max_model_len: int = 0
     dtype: str = ""
     quantization: str = ""
@@ -140,6 +143,16 @@ def sections(options: ServeOptions) -> Sections:
     return overrides
 
 
+def model_sections(options: ServeOptions) -> list[Sections]:
+    """Returns the overrides of each section for each model. Raises ConfigError."""
+    single = replace(options, more_models=())
+    further = [
+        replace(single, model=folder, served_model_name=name)
+        for name, folder in options.more_models
+    ]
+    return [sections(each) for each in (single, *further)]
+
+
 def _require_read(given: Mapping[str, Mapping[str, str]], engine: str) -> None:
     """Raises ConfigError for a given setting of a section that only other engines read."""
     for other, kind in ENGINES.items():
@@ -202,13 +215,15 @@ def outcome_log(overrides: Sections, predictor: str) -> dict[str, str]:
     """Returns the overrides of section `log`.
 
     A predictor that reads prompts keeps its outcomes in the user's state folder, unless `log.path`
-    is set (empty: in memory).
+    is set (empty: in memory). Each of several models has a file of its own.
     """
     given = overrides["log"]
     if predictor not in READS or "path" in load(LogConfig, given).model_fields_set:
         return given
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return {"path": str(state / "foretoken" / "outcomes.sqlite"), **given}
+    label = overrides["predictor"].get("model_label", "")
+    file = f"outcomes-{quote(label, safe='')}.sqlite" if label else "outcomes.sqlite"
+    return {"path": str(state / "foretoken" / file), **given}
 
 
 def predictor_sections(overrides: Sections, own: dict[str, str]) -> Sections:

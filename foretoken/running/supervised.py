@@ -3,13 +3,15 @@
 import asyncio
 from contextlib import AsyncExitStack, closing
 from tempfile import TemporaryDirectory
+from urllib.parse import quote
 
 from foretoken.running.children.supervisor import supervise
 from foretoken.running.cluster.places import CLUSTERS
 from foretoken.running.console import status
+from foretoken.running.console.fleets import fleet_over
 from foretoken.running.console.progress import StartProgress
 from foretoken.running.engines import ENGINES
-from foretoken.running.options import Sections, ServeOptions, sections
+from foretoken.running.options import Sections, ServeOptions, model_sections
 from foretoken.running.ports import HeldPort
 from foretoken.running.shutdown import interruptible_start
 from foretoken.running.topology import ADVISERS, Shape, arrange
@@ -33,7 +35,8 @@ def worker_to_place(options: ServeOptions, overrides: Sections) -> WorkerConfig:
 
 async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
     """Serves until a signal. Raises Interrupted if it arrives before the system is ready."""
-    overrides = sections(options)
+    models = model_sections(options)
+    overrides = models[0]  # also the gateways' and this process's
     for kind in (GatewayConfig, EstimatorConfig):
         load(kind, overrides[kind.section])  # report a mistake before anything starts
     worker = worker_to_place(options, overrides)
@@ -51,7 +54,7 @@ async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
         shape = Shape.SEPARATE if options.separate else Shape.SHARED
         gateways = max(1, options.gateways)
         topology = arrange(
-            overrides,
+            models,
             shape,
             options.workers,
             gateways,
@@ -59,11 +62,16 @@ async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
             options.engine,
             places.workers,
         )
-        addresses = (topology.predictor, topology.scheduler, *topology.gateways)
-        channels = [connect(address) for address in addresses]
-        for channel in channels:
+        predictors, schedulers, fronts = (
+            [connect(address) for address in addresses]
+            for addresses in (
+                [model.predictor for model in topology.models],
+                [model.scheduler for model in topology.models],
+                topology.gateways,
+            )
+        )
+        for channel in (*predictors, *schedulers, *fronts):
             stack.push_async_callback(channel.close)
-        predictor, scheduler, *fronts = channels
         supervisor = await stack.enter_async_context(
             supervise(
                 topology.children,
@@ -72,23 +80,29 @@ async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
                 launchers={"worker": places.launch},
             )
         )
-        fleet = await status.wait_for_workers(
-            scheduler, lambda: min(supervisor.count("worker"), options.awaited_workers)
-        )
+        fleets = [
+            await status.wait_for_workers(
+                scheduler, lambda: min(supervisor.count("worker"), options.awaited_workers)
+            )
+            for scheduler in schedulers
+        ]
         ports = overrides["gateway"]
         http = f"http://{host_port(host, ports['http_port'])}"
         grpc = host_port(host, ports["grpc_port"])
         await asyncio.gather(*(front.channel_ready() for front in fronts))
-        await status.wait_until_healthy(f"{http}/health")
-        await status.wait_for_predictor(predictor, lifecycle)
+        for model in topology.models:
+            await status.wait_until_healthy(f"{http}/health?model={quote(model.name, safe='')}")
+        for predictor in predictors:
+            await status.wait_for_predictor(predictor, lifecycle)
         supervisor.finish_start()
         end_start()
         progress.close()
-        print(status.ready_line(fleet, http, grpc), flush=True)
-        async with background(status.show(scheduler, status.scrape_over(fronts))):
+        print(status.ready_line(fleets, http, grpc), flush=True)
+        ask = fleet_over(schedulers)
+        async with background(status.show(ask, status.scrape_over(fronts))):
             await lifecycle.draining.wait()
         first, *rest = STOP_ORDER
-        async with status.reporting_drain(status.live_counter(scheduler)):
+        async with status.reporting_drain(status.live_counter(ask)):
             await supervisor.stop(first)
         for names in rest:
             await supervisor.stop(names)

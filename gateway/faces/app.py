@@ -1,4 +1,4 @@
-"""The OpenAI API of a gateway, as an ASGI application."""
+"""The OpenAI API of a front, as an ASGI application."""
 
 import logging
 
@@ -17,7 +17,7 @@ from gateway.faces.http.schema import ChatBody, CompletionBody
 from gateway.faces.http.unserved import MAX_PATH_CHARS, suggest_endpoint
 from gateway.faces.static import Page, add_page, read_page
 from gateway.faces.ui.routes import add_data
-from gateway.gateway import Gateway
+from gateway.front import Front
 from observability import genai
 from services.runtime.errors import InvalidArgument, ServiceError
 from services.runtime.version import foretoken_version
@@ -32,8 +32,8 @@ CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "Hello"}], "stream": Tr
 COMPLETION_EXAMPLE = {"prompt": "Hello", "max_tokens": 16}
 
 
-def build_app(gateway: Gateway) -> ASGIApp:
-    """Serve it with `serve_http` or any ASGI server that runs on the gateway's event loop."""
+def build_app(front: Front) -> ASGIApp:
+    """Serve it with `serve_http` or any ASGI server that runs on the front's event loop."""
     app = FastAPI(title="foretoken", version=foretoken_version(), docs_url=None, redoc_url=None)
 
     @app.post(
@@ -42,7 +42,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
         openapi_extra=describe_body(ChatBody.model_json_schema(), CHAT_EXAMPLE, ChatBody.fields),
     )
     async def chat_completions(request: Request) -> Response:
-        return await generate(gateway, request, ChatBody, ChatFormat, genai.CHAT)
+        return await generate(front, request, ChatBody, ChatFormat, genai.CHAT)
 
     @app.post(
         COMPLETION_PATH,
@@ -53,13 +53,13 @@ def build_app(gateway: Gateway) -> ASGIApp:
     )
     async def completions(request: Request) -> Response:
         operation = genai.TEXT_COMPLETION
-        return await generate(gateway, request, CompletionBody, CompletionFormat, operation)
+        return await generate(front, request, CompletionBody, CompletionFormat, operation)
 
-    read_often = add_endpoints(app, gateway)
+    read_often = add_endpoints(app, front)
     docs, page = read_page("/docs", "gateway.faces.docs", "static"), read_live_page()
     add_page(app, docs)
-    if gateway.config.ui:
-        add_data(app, gateway)
+    if front.config.ui:
+        add_data(app, front)
         add_page(app, page)  # after the data: its route matches any name
 
         @app.get("/ui", include_in_schema=False)
@@ -72,7 +72,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
         ("POST", COMPLETION_PATH): completions,
         **read_often,
     }
-    return _add_middleware(app, gateway, hot, {*docs.paths, *page.paths})
+    return _add_middleware(app, front, hot, {*docs.paths, *page.paths})
 
 
 def read_live_page() -> Page:
@@ -81,12 +81,12 @@ def read_live_page() -> Page:
 
 
 def _add_middleware(
-    app: ASGIApp, gateway: Gateway, hot: Endpoints, page_paths: set[str]
+    app: ASGIApp, front: Front, hot: Endpoints, page_paths: set[str]
 ) -> ASGIApp:
     """Wraps the app; the last layer receives a request first. `page_paths` need no API key."""
-    config = gateway.config
+    config = front.config
     open_paths = {*OPEN_PATHS, *page_paths, *(METRIC_PATHS if config.metrics_open else ())}
-    entry: ASGIApp = KeyAuthentication(HeadMethod(HotPaths(app, hot)), gateway.keyring, open_paths)
+    entry: ASGIApp = KeyAuthentication(HeadMethod(HotPaths(app, hot)), front.keyring, open_paths)
     if config.cors_origins:
         entry = Cors(entry, config.cors_origins)
     return RequestGuard(entry)

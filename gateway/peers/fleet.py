@@ -13,9 +13,10 @@ NO_LIMIT_TOKENS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The workers in service, and the load as of the scheduler's last report."""
+    """The workers of a model in service, and the load as of the scheduler's last report."""
 
     addresses: Collection[str] = ()
+    other_models: Collection[str] = ()  # of the scheduler's other workers
     context_limit: ContextLimit | None = None  # None without a worker
     running: int = 0
     queued: int = 0
@@ -49,19 +50,22 @@ class Fleet:
         return self.queued > self.running
 
 
-def read_fleet(view: scheduler_pb2.FleetView, now_s: float) -> Fleet:
-    """The fleet of a report. Its context limit is that of the worker with the longest one."""
-    blocks = {worker.block_tokens for worker in view.workers}
+def read_fleet(view: scheduler_pb2.FleetView, model: str, now_s: float) -> Fleet:
+    """The fleet of a report for requests to `model`. Its context limit is that of the worker with
+    the longest one."""
+    workers = [worker for worker in view.workers if worker.model == model]
+    blocks = {worker.block_tokens for worker in workers}
     limits = [
         ContextLimit(worker.kv_tokens, "the cache")
         if worker.kv_tokens < worker.max_context_tokens
         else ContextLimit(worker.max_context_tokens, "the model")
-        for worker in view.workers
+        for worker in workers
     ]
     return Fleet(
-        addresses=frozenset(worker.address for worker in view.workers),
+        addresses=frozenset(worker.address for worker in workers),
+        other_models=frozenset(worker.model for worker in view.workers) - {model},
         context_limit=max(limits, key=lambda limit: limit.tokens, default=None),
-        running=sum(worker.running for worker in view.workers),
+        running=sum(worker.running for worker in workers),
         queued=view.queued,
         drain_s=view.drain_s,
         block_tokens=blocks.pop() if len(blocks) == 1 else 0,

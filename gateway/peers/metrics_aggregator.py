@@ -63,8 +63,9 @@ class MetricsAggregator:
         config: GatewayConfig,
         parts: Sequence[Part],
         connect: Callable[[str], aio.Channel],
-        missing: Gauge,
+        missing: Sequence[Gauge],
     ):
+        """`missing`: a gauge for each model, all with the same value."""
         self._timeout_s, self._age_s = config.metrics_wait_s, config.metrics_age_s
         self._aliases = ALIASES if config.vllm_metrics else MODEL_SERVER_ALIASES
         self._exposition, self._missing = Exposition(parts), missing
@@ -108,7 +109,8 @@ class MetricsAggregator:
                 return answers
         scrapes = (peer.scrape(names, self._timeout_s) for peer in self._peers)
         found = await asyncio.gather(*scrapes)
-        self._missing.set(found.count(None))
+        for gauge in self._missing:
+            gauge.set(found.count(None))
         answers = [answer for answer in found if answer is not None]
         self._answers[names] = now, answers
         return answers

@@ -19,7 +19,7 @@ from gateway.requests.sampling import (
 from gateway.requests.text import Text
 from gateway.types import sla_classes as slas
 from gateway.types.client_request import ClientRequest, Conversation
-from gateway.types.errors import ContextOverflow, UnknownModel
+from gateway.types.errors import ContextOverflow
 from gateway.types.generation import ContextLimit, GenerationRequest, RequestArrival, Sampling
 from services.core import Sla
 from services.runtime.errors import InvalidArgument
@@ -57,8 +57,8 @@ class Parser:
     def parse(
         self, request: ClientRequest, limit: ContextLimit, arrival: RequestArrival
     ) -> GenerationRequest:
-        """Raises InvalidArgument naming the field, or UnknownModel. Safe in any thread."""
-        self.check_model(request.model)
+        """Raises InvalidArgument naming the field. Safe in any thread. The request's model is
+        this one: what reads it has selected the parser by it."""
         _check_names(request)
         sla = self._resolve_sla(request)
         self._check_sampling(request)
@@ -80,11 +80,6 @@ class Parser:
             user_input,
             _estimate_answer_tokens(request, len(prompt_ids)),
         )
-
-    def check_model(self, name: str) -> None:
-        """Raises UnknownModel unless `name` is empty or the served model."""
-        if name and name != self._config.model_name:
-            raise UnknownModel(name[:MAX_NAME_CHARS], self._config.model_name)
 
     def _resolve_sla(self, request: ClientRequest) -> Sla:
         default = self._config.default_sla

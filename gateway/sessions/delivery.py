@@ -1,8 +1,8 @@
 """Tokens from workers to clients, and the outcome of each delivered choice."""
 
 import time
+from collections.abc import Callable
 
-from gateway.config import GatewayConfig
 from gateway.metrics import Metrics
 from gateway.sessions.call import ClientCall, LiveChoice
 from gateway.sessions.event_pace import EventPace
@@ -23,16 +23,19 @@ class DeliveryHandler:
 
     def __init__(
         self,
-        config: GatewayConfig,
+        history: OutcomeHistory,
         table: SessionTable,
         peers: PeerState,
         submitter: Submitter,
         recovery: Recovery,
         metrics: Metrics,
+        pace: EventPace,
+        live: Callable[[], int],
     ):
-        self.history = OutcomeHistory(config.verdicts_kept)
+        """`pace` is that of all `live()` choices of the process."""
+        self.history = history
         self._table, self._peers = table, peers
-        self._pace = EventPace(config.max_messages_per_s, config.max_pause_s)
+        self._pace, self._live = pace, live
         self._messages = 0  # to clients so far
         self._submitter, self._recovery, self._metrics = submitter, recovery, metrics
 
@@ -85,7 +88,7 @@ class DeliveryHandler:
     def message_interval_s(self) -> float:
         """Seconds until the next message of a call that sends one now."""
         self._messages += 1
-        return self._pace.interval_s(len(self._table))
+        return self._pace.interval_s(self._live())
 
     def release(self, call: ClientCall, now_s: float) -> None:
         """The client has everything or is gone: cancels what still runs."""

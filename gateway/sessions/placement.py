@@ -44,7 +44,7 @@ class PlacementHandler:
 
     def on_event(self, event: scheduler_pb2.SchedulerEvent, now_s: float) -> None:
         if event.WhichOneof("kind") == "fleet":
-            self._peers.fleet = read_fleet(event.fleet, now_s)
+            self._peers.fleet = read_fleet(event.fleet, self._peers.model, now_s)
             if not self._peers.scheduler_connected:
                 self._on_connected(now_s)
             return

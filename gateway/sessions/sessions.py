@@ -12,7 +12,7 @@ None of them does I/O: messages leave through the two `send` functions and arriv
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from uuid import uuid4
 
 from gateway.admission.retry_budget import RetryBudget
@@ -21,7 +21,9 @@ from gateway.metrics import Metrics
 from gateway.requests.text import Text
 from gateway.sessions.call import ClientCall, LiveChoice
 from gateway.sessions.delivery import DeliveryHandler
+from gateway.sessions.event_pace import EventPace
 from gateway.sessions.forecast_tracker import ForecastTracker
+from gateway.sessions.outcome_history import OutcomeHistory
 from gateway.sessions.placement import PlacementHandler, SendToWorker
 from gateway.sessions.recovery import Recovery
 from gateway.sessions.session import Session
@@ -41,8 +43,11 @@ class Sessions:
         metrics: Metrics,
         to_scheduler: SendToScheduler,
         to_worker: SendToWorker,
+        pace: EventPace,
+        live: Callable[[], int],
     ):
-        self.table, self.peers = table, peers = SessionTable(), PeerState()
+        """`pace` is that of all `live()` choices of the process."""
+        self.table, self.peers = table, peers = SessionTable(), PeerState(config.model_name)
         self._text, self._metrics = text, metrics
         self._retries = RetryBudget(config.retry_share, config.retry_floor_per_s)
         self._promises = TtftPromises()
@@ -51,7 +56,10 @@ class Sessions:
         self.placement = PlacementHandler(
             table, peers, submitter, self.recovery, metrics, to_worker
         )
-        self.delivery = DeliveryHandler(config, table, peers, submitter, self.recovery, metrics)
+        history = OutcomeHistory(config.verdicts_kept)
+        self.delivery = DeliveryHandler(
+            history, table, peers, submitter, self.recovery, metrics, pace, live
+        )
         running = table.count_running
         metrics.watch(running, lambda: len(table) - running())
 

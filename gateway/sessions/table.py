@@ -14,6 +14,7 @@ from services.core import FinishReason
 class PeerState:
     """The state of the gateway's streams, shared by all handlers of the session table."""
 
+    model: str  # of all requests; workers of other models are not in their fleet
     fleet: Fleet = field(default_factory=Fleet)
     scheduler_connected: bool = False  # the scheduler accepts requests now
     open_streams: set[str] = field(default_factory=set)  # addresses of workers with an open stream

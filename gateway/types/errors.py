@@ -8,7 +8,7 @@ MIN_RETRY_S = 1.0  # the least retry time sent to a refused client
 
 
 class UnknownModel(ServiceError):
-    """A model that this server does not have."""
+    """A model that this server does not have; `known`: those that it has."""
 
     def __init__(self, name: str, known: str):
         super().__init__(Code.NOT_FOUND, f"model: {name!r} is not served here; known: {known}")

@@ -4,10 +4,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from services.runtime.main import ServedSettings
+from services.runtime.main import LabelledSettings
 
 
-class BatcherConfig(ServedSettings):
+class BatcherConfig(LabelledSettings):
     """Section `batcher`. Each stream brings its preset."""
 
     section: ClassVar[str] = "batcher"

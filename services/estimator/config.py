@@ -5,10 +5,10 @@ from typing import ClassVar
 from pydantic import Field
 
 from services.estimator.batches import BatchLearning
-from services.runtime.main import ServedSettings
+from services.runtime.main import LabelledSettings
 
 
-class EstimatorConfig(ServedSettings):
+class EstimatorConfig(LabelledSettings):
     """Section `estimator`."""
 
     section: ClassVar[str] = "estimator"

@@ -4,10 +4,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from services.runtime.main import ServedSettings
+from services.runtime.main import LabelledSettings
 
 
-class PredictorConfig(ServedSettings):
+class PredictorConfig(LabelledSettings):
     """Section `predictor`."""
 
     section: ClassVar[str] = "predictor"

@@ -6,7 +6,7 @@ Sources in order of precedence: `--set section.key=value`, the environment
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
@@ -136,6 +136,16 @@ def _hint(name: str, known: Iterable[str]) -> str:
 def _decode(key: str, value: str) -> Any:
     """Parses lists and tables as JSON; pydantic parses everything else from the string."""
     try:
-        return json.loads(value) if value[:1] in ("{", "[") else value
-    except json.JSONDecodeError as error:
+        return json.loads(value, object_pairs_hook=_table) if value[:1] in ("{", "[") else value
+    except ValueError as error:
         raise ConfigError(f"{key}: {error} (got {value!r})") from None
+
+
+def _table(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises ValueError for a name that it has twice, of which one would be lost."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is given twice; give it once")
+    return table

@@ -45,13 +45,14 @@ async def no_work() -> None:
 class Unit:
     """A service: its servicers, its background work, and its drain. `cycle_free`: its requests
     leave no reference cycles, so that garbage is collected rarely. The health status is SERVING
-    once `ready` has returned."""
+    once `ready` has returned. `parts`: metrics beside those of the process's registry."""
 
     mounts: Sequence[Mount]
     run: Callable[[], Coroutine[Any, Any, None]]
     drain: Callable[[], Coroutine[Any, Any, None]]
     cycle_free: bool = False
     ready: Callable[[], Coroutine[Any, Any, None]] = no_work
+    parts: Sequence[Part] = ()
 
 
 class ServedSettings(Settings):
@@ -77,6 +78,18 @@ class ServedSettings(Settings):
     def shares_address(self) -> bool:
         """Whether other processes may listen on the TCP port of `address`, too."""
         return False
+
+
+class LabelledSettings(ServedSettings):
+    """Settings of a service with one model, or all, which its metrics do not name otherwise."""
+
+    # Label model_name of its metrics, where one gateway serves several models, each with a service
+    # of this kind, and collects the metrics of all; empty: none.
+    model_label: str = ""
+
+    @property
+    def metric_labels(self) -> Mapping[str, str]:
+        return {"model_name": self.model_label} if self.model_label else {}
 
 
 ConfigT = TypeVar("ConfigT", bound=ServedSettings)
@@ -147,7 +160,7 @@ async def serve(config: ServedSettings, build: Build, tracing: Tracing) -> None:
     """Serves until the first signal, then drains for at most `drain_s` or until the second one."""
     registry = CollectorRegistry()
     unit = build(registry, tracing)
-    parts = [Part(registry, config.metric_labels)]
+    parts = [Part(registry, config.metric_labels), *unit.parts]
     calls = interceptors(tracing.service(config.section))
     lifecycle = Lifecycle()
     lifecycle.install()

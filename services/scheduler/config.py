@@ -5,10 +5,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from services.policies.preset import DEFAULT, Preset, choose, presets
-from services.runtime.main import ServedSettings
+from services.runtime.main import LabelledSettings
 
 
-class SchedulerConfig(ServedSettings):
+class SchedulerConfig(LabelledSettings):
     """Section `scheduler`."""
 
     section: ClassVar[str] = "scheduler"

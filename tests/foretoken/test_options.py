@@ -80,7 +80,7 @@ def test_scheduler_waits_for_the_forecasts_of_a_pure_predictor() -> None:
 
 def test_common_settings_reach_every_process() -> None:
     sets = ["tracing.endpoint=collector:4317", "logging.format=json"]
-    topology = arrange(sections(ServeOptions(sets=sets)), Shape.SEPARATE, 2, 1, "/tmp")
+    topology = arrange([sections(ServeOptions(sets=sets))], Shape.SEPARATE, 2, 1, "/tmp")
     assert len(topology.children) == 7
     for child in topology.children:
         assert child.overrides["tracing"] == {"endpoint": "collector:4317"}
@@ -115,13 +115,13 @@ def test_log_level_reaches_every_process() -> None:
         "worker": "ERROR",
         **dict.fromkeys(("emulation", "backend", "log", "tracing", "logging")),
     }
-    for child in arrange(overrides, Shape.SEPARATE, 1, 1, "/tmp").children:
+    for child in arrange([overrides], Shape.SEPARATE, 1, 1, "/tmp").children:
         assert {s.get("log_level") for s in child.overrides.values()} & {"DEBUG", "ERROR"}
 
 
 def test_api_keys_are_not_in_the_process_list(monkeypatch: pytest.MonkeyPatch) -> None:
     options = ServeOptions(api_keys=["sk-1", "sk-2"])
-    assert "sk-1" not in str(arrange(sections(options), Shape.SHARED, 1, 2, "/tmp"))
+    assert "sk-1" not in str(arrange([sections(options)], Shape.SHARED, 1, 2, "/tmp"))
     for name, value in secrets(options).items():
         monkeypatch.setenv(name, value)
     check_environment()
@@ -157,6 +157,6 @@ def test_emulated_kv_rests_as_the_preset_says() -> None:
 
 def test_worker_processes_know_what_they_emulate() -> None:
     given = sections(ServeOptions(emulate="cpu2-demo", workers=2))
-    children = arrange(given, Shape.SHARED, 2, 1, "/tmp").children
+    children = arrange([given], Shape.SHARED, 2, 1, "/tmp").children
     workers = [child.overrides for child in children if child.section == "worker"]
     assert [each["emulation"]["hardware"] for each in workers] == ["cpu2-demo"] * 2

@@ -12,7 +12,7 @@ FOLDER = "/run/x"
 
 
 def topology(shape: Shape, workers: int = 1, gateways: int = 1, *sets: str) -> Topology:
-    return arrange(sections(ServeOptions(sets=sets)), shape, workers, gateways, FOLDER)
+    return arrange([sections(ServeOptions(sets=sets))], shape, workers, gateways, FOLDER)
 
 
 def settings(made: Topology, section: str) -> list[dict[str, str]]:
@@ -48,15 +48,16 @@ def test_each_shape_has_its_processes(shape: Shape, processes: set[str]) -> None
 @pytest.mark.parametrize("shape", Shape)
 def test_every_process_knows_the_addresses_of_its_peers(shape: Shape) -> None:
     made = topology(shape, 2, 2)
-    assert {each["scheduler_address"] for each in settings(made, "worker")} == {made.scheduler}
-    assert [each["address"] for each in settings(made, "predictor")] == [made.predictor]
+    [model] = made.models
+    assert {each["scheduler_address"] for each in settings(made, "worker")} == {model.scheduler}
+    assert [each["address"] for each in settings(made, "predictor")] == [model.predictor]
     for scheduler in settings(made, "scheduler"):
-        assert scheduler["address"] == made.scheduler
-        assert scheduler["predictor_address"] == made.predictor
+        assert scheduler["address"] == model.scheduler
+        assert scheduler["predictor_address"] == model.predictor
     for gateway in settings(made, "gateway"):
-        assert gateway["scheduler_address"] == made.scheduler
+        assert gateway["scheduler_address"] == model.scheduler
     workers = [each["address"] for each in settings(made, "worker")]
-    assert {*workers, made.predictor} <= set(made.metrics_peers)
+    assert {*workers, model.predictor} <= set(made.metrics_peers)
     over_tcp = {address.startswith("127.0.0.1:") for address in made.metrics_peers}
     assert over_tcp == {shape is Shape.SEPARATE}
 
@@ -86,7 +87,7 @@ def test_scheduler_process_gets_the_estimators_settings() -> None:
 
 def test_addresses_of_the_command_line_win() -> None:
     made = topology(Shape.SEPARATE, 1, 1, "scheduler.address=127.0.0.1:7", "predictor.nice=3")
-    assert made.scheduler == "127.0.0.1:7"
+    assert made.models[0].scheduler == "127.0.0.1:7"
     assert "127.0.0.1:7" in made.metrics_peers
     [gateway] = settings(made, "gateway")
     assert gateway["scheduler_address"] == "127.0.0.1:7"
@@ -115,7 +116,7 @@ def test_a_mistake_in_a_childs_section_is_reported_before_it_starts() -> None:
 def test_each_backend_has_a_worker_that_knows_its_place() -> None:
     urls = ["http://a:1", "http://b:2"]
     options = ServeOptions(engine="openai", backends=urls, workers=2, backend_key="secret")
-    made = arrange(sections(options), Shape.EMBEDDED, 2, 0, FOLDER, options.engine)
+    made = arrange([sections(options)], Shape.EMBEDDED, 2, 0, FOLDER, options.engine)
     workers = [child for child in made.children if child.section == "worker"]
     assert {child.module for child in workers} == {"services.worker.backend"}
     assert [child.overrides["worker"]["local_rank"] for child in workers] == ["0", "1"]

@@ -12,12 +12,11 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
 from gateway.config import GatewayConfig
 from gateway.faces.app import build_app
 from gateway.faces.grpc.service import mount
 from gateway.faces.http.serve import serving_http
+from gateway.front import Front
 from gateway.gateway import Gateway
 from gateway.requests.text import Text
 from models.tokenizer import make_tokenizer
@@ -60,6 +59,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
     worker_address: str = ""
     place: bool = True
+    model: str = "demo"  # of the workers
     kv_tokens: int = REACH_TOKENS
     queued: int = 0
     drain_s: float = 0.0
@@ -84,7 +84,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     def fleet(self, addresses: Sequence[str]) -> sched.SchedulerEvent:
         workers = [
             sched.WorkerInfo(
-                worker_id=f"w{at}", address=address, model="demo",
+                worker_id=f"w{at}", address=address, model=self.model,
                 kv_tokens=self.kv_tokens, max_context_tokens=2 * REACH_TOKENS,
             )
             for at, address in enumerate(addresses)
@@ -281,11 +281,16 @@ class Harness:
 
     scheduler: FakeScheduler
     worker: FakeWorker
-    gateway: Gateway
+    front: Front
     scheduler_server: Server
     worker_server: Server
     grpc_address: str
     http_url: str
+
+    @property
+    def gateway(self) -> Gateway:
+        """The gateway of the only model."""
+        return self.front.first
 
     async def until(self, condition: Callable[[], bool], limit_s: float = 10.0) -> None:
         """Waits for a condition that must become true; a failing test takes `limit_s`."""
@@ -370,15 +375,15 @@ async def run_harness(
             scheduler_mount(scheduler).add(scheduler, inner := InProcessServer())
             channel = inner.channel()
         stack.push_async_callback(channel.close)
-        gateway = Gateway(settings, channel, connect, CollectorRegistry(), spans=spans)
-        await stack.enter_async_context(background(gateway.run()))
-        web = serving_http(build_app(gateway), "127.0.0.1", 0, settings)
+        front = Front(settings, lambda _: channel, connect, spans=spans)
+        await stack.enter_async_context(background(front.run()))
+        web = serving_http(build_app(front), "127.0.0.1", 0, settings)
         http_port = await stack.enter_async_context(web)
-        server = await stack.enter_async_context(listening([mount(gateway)], "127.0.0.1:0"))
+        server = await stack.enter_async_context(listening([mount(front)], "127.0.0.1:0"))
         harness = Harness(
-            scheduler, worker, gateway, scheduler_server, worker_server,
+            scheduler, worker, front, scheduler_server, worker_server,
             f"127.0.0.1:{server.port}", f"http://127.0.0.1:{http_port}",
         )  # fmt: skip
-        await harness.until(lambda: gateway.ready or not with_worker)
+        await harness.until(lambda: front.ready or not with_worker)
         await harness.until(lambda: bool(scheduler.hellos))
         yield harness

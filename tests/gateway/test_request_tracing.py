@@ -154,7 +154,7 @@ async def test_span_agrees_with_metrics_on_delivered_tokens(
     """The worker is fast. A late reader misses the SLA; a client that reads nothing counts as
     disconnected."""
     gateway = silent.gateway
-    trace = gateway.tracer.begin("chat", {}, {})
+    trace = silent.front.tracer.begin("chat", {}, {})
     request = gateway_pb2.GenerateRequest(prompt="1,", sla=common.Sla(ttft_s=ttft_s))
     call = gateway.open(
         [await gateway.intake.parse(decode_request(request), gateway.intake.admit(), trace)],

@@ -14,6 +14,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/kubernetes"
 FLEETS = ("gpu-fleet", "one-node")  # overlays of the base
+MODELS = {"small": "two-models", "large": "second-model"}  # overlays by the model that they serve
 OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
 KUBECTL = str(Path(sys.executable).parent / "kubectl")  # a development dependency
 REFERENCE = re.compile(r"\$\((\w+)\)")

@@ -254,7 +254,7 @@ def test_prompt_predictor_logs_to_state_folder(
 
 def test_log_settings_reach_predictor_process() -> None:
     sets = ("log.path=/tmp/x.sqlite", "log.keep_text=true", "predictor.model=blend")
-    children = arrange(sections(ServeOptions(sets=sets)), Shape.SEPARATE, 1, 1, "/tmp").children
+    children = arrange([sections(ServeOptions(sets=sets))], Shape.SEPARATE, 1, 1, "/tmp").children
     reported = {child.section: child.overrides for child in children}
     assert reported["predictor"]["log"] == {"path": "/tmp/x.sqlite", "keep_text": "true"}
     others = {name: set(overrides) for name, overrides in reported.items() if name != "predictor"}

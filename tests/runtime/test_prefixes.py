@@ -38,9 +38,10 @@ KEYS = [number.to_bytes(16, "little") for number in range(1, 9)]
 
 def fleet(*block_tokens: int, asks: int = CHAIN) -> Any:
     workers = [
-        sched.WorkerInfo(worker_id=f"w{i}", block_tokens=n) for i, n in enumerate(block_tokens)
+        sched.WorkerInfo(worker_id=f"w{i}", model="demo", block_tokens=n)
+        for i, n in enumerate(block_tokens)
     ]
-    return read_fleet(sched.FleetView(workers=workers, prefix_blocks=asks), 0.0)
+    return read_fleet(sched.FleetView(workers=workers, prefix_blocks=asks), "demo", 0.0)
 
 
 def generation(tokens: Iterable[int], salt: str = "", user: str = "") -> GenerationRequest:

@@ -156,12 +156,12 @@ async def running_system(
         await stack.enter_async_context(background(predictor.run()))
         channel = await stack.enter_async_context(reaching("in-process", NAME, ADD, predictor))
         control = build_control_plane(overrides, channel, registry)
-        scheduler, gateway = control.scheduler, control.gateway
-        await stack.enter_async_context(background(scheduler.run(), gateway.run()))
+        scheduler, front = control.scheduler, control.front
+        await stack.enter_async_context(background(scheduler.run(), front.run()))
         await stack.enter_async_context(listening([control.scheduler_mount], workers.scheduler))
-        front = await stack.enter_async_context(listening([mount(gateway)], "127.0.0.1:0"))
+        server = await stack.enter_async_context(listening([mount(front)], "127.0.0.1:0"))
         await until(lambda: len(scheduler.state.workers) == WORKERS, ATTACHED_S)
-        client = await stack.enter_async_context(AsyncClient(f"127.0.0.1:{front.port}"))
+        client = await stack.enter_async_context(AsyncClient(f"127.0.0.1:{server.port}"))
         yield System(control, client, preset, registry)
 
 

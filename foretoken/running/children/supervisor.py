@@ -26,7 +26,8 @@ ABANDON_S = 1.0  # the same while the system is still starting
 REQUIRED = ("gateway", "scheduler", "worker")
 FALLBACKS = {
     "gateway": "new connections go to the other gateways",
-    "worker": "its requests go to the other workers",
+    "scheduler": "the requests of its model wait, and the other models are served",
+    "worker": "its requests go to the other workers of its model",
     "predictor": "forecasts come from history",
     "batcher": "the scheduler arranges rounds",
     "estimator": "cost models are no longer updated",

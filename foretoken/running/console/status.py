@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from foretoken.running.console.fleets import TIMEOUT_S, AskFleet
 from foretoken.running.console.lines import print_line
 from foretoken.running.console.throughput import INTERVAL_S as THROUGHPUT_S
 from foretoken.running.console.throughput import ThroughputReport, kv_usage, parse_totals
@@ -24,7 +25,6 @@ from services.runtime.tasks import background
 log = logging.getLogger(__name__)
 
 REFRESH_S = 0.5
-TIMEOUT_S = 2.0  # of a call to a service
 PREDICTOR_START_S = 30.0  # many times the usual start
 DRAIN_POLL_S = 0.2
 DRAIN_LINE_S = 5.0  # between two lines about the drain
@@ -56,13 +56,12 @@ async def wait_until_healthy(url: str) -> None:
 async def _is_ok(url: str) -> bool:
     """Whether the URL answers 200. Uses the event loop, so that no pool thread delays the exit."""
     parts = urlsplit(url)
+    target = f"{parts.path}?{parts.query}" if parts.query else parts.path
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(TIMEOUT_S):
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-            request = (
-                f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n"
-            )
+            request = f"GET {target} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n"
             writer.write(request.encode())
             return (await reader.readline()).split(b" ")[1:2] == [b"200"]
     except (OSError, TimeoutError):
@@ -94,14 +93,18 @@ async def wait_for_predictor(
         await asyncio.gather(reached, leaving, return_exceptions=True)
 
 
-def ready_line(fleet: scheduler_pb2.FleetView, http: str, grpc: str) -> str:
+def ready_line(fleets: Sequence[scheduler_pb2.FleetView], http: str, grpc: str) -> str:
+    """Describes the fleet of each model, and where clients reach them."""
+    first = fleets[0]
+    took = f"started in {process_age_s():.1f} s (a worker's {first.workers[0].start})"
+    models = "; ".join(map(_describe_model, fleets))
+    return f"foretoken is ready: {models}, policy {first.policy}, {took}, HTTP {http}, gRPC {grpc}"
+
+
+def _describe_model(fleet: scheduler_pb2.FleetView) -> str:
     first = fleet.workers[0]
-    took = f"started in {process_age_s():.1f} s (a worker's {first.start})"
     workers = f"{len(fleet.workers)} worker(s) with {first.kv_tokens} KV tokens each"
-    return (
-        f"foretoken is ready: {first.model}, {first.placement}, {workers}, policy {fleet.policy}, "
-        f"{took}, HTTP {http}, gRPC {grpc}"
-    )
+    return f"{first.model}, {first.placement}, {workers}"
 
 
 def format_fleet(fleet: scheduler_pb2.FleetView) -> str:
@@ -134,27 +137,26 @@ def scrape_over(gateways: Sequence[aio.Channel]) -> Scrape:
     return scrape
 
 
-async def show(scheduler: aio.Channel, scrape: Scrape) -> None:
+async def show(ask_fleet: AskFleet, scrape: Scrape) -> None:
     """Shows a status line on a terminal, and a throughput line every 10 s under load."""
-    stub = scheduler_pb2_grpc.SchedulerStub(scheduler)
     if not sys.stderr.isatty():
-        return await _report_throughput(stub, scrape)
+        return await _report_throughput(ask_fleet, scrape)
     with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
-        async with background(_report_throughput(stub, scrape)):
+        async with background(_report_throughput(ask_fleet, scrape)):
             while True:
                 try:
-                    fleet = await stub.GetFleet(scheduler_pb2.GetFleetRequest(), timeout=TIMEOUT_S)
+                    fleet = await ask_fleet()
                     live.update(Text(format_fleet(fleet), style="dim"), refresh=True)
                 except aio.AioRpcError as error:
                     live.update(Text(f"scheduler: {error.details()}", style="red"), refresh=True)
                 await asyncio.sleep(REFRESH_S)
 
 
-async def _report_throughput(stub: "scheduler_pb2_grpc.SchedulerAsyncStub", scrape: Scrape) -> None:
+async def _report_throughput(ask_fleet: AskFleet, scrape: Scrape) -> None:
     report, clock = ThroughputReport(), asyncio.get_running_loop().time
     while True:
         try:
-            fleet = await stub.GetFleet(scheduler_pb2.GetFleetRequest(), timeout=TIMEOUT_S)
+            fleet = await ask_fleet()
             line = report.update(clock(), parse_totals(await scrape()), fleet)
         except aio.AioRpcError:
             line = ""
@@ -182,13 +184,12 @@ async def _report_drain(count: Callable[[], Awaitable[int]]) -> None:
         await asyncio.sleep(DRAIN_POLL_S)
 
 
-def live_counter(scheduler: aio.Channel) -> Callable[[], Awaitable[int]]:
-    """Returns a function that counts running and queued requests; 0 if the scheduler is away."""
-    stub = scheduler_pb2_grpc.SchedulerStub(scheduler)
+def live_counter(ask_fleet: AskFleet) -> Callable[[], Awaitable[int]]:
+    """Returns a function that counts running and queued requests; 0 if no scheduler answers."""
 
     async def count() -> int:
         try:
-            fleet = await stub.GetFleet(scheduler_pb2.GetFleetRequest(), timeout=TIMEOUT_S)
+            fleet = await ask_fleet()
         except aio.AioRpcError:
             return 0
         return sum(worker.running for worker in fleet.workers) + fleet.queued

@@ -10,7 +10,7 @@ from grpc import aio
 from gateway.faces.grpc.authentication import KeyInterceptor
 from gateway.faces.grpc.decode import decode_request, read_sla_class
 from gateway.faces.grpc.metadata import read_key, read_metadata, read_timeout, set_caller
-from gateway.gateway import Gateway
+from gateway.front import Front
 from gateway.request_tracing import RequestTrace
 from gateway.sessions.call import ClientCall
 from gateway.sessions.session import ChoiceChunk
@@ -27,10 +27,10 @@ RPC = {"rpc.system": "grpc", "rpc.method": GENERATE[1:]}
 
 
 class GatewayService(gateway_pb2_grpc.GatewayServicer):
-    """Serves the calls of a running gateway."""
+    """Serves the calls of a running front."""
 
-    def __init__(self, gateway: Gateway):
-        self._gateway = gateway
+    def __init__(self, front: Front):
+        self._front = front
 
     async def Generate(
         self, request: gateway_pb2.GenerateRequest | None, context: Any
@@ -39,20 +39,17 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         if request is None:
             raise InvalidArgument("", "the message is not a valid GenerateRequest")
         chat = request.WhichOneof("input") == "chat"
-        trace = self._gateway.tracer.begin(
-            genai.CHAT if chat else genai.TEXT_COMPLETION, metadata, RPC
-        )
+        operation = genai.CHAT if chat else genai.TEXT_COMPLETION
+        trace = self._front.tracer.begin(operation, metadata, RPC)
         with trace.ends_on_error():
-            choices = max(1, min(request.sampling.n, self._gateway.config.max_choices))
+            gateway = self._front.select(request.model)
+            trace.on_model(gateway.config.model_name)
+            choices = max(1, min(request.sampling.n, gateway.config.max_choices))
             sla_class = read_sla_class(request.sla)
-            arrival = self._gateway.intake.admit(
-                read_timeout(context, metadata), choices, sla_class
-            )
-            await self._gateway.intake.wait_for_turn(sla_class)
-            generation_request = await self._gateway.intake.parse(
-                decode_request(request), arrival, trace
-            )
-            call = self._gateway.open([generation_request], trace=trace)
+            arrival = gateway.intake.admit(read_timeout(context, metadata), choices, sla_class)
+            await gateway.intake.wait_for_turn(sla_class)
+            generation_request = await gateway.intake.parse(decode_request(request), arrival, trace)
+            call = gateway.open([generation_request], trace=trace)
             context.add_done_callback(lambda _: _close(call, trace))
             async with aclosing(call.chunks()) as chunks:
                 async for chunk in chunks:
@@ -71,32 +68,32 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
     async def _authenticate(self, context: Any) -> Mapping[str, str]:
         """The call's metadata. Checks the API key and sets the caller of the present task."""
         metadata = read_metadata(context)
-        key_name = self._gateway.keyring.check(read_key(metadata))
-        await set_caller(context, metadata, key_name, self._gateway.config.system_fingerprint)
+        key_name = self._front.keyring.check(read_key(metadata))
+        await set_caller(context, metadata, key_name, self._front.config.system_fingerprint)
         return metadata
 
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: Any
     ) -> gateway_pb2.ListModelsResponse:
         await self._authenticate(context)
-        model = gateway_pb2.Model(
-            name=self._gateway.config.model_name,
-            max_context_tokens=self._gateway.max_context_tokens,
-        )
-        return gateway_pb2.ListModelsResponse(models=[model])
+        models = [
+            gateway_pb2.Model(name=name, max_context_tokens=gateway.max_context_tokens)
+            for name, gateway in self._front.gateways.items()
+        ]
+        return gateway_pb2.ListModelsResponse(models=models)
 
     async def Why(
         self, request: scheduler_pb2.WhyRequest, context: Any
     ) -> scheduler_pb2.WhyResponse:
         await self._authenticate(context)
-        return await self._gateway.why(request.request_id)
+        return await self._front.why(request.request_id)
 
 
-def mount(gateway: Gateway) -> Mount:
+def mount(front: Front) -> Mount:
     """The service for `services.runtime.server`."""
     add = gateway_pb2_grpc.add_GatewayServicer_to_server
-    interceptors = [KeyInterceptor(gateway.keyring), LenientParsing()]
-    return Mount(SERVICE_NAME, add, GatewayService(gateway), interceptors)
+    interceptors = [KeyInterceptor(front.keyring), LenientParsing()]
+    return Mount(SERVICE_NAME, add, GatewayService(front), interceptors)
 
 
 class LenientParsing(aio.ServerInterceptor):

@@ -12,7 +12,7 @@ from gateway.config import GatewayConfig
 from gateway.faces.http.answers.sse import run_until_disconnect
 from gateway.faces.http.errors import BodyTooLarge, BodyTooSlow, ClientDisconnected
 from gateway.faces.http.schema import Json
-from gateway.gateway import Gateway
+from gateway.front import Front
 from gateway.requests.reading_pool import LARGE_BYTES
 from gateway.requests.timeout import TIMEOUT_KEY, parse_timeout
 from gateway.types.sla_classes import SlaError, parse_header
@@ -47,15 +47,16 @@ async def read_bytes(request: Request, config: GatewayConfig) -> bytes:
 
 
 async def read_and_decode(
-    gateway: Gateway, request: Request, decode: Callable[[bytes], T], sla_class: str = ""
+    front: Front, request: Request, decode: Callable[[bytes], T], sla_class: str = ""
 ) -> T:
     """The decoded body, once the tokenization queue admits it; a large body is decoded in a thread.
     Raises what `read_bytes` and `decode` raise, and ServiceError."""
-    raw = await read_bytes(request, gateway.config)
-    await gateway.intake.wait_for_turn(sla_class)
+    raw = await read_bytes(request, front.config)
+    intake = front.first.intake  # the body names the model
+    await intake.wait_for_turn(sla_class)
     if len(raw) <= LARGE_BYTES:
         return decode(raw)
-    decoding = gateway.intake.read(partial(decode, raw), len(raw), sla_class)
+    decoding = intake.read(partial(decode, raw), len(raw), sla_class)
     return await run_until_disconnect(request.receive, decoding)
 
 

@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
 from gateway.faces.http.dialect.fields import FieldRule
 from gateway.faces.http.hot_paths import Endpoint, Endpoints
 from gateway.faces.http.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
+from gateway.front import Front
 from gateway.gateway import Gateway
 from observability.exposition import CONTENT_TYPE
 from services.runtime.errors import InvalidArgument
@@ -19,26 +20,27 @@ ABOUT = "foretoken serves LLMs with latency SLAs by forecasting the length of ea
 BY_ACCEPT = {"vary": "accept"}
 METRICS_PATH = "/metrics"
 MAX_NAMES = 64  # of the series that a scrape asks for
+OK = "ok"
 
 
-def add_endpoints(app: FastAPI, gateway: Gateway) -> Endpoints:
+def add_endpoints(app: FastAPI, front: Front) -> Endpoints:
     """Returns those that are asked often."""
-    _add_models(app, gateway)
-    _add_tokens(app, gateway)
-    _add_status(app, gateway)
-    metrics = _add_metrics(app, gateway)
+    _add_models(app, front)
+    _add_tokens(app, front)
+    _add_status(app, front)
+    metrics = _add_metrics(app, front)
 
     @app.get("/", summary="Name, version and endpoints of this server")
     async def root(request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):
-            return RedirectResponse("ui/" if gateway.config.ui else "docs", headers=BY_ACCEPT)
+            return RedirectResponse("ui/" if front.config.ui else "docs", headers=BY_ACCEPT)
         content = {
             "name": "foretoken",
             "version": foretoken_version(),
             "about": ABOUT,
             "docs": "/docs",
             "openapi": "/openapi.json",
-            **({"ui": "/ui/"} if gateway.config.ui else {}),
+            **({"ui": "/ui/"} if front.config.ui else {}),
             "endpoints": list_endpoints(app),
         }
         return JSONResponse(content, headers=BY_ACCEPT)
@@ -46,10 +48,10 @@ def add_endpoints(app: FastAPI, gateway: Gateway) -> Endpoints:
     return {("GET", METRICS_PATH): metrics}
 
 
-def _add_models(app: FastAPI, gateway: Gateway) -> None:
+def _add_models(app: FastAPI, front: Front) -> None:
     started_unix_s = int(time.time())
 
-    def model_card() -> dict[str, object]:
+    def model_card(gateway: Gateway) -> dict[str, object]:
         return {
             "id": gateway.config.model_name,
             "object": "model",
@@ -60,35 +62,37 @@ def _add_models(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/v1/models", summary="The served models")
     async def models() -> dict[str, object]:
-        return {"object": "list", "data": [model_card()]}
+        return {"object": "list", "data": [model_card(each) for each in front.gateways.values()]}
 
     @app.get("/v1/models/{name:path}", summary="One served model")
     async def model(name: str) -> dict[str, object]:
-        gateway.intake.check_model(name)
-        return model_card()
+        return model_card(front.select(name))
 
 
-def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
+def _add_tokens(app: FastAPI, front: Front) -> None:
     prompt = describe_body(TokenizeBody.model_json_schema(), {"prompt": "Hello"})
 
     @app.post("/tokenize", summary="The tokens of a prompt or conversation", openapi_extra=prompt)
     async def to_tokens(request: Request) -> Response:
-        return await tokenize(gateway, request)
+        return await tokenize(front, request)
 
     tokens = describe_body(DetokenizeBody.model_json_schema(), {"tokens": [1, 2, 3]})
 
     @app.post("/detokenize", summary="The text of tokens", openapi_extra=tokens)
     async def to_text(request: Request) -> Response:
-        return await detokenize(gateway, request)
+        return await detokenize(front, request)
 
 
-def _add_status(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/health", summary="200 if the server accepts requests, else 503 with the reason")
-    async def health() -> Response:
-        if gateway.ready:
-            return JSONResponse({"status": "ok"})
-        reason = "draining" if gateway.draining else "no worker is attached"
-        return JSONResponse({"status": reason}, 503)
+def _add_status(app: FastAPI, front: Front) -> None:
+    @app.get("/health", summary="200 if a model accepts requests, else 503 with the reason")
+    async def health(
+        model: Annotated[str, Query(description="Only this model; empty: all models.")] = "",
+    ) -> Response:
+        asked = {model: front.select(model)} if model else front.gateways
+        states = {name: gateway.obstacle or OK for name, gateway in asked.items()}
+        if OK in states.values():
+            return JSONResponse({"status": OK, "models": states})
+        return JSONResponse({"status": next(iter(states.values())), "models": states}, 503)
 
     @app.get("/ping", summary="Same as /health")
     async def ping() -> Response:
@@ -104,10 +108,10 @@ def _add_status(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/load", summary="Number of running and waiting choices")
     async def load() -> dict[str, int]:
-        return {"server_load": gateway.live}
+        return {"server_load": front.live}
 
 
-def _add_metrics(app: FastAPI, gateway: Gateway) -> Endpoint:
+def _add_metrics(app: FastAPI, front: Front) -> Endpoint:
     names: dict[str, Any] = {
         "name": "name[]",
         "in": "query",
@@ -124,7 +128,7 @@ def _add_metrics(app: FastAPI, gateway: Gateway) -> Endpoint:
         named = request.query_params.getlist("name[]")
         if len(named) > MAX_NAMES:
             raise InvalidArgument("name[]", f"at most {MAX_NAMES} names, got {len(named)}")
-        return Response(await gateway.aggregator.text(named), media_type=CONTENT_TYPE)
+        return Response(await front.aggregator.text(named), media_type=CONTENT_TYPE)
 
     return metrics
 

@@ -25,6 +25,7 @@ from gateway.faces.http.body import (
 )
 from gateway.faces.http.errors import ClientDisconnected
 from gateway.faces.http.schema import Body, ChatBody, CompletionBody, read_body
+from gateway.front import Front
 from gateway.gateway import Gateway
 from gateway.request_tracing import RequestTrace
 from gateway.requests.text import Text
@@ -76,7 +77,7 @@ class EventSink:
 
 
 async def generate(
-    gateway: Gateway,
+    front: Front,
     request: Request,
     kind: type[BodyT],
     make_format: Callable[[Text, ClientCall, BodyT], AnswerFormat],
@@ -84,18 +85,19 @@ async def generate(
 ) -> Response:
     """Answers a request with a body of `kind`. `operation` is its name in traces."""
     attributes = {"http.request.method": request.method, "url.path": request.scope["path"]}
-    trace = gateway.tracer.begin(operation, request.headers, attributes)
+    trace = front.tracer.begin(operation, request.headers, attributes)
     with trace.ends_on_error():
         sla_class = request.headers.get(SLA_HEADER, "").strip()
-        arrival = gateway.intake.admit(read_timeout(request), sla_class=sla_class)
+        arrival = front.admit(read_timeout(request), sla_class)
 
         def decode(raw: bytes) -> tuple[BodyT, Sequence[ClientRequest], int]:
             body = read_body(kind, parse_json(raw))
             return body, body.client_requests(), len(raw)
 
-        body, requests, size_bytes = await read_and_decode(gateway, request, decode, sla_class)
-        gateway.intake.check_model(body.model)
-        ignored = gateway.unknown_fields.handle(body.unknown, body.fields.keys())
+        body, requests, size_bytes = await read_and_decode(front, request, decode, sla_class)
+        gateway = front.select(body.model)
+        trace.on_model(gateway.config.model_name)
+        ignored = front.unknown_fields.handle(body.unknown, body.fields.keys())
         parsing = _parse_all(gateway, request, arrival, requests, trace)
         if gateway.intake.reads_quickly(size_bytes):  # the prompts are at most as long
             generation_requests = await parsing

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gateway.faces.http.answers.sse import run_until_disconnect
 from gateway.faces.http.body import parse_json, read_and_decode
 from gateway.faces.http.schema import ChatBody, CompletionBody, Json, read_body, validate_model
+from gateway.front import Front
 from gateway.gateway import Gateway
 from gateway.types.client_request import ClientRequest
 from services.runtime.errors import InvalidArgument
@@ -37,11 +38,11 @@ class DetokenizeBody(BaseModel):
     tokens: list[Annotated[int, Field(ge=0, lt=2**32)]]
 
 
-async def tokenize(gateway: Gateway, request: Request) -> JSONResponse:
+async def tokenize(front: Front, request: Request) -> JSONResponse:
     """`POST /tokenize`: the tokens of a prompt or conversation of any length."""
-    body, client_request, unknown = await read_and_decode(gateway, request, _decode_tokenize)
-    gateway.unknown_fields.handle(unknown, TokenizeBody.model_fields.keys())
-    gateway.intake.check_model(body.model)
+    body, client_request, unknown = await read_and_decode(front, request, _decode_tokenize)
+    front.unknown_fields.handle(unknown, TokenizeBody.model_fields.keys())
+    gateway = front.select(body.model)
     tokens = await run_until_disconnect(request.receive, gateway.intake.tokenize(client_request))
     answer: dict[str, object] = {
         "count": len(tokens),
@@ -55,10 +56,10 @@ async def tokenize(gateway: Gateway, request: Request) -> JSONResponse:
     return JSONResponse(answer)
 
 
-async def detokenize(gateway: Gateway, request: Request) -> JSONResponse:
+async def detokenize(front: Front, request: Request) -> JSONResponse:
     """`POST /detokenize`: the text of tokens, including special tokens."""
-    body = await read_and_decode(gateway, request, _decode_detokenize)
-    gateway.intake.check_model(body.model)
+    body = await read_and_decode(front, request, _decode_detokenize)
+    gateway = front.select(body.model)
     size = gateway.text.vocabulary_tokens
     if body.tokens and max(body.tokens) >= size:
         fault = f"token id {max(body.tokens)} is outside the vocabulary of {size}"

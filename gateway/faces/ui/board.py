@@ -1,4 +1,4 @@
-"""The data of the board: one snapshot of the fleet, shared by all viewers."""
+"""The data of the board: one snapshot of a model's fleet, shared by all viewers."""
 
 import asyncio
 import json
@@ -73,11 +73,13 @@ class Board:
         }
 
 
-def describe_server(gateway: Gateway, presets: Sequence[Json]) -> Json:
-    """What the page loads once: the model, the SLA classes and the shipped presets."""
+def describe_server(gateway: Gateway, models: Sequence[str], presets: Sequence[Json]) -> Json:
+    """What the page loads once for a model: its name, those of all `models`, the SLA classes and
+    the shipped presets."""
     config = gateway.config
     return {
         "model": config.model_name,
+        "models": models,
         "max_context_tokens": gateway.max_context_tokens,
         "default_class": config.default_sla,
         "classes": {

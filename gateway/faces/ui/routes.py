@@ -8,7 +8,7 @@ from google.protobuf.json_format import MessageToDict
 
 from gateway.faces.http.errors import error_body, error_response
 from gateway.faces.ui.board import Board, describe_server, shipped_presets
-from gateway.gateway import Gateway
+from gateway.front import Front
 from protos.generated import scheduler_pb2
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 
@@ -17,30 +17,32 @@ NOT_FOUND = 404
 DATA_HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
-def add_data(app: FastAPI, gateway: Gateway) -> None:
-    """Adds the page's data to the app."""
-    board = Board(gateway)
+def add_data(app: FastAPI, front: Front) -> None:
+    """Adds the page's data to the app. An empty `model` is the first one."""
+    boards = {name: Board(gateway) for name, gateway in front.gateways.items()}
 
     @app.get("/ui/board", include_in_schema=False)
-    async def show_board() -> Response:
+    async def show_board(model: str = "") -> Response:
+        board = boards[front.select(model).config.model_name]
         return Response(await board.body(), headers=DATA_HEADERS, media_type="application/json")
 
     @app.get("/ui/about", include_in_schema=False)
-    async def show_about() -> Response:
+    async def show_about(model: str = "") -> Response:
         presets = await asyncio.to_thread(shipped_presets)  # reads a file once
-        return JSONResponse(describe_server(gateway, presets), headers=DATA_HEADERS)
+        about = describe_server(front.select(model), list(front.gateways), presets)
+        return JSONResponse(about, headers=DATA_HEADERS)
 
     @app.get("/ui/why/{request_id}", include_in_schema=False)
     async def why(request_id: str) -> Response:
-        return await _send_stories(gateway, request_id)
+        return await _send_stories(front, request_id)
 
 
-async def _send_stories(gateway: Gateway, request_id: str) -> Response:
+async def _send_stories(front: Front, request_id: str) -> Response:
     """The stories of a request, as `foretoken why` shows them."""
     try:
         if len(request_id) > MAX_ID_CHARS:
             raise InvalidArgument("request_id", f"is longer than {MAX_ID_CHARS} characters")
-        response = await gateway.why(request_id)
+        response = await front.why(request_id)
     except ServiceError as error:
         return _error_response(error)
     return JSONResponse({"stories": _encode_stories(response)}, headers=DATA_HEADERS)

@@ -115,6 +115,6 @@ def test_too_few_visible_gpus_are_a_sentence() -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_the_engine_chooses_the_workers_module(name: str) -> None:
-    made = arrange(sections(ServeOptions(engine=name)), Shape.SHARED, 2, 1, "/run/x", name)
+    made = arrange([sections(ServeOptions(engine=name))], Shape.SHARED, 2, 1, "/run/x", name)
     modules = {child.module for child in made.children if child.section == "worker"}
     assert modules == {ENGINES[name].module}

@@ -58,7 +58,7 @@ async def scraping(
     config = GatewayConfig(metrics_peers=tuple(peers), metrics_wait_s=wait_s, metrics_age_s=age_s)
     registry = CollectorRegistry()
     missing = Gauge("missing", "Peers.", registry=registry)
-    scrapes = MetricsAggregator(config, [Part(registry)], connect, missing)
+    scrapes = MetricsAggregator(config, [Part(registry)], connect, [missing])
     try:
         yield scrapes
     finally:

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from gateway.config import GatewayConfig
 from gateway.metrics import Metrics
 from gateway.sessions.call import ClientCall
+from gateway.sessions.event_pace import EventPace
 from gateway.sessions.sessions import Sessions
 from gateway.types.client_request import ClientRequest
 from gateway.types.generation import GenerationRequest, Sampling
@@ -38,7 +39,13 @@ class SessionTranscript:
             model=demo_folder(), retry_share=0.0, retry_floor_per_s=0.1, late_wait_s=60.0
         )
         self.sessions = Sessions(
-            config, demo_text(), Metrics(self.registry), self.to_scheduler.append, self._prompt
+            config,
+            demo_text(),
+            Metrics(self.registry),
+            self.to_scheduler.append,
+            self._prompt,
+            EventPace(config.max_messages_per_s, config.max_pause_s),
+            lambda: len(self.sessions.table),
         )
         self.reopen_scheduler()
         for address in (HERE, THERE):

@@ -137,6 +137,9 @@ class Written(Span):
     def put(self, attributes: Attributes) -> None:
         self.attributes.update(attributes)
 
+    def rename(self, name: str) -> None:
+        self.name = name
+
     def mark(self, name: str, at_s: float) -> None:
         self.marks.append((name, at_s))
 

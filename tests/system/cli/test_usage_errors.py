@@ -132,7 +132,15 @@ def test_invalid_setting_is_a_one_line_error(arguments: list[str], message: str)
         (["serve", "--chat-template", "/no/such"], "--chat-template: the file does not exist (got"),
         (["serve", "--workers", "x"], "Invalid value for '--workers'"),
         (["serve", "--port"], "'--port' requires an argument"),
-        (["serve", "a", "b"], "unexpected extra argument"),
+        (["serve", "a", "b", "--model", "b"], "two models are given, a and --model b; give one"),
+        (
+            ["serve", "models/demo", "models/demo"],
+            "two models have the name demo; write NAME=MODEL for one of them",
+        ),
+        (
+            ["serve", "a=models/demo", "b=models/demo", "--gateways", "0"],
+            "several models need a gateway process: give --gateways 1 or more",
+        ),
         (["sreve"], "No such command 'sreve'. Did you mean 'serve'?"),
         (["why"], "Missing argument 'ID'."),
         (

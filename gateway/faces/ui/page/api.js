@@ -31,6 +31,9 @@ export async function fetchJson(path, { quiet = false, signal } = {}) {
   }
 }
 
+/** The path of the data of a model; without a name, of the server's first. */
+export const ofModel = (path, model) => (model ? `${path}?model=${encodeURIComponent(model)}` : path);
+
 /** The parsed events of a streamed chat completion. */
 export async function* streamChat(body, sla, signal) {
   const headers = { "content-type": "application/json", "x-foretoken-sla": sla };

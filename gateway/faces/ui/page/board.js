@@ -1,6 +1,6 @@
 // The board: queue, running requests, KV blocks by worker, SLA attainment, preset. Polled each second.
 
-import { RequestError, fetchJson } from "./api.js";
+import { RequestError, fetchJson, ofModel } from "./api.js";
 import { byId, element, fraction, integer, percent, plural, seconds, setText, showMessage, svgElement } from "./dom.js";
 
 const POLL_EVERY_MS = 1000;
@@ -23,6 +23,7 @@ export class BoardView {
     this.samples = [];
     this.presets = [];
     this.budgets = {};
+    this.model = "";
     this.timer = 0;
     this.polls = 0;
     this.shown = false;
@@ -35,9 +36,13 @@ export class BoardView {
     document.addEventListener("visibilitychange", () => this.poll());
   }
 
-  configure({ presets, classes }) {
+  configure({ model, presets, classes }) {
     this.presets = presets;
     this.budgets = classes;
+    if (model === this.model) return;
+    this.model = model;
+    this.samples = []; // those of another model
+    this.poll();
   }
 
   /** Polls the server only while the board is visible. */
@@ -55,7 +60,7 @@ export class BoardView {
   async refresh() {
     const poll = ++this.polls; // the answer to an earlier poll is dropped
     try {
-      const board = await fetchJson("board", { quiet: true, signal: AbortSignal.timeout(TIMEOUT_MS) });
+      const board = await fetchJson(ofModel("board", this.model), { quiet: true, signal: AbortSignal.timeout(TIMEOUT_MS) });
       if (this.polls === poll) this.draw(board);
     } catch (error) {
       const message = error instanceof RequestError ? error.message : `No answer within ${TIMEOUT_MS / 1000} s.`;

@@ -1,7 +1,7 @@
 // The conversation: sends a message, streams the answer, and updates its forecast and SLA clocks.
 
 import { Announcer } from "./announcer.js";
-import { RequestError, fetchJson, streamChat, toSentence } from "./api.js";
+import { RequestError, fetchJson, ofModel, streamChat, toSentence } from "./api.js";
 import { SlaClocks } from "./clocks.js";
 import { byId, element, plural, seconds, showMessage } from "./dom.js";
 import { ForecastPanel } from "./forecast.js";
@@ -24,6 +24,7 @@ export class ChatView {
     this.onRequest = onRequest;
     this.turns = [];
     this.classes = {};
+    this.model = ""; // empty: the server's first
     this.streamOptions = { include_forecast: true }; // until the server refuses the option
     this.logprobs = true; // to count the tokens of each event; until the server refuses the field
     this.controller = null; // of the running answer
@@ -34,8 +35,9 @@ export class ChatView {
     this.listen();
   }
 
-  /** Sets the SLA classes of the server. */
-  configure({ classes, default_class: preferred }) {
+  /** Sets the model of further messages, and the SLA classes of the server. */
+  configure({ model, classes, default_class: preferred }) {
+    this.model = model;
     this.classes = classes;
     byId("sla").replaceChildren(
       ...Object.keys(classes).map((name) => new Option(name, name, false, name === preferred)),
@@ -155,6 +157,7 @@ class Answer {
     const { chat } = this;
     for (;;) {
       const body = {
+        ...(chat.model && { model: chat.model }),
         messages: [...chat.settings.messages, ...chat.turns],
         stream: true,
         stream_options: { include_usage: true, ...chat.streamOptions },
@@ -235,7 +238,8 @@ class Answer {
   /** A server under load reads a request late and has no forecast before: shows what it waits for. */
   async showQueue() {
     try {
-      this.chat.forecast.showQueue(await fetchJson("board", { quiet: true, signal: this.chat.controller?.signal }));
+      const path = ofModel("board", this.chat.model);
+      this.chat.forecast.showQueue(await fetchJson(path, { quiet: true, signal: this.chat.controller?.signal }));
     } catch {
       // the answer itself reports a lost server
     }

@@ -27,8 +27,9 @@ async def harness() -> AsyncIterator[Harness]:
 
 async def test_status_endpoints_answer(harness: Harness) -> None:
     for path, content in (
-        ("/version", {"version": version("foretoken")}), ("/ping", {"status": "ok"}),
-        ("/load", {"server_load": 0}), ("/health", {"status": "ok"}),
+        ("/version", {"version": version("foretoken")}),
+        ("/ping", {"status": "ok", "models": {"demo": "ok"}}),
+        ("/load", {"server_load": 0}), ("/health", {"status": "ok", "models": {"demo": "ok"}}),
     ):  # fmt: skip
         reply = await harness.http("GET", path)
         assert (reply.status, reply.json) == (200, content)

@@ -170,7 +170,7 @@ async def test_key_file_is_reloaded(tmp_path: Path) -> None:
         assert (await harness.http("POST", "/v1/completions", BODY, WITH_KEY)).status == 200
         assert harness.scheduler.requests[0].tenant == "ann"
         path.write_text(f"bob:{hash_key(OTHER)} # the only key\n")
-        harness.gateway.keyring._checked_s -= 2
+        harness.front.keyring._checked_s -= 2
         assert (await harness.http("POST", "/v1/completions", BODY, WITH_KEY)).status == 401
 
 
@@ -213,7 +213,7 @@ async def test_grpc_requires_the_key_in_metadata(locked: Harness) -> None:
 
 async def test_metrics_over_a_unix_socket_need_no_key(locked: Harness, tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 'g.sock'}"
-    async with listening([mount(locked.gateway)], address, parts=locked.gateway.parts):
+    async with listening([mount(locked.front)], address, parts=locked.front.parts):
         channel = connect(address)
         stub = telemetry_pb2_grpc.TelemetryStub(channel)
         assert "foretoken_" in (await stub.Scrape(telemetry_pb2.ScrapeRequest())).text

@@ -56,7 +56,8 @@ async def test_cache_salt_reaches_the_worker(harness: Harness) -> None:
 async def test_health_follows_the_fleet() -> None:
     async with run_harness(answer, with_worker=False) as harness:
         reply = await harness.http("GET", "/health")
-        assert (reply.status, reply.json) == (503, {"status": "no worker is attached"})
+        why = "no worker is attached"
+        assert (reply.status, reply.json) == (503, {"status": why, "models": {"demo": why}})
         worker = f"127.0.0.1:{harness.worker_server.port}"
         harness.scheduler.streams[-1].put_nowait(harness.scheduler.fleet([worker]))
         await harness.until(lambda: harness.gateway.ready)

@@ -1,0 +1,142 @@
+"""The front of a process: the gateways of its models, and what they share. All faces call it."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+
+from grpc import aio
+from prometheus_client import CollectorRegistry
+
+from gateway.admission.keyring import Keyring
+from gateway.admission.tokenization_queue import TokenizationQueue
+from gateway.config import MAX_NAME_CHARS, GatewayConfig
+from gateway.gateway import Gateway, Shared
+from gateway.peers.metrics_aggregator import MetricsAggregator
+from gateway.request_tracing import RequestTracer
+from gateway.requests.reading_pool import ReadingPool
+from gateway.requests.unknown import UnknownFields
+from gateway.sessions.event_pace import EventPace
+from gateway.types.errors import UnknownModel
+from gateway.types.generation import RequestArrival
+from observability.exposition import Part
+from observability.tracing import NO_SPANS, Spans
+from protos.generated import scheduler_pb2
+from services.runtime.errors import Code, ServiceError
+
+Connect = Callable[[str], aio.Channel]
+
+
+class Front:
+    """One gateway for each served model, by the model's name. Serves while `run` runs.
+
+    Keys, the event loop's time, threads and connections are of the process and shared by all
+    models. Live requests, the streams to the peers and metrics are of a model. The first model is
+    that of requests without a name; what is refused before its model is known counts to it, too.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        reach_scheduler: Connect,
+        connect: Connect,
+        other_parts: Sequence[Part] = (),
+        spans: Spans = NO_SPANS,
+    ):
+        """`reach_scheduler` opens the channel to the scheduler of an address, `connect` those to
+        all other peers; both may stay in this process. `other_parts` are further metrics of the
+        process. Raises ConfigError if a model's tokenizer cannot be loaded."""
+        self.config = config
+        self.keyring = Keyring(config.api_keys, config.api_key_file)
+        self.unknown_fields = UnknownFields(config.unknown_fields == "refuse")
+        self._shared = Shared(
+            TokenizationQueue(config.max_arriving, config.arriving_hold_s, config.arriving_burst_s),
+            ReadingPool(config.reading_threads, config.max_reading, config.max_reading_bytes),
+            EventPace(config.max_messages_per_s, config.max_pause_s),
+            lambda: self.live,
+        )
+        self.gateways: Mapping[str, Gateway] = {
+            each.model_name: Gateway(
+                each,
+                reach_scheduler(each.scheduler_address),
+                connect,
+                CollectorRegistry(),
+                self._shared,
+            )
+            for each in config.per_model()
+        }
+        self.first = next(iter(self.gateways.values()))
+        self.tracer = RequestTracer(spans, self.first.config.model_name)
+        self.own_parts = [gateway.part for gateway in self.gateways.values()]
+        self.parts = (*self.own_parts, *other_parts)
+        missing = [gateway.metrics.peers_missing for gateway in self.gateways.values()]
+        self.aggregator = MetricsAggregator(config, self.parts, connect, missing)
+
+    # Lifecycle
+
+    async def run(self) -> None:
+        """Keeps the streams of every model open, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for gateway in self.gateways.values():
+                    group.create_task(gateway.run())
+        finally:
+            self._shared.reading.close()
+            await self.aggregator.close()
+
+    async def drain(self) -> None:
+        """Refuses new requests and returns when the last live one has ended."""
+        await asyncio.gather(*(gateway.drain() for gateway in self.gateways.values()))
+
+    @property
+    def ready(self) -> bool:
+        """Whether a model accepts requests. One without workers does not take the others away from
+        their clients."""
+        return any(gateway.ready for gateway in self.gateways.values())
+
+    # Requests
+
+    def select(self, name: str) -> Gateway:
+        """The gateway of a model; of the first one for an empty name. Raises UnknownModel."""
+        if not name:
+            return self.first
+        gateway = self.gateways.get(name)
+        if gateway is None:
+            raise UnknownModel(name[:MAX_NAME_CHARS], ", ".join(self.gateways))
+        return gateway
+
+    def admit(self, timeout_s: float = inf, sla_class: str = "") -> RequestArrival:
+        """Admits a request of which nothing else has been read, not even its model: it is refused
+        if each model would refuse it. Raises ServiceError. O(models)."""
+        gateways = self.gateways.values()
+        admitting = (each for each in gateways if each.intake.has_room(timeout_s))
+        return next(admitting, self.first).intake.admit(timeout_s, sla_class=sla_class)
+
+    # State
+
+    @property
+    def live(self) -> int:
+        """Choices being answered."""
+        return sum(gateway.live for gateway in self.gateways.values())
+
+    async def why(self, request_id: str) -> scheduler_pb2.WhyResponse:
+        """A request's stories, of every model that knows its id. Raises ServiceError: NOT_FOUND
+        only if all schedulers have answered."""
+        answers = await asyncio.gather(
+            *(_stories_or_error(gateway, request_id) for gateway in self.gateways.values())
+        )
+        found = [answer for answer in answers if isinstance(answer, scheduler_pb2.WhyResponse)]
+        if not found:
+            errors = [answer for answer in answers if isinstance(answer, ServiceError)]
+            raise min(errors, key=lambda error: error.code is Code.NOT_FOUND)
+        return scheduler_pb2.WhyResponse(
+            stories=[story for each in found for story in each.stories]
+        )
+
+
+async def _stories_or_error(
+    gateway: Gateway, request_id: str
+) -> scheduler_pb2.WhyResponse | ServiceError:
+    try:
+        return await gateway.why(request_id)
+    except ServiceError as error:
+        return error
