@@ -145,7 +145,7 @@ async def test_peers_are_asked_once_in_a_time_and_own_series_are_current() -> No
         for age_s, asked in ((5.0, 1), (0.0, 4)):
             config = GatewayConfig(metrics_peers=(address,), metrics_age_s=age_s)
             missing = Gauge("missing", "Peers.", registry=None)
-            scrapes = MetricsAggregator(config, [Part(registry)], connect, missing)
+            scrapes = MetricsAggregator(config, [Part(registry)], connect, [missing])
             peer.scrapes_received = 0
             for _ in range(4):
                 own.inc()
