@@ -3,6 +3,7 @@ need, with cancels, patterns, schemas, seeds and several answers, it gives the a
 own, which schedules synchronously or a step ahead."""
 
 import json
+import socket
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -113,3 +114,14 @@ def test_no_token_is_lost_or_repeated(
     assert result["preemptions"] > 0
     assert (result["loaded"] > 0) == (loads == "loads")
     assert "foretoken's scheduler failed" not in printed
+
+
+def test_a_metrics_port_in_use_is_refused_with_a_sentence(run: Run, python: Python) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with pytest.raises(AssertionError, match="set FORETOKEN_VLLM_METRICS_PORT to a free port"):
+            run(
+                python(f"vllm-{VLLM_VERSIONS[-1]}"), SCRIPTS / "vllm_scheduler.py", demo_model(),
+                "foretoken.vllm.Scheduler", "sync", "none", "1",
+                env={"PYTHONPATH": str(ROOT), "FORETOKEN_VLLM_METRICS_PORT": port},
+            )  # fmt: skip
