@@ -183,7 +183,7 @@ class ForecastTable:
         self._free = list(range(rows, 2 * rows))[::-1] + self._free
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class After:
     """Rows of a table given their progress, L | L > generated: for each its first point beyond, the
     mass from there on, and whether there is any. Looked up once for all queries."""

@@ -15,6 +15,7 @@ from math import inf
 import numpy as np
 
 from services.core import Plan, QueueOrder, StaticBatch
+from services.costs import UNMEASURED_KV
 from services.forecast import Ints
 from services.policies.decide import (
     arrange,
@@ -161,7 +162,8 @@ class Rounds:
         slots = np.array([worker.slots - len(worker.running) for worker in workers])
         enters = enters[np.arange(len(enters)) - first < slots[which[enters]]]
         enters = enters[current[run[enters]]]
-        if stopping := ledger.stopping():
+        stopping = ledger.stopping() if len(enters) else {}
+        if stopping:
             names = ledger.board.names[run[enters]].tolist()
             homes = [workers[nth] for nth in which[enters].tolist()]
             named = zip(names, homes, strict=True)
@@ -203,23 +205,19 @@ class Rounds:
     def _plan(self, worker: WorkerJobs, orders: "QueueOrders | None") -> Plan:
         draft, worker.draft = worker.draft, Draft()
         worker.plan_seq += 1
-        plan = Plan(
+        keeps_kv = self.preset.keeps_kv
+        return Plan(
             seq=worker.plan_seq,
             admit=tuple(draft.admit),
             extend=tuple(draft.extend),
             pause=tuple(draft.pause),
             cancel=tuple(draft.cancel),
             victims=self._victims(worker),
+            order=orders.for_worker(worker.number) if orders else QueueOrder(),
+            residency=self.preset.residency if keeps_kv else "",
+            costs=worker.cost.kv_costs if keeps_kv else UNMEASURED_KV,
             batches=tuple(batch for batch in draft.batches if batch.members),
             prefix_blocks=self.prefix_blocks,
-        )
-        if not self.preset.keeps_kv:
-            return plan
-        return replace(
-            plan,
-            order=orders.for_worker(worker.number) if orders else QueueOrder(),
-            residency=self.preset.residency,
-            costs=worker.cost.kv_costs,
         )
 
     def _victims(self, worker: WorkerJobs) -> tuple[str, ...]:
