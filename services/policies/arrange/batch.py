@@ -136,8 +136,9 @@ def _part(batch_round: BatchRound, state: BatchState, i: int) -> WorkerPart:
     begins = state.begins.get(i, np.zeros(0, np.int64))
     at = np.concatenate([np.flatnonzero(runs), begins])
     run = np.concatenate([~state.paused[runs], np.ones(len(begins), bool)])
-    lockstep = batch_round.preset.static and len(begins) > 0
-    return WorkerPart(worker.number, at, run, lockstep=lockstep)
+    preset = batch_round.preset
+    limits = SLICES[preset.slice].limits(candidates, worker.number, at, preset.params)
+    return WorkerPart(worker.number, at, limits, run, lockstep=preset.static and len(begins) > 0)
 
 
 def _next_s(batch_round: BatchRound, state: BatchState, timing: _Timing) -> float:

@@ -31,14 +31,17 @@ class _FilledQueue:
 
     worker: WorkerSnapshot
     at: Ints
+    limits: Ints
     filled: FillResult
 
     @property
     def part(self) -> WorkerPart:
-        return WorkerPart(self.worker.number, self.at, self.filled.runs_next, self.filled.peak)
+        runs_next, peak = self.filled.runs_next, self.filled.peak
+        return WorkerPart(self.worker.number, self.at, self.limits, runs_next, peak)
 
     def select(self, kept: Bools) -> "_FilledQueue":
-        return _FilledQueue(self.worker, self.at[kept], self.filled.select(kept))
+        at, limits = self.at[kept], self.limits[kept]
+        return _FilledQueue(self.worker, at, limits, self.filled.select(kept))
 
 
 def arrange_continuous(
@@ -113,17 +116,29 @@ def _fill_queues(
     nothing depends on their order. The memory of the others is computed together."""
     form, runs = FORMS[preset.form], candidates.is_running
     asks = [bool(len(at)) and (form.renews or not runs[at].all()) for _, at in places]
+    stays = [not asked for asked in asks]
     filled = iter(_fill(candidates, list(compress(places, asks)), forecasts, preset, rng))
-    return [
-        next(filled) if asked else _FilledQueue(worker, at, _unchanged(len(at)))
-        for (worker, at), asked in zip(places, asks, strict=True)
-    ]
+    unchanged = iter(_continue(candidates, list(compress(places, stays)), preset))
+    return [next(filled if asked else unchanged) for asked in asks]
 
 
-def _unchanged(count: int) -> FillResult:
-    """All of a queue of running requests continue."""
-    nothing = np.zeros(count)
-    return FillResult(np.ones(count, bool), np.zeros(count, np.int64), nothing, nothing, 0.0)
+def _continue(
+    candidates: Candidates, places: Sequence[_Place], preset: Preset
+) -> list[_FilledQueue]:
+    """Queues of running requests, all of which continue."""
+    if not places:
+        return []
+    sizes = [len(at) for _, at in places]
+    homes = np.array([worker.number for worker, _ in places]).repeat(sizes)
+    every = np.concatenate([at for _, at in places])
+    limits = SLICES[preset.slice].limits(candidates, homes, every, preset.params)
+    found, first = [], 0
+    for (worker, at), size in zip(places, sizes, strict=True):
+        nothing = np.zeros(size)
+        filled = FillResult(np.ones(size, bool), np.zeros(size, np.int64), nothing, nothing, 0.0)
+        found.append(_FilledQueue(worker, at, limits[first : first + size], filled))
+        first += size
+    return found
 
 
 def _fill(
@@ -161,7 +176,7 @@ def _fill(
             filled = fill_slots(runs, holds[part], demand, worker.max_running, alone)
         else:
             filled = fill(runs, demand, worker.max_running, alone)
-        found.append(_FilledQueue(worker, at[part], filled))
+        found.append(_FilledQueue(worker, at[part], limits[part], filled))
         first += size
     return found
 

@@ -8,17 +8,17 @@ import numpy as np
 from services.forecast import Floats, Ints
 from services.policies.decision import WaitExplanations, WaitReason, WorkerDecision
 from services.policies.preset import Preset
-from services.policies.slice import SLICES
 from services.policies.snapshot import Bools, Candidates, distinct
 from services.policies.victim import VICTIMS
 
 
 class WorkerPart(NamedTuple):
-    """One worker's part of an arrangement: candidate positions in any order, which of them run
-    next, and the KV peak that is expected of these."""
+    """One worker's part of an arrangement: candidate positions in any order, the output at which
+    each stops if it runs next, which of them do, and the KV peak that is expected of these."""
 
     worker: int  # its number
     at: Ints
+    limits: Ints
     runs_next: Bools
     peak_tokens: float = 0.0
     lockstep: bool = False
@@ -39,8 +39,7 @@ def worker_decisions(
     line, of = line[order], of[order]
     evict = line[(of * count + rank_victims(candidates, preset, line)[line]).argsort()]
     stops = (~runs_next & candidates.is_running[at]).nonzero()[0]
-    homes = np.array([part.worker for part in parts])[of]
-    limits = SLICES[preset.slice].limits(candidates, homes, line, preset.params)
+    limits = np.concatenate([part.limits for part in parts])[runs_next][order]
     runs, pauses, victims = (candidates.rows[each] for each in (line, at[stops], evict))
     ends = np.arange(1, len(parts) + 1)
     run_ends, pause_ends = of.searchsorted(ends).tolist(), which[stops].searchsorted(ends).tolist()

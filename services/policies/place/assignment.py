@@ -104,7 +104,7 @@ def assign(
         scores = loads.scores.T[:, rows]
         assignment.alike = set(rows[(scores == scores[0]).all(axis=0)].tolist())
         able_rows = can_serve_each(candidates, rows)
-        everywhere: list[bool] = able_rows.all(axis=1).tolist()
+        everywhere = np.logical_and.reduce(able_rows, axis=1).tolist()
         for nth, row in enumerate(rows.tolist()):
             able = assignment.spare
             if not able:
