@@ -1,6 +1,7 @@
 """Forecasts of many requests as rows of arrays: conditioned, sampled and queried together."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -134,18 +135,28 @@ class ForecastTable:
 
     def after(self, which: Ints, generated: Ints, caps: Ints) -> "After":
         """The remaining distribution of each, for several queries."""
-        return After(self, which, generated, caps)
-
-    def conditioned(self, which: Ints, generated: Ints, caps: Ints) -> tuple[Floats, Floats]:
-        """min(L, cap) | L > generated as points and their masses, both (rows, 64): ascending
-        points, no mass on those up to `generated`. O(rows · 64)."""
         first = self._count_upto(which, generated)
         left = self._mass[which, first]
-        points = np.minimum(self._points[which], caps[:, None])
-        share = 1.0 / np.where(left > _NOTHING, left, np.inf)
-        masses = self._weights[which]
-        masses *= (first[:, None] <= _COLUMNS) * share[:, None]
+        return After(self, which, generated, caps, first, left, left > _NOTHING)
+
+    def passed(self, which: Ints, generated: Ints) -> Ints:
+        """How many leading points of each row have no mass once that many tokens are generated;
+        none of a row that is outlived."""
+        first = self._count_upto(which, generated)
+        return np.where(self._mass[which, first] > _NOTHING, first, 0)
+
+    def conditioned(self, which: Ints, generated: Ints, caps: Ints) -> tuple[Floats, Floats]:
+        """min(L, cap) | L > generated as points and their masses, both (rows, points): ascending
+        points, no mass on those up to `generated`. Of the 64 points, the leading ones that no row
+        has any mass on are left out. O(rows · points)."""
+        first = self._count_upto(which, generated)
+        left = self._mass[which, first]
         outlived = left <= _NOTHING
+        begin = int(np.where(outlived, 0, first).min()) if len(which) else 0
+        points = np.minimum(self._points[which, begin:], caps[:, None])
+        share = 1.0 / np.where(outlived, np.inf, left)
+        masses = self._weights[which, begin:]
+        masses *= (first[:, None] <= _COLUMNS[begin:]) * share[:, None]
         if outlived.any():
             tail, reached = self._longest[which[outlived]], generated[outlived]
             ahead = tail[:, None] * _TAIL_AHEAD
@@ -172,19 +183,28 @@ class ForecastTable:
         self._free = list(range(rows, 2 * rows))[::-1] + self._free
 
 
+@dataclass(slots=True)
 class After:
-    """Rows of a table given their progress, L | L > generated. The position in each row is looked
-    up once for all queries."""
+    """Rows of a table given their progress, L | L > generated: for each its first point beyond, the
+    mass from there on, and whether there is any. Looked up once for all queries."""
 
-    def __init__(self, table: ForecastTable, which: Ints, generated: Ints, caps: Ints):
-        self._table, self._which, self._generated, self._caps = table, which, generated, caps
-        self._first = table._count_upto(which, generated)
-        self._left = table._mass[which, self._first]
-        self._known = self._left > _NOTHING
+    _table: ForecastTable
+    _which: Ints
+    _generated: Ints
+    _caps: Ints
+    _first: Ints
+    _left: Floats
+    _known: NDArray[np.bool_]
+
+    def select(self, at: Ints) -> "After":
+        """These of the rows, each as often as it is named."""
+        which, generated, caps = self._which[at], self._generated[at], self._caps[at]
+        first, left, known = self._first[at], self._left[at], self._known[at]
+        return After(self._table, which, generated, caps, first, left, known)
 
     def quantiles(self, shares: Floats, to_cap: bool = False) -> Floats:
-        """The smallest l with P(min(L, cap) ≤ l | L > generated) ≥ share, (shares, rows).
-        With `to_cap`, the cap if nothing is longer."""
+        """The smallest l with P(min(L, cap) ≤ l | L > generated) ≥ share, for `shares` of shape
+        (rows,) or (times, rows). With `to_cap`, the cap if nothing is longer."""
         table, which = self._table, self._which
         target = 1.0 - self._left * (1.0 - shares)
         column = np.maximum(_search(table._cdf, which, target - 1e-12), self._first)

@@ -105,7 +105,7 @@ class Planner:
         if ends > ROOM_SHARE * self._view.kv_tokens:
             return []
         ledger.begin_step(now)
-        ledger.admit(jobs, worker, columns.cap[rows].tolist())
+        ledger.admit(jobs, [worker] * len(jobs), columns.cap[rows].tolist())
         (sent,) = self.state.rounds.pop_plans()
         self._plan = sent.plan
         self._observe(ev.Step(ev.Tick(), now, (), ledger.transitions), self.state)

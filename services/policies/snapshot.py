@@ -16,6 +16,7 @@ from services.forecasttable import ForecastTable
 Bools = NDArray[np.bool_]
 NOWHERE = -1  # home of a request that no worker holds
 CHAIN = 32  # prefix hashes per request used for placement
+MANY_WORKERS = 8  # from which one sort is faster than a comparison for each worker
 USUAL_TOKENS = 512  # KV tokens assumed per request when workers are compared
 
 _NO_INTS: Ints = np.zeros(0, np.int64)
@@ -201,6 +202,14 @@ def distinct(column: Ints) -> list[int]:
     return values
 
 
+def stable_order(ids: Ints) -> Ints:
+    """The stable order of these numbers. numpy sorts numbers of 16 bits by radix, in a quarter of
+    the time."""
+    if len(ids) and int(ids.max()) - (least := int(ids.min())) < 2**16:
+        return (ids - least).astype(np.uint16).argsort(kind="stable")
+    return ids.argsort(kind="stable")
+
+
 _columns = attrgetter(*(each.name for each in fields(RequestColumns)))
 FLOATS = frozenset(name for name, kind in get_type_hints(RequestColumns).items() if kind == Floats)
 
@@ -298,6 +307,24 @@ class Candidates:
     def noted(self, name: str) -> Floats:
         """A noted column; 0 for requests without a note."""
         return self.notes.get(name, np.zeros(len(self.rows)))
+
+    def at_each_worker(self, numbers: Ints) -> list[Ints]:
+        """For each worker, the positions that have its number in this column, ascending."""
+        own = [worker.number for worker in self.workers]
+        if len(own) < MANY_WORKERS:
+            return [(numbers == number).nonzero()[0] for number in own]
+        order = stable_order(numbers)
+        known = numbers[order]
+        firsts, lasts = known.searchsorted(own), known.searchsorted(own, side="right")
+        bounds = zip(firsts.tolist(), lasts.tolist(), strict=True)
+        return [order[first:last] for first, last in bounds]
+
+    def indices_of(self, numbers: Ints) -> Ints:
+        """The indices of the workers with these numbers; NOWHERE for those of no worker here."""
+        own = [worker.number for worker in self.workers]
+        index = np.full(max([0, *own, int(numbers.max(initial=0))]) + 2, NOWHERE)
+        index[own] = np.arange(len(own))
+        return index[numbers]  # the last place, which is that of NOWHERE, has no worker
 
     def is_paused_with_kv(self) -> Bools:
         """Waiting requests with KV on their home worker."""

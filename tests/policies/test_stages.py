@@ -197,7 +197,7 @@ def test_round_robin_continues_across_rounds() -> None:
 def granted(name: str, made: RequestColumns, runs: Sequence[bool], size: int) -> list[int]:
     asked = candidates(made, runs, node())
     at = np.arange(len(made))
-    limits = SLICES[name].limits(asked, node(), at, {"slice_tokens": size})
+    limits = SLICES[name].limits(asked, node().number, at, {"slice_tokens": size})
     return [int(limit) for limit in limits]
 
 
@@ -234,7 +234,7 @@ def test_slice_outlasts_two_plan_intervals(output: int, limit: int) -> None:
     )
     asked = replace(candidates(made, runs, worker), numbers={INTERVAL_S: 0.25})
     for at in ([0, 1, 2], [2], [1, 0]):
-        limits = SLICES["tokens"].limits(asked, worker, np.array(at), {"slice_tokens": 32.0})
+        limits = SLICES["tokens"].limits(asked, worker.number, np.array(at), {"slice_tokens": 32.0})
         assert limits.tolist() == [[52, limit, 52][row] for row in at]
 
 

@@ -40,8 +40,8 @@ from services.policies.arrange.batch_state import (
     BatchState,
     recall_state,
 )
-from services.policies.arrange.results import explain_all, rank_victims, worker_decision
-from services.policies.decision import Decision, WaitExplanations, WaitReason, WorkerDecision
+from services.policies.arrange.results import WorkerPart, explain_all, worker_decisions
+from services.policies.decision import Decision, WaitExplanations, WaitReason
 from services.policies.form.batch_cuts import CUTS
 from services.policies.form.pool import Batches
 from services.policies.preset import Preset
@@ -89,9 +89,10 @@ def arrange_batches(
         LAST_WORKER: float(state.last_worker),
         POSTPONED: float(timing.postpones),
     }
+    parts = [_part(batch_round, state, i) for i in range(len(candidates.workers))]
     return Decision(
         candidates.round,
-        tuple(_worker_decision(batch_round, state, i) for i in range(len(candidates.workers))),
+        worker_decisions(candidates, preset, parts),
         _explanations(batch_round, state, timing),
         candidates.rows,
         candidates.jobs.serial,
@@ -129,16 +130,15 @@ def _due(batch_round: BatchRound, state: BatchState, timing: _Timing) -> bool:
     return not timing.postpones and (batch_round.candidates.now >= timing.until_s or idle)
 
 
-def _worker_decision(batch_round: BatchRound, state: BatchState, i: int) -> WorkerDecision:
+def _part(batch_round: BatchRound, state: BatchState, i: int) -> WorkerPart:
     candidates, worker = batch_round.candidates, batch_round.workers[i]
     runs = candidates.is_running & (candidates.jobs.home == worker.number)
     begins = state.begins.get(i, np.zeros(0, np.int64))
     at = np.concatenate([np.flatnonzero(runs), begins])
     run = np.concatenate([~state.paused[runs], np.ones(len(begins), bool)])
     preset = batch_round.preset
-    lockstep = preset.static and len(begins) > 0
-    ranks = rank_victims(candidates, preset, at[run])
-    return worker_decision(candidates, worker, preset, at, run, 0.0, ranks, lockstep)
+    limits = SLICES[preset.slice].limits(candidates, worker.number, at, preset.params)
+    return WorkerPart(worker.number, at, limits, run, lockstep=preset.static and len(begins) > 0)
 
 
 def _next_s(batch_round: BatchRound, state: BatchState, timing: _Timing) -> float:

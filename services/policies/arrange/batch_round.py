@@ -160,7 +160,9 @@ def _able(candidates: Candidates, worker: WorkerSnapshot) -> Bools:
 def _sizes(candidates: Candidates, preset: Preset, uses_forecast: bool) -> Sizes:
     """Whole tokens, at least 1."""
     jobs, every = candidates.jobs, np.arange(len(candidates.rows))
-    limits = SLICES[preset.slice].limits(candidates, candidates.workers[0], every, preset.params)
+    limits = SLICES[preset.slice].limits(
+        candidates, candidates.workers[0].number, every, preset.params
+    )
     most = np.maximum(limits - jobs.output, 1)
     expected = np.clip(np.ceil(jobs.expected_remaining).astype(np.int64), 1, most)
     return Sizes(jobs.context, expected if uses_forecast else most, expected)

@@ -1,16 +1,17 @@
 """Order → place → form: fills each worker's queue, running requests included, while memory
 lasts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
 from services.forecast import Ints
 from services.forecasttable import ForecastTable
-from services.policies.arrange.results import explain_all, rank_victims, worker_decision
+from services.policies.arrange.results import WorkerPart, explain_all, worker_decisions
 from services.policies.decision import Decision, WaitExplanations, WaitReason
-from services.policies.form.demand import WorkerQueue
+from services.policies.form.demand import WorkerQueues
 from services.policies.form.fill import FillResult, fill, fill_slots
 from services.policies.form.registry import FORMS
 from services.policies.interval import INTERVALS
@@ -20,7 +21,7 @@ from services.policies.preset import RESIDENCIES, Preset
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Bools, Candidates, WorkerSnapshot
 
-_NO_ROWS: Ints = np.zeros(0, np.int64)
+_Place = tuple[WorkerSnapshot, Ints]  # a worker and candidate positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,17 @@ class _FilledQueue:
 
     worker: WorkerSnapshot
     at: Ints
+    limits: Ints
     filled: FillResult
 
+    @property
+    def part(self) -> WorkerPart:
+        runs_next, peak = self.filled.runs_next, self.filled.peak
+        return WorkerPart(self.worker.number, self.at, self.limits, runs_next, peak)
+
     def select(self, kept: Bools) -> "_FilledQueue":
-        return _FilledQueue(self.worker, self.at[kept], self.filled.select(kept))
+        at, limits = self.at[kept], self.limits[kept]
+        return _FilledQueue(self.worker, at, limits, self.filled.select(kept))
 
 
 def arrange_continuous(
@@ -41,47 +49,20 @@ def arrange_continuous(
 ) -> Decision:
     """One decision for each worker."""
 
-    def fill_queue(worker: WorkerSnapshot, at: Ints) -> _FilledQueue:
-        is_running = candidates.is_running[at]
-        if is_running.all() and not (len(at) and FORMS[preset.form].renews):
-            # All continue, and nothing depends on their order in the queue.
-            nothing = np.zeros(len(at))
-            filled = FillResult(is_running, np.zeros(len(at), np.int64), nothing, nothing, 0.0)
-            return _FilledQueue(worker, at, filled)
-        at = at[np.lexsort((~is_running, candidates.queue_key[at]))]
-        return _FilledQueue(worker, at, _fill(candidates, worker, at, forecasts, preset, rng))
+    def fill_queues(places: Sequence[_Place]) -> list[_FilledQueue]:
+        return _fill_queues(candidates, places, forecasts, preset, rng)
 
     place = PLACEMENTS[preset.place]
     assigned = place.assign(candidates, preset.params)
-    queues = [
-        fill_queue(worker, (assigned == worker.number).nonzero()[0])
-        for worker in candidates.workers
-    ]
+    here = candidates.at_each_worker(assigned)
+    queues = fill_queues(list(zip(candidates.workers, here, strict=True)))
     if not place.by_turn:
-        assigned = _assign_to_idle(candidates, assigned, queues, fill_queue)
-    unassigned = (assigned == NOWHERE).nonzero()[0]
-    explanations = [explain_all(candidates, unassigned, WaitReason.NO_WORKER)]
-    for queue in queues:
-        waits = ~candidates.is_running[queue.at]
-        if not waits.any():
-            continue
-        waiting = queue.select(waits)
-        filled, rows = waiting.filled, candidates.rows[waiting.at]
-        explanations.append(
-            WaitExplanations(rows, filled.reasons, filled.first_values, filled.second_values)
-        )
-    next_ones = [_NO_ROWS, *(queue.at[queue.filled.runs_next] for queue in queues)]
-    ranks = rank_victims(candidates, preset, np.concatenate(next_ones))
+        assigned = _assign_to_idle(candidates, assigned, queues, fill_queues)
     not_before_s = INTERVALS[preset.interval].ends(candidates, preset.params)
     return Decision(
         candidates.round,
-        tuple(
-            worker_decision(
-                candidates, q.worker, preset, q.at, q.filled.runs_next, q.filled.peak, ranks
-            )
-            for q in queues
-        ),
-        WaitExplanations.concatenate(explanations),
+        worker_decisions(candidates, preset, [queue.part for queue in queues]),
+        _explain(candidates, assigned, queues),
         candidates.rows,
         candidates.jobs.serial,
         not_before_s if not_before_s > candidates.now else np.inf,
@@ -93,7 +74,7 @@ def _assign_to_idle(
     candidates: Candidates,
     assigned: Ints,
     queues: list[_FilledQueue],
-    fill_queue: Callable[[WorkerSnapshot, Ints], _FilledQueue],
+    fill_queues: Callable[[Sequence[_Place]], list[_FilledQueue]],
 ) -> Ints:
     """Gives idle workers the requests that are not admitted where they were assigned: an immediate
     start on a slow worker beats a later one on a fast one. Changes `queues`; returns the new
@@ -112,7 +93,7 @@ def _assign_to_idle(
         spare = spare[: idle.worker.max_running]
         if not len(spare):
             continue
-        tried = fill_queue(idle.worker, np.concatenate([idle.at, spare]))
+        (tried,) = fill_queues([(idle.worker, np.concatenate([idle.at, spare]))])
         runs_next = tried.filled.runs_next
         free[tried.at[runs_next]] = False
         assigned[tried.at[runs_next]] = idle.worker.number
@@ -124,25 +105,96 @@ def _assign_to_idle(
     return assigned
 
 
-def _fill(
+def _fill_queues(
     candidates: Candidates,
-    worker: WorkerSnapshot,
-    at: Ints,
+    places: Sequence[_Place],
     forecasts: ForecastTable,
     preset: Preset,
     rng: np.random.Generator,
-) -> FillResult:
+) -> list[_FilledQueue]:
+    """These workers' queues, filled: where all run and need no memory again, all continue, and
+    nothing depends on their order. The memory of the others is computed together."""
+    form, runs = FORMS[preset.form], candidates.is_running
+    asks = [bool(len(at)) and (form.renews or not runs[at].all()) for _, at in places]
+    stays = [not asked for asked in asks]
+    filled = iter(_fill(candidates, list(compress(places, asks)), forecasts, preset, rng))
+    unchanged = iter(_continue(candidates, list(compress(places, stays)), preset))
+    return [next(filled if asked else unchanged) for asked in asks]
+
+
+def _continue(
+    candidates: Candidates, places: Sequence[_Place], preset: Preset
+) -> list[_FilledQueue]:
+    """Queues of running requests, all of which continue."""
+    if not places:
+        return []
+    sizes = [len(at) for _, at in places]
+    homes = np.array([worker.number for worker, _ in places]).repeat(sizes)
+    every = np.concatenate([at for _, at in places])
+    limits = SLICES[preset.slice].limits(candidates, homes, every, preset.params)
+    found, first = [], 0
+    for (worker, at), size in zip(places, sizes, strict=True):
+        nothing = np.zeros(size)
+        filled = FillResult(np.ones(size, bool), np.zeros(size, np.int64), nothing, nothing, 0.0)
+        found.append(_FilledQueue(worker, at, limits[first : first + size], filled))
+        first += size
+    return found
+
+
+def _fill(
+    candidates: Candidates,
+    places: Sequence[_Place],
+    forecasts: ForecastTable,
+    preset: Preset,
+    rng: np.random.Generator,
+) -> list[_FilledQueue]:
+    if not places:
+        return []
+    workers = tuple(worker for worker, _ in places)
+    sizes = np.array([len(at) for _, at in places])
+    which = np.arange(len(places)).repeat(sizes)
+    at = np.concatenate([at for _, at in places])
+    at = at[np.lexsort((~candidates.is_running[at], candidates.queue_key[at], which))]
     jobs, is_running = candidates.jobs.select(at), candidates.is_running[at]
-    here = jobs.home == worker.number
+    homes = np.array([worker.number for worker in workers])[which]
+    here = jobs.home == homes
     if (jobs.held[~here] | jobs.blocks[~here]).any():  # KV elsewhere does not count here
         held, blocks = np.where(here, jobs.held, 0), np.where(here, jobs.blocks, 0)
         jobs = jobs.replaced(held=held, blocks=blocks)
-    limits = SLICES[preset.slice].limits(candidates, worker, at, preset.params)
-    queue = WorkerQueue(jobs, is_running, limits, worker, forecasts, candidates.numbers)
-    demand = FORMS[preset.form].demand(queue, preset.params, rng)
-    first = int(is_running.argmin())
-    alone = bool(jobs.longest[first] <= worker.kv_tokens)
-    if RESIDENCIES[preset.residency].held_fast:
-        holds = is_running | (candidates.is_paused_with_kv()[at] & here)
-        return fill_slots(is_running, holds, demand, worker.max_running, alone)
-    return fill(is_running, demand, worker.max_running, alone)
+    limits = SLICES[preset.slice].limits(candidates, homes, at, preset.params)
+    queues = WorkerQueues(jobs, is_running, limits, workers, sizes, forecasts, candidates.numbers)
+    demands = FORMS[preset.form].demands(queues, preset.params, rng)
+    held_fast = RESIDENCIES[preset.residency].held_fast
+    holds = is_running | (candidates.is_paused_with_kv()[at] & here) if held_fast else is_running
+    longest = jobs.longest
+    found, first = [], 0
+    for worker, size, demand in zip(workers, sizes.tolist(), demands, strict=True):
+        part = slice(first, first + size)
+        runs = is_running[part]
+        alone = bool(longest[first + int(runs.argmin())] <= worker.kv_tokens)
+        if held_fast:
+            filled = fill_slots(runs, holds[part], demand, worker.max_running, alone)
+        else:
+            filled = fill(runs, demand, worker.max_running, alone)
+        found.append(_FilledQueue(worker, at[part], limits[part], filled))
+        first += size
+    return found
+
+
+def _explain(
+    candidates: Candidates, assigned: Ints, queues: Sequence[_FilledQueue]
+) -> WaitExplanations:
+    """The explanation of every waiting request."""
+    unassigned = (assigned == NOWHERE).nonzero()[0]
+    nowhere = explain_all(candidates, unassigned, WaitReason.NO_WORKER)
+    if not queues:
+        return nowhere
+    at = np.concatenate([queue.at for queue in queues])
+    waits = (~candidates.is_running[at]).nonzero()[0]
+    results = [queue.filled for queue in queues]
+    columns = (
+        np.concatenate([getattr(filled, name) for filled in results])[waits]
+        for name in ("reasons", "first_values", "second_values")
+    )
+    waiting = WaitExplanations(candidates.rows[at[waits]], *columns)
+    return WaitExplanations.concatenate([nowhere, waiting])

@@ -1,36 +1,55 @@
-"""Results common to both arrangements: a worker's decision, and why other requests wait."""
+"""Results common to both arrangements: the workers' decisions, and why other requests wait."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.decision import WaitExplanations, WaitReason, WorkerDecision
 from services.policies.preset import Preset
-from services.policies.slice import SLICES
-from services.policies.snapshot import Bools, Candidates, WorkerSnapshot, distinct
+from services.policies.snapshot import Bools, Candidates, distinct
 from services.policies.victim import VICTIMS
 
 
-def worker_decision(
-    candidates: Candidates,
-    worker: WorkerSnapshot,
-    preset: Preset,
-    line: Ints,
-    run: Bools,
-    peak: float,
-    ranks: Ints,
-    lockstep: bool = False,
-) -> WorkerDecision:
-    """`line` may be in any order, `run` marks which of it run next; the decision lists them most
-    urgent first, and their victims by the `ranks` of `rank_victims`."""
-    next_ones = line[run]
-    next_ones.sort()  # candidates are sorted by urgency
-    limits = SLICES[preset.slice].limits(candidates, worker, next_ones, preset.params)
-    paused = line[candidates.is_running[line] & ~run]
-    rows = candidates.rows
-    victims = rows[next_ones[ranks[next_ones].argsort()]]
-    return WorkerDecision(
-        worker.number, rows[next_ones], limits, rows[paused], victims, peak, lockstep
-    )
+class WorkerPart(NamedTuple):
+    """One worker's part of an arrangement: candidate positions in any order, the output at which
+    each stops if it runs next, which of them do, and the KV peak that is expected of these."""
+
+    worker: int  # its number
+    at: Ints
+    limits: Ints
+    runs_next: Bools
+    peak_tokens: float = 0.0
+    lockstep: bool = False
+
+
+def worker_decisions(
+    candidates: Candidates, preset: Preset, parts: Sequence[WorkerPart]
+) -> tuple[WorkerDecision, ...]:
+    """One decision for each part. Requests that run next are listed most urgent first, and as
+    victims in the order of eviction. O(n log n) for all parts together."""
+    if not parts:
+        return ()
+    at = np.concatenate([part.at for part in parts])
+    runs_next = np.concatenate([part.runs_next for part in parts])
+    which = np.arange(len(parts)).repeat([len(part.at) for part in parts])
+    line, of, count = at[runs_next], which[runs_next], len(candidates.rows)
+    order = (of * count + line).argsort()  # candidates are sorted by urgency
+    line, of = line[order], of[order]
+    evict = line[(of * count + rank_victims(candidates, preset, line)[line]).argsort()]
+    stops = (~runs_next & candidates.is_running[at]).nonzero()[0]
+    limits = np.concatenate([part.limits for part in parts])[runs_next][order]
+    runs, pauses, victims = (candidates.rows[each] for each in (line, at[stops], evict))
+    ends = np.arange(1, len(parts) + 1)
+    run_ends, pause_ends = of.searchsorted(ends).tolist(), which[stops].searchsorted(ends).tolist()
+    decisions, begin, pause_begin = [], 0, 0
+    for part, end, pause_end in zip(parts, run_ends, pause_ends, strict=True):
+        own, paused = slice(begin, end), pauses[pause_begin:pause_end]
+        columns = (runs[own], limits[own], paused, victims[own])
+        decisions.append(WorkerDecision(part.worker, *columns, part.peak_tokens, part.lockstep))
+        begin, pause_begin = end, pause_end
+    return tuple(decisions)
 
 
 def rank_victims(candidates: Candidates, preset: Preset, at: Ints) -> Ints:

@@ -23,10 +23,16 @@ import numpy as np
 from services.forecast import Floats, Ints
 from services.forecasttable import After
 from services.policies.cadence import steps_to_next_plan
-from services.policies.form.demand import Demand, Need, WorkerQueue, needed_tokens
+from services.policies.form.demand import (
+    Demand,
+    Need,
+    WorkerQueues,
+    needed_tokens,
+    whole_blocks,
+)
 from services.policies.memory import PolicyMemory
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Bools, Snapshot
+from services.policies.snapshot import Bools, Snapshot, distinct
 
 TIMES = 16  # evaluation times of the curve, in addition to now
 POOLED = 512  # candidate end times from which these are chosen
@@ -76,7 +82,7 @@ def _running_sums(moments: Floats, stay: Ints, next_ones: Ints) -> Floats:
     return np.cumsum(sums, axis=2, out=sums)
 
 
-def curve(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
+def curves(queues: WorkerQueues, params: Params, rng: np.random.Generator) -> list[Demand]:
     """max_t E(t) + z · sd(t) fits in (1 − `reserved`) · capacity from the next plan on, with E = Σ
     m_i p_i and sd² = Σ m_i² p_i (1 − p_i).
 
@@ -84,56 +90,87 @@ def curve(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Deman
     the probability that it makes that token. From the end of its slice on, both stay as they
     are there, unless it ends there at its cap. With known lengths and whole answers the maximum is
     Past-Future's M*. Every job is assumed to make one token per step. z is `z`, as adjusted by
-    feedback. O(times · jobs).
+    feedback. O(times · jobs), in one pass over all queues.
     """
-    jobs, worker = queue.jobs, queue.worker
-    held = needed_tokens(queue)
-    after = queue.forecasts.after(jobs.forecast, jobs.output, jobs.cap)
-    ahead = np.maximum(queue.limits - jobs.output, 1)
-    most = int(ahead.max(initial=1))
-    ahead[queue.limits >= jobs.cap] = most  # it ends there, and keeps nothing
-    grid = _times(jobs.output, after, most)
-    times = np.minimum(grid[:, None], ahead)
+    z = queues.numbers.get(Z, params["z"]) if params["eviction_share"] else params["z"]
+    limits = [(1 - params["reserved"]) * worker.room_tokens for worker in queues.workers]
+    jobs, which = queues.jobs, queues.which
+    held, block_tokens = needed_tokens(queues), queues.block_tokens
+    if not len(jobs):
+        return [CurveDemand(held, limit, np.zeros((2, 1, 0)), z) for limit in limits]
+    after = queues.forecasts.after(jobs.forecast, jobs.output, jobs.cap)
+    ahead = np.maximum(queues.limits - jobs.output, 1)
+    most = np.maximum.reduceat(ahead, queues.starts)
+    ends = queues.limits >= jobs.cap
+    ahead[ends] = most[which[ends]]  # it ends there, and keeps nothing
+    grid, counts = _times(queues, after, most)
+    times = np.minimum(grid[:, which], ahead)
     holds = np.empty((1 + len(times), len(jobs)))
     holds[0] = held
-    np.maximum(worker.whole_blocks(jobs.context + times), held, out=holds[1:])
+    np.maximum(whole_blocks(jobs.context + times, block_tokens), held, out=holds[1:])
     moments = np.empty((2, *holds.shape))
     mean, variance = moments
     mean[0] = held
     np.multiply(holds[1:], after.survival(times - 1), out=mean[1:])
     np.subtract(holds, mean, out=variance)
     variance *= mean  # m² p (1 − p)
-    limit = (1 - params["reserved"]) * worker.room_tokens
-    z = queue.numbers.get(Z, params["z"]) if params["eviction_share"] else params["z"]
     # Row 0 is now. The curve counts from the last time that is not after the next plan.
-    first = int(np.searchsorted(grid, _steps_to_next_plan(queue), side="right"))
-    return CurveDemand(held, limit, moments[:, first:], z)
+    firsts = np.minimum((grid <= _steps_to_next_plan(queues)).sum(axis=0), counts)
+    demands: list[Demand] = []
+    begin = 0
+    for limit, size, first, count in zip(
+        limits, queues.sizes.tolist(), firsts.tolist(), counts.tolist(), strict=True
+    ):
+        part = slice(begin, begin + size)
+        own = np.ascontiguousarray(moments[:, first : 1 + count, part])
+        demands.append(CurveDemand(held[part], limit, own, z))
+        begin += size
+    return demands
 
 
-def _steps_to_next_plan(queue: WorkerQueue) -> float:
-    runs, jobs = queue.is_running, queue.jobs
-    context = float(np.sum(jobs.context[runs]))
-    return steps_to_next_plan(queue.numbers, queue.worker, int(np.count_nonzero(runs)), context)
+def _steps_to_next_plan(queues: WorkerQueues) -> Floats:
+    """For each queue."""
+    runs = queues.is_running.nonzero()[0]
+    which, count = queues.which[runs], len(queues.workers)
+    seqs = np.bincount(which, minlength=count).tolist()
+    contexts = np.bincount(which, queues.jobs.context[runs], count).tolist()
+    batches = zip(queues.workers, seqs, contexts, strict=True)
+    return np.array([steps_to_next_plan(queues.numbers, *batch) for batch in batches])
 
 
-def _times(output: Ints, after: After, most: int) -> Ints:
-    """Evaluation times in tokens from now, ascending from 1 to at most `most`. The curve only
-    falls where answers may end, so the times are spread evenly over possible ends, and include
-    the last one. Each job contributes its own quantiles, so that many jobs together cover more
-    ends."""
-    count = len(output)
-    if not count:
-        return np.ones(1, np.int64)
-    each = min(FINEST, max(1, POOLED // count))
-    shares = (np.arange(1, each + 1)[:, None] - (GOLDEN * np.arange(count)) % 1) / each
-    ends = np.empty((each + 1, count))
-    ends[:each], ends[each] = after.quantiles(shares), after.longest()
-    ends -= output
-    ends[each] = ends[each].max()
-    found = np.unique(np.clip(np.ceil(ends), 1.0, float(most)))
-    if len(found) > TIMES:
-        found = found[np.arange(TIMES) * (len(found) - 1) // (TIMES - 1)]
-    return found.astype(np.int64)
+def _times(queues: WorkerQueues, after: After, most: Ints) -> tuple[Ints, Ints]:
+    """Evaluation times in tokens from now, (times, queues), ascending from 1 to at most `most`, and
+    how many each queue has: the last one is repeated where others have more.
+
+    The curve only falls where answers may end, so the times are spread evenly over possible ends,
+    and include the last one. Each job contributes its own quantiles, so that many jobs together
+    cover more ends."""
+    starts, which, output = queues.starts, queues.which, queues.jobs.output
+    count, span = len(starts), float(most.max()) + 1.0  # a queue's times are below the next one's
+    begins, highest = span * which, most[which].astype(float)
+    offset = (GOLDEN * (np.arange(len(which)) - starts[which])) % 1
+    each = np.minimum(np.maximum(POOLED // queues.sizes, 1), FINEST)
+    found = [_clipped(np.maximum.reduceat(after.longest() - output, starts), most)]
+    found[0] += span * np.arange(count)
+    for quantiles in distinct(each):
+        at = (each == quantiles)[which].nonzero()[0]
+        shares = (np.arange(1, quantiles + 1)[:, None] - offset[at]) / quantiles
+        ends = after.select(at).quantiles(shares) - output[at]
+        found.append((_clipped(ends, highest[at]) + begins[at]).ravel())
+    times = np.concatenate(found)
+    times.sort()
+    times = times[np.concatenate([[True], times[1:] != times[:-1]])]
+    bounds = times.searchsorted(span * np.arange(count + 1))
+    many = bounds[1:] - bounds[:-1]
+    counts = np.minimum(many, TIMES)
+    nth = np.minimum(np.arange(int(counts.max()))[:, None], counts - 1)
+    nth = np.where(many > TIMES, nth * (many - 1) // (TIMES - 1), nth)
+    return (times[bounds[:-1] + nth] - span * np.arange(count)).astype(np.int64), counts
+
+
+def _clipped(ends: Floats, most: Ints | Floats) -> Floats:
+    """Whole times from 1 to `most`."""
+    return np.minimum(np.maximum(np.ceil(ends), 1.0), most)
 
 
 def feedback(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> PolicyMemory:

@@ -7,7 +7,7 @@ import numpy as np
 
 from services.costs import CostModel
 from services.forecast import Floats, Ints
-from services.policies.snapshot import Bools, WorkerSnapshot
+from services.policies.snapshot import Bools, WorkerSnapshot, stable_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,6 @@ class Room:
         return -(-tokens // self.block_tokens) * self.block_tokens
 
 
-def _stable_order(ids: Ints) -> Ints:
-    """The stable order of these numbers. numpy sorts numbers of 16 bits by radix, in a quarter of
-    the time."""
-    if len(ids) and int(ids.max()) - (least := int(ids.min())) < 2**16:
-        return (ids - least).astype(np.uint16).argsort(kind="stable")
-    return ids.argsort(kind="stable")
-
-
 @dataclass(frozen=True)
 class Batches:
     """Batches in columns, ascending by id: the candidate positions of each, the most urgent first,
@@ -84,7 +76,7 @@ class Batches:
     def group(at: Ints, ids: Ints, sizes: Sizes) -> "Batches":
         """`ids`, parallel to the ascending positions `at`, name each one's batch. O(n), or
         O(n log n) where the ids differ by more than 65,535."""
-        order = _stable_order(ids)
+        order = stable_order(ids)
         members, sorted_ids = at[order], ids[order]
         begins = np.ones(len(ids), bool)
         np.not_equal(sorted_ids[1:], sorted_ids[:-1], out=begins[1:])

@@ -10,23 +10,24 @@ None of the three prevents the starvation of long requests, so all use the same 
 starvation.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from services.forecast import Floats
+from services.forecast import MAX_POINTS, Floats, Ints
+from services.forecasttable import ForecastTable
 from services.policies.memory import PolicyMemory
 from services.policies.order.pace import Pace, measure_pace
 from services.policies.order.ranking import HYSTERESIS, Ranking, limit_preemption
 from services.policies.order.starvation import AGEING, find_starving, put_first
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Snapshot
+from services.policies.snapshot import SelectedColumns, Snapshot
 
 SIZE = "size_s"
 # Inputs of a size, of each request and of all, to compute it again only when one has changed.
 SIZE_INPUTS = ("edition", "forecast", "output", "held")
 SIZE_PACE = ("size_token_s", "size_context_token_s", "size_prefill_token_s")
-BLOCK = 384  # rows at once, so that the intermediate arrays fit in a core's cache
+BLOCK = 384 * MAX_POINTS  # points at once, so that the intermediate arrays fit in a core's cache
 _NO_CHANCE = 1e-300  # probabilities below count as zero
 
 PARAMS = {**AGEING, **HYSTERESIS}
@@ -63,7 +64,7 @@ def tail_s(snapshot: Snapshot, params: Params, memory: PolicyMemory, pace: Pace)
     O(jobs), and O(64) for each request that changed."""
 
     def inflated_s(lengths: Floats, seconds: Floats, masses: Floats) -> Floats:
-        mean_s = np.einsum("ij,ij->i", masses, seconds)
+        mean_s = _sum_rows(masses * seconds)
         worst_s = mean_of_longest(seconds, masses, params["tail_share"])
         inflated_s: Floats = mean_s + params["tail_weight"] * (worst_s - mean_s)
         return inflated_s
@@ -91,13 +92,27 @@ def known_sizes(
     same = np.full(len(jobs), tuple(map(memory.number, SIZE_PACE)) == paces)
     for was, now in zip(before, inputs, strict=True):
         same &= was == now
-    changed = (~same).nonzero()[0]
-    for first in range(0, len(changed), BLOCK):
-        at = changed[first : first + BLOCK]
+    for at in _blocks((~same).nonzero()[0], jobs, snapshot.forecasts):
         sized[at] = size(*pace.spread_s(jobs.select(at), snapshot.forecasts))
     columns = {name: now.astype(float) for name, now in zip(SIZE_INPUTS, inputs, strict=True)}
     memory = memory.with_numbers(**dict(zip(SIZE_PACE, paces, strict=True)))
     return sized, {SIZE: sized, **columns}, memory
+
+
+def _blocks(at: Ints, jobs: SelectedColumns, forecasts: ForecastTable) -> Iterator[Ints]:
+    """These positions in blocks of about BLOCK points. Many of them are ordered by the points that
+    they have passed: a block leaves out those that all of it have."""
+    if len(at) * MAX_POINTS <= BLOCK:
+        yield from (at,) if len(at) else ()
+        return
+    passed = forecasts.passed(jobs.forecast[at], jobs.output[at])
+    order = passed.argsort(kind="stable")
+    at, passed = at[order], passed[order]
+    first = 0
+    while first < len(at):
+        last = first + BLOCK // (MAX_POINTS - int(passed[first]))
+        yield at[first:last]
+        first = last
 
 
 def seconds_per_completion(seconds: Floats, masses: Floats) -> Floats:
@@ -119,8 +134,14 @@ def mean_of_longest(seconds: Floats, masses: Floats, share: float) -> Floats:
     needed; 0 < share ≤ 1."""
     chance = np.cumsum(masses, axis=1)
     beyond = np.minimum(np.maximum(chance - (1.0 - share), 0.0), masses)
-    mean: Floats = np.einsum("ij,ij->i", beyond, seconds) / share
+    mean: Floats = _sum_rows(beyond * seconds) / share
     return mean
+
+
+def _sum_rows(values: Floats) -> Floats:
+    """The sum of each row, in order: leading zeros do not change its rounding."""
+    total: Floats = values.cumsum(axis=1)[:, -1]
+    return total
 
 
 def rank_by_size(size: Size, snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:

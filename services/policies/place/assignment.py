@@ -1,30 +1,80 @@
 """Assigns queued requests to workers: filter by eligibility, score by load, pick."""
 
 from collections.abc import Callable
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from services.forecast import Ints
-from services.policies.place.eligibility import can_serve, free_slots, select_placeable
+from services.policies.place.eligibility import (
+    can_serve,
+    can_serve_each,
+    free_slots,
+    select_placeable,
+)
 from services.policies.place.loads import Loads
 from services.policies.snapshot import NOWHERE, Candidates
 
-# Picks among eligible workers (indices) by their scores for this request; `turn` counts requests
-# and rounds.
-Pick = Callable[[list[float], int, list[int]], int]
 MIN_PART = 64  # requests that are looked at together
 
 
-def least(scores: list[float], turn: int, able: list[int]) -> int:
-    return min(able, key=scores.__getitem__)
+class Assignment:
+    """The loads and free slots of the workers while requests are assigned one by one. `alike` are
+    rows that score the same at every worker."""
+
+    def __init__(self, loads: Loads, free: list[int]):
+        self.spare = [i for i, slots in enumerate(free) if slots > 0]  # workers with a slot
+        self.slots = sum(free)
+        self.alike: set[int] = set()
+        self._loads, self._free = loads, free
+        self._there: list[float] = loads.there.tolist()
+        # The workers by load, as a heap; an entry with an earlier load is skipped.
+        self._by_load = [(self._there[i], i) for i in self.spare]
+        heapify(self._by_load)
+
+    def take(self, row: int, worker: int) -> None:
+        """Assigns a request."""
+        self._there[worker] += self._loads.adds.item(row, worker)
+        heappush(self._by_load, (self._there[worker], worker))
+        self._free[worker] -= 1
+        self.slots -= 1
+        if not self._free[worker]:
+            self.spare = [i for i in self.spare if i != worker]
+
+    def least(self, row: int, turn: int, able: list[int]) -> int:
+        """The worker with the least load and score together, the first among equals. O(able), and
+        usually O(log workers) for a row that is alike and may go to every worker with a slot."""
+        if able is self.spare and row in self.alike:
+            found = self._least_loaded(self._loads.scores.item(row, 0))
+            if found != NOWHERE:
+                return found
+        there, scores = self._there, self._loads.scores[row].tolist()
+        return min(able, key=lambda i: there[i] + scores[i])
+
+    def _least_loaded(self, score: float) -> int:
+        """The worker with the least sum of load and this score; NOWHERE if another worker's may be
+        equal, because of rounding."""
+        entries = self._by_load
+        while not self._free[entries[0][1]] or entries[0][0] < self._there[entries[0][1]]:
+            heappop(entries)
+        load, worker = entries[0]
+        alone = all(other + score > load + score for other, _ in entries[1:3])
+        return worker if alone else NOWHERE
+
+    def next_in_turn(self, row: int, turn: int, able: list[int]) -> int:
+        return able[turn % len(able)]
 
 
-def next_in_turn(scores: list[float], turn: int, able: list[int]) -> int:
-    return able[turn % len(able)]
+# Picks one of the able workers (indices); `turn` counts requests and rounds.
+Pick = Callable[[Assignment, int, int, list[int]], int]
 
 
 def assign(
-    candidates: Candidates, at: Ints, loads: Loads, pick: Pick = least, longest_first: bool = False
+    candidates: Candidates,
+    at: Ints,
+    measure_loads: Callable[[], Loads],
+    pick: Pick = Assignment.least,
+    longest_first: bool = False,
 ) -> Ints:
     """The worker number of every row, NOWHERE without a slot. `at` has the numbers of rows that
     already have a worker.
@@ -43,30 +93,27 @@ def assign(
         able = fresh[can_serve(candidates, workers[0], fresh)][: free[0]]
         at[able] = workers[0].number
         return at
+    loads = measure_loads()
     if longest_first:
         fresh, grades = select_placeable(candidates, workers, free, fresh)
         longest = loads.adds[fresh].min(axis=1)
         fresh = fresh[np.lexsort((-longest, -grades))]
-    there, total, first = loads.there.tolist(), sum(free), 0
-    spare = [i for i in range(len(workers)) if free[i] > 0]
-    while total and first < len(fresh):  # parts: most of a long queue finds no slot
-        part = slice(first, first + max(total, MIN_PART))
-        rows = fresh[part]
-        adds, scores = loads.adds[rows].tolist(), loads.scores[rows].tolist()
-        able_rows = [can_serve(candidates, worker, rows).tolist() for worker in workers]
-        everywhere = [all(able) for able in zip(*able_rows, strict=True)]
+    assignment, first = Assignment(loads, free), 0
+    while assignment.slots and first < len(fresh):  # parts: most of a long queue finds no slot
+        rows = fresh[first : first + max(assignment.slots, MIN_PART)]
+        scores = loads.scores.T[:, rows]
+        assignment.alike = set(rows[(scores == scores[0]).all(axis=0)].tolist())
+        able_rows = can_serve_each(candidates, rows)
+        everywhere = np.logical_and.reduce(able_rows, axis=1).tolist()
         for nth, row in enumerate(rows.tolist()):
-            if total == 0:
+            able = assignment.spare
+            if not able:
                 break
-            can = spare if everywhere[nth] else [i for i in spare if able_rows[i][nth]]
-            if can:
-                weighed = [load + score for load, score in zip(there, scores[nth], strict=True)]
-                chosen = pick(weighed, candidates.round + first + nth, can)
+            if not everywhere[nth]:
+                able = [i for i in able if able_rows[nth, i]]
+            if able:
+                chosen = pick(assignment, row, candidates.round + first + nth, able)
                 at[row] = workers[chosen].number
-                free[chosen] -= 1
-                total -= 1
-                there[chosen] += adds[nth][chosen]
-                if not free[chosen]:
-                    spare = [i for i in spare if free[i] > 0]
+                assignment.take(row, chosen)
         first += len(rows)
     return at

@@ -20,14 +20,25 @@ def can_serve(candidates: Candidates, worker: WorkerSnapshot, rows: Ints) -> Boo
     return worker.can_run(jobs.model[rows], jobs.longest_at(rows))
 
 
+def can_serve_each(candidates: Candidates, rows: Ints) -> Bools:
+    """The same of these rows at each worker, (rows, workers)."""
+    jobs, workers = candidates.jobs, candidates.workers
+    model = np.array([worker.model for worker in workers])
+    reach = np.array([worker.reach_tokens for worker in workers])
+    able: Bools = jobs.longest_at(rows)[:, None] <= reach
+    able &= jobs.model[rows][:, None] == model
+    return able
+
+
 def free_slots(candidates: Candidates) -> list[int]:
     """Free slots of each worker, with those that the first waiting request may take by
     preemption."""
     first = candidates.queue_key[~candidates.is_running].min()
     stays = candidates.is_running & (candidates.queue_key <= first)
-    home = candidates.jobs.home[stays]
+    most = max(worker.number for worker in candidates.workers)
+    taken = np.bincount(candidates.jobs.home[stays] - NOWHERE, minlength=most - NOWHERE + 1)
     return [
-        max(0, worker.max_running - int(np.count_nonzero(home == worker.number)))
+        max(0, worker.max_running - int(taken[worker.number - NOWHERE]))
         for worker in candidates.workers
     ]
 

@@ -1,12 +1,19 @@
 """The load of each worker, the load that each request would add, and its cached prefix there."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from services.costs import CostModel
 from services.forecast import Floats, Ints
-from services.policies.snapshot import Bools, Candidates, Columns, Snapshot, WorkerSnapshot
+from services.policies.snapshot import (
+    NOWHERE,
+    Bools,
+    Candidates,
+    Columns,
+    Snapshot,
+    WorkerSnapshot,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +32,15 @@ def loads_in_tokens(candidates: Candidates) -> Loads:
     jobs = candidates.jobs
     tokens = jobs.context + jobs.expected_remaining
     speeds = np.array([worker.full_speed for worker in candidates.workers])
-    there = np.array([np.sum(tokens[jobs.home == worker.number]) for worker in candidates.workers])
+    there = np.array([np.sum(tokens[here]) for here in candidates.at_each_worker(jobs.home)])
     adds = tokens[:, None] / speeds
-    return Loads(there / speeds, adds, np.zeros_like(adds))
+    return Loads(there / speeds, adds, np.broadcast_to(0.0, adds.shape))
 
 
 def loads_in_seconds(candidates: Candidates, at: Ints) -> Loads:
     """In seconds of the worker's device, by its cost model; `at` names the requests there."""
     adds = work_by_worker_s(candidates)
-    return Loads(_sums(candidates, at, adds), adds, np.zeros_like(adds))
+    return Loads(_sums(candidates, at, adds), adds, np.broadcast_to(0.0, adds.shape))
 
 
 def loads_less_cached(candidates: Candidates, at: Ints, weight: float) -> Loads:
@@ -41,34 +48,42 @@ def loads_less_cached(candidates: Candidates, at: Ints, weight: float) -> Loads:
     the saved prefill times `weight`: at 1 it goes where it would finish first, above that
     increasingly to its prefix."""
     whole, cached = work_by_worker_s(candidates), candidates.cached
-    adds = work_by_worker_s(candidates, cached) if cached.any() else whole
+    if not cached.any():
+        return Loads(_sums(candidates, at, whole), whole, whole)
+    adds = work_by_worker_s(candidates, cached)
     return Loads(_sums(candidates, at, adds), adds, whole - weight * (whole - adds))
 
 
 def work_by_worker_s(candidates: Candidates, cached: Ints | None = None) -> Floats:
     """Seconds that each request still needs at each worker, (rows, workers), with that much of it
-    cached."""
+    cached. O(rows · kinds of workers), and O(rows · workers) to write them."""
+    jobs, workers = candidates.jobs, candidates.workers
     # Transposed, because columns are written.
-    works = np.empty((len(candidates.workers), len(candidates.rows))).T
-    jobs, reads = candidates.jobs, _reads(candidates.jobs)
-    alike: dict[tuple[CostModel, float], Floats] = {}  # for requests with nothing at the worker
-    for i, worker in enumerate(candidates.workers):
-        if cached is not None and cached.size:
-            works[:, i] = _work_s(jobs.home, jobs.held, worker, cached[:, i], *reads)
-            continue
-        kind = worker.cost, worker.full_seqs
-        if kind not in alike:
-            alike[kind] = _work_s(jobs.home, np.zeros_like(jobs.held), worker, 0, *reads)
-        works[:, i] = alike[kind]
-        here = (jobs.home == worker.number).nonzero()[0]
-        own = (column[here] for column in reads)
-        works[here, i] = _work_s(jobs.home[here], jobs.held[here], worker, 0, *own)
+    works = np.empty((len(workers), len(candidates.rows))).T
+    reads, home = _reads(jobs), candidates.indices_of(jobs.home)
+    costs = [_TokenCosts.at(worker) for worker in workers]
+    alike: dict[_TokenCosts, Floats] = {}  # for requests with nothing at the worker
+    for i, cost in enumerate(costs):
+        if cost not in alike:
+            alike[cost] = _work_s(cost, 0, *reads)
+        works[:, i] = alike[cost]
+    # Requests with KV at home or a cached prefix need less there.
+    rows = (home != NOWHERE).nonzero()[0]
+    at, there = home[rows], jobs.held[rows]
+    if cached is not None and cached.size:
+        tokens = cached.copy()
+        tokens[rows, at] = np.maximum(tokens[rows, at], there)
+        rows, at = tokens.nonzero()
+        there = tokens[rows, at]
+    if len(rows):
+        each = _TokenCosts(*np.array(costs).T[:, at])
+        works[rows, at] = _work_s(each, there, *(column[rows] for column in reads))
     return works
 
 
 def _sums(candidates: Candidates, at: Ints, adds: Floats) -> Floats:
-    sums = [np.sum(adds[at == worker.number, i]) for i, worker in enumerate(candidates.workers)]
-    return np.array(sums)
+    here = candidates.at_each_worker(at)
+    return np.array([np.sum(adds[rows, i]) for i, rows in enumerate(here)])
 
 
 def _reads(jobs: Columns) -> tuple[Ints, Floats, Floats]:
@@ -77,26 +92,35 @@ def _reads(jobs: Columns) -> tuple[Ints, Floats, Floats]:
     return context, left, left * (context + left / 2)
 
 
+class _TokenCosts(NamedTuple):
+    """Of a worker, as numbers, or of the workers of several requests, as columns."""
+
+    prefill_s: float | Floats
+    token_s: float | Floats  # of a sequence beside as many others as memory allows
+    context_s: float | Floats
+    tokens_per_step: float | Floats
+
+    @staticmethod
+    def at(worker: WorkerSnapshot) -> "_TokenCosts":
+        cost = worker.cost
+        token_s = cost.base_s / worker.full_seqs + cost.decode_seq_s
+        return _TokenCosts(
+            cost.prefill_token_s, token_s, cost.context_token_s, cost.tokens_per_step
+        )
+
+
 def _work_s(
-    home: Ints,
-    held: Ints,
-    worker: WorkerSnapshot,
-    cached: Ints | int,
-    context: Ints,
-    left: Floats,
-    reads: Floats,
+    cost: _TokenCosts, there: Ints | int, context: Ints, left: Floats, reads: Floats
 ) -> Floats:
     """Seconds that each request still needs on this worker's device: prefill of KV that is neither
-    held nor `cached` there, and its tokens, while as many run beside it as memory allows.
+    held nor cached `there`, and its tokens, while as many run beside it as memory allows.
 
     A sequence's share of SCLS' T_serve (Eq. 2) with n running: r tokens beyond a context of c take
     r·(base/n + seq) + context·Σ_{k ≤ r} (c + k), where the sum is r·(c + r/2) up to half a token.
     """
-    cost, held = worker.cost, np.where(home == worker.number, held, 0)
-    missing = np.maximum(context - np.maximum(held, cached), 0)
-    token_s = cost.base_s / worker.full_seqs + cost.decode_seq_s
-    decode_s = (left * token_s + cost.context_token_s * reads) / cost.tokens_per_step
-    work: Floats = missing * cost.prefill_token_s + decode_s
+    missing = np.maximum(context - there, 0)
+    decode_s = (left * cost.token_s + cost.context_s * reads) / cost.tokens_per_step
+    work: Floats = missing * cost.prefill_s + decode_s
     return work
 
 

@@ -7,11 +7,11 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.parameters import Param
-from services.policies.place.eligibility import can_serve, current_workers
+from services.policies.place.eligibility import can_serve_each, current_workers
 from services.policies.place.loads import work_by_worker_s
 from services.policies.snapshot import NOWHERE, Bools, Candidates
 
-PART = 64  # rows that are judged together
+PART = 64  # rows that are judged together at first, and twice as many while none moves
 MOVE_GAIN = {"move_gain": Param(0.0, 0.0, 1e6)}
 
 
@@ -34,16 +34,15 @@ def plan_moves(candidates: Candidates, gain: float) -> Ints:
     )
     paused = paused[np.argsort(turn[paused])]
     jobs, workers = candidates.jobs, candidates.workers
-    index = {worker.number: i for i, worker in enumerate(workers)}
     slots = np.array([worker.max_running for worker in workers])
     rooms = np.array([worker.room_tokens for worker in workers], float)
     work = work_by_worker_s(candidates)
-    finals = np.repeat((jobs.context + jobs.expected_remaining)[:, None], len(workers), axis=1)
-    ones = np.ones_like(work)
+    finals = np.broadcast_to((jobs.context + jobs.expected_remaining)[:, None], work.shape)
+    ones = np.broadcast_to(1.0, work.shape)
     work_s, tokens, count = _ahead(candidates, turn, paused, (work, finals, ones))
-    recompute_s = _recompute_s(candidates)[paused]
-    able = np.stack([can_serve(candidates, worker, paused) for worker in workers], axis=1)
-    homes = np.array([index.get(home, NOWHERE) for home in jobs.home[paused].tolist()])
+    recompute_s = _recompute_s(candidates, paused)
+    able = can_serve_each(candidates, paused)
+    homes = candidates.indices_of(jobs.home[paused])
     known, worth_s = homes != NOWHERE, gain * recompute_s
 
     def find_movers(rows: Ints) -> tuple[Bools, Bools]:
@@ -57,13 +56,14 @@ def plan_moves(candidates: Candidates, gain: float) -> Ints:
 
     # Most rows stay: parts of them are judged together, again from each move on, because it changes
     # what is ahead of later rows.
-    first = 0
+    first, part = 0, PART
     while first < len(paused):
-        rows = np.arange(first, min(first + PART, len(paused)))
+        rows = np.arange(first, min(first + part, len(paused)))
         moves, wins = find_movers(rows)
         if not moves.any():
-            first += len(rows)
+            first, part = first + len(rows), 2 * part
             continue
+        part = PART
         nth = first + int(moves.argmax())
         row, here = paused[nth], homes[nth]
         cost_s = np.where(wins[nth - first], work_s[nth] + recompute_s[nth], np.inf)
@@ -76,11 +76,11 @@ def plan_moves(candidates: Candidates, gain: float) -> Ints:
     return at
 
 
-def _recompute_s(candidates: Candidates) -> Floats:
-    """Seconds to recompute the KV of each request at each worker, (rows, workers)."""
-    missing = np.repeat(candidates.jobs.context[:, None], len(candidates.workers), axis=1)
+def _recompute_s(candidates: Candidates, at: Ints) -> Floats:
+    """Seconds to recompute the KV of each of these at each worker, (at, workers)."""
+    missing = candidates.jobs.context[at][:, None]
     if candidates.cached.size:
-        missing = np.maximum(missing - candidates.cached, 0)
+        missing = np.maximum(missing - candidates.cached[at], 0)
     seconds: Floats = missing * np.array([w.cost.prefill_token_s for w in candidates.workers])
     return seconds
 
@@ -90,22 +90,27 @@ def _ahead(
 ) -> list[Floats]:
     """The work served before each paused request at each worker, for each of the values (rows,
     workers), which count for all that run there; at home for those of them with an earlier turn;
-    and for paused ones there that precede it."""
-    home, workers = candidates.jobs.home, candidates.workers
-    # Transposed, because columns are written and changed.
-    ahead = [np.empty((len(workers), len(paused))).T for _ in values]
-    for i, worker in enumerate(workers):
-        runs = np.flatnonzero(candidates.is_running & (home == worker.number))
-        runs = runs[np.argsort(turn[runs])]
-        here = np.flatnonzero(home[paused] == worker.number)
-        earlier = np.searchsorted(turn[runs], turn[paused[here]])
-        waiting = np.zeros(len(paused))
-        for whole, value in zip(ahead, values, strict=True):
-            column = whole[:, i]
-            totals = np.concatenate([[0.0], np.cumsum(value[runs, i])])
-            waiting[here] = value[paused[here], i]
-            column[:] = totals[-1]
-            column[here] = totals[earlier]
-            column += np.cumsum(waiting)
-            column -= waiting
-    return ahead
+    and for paused ones there that precede it. O(rows log rows + paused · workers)."""
+    count, home = len(candidates.workers), candidates.indices_of(candidates.jobs.home)
+    runs = (candidates.is_running & (home != NOWHERE)).nonzero()[0]
+    runs = runs[np.lexsort((turn[runs], home[runs]))]
+    at, turns = home[runs], len(turn)
+    firsts = at.searchsorted(np.arange(count))
+    nth = np.arange(1, len(runs) + 1) - firsts[at]
+    here = (home[paused] != NOWHERE).nonzero()[0]
+    homes = home[paused[here]]
+    place = (at * turns + turn[runs]).searchsorted(homes * turns + turn[paused[here]])
+    earlier = place - firsts[homes]
+    found = []
+    for value in values:
+        totals = np.zeros((count, int(nth.max(initial=0)) + 1))  # of each worker's, in turn
+        totals[at, nth] = value[runs, at]
+        np.cumsum(totals, axis=1, out=totals)
+        waiting = np.zeros((count, len(paused)))
+        waiting[homes, here] = value[paused[here], homes]
+        ahead = totals[:, -1:].repeat(len(paused), axis=1)
+        ahead[homes, here] = totals[homes, earlier]
+        ahead += waiting.cumsum(axis=1)
+        ahead -= waiting
+        found.append(ahead.T)
+    return found

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from services.forecast import Ints
 from services.policies.parameters import Param, Params
-from services.policies.place.assignment import assign, next_in_turn
+from services.policies.place.assignment import Assignment, assign
 from services.policies.place.eligibility import current_workers
 from services.policies.place.loads import loads_in_seconds, loads_in_tokens, loads_less_cached
 from services.policies.place.migration import MOVE_GAIN, plan_moves
@@ -26,15 +27,15 @@ class Placement:
 def least_load(candidates: Candidates, params: Params) -> Ints:
     """Waiting requests in order, each to the worker that would finish first, by tokens over its
     speed."""
-    return assign(candidates, current_workers(candidates), loads_in_tokens(candidates))
+    loads = partial(loads_in_tokens, candidates)
+    return assign(candidates, current_workers(candidates), loads)
 
 
 def round_robin(candidates: Candidates, params: Params) -> Ints:
     """In turns, whatever the loads. Each round begins one further on, so that requests that arrive
     alone do not always get the same worker."""
-    return assign(
-        candidates, current_workers(candidates), loads_in_tokens(candidates), next_in_turn
-    )
+    loads = partial(loads_in_tokens, candidates)
+    return assign(candidates, current_workers(candidates), loads, Assignment.next_in_turn)
 
 
 def max_min(candidates: Candidates, params: Params) -> Ints:
@@ -43,21 +44,21 @@ def max_min(candidates: Candidates, params: Params) -> Ints:
     load is computed from the remaining work in each round. The order decides which requests get a
     slot; among those the longest are assigned first."""
     at = plan_moves(candidates, params["move_gain"])
-    return assign(candidates, at, loads_in_seconds(candidates, at), longest_first=True)
+    return assign(candidates, at, partial(loads_in_seconds, candidates, at), longest_first=True)
 
 
 def prefix_aware(candidates: Candidates, params: Params) -> Ints:
     """Waiting requests in order, each to the worker with the least load including it, minus
     `prefix_weight` times the prefill that its cached prefix saves."""
     at = plan_moves(candidates, params["move_gain"])
-    loads = loads_less_cached(candidates, at, params["prefix_weight"])
+    loads = partial(loads_less_cached, candidates, at, params["prefix_weight"])
     return assign(candidates, at, loads)
 
 
 def max_min_prefix(candidates: Candidates, params: Params) -> Ints:
     """The longest first, each to the worker that `prefix_aware` prefers."""
     at = plan_moves(candidates, params["move_gain"])
-    loads = loads_less_cached(candidates, at, params["prefix_weight"])
+    loads = partial(loads_less_cached, candidates, at, params["prefix_weight"])
     return assign(candidates, at, loads, longest_first=True)
 
 

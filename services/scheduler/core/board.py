@@ -130,9 +130,9 @@ class Board:
             jobs.forecast[rows], jobs.output[rows], jobs.cap[rows]
         )
 
-    def admit(self, rows: Ints, home: int, limits: Sequence[int]) -> None:
+    def admit(self, rows: Ints, homes: Sequence[int], limits: Sequence[int]) -> None:
         """Admits them in this order."""
-        self.jobs.home[rows], self.jobs.limit[rows] = home, limits
+        self.jobs.home[rows], self.jobs.limit[rows] = homes, limits
         self.jobs.admitted[rows] = np.arange(len(rows)) + self._admitted + 1
         self._admitted += len(rows)
 

@@ -4,6 +4,8 @@ A running request is paused as a round pauses it: the worker confirms that it st
 request starts elsewhere. A request that no other worker could run continues to its end there.
 """
 
+import numpy as np
+
 from services.core import Residency
 from services.scheduler.core.jobs import WorkerJobs
 from services.scheduler.core.ledger import Ledger
@@ -27,6 +29,6 @@ def _evacuate(ledger: Ledger, worker: WorkerJobs) -> None:
             if job.request_id not in worker.pausing:
                 ledger.leave_home(job)
         elif any(other.could_run(job.request) for other in staying):
-            ledger.pause([job], worker, Residency.DROP)
+            ledger.pause([job], Residency.DROP)
         elif columns.limit[job.row] < columns.cap[job.row]:
-            ledger.extend([job], worker, [int(columns.cap[job.row])])
+            ledger.extend(row := np.array([job.row]), columns.cap[row])

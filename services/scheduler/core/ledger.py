@@ -7,7 +7,7 @@ Directives for workers collect in each worker's draft. The state and its rounds 
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import groupby, islice, repeat
 from math import inf
 
 import numpy as np
@@ -158,34 +158,32 @@ class Ledger:
         """Records a cause that leaves the phase as it is, and sends its message to the gateway."""
         self._move(job, self.phase(job), cause)
 
-    def stopping_elsewhere(self, worker: WorkerJobs) -> frozenset[str]:
-        """Requests that another worker has not confirmed yet to have stopped. They may still end
-        there; the report that confirms the pause triggers another round."""
-        others = (each.pausing for each in self.workers.values() if each is not worker)
-        return frozenset().union(*others)
+    def stopping(self) -> dict[str, WorkerJobs]:
+        """Paused requests that their workers have not confirmed yet to have stopped. They may still
+        end there; the report that confirms the pause triggers another round."""
+        return {name: worker for worker in self.workers.values() for name in worker.pausing}
 
-    def admit(self, jobs: Sequence[Job], worker: WorkerJobs, limits: Sequence[int]) -> None:
-        """Queued → running; placed if its tokens must be sent to this worker, else resumed. Each
-        job once."""
+    def admit(self, jobs: Sequence[Job], workers: Sequence[WorkerJobs],
+              limits: Sequence[int]) -> None:  # fmt: skip
+        """Queued → running, each at its worker; placed if its tokens must be sent there, else
+        resumed. Each job once."""
         if not jobs:
             return
         columns, rows = self.board.jobs, _rows(jobs)
-        stays = columns.home[rows] == worker.number
+        stays = columns.home[rows] == [worker.number for worker in workers]
         self.moves += int(np.count_nonzero(columns.held[rows[~stays]]))
         self._leave_homes(jobs, rows, stays)
-        worker.admitted += len(jobs)
-        seq = worker.plan_seq + 1
-        waited_s = (self.now - columns.since_s[rows]).tolist()
-        stay = stays.tolist()
-        for job, job_waited_s, stays_here in zip(jobs, waited_s, stay, strict=True):
+        waited_s, stay = (self.now - columns.since_s[rows]).tolist(), stays.tolist()
+        each = zip(jobs, workers, limits, waited_s, stay, strict=True)
+        for job, worker, limit, job_waited_s, stays_here in each:
+            seq = worker.plan_seq + 1
             job.queued_s += job_waited_s
             job.admitted_seq, job.resumed_seq = seq, seq if stays_here else 0
-        names = [job.request_id for job in jobs]
-        for name in worker.pausing.keys() & names:
-            del worker.pausing[name]
-        worker.draft.admit += map(Grant, names, limits)
+            worker.admitted += 1
+            worker.pausing.pop(job.request_id, None)
+            worker.draft.admit.append(Grant(job.request_id, limit))
         causes = [TransitionCause.RESUMED if s else TransitionCause.PLACED for s in stay]
-        self._run(jobs, rows, worker, limits, causes)
+        self._run(jobs, rows, workers, limits, causes)
 
     def adopt(self, job: Job, worker: WorkerJobs, held: HeldRequest) -> None:
         """Leaves it at a worker that has it already. Sequence numbers of an earlier stream's plans
@@ -197,21 +195,25 @@ class Ledger:
         jobs.limit[row] = held.limit_tokens
         if held.running:
             causes = [TransitionCause.ADOPTED]
-            self._run([job], np.array([row]), worker, [held.limit_tokens], causes)
+            self._run([job], np.array([row]), [worker], [held.limit_tokens], causes)
         else:
             jobs.since_s[row] = self.now
             self._move(job, RequestPhase.QUEUED, TransitionCause.ADOPTED)
 
-    def _run(self, jobs: Sequence[Job], rows: Ints, worker: WorkerJobs,
+    def _run(self, jobs: Sequence[Job], rows: Ints, workers: Sequence[WorkerJobs],
              limits: Sequence[int], causes: Sequence[TransitionCause]) -> None:  # fmt: skip
-        self.board.admit(rows, worker.number, limits)
-        worker.running.update((job.request_id, job) for job in jobs)
-        self._move_all(jobs, rows, RUNNING, causes, worker)
+        self.board.admit(rows, [worker.number for worker in workers], limits)
+        for job, worker in zip(jobs, workers, strict=True):
+            worker.running[job.request_id] = job
+        self._move_all(jobs, rows, RUNNING, causes)
 
-    def extend(self, jobs: Sequence[Job], worker: WorkerJobs, limits: Sequence[int]) -> None:
-        self.board.jobs.limit[_rows(jobs)] = limits
-        names = (job.request_id for job in jobs)
-        worker.draft.extend += map(Grant, names, limits)
+    def extend(self, rows: Ints, limits: Ints) -> None:
+        """Lets running requests run up to these limits. Rows of one worker are consecutive."""
+        self.board.jobs.limit[rows] = limits
+        pairs = zip(self.board.names[rows].tolist(), limits.tolist(), strict=True)
+        grants = map(tuple.__new__, repeat(Grant), pairs)
+        for home, here in groupby(self._homes(rows)):
+            home.draft.extend += islice(grants, len(list(here)))
 
     def progress(self, progress: Sequence[RequestProgress], number: int) -> None:
         """Applies what a worker reports of the live jobs among these that have their home there.
@@ -230,28 +232,33 @@ class Ledger:
         output, held, blocks = numbers
         self.board.advance(rows, output, held, blocks, self.now)
 
-    def pause(self, jobs: Sequence[Job], worker: WorkerJobs, residency: Residency) -> None:
+    def pause(self, jobs: Sequence[Job], residency: Residency) -> None:
         """Running → queued. KV that the residency keeps stays at its worker. Each job once."""
         if not jobs:
             return
-        names = [job.request_id for job in jobs]
-        worker.draft.pause += map(Pause, names, repeat(residency))
-        worker.pausing |= dict.fromkeys(names, worker.plan_seq + 1)
-        self._requeue(jobs, worker, TransitionCause.PAUSED)
+        for job, worker in zip(jobs, self._homes(_rows(jobs)), strict=True):
+            worker.draft.pause.append(Pause(job.request_id, residency))
+            worker.pausing[job.request_id] = worker.plan_seq + 1
+        self._requeue(jobs, TransitionCause.PAUSED)
 
-    def evict(self, job: Job, worker: WorkerJobs) -> None:
+    def evict(self, job: Job) -> None:
         """Running → queued, because its worker ran out of memory."""
         self.board.jobs.evictions[job.row] += 1
         self.board.evictions += 1
-        self._requeue([job], worker, TransitionCause.EVICTED)
+        self._requeue([job], TransitionCause.EVICTED)
 
-    def _requeue(self, jobs: Sequence[Job], worker: WorkerJobs, cause: TransitionCause) -> None:
-        for job in jobs:
-            del worker.running[job.request_id]
+    def _requeue(self, jobs: Sequence[Job], cause: TransitionCause) -> None:
         rows = _rows(jobs)
+        for job, worker in zip(jobs, self._homes(rows), strict=True):
+            del worker.running[job.request_id]
         self.board.jobs.preemptions[rows] += 1
-        self._move_all(jobs, rows, RequestPhase.QUEUED, [cause] * len(jobs), worker)
+        self._move_all(jobs, rows, RequestPhase.QUEUED, [cause] * len(jobs))
         self.board.jobs.since_s[rows] = self.now
+
+    def _homes(self, rows: Ints) -> list[WorkerJobs]:
+        """The worker of each row, which has one."""
+        homes = self.board.jobs.home[rows].tolist()
+        return [self.workers[self._worker_ids[number]] for number in homes]
 
     def note_stopped(self, worker: WorkerJobs, applied_plan_seq: int) -> None:
         """Paused requests whose worker has now applied the plan that paused them."""
@@ -325,10 +332,11 @@ class Ledger:
         self.board.phase[row] = after
 
     def _move_all(self, jobs: Sequence[Job], rows: Ints, after: RequestPhase,
-                  causes: Sequence[TransitionCause], worker: WorkerJobs) -> None:  # fmt: skip
-        """The same for many, each once, in this order, that begin to run at this worker or no
+                  causes: Sequence[TransitionCause]) -> None:  # fmt: skip
+        """The same for many, each once, in this order, that begin to run at their home worker or no
         longer run there. By columns: a round may pause as many requests as run."""
         columns, phase = self.board.jobs, self.board.phase
+        views = [home.view for home in self._homes(rows)]
         before = [_PHASES[each] for each in phase[rows].tolist()]
         names = [job.request_id for job in jobs]
         for name, was, cause in {
@@ -339,7 +347,7 @@ class Ledger:
         numbers = (columns.output, columns.held, columns.preemptions)
         output, held, preemptions = (column[rows].tolist() for column in numbers)
         fields = zip(
-            names, before, repeat(after), causes, repeat(self.now), repeat(worker.view.worker_id),
+            names, before, repeat(after), causes, repeat(self.now), [v.worker_id for v in views],
             output, held, repeat(""), repeat(""), [job.queued_s for job in jobs], preemptions,
             strict=False,
         )  # fmt: skip
@@ -349,9 +357,8 @@ class Ledger:
         self.running += len(jobs) if began else -len(jobs)
         for model, count in Counter([job.request.model for job in jobs]).items():
             self._count_waiting(model, -count if began else count)
-        address = worker.view.address
-        about = (message_about(t, job.link, address) for t, job in zip(made, jobs, strict=True))
-        self.actions += filter(None, about)
+        links, addresses = (job.link for job in jobs), (view.address for view in views)
+        self.actions += filter(None, map(message_about, made, links, addresses))
         phase[rows] = after
 
     def _count_waiting(self, model: str, change: int) -> None:
@@ -373,7 +380,7 @@ class Ledger:
         """Forgets a worker. Its running requests, and its paused ones whether or not it confirmed,
         wait without KV."""
         worker = self.workers[worker_id]
-        self._requeue(list(worker.running.values()), worker, TransitionCause.LOST)
+        self._requeue(list(worker.running.values()), TransitionCause.LOST)
         for name in worker.pausing:
             self.note(self.jobs[name], TransitionCause.STOPPED)
         self.lost_workers += 1

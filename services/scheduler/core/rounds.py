@@ -7,7 +7,7 @@ candidates are ranked and narrowed here, arranged there, and completed here when
 Rows that belong to another request by then are skipped.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
 from math import inf
@@ -15,6 +15,7 @@ from math import inf
 import numpy as np
 
 from services.core import Plan, QueueOrder, StaticBatch
+from services.costs import UNMEASURED_KV
 from services.forecast import Ints
 from services.policies.decide import (
     arrange,
@@ -122,57 +123,68 @@ class Rounds:
         self.late = tuple(ledger.jobs_at(self._feasibility.pop_late(decision, serial)))
         current = ledger.board.phase != NONE  # by row: whether the decision is about its request
         current[decision.rows[serial[decision.rows] != decision.serials]] = False
-        for each in decision.workers:
-            worker = ledger.worker_numbered(each.worker)
-            if worker and not worker.draining:  # it may have started to drain during the round
-                self._apply_to_worker(each, worker, current)
+        known = ((each, ledger.worker_numbered(each.worker)) for each in decision.workers)
+        # A worker may have started to drain during the round.
+        parts = [(each, worker) for each, worker in known if worker and not worker.draining]
+        if parts:
+            decisions, workers = zip(*parts, strict=True)
+            self._apply_to_workers(decisions, workers, current)
         if not ledger.waiting:
             self.next_s = inf  # time alone changes nothing
 
-    def _apply_to_worker(
-        self, decision: WorkerDecision, worker: WorkerJobs, current: Bools
+    def _apply_to_workers(
+        self,
+        decisions: Sequence[WorkerDecision],
+        workers: Sequence[WorkerJobs],
+        current: Bools,
     ) -> None:
+        """Pauses, then longer grants, then admissions, each for all workers together."""
         ledger = self._ledger
         phase, columns = ledger.board.phase, ledger.board.jobs
+        numbers = np.array([worker.number for worker in workers])
+
+        def runs_at(rows: Ints, which: Ints) -> Bools:
+            runs: Bools = (phase[rows] == RUNNING) & (columns.home[rows] == numbers[which])
+            return runs & current[rows]
+
+        pause, which = _columns([each.pause for each in decisions])
         residency = RESIDENCIES[self.preset.residency].paused
-        here = worker.running
-        paused = self._jobs(decision.pause[current[decision.pause]])
-        ledger.pause([job for job in paused if job.request_id in here], worker, residency)
-        running = phase[decision.run] == RUNNING
-        longer = running & (decision.limits > columns.limit[decision.run])
-        extended, limits = _kept(self._limited(decision, longer, current), here.__contains__)
-        batch = [  # members of a batch that is over
-            job
-            for job in (extended if decision.lockstep else ())
-            if columns.output[job.row] >= columns.limit[job.row]
-        ]
-        ledger.extend(extended, worker, limits)
-        enters = (phase[decision.run] == QUEUED).nonzero()[0]
-        enters = enters[: max(0, worker.slots - len(here))]
-        able = self._limited(decision, enters, current)
-        if stopping := ledger.stopping_elsewhere(worker):
-            able = _kept(able, lambda name: name not in stopping)
-        entering, limits = able
-        ledger.admit(entering, worker, limits)
-        if decision.lockstep:
-            batch += entering
-        if batch:
-            self._begin_batch(batch, worker)
-        worker.apply_decision(decision)
+        ledger.pause(self._jobs(pause[runs_at(pause, which)]), residency)
+
+        run, which = _columns([each.run for each in decisions])
+        limits = np.concatenate([each.limits for each in decisions])
+        longer = runs_at(run, which) & (limits > columns.limit[run])
+        over = longer & (columns.output[run] >= columns.limit[run])  # of a batch
+        ledger.extend(run[longer], limits[longer])
+
+        enters = (phase[run] == QUEUED).nonzero()[0]
+        first = which[enters].searchsorted(which[enters])
+        slots = np.array([worker.slots - len(worker.running) for worker in workers])
+        enters = enters[np.arange(len(enters)) - first < slots[which[enters]]]
+        enters = enters[current[run[enters]]]
+        stopping = ledger.stopping() if len(enters) else {}
+        if stopping:
+            names = ledger.board.names[run[enters]].tolist()
+            homes = [workers[nth] for nth in which[enters].tolist()]
+            named = zip(names, homes, strict=True)
+            enters = enters[[stopping.get(name, home) is home for name, home in named]]
+        entering = self._jobs(run[enters])
+        homes = [workers[nth] for nth in which[enters].tolist()]
+        ledger.admit(entering, homes, limits[enters].tolist())
+        for nth, (decision, worker) in enumerate(zip(decisions, workers, strict=True)):
+            if decision.lockstep:
+                members = self._jobs(run[over & (which == nth)])
+                members += compress(entering, which[enters] == nth)
+                self._begin_batch(members, worker)
+            worker.apply_decision(decision)
 
     def _begin_batch(self, members: list[Job], worker: WorkerJobs) -> None:
+        if not members:
+            return
         self._batches += 1
         names = tuple(job.request_id for job in members)
         worker.draft.batches.append(StaticBatch(self._batches, names))
         worker.served.append(begin_batch(members, self._ledger))
-
-    def _limited(
-        self, decision: WorkerDecision, which: Ints | Bools, current: Bools
-    ) -> tuple[list[Job], list[int]]:
-        """The jobs of these entries of `run` that have not ended, and their limits."""
-        rows, limits = decision.run[which], decision.limits[which]
-        live = current[rows]
-        return self._jobs(rows[live]), limits[live].tolist()
 
     def _jobs(self, rows: Ints) -> list[Job]:
         return list(self._ledger.jobs_at(rows.tolist()))
@@ -193,23 +205,19 @@ class Rounds:
     def _plan(self, worker: WorkerJobs, orders: "QueueOrders | None") -> Plan:
         draft, worker.draft = worker.draft, Draft()
         worker.plan_seq += 1
-        plan = Plan(
+        keeps_kv = self.preset.keeps_kv
+        return Plan(
             seq=worker.plan_seq,
             admit=tuple(draft.admit),
             extend=tuple(draft.extend),
             pause=tuple(draft.pause),
             cancel=tuple(draft.cancel),
             victims=self._victims(worker),
+            order=orders.for_worker(worker.number) if orders else QueueOrder(),
+            residency=self.preset.residency if keeps_kv else "",
+            costs=worker.cost.kv_costs if keeps_kv else UNMEASURED_KV,
             batches=tuple(batch for batch in draft.batches if batch.members),
             prefix_blocks=self.prefix_blocks,
-        )
-        if not self.preset.keeps_kv:
-            return plan
-        return replace(
-            plan,
-            order=orders.for_worker(worker.number) if orders else QueueOrder(),
-            residency=self.preset.residency,
-            costs=worker.cost.kv_costs,
         )
 
     def _victims(self, worker: WorkerJobs) -> tuple[str, ...]:
@@ -265,13 +273,10 @@ class QueueOrders:
         return QueueOrder((*names, *waiting), (*(0.0,) * len(names), *wait_s.tolist()))
 
 
-def _kept(
-    limited: tuple[list[Job], list[int]], keeps: Callable[[str], bool]
-) -> tuple[list[Job], list[int]]:
-    """The jobs with a name that it keeps, and their limits."""
-    jobs, limits = limited
-    kept = [keeps(job.request_id) for job in jobs]
-    return list(compress(jobs, kept)), list(compress(limits, kept))
+def _columns(parts: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """The rows of all parts, and the index of the part of each."""
+    sizes = [len(part) for part in parts]
+    return np.concatenate(parts), np.arange(len(parts)).repeat(sizes)
 
 
 def build_decision(candidates: Candidates, arranged: Arranged) -> Decision:

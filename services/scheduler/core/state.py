@@ -329,7 +329,7 @@ class SchedulerState:
         runs = job.request_id in worker.running
         self.ledger.progress([progress], worker.number)
         if runs and report.applied_plan_seq >= job.resumed_seq:
-            self.ledger.evict(job, worker)
+            self.ledger.evict(job)
         elif worker.pausing.pop(job.request_id, None):
             self.ledger.note(job, TransitionCause.STOPPED)  # evicted before it read the pause
 
