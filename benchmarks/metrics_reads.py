@@ -22,7 +22,7 @@ from benchmarks.harness.report import Measurements, parser, write
 from benchmarks.harness.system import foretoken_system
 
 PATHS = ("/version", "/metrics")
-ROLES = (GATEWAY, "scheduler", "worker", "predictor")
+ROLES = (GATEWAY, "scheduler", "worker")  # the predictor trains at times of its own
 LOAD_S = 0.25  # between two requests of the load
 BODY = json.dumps({"prompt": "Count from 3 to 12.\n", "max_tokens": 40}).encode()
 HEADERS = {"content-type": "application/json"}

@@ -35,6 +35,7 @@ PROGRAMS = {
     "prometheus_program": ("prometheus", "prometheus"),
     "promtool_program": ("promtool", "prometheus"),
     "chromium_program": ("chromium", "chromium"),
+    "openssl_program": ("openssl", "openssl"),
 }
 
 
@@ -109,6 +110,12 @@ def redis_program() -> str:
 def prometheus_program() -> str:
     """Path of prometheus."""
     return _program("prometheus_program")
+
+
+@pytest.fixture(scope="session")
+def openssl_program() -> str:
+    """Path of openssl, which makes certificates."""
+    return _program("openssl_program")
 
 
 @pytest.fixture(scope="session")

@@ -222,9 +222,12 @@ async def test_what_the_api_forbids_is_said(caplog: pytest.LogCaptureFixture) ->
         await until_endpoints(source, "10.0.0.1:8000", "10.0.0.2:8000")
 
 
-async def test_credentials_of_the_pod_reach_an_api_with_tls(tmp_path: Path) -> None:
+async def test_credentials_of_the_pod_reach_an_api_with_tls(
+    tmp_path: Path, openssl_program: str
+) -> None:
     key, ca = tmp_path / "key.pem", tmp_path / "ca.crt"
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    made = [openssl_program, "req", "-x509", "-newkey", "ec"]
+    made += ["-pkeyopt", "ec_paramgen_curve:prime256v1"]
     named = ["-nodes", "-subj", "/CN=kube", "-addext", "subjectAltName=IP:127.0.0.1"]
     files = ["-keyout", str(key), "-out", str(ca)]
     await asyncio.to_thread(
