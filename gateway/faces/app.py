@@ -80,9 +80,7 @@ def read_live_page() -> Page:
     return read_page("/ui/", "gateway.faces.ui", "page")
 
 
-def _add_middleware(
-    app: ASGIApp, front: Front, hot: Endpoints, page_paths: set[str]
-) -> ASGIApp:
+def _add_middleware(app: ASGIApp, front: Front, hot: Endpoints, page_paths: set[str]) -> ASGIApp:
     """Wraps the app; the last layer receives a request first. `page_paths` need no API key."""
     config = front.config
     open_paths = {*OPEN_PATHS, *page_paths, *(METRIC_PATHS if config.metrics_open else ())}
