@@ -93,26 +93,24 @@ def test_answers_equal_those_of_its_own_scheduler(
     assert "foretoken_scheduler_leads 1.0\n" in ours["metrics"]
 
 
-@pytest.mark.parametrize("loads", ["none", "loads"])
-@pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("scheduler", ["own", "foretoken.vllm.Scheduler"])
 @pytest.mark.parametrize("version", VLLM_VERSIONS)
 def test_no_token_is_lost_or_repeated(
-    run: Run, python: Python, version: str, scheduler: str, mode: str, loads: str
+    run: Run, python: Python, version: str, scheduler: str
 ) -> None:
     """A scheduler with a computed model: each answer is known."""
     printed = run(
-        python(f"vllm-{version}"), SCRIPTS / "vllm_scheduler.py", demo_model(),
-        scheduler, mode, loads, str(SCHEDULED),
-        env={"PYTHONPATH": str(ROOT), "FORETOKEN_VLLM_ROUND_SHARE": "1"},
+        python(f"vllm-{version}"), SCRIPTS / "vllm_scheduler.py", demo_model(), scheduler,
+        str(SCHEDULED), env={"PYTHONPATH": str(ROOT), "FORETOKEN_VLLM_ROUND_SHARE": "1"},
     )  # fmt: skip
-    (line,) = (line for line in printed.splitlines() if line.startswith('{"answered"'))
-    result = json.loads(line)
-    assert result["wrong"] == []
-    assert (result["kv_in_use"], result["left"]) == (0, 0)
-    assert result["answered"] + result["cancelled"] == SCHEDULED
-    assert result["preemptions"] > 0
-    assert (result["loaded"] > 0) == (loads == "loads")
+    results = [json.loads(line) for line in printed.splitlines() if line.startswith('{"ahead"')]
+    assert len(results) == 4
+    for result in results:
+        assert result["wrong"] == []
+        assert (result["kv_in_use"], result["left"]) == (0, 0)
+        assert result["answered"] + result["cancelled"] == SCHEDULED
+        assert result["preemptions"] > 0
+        assert (result["loaded"] > 0) == result["loads"]
     assert "foretoken's scheduler failed" not in printed
 
 
@@ -122,6 +120,6 @@ def test_a_metrics_port_in_use_is_refused_with_a_sentence(run: Run, python: Pyth
         with pytest.raises(AssertionError, match="set FORETOKEN_VLLM_METRICS_PORT to a free port"):
             run(
                 python(f"vllm-{VLLM_VERSIONS[-1]}"), SCRIPTS / "vllm_scheduler.py", demo_model(),
-                "foretoken.vllm.Scheduler", "sync", "none", "1",
+                "foretoken.vllm.Scheduler", "1",
                 env={"PYTHONPATH": str(ROOT), "FORETOKEN_VLLM_METRICS_PORT": port},
             )  # fmt: skip

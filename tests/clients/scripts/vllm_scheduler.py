@@ -1,11 +1,12 @@
 """Drives a scheduler of vLLM with its requests, its KV manager and its outputs, but without a
 model, and prints as JSON what came back.
 
-    python vllm_scheduler.py MODEL SCHEDULER MODE LOADS COUNT
+    python vllm_scheduler.py MODEL SCHEDULER COUNT
 
-SCHEDULER: of `--scheduler-cls`, or `own`. MODE: `sync`; or `async`, where each step is scheduled
-before the output of the one before it is there. LOADS: `loads` adds a KV connector that, like one
-that offloads, gives back 40 steps later what a preempted request had computed; else `none`.
+SCHEDULER: of `--scheduler-cls`, or `own`. COUNT requests are served four times: synchronously and
+asynchronously (each step is scheduled before the output of the one before it is there), without and
+with a KV connector that, like one that offloads, gives back 40 steps later what a preempted request
+had computed.
 
 A token is a function of all tokens before it, so that every answer is known in advance. Each
 seventh request is cancelled at some step. Memory is short, so that requests are preempted.
@@ -16,6 +17,7 @@ import sys
 import time
 from collections import deque
 from itertools import count as counter
+from itertools import product
 from random import Random
 
 import torch
@@ -126,7 +128,7 @@ class Runner:
         return ModelRunnerOutput(names, index, drawn)
 
 
-def configured(model: str, scheduler: str, mode: str, loads: str) -> VllmConfig:
+def configured(model: str, scheduler: str, ahead: bool, loads: bool) -> VllmConfig:
     transfer = KVTransferConfig(
         kv_connector="Offload", kv_role="kv_both", kv_connector_module_path="__main__"
     )
@@ -137,9 +139,9 @@ def configured(model: str, scheduler: str, mode: str, loads: str) -> VllmConfig:
         max_model_len=512,
         max_num_batched_tokens=128,
         scheduler_cls=None if scheduler == "own" else scheduler,
-        kv_transfer_config=transfer if loads == "loads" else None,
+        kv_transfer_config=transfer if loads else None,
     ).create_engine_config()
-    config.scheduler_config.async_scheduling = mode == "async"
+    config.scheduler_config.async_scheduling = ahead
     config.cache_config.num_gpu_blocks = BLOCKS
     return config
 
@@ -209,9 +211,8 @@ class Drive:
                     self._open.discard(part.request_id)
 
 
-def main(model: str, scheduler_name: str, mode: str, loads: str, count: str) -> None:
-    config = configured(model, scheduler_name, mode, loads)
-    init_none_hash(sha256)
+def serve(model: str, scheduler_name: str, count: int, ahead: bool, loads: bool) -> dict:
+    config = configured(model, scheduler_name, ahead, loads)
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=64, dtype=torch.float32)
     scheduler = config.scheduler_config.get_scheduler_cls()(
         vllm_config=config,
@@ -221,28 +222,33 @@ def main(model: str, scheduler_name: str, mode: str, loads: str, count: str) -> 
         log_stats=True,
     )
     draw = Random(7)
-    requests = [made_request(f"r{number}", draw) for number in range(int(count))]
+    requests = [made_request(f"r{number}", draw) for number in range(count)]
     prompts = {request.request_id: list(request.prompt_token_ids) for request in requests}
     cancels = {name: draw.randrange(400) for name in list(prompts)[::7]}
-    drive = Drive(scheduler, requests, cancels, 2 if mode == "async" else 1)
+    drive = Drive(scheduler, requests, cancels, 2 if ahead else 1)
     drive.run()
     right = {name: answer(prompt) for name, prompt in prompts.items()}
     for name in drive.cancelled:
         right[name] = right[name][: len(drive.answers[name])]
-    print(
-        json.dumps(
-            {
-                "answered": len(requests) - len(drive.cancelled),
-                "cancelled": len(drive.cancelled),
-                "wrong": [name for name in right if drive.answers[name] != right[name]],
-                "preemptions": sum(request.num_preemptions for request in requests),
-                "loaded": drive.loaded,
-                "kv_in_use": scheduler.kv_cache_manager.usage,
-                "left": len(scheduler.requests),
-            }
-        )
-    )
+    result = {
+        "ahead": ahead,
+        "loads": loads,
+        "answered": len(requests) - len(drive.cancelled),
+        "cancelled": len(drive.cancelled),
+        "wrong": [name for name in right if drive.answers[name] != right[name]],
+        "preemptions": sum(request.num_preemptions for request in requests),
+        "loaded": drive.loaded,
+        "kv_in_use": scheduler.kv_cache_manager.usage,
+        "left": len(scheduler.requests),
+    }
     scheduler.shutdown()
+    return result
+
+
+def main(model: str, scheduler: str, count: str) -> None:
+    init_none_hash(sha256)
+    for ahead, loads in product((False, True), repeat=2):
+        print(json.dumps(serve(model, scheduler, int(count), ahead, loads)), flush=True)
 
 
 if __name__ == "__main__":
