@@ -120,7 +120,7 @@ async def test_grammars_over_the_wire():
         "long": {"grammar": "x" * (2**20 + 1)},
         "stuck": {"grammar": regex("[0-9]{3}x"), "allowed_token_ids": ids_of("0123456789")},
     }
-    async with running(Path(demo_model())) as world:
+    async with running(Path(demo_model()), dtype="float32") as world:
         gateway = world.gateway()
         world.scheduler.admit("number", "word", "stuck")
         for name, sampling in how.items():

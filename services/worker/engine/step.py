@@ -126,6 +126,8 @@ class Engine:
         if not config.torch_threads and device.type == "cpu":
             sharing = config.local_workers * ranks.size
             engine._cores = spare_cores_for(model.parameters, sharing)
+        if not ranks.rank:
+            engine._grammars.load()
         lap(f"kernels {kernel_source()}".rstrip())
         return engine
 

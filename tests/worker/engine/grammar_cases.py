@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -17,7 +17,10 @@ from services.worker.folder import read_eos_ids
 from services.worker.requests.types.prompt import SamplingParams
 from tests.system.mixed_load import load_text
 
-COMPACT = {"whitespace_flexible": False}
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+COMPACT: "JsonCompileOptions" = {"whitespace_flexible": False}
 WORDS = ("alpha", "beta", "on", "one", "", 'say "hi"', "ünï")
 
 

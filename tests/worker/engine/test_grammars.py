@@ -152,7 +152,7 @@ def requests() -> dict[str, Request]:
 @pytest.fixture(scope="module")
 def alone() -> dict[str, list[int]]:
     """Each answer without neighbours, drawn token by token."""
-    engine, answers = load(), {}
+    engine, answers = load(), dict[str, list[int]]()
     for name, request in requests().items():
         feeder = Feeder(engine)
         feeder.add(name, *request)
