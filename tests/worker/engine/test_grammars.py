@@ -3,6 +3,7 @@ to its request."""
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -13,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.core import FinishReason, Pause, Residency, StaticBatch
+from services.core import FinishReason, StaticBatch
 from services.worker.engine import assembly
 from services.worker.engine.interface import StepFailed
 from services.worker.engine.step import Engine
 from services.worker.requests.types.batch import StepBatch, StepResult
+from services.worker.requests.types.grammar import GrammarMatcher
 from services.worker.requests.types.prompt import GREEDY, Prompt, SamplingParams
 from tests.examples import examples
 from tests.worker.engine.grammar_cases import (
@@ -32,7 +34,7 @@ from tests.worker.engine.grammar_cases import (
     regex_grammar,
     text_of,
 )
-from tests.worker.worker_fixtures import Feeder
+from tests.worker.worker_fixtures import Feeder, PausingFeeder
 
 PERSON = {
     "type": "object",
@@ -60,19 +62,19 @@ class FailingFeeder(Feeder):
         self.failed |= {sequence.request_id: why for sequence, why in result.failed}
 
 
-class PausingFeeder(Feeder):
-    """Pauses running requests and resumes them later."""
+class TryingFeeder(Feeder):
+    """Goes on after failed steps; `ended` are the requests that these ended."""
 
-    random = Random(5)
+    def __init__(self, engine: Engine):
+        super().__init__(engine)
+        self.ended: list[str] = []
 
     def step(self) -> bool:
-        state = self.engine.state
-        for name in [name for name in state.sequences if name not in state.running]:
-            self.plan(admit=(self._grant(name, state.sequences[name].output_tokens),))
-        if state.running and self.random.random() < 0.4:
-            name = self.random.choice(list(state.running))
-            self.plan(pause=(Pause(name, self.random.choice(list(Residency))),))
-        return super().step() or bool(state.sequences)
+        try:
+            return super().step()
+        except StepFailed as failure:
+            self.ended += [sequence.request_id for sequence in failure.sequences]
+            return True
 
 
 @pytest.fixture(scope="module")
@@ -249,17 +251,10 @@ def test_failing_steps_change_no_answer(alone, monkeypatch):
             raise RuntimeError("broken")
         return compute(batch)
 
-    class Trying(Feeder):
-        def step(self) -> bool:
-            try:
-                return super().step()
-            except StepFailed as failure:
-                assert not failure.sequences
-                return True
-
     monkeypatch.setattr(engine, "run", breaks)
-    assert run(Trying(engine)) == alone
-    assert failures > 3
+    feeder = TryingFeeder(engine)
+    assert run(feeder) == alone
+    assert failures > 3 and not feeder.ended
 
 
 # Options of sampling
@@ -338,6 +333,28 @@ def test_delivered_tokens_outside_the_grammar_end_the_request(overlap):
     assert feeder.finished["r"] is FinishReason.ERROR and not feeder.output["r"]
     assert feeder.failed["r"].startswith("the answer cannot follow its schema or grammar")
     assert feeder.finished["other"] is FinishReason.STOP
+
+
+class Panic(BaseException):
+    """As PyO3 raises it."""
+
+
+def test_defect_of_llguidance_ends_one_request(engine, alone, monkeypatch):
+    """It panics on the second mask of one request."""
+    consume = GrammarMatcher.consume
+
+    def panics(matcher: GrammarMatcher, tokens: Sequence[int]) -> None:
+        if list(tokens) == [*ids_of("!")]:
+            raise Panic
+        consume(matcher, tokens)
+
+    monkeypatch.setattr(GrammarMatcher, "consume", panics)
+    engine.reset()
+    feeder = TryingFeeder(engine)
+    how = SamplingParams(temperature=0, grammar=regex_grammar("![0-9]{4}"))
+    feeder.add("bad", asked("Count from 1 to 5."), 50, how)
+    assert run(feeder).items() >= alone.items()
+    assert feeder.ended == ["bad"] and feeder.output["bad"] == [*ids_of("!")]
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,17 @@ class GrammarMasks:
             for sequence, *_ in asked
             if sequence.matcher is None
         }
-        return self._thread.submit(self._fill, asked, compiled, _constrained_drafts(batch))
+        return self._thread.submit(self._fill_or_raise, asked, compiled, _constrained_drafts(batch))
+
+    def _fill_or_raise(
+        self, asked: list[Constrained], compiled: Compiled, drafts: Drafts
+    ) -> FilledMasks:
+        """As `_fill`. Raises RuntimeError for any defect of llguidance, so that the step fails, and
+        in the end only the request at fault."""
+        try:
+            return self._fill(asked, compiled, drafts)
+        except BaseException as error:  # a panic in Rust is no Exception
+            raise RuntimeError("llguidance failed to fill the masks of a step") from error
 
     def _fill(self, asked: list[Constrained], compiled: Compiled, drafts: Drafts) -> FilledMasks:
         """The masks of next tokens, then those behind drafts."""

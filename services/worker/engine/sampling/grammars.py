@@ -83,13 +83,16 @@ class Grammars:
     def _compile(self, grammar: str) -> LLMatcher:
         if self._tokenizer is None:
             self._tokenizer = self._load()
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # the first one takes longest; copies keep what it computes
-        if matcher.is_error():
-            raise ValueError(
-                f"the schema or grammar cannot be used: {short_reason(matcher.get_error())}"
-            )
+        try:
+            matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+            if not matcher.is_error():
+                # The first mask takes longest; copies keep what it computes.
+                matcher.compute_bitmask()
+            why = matcher.get_error()
+        except BaseException as error:  # a panic in Rust is no Exception
+            raise ValueError(f"llguidance failed on the schema or grammar: {error!r}") from None
+        if why:
+            raise ValueError(f"the schema or grammar cannot be used: {short_reason(why)}")
         return matcher
 
     def _load(self) -> LLTokenizer:
