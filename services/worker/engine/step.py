@@ -8,7 +8,6 @@ still write to them, but the writes of a new owner come later on the stream.
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from traceback import clear_frames
 
@@ -259,7 +258,7 @@ class Engine:
             logits = self.run(batch)
         finally:
             if filling:
-                wait([filling])
+                filling.exception()  # waits: no thread uses a matcher between two steps
         self.phases.enter(EnginePhase.SAMPLING)
         filled = filling.result() if filling else None
         scored, (draws, ahead) = None, batch.draws
