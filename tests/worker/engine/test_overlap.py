@@ -17,7 +17,7 @@ from services.worker.engine.sampling.drawn import DrawnTokens
 from services.worker.engine.step import Engine
 from services.worker.engine.step_clock import StepClock
 from services.worker.kv.device_streams import ImmediateStreams, Lane
-from services.worker.requests.types.batch import DecodeRows, Ints, StepBatch
+from services.worker.requests.types.batch import DecodeRows, StepBatch
 from services.worker.requests.types.prompt import GREEDY, Prompt, SamplingParams
 from services.worker.requests.types.sequence import Sequence
 from tests.system.mixed_load import (
@@ -197,10 +197,8 @@ class LateFailure:
             self._seen = self.poison in tokens.tolist()
             return forward(tokens, *rest)
 
-        def draws(
-            sequences: list[Sequence], logits: Tensor, ahead: Ints | None = None
-        ) -> DrawnTokens:
-            drawn = draw(sequences, logits, ahead)
+        def draws(*given: Any) -> DrawnTokens:
+            drawn = draw(*given)
             if self._seen:
                 drawn.to_host = self._breaks  # type: ignore[method-assign]
             return drawn
