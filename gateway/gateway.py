@@ -73,6 +73,7 @@ class Gateway:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._streams.run(self.sessions, self.intake))
+                group.create_task(self.intake.grammars.run())
                 group.create_task(self._sweep())
         finally:
             self.intake.close()
