@@ -6,6 +6,7 @@ As a step of vLLM either succeeds or ends its engine, the worker ends with it, a
 """
 
 import logging
+from collections.abc import Callable
 
 from foretoken.vllm.worker.core import VllmCore
 from foretoken.vllm.worker.state import VllmState
@@ -39,6 +40,10 @@ class VllmEngine:
 
     def enter_thread(self) -> None:
         """Needs no preparation."""
+
+    def prepare(self, prompt: Prompt, on_ready: Callable[[], None]) -> bool:
+        """There is nothing to wait for."""
+        return True
 
     def add(self, prompt: Prompt, now: float) -> str | None:
         """Adds a prompt. Returns why it can never run here, else None."""

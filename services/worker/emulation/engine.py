@@ -7,6 +7,8 @@ engine that computes. A step ends at the time that the cost model gives; its tok
 before. Commands are handled between two steps.
 """
 
+from collections.abc import Callable
+
 from services.costs import CostModel, Direction, StepTiming, SwapTiming
 from services.worker.emulation.answers import Answers
 from services.worker.emulation.pacing import Clock, MonotonicClock, StepPacer
@@ -67,6 +69,10 @@ class EmulatedEngine:
         """Has nothing to end."""
 
     def can_compute(self) -> bool:
+        return True
+
+    def prepare(self, prompt: Prompt, on_ready: Callable[[], None]) -> bool:
+        """There is nothing to wait for."""
         return True
 
     def add(self, prompt: Prompt, now: float) -> str | None:

@@ -10,6 +10,8 @@ from services.worker.engine.graphs.recorder import CudaRecorder, Recorder
 from services.worker.engine.graphs.sizes import ROW_BLOCKS_MAX, graphs_wanted, recorded_sizes
 from services.worker.engine.memory import graphs_bytes, host_blocks, kv_blocks, staging_bytes
 from services.worker.engine.ranks import SINGLE_RANK, Ranks
+from services.worker.engine.sampling.grammar_masks import GrammarMasks
+from services.worker.engine.sampling.grammars import Grammars
 from services.worker.engine.sampling.sampler import Sampler
 from services.worker.engine.step_clock import StepClock
 from services.worker.kernels.interface import AttentionKernels
@@ -28,6 +30,7 @@ from services.worker.requests.types.lookup import DraftLimits
 # Bytes of the logits that score prompts in one step, in the model's dtype: 500 to 900 tokens of a
 # vocabulary of 150,000. On a GPU the logits of a full batch are reserved in any case.
 SCORED_BYTES = 256 * 2**20
+MAX_MASK_THREADS = 8
 HOST_BLOCKS = 8  # per device block, without a configured size; KV of more would wait too long
 
 
@@ -43,6 +46,8 @@ class Parts:
     clock: StepClock
     graphs: GraphParts | None
     sampler: Sampler
+    grammars: Grammars
+    grammar_masks: GrammarMasks
     kv_bytes_per_token: int
     host_block_bytes: int
 
@@ -89,10 +94,28 @@ def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = SINGLE_RANK
     graphs = _graphs(model, cache, limits, recorder, set_aside) if recorder else None
     draws = sampling_for(model.device, config.kernels)
     sampler = Sampler(model.device, model.vocab_size, model.eos_ids, draws, streams)
-    clock = StepClock(streams)
+    grammars = Grammars(config.model, model.vocab_size, model.eos_ids)
     return Parts(
-        limits, cache, kernels, swapper, clock, graphs, sampler, token_bytes, layout.record_bytes
+        limits=limits,
+        cache=cache,
+        kernels=kernels,
+        swapper=swapper,
+        clock=StepClock(streams),
+        graphs=graphs,
+        sampler=sampler,
+        grammars=grammars,
+        grammar_masks=GrammarMasks(grammars, _mask_threads(config, model.device)),
+        kv_bytes_per_token=token_bytes,
+        host_block_bytes=layout.record_bytes,
     )
+
+
+def _mask_threads(config: EngineConfig, device: torch.device) -> int:
+    """Threads that fill the masks of grammars: on a CPU the others compute the model."""
+    if device.type == "cpu":
+        return 1
+    share = cores_per_worker(config.local_workers * config.tensor_parallel)
+    return max(1, min(share // 2, MAX_MASK_THREADS))
 
 
 def recorder_for(config: EngineConfig, device: torch.device) -> Recorder | None:
@@ -146,6 +169,7 @@ def _limits(
         drafts=DraftLimits(
             config.speculative_tokens, config.prompt_lookup_min, config.prompt_lookup_max
         ),
+        grammars=True,
         max_scored_tokens=max(1, SCORED_BYTES // (model.vocab_size * model.dtype.itemsize)),
     )
 

@@ -2,7 +2,7 @@
 one sleeps; both drive the same `WorkerState`. An engine of another project has a state of its own,
 with the same effects of prompts and plans."""
 
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -126,6 +126,10 @@ class WorkerEngine(Protocol):
 
     def enter_thread(self) -> None:
         """Prepares the thread that calls `step`."""
+
+    def prepare(self, prompt: Prompt, on_ready: Callable[[], None]) -> bool:
+        """Begins what `add` would wait for. Returns whether there is nothing to wait for; else
+        another thread calls `on_ready` afterwards."""
 
     def add(self, prompt: Prompt, now: float) -> str | None:
         """Adds a prompt. Returns why it can never run here, else None."""

@@ -100,7 +100,9 @@ class EngineLoop:
         state = self._engine.state
         match command:
             case AddPrompt(prompt):
-                if refusal := self._engine.add(prompt, time.monotonic()):
+                # A prompt that must wait arrives again, as if it had been sent later.
+                ready = self._engine.prepare(prompt, lambda: self._inbox.put(command))
+                if ready and (refusal := self._engine.add(prompt, time.monotonic())):
                     self._post_refusal(prompt, refusal)
             case RefuseRequest(request_id):
                 state.refuse(request_id)
@@ -192,6 +194,8 @@ class EngineLoop:
         self._metrics.record_step(result)
         if result.tokens:
             self._post(lambda: self._listener.on_tokens(result.tokens))
+        for sequence, why in result.failed:
+            self._post_error(sequence.prompt, sequence.output_tokens, why)
         return True
 
     def _on_failure(self, failure: StepFailed) -> None:

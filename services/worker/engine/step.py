@@ -7,7 +7,9 @@ still write to them, but the writes of a new owner come later on the stream.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from concurrent.futures import wait
+from dataclasses import dataclass, replace
 from traceback import clear_frames
 
 import numpy as np
@@ -44,11 +46,13 @@ _PROBE = Prompt("\0probe", (0, 0), 2, 1)  # not a possible request id
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A launched step: its tokens on the device, and the scores of its prompts if requested."""
+    """A launched step: its tokens on the device, the scores of its prompts if requested, and the
+    requests that a grammar ends, with a sentence for each."""
 
     batch: StepBatch
     drawn: DrawnTokens
     scored: PromptScores | None = None
+    failed: Seq[tuple[Sequence, str]] = ()
 
 
 class Engine:
@@ -77,6 +81,8 @@ class Engine:
         if parts.graphs:
             self._graphs = DecodeGraphs.record(parts.graphs, self.run)
         self._sampler = parts.sampler
+        self._grammars = parts.grammars
+        self._grammar_masks = parts.grammar_masks
         self._cores: SpareCores | None = None  # set if the number of threads follows the free cores
 
     @classmethod
@@ -141,12 +147,30 @@ class Engine:
         if self.model.device.type == "cuda":
             torch.cuda.set_device(self.model.device)
 
+    def prepare(self, prompt: Prompt, on_ready: Callable[[], None]) -> bool:
+        """Begins what `add` would wait for: the compilation of a grammar. Returns whether there is
+        nothing to wait for; else another thread calls `on_ready` afterwards."""
+        grammar = prompt.sampling.grammar
+        if not grammar:
+            return True
+        compiled = self._grammars.compile(grammar)
+        if compiled.done() or self._grammars.is_full:
+            return True
+        compiled.add_done_callback(lambda _: on_ready())
+        return False
+
     def add(self, prompt: Prompt, now: float) -> str | None:
         """Adds a prompt. Returns why it can never run here, else None."""
         size = self.model.vocab_size
         if field := prompt.beyond(size):
             self.state.refuse(prompt.request_id)
             return f"{field} must lie in [0, {size})"
+        try:
+            if grammar := prompt.sampling.grammar:
+                self._grammars.compile(grammar).result()
+        except ValueError as error:
+            self.state.refuse(prompt.request_id)
+            return str(error)
         return self.state.receive(prompt, now)
 
     def reset(self) -> None:
@@ -227,16 +251,22 @@ class Engine:
         if self._cores is not None:
             self._cores.set_threads()
         timer = self._clock.begin(batch)
+        filling = self._grammar_masks.begin(batch)
         self.phases.enter(EnginePhase.MODEL)
-        logits = self.run(batch)
+        try:
+            logits = self.run(batch)
+        finally:
+            if filling:
+                wait([filling])
         self.phases.enter(EnginePhase.SAMPLING)
+        filled = filling.result() if filling else None
         scored, (draws, ahead) = None, batch.draws
         if chunks := batch.scored:
             count = len(draws)
             scored, logits = PromptScores.from_logits(chunks, logits[count:]), logits[:count]
-        drawn = self._sampler.draw(draws, logits, ahead)
+        drawn = self._sampler.draw(draws, logits, ahead, filled)
         self._clock.end(timer)
-        return Launched(batch, drawn, scored)
+        return Launched(batch, drawn, scored, filled.failed if filled else ())
 
     def _complete(self, launched: Launched) -> StepResult:
         """Waits for a step and commits it. Its time is the device's, from the end of the step
@@ -248,9 +278,11 @@ class Engine:
         except Exception as error:
             raise self._failed(launched.batch, error) from error
         self.phases.enter(EnginePhase.COMMIT)
-        return self.state.steps.commit(
+        failed = [each for each in launched.failed if self.state.fail(each[0])]
+        result = self.state.steps.commit(
             launched.batch, tokens, self._clock.pop_completed(), logprobs, scores
         )
+        return replace(result, failed=failed) if failed else result
 
     def _failed(self, batch: StepBatch, error: Exception) -> StepFailed:
         rows = len(batch.sequences)

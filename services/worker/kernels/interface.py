@@ -52,6 +52,14 @@ class SamplingKernels(Protocol):
         Returns [rows], int64.
         """
 
+    def mask_tokens(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        """Sets the logits of tokens without a bit to −inf, in place. Bit i of word w belongs to
+        token 32·w + i; words beyond the vocabulary are ignored.
+
+        logits [batch, vocabulary], float32; rows [masked], int64, of the batch, each once; bits
+        [masked, words], int32, of at least the vocabulary.
+        """
+
 
 class AttentionStep(Protocol):
     """The attention of one forward, called once per layer."""

@@ -60,6 +60,7 @@ class Composer:
     def compose(self, ahead_of: StepBatch | None = None) -> StepBatch | None:
         """The next step with its memory. None if nothing can run, or nothing can run before the
         step in flight, `ahead_of`, is committed."""
+        self._ahead_of = ahead_of
         if (
             self._steady
             and self._version == self._kv.version
@@ -68,7 +69,6 @@ class Composer:
         ):
             return self._steady
         self._steady = None
-        self._ahead_of = ahead_of
         self._left_waiting = False
         # From before the composition: an eviction for this step may free a slot for a request.
         self._version = self._kv.version
@@ -138,9 +138,11 @@ class Composer:
 
     @property
     def _may_draft(self) -> bool:
-        """False while there is a static batch, in which each member draws one token per step, and
-        while a failed step is computed in parts."""
-        return not self._suspects and self._static.current.ends_known_ahead
+        """False while there is a static batch, in which each member draws one token per step, while
+        a failed step is computed in parts, and while a step is in flight."""
+        if self._suspects or self._ahead_of:
+            return False
+        return self._static.current.ends_known_ahead
 
     def _draft(self, decodes: list[Sequence], chunks: list[PrefillChunk]) -> list[PrefillChunk]:
         """Decodes with drafts, in what the others leave of the step's tokens, and of the rows of

@@ -1,5 +1,8 @@
 """Speculation: drafts that a step verifies together with its decodes, and what became of them.
 
+Drafts come from a request's own text (lookup.py), and from its grammar, where that allows one
+continuation only.
+
 A decode row with a draft computes its newest token and the drafted ones, as a prefill chunk does,
 and a token is drawn at every position. Each is a pure function of (seed, position, logits), so that
 the drawn tokens are those of single steps as long as they equal the draft; the first that differs
@@ -29,8 +32,10 @@ LEAST_SHARE = 1 / 8
 
 def may_draft(sampling: SamplingParams) -> bool:
     """Whether the tokens of a request can be drawn at several positions at once. Penalties and bad
-    tokens depend on the tokens drawn before, which are known only afterwards."""
-    return not (sampling.penalized or sampling.bad_tokens)
+    tokens depend on the tokens drawn before, which are known only afterwards; with a grammar and
+    allowed tokens, a position may have no token that can be drawn."""
+    stuck = sampling.grammar and sampling.allowed_token_ids
+    return not (sampling.penalized or sampling.bad_tokens or stuck)
 
 
 class Speculation:
@@ -42,14 +47,14 @@ class Speculation:
         self._pool = pool
         self._counters = counters
         self.tokens_per_step = 1.0
+        self._drafts = limits.most > 0  # or a grammar has made a draft
 
     def find(self, decodes: Seq[Sequence]) -> list[tuple[Sequence, list[int]]]:
         """Drafts for some of the requests that decode in a step and have memory for more than their
         next token; none if they are few beside its rows, because a step with drafts is composed
         anew. O(requests)."""
-        if not self._limits.most:
-            return []
-        proposed = ((s, self._propose(s)) for s in decodes if self._slots(s) > 0)
+        drafting = decodes if self._limits.most else [s for s in decodes if s.constrained]
+        proposed = ((s, self._propose(s)) for s in drafting if self._slots(s) > 0)
         found = [(sequence, tokens) for sequence, tokens in proposed if tokens]
         drafted = sum(len(tokens) for _, tokens in found)
         return found if drafted >= LEAST_SHARE * len(decodes) else []
@@ -67,7 +72,8 @@ class Speculation:
 
     def record(self, batch: StepBatch, accepted: Iterable[int]) -> None:
         """Records how many tokens of each draft of a step were accepted."""
-        if not self._limits.most:
+        self._drafts = self._drafts or bool(batch.drafted)
+        if not self._drafts:
             return
         counters, gained = self._counters, 0
         for chunk, count in zip(batch.drafted, accepted, strict=True):
@@ -94,14 +100,18 @@ class Speculation:
 
     def _propose(self, sequence: Sequence) -> list[int]:
         """A draft that leaves a token of the budget to be drawn after it."""
-        lookup = sequence.lookup
-        if lookup is None:
-            if not may_draft(sequence.prompt.sampling):
-                return []
-            lookup = sequence.lookup = PromptLookup(self._limits)
         tokens = sequence.tokens
-        limit = min(sequence.limit_length, sequence.max_length)
-        return lookup.propose(tokens, limit - len(tokens) - 1)
+        most = min(sequence.limit_length, sequence.max_length) - len(tokens) - 1
+        lookup, matcher = sequence.lookup, sequence.matcher
+        if lookup is None and not may_draft(sequence.prompt.sampling):
+            return []
+        if matcher is not None and (forced := matcher.continuation(tokens, sequence.prompt_tokens)):
+            return forced[: max(0, most)]
+        if not self._limits.most:
+            return []
+        if lookup is None:
+            lookup = sequence.lookup = PromptLookup(self._limits)
+        return lookup.propose(tokens, most)
 
     def _chunk(self, sequence: Sequence, drafts: list[int]) -> PrefillChunk:
         end = len(sequence.tokens) + len(drafts)

@@ -190,6 +190,16 @@ class WorkerState:
         self.pending.forget(request_id)
         self._reporter.record_completion(request_id, 0, FinishReason.ERROR)
 
+    def fail(self, sequence: Sequence) -> bool:
+        """Ends a request of the step that is being computed with an ERROR; what the step draws for
+        it does not count. False if it is gone already."""
+        if not self._kv.is_here(sequence):
+            return False
+        if sequence.sampling_row >= 0:
+            sequence.undo_advance()
+        self.ends.finish(sequence, FinishReason.ERROR)
+        return True
+
     def expire(self, now: float) -> None:
         """Drops prompts and admissions that waited too long for each other."""
         for request_id in self.pending.expire(now):

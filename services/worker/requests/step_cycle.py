@@ -68,11 +68,14 @@ class StepCycle:
 
     def compose(self) -> StepBatch | None:
         """The next step with its memory. None if nothing can run, or if the step depends on the end
-        of the one in flight, as with exhausted memory and static batches: then compose again after
-        the commit. Rows may read tokens of the step in flight (`DecodeRows.fed`)."""
-        if self._flight:
-            must_wait = not self._static.current.ends_known_ahead or self._suspects
-            return None if must_wait else self.composer.compose(self._flight.batch)
+        of the one in flight, as with exhausted memory, static batches, and grammars, which need the
+        newest token on the host: then compose again after the commit. Rows may read tokens of the
+        step in flight (`DecodeRows.fed`)."""
+        if in_flight := self._flight.batch:
+            must_wait = (
+                not self._static.current.ends_known_ahead or self._suspects or in_flight.constrained
+            )
+            return None if must_wait else self.composer.compose(in_flight)
         self._ends.settle_batches()
         batch = self.composer.compose()
         if batch is None:

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from services.worker.engine.sampling.draw_plan import NOTHING, DrawPlan, Planner
 from services.worker.engine.sampling.drawn import DrawnTokens
+from services.worker.engine.sampling.grammar_masks import FilledMasks, GrammarMask
 from services.worker.engine.sampling.seen_tokens import SeenTokens
+from services.worker.engine.sampling.token_masks import Mask
 from services.worker.kernels.interface import SamplingKernels
-from services.worker.kv.device_streams import Streams
+from services.worker.kv.device_streams import Streams, to_device
 from services.worker.requests.types.batch import Ints
 from services.worker.requests.types.prompt import SamplingParams
 from services.worker.requests.types.sequence import Sequence
@@ -31,6 +33,7 @@ def is_plain(sampling: SamplingParams) -> bool:
         and sampling.logprobs is None
         and not sampling.min_tokens
         and not sampling.masked
+        and not sampling.grammar
     )
 
 
@@ -46,6 +49,7 @@ class Sampler:
         streams: Streams,
     ):
         self.seen = SeenTokens(device, vocab_size)
+        self._device = device
         ends = [token for token in eos_ids if token < vocab_size]
         self._planner = Planner(device, ends, self.seen)
         self._kernels = kernels
@@ -61,21 +65,25 @@ class Sampler:
 
     @torch.inference_mode()
     def draw(
-        self, sequences: list[Sequence], logits: Tensor, ahead: Ints | None = None
+        self,
+        sequences: list[Sequence],
+        logits: Tensor,
+        ahead: Ints | None = None,
+        filled: FilledMasks | None = None,
     ) -> DrawnTokens:
         """Draws a token for each of `sequences` from its row of `logits` [rows, vocabulary], which
         are not modified. The token counts as seen at once: the next step may be drawn before the
         host has it, and `tokens` of its sequence then ends with a negative placeholder. A sequence
         may have several rows, which draw `ahead` [rows] tokens after its next one, if nothing that
-        it asks for depends on the tokens in between. Raises ValueError if a placeholder's token was
-        not drawn here."""
+        it asks for depends on the tokens in between. `filled` are the masks of rows that follow a
+        grammar. Raises ValueError if a placeholder's token was not drawn here."""
         if self._is_plain(sequences):
             self._newest = self._kernels.argmax(logits)
             return DrawnTokens(self._newest, self._streams)
         plan = self._plan_for(sequences, ahead)
         # If an error occurs below, the device may be ahead of the plan by a part of a step.
         self._plan = None
-        tokens = self._draw(plan, logits)
+        tokens = self._draw(plan, logits, self._grammar_masks(filled))
         logprobs = plan.logprob_rows.gather(logits, tokens) if plan.logprob_rows else []
         plan.advance(tokens)
         self._plan, self._newest = plan, tokens
@@ -98,12 +106,18 @@ class Sampler:
             return self._plan
         return self._planner.plan(sequences, lengths, self._newest)
 
-    def _draw(self, plan: DrawPlan, logits: Tensor) -> Tensor:
-        given = logits
+    def _grammar_masks(self, filled: FilledMasks | None) -> list[Mask]:
+        if filled is None:
+            return []
+        rows, words = to_device(filled.rows, self._device), to_device(filled.words, self._device)
+        return [GrammarMask(rows, words, self._kernels)]
+
+    def _draw(self, plan: DrawPlan, logits: Tensor, grammars: list[Mask]) -> Tensor:
+        given, masks = logits, plan.masks + grammars
         logits = logits.float()
-        if logits is given and (plan.penalized or plan.masks):
+        if logits is given and (plan.penalized or masks):
             logits = logits.clone()
-        for mask in plan.masks:
+        for mask in masks:
             mask.change(logits, plan.positions)
         penalized = plan.penalized
         ids = times = NOTHING

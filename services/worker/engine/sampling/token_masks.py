@@ -1,4 +1,5 @@
-"""Biases and masks by token id: logit_bias, allowed tokens, bad tokens, min_tokens.
+"""Biases and masks by token id: logit_bias, allowed tokens, bad tokens, min_tokens. Those of
+grammars are in grammar_masks.py.
 
 As in vLLM, masks apply before penalties, temperature and filters. Tokens outside the allowed ones
 are never drawn. Other masked tokens are drawn only if no other token is left, such as before

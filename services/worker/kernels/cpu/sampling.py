@@ -21,6 +21,7 @@ _BINS = 2_048  # up to 1.0 and beyond
 _ONES = 0x7FFFFFFF
 _ID_BITS = 32
 _ZERO = np.float32(0.0)
+_WORD_BITS = 32  # tokens of one word of a mask
 
 
 class CpuSampling:
@@ -42,10 +43,14 @@ class CpuSampling:
         )
         return tokens
 
+    def mask_tokens(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        _mask(logits.numpy(), rows.numpy(), bits.numpy())
+
     def warm(self) -> None:
         """Compiles the sampling kernels, or loads them from disk, so that no step waits for it."""
         one = torch.ones(1, dtype=torch.float64)
         self.sample_filtered(one[None].float(), Filters(one.long(), one, one.float(), 1), one - 1)
+        self.mask_tokens(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), one[None].int())
 
 
 @njit(inline="always")
@@ -168,3 +173,21 @@ def _draw(probs: Any, top_k: Any, top_p: Any, min_p: Any, uniform: Any, tokens: 
             limit = top_p[row] * whole
         kept, end = _kept(p, bits, counts, masses, keys, top, top_k[row], limit, least)
         tokens[row] = _pick(p, bits, counts, masses, keys, top, end, uniform[row] * kept)
+
+
+@cached
+@njit(nogil=True, cache=True)
+def _mask(logits: Any, rows: Any, bits: Any) -> None:
+    """Sets logits [batch, vocabulary] of tokens without a bit to −inf: bits [rows, words], int32,
+    belong to `rows` of the batch."""
+    size = logits.shape[1]
+    for place in range(len(rows)):
+        row = logits[rows[place]]
+        for word in range(bits.shape[1]):
+            allowed = bits[place, word]
+            first = word * _WORD_BITS
+            if allowed == -1:
+                continue
+            for token in range(first, min(first + _WORD_BITS, size)):
+                if not (allowed >> (token - first)) & 1:
+                    row[token] = -np.inf

@@ -12,6 +12,7 @@ from services.worker.kernels.interface import Filters
 
 BLOCK = 128  # columns summed together; the second pass reads the sums and one block per row
 ID_BITS = 29  # bits of a float64 that are 0 if it holds a float32; enough for any vocabulary
+WORD_BITS = 32  # tokens of one word of a mask
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
 _SECOND = 0x94D049BB133111EB - 2**64
@@ -75,6 +76,13 @@ class TorchSampling:
         running = kept.double().cumsum(-1)
         place = _first_above(kept, uniform[:, None] * running[:, -1:])
         return ids.gather(-1, place[:, None])[:, 0]
+
+    def mask_tokens(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        shifts = torch.arange(WORD_BITS, dtype=torch.int32, device=bits.device)
+        forbidden = bits.bitwise_not()[:, :, None].bitwise_right_shift(shifts).bitwise_and_(1)
+        forbidden = forbidden.flatten(1)[:, : logits.shape[-1]].bool()
+        masked = logits.index_select(0, rows).masked_fill_(forbidden, -torch.inf)
+        logits.index_copy_(0, rows, masked)
 
 
 def _kept(probs: Tensor, filters: Filters) -> Tensor:

@@ -159,6 +159,11 @@ class StepBatch:
         return self.decodes.sequences + [c.sequence for c in self.chunks if c.samples]
 
     @property
+    def constrained(self) -> bool:
+        """Whether a drawn token must follow a grammar. O(rows)."""
+        return any(sequence.constrained for sequence in self.sampling)
+
+    @property
     def drafted(self) -> list[PrefillChunk]:
         """Decodes with drafts."""
         return [chunk for chunk in self.chunks if chunk.drafts]
@@ -221,8 +226,10 @@ class NewToken(NamedTuple):
 class StepResult:
     """The result of a step: tokens in batch order, at most one per sequence, then those behind
     accepted drafts, in order of offset. `timings` are those known by now: on a CPU the step's, on a
-    GPU of earlier steps. `swaps` are copies completed since the previous step."""
+    GPU of earlier steps. `swaps` are copies completed since the previous step. `failed` are
+    requests that the step ended with an error, and a sentence for each."""
 
     tokens: list[NewToken]
     timings: list[StepTiming]
     swaps: Seq[SwapTiming] = ()
+    failed: Seq[tuple[Sequence, str]] = ()

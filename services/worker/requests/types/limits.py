@@ -5,6 +5,11 @@ from dataclasses import dataclass, field
 from services.worker.requests.types.lookup import NO_DRAFTS, DraftLimits
 from services.worker.requests.types.prompt import Prompt
 
+NO_GRAMMARS = (
+    "this worker's engine cannot make answers follow a schema or grammar: leave it out, or use "
+    "foretoken's own engine"
+)
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -24,6 +29,7 @@ class Limits:
     # Of prompts and of drafts in one step: every token needs a row of logits.
     max_scored_tokens: int = 256
     drafts: DraftLimits = NO_DRAFTS  # none by default; only where no step is composed ahead
+    grammars: bool = False  # whether an answer can be made to follow a grammar
 
     @property
     def reach_tokens(self) -> int:
@@ -32,6 +38,8 @@ class Limits:
 
     def refusal(self, prompt: Prompt) -> str:
         """Why a prompt can never run here; empty if it can."""
+        if prompt.sampling.grammar and not self.grammars:
+            return NO_GRAMMARS
         if prompt.total_tokens <= self.reach_tokens:
             return ""
         return (

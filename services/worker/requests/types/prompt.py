@@ -11,6 +11,7 @@ MAX_BIAS = 100.0
 # such limit, because they are handled as an array.
 MAX_NAMED = 4_096
 MAX_BAD_TOKENS, LONGEST_BAD = 1_024, 64  # sequences, and tokens of one: both size a table
+MAX_GRAMMAR = 2**20  # characters of a serialized grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,9 @@ class SamplingParams:
     other penalties 0, `logprobs=None`, an empty tuple. `stop_token_ids` end an answer even with
     `ignore_eos`. `logit_bias` holds pairs of an id and the number added to its logit. If
     `allowed_token_ids` has any, no other token is drawn. The last token of a sequence of
-    `bad_tokens` is not drawn if the output ends with the tokens before it. Raises ValueError,
-    naming the field, for a value out of range.
+    `bad_tokens` is not drawn if the output ends with the tokens before it. `grammar`, as llguidance
+    serializes it, is followed by the whole answer. Raises ValueError, naming the field, for a value
+    out of range.
     """
 
     temperature: float = 1.0
@@ -41,6 +43,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     bad_tokens: tuple[tuple[int, ...], ...] = ()
+    grammar: str = ""
 
     def __post_init__(self) -> None:
         for field, lowest, highest in _RANGES:
@@ -51,6 +54,10 @@ class SamplingParams:
             asked = getattr(self, field)
             if asked is not None and not 0 <= asked <= MAX_LOGPROBS:
                 raise ValueError(f"{field} must lie in [0, {MAX_LOGPROBS}], got {asked}")
+        if len(self.grammar) > MAX_GRAMMAR:
+            raise ValueError(
+                f"grammar must have at most {MAX_GRAMMAR} characters, got {len(self.grammar)}"
+            )
         self._check_tokens()
 
     def _check_tokens(self) -> None:

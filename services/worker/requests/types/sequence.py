@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from services.core import FinishReason, HeldRequest, RequestProgress
+from services.worker.requests.types.grammar import GrammarMatcher
 from services.worker.requests.types.lookup import PromptLookup
 from services.worker.requests.types.prompt import Prompt
 from services.worker.requests.types.scores import Opening, PromptLogprobs
@@ -59,6 +60,8 @@ class Sequence:
     cached: int | None = None  # prompt tokens found at the first lookup in the prefix cache
     opened: bool = False  # whether it has drawn a token since it arrived
     lookup: PromptLookup | None = None  # once a draft was looked for
+    constrained: bool = False  # its answer follows a grammar
+    matcher: GrammarMatcher | None = None  # once a mask of its grammar was needed
 
     @classmethod
     def start(cls, prompt: Prompt, limit_tokens: int) -> "Sequence":
@@ -70,9 +73,11 @@ class Sequence:
             max_length=prompt.total_tokens,
             min_length=prompt.prompt_tokens + prompt.sampling.min_tokens,
             limit_length=prompt.prompt_tokens + limit_tokens,
-            ends_on_eos=not prompt.sampling.ignore_eos,
+            # The end is drawn only where the grammar is complete; nothing can follow it.
+            ends_on_eos=not prompt.sampling.ignore_eos or bool(prompt.sampling.grammar),
             stop_ids=frozenset(prompt.sampling.stop_token_ids),
             scores=_room(prompt),
+            constrained=bool(prompt.sampling.grammar),
         )
 
     def advance(self, row: int) -> bool:
@@ -95,10 +100,12 @@ class Sequence:
         self.sampling_row = -1
 
     def finish_reason(self, token: int, eos_ids: frozenset[int]) -> FinishReason | None:
-        """The reason for which the newest token ends the sequence; None if it continues."""
+        """The reason for which the newest token ends the sequence; None if it continues. Before
+        `min_length` an end of sequence is drawn only if a grammar allows nothing else, and then
+        it counts."""
         length = len(self.tokens)
         ends = token in self.stop_ids or (token in eos_ids and self.ends_on_eos)
-        if ends and length > self.min_length:
+        if ends and (length > self.min_length or (self.constrained and token in eos_ids)):
             return FinishReason.STOP
         return FinishReason.LENGTH if length >= self.max_length else None
 
