@@ -4,6 +4,7 @@ Runs only in a process that may be killed: `gateway.grammars.process`.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ STOPS = {
     "LexerTooComplex": "has a regular expression that is too complex; make it simpler",
 }
 MAX_FAULT_CHARS = 500
+CONTROL = re.compile(r"[\x7f-\x9f]")
 
 
 class GrammarFault(Exception):
@@ -91,8 +93,14 @@ def _serialize_grammar(constraint: Constraint) -> str:
 
 def _serialize_choice(constraint: Constraint) -> str:
     choices = json.loads(constraint.source)
-    alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    alternatives = " | ".join(map(_quote, choices))
     return LLMatcher.grammar_from_lark(f"start: {alternatives}")
+
+
+def _quote(text: str) -> str:
+    """A literal of Lark: JSON's, with the control characters escaped that JSON allows."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)
 
 
 def _serialize_tags(constraint: Constraint) -> str:
