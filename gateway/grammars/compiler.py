@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
@@ -180,7 +179,6 @@ class GrammarCompiler:
             stdout=PIPE,
             stderr=DEVNULL,
             start_new_session=True,  # Ctrl-C reaches only the parent, which ends the child
-            env=os.environ,
         )
         try:
             assert process.stdout is not None
