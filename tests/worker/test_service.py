@@ -10,8 +10,10 @@ from typing import Any, cast
 import pytest
 from grpc import StatusCode, aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from llguidance import LLMatcher
 from prometheus_client import CollectorRegistry
 
+from foretoken.running.options import demo_model
 from observability.tracing import OFF
 from protos.generated import common_pb2, worker_pb2, worker_pb2_grpc
 from services.core import Grant, HeldRequest, StaticBatch
@@ -21,6 +23,7 @@ from services.worker.__main__ import build
 from services.worker.config import WorkerConfig
 from services.worker.engine.step import Engine
 from tests.observability.lines import lines_of
+from tests.worker.engine.grammar_cases import asked, ids_of, text_of
 from tests.worker.worker_fixtures import generate, prompt_tokens, reference
 from tests.worker.worker_serving import KV_TOKENS, Prompt, running, until
 
@@ -102,6 +105,40 @@ async def test_named_tokens_and_scored_prompts(folder):
     assert not gateway.first["plain"].prompt_logprobs
     assert gateway.tokens["masked"] == [5, 7] * 6
     assert refused.refused and refused.message == "logit_bias must lie in [0, 96)"
+
+
+async def test_grammars_over_the_wire():
+    """Prompts arrive before and after their admission, and wait for their grammars; one has no
+    valid grammar, and one cannot go on with it."""
+    regex = LLMatcher.grammar_from_regex
+    how: dict[str, dict[str, Any]] = {
+        "number": {"grammar": regex("[0-9]{3}")},
+        "word": {"grammar": regex("(red|green) (apple|pear)"), "temperature": 2.0, "seed": 4},
+        "again": {"grammar": regex("[0-9]{3}")},
+        "plain": {},
+        "invalid": {"grammar": "{nonsense"},
+        "long": {"grammar": "x" * (2**20 + 1)},
+        "stuck": {"grammar": regex("[0-9]{3}x"), "allowed_token_ids": ids_of("0123456789")},
+    }
+    async with running(Path(demo_model()), dtype="float32") as world:
+        gateway = world.gateway()
+        world.scheduler.admit("number", "word", "stuck")
+        for name, sampling in how.items():
+            gateway.send(name, asked("Count from 3 to 6."), 30, **sampling)
+        await asyncio.sleep(0.05)
+        world.scheduler.admit("again", "plain", "invalid", "long")
+        await until(lambda: gateway.ended.keys() == how.keys())
+        await world.free_again()
+    texts = {name: text_of(gateway.tokens[name]) for name in how}
+    assert re.fullmatch("[0-9]{3}", texts["number"]) and texts["again"] == texts["number"]
+    assert re.fullmatch("(red|green) (apple|pear)", texts["word"])
+    assert texts["plain"] == "3 4 5 6"
+    messages = {name: gateway.ended[name] for name in ("invalid", "long", "stuck")}
+    assert [messages[name].refused for name in messages] == [True, True, False]
+    assert "the schema or grammar cannot be used: " in messages["invalid"].message
+    assert "grammar must have at most" in messages["long"].message
+    assert "no token that the request allows" in messages["stuck"].message
+    assert re.fullmatch("[0-9]{3}", texts["stuck"])
 
 
 async def test_cancel_ends_a_running_request_and_frees_its_blocks(folder):

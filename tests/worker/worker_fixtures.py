@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache
+from random import Random
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from services.core import FinishReason, Grant, Plan, Report
+from services.core import FinishReason, Grant, Pause, Plan, Report, Residency
 from services.worker.config import EngineConfig
 from services.worker.engine.step import Engine
 from services.worker.model.paged import PagedModel
@@ -209,3 +210,18 @@ class Feeder:
             assert self.step(), "requests are left, but nothing runs"
         assert self.engine.state.pool.free_blocks == self.engine.state.pool.blocks
         return self.output
+
+
+class PausingFeeder(Feeder):
+    """Pauses running requests, with their KV in host memory, and resumes them later."""
+
+    random = Random(3)
+
+    def step(self) -> bool:
+        state = self.engine.state
+        for name in [name for name in state.sequences if name not in state.running]:
+            self.plan(admit=(self._grant(name, state.sequences[name].output_tokens),))
+        if state.running and self.random.random() < 0.4:
+            name = self.random.choice(list(state.running))
+            self.plan(pause=(Pause(name, self.random.choice(list(Residency))),))
+        return super().step() or bool(state.sequences)

@@ -8,7 +8,6 @@ still write to them, but the writes of a new owner come later on the stream.
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from traceback import clear_frames
 
@@ -126,6 +125,8 @@ class Engine:
         if not config.torch_threads and device.type == "cpu":
             sharing = config.local_workers * ranks.size
             engine._cores = spare_cores_for(model.parameters, sharing)
+        if not ranks.rank:
+            engine._grammars.load()
         lap(f"kernels {kernel_source()}".rstrip())
         return engine
 
@@ -257,7 +258,7 @@ class Engine:
             logits = self.run(batch)
         finally:
             if filling:
-                wait([filling])
+                filling.exception()  # waits: no thread uses a matcher between two steps
         self.phases.enter(EnginePhase.SAMPLING)
         filled = filling.result() if filling else None
         scored, (draws, ahead) = None, batch.draws

@@ -1,6 +1,7 @@
 """A backend's requests: plans, prompts and tokens, against what a scheduler expects."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -19,7 +20,7 @@ from services.core import (
 from services.worker.backend.requests import SURPLUS_MAX, Arrival, BackendRequests
 from services.worker.requests.types.batch import NewToken
 from services.worker.requests.types.limits import Limits
-from services.worker.requests.types.prompt import GREEDY, Prompt
+from services.worker.requests.types.prompt import GREEDY, Prompt, SamplingParams
 
 EOS = 9
 LIMITS = Limits(kv_blocks=100, block_tokens=4, max_running=8, eos_ids=frozenset({EOS}))
@@ -65,6 +66,14 @@ def test_request_runs_once_prompt_and_plan_are_here() -> None:
         (sequence,) = requests.pop_changes().begin
         assert sequence.tokens == [1, 2, 3]
         assert requests.pop_changes() == type(requests.pop_changes())()  # begins once
+
+
+def test_request_with_a_grammar_is_refused() -> None:
+    requests = BackendRequests(LIMITS)
+    requests.attach()
+    asked = replace(prompt(), sampling=SamplingParams(grammar="{}"))
+    assert "cannot make answers follow a schema or grammar" in requests.receive(asked, 0.0)
+    assert report(requests).finished == (Completion("a", 0, ERROR),)
 
 
 def test_tokens_have_offsets_and_the_first_one_opens() -> None:

@@ -144,6 +144,7 @@ def test_logprobs_are_those_of_certain_tokens():
         ((2, VOCABULARY), SamplingParams(), "token_ids must lie in"),
         ((2,), SamplingParams(stop_token_ids=(VOCABULARY,)), "stop_token_ids must lie in"),
         ((2, 3), SamplingParams(prompt_logprobs=0), "does not score prompts: leave out prompt_"),
+        ((2, 3), SamplingParams(grammar="{}"), "cannot make answers follow a schema or grammar"),
     ],
 )
 def test_impossible_request_is_refused(ids: tuple[int, ...], sampling: SamplingParams, why: str):

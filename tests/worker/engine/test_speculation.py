@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from foretoken.running.options import demo_model
-from services.core import FinishReason, Pause, Residency
+from services.core import FinishReason
 from services.worker.config import EngineConfig
 from services.worker.engine.profile import profile
 from services.worker.engine.step import Engine
 from services.worker.requests.types.batch import NewToken
 from services.worker.requests.types.prompt import SamplingParams
 from tests.system.mixed_load import load_text
-from tests.worker.worker_fixtures import Feeder, engine_of
+from tests.worker.worker_fixtures import Feeder, PausingFeeder, engine_of
 
 GREEDY = SamplingParams(temperature=0)
 ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
@@ -50,21 +50,6 @@ def requests() -> dict[str, Request]:
 def load(**settings: Any) -> Engine:
     defaults = {"device": "cpu", "dtype": "float32", "kv_tokens": 8192, "host_gib": 0}
     return Engine.load(EngineConfig(model=demo_model(), **{**defaults, **settings}))
-
-
-class PausingFeeder(Feeder):
-    """Pauses running requests, with their KV in host memory, and resumes them later."""
-
-    random = Random(3)
-
-    def step(self) -> bool:
-        state = self.engine.state
-        for name in [name for name in state.sequences if name not in state.running]:
-            self.plan(admit=(self._grant(name, state.sequences[name].output_tokens),))
-        if state.running and self.random.random() < 0.4:
-            name = self.random.choice(list(state.running))
-            self.plan(pause=(Pause(name, self.random.choice(list(Residency))),))
-        return super().step() or bool(state.sequences)
 
 
 def answers(feeder: Feeder) -> dict[str, list[NewToken]]:

@@ -4,6 +4,7 @@ step in flight."""
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -173,6 +174,23 @@ def test_steady_masked_batch_copies_nothing(monkeypatch):
         sent.clear()
         for row, token in zip(rows, tokens, strict=True):
             row.tokens.append(token)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 96, 200])
+def test_bits_mask_tokens_of_their_rows(way, size):
+    """Words that allow all, none and some of their tokens; there may be more than the vocabulary
+    needs."""
+    random = np.random.default_rng(size)
+    logits = torch.from_numpy(random.normal(size=(5, size)).astype(np.float32))
+    allowed = random.random((3, 224)) < 0.5
+    allowed[0], allowed[1, :64] = True, False
+    words = np.packbits(allowed, -1, bitorder="little").view(np.int32)
+    rows, expected = [4, 0, 3], logits.clone()
+    for row, mask in zip(rows, allowed, strict=True):
+        expected[row][~torch.from_numpy(mask[:size])] = -torch.inf
+    WAYS[way].mask_tokens(logits, torch.tensor(rows), torch.from_numpy(words))
+    assert torch.equal(logits, expected)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ after these. Where a mask has one token, what must follow is looked up, and beco
 next step.
 """
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,22 +27,23 @@ FULL_WORD = 2**32 - 1
 NOTHING_ALLOWED = cannot_continue("no token that the request allows may come next")
 
 
+Drafts = dict[Sequence, tuple[range, Seq[int]]]  # of a request: rows of logits, and drafted tokens
+Compiled = dict[Sequence, "Future[LLMatcher]"]  # grammars of requests without a matcher
+
+
 class Constrained(NamedTuple):
-    """A request of a step with a grammar: the row of logits of its next token, those behind its
-    `drafts`, and the output tokens that its matcher has not consumed. Without a matcher, the
-    grammar is `compiled`."""
+    """A request of a step with a grammar: the row of logits of its next token, and the output
+    tokens that its matcher has not consumed."""
 
     sequence: Sequence
-    compiled: "Future[LLMatcher] | None"
+    row: int
     unread: Seq[int]
-    rows: list[int]
-    drafts: Seq[int]
 
 
 @dataclass(frozen=True, slots=True)
 class FilledMasks:
     """The masks `words` [masked, words] of the `rows` [masked] of logits, and the requests that
-    cannot continue, with a sentence for each. Rows of these have masks that allow everything."""
+    cannot continue, with a sentence for each: what they draw does not count."""
 
     rows: Ints
     words: Words
@@ -76,97 +76,107 @@ class GrammarMasks:
     def begin(self, batch: StepBatch) -> "Future[FilledMasks] | None":
         """Begins to fill the masks of a step, with every token known; None if no row follows a
         grammar. An ended member of a static batch draws without a mask: its tokens do not count."""
-        if not batch.constrained:
-            return None
-        return self._thread.submit(self._fill, list(self._collect(batch)))
-
-    def _collect(self, batch: StepBatch) -> Iterator[Constrained]:
-        sampling = batch.sampling
-        behind: dict[Sequence, tuple[list[int], Seq[int]]] = {}  # rows of drafts, and the drafts
-        first = len(sampling)
-        for chunk in batch.drafted:
-            rows = range(first, first + len(chunk.drafts))
-            behind[chunk.sequence] = list(rows), chunk.drafts
-            first = rows.stop
-        for row, sequence in enumerate(sampling):
-            if sequence.constrained and not sequence.ended:
-                rows_behind, drafts = behind.get(sequence, ([], ()))
-                compiled = None
-                if sequence.matcher is None:
-                    compiled = self._grammars.compile(sequence.prompt.sampling.grammar)
-                yield Constrained(
-                    sequence, compiled, _unread(sequence), [row, *rows_behind], drafts
-                )
-
-    def _fill(self, requests: list[Constrained]) -> FilledMasks:
-        matchers = [self._advance(request) for request in requests]
-        rows = np.array([row for request in requests for row in request.rows], np.int64)
-        words = np.full((len(rows), self._grammars.words), ALL_TOKENS, np.int32)
-        firsts = np.cumsum([0, *(len(request.rows) for request in requests)])[:-1].tolist()
-        self._fill_first(matchers, firsts, words)
-        for request, matcher, first in zip(requests, matchers, firsts, strict=True):
-            if request.drafts and not matcher.error:
-                self._fill_behind(matcher, request.drafts, words[first:])
-            if matcher.allowed is not None:
-                words[first : first + len(request.rows)] &= matcher.allowed
-        counts = np.count_nonzero(words[firsts], -1)
-        for place in np.flatnonzero(counts == 1).tolist():
-            if _has_one_bit(words[firsts[place]]):
-                matchers[place].find_forced()
-        failed: list[tuple[Sequence, str]] = []
-        for request, matcher, first, count in zip(
-            requests, matchers, firsts, counts.tolist(), strict=True
-        ):
-            if why := matcher.error or ("" if count else NOTHING_ALLOWED):
-                words[first : first + len(request.rows)] = ALL_TOKENS
-                failed.append((request.sequence, why))
-        return FilledMasks(rows, words, failed)
-
-    def _advance(self, request: Constrained) -> GrammarMatcher:
-        """The request's matcher, after all known tokens of its answer."""
-        sequence = request.sequence
-        matcher = sequence.matcher
-        if matcher is None:
-            assert request.compiled is not None, "a request without a matcher has its grammar"
-            allowed = self._grammars.allowed_words(sequence.prompt.sampling.allowed_token_ids)
-            matcher = GrammarMatcher(request.compiled.result().deep_copy(), allowed)
-            sequence.matcher = matcher
-        matcher.consume(request.unread)
-        return matcher
-
-    def _fill_first(self, matchers: Seq[GrammarMatcher], places: list[int], words: Words) -> None:
-        """Fills the masks of the next tokens, at their places of `words`."""
-        valid = [
-            (each.matcher, place)
-            for each, place in zip(matchers, places, strict=True)
-            if not each.error
+        asked = [
+            Constrained(sequence, row, _unread(sequence))
+            for row, sequence in enumerate(batch.sampling)
+            if sequence.constrained and not sequence.ended
         ]
-        if self._threads == 1:
-            for matcher, place in valid:
-                fill_next_token_bitmask(matcher, words, place)
-        elif valid:
-            self._executor = self._executor or LLExecutor(self._threads)
-            fill_next_token_bitmask_par(self._executor, valid, words)
-        for each in matchers:
-            each.read_error()
+        if not asked:
+            return None
+        compiled = {
+            sequence: self._grammars.compile(sequence.prompt.sampling.grammar)
+            for sequence, *_ in asked
+            if sequence.matcher is None
+        }
+        return self._thread.submit(self._fill_or_raise, asked, compiled, _constrained_drafts(batch))
 
-    def _fill_behind(self, matcher: GrammarMatcher, drafts: Seq[int], words: Words) -> None:
-        """Fills words[1:] with the masks behind the drafts, up to the first draft that the grammar
-        does not allow, or that ends the answer: no token behind it counts."""
-        inner, consumed = matcher.matcher, 0
-        for token in drafts:
-            if token in self._grammars.eos_ids or not inner.try_consume_tokens([token]):
-                break
-            consumed += 1
-            fill_next_token_bitmask(inner, words, consumed)
-        if consumed:
-            inner.rollback(consumed)
-        matcher.read_error()
+    def _fill_or_raise(
+        self, asked: list[Constrained], compiled: Compiled, drafts: Drafts
+    ) -> FilledMasks:
+        """As `_fill`. Raises RuntimeError for any defect of llguidance, so that the step fails, and
+        in the end only the request at fault."""
+        try:
+            return self._fill(asked, compiled, drafts)
+        except BaseException as error:  # a panic in Rust is no Exception
+            raise RuntimeError("llguidance failed to fill the masks of a step") from error
+
+    def _fill(self, asked: list[Constrained], compiled: Compiled, drafts: Drafts) -> FilledMasks:
+        """The masks of next tokens, then those behind drafts."""
+        matchers = [self._advance(each, compiled) for each in asked]
+        rows = [each.row for each in asked]
+        rows += [row for behind, _ in drafts.values() for row in behind]
+        words = np.full((len(rows), self._grammars.words), ALL_TOKENS, np.int32)
+        self._fill_first(matchers, words)
+        self._fill_behind(drafts, words[len(asked) :])
+        failed: list[tuple[Sequence, str]] = []
+        for place, count in enumerate(np.count_nonzero(words[: len(asked)], -1).tolist()):
+            matcher = matchers[place]
+            if why := matcher.error or ("" if count else NOTHING_ALLOWED):
+                words[place] = ALL_TOKENS
+                failed.append((asked[place].sequence, why))
+            elif count == 1 and _has_one_bit(words[place]):
+                matcher.find_forced()
+        return FilledMasks(np.array(rows, np.int64), words, failed)
+
+    def _advance(self, asked: Constrained, compiled: Compiled) -> GrammarMatcher:
+        """The request's matcher, after all known tokens of its answer."""
+        sequence = asked.sequence
+        if sequence.matcher is None:
+            allowed = self._grammars.allowed_words(sequence.prompt.sampling.allowed_token_ids)
+            copied = compiled[sequence].result().deep_copy()
+            sequence.matcher = GrammarMatcher(copied, allowed)
+        sequence.matcher.consume(asked.unread)
+        return sequence.matcher
+
+    def _fill_first(self, matchers: Seq[GrammarMatcher], words: Words) -> None:
+        """Fills the masks of the next tokens."""
+        if self._threads == 1:
+            start, size = words.ctypes.data, words.strides[0]
+            for place, each in enumerate(matchers):
+                each.matcher.unsafe_compute_mask_ptr(start + place * size, size)
+        else:
+            self._executor = self._executor or LLExecutor(self._threads)
+            places = [(each.matcher, place) for place, each in enumerate(matchers)]
+            fill_next_token_bitmask_par(self._executor, places, words)
+        for place, each in enumerate(matchers):
+            each.read_error()
+            if each.allowed is not None:
+                words[place] &= each.allowed
+
+    def _fill_behind(self, drafts: Drafts, words: Words) -> None:
+        """Fills the masks behind the drafts of each request, up to the first draft that its grammar
+        does not allow, or that ends the answer: no token behind that counts."""
+        first = 0
+        for sequence, (_, tokens) in drafts.items():
+            assert sequence.matcher is not None, "a request with drafts was advanced"
+            matcher, consumed = sequence.matcher.matcher, 0
+            for token in tokens:
+                if token in self._grammars.eos_ids or not matcher.try_consume_tokens([token]):
+                    break
+                fill_next_token_bitmask(matcher, words, first + consumed)
+                consumed += 1
+            if consumed:
+                matcher.rollback(consumed)
+            sequence.matcher.read_error()
+            first += len(tokens)
 
 
 def _unread(sequence: Sequence) -> Seq[int]:
     consumed = sequence.matcher.consumed if sequence.matcher else 0
     return sequence.tokens[sequence.prompt_tokens + consumed :]
+
+
+def _constrained_drafts(batch: StepBatch) -> Drafts:
+    """The drafts of requests with a grammar. Rows behind drafts follow all others that draw."""
+    drafts: Drafts = {}
+    if drafted := batch.drafted:
+        first = len(batch.sampling)
+        for chunk in drafted:
+            rows = range(first, first + len(chunk.drafts))
+            if chunk.sequence.constrained:
+                drafts[chunk.sequence] = rows, chunk.drafts
+            first = rows.stop
+    return drafts
 
 
 def _has_one_bit(words: Words) -> bool:

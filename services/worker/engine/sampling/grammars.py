@@ -1,10 +1,10 @@
 """Grammars: compiles the grammars of requests in a thread.
 
-A grammar is compiled once for all requests that have it: each gets a copy. Compilation takes
-milliseconds, and the tokenizer of a large vocabulary a second, which no step waits for: a request
-is added when its grammar is compiled.
+A grammar is compiled once for all requests that have it: each gets a copy. No step waits for the
+milliseconds that this takes, because a request is added when its grammar is compiled.
 """
 
+import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +22,8 @@ MAX_COMPILING = 64
 # llguidance's defaults, with errors that do not repeat the grammar.
 LIMITS = LLParserLimits(verbose_errors=False)
 
+log = logging.getLogger(__name__)
+
 
 class Grammars:
     """The grammars of one model's requests. Used by one thread."""
@@ -30,21 +32,33 @@ class Grammars:
         self._folder = folder
         self._vocab_size = vocab_size
         self.eos_ids = frozenset(token for token in eos_ids if token < vocab_size)
-        self._tokenizer: LLTokenizer | None = None  # once the first grammar is compiled
+        self._tokenizer: LLTokenizer | None = None
         self._compiled = BoundedDict[str, Future[LLMatcher]](MAX_COMPILED)
         self._thread = ThreadPoolExecutor(1, "grammars")
 
+    def load(self) -> None:
+        """Loads the tokenizer before the worker serves: for a vocabulary of 128,000 tokens that
+        takes a second, in which no other thread runs. Logs a warning if it cannot be used."""
+        try:
+            self._tokenizer = self._load()
+        except ValueError as error:
+            log.warning("requests with a schema or grammar are refused: %s", error)
+
     @property
     def words(self) -> int:
-        """Words of a mask, once a grammar was compiled: of the model's vocabulary, or of the
+        """Words of a mask."""
+        return -(-self._size // WORD_BITS)
+
+    @property
+    def _size(self) -> int:
+        """Tokens of a mask, once the tokenizer is loaded: the model's vocabulary, or the
         tokenizer's if that is larger."""
-        size = self._tokenizer.vocab_size if self._tokenizer else self._vocab_size
-        return -(-size // WORD_BITS)
+        return self._tokenizer.vocab_size if self._tokenizer else self._vocab_size
 
     def allowed_words(self, token_ids: Seq[int]) -> Words | None:
         """The mask of these tokens; without any, of the model's vocabulary: None if that needs no
         mask."""
-        if not token_ids and self.words == -(-self._vocab_size // WORD_BITS):
+        if not token_ids and self._size == self._vocab_size:
             return None
         bits = np.zeros(self.words * WORD_BITS, np.uint8)
         bits[list(token_ids) if token_ids else slice(self._vocab_size)] = 1
@@ -69,13 +83,16 @@ class Grammars:
     def _compile(self, grammar: str) -> LLMatcher:
         if self._tokenizer is None:
             self._tokenizer = self._load()
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # the first one takes longest; copies keep what it computes
-        if matcher.is_error():
-            raise ValueError(
-                f"the schema or grammar cannot be used: {short_reason(matcher.get_error())}"
-            )
+        try:
+            matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+            if not matcher.is_error():
+                # The first mask takes longest; copies keep what it computes.
+                matcher.compute_bitmask()
+            why = matcher.get_error()
+        except BaseException as error:  # a panic in Rust is no Exception
+            raise ValueError(f"llguidance failed on the schema or grammar: {error!r}") from None
+        if why:
+            raise ValueError(f"the schema or grammar cannot be used: {short_reason(why)}")
         return matcher
 
     def _load(self) -> LLTokenizer:

@@ -27,29 +27,29 @@ class GrammarMatcher:
         self.allowed = allowed
         self.error = ""
         self.consumed = 0  # output tokens
-        self._forced: tuple[int, Seq[int]] = (0, ())  # output tokens, and what must follow them
+        self.forced: Seq[int] = ()  # what must follow those consumed, if it was looked up
 
     def consume(self, tokens: Seq[int]) -> None:
         """Advances by the next tokens of the answer."""
-        if tokens and not self.error:
+        if tokens:
             self.consumed += len(tokens)
-            self.matcher.consume_tokens(list(tokens))
-            self.read_error()
+            self.forced = ()
+            if not self.matcher.consume_tokens(list(tokens)):
+                self.read_error()
 
     def read_error(self) -> None:
         """Sets `error` if the matcher has failed: a token does not fit, or a limit is exceeded."""
-        if not self.error and self.matcher.is_error():
+        if self.matcher.is_error() and not self.error:
             self.error = cannot_continue(self.matcher.get_error())
 
     def find_forced(self) -> None:
         """Looks up the tokens that must follow those consumed."""
-        self._forced = self.consumed, self.matcher.compute_ff_tokens()
+        self.forced = self.matcher.compute_ff_tokens()
 
     def continuation(self, tokens: Seq[int], prompt_tokens: int) -> list[int]:
         """The tokens that must follow a request's `tokens`, as far as they were looked up. The
         newest of `tokens` need not be consumed yet."""
-        consumed, forced = self._forced
-        newer = len(tokens) - prompt_tokens - consumed
+        newer, forced = len(tokens) - prompt_tokens - self.consumed, self.forced
         if not 0 <= newer < len(forced) or tokens[len(tokens) - newer :] != forced[:newer]:
             return []
         return list(forced[newer:])
