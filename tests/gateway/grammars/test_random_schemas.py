@@ -93,7 +93,7 @@ def test_every_answer_of_a_random_schema_is_valid(schema: dict, seed: int) -> No
 
 def _root(schema: dict) -> dict:
     """References of nested `$defs` resolve from the root: collects them there."""
-    found: dict[str, dict] = {}
+    found: dict[str, object] = {}
 
     def move(value: object) -> object:
         if isinstance(value, list):
