@@ -127,6 +127,12 @@ class GatewayConfig(ServedSettings):
     read_at_once_bytes: Annotated[int, Field(ge=0, le=65536)] = 0
     max_reading: Count = 2048  # requests waiting for a reading thread; more: 429
     max_reading_bytes: Count = 256 * 2**20  # of their texts together; the first always fits
+    # Structured output. A constraint, such as a JSON schema, is compiled in a process of its own.
+    max_grammar_bytes: Count = 256 * 2**10  # of one constraint; more: 400
+    grammar_limit_s: Positive = 2.0  # for one compilation; most take 1 ms; longer: 400
+    grammar_memory_bytes: Count = 512 * 2**20  # for one compilation; more: 400
+    grammar_cache_bytes: Count = 64 * 2**20  # of compiled constraints and of the faults of others
+    max_grammars_waiting: Count = 64  # for compilation; more: 429
     verdicts_kept: Count = 4096  # outcomes of ended choices for `foretoken why`; about 2 MB
     max_choices: Count = 128  # prompts x n of one call, OpenAI's limit
     max_body_bytes: Count = 8 * 2**20  # a prompt of 100,000 tokens is under 2 MiB of JSON

@@ -80,6 +80,7 @@ class Gateway:
         """Keeps the streams to the scheduler and the workers open, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._streams.run(self.sessions, self.intake))
+            group.create_task(self.intake.grammars.run())
             group.create_task(self._sweep())
 
     async def drain(self) -> None:

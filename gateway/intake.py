@@ -17,6 +17,7 @@ from gateway.admission.admission_control import AdmissionControl
 from gateway.admission.caller import current_caller
 from gateway.admission.tokenization_queue import TokenizationQueue
 from gateway.config import GatewayConfig
+from gateway.grammars.applied import apply_grammar, make_compiler
 from gateway.metrics import Metrics
 from gateway.request_tracing import NO_TRACE, RequestTrace
 from gateway.requests.defaults import sampling_defaults
@@ -27,6 +28,7 @@ from gateway.requests.size import PromptSizeLimit
 from gateway.requests.text import Text
 from gateway.sessions.sessions import Sessions
 from gateway.types.client_request import ClientRequest, count_prompt_bytes
+from gateway.types.constraint import Constraint
 from gateway.types.errors import RequestRefused
 from gateway.types.generation import ContextLimit, GenerationRequest, RequestArrival
 from services.runtime.errors import Code, ServiceError
@@ -56,6 +58,7 @@ class RequestIntake:
         self._size_limit = PromptSizeLimit(text.backend)
         self._reading, self._queue = reading, queue
         self._admission = AdmissionControl(config.max_sessions, config.max_queued)
+        self.grammars = make_compiler(config, text)
 
     @property
     def waiting(self) -> int:
@@ -124,6 +127,9 @@ class RequestIntake:
         self._size_limit.check(request, size_bytes, limit)
         parsing = partial(self._parser.parse, request, limit, arrival)
         parsed = await self.read(parsing, size_bytes, arrival.sla_class)
+        if request.constraint is not None:
+            with self._counting_refusals(arrival.sla_class):
+                parsed = apply_grammar(parsed, await self.grammars.compile(request.constraint))
         if key_name := current_caller().key:
             client = replace(parsed.client, user=parsed.client.user or key_name)
             parsed = replace(parsed, client=client)
@@ -137,9 +143,10 @@ class RequestIntake:
         size_bytes = count_prompt_bytes(request.prompt)
         return await self.read(partial(tokenize_prompt, self._text, request), size_bytes)
 
-    def reads_quickly(self, size_bytes: int) -> bool:
+    def reads_quickly(self, size_bytes: int, constraint: Constraint | None = None) -> bool:
         """Whether texts of this size are read before their client could disconnect."""
-        return size_bytes <= LARGE_BYTES and self._reading.free
+        compiled = constraint is None or self.grammars.knows(constraint)
+        return size_bytes <= LARGE_BYTES and self._reading.free and compiled
 
     async def read(self, work: Callable[[], T], size_bytes: int, sla_class: str = "") -> T:
         """The result of `work` on a text of this size. Runs in a thread unless the text is below

@@ -97,6 +97,7 @@ def _encode_sampling(sampling: Sampling, choice: int, scored: bool) -> common_pb
         allowed_token_ids=sampling.allowed_token_ids,
         bad_tokens=[common_pb2.TokenIds(ids=ids) for ids in sampling.bad_tokens],
         prompt_logprobs=None if scored else sampling.prompt_logprobs,
+        grammar=sampling.grammar,
     )
 
 

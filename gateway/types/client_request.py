@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict, cast
 
+from gateway.types.constraint import Constraint
+
 TOKEN_ID_BYTES = 4
 
 
@@ -71,6 +73,7 @@ class ClientRequest:
     truncate_prompt_tokens: int | None = None  # keep the last; -1: as many as fit; None: all
     priority: int = 0  # lower runs first
     request_id: str = ""  # the client's name for it
+    constraint: Constraint | None = None  # what the answer must follow
 
     @property
     def choices(self) -> int:

@@ -48,6 +48,7 @@ class RefusalReason(StrEnum):
     DEADLINE = "deadline"
     ARRIVING = "arriving"
     READING = "reading"
+    GRAMMAR = "grammar"
 
 
 class RequestRefused(ServiceError):

@@ -36,6 +36,7 @@ class Sampling:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    grammar: str = field(default="", repr=False)  # serialized by llguidance; empty: none
 
     def choice_seed(self, choice: int) -> int:
         """The seed of one choice: consecutive choices have consecutive seeds, wrapped to int64."""

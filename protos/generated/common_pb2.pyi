@@ -206,8 +206,8 @@ class Sampling(_message.Message):
     spaces_between_special_tokens: _builtins.bool
     """default: true"""
     grammar: _builtins.str
-    """From the gateway to workers: the grammar that the answer must follow, serialized by llguidance.
-    Empty: none.
+    """The grammar that the answer must follow; empty: none. From a client: in llguidance's variant of
+    Lark, such as `start: %json {"type": "object"}`, or EBNF. To workers: serialized by llguidance.
     """
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -14,6 +14,7 @@ from gateway.types.client_request import (
     SamplingFields,
     given_fields,
 )
+from gateway.types.constraint import Constraint, ConstraintKind
 from gateway.types.sla_classes import BUDGETS, OTHER
 from protos.generated import common_pb2, gateway_pb2
 
@@ -35,6 +36,7 @@ def decode_request(message: gateway_pb2.GenerateRequest) -> ClientRequest:
         include_forecast=message.include_forecast,
         priority=message.priority,
         request_id=message.request_id,
+        constraint=_decode_constraint(message.sampling),
         **_select_set(message, ("add_special_tokens", "truncate_prompt_tokens")),
     )
 
@@ -70,6 +72,12 @@ def _decode_sampling(message: common_pb2.Sampling) -> SamplingFields:
     if message.logit_bias:
         given["logit_bias"] = dict(message.logit_bias)
     return given_fields(given)
+
+
+def _decode_constraint(message: common_pb2.Sampling) -> Constraint | None:
+    if not message.grammar:
+        return None
+    return Constraint(ConstraintKind.GRAMMAR, message.grammar, field_name="sampling.grammar")
 
 
 def _select_set(message: Message, fields: Iterable[str]) -> dict[str, Any]:

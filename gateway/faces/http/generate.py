@@ -99,7 +99,8 @@ async def generate(
         trace.on_model(gateway.config.model_name)
         ignored = front.unknown_fields.handle(body.unknown, body.fields.keys())
         parsing = _parse_all(gateway, request, arrival, requests, trace)
-        if gateway.intake.reads_quickly(size_bytes):  # the prompts are at most as long
+        # The prompts are at most as long as the body.
+        if gateway.intake.reads_quickly(size_bytes, body.constraint):
             generation_requests = await parsing
         else:
             generation_requests = await run_until_disconnect(request.receive, parsing)

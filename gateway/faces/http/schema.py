@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
+from gateway.faces.http.dialect.constraints import read_constraint
 from gateway.faces.http.dialect.content import decode_messages, find_unknown_fields, split_prompts
 from gateway.faces.http.dialect.fields import (
     ALIASES,
@@ -27,6 +28,7 @@ from gateway.types.client_request import (
     SamplingFields,
     given_fields,
 )
+from gateway.types.constraint import Constraint
 from services.runtime.errors import InvalidArgument
 
 Json = Mapping[str, object]
@@ -90,13 +92,29 @@ class Body(BaseModel):
     priority: Int32 = 0
     request_id: str = ""
     echo: bool = False
+    # Constraints of the answer: `dialect.constraints` checks them.
+    response_format: object = None
+    structured_outputs: object = None
+    guided_json: object = None
+    guided_regex: object = None
+    guided_choice: object = None
+    guided_grammar: object = None
+    json_schema: object = None
+    regex: object = None
+    ebnf: object = None
 
     _unknown: list[str] = PrivateAttr(default_factory=list)
+    _constraint: Constraint | None = PrivateAttr(default=None)
 
     @property
     def unknown(self) -> Sequence[str]:
         """Names of unknown fields in the body."""
         return self._unknown
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What each answer must follow."""
+        return self._constraint
 
     @property
     def prompt_top_n(self) -> int | None:
@@ -130,6 +148,7 @@ class Body(BaseModel):
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             priority=self.priority,
             request_id=self.request_id,
+            constraint=self.constraint,
         )
 
 
@@ -228,6 +247,7 @@ def read_body(kind: type[BodyT], fields: Json) -> BodyT:
     if body.stream and body.prompt_logprobs is not None:
         raise InvalidArgument("prompt_logprobs", "is not available with stream; use echo")
     body._unknown = unknown
+    body._constraint = read_constraint(given)
     return body
 
 

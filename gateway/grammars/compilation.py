@@ -1,0 +1,145 @@
+"""Turns constraints into grammars of llguidance, or into a sentence that says what to change.
+
+Runs only in a process that may be killed: `gateway.grammars.process`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
+
+from gateway.grammars.ebnf import ebnf_to_lark, is_ebnf
+from gateway.grammars.places import find_place, walk_schema
+from gateway.types.constraint import Constraint, ConstraintKind
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions  # exists in the stub only
+
+# Where JSON allows whitespace, a model may write so much of it: nine levels of indentation. Without
+# a bound, a model that does not know what to write next fills its answer with whitespace.
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"
+# What a client's own `x-guidance` cannot switch on: both would weaken a schema silently.
+STRICT: "JsonCompileOptions" = {"lenient": False, "coerce_one_of": False}
+SILENT = 0  # log level
+BRIEF = LLParserLimits(verbose_errors=False)
+# Sentences for what llguidance only names.
+STOPS = {
+    "NoExtensionBias": "no answer can follow it",
+    "ParserTooComplex": "is too complex; make it simpler",
+    "LexerTooComplex": "has a regular expression that is too complex; make it simpler",
+}
+MAX_FAULT_CHARS = 500
+CONTROL = re.compile(r"[\x7f-\x9f]")
+
+
+class GrammarFault(Exception):
+    """The constraint cannot be enforced; the message says why."""
+
+
+def compile_constraint(constraint: Constraint, tokenizer: LLTokenizer) -> str:
+    """The grammar, serialized by llguidance, which a matcher of this tokenizer accepts. Raises
+    GrammarFault."""
+    try:
+        grammar = _SERIALIZERS[constraint.kind](constraint)
+    except (GrammarFault, MemoryError, RecursionError):
+        raise
+    except Exception as error:  # of llguidance and its converters, which share no base class
+        raise GrammarFault(_shorten(str(error))) from error
+    matcher = LLMatcher(tokenizer, grammar, log_level=SILENT, limits=BRIEF)
+    if matcher.is_error():
+        raise GrammarFault(_explain(constraint, matcher.get_error()))
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        raise GrammarFault(_explain(constraint, matcher.get_error()))
+    return grammar
+
+
+def _serialize_schema(constraint: Constraint) -> str:
+    try:
+        schema = json.loads(constraint.source)
+    except ValueError as error:
+        raise GrammarFault(f"is not valid JSON: {error}") from None
+    return _schema_grammar(schema, constraint.whitespace)
+
+
+def _schema_grammar(schema: object, whitespace: str | None) -> str:
+    """`true` and `false` are schemas, too."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    if not isinstance(schema, dict):
+        raise GrammarFault("a JSON schema must be an object")
+    for _, inner in walk_schema(schema):
+        if inner.get("uniqueItems") is False:  # the default, but llguidance refuses it
+            del inner["uniqueItems"]
+    return LLMatcher.grammar_from_json_schema(
+        json.dumps(schema, ensure_ascii=False),
+        defaults=_whitespace_options(whitespace),
+        overrides=STRICT,
+    )
+
+
+def _whitespace_options(whitespace: str | None) -> "JsonCompileOptions":
+    if whitespace == "":
+        return {"whitespace_flexible": False}
+    return {"whitespace_pattern": WHITESPACE if whitespace is None else whitespace}
+
+
+def _serialize_grammar(constraint: Constraint) -> str:
+    source = constraint.source
+    return LLMatcher.grammar_from_lark(ebnf_to_lark(source) if is_ebnf(source) else source)
+
+
+def _serialize_choice(constraint: Constraint) -> str:
+    choices = json.loads(constraint.source)
+    alternatives = " | ".join(map(_quote, choices))
+    return LLMatcher.grammar_from_lark(f"start: {alternatives}")
+
+
+def _quote(text: str) -> str:
+    """A literal of Lark: JSON's, with the control characters escaped that JSON allows."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)
+
+
+def _serialize_tags(constraint: Constraint) -> str:
+    given = json.loads(constraint.source)
+    tags = [_read_tag(tag, given["triggers"], constraint) for tag in given["structures"]]
+    return LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False))
+
+
+def _read_tag(tag: Mapping[str, object], triggers: list[str], constraint: Constraint) -> StructTag:
+    begin = str(tag["begin"])
+    trigger = next((each for each in triggers if begin.startswith(each)), None)
+    if not trigger:
+        raise GrammarFault(f"begin {begin[:80]!r} starts with none of the triggers")
+    schema = tag.get("schema")
+    options = {"x-guidance": {**_whitespace_options(constraint.whitespace), **STRICT}}
+    if not isinstance(schema, dict | None):
+        raise GrammarFault("the schema of a structure must be an object")
+    grammar = {**(schema or {}), **options}
+    return StructTag(trigger=trigger, begin=begin, grammar=grammar, end=str(tag["end"]))
+
+
+_SERIALIZERS: Mapping[ConstraintKind, Callable[[Constraint], str]] = {
+    ConstraintKind.JSON_SCHEMA: _serialize_schema,
+    ConstraintKind.REGEX: lambda constraint: LLMatcher.grammar_from_regex(constraint.source),
+    ConstraintKind.CHOICE: _serialize_choice,
+    ConstraintKind.GRAMMAR: _serialize_grammar,
+    ConstraintKind.STRUCTURAL_TAG: _serialize_tags,
+}
+
+
+def _explain(constraint: Constraint, error: str) -> str:
+    """llguidance's sentence, with the place in the schema that it speaks of if it names none."""
+    sentence = next((STOPS[name] for name in STOPS if error.startswith(name)), None)
+    sentence = sentence or f"cannot be enforced: {_shorten(error)}"
+    if constraint.kind is not ConstraintKind.JSON_SCHEMA:
+        return sentence
+    place = find_place(json.loads(constraint.source), error)
+    return f"{sentence} (at {place})" if place else sentence
+
+
+def _shorten(text: str) -> str:
+    return " ".join(text.split())[:MAX_FAULT_CHARS]

@@ -1,0 +1,64 @@
+"""Answers drawn at random under a grammar, token by token, with the demo model's tokenizer."""
+
+from functools import cache
+from random import Random
+
+from llguidance import LLMatcher, LLTokenizer
+
+from gateway.grammars.compilation import compile_constraint
+from gateway.types.constraint import Constraint, ConstraintKind
+from tests.gateway.gateway_fakes import demo_text
+
+CLOSING_SHARE = 0.5  # of the steps that draw a token which may end a string, list or object
+CLOSING = '"]},:'
+
+
+@cache
+def demo_tokenizer() -> LLTokenizer:
+    text = demo_text()
+    return LLTokenizer(
+        text.backend.to_str(), n_vocab=text.vocabulary_tokens, eos_token=sorted(text.eos_ids)
+    )
+
+
+@cache
+def _closing_tokens() -> frozenset[int]:
+    tokens = range(demo_tokenizer().vocab_size)
+    return frozenset(t for t in tokens if demo_text().backend.decode([t]).strip() in set(CLOSING))
+
+
+def compile_text(kind: ConstraintKind, source: str, whitespace: str | None = None) -> str:
+    """The grammar of a constraint; raises GrammarFault."""
+    return compile_constraint(Constraint(kind, source, whitespace), demo_tokenizer())
+
+
+def allowed_tokens(matcher: LLMatcher) -> list[int]:
+    mask = matcher.compute_bitmask()
+    assert not matcher.is_error(), matcher.get_error()
+    size = demo_tokenizer().vocab_size
+    return [token for token in range(size) if mask[token // 8] >> (token % 8) & 1]
+
+
+def draw_answer(grammar: str, random: Random, max_tokens: int = 400) -> str | None:
+    """A complete answer; None if it does not end within `max_tokens`."""
+    matcher = LLMatcher(demo_tokenizer(), grammar, log_level=0)
+    answer: list[int] = []
+    eos_ids = demo_text().eos_ids
+    for _ in range(max_tokens):
+        allowed = allowed_tokens(matcher)
+        closing = [token for token in allowed if token in _closing_tokens() or token in eos_ids]
+        token = random.choice(closing if closing and random.random() < CLOSING_SHARE else allowed)
+        if token in eos_ids:
+            return demo_tokenizer().decode_bytes(answer).decode()
+        assert matcher.consume_token(token), matcher.get_error()
+        answer.append(token)
+        if matcher.is_stopped():
+            return demo_tokenizer().decode_bytes(answer).decode()
+    return None
+
+
+def accepts(grammar: str, text: str) -> bool:
+    """Whether a text is a complete answer."""
+    matcher = LLMatcher(demo_tokenizer(), grammar, log_level=0)
+    tokens = demo_tokenizer().tokenize_str(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
