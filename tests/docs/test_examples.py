@@ -18,6 +18,7 @@ REASONS = {
     "downloads weights",
     "needs GPUs",
     "needs a container engine",
+    "needs Kubernetes",
     "needs Envoy",
     "needs two servers",
     "needs Redis and several hosts",
