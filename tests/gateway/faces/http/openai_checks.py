@@ -231,7 +231,7 @@ async def mistakes_name_the_field(url: str) -> None:
             ({"temperature": 9}, "temperature"),
             ({"n": 0}, "n"),
             ({"tools": tools}, "tools"),
-            ({"response_format": {"type": "json_object"}}, "response_format"),
+            ({"extra_body": {"response_format": {"type": "yaml"}}}, "response_format.type"),
             ({"max_tokens": 10**6}, "max_tokens"),
             ({"extra_body": {"min_p": 7}}, "min_p"),
             ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
