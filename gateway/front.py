@@ -16,6 +16,7 @@ from gateway.request_tracing import RequestTracer
 from gateway.requests.reading_pool import ReadingPool
 from gateway.requests.unknown import UnknownFields
 from gateway.sessions.event_pace import EventPace
+from gateway.sessions.table import SessionTable
 from gateway.types.errors import UnknownModel
 from gateway.types.generation import RequestArrival
 from observability.exposition import Part
@@ -48,11 +49,12 @@ class Front:
         self.config = config
         self.keyring = Keyring(config.api_keys, config.api_key_file)
         self.unknown_fields = UnknownFields(config.unknown_fields == "refuse")
+        tables: list[SessionTable] = []  # of every model
         self._shared = Shared(
             TokenizationQueue(config.max_arriving, config.arriving_hold_s, config.arriving_burst_s),
             ReadingPool(config.reading_threads, config.max_reading, config.max_reading_bytes),
             EventPace(config.max_messages_per_s, config.max_pause_s),
-            lambda: self.live,
+            lambda: sum(map(len, tables)),
         )
         self.gateways: Mapping[str, Gateway] = {
             each.model_name: Gateway(
@@ -64,6 +66,7 @@ class Front:
             )
             for each in config.per_model()
         }
+        tables += (each.sessions.table for each in self.gateways.values())
         self.first = next(iter(self.gateways.values()))
         self.tracer = RequestTracer(spans, self.first.config.model_name)
         self.own_parts = [gateway.part for gateway in self.gateways.values()]
@@ -116,7 +119,7 @@ class Front:
     @property
     def live(self) -> int:
         """Choices being answered."""
-        return sum(gateway.live for gateway in self.gateways.values())
+        return self._shared.live()
 
     async def why(self, request_id: str) -> scheduler_pb2.WhyResponse:
         """A request's stories, of every model that knows its id. Raises ServiceError: NOT_FOUND

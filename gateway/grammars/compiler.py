@@ -29,7 +29,7 @@ UNSUPPORTED = "structured output is not available with this model's tokenizer: {
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What became of a constraint: its grammar, or the fault to tell its sender."""
+    """The outcome of a compilation: the grammar, or a sentence with the fault."""
 
     grammar: str = ""
     fault: str = ""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from hashlib import sha256
 
 JSON_OBJECT = '{"type":"object"}'  # the schema of any JSON object
@@ -17,7 +18,7 @@ class ConstraintKind(StrEnum):
     STRUCTURAL_TAG = "structural_tag"  # JSON text: `structures` and `triggers`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Constraint:
     """A constraint on one answer, not yet compiled. Equal ones have one grammar."""
 
@@ -27,7 +28,7 @@ class Constraint:
     whitespace: str | None = None
     field_name: str = field(default="", compare=False)  # the field to name in errors
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """Names the constraint in caches and forecasts."""
         parts = (self.kind, repr(self.whitespace), self.source)

@@ -202,6 +202,11 @@ def distinct(column: Ints) -> list[int]:
     return values
 
 
+def whole_blocks(tokens: Ints, block_tokens: Ints | int) -> Ints:
+    """Tokens rounded up to whole blocks."""
+    return -(-tokens // block_tokens) * block_tokens
+
+
 def stable_order(ids: Ints) -> Ints:
     """The stable order of these numbers. numpy sorts numbers of 16 bits by radix, in a quarter of
     the time."""
@@ -252,7 +257,7 @@ class WorkerSnapshot:
 
     def whole_blocks(self, tokens: Ints) -> Ints:
         """Tokens rounded up to whole blocks."""
-        return -(-tokens // self.block_tokens) * self.block_tokens
+        return whole_blocks(tokens, self.block_tokens)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ SERIES = (
     'foretoken_predictor_relative_error_count{source="history"}',
     "foretoken_scheduler_round_seconds_count",
 )
-SCHEDULED = 150  # requests for a scheduler without a model, whose memory is for three at once
+SCHEDULED = 150  # requests for a scheduler without a model; its memory holds three at once
 Python = Callable[[str], Path]
 
 

@@ -23,16 +23,10 @@ import numpy as np
 from services.forecast import Floats, Ints
 from services.forecasttable import After
 from services.policies.cadence import steps_to_next_plan
-from services.policies.form.demand import (
-    Demand,
-    Need,
-    WorkerQueues,
-    needed_tokens,
-    whole_blocks,
-)
+from services.policies.form.demand import Demand, Need, WorkerQueues, needed_tokens
 from services.policies.memory import PolicyMemory
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Bools, Snapshot, distinct
+from services.policies.snapshot import Bools, Snapshot, distinct, whole_blocks
 
 TIMES = 16  # evaluation times of the curve, in addition to now
 POOLED = 512  # candidate end times from which these are chosen

@@ -12,7 +12,14 @@ from services.forecasttable import ForecastTable
 from services.policies.decision import WaitReason
 from services.policies.memory import PolicyMemory
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Bools, Columns, SelectedColumns, Snapshot, WorkerSnapshot
+from services.policies.snapshot import (
+    Bools,
+    Columns,
+    SelectedColumns,
+    Snapshot,
+    WorkerSnapshot,
+    whole_blocks,
+)
 
 ANY = 2**31  # slots: as many as the worker has
 Need = Callable[[int], float]
@@ -143,8 +150,3 @@ def needed_tokens(queue: WorkerQueue | WorkerQueues) -> Floats:
     jobs, block_tokens = queue.jobs, queue.block_tokens
     held: Ints = np.maximum(whole_blocks(jobs.context, block_tokens), jobs.blocks * block_tokens)
     return held.astype(float)
-
-
-def whole_blocks(tokens: Ints, block_tokens: Ints | int) -> Ints:
-    """Tokens rounded up to whole blocks."""
-    return -(-tokens // block_tokens) * block_tokens

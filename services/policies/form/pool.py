@@ -7,7 +7,7 @@ import numpy as np
 
 from services.costs import CostModel
 from services.forecast import Floats, Ints
-from services.policies.snapshot import Bools, WorkerSnapshot, stable_order
+from services.policies.snapshot import Bools, WorkerSnapshot, stable_order, whole_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Room:
         return size <= self.slots and (size == 1 or size * each <= self.tokens)
 
     def _blocks(self, tokens: Ints) -> Ints:
-        return -(-tokens // self.block_tokens) * self.block_tokens
+        return whole_blocks(tokens, self.block_tokens)
 
 
 @dataclass(frozen=True)

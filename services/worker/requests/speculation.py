@@ -53,7 +53,9 @@ class Speculation:
         """Drafts for some of the requests that decode in a step and have memory for more than their
         next token; none if they are few beside its rows, because a step with drafts is composed
         anew. O(requests)."""
-        drafting = decodes if self._limits.most else [s for s in decodes if _is_forced(s)]
+        drafting = decodes
+        if not self._limits.most:  # only grammars make drafts; most requests have none
+            drafting = [s for s in decodes if s.matcher is not None and s.matcher.forced]
         proposed = ((s, self._propose(s)) for s in drafting if self._slots(s) > 0)
         found = [(sequence, tokens) for sequence, tokens in proposed if tokens]
         drafted = sum(len(tokens) for _, tokens in found)
@@ -118,8 +120,3 @@ class Speculation:
         self._pool.grow(sequence.request_id, end)
         table = np.array(self._pool.table(sequence.request_id), np.int64)
         return PrefillChunk(sequence, sequence.computed, end, table, tuple(drafts))
-
-
-def _is_forced(sequence: Sequence) -> bool:
-    """Whether a request's grammar may allow one continuation only."""
-    return sequence.matcher is not None and bool(sequence.matcher.forced)

@@ -83,11 +83,7 @@ def _read_whitespace(name: str, given: Mapping[str, object]) -> str | None:
 
 def _read_schema(name: str, value: object) -> Constraint:
     """A schema as an object, or as JSON text."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise InvalidArgument(name, f"is not valid JSON: {error}") from None
+    value = _decode_text(name, value)
     if not isinstance(value, dict | bool):
         raise InvalidArgument(name, "must be a JSON schema: an object")
     return Constraint(ConstraintKind.JSON_SCHEMA, _dump(value), field_name=name)
@@ -113,12 +109,7 @@ def _read_choice(name: str, value: object) -> Constraint:
 
 def _read_tag(name: str, value: object) -> Constraint:
     """Structural tags with `structures` and `triggers`, as an object or as JSON text."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise InvalidArgument(name, f"is not valid JSON: {error}") from None
-    given = dict(_require_object(name, value))
+    given = dict(_require_object(name, _decode_text(name, value)))
     given.pop("type", None)
     if "format" in given:
         raise InvalidArgument(
@@ -180,6 +171,17 @@ READERS: Mapping[str, Reader] = {
     "regex": _read_regex,
     "ebnf": _read_grammar,
 }
+
+
+def _decode_text(name: str, value: object) -> object:
+    """The value that a string holds as JSON; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        decoded: object = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(name, f"is not valid JSON: {error}") from None
+    return decoded
 
 
 def _require_object(name: str, value: object) -> Mapping[str, object]:

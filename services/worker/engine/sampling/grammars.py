@@ -66,7 +66,7 @@ class Grammars:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many grammars wait to be compiled that the next one had better be waited for.
+        """Whether so many grammars wait for compilation that the engine waits for the next one.
         O(grammars)."""
         return sum(not each.done() for each in self._compiled.values()) >= MAX_COMPILING
 
