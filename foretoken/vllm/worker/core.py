@@ -228,7 +228,7 @@ def _wait_without_spinning(executor: Any) -> None:
     """
     for queue in getattr(executor, "response_mqs", ()):
         if (condition := getattr(queue, "_spin_condition", None)) is not None:
-            condition.wait = lambda timeout_ms=None: time.sleep(POLL_S)
+            condition.wait = lambda **_: time.sleep(POLL_S)
 
 
 def _generated(output: EngineCoreOutput) -> Generated:
