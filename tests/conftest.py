@@ -23,7 +23,7 @@ set_numba_cache_folder()
 # failure. Neither has a deadline: the time of an example depends on the load of the machine.
 settings.register_profile("fixed", deadline=None, derandomize=True)
 settings.register_profile(
-    "fresh", deadline=None, derandomize=False, database=None, print_blob=True, max_examples=400
+    "fresh", deadline=None, derandomize=False, database=None, print_blob=True, max_examples=200
 )
 settings.load_profile("fixed")
 

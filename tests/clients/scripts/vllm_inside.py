@@ -87,6 +87,7 @@ def start(model: str, scheduler: str, mode: str, blocks: int) -> AsyncLLM:
         max_num_seqs=64,
         max_model_len=512,
         enable_prefix_caching=True,
+        enforce_eager=True,  # compiling takes longer than all requests
         scheduler_cls=None if scheduler == "own" else scheduler,
     ).create_engine_config()
     # vLLM turns it off on CPUs because they gain nothing from it; its engine and runner have it.

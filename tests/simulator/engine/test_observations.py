@@ -7,7 +7,6 @@ import pytest
 
 from services.core import Sla
 from services.forecast import Forecast
-from services.policies.preset import presets
 from services.predictor.learning.scorecard import judge
 from services.scheduler.core.phases import TransitionCause
 from simulator.engine.observations import (
@@ -216,7 +215,8 @@ def test_forecast_records_are_of_answers_cut_at_max_tokens():
 # Results
 
 
-def check_observation_changes_nothing(preset: str) -> None:
+@pytest.mark.parametrize("preset", VARIED)
+def test_observation_changes_no_result(preset: str):
     """With and without observation, and with and without jumps, results are equal; observations
     too."""
     requests = sharing_workload(11, 30, 30.0)
@@ -237,14 +237,3 @@ def check_observation_changes_nothing(preset: str) -> None:
     assert (one.memory.at_s, one.memory.workers) == (two.memory.at_s, two.memory.workers)
     assert one.timelines.intervals == two.timelines.intervals
     assert np.array_equal(one.forecasts.mean, two.forecasts.mean)
-
-
-@pytest.mark.parametrize("preset", VARIED)
-def test_observation_changes_no_result(preset: str):
-    check_observation_changes_nothing(preset)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", sorted(set(presets()) - set(VARIED)))
-def test_observation_changes_no_result_of_any_preset(preset: str):
-    check_observation_changes_nothing(preset)

@@ -1,4 +1,4 @@
-"""300,000 steps under random plans and cancels, with and without overlap, and an integrity check
+"""100,000 steps under random plans and cancels, with and without overlap, and an integrity check
 after each.
 
 Where hypothesis searches for a short failing sequence (test_random.py), this test reaches states
@@ -21,7 +21,7 @@ from tests.worker.requests.worker_loop import RuleLoop
 from tests.worker.requests.worker_oracle import EOS, RuleDevice, answer, check_opening
 from tests.worker.requests.worker_transcript import Account
 
-SEEDS, STEPS = 30, 10_000
+SEEDS, STEPS = 10, 10_000
 BLOCK = 4
 MOST = 24  # requests at once
 COSTS = (KVCosts(), KVCosts(0.6, 0.5, 0.5), KVCosts(0.1, 1.0, 1.0))
