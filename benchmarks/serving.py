@@ -1,10 +1,10 @@
 """Time to first token that the services add to the bare engine when idle.
 
-    python -m benchmarks.serving [--json FILE] [--quick]
+    python -m benchmarks.serving [--json FILE] [--quick] [--structured]
 
 One run on one machine with the demo model, fp32: the bare engine loop and the whole system through
 gRPC alternate, prompt by prompt. `benchmarks.engine` measures throughput, and `benchmarks.policy`
-the planning rounds.
+the planning rounds. With `--structured`: JSON schemas beside plain text, `benchmarks.structured`.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from benchmarks.harness.clients import GrpcClient
 from benchmarks.harness.report import Measurements, parser, show, write
 from benchmarks.harness.system import foretoken_system
 from benchmarks.harness.throughput import make_prompts
+from benchmarks.structured import run as run_structured
 from foretoken.running.options import demo_model
 
 KV_TOKENS = 65_536
@@ -41,7 +42,13 @@ async def measure(options: Namespace) -> Measurements:
 
 
 def main() -> None:
-    options = parser(__doc__).parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--structured", action="store_true", help="measure JSON schemas")
+    arguments.add_argument("--peer-python", help="Python with vLLM, measured beside `--structured`")
+    options = arguments.parse_args()
+    if options.structured:
+        run_structured(options)
+        return
     torch.set_num_threads(1)  # the number that the worker selects for a model of this size
     measured = asyncio.run(measure(options))
     engine, grpc = measured.figure("engine_ttft_ms"), measured.figure("grpc_ttft_ms")
