@@ -1,5 +1,6 @@
 """The load of each worker, the load that each request would add, and its cached prefix there."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,12 +19,12 @@ from services.policies.snapshot import (
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """`there` is each worker's load; `adds` (rows, workers) the load of each request there;
-    `scores` the value compared beside the load when a worker is picked: the lower the better."""
+    """`there` is each worker's load. `added` returns, for some rows, the load of each at each
+    worker, and the value compared beside the load when a worker is picked, the lower the better;
+    both have shape (rows, workers)."""
 
     there: Floats
-    adds: Floats
-    scores: Floats
+    added: Callable[[Ints], tuple[Floats, Floats]]
 
 
 def loads_in_tokens(candidates: Candidates) -> Loads:
@@ -33,57 +34,63 @@ def loads_in_tokens(candidates: Candidates) -> Loads:
     tokens = jobs.context + jobs.expected_remaining
     speeds = np.array([worker.full_speed for worker in candidates.workers])
     there = np.array([np.sum(tokens[here]) for here in candidates.at_each_worker(jobs.home)])
-    adds = tokens[:, None] / speeds
-    return Loads(there / speeds, adds, np.broadcast_to(0.0, adds.shape))
+
+    def added(rows: Ints) -> tuple[Floats, Floats]:
+        adds = tokens[rows, None] / speeds
+        return adds, np.broadcast_to(0.0, adds.shape)
+
+    return Loads(there / speeds, added)
 
 
 def loads_in_seconds(candidates: Candidates, at: Ints) -> Loads:
     """In seconds of the worker's device, by its cost model; `at` names the requests there."""
-    adds = work_by_worker_s(candidates)
-    return Loads(_sums(candidates, at, adds), adds, np.broadcast_to(0.0, adds.shape))
+
+    def added(rows: Ints) -> tuple[Floats, Floats]:
+        adds = work_by_worker_s(candidates, rows)
+        return adds, np.broadcast_to(0.0, adds.shape)
+
+    return Loads(_sums(candidates, at), added)
 
 
 def loads_less_cached(candidates: Candidates, at: Ints, weight: float) -> Loads:
     """The same, without prefill of cached tokens. Beside the load counts what a request adds, minus
     the saved prefill times `weight`: at 1 it goes where it would finish first, above that
     increasingly to its prefix."""
-    whole, cached = work_by_worker_s(candidates), candidates.cached
-    if not cached.any():
-        return Loads(_sums(candidates, at, whole), whole, whole)
-    adds = work_by_worker_s(candidates, cached)
-    return Loads(_sums(candidates, at, adds), adds, whole - weight * (whole - adds))
+    cached = candidates.cached if candidates.cached.any() else None
+
+    def added(rows: Ints) -> tuple[Floats, Floats]:
+        whole = work_by_worker_s(candidates, rows)
+        if cached is None:
+            return whole, whole
+        adds = work_by_worker_s(candidates, rows, cached)
+        return adds, whole - weight * (whole - adds)
+
+    return Loads(_sums(candidates, at, cached), added)
 
 
-def work_by_worker_s(candidates: Candidates, cached: Ints | None = None) -> Floats:
-    """Seconds that each request still needs at each worker, (rows, workers), with that much of it
-    cached. O(rows · kinds of workers), and O(rows · workers) to write them."""
-    jobs, workers = candidates.jobs, candidates.workers
-    # Transposed, because columns are written.
-    works = np.empty((len(workers), len(candidates.rows))).T
-    reads, home = _reads(jobs), candidates.indices_of(jobs.home)
-    costs = [_TokenCosts.at(worker) for worker in workers]
-    alike: dict[_TokenCosts, Floats] = {}  # for requests with nothing at the worker
-    for i, cost in enumerate(costs):
-        if cost not in alike:
-            alike[cost] = _work_s(cost, 0, *reads)
-        works[:, i] = alike[cost]
-    # Requests with KV at home or a cached prefix need less there.
-    rows = (home != NOWHERE).nonzero()[0]
-    at, there = home[rows], jobs.held[rows]
-    if cached is not None and cached.size:
-        tokens = cached.copy()
-        tokens[rows, at] = np.maximum(tokens[rows, at], there)
-        rows, at = tokens.nonzero()
-        there = tokens[rows, at]
-    if len(rows):
-        each = _TokenCosts(*np.array(costs).T[:, at])
-        works[rows, at] = _work_s(each, there, *(column[rows] for column in reads))
-    return works
+def work_by_worker_s(candidates: Candidates, rows: Ints, cached: Ints | None = None) -> Floats:
+    """`work_s` of these rows at each worker, (rows, workers)."""
+    return work_s(candidates, rows[:, None], np.arange(len(candidates.workers)), cached)
 
 
-def _sums(candidates: Candidates, at: Ints, adds: Floats) -> Floats:
-    here = candidates.at_each_worker(at)
-    return np.array([np.sum(adds[rows, i]) for i, rows in enumerate(here)])
+def work_s(candidates: Candidates, rows: Ints, at: Ints, cached: Ints | None = None) -> Floats:
+    """Seconds that each of these rows still needs at the worker of this index, where the request's
+    KV or `cached` (all rows, workers) saves prefill. `rows` and `at` broadcast. O(result)."""
+    jobs = candidates.jobs
+    there = np.where(candidates.indices_of(jobs.home[rows]) == at, jobs.held[rows], 0)
+    if cached is not None:
+        there = np.maximum(there, cached[rows, at])
+    costs = np.array([_TokenCosts.at(worker) for worker in candidates.workers])
+    return _work_s(_TokenCosts(*costs[at].T), there, *(read[rows] for read in _reads(jobs)))
+
+
+def _sums(candidates: Candidates, at: Ints, cached: Ints | None = None) -> Floats:
+    """Seconds of the requests at each worker, by its number in `at`."""
+    index = candidates.indices_of(at)
+    rows = (index != NOWHERE).nonzero()[0]
+    works = np.zeros(len(at))
+    works[rows] = work_s(candidates, rows, index[rows], cached)
+    return np.array([np.sum(works[here]) for here in candidates.at_each_worker(at)])
 
 
 def _reads(jobs: Columns) -> tuple[Ints, Floats, Floats]:
