@@ -34,7 +34,8 @@ class Assignment:
     def look_at(self, rows: Ints) -> None:
         """Begins a part."""
         self._adds, self._scores = self._loads.added(rows)
-        self._alike: list[bool] = (self._scores.T == self._scores[:, 0]).all(axis=0).tolist()
+        alike = self._scores[:, :1] == self._scores
+        self._alike: list[bool] = alike.all(axis=1).tolist()
 
     def take(self, nth: int, worker: int) -> None:
         """Assigns a request."""
@@ -108,7 +109,7 @@ def assign(
         rows = fresh[first : first + max(assignment.slots, MIN_PART)]
         assignment.look_at(rows)
         able_rows = can_serve_each(candidates, workers, rows)
-        everywhere = able_rows.all(axis=1).tolist()
+        everywhere = np.logical_and.reduce(able_rows, axis=1).tolist()
         for nth in range(len(rows)):
             able = assignment.spare
             if not able:

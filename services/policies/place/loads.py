@@ -1,8 +1,7 @@
 """The load of each worker, the load that each request would add, and its cached prefix there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -74,14 +73,38 @@ def work_by_worker_s(candidates: Candidates, rows: Ints, cached: Ints | None = N
 
 
 def work_s(candidates: Candidates, rows: Ints, at: Ints, cached: Ints | None = None) -> Floats:
-    """Seconds that each of these rows still needs at the worker of this index, where the request's
-    KV or `cached` (all rows, workers) saves prefill. `rows` and `at` broadcast. O(result)."""
+    """Seconds that each of these rows still needs on the device of the worker of this index: prefill
+    of KV that is neither held there nor `cached`, (all rows, workers), and its tokens, while as
+    many run beside it as memory allows. `rows` and `at` broadcast. O(result).
+
+    A sequence's share of SCLS' T_serve (Eq. 2) with n running: r tokens beyond a context of c take
+    r·(base/n + seq) + context·Σ_{k ≤ r} (c + k), where the sum is r·(c + r/2) up to half a token.
+    """
     jobs = candidates.jobs
+    context, left = jobs.context[rows], jobs.expected_remaining[rows]
     there = np.where(candidates.indices_of(jobs.home[rows]) == at, jobs.held[rows], 0)
     if cached is not None:
         there = np.maximum(there, cached[rows, at])
-    costs = np.array([_TokenCosts.at(worker) for worker in candidates.workers])
-    return _work_s(_TokenCosts(*costs[at].T), there, *(read[rows] for read in _reads(jobs)))
+    prefill_s, token_s, context_s, tokens_per_step = _token_costs(candidates.workers)[:, at]
+    reads = left * (context + left / 2)  # context tokens
+    decode_s = (left * token_s + context_s * reads) / tokens_per_step
+    work: Floats = np.maximum(context - there, 0) * prefill_s + decode_s
+    return work
+
+
+def _token_costs(workers: Sequence[WorkerSnapshot]) -> Floats:
+    """Of each worker: seconds per token of prefill, per token of a sequence beside as many others
+    as memory allows, and per context token; and tokens per step."""
+    costs = (
+        (
+            worker.cost.prefill_token_s,
+            worker.cost.base_s / worker.full_seqs + worker.cost.decode_seq_s,
+            worker.cost.context_token_s,
+            worker.cost.tokens_per_step,
+        )
+        for worker in workers
+    )
+    return np.array(list(costs)).T
 
 
 def _sums(candidates: Candidates, at: Ints, cached: Ints | None = None) -> Floats:
@@ -91,44 +114,6 @@ def _sums(candidates: Candidates, at: Ints, cached: Ints | None = None) -> Float
     works = np.zeros(len(at))
     works[rows] = work_s(candidates, rows, index[rows], cached)
     return np.array([np.sum(works[here]) for here in candidates.at_each_worker(at)])
-
-
-def _reads(jobs: Columns) -> tuple[Ints, Floats, Floats]:
-    """Contexts, tokens still expected, and the context tokens that these will read."""
-    context, left = jobs.context, jobs.expected_remaining
-    return context, left, left * (context + left / 2)
-
-
-class _TokenCosts(NamedTuple):
-    """Of a worker, as numbers, or of the workers of several requests, as columns."""
-
-    prefill_s: float | Floats
-    token_s: float | Floats  # of a sequence beside as many others as memory allows
-    context_s: float | Floats
-    tokens_per_step: float | Floats
-
-    @staticmethod
-    def at(worker: WorkerSnapshot) -> "_TokenCosts":
-        cost = worker.cost
-        token_s = cost.base_s / worker.full_seqs + cost.decode_seq_s
-        return _TokenCosts(
-            cost.prefill_token_s, token_s, cost.context_token_s, cost.tokens_per_step
-        )
-
-
-def _work_s(
-    cost: _TokenCosts, there: Ints | int, context: Ints, left: Floats, reads: Floats
-) -> Floats:
-    """Seconds that each request still needs on this worker's device: prefill of KV that is neither
-    held nor cached `there`, and its tokens, while as many run beside it as memory allows.
-
-    A sequence's share of SCLS' T_serve (Eq. 2) with n running: r tokens beyond a context of c take
-    r·(base/n + seq) + context·Σ_{k ≤ r} (c + k), where the sum is r·(c + r/2) up to half a token.
-    """
-    missing = np.maximum(context - there, 0)
-    decode_s = (left * cost.token_s + cost.context_s * reads) / cost.tokens_per_step
-    work: Floats = missing * cost.prefill_s + decode_s
-    return work
 
 
 def cached_tokens(snapshot: Snapshot, rows: Ints, jobs: Columns) -> Ints:

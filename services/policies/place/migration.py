@@ -35,9 +35,8 @@ def plan_moves(candidates: Candidates, gain: float) -> Ints:
     finals = jobs.context + jobs.expected_remaining
     runs = (candidates.is_running & known).nonzero()[0]
     seqs = np.bincount(home[runs], minlength=len(workers))
-    tokens = np.bincount(home[runs], finals[runs], len(workers))
-    room = tokens + finals[paused].min() <= rooms + ROUNDING
-    to = ((seqs < slots) & room).nonzero()[0]  # the others cannot take any
+    tokens = np.bincount(home[runs], finals[runs], len(workers)) + finals[paused].min()
+    to = ((seqs < slots) & (tokens <= rooms + ROUNDING)).nonzero()[0]  # others can take none
     if not len(to):
         return at
     rows = np.concatenate([runs, paused])
@@ -51,16 +50,14 @@ def plan_moves(candidates: Candidates, gain: float) -> Ints:
     here, there = _ahead(mine, home[rows], ~waits, to)
     mine = mine[:, waits]
     recompute_s = _recompute_s(candidates, paused, to)
-    able = can_serve_each(candidates, [workers[i] for i in to], paused)
-    able &= homes[:, None] != to
-    worth_s = gain * recompute_s
+    able = can_serve_each(candidates, [workers[i] for i in to], paused) & (homes[:, None] != to)
 
     def find_movers(part: slice) -> tuple[Bools, Bools]:
         """Which of these rows move, and to which workers they could."""
         size = finals[paused[part]]
         stays = (here[2, part] < slots[homes[part]]) & (here[1, part] + size <= rooms[homes[part]])
         wins = (there[2, part] < slots[to]) & (there[1, part] + size[:, None] <= rooms[to])
-        wins &= able[part] & (here[0, part, None] - there[0, part] > worth_s[part])
+        wins &= able[part] & (here[0, part, None] - there[0, part] > gain * recompute_s[part])
         return ~stays & wins.any(axis=1), wins
 
     # Most rows stay: parts of them are judged together, again from each move on, because it changes
@@ -73,8 +70,8 @@ def plan_moves(candidates: Candidates, gain: float) -> Ints:
             continue
         part = PART
         nth = first + int(moves.argmax())
-        cost_s = np.where(wins[nth - first], there[0, nth] + recompute_s[nth], np.inf)
-        chosen = int(np.argmin(cost_s))
+        cost_s = there[0, nth] + recompute_s[nth]
+        chosen = int(np.where(wins[nth - first], cost_s, np.inf).argmin())
         at[paused[nth]] = workers[to[chosen]].number
         leaves, enters = mine[:, nth, None], mine[:, nth, None].copy()
         enters[0] = work_there_s[nth, chosen]
