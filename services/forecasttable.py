@@ -139,31 +139,6 @@ class ForecastTable:
         left = self._mass[which, first]
         return After(self, which, generated, caps, first, left, left > _NOTHING)
 
-    def passed(self, which: Ints, generated: Ints) -> Ints:
-        """How many leading points of each row have no mass once that many tokens are generated;
-        none of a row that is outlived."""
-        first = self._count_upto(which, generated)
-        return np.where(self._mass[which, first] > _NOTHING, first, 0)
-
-    def conditioned(self, which: Ints, generated: Ints, caps: Ints) -> tuple[Floats, Floats]:
-        """min(L, cap) | L > generated as points and their masses, both (rows, points): ascending
-        points, no mass on those up to `generated`. Of the 64 points, the leading ones that no row
-        has any mass on are left out. O(rows · points)."""
-        first = self._count_upto(which, generated)
-        left = self._mass[which, first]
-        outlived = left <= _NOTHING
-        begin = int(np.where(outlived, 0, first).min()) if len(which) else 0
-        points = np.minimum(self._points[which, begin:], caps[:, None])
-        share = 1.0 / np.where(outlived, np.inf, left)
-        masses = self._weights[which, begin:]
-        masses *= (first[:, None] <= _COLUMNS[begin:]) * share[:, None]
-        if outlived.any():
-            tail, reached = self._longest[which[outlived]], generated[outlived]
-            ahead = tail[:, None] * _TAIL_AHEAD
-            points[outlived] = np.minimum(reached[:, None] + ahead, caps[outlived, None])
-            masses[outlived] = 1 / MAX_POINTS
-        return points, masses
-
     def _count_upto(self, which: Ints, tokens: Ints) -> Ints:
         """How many points of each row are <= tokens."""
         return _search(self._reached, which, (tokens + 1).astype(np.float32))
@@ -201,6 +176,25 @@ class After:
         which, generated, caps = self._which[at], self._generated[at], self._caps[at]
         first, left, known = self._first[at], self._left[at], self._known[at]
         return After(self._table, which, generated, caps, first, left, known)
+
+    def points(self, at: Ints, begin: int, count: int) -> tuple[Floats, Floats]:
+        """min(L, cap) | L > generated of the rows `at`, as points beyond the generated tokens and
+        their masses, both (count, at): of each row's ascending points those from the `begin`-th on,
+        at most MAX_POINTS of all; after the last, points without mass. O(at · count)."""
+        table, which, known = self._table, self._which[at], self._known[at]
+        column = _COLUMNS[:count, None] + (np.where(known, self._first[at], 0) + begin)
+        outside = column >= MAX_POINTS
+        column += which * MAX_POINTS
+        points = table._points.reshape(-1).take(column, mode="clip")
+        masses = table._weights.reshape(-1).take(column, mode="clip")
+        points[outside], masses[outside] = np.inf, 0.0
+        masses *= 1.0 / np.where(known, self._left[at], 1.0)
+        outlived = (~known).nonzero()[0]
+        if len(outlived):
+            ahead = _TAIL_AHEAD[begin : begin + count, None] * table._longest[which[outlived]]
+            points[:, outlived] = self._generated[at[outlived]] + ahead
+            masses[:, outlived] = 1 / MAX_POINTS
+        return np.minimum(points, self._caps[at], out=points), masses
 
     def quantiles(self, shares: Floats, to_cap: bool = False) -> Floats:
         """The smallest l with P(min(L, cap) ≤ l | L > generated) ≥ share, for `shares` of shape

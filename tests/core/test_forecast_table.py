@@ -15,7 +15,7 @@ from tests.policies.made_snapshots import table as interned
 
 
 @given(st.lists(forecasts(), min_size=1, max_size=5), st.data())
-def test_conditioned_rows_match_forecasts(fs: list[Forecast], data: st.DataObject) -> None:
+def test_points_of_rows_match_forecasts(fs: list[Forecast], data: st.DataObject) -> None:
     """Each row is written twice: no part of an earlier, longer forecast remains."""
     table = interned(*fs)
     for row, f in enumerate(fs):
@@ -25,8 +25,9 @@ def test_conditioned_rows_match_forecasts(fs: list[Forecast], data: st.DataObjec
     rows = np.arange(len(fs))
     generated = np.array([data.draw(st.integers(0, f.max_tokens)) for f in fs])
     caps = np.array([data.draw(st.integers(1, f.max_tokens)) for f in fs])
-    points, masses = table.conditioned(rows, generated, caps)
-    assert points.shape == masses.shape == (len(fs), 64 - min(table.passed(rows, generated)))
+    after = table.after(rows, generated, caps)
+    parts = [after.points(rows, begin, 16) for begin in range(0, 64, 16)]
+    points, masses = (np.concatenate(part).T for part in zip(*parts, strict=True))
     assert masses.sum(axis=1) == pytest.approx(np.ones(len(fs)))
     for row, f in enumerate(fs):
         found: dict[float, float] = {}

@@ -1,15 +1,20 @@
 """Time per token: a request's share of the fleet's time, by the workers' cost models."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from services.forecast import Floats
+from services.forecast import Floats, Ints
 from services.forecasttable import ForecastTable
 from services.policies.memory import PolicyMemory
 from services.policies.snapshot import SelectedColumns, Snapshot
 
 SEQS = "pace_seqs"
+
+Spread = Callable[[Ints, int, int], tuple[Floats, Floats, Floats]]
+"""(rows, begin, count) → the forecast lengths of these rows beyond the current output, the seconds
+until each, and their masses, (count, rows): from the `begin`-th on, as of `After.points`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +46,22 @@ class Pace:
         """Worker seconds for the tokens that each request is still expected to make."""
         return self.remaining_s(jobs, jobs.total - jobs.output)
 
-    def spread_s(
-        self, jobs: SelectedColumns, forecasts: ForecastTable
-    ) -> tuple[Floats, Floats, Floats]:
-        """The forecast lengths beyond the current output, the same seconds for each, and their
-        masses; all have shape (rows, 64). O(rows · 64)."""
-        lengths, masses = forecasts.conditioned(jobs.forecast, jobs.output, jobs.cap)
-        tokens = np.maximum(lengths - jobs.output[:, None], 1.0)
-        seconds = tokens * (self.context_token_s / 2)
-        seconds += (self.token_s + self.context_token_s * jobs.context)[:, None]
-        seconds *= tokens
-        seconds += self._missing_s(jobs)[:, None]
-        return lengths, seconds, masses
+    def spread_s(self, jobs: SelectedColumns, forecasts: ForecastTable) -> "Spread":
+        """The forecast lengths beyond the current output, with the same seconds for each."""
+        after, output = forecasts.after(jobs.forecast, jobs.output, jobs.cap), jobs.output
+        token_s = self.token_s + self.context_token_s * jobs.context
+        missing_s = self._missing_s(jobs)
+
+        def spread(at: Ints, begin: int, count: int) -> tuple[Floats, Floats, Floats]:
+            lengths, masses = after.points(at, begin, count)
+            tokens = np.maximum(lengths - output[at], 1.0)
+            seconds = tokens * (self.context_token_s / 2)
+            seconds += token_s[at]
+            seconds *= tokens
+            seconds += missing_s[at]
+            return lengths, seconds, masses
+
+        return spread
 
     def _missing_s(self, jobs: SelectedColumns) -> Floats:
         """Worker seconds to prefill the missing KV."""

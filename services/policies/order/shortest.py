@@ -10,25 +10,26 @@ None of the three prevents the starvation of long requests, so all use the same 
 starvation.py.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 
-from services.forecast import MAX_POINTS, Floats, Ints
-from services.forecasttable import ForecastTable
+from services.forecast import MAX_POINTS, Floats
 from services.policies.memory import PolicyMemory
-from services.policies.order.pace import Pace, measure_pace
+from services.policies.order.pace import Pace, Spread, measure_pace
 from services.policies.order.ranking import HYSTERESIS, Ranking, limit_preemption
 from services.policies.order.starvation import AGEING, find_starving, put_first
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import SelectedColumns, Snapshot
+from services.policies.snapshot import Snapshot
 
 SIZE = "size_s"
 # Inputs of a size, of each request and of all, to compute it again only when one has changed.
 SIZE_INPUTS = ("edition", "forecast", "output", "held")
 SIZE_PACE = ("size_token_s", "size_context_token_s", "size_prefill_token_s")
-BLOCK = 384 * MAX_POINTS  # points at once, so that the intermediate arrays fit in a core's cache
-_NO_CHANCE = 1e-300  # probabilities below count as zero
+WINDOW = 8  # points of each request at once: most indices are known after these
+ROWS = 2_048  # requests at once, so that the intermediate arrays fit in a core's cache
+_NO_GAIN = 1e-300  # gains below count as zero
 
 PARAMS = {**AGEING, **HYSTERESIS}
 # The weight of the tail beyond the mean, and the share of mass that is the tail.
@@ -53,18 +54,16 @@ def gittins_s(snapshot: Snapshot, params: Params, memory: PolicyMemory, pace: Pa
     """The reciprocal of Gittins' index: the least expected seconds per completion. O(jobs), and
     O(64) for each request that changed."""
 
-    def index_s(lengths: Floats, seconds: Floats, masses: Floats) -> Floats:
-        return seconds_per_completion(seconds, masses)
-
-    return known_sizes(snapshot, memory, pace, index_s)
+    return known_sizes(snapshot, memory, pace, least_ratio)
 
 
 def tail_s(snapshot: Snapshot, params: Params, memory: PolicyMemory, pace: Pace) -> Sized:
     """Mean + `tail_weight` · (CVaR − mean), where CVaR is the mean of the longest `tail_share`.
     O(jobs), and O(64) for each request that changed."""
 
-    def inflated_s(lengths: Floats, seconds: Floats, masses: Floats) -> Floats:
-        mean_s = _sum_rows(masses * seconds)
+    def inflated_s(count: int, spread: Spread) -> Floats:
+        _, seconds, masses = spread(np.arange(count), 0, MAX_POINTS)
+        mean_s = running_sums(masses * seconds)[-1]
         worst_s = mean_of_longest(seconds, masses, params["tail_share"])
         inflated_s: Floats = mean_s + params["tail_weight"] * (worst_s - mean_s)
         return inflated_s
@@ -76,10 +75,10 @@ def known_sizes(
     snapshot: Snapshot,
     memory: PolicyMemory,
     pace: Pace,
-    size: Callable[[Floats, Floats, Floats], Floats],
+    size: Callable[[int, Spread], Floats],
 ) -> Sized:
-    """`size` of each row's forecast lengths, remaining times and masses, cached with its inputs:
-    computed again only if an input has changed."""
+    """The `size` of each row, given how many rows and the `Spread` of their forecasts. Cached with
+    its inputs: computed again only if one has changed."""
     jobs = snapshot.live
     inputs = (
         snapshot.forecasts.editions(jobs.forecast) + 1,  # 0 stands for an unseen request
@@ -92,56 +91,63 @@ def known_sizes(
     same = np.full(len(jobs), tuple(map(memory.number, SIZE_PACE)) == paces)
     for was, now in zip(before, inputs, strict=True):
         same &= was == now
-    for at in _blocks((~same).nonzero()[0], jobs, snapshot.forecasts):
-        sized[at] = size(*pace.spread_s(jobs.select(at), snapshot.forecasts))
+    changed = (~same).nonzero()[0]
+    for first in range(0, len(changed), ROWS):
+        at = changed[first : first + ROWS]
+        sized[at] = size(len(at), pace.spread_s(jobs.select(at), snapshot.forecasts))
     columns = {name: now.astype(float) for name, now in zip(SIZE_INPUTS, inputs, strict=True)}
     memory = memory.with_numbers(**dict(zip(SIZE_PACE, paces, strict=True)))
     return sized, {SIZE: sized, **columns}, memory
 
 
-def _blocks(at: Ints, jobs: SelectedColumns, forecasts: ForecastTable) -> Iterator[Ints]:
-    """These positions in blocks of about BLOCK points. Many of them are ordered by the points that
-    they have passed: a block leaves out those that all of it have."""
-    if len(at) * MAX_POINTS <= BLOCK:
-        yield from (at,) if len(at) else ()
-        return
-    passed = forecasts.passed(jobs.forecast[at], jobs.output[at])
-    order = passed.argsort(kind="stable")
-    at, passed = at[order], passed[order]
-    first = 0
-    while first < len(at):
-        last = first + BLOCK // (MAX_POINTS - int(passed[first]))
-        yield at[first:last]
-        first = last
+def _completion(masses: Floats, lengths: Floats) -> Floats:
+    return masses
 
 
-def seconds_per_completion(seconds: Floats, masses: Floats) -> Floats:
-    """min over d of E[min(S, d)] / P(S ≤ d), the reciprocal of the Gittins index.
+def least_ratio(
+    count: int, spread: Spread, gained: Callable[[Floats, Floats], Floats] = _completion
+) -> Floats:
+    """min over d of E[min(S, d)] / E[G; S ≤ d] for each of `count` rows, where `gained` returns
+    the gain G of ends with these masses at these lengths; it does not rise with the length. By
+    default each end counts 1: the reciprocal of the Gittins index.
 
-    d ranges over each row's positive, ascending seconds: between two of them P does not change, so
-    that the minimum is at one of them.
+    d ranges over each row's ascending seconds: between two of them E[G; S ≤ d] does not change, so
+    that the minimum is at one of them. WINDOW points at a time: no later d costs less than the last
+    one of these, or gains more than if all others ended there. O(count · points).
     """
-    chance = np.cumsum(masses, axis=1)
-    spent = np.cumsum(masses * seconds, axis=1)
-    spent += seconds * (1.0 - chance)
-    spent /= np.maximum(chance, _NO_CHANCE)
-    best: Floats = spent.min(axis=1)
+    best, at, before = np.full(count, np.inf), np.arange(count), np.zeros((3, count))
+    for begin in range(0, MAX_POINTS, WINDOW):
+        lengths, seconds, masses = spread(at, begin, WINDOW)
+        sums = np.stack([masses, gained(masses, lengths), masses * seconds], axis=1)
+        sums[0] += before
+        chance, gain, spent = running_sums(sums).swapaxes(0, 1)
+        rest = 1.0 - chance
+        cost = seconds * rest
+        cost += spent
+        best[at] = np.minimum(best[at], (cost / np.maximum(gain, _NO_GAIN)).min(axis=0))
+        most = gain[-1] + gained(rest[-1], lengths[-1])
+        unknown = (cost[-1] < best[at] * most).nonzero()[0]
+        if not len(unknown):
+            break
+        at, before = at[unknown], sums[-1][:, unknown]
     return best
 
 
 def mean_of_longest(seconds: Floats, masses: Floats, share: float) -> Floats:
-    """The mean of the longest `share` of each row's mass (CVaR), splitting a point's mass if
+    """The mean of the longest `share` of each column's mass (CVaR), splitting a point's mass if
     needed; 0 < share ≤ 1."""
-    chance = np.cumsum(masses, axis=1)
+    chance = running_sums(masses.copy())
     beyond = np.minimum(np.maximum(chance - (1.0 - share), 0.0), masses)
-    mean: Floats = _sum_rows(beyond * seconds) / share
+    mean: Floats = running_sums(beyond * seconds)[-1] / share
     return mean
 
 
-def _sum_rows(values: Floats) -> Floats:
-    """The sum of each row, in order: leading zeros do not change its rounding."""
-    total: Floats = values.cumsum(axis=1)[:, -1]
-    return total
+def running_sums(values: Floats) -> Floats:
+    """Adds to each entry those before it along the first axis, in place. Several times as fast as
+    numpy's cumulative sum, which adds one column after the other."""
+    for before, entry in pairwise(values):
+        entry += before
+    return values
 
 
 def rank_by_size(size: Size, snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:

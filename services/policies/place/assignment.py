@@ -19,36 +19,42 @@ MIN_PART = 64  # requests that are looked at together
 
 
 class Assignment:
-    """The loads and free slots of the workers while requests are assigned one by one. `alike` are
-    rows that score the same at every worker."""
+    """The loads and free slots of the workers while requests are assigned one by one: those of the
+    part that `look_at` names, by their place in it."""
 
     def __init__(self, loads: Loads, free: list[int]):
         self.spare = [i for i, slots in enumerate(free) if slots > 0]  # workers with a slot
         self.slots = sum(free)
-        self.alike: set[int] = set()
         self._loads, self._free = loads, free
         self._there: list[float] = loads.there.tolist()
         # The workers by load, as a heap; an entry with an earlier load is skipped.
         self._by_load = [(self._there[i], i) for i in self.spare]
         heapify(self._by_load)
 
-    def take(self, row: int, worker: int) -> None:
+    def look_at(self, rows: Ints) -> None:
+        """Begins a part."""
+        self._adds, self._scores = self._loads.added(rows)
+        alike = self._scores[:, :1] == self._scores
+        self._alike: list[bool] = alike.all(axis=1).tolist()
+
+    def take(self, nth: int, worker: int) -> None:
         """Assigns a request."""
-        self._there[worker] += self._loads.adds.item(row, worker)
+        self._there[worker] += self._adds.item(nth, worker)
         heappush(self._by_load, (self._there[worker], worker))
         self._free[worker] -= 1
         self.slots -= 1
         if not self._free[worker]:
             self.spare = [i for i in self.spare if i != worker]
 
-    def least(self, row: int, turn: int, able: list[int]) -> int:
+    def least(self, nth: int, turn: int, able: list[int]) -> int:
         """The worker with the least load and score together, the first among equals. O(able), and
-        usually O(log workers) for a row that is alike and may go to every worker with a slot."""
-        if able is self.spare and row in self.alike:
-            found = self._least_loaded(self._loads.scores.item(row, 0))
+        usually O(log workers) for a request that scores the same at every worker and may go to all
+        with a slot."""
+        if able is self.spare and self._alike[nth]:
+            found = self._least_loaded(self._scores.item(nth, 0))
             if found != NOWHERE:
                 return found
-        there, scores = self._there, self._loads.scores[row].tolist()
+        there, scores = self._there, self._scores[nth].tolist()
         return min(able, key=lambda i: there[i] + scores[i])
 
     def _least_loaded(self, score: float) -> int:
@@ -61,7 +67,7 @@ class Assignment:
         alone = all(other + score > load + score for other, _ in entries[1:3])
         return worker if alone else NOWHERE
 
-    def next_in_turn(self, row: int, turn: int, able: list[int]) -> int:
+    def next_in_turn(self, nth: int, turn: int, able: list[int]) -> int:
         return able[turn % len(able)]
 
 
@@ -96,24 +102,23 @@ def assign(
     loads = measure_loads()
     if longest_first:
         fresh, grades = select_placeable(candidates, workers, free, fresh)
-        longest = loads.adds[fresh].min(axis=1)
+        longest = loads.added(fresh)[0].min(axis=1)
         fresh = fresh[np.lexsort((-longest, -grades))]
     assignment, first = Assignment(loads, free), 0
     while assignment.slots and first < len(fresh):  # parts: most of a long queue finds no slot
         rows = fresh[first : first + max(assignment.slots, MIN_PART)]
-        scores = loads.scores.T[:, rows]
-        assignment.alike = set(rows[(scores == scores[0]).all(axis=0)].tolist())
-        able_rows = can_serve_each(candidates, rows)
+        assignment.look_at(rows)
+        able_rows = can_serve_each(candidates, workers, rows)
         everywhere = np.logical_and.reduce(able_rows, axis=1).tolist()
-        for nth, row in enumerate(rows.tolist()):
+        for nth in range(len(rows)):
             able = assignment.spare
             if not able:
                 break
             if not everywhere[nth]:
                 able = [i for i in able if able_rows[nth, i]]
             if able:
-                chosen = pick(assignment, row, candidates.round + first + nth, able)
-                at[row] = workers[chosen].number
-                assignment.take(row, chosen)
+                chosen = pick(assignment, nth, candidates.round + first + nth, able)
+                at[rows[nth]] = workers[chosen].number
+                assignment.take(nth, chosen)
         first += len(rows)
     return at

@@ -20,9 +20,9 @@ def can_serve(candidates: Candidates, worker: WorkerSnapshot, rows: Ints) -> Boo
     return worker.can_run(jobs.model[rows], jobs.longest_at(rows))
 
 
-def can_serve_each(candidates: Candidates, rows: Ints) -> Bools:
-    """The same of these rows at each worker, (rows, workers)."""
-    jobs, workers = candidates.jobs, candidates.workers
+def can_serve_each(candidates: Candidates, workers: Sequence[WorkerSnapshot], rows: Ints) -> Bools:
+    """The same of these rows at each of these workers, (rows, workers)."""
+    jobs = candidates.jobs
     model = np.array([worker.model for worker in workers])
     reach = np.array([worker.reach_tokens for worker in workers])
     able: Bools = jobs.longest_at(rows)[:, None] <= reach

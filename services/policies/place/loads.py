@@ -1,7 +1,7 @@
 """The load of each worker, the load that each request would add, and its cached prefix there."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,12 +18,12 @@ from services.policies.snapshot import (
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """`there` is each worker's load; `adds` (rows, workers) the load of each request there;
-    `scores` the value compared beside the load when a worker is picked: the lower the better."""
+    """`there` is each worker's load. `added` returns, for some rows, the load of each at each
+    worker, and the value compared beside the load when a worker is picked, the lower the better;
+    both have shape (rows, workers)."""
 
     there: Floats
-    adds: Floats
-    scores: Floats
+    added: Callable[[Ints], tuple[Floats, Floats]]
 
 
 def loads_in_tokens(candidates: Candidates) -> Loads:
@@ -33,95 +33,87 @@ def loads_in_tokens(candidates: Candidates) -> Loads:
     tokens = jobs.context + jobs.expected_remaining
     speeds = np.array([worker.full_speed for worker in candidates.workers])
     there = np.array([np.sum(tokens[here]) for here in candidates.at_each_worker(jobs.home)])
-    adds = tokens[:, None] / speeds
-    return Loads(there / speeds, adds, np.broadcast_to(0.0, adds.shape))
+
+    def added(rows: Ints) -> tuple[Floats, Floats]:
+        adds = tokens[rows, None] / speeds
+        return adds, np.broadcast_to(0.0, adds.shape)
+
+    return Loads(there / speeds, added)
 
 
 def loads_in_seconds(candidates: Candidates, at: Ints) -> Loads:
     """In seconds of the worker's device, by its cost model; `at` names the requests there."""
-    adds = work_by_worker_s(candidates)
-    return Loads(_sums(candidates, at, adds), adds, np.broadcast_to(0.0, adds.shape))
+
+    def added(rows: Ints) -> tuple[Floats, Floats]:
+        adds = work_by_worker_s(candidates, rows)
+        return adds, np.broadcast_to(0.0, adds.shape)
+
+    return Loads(_sums(candidates, at), added)
 
 
 def loads_less_cached(candidates: Candidates, at: Ints, weight: float) -> Loads:
     """The same, without prefill of cached tokens. Beside the load counts what a request adds, minus
     the saved prefill times `weight`: at 1 it goes where it would finish first, above that
     increasingly to its prefix."""
-    whole, cached = work_by_worker_s(candidates), candidates.cached
-    if not cached.any():
-        return Loads(_sums(candidates, at, whole), whole, whole)
-    adds = work_by_worker_s(candidates, cached)
-    return Loads(_sums(candidates, at, adds), adds, whole - weight * (whole - adds))
+    cached = candidates.cached if candidates.cached.any() else None
+
+    def added(rows: Ints) -> tuple[Floats, Floats]:
+        whole = work_by_worker_s(candidates, rows)
+        if cached is None:
+            return whole, whole
+        adds = work_by_worker_s(candidates, rows, cached)
+        return adds, whole - weight * (whole - adds)
+
+    return Loads(_sums(candidates, at, cached), added)
 
 
-def work_by_worker_s(candidates: Candidates, cached: Ints | None = None) -> Floats:
-    """Seconds that each request still needs at each worker, (rows, workers), with that much of it
-    cached. O(rows · kinds of workers), and O(rows · workers) to write them."""
-    jobs, workers = candidates.jobs, candidates.workers
-    # Transposed, because columns are written.
-    works = np.empty((len(workers), len(candidates.rows))).T
-    reads, home = _reads(jobs), candidates.indices_of(jobs.home)
-    costs = [_TokenCosts.at(worker) for worker in workers]
-    alike: dict[_TokenCosts, Floats] = {}  # for requests with nothing at the worker
-    for i, cost in enumerate(costs):
-        if cost not in alike:
-            alike[cost] = _work_s(cost, 0, *reads)
-        works[:, i] = alike[cost]
-    # Requests with KV at home or a cached prefix need less there.
-    rows = (home != NOWHERE).nonzero()[0]
-    at, there = home[rows], jobs.held[rows]
-    if cached is not None and cached.size:
-        tokens = cached.copy()
-        tokens[rows, at] = np.maximum(tokens[rows, at], there)
-        rows, at = tokens.nonzero()
-        there = tokens[rows, at]
-    if len(rows):
-        each = _TokenCosts(*np.array(costs).T[:, at])
-        works[rows, at] = _work_s(each, there, *(column[rows] for column in reads))
-    return works
+def work_by_worker_s(candidates: Candidates, rows: Ints, cached: Ints | None = None) -> Floats:
+    """`work_s` of these rows at each worker, (rows, workers)."""
+    return work_s(candidates, rows[:, None], np.arange(len(candidates.workers)), cached)
 
 
-def _sums(candidates: Candidates, at: Ints, adds: Floats) -> Floats:
-    here = candidates.at_each_worker(at)
-    return np.array([np.sum(adds[rows, i]) for i, rows in enumerate(here)])
-
-
-def _reads(jobs: Columns) -> tuple[Ints, Floats, Floats]:
-    """Contexts, tokens still expected, and the context tokens that these will read."""
-    context, left = jobs.context, jobs.expected_remaining
-    return context, left, left * (context + left / 2)
-
-
-class _TokenCosts(NamedTuple):
-    """Of a worker, as numbers, or of the workers of several requests, as columns."""
-
-    prefill_s: float | Floats
-    token_s: float | Floats  # of a sequence beside as many others as memory allows
-    context_s: float | Floats
-    tokens_per_step: float | Floats
-
-    @staticmethod
-    def at(worker: WorkerSnapshot) -> "_TokenCosts":
-        cost = worker.cost
-        token_s = cost.base_s / worker.full_seqs + cost.decode_seq_s
-        return _TokenCosts(
-            cost.prefill_token_s, token_s, cost.context_token_s, cost.tokens_per_step
-        )
-
-
-def _work_s(
-    cost: _TokenCosts, there: Ints | int, context: Ints, left: Floats, reads: Floats
-) -> Floats:
-    """Seconds that each request still needs on this worker's device: prefill of KV that is neither
-    held nor cached `there`, and its tokens, while as many run beside it as memory allows.
+def work_s(candidates: Candidates, rows: Ints, at: Ints, cached: Ints | None = None) -> Floats:
+    """Seconds that each of these rows still needs on the device of the worker of this index: prefill
+    of KV that is neither held there nor `cached`, (all rows, workers), and its tokens, while as
+    many run beside it as memory allows. `rows` and `at` broadcast. O(result).
 
     A sequence's share of SCLS' T_serve (Eq. 2) with n running: r tokens beyond a context of c take
     r·(base/n + seq) + context·Σ_{k ≤ r} (c + k), where the sum is r·(c + r/2) up to half a token.
     """
-    missing = np.maximum(context - there, 0)
-    decode_s = (left * cost.token_s + cost.context_s * reads) / cost.tokens_per_step
-    work: Floats = missing * cost.prefill_s + decode_s
+    jobs = candidates.jobs
+    context, left = jobs.context[rows], jobs.expected_remaining[rows]
+    there = np.where(candidates.indices_of(jobs.home[rows]) == at, jobs.held[rows], 0)
+    if cached is not None:
+        there = np.maximum(there, cached[rows, at])
+    prefill_s, token_s, context_s, tokens_per_step = _token_costs(candidates.workers)[:, at]
+    reads = left * (context + left / 2)  # context tokens
+    decode_s = (left * token_s + context_s * reads) / tokens_per_step
+    work: Floats = np.maximum(context - there, 0) * prefill_s + decode_s
     return work
+
+
+def _token_costs(workers: Sequence[WorkerSnapshot]) -> Floats:
+    """Of each worker: seconds per token of prefill, per token of a sequence beside as many others
+    as memory allows, and per context token; and tokens per step."""
+    costs = (
+        (
+            worker.cost.prefill_token_s,
+            worker.cost.base_s / worker.full_seqs + worker.cost.decode_seq_s,
+            worker.cost.context_token_s,
+            worker.cost.tokens_per_step,
+        )
+        for worker in workers
+    )
+    return np.array(list(costs)).T
+
+
+def _sums(candidates: Candidates, at: Ints, cached: Ints | None = None) -> Floats:
+    """Seconds of the requests at each worker, by its number in `at`."""
+    index = candidates.indices_of(at)
+    rows = (index != NOWHERE).nonzero()[0]
+    works = np.zeros(len(at))
+    works[rows] = work_s(candidates, rows, index[rows], cached)
+    return np.array([np.sum(works[here]) for here in candidates.at_each_worker(at)])
 
 
 def cached_tokens(snapshot: Snapshot, rows: Ints, jobs: Columns) -> Ints:

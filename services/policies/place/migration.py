@@ -1,18 +1,17 @@
 """Moves waiting requests with KV to another worker if the shorter wait is worth recomputing
 their KV."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.parameters import Param
 from services.policies.place.eligibility import can_serve_each, current_workers
-from services.policies.place.loads import work_by_worker_s
-from services.policies.snapshot import NOWHERE, Bools, Candidates
+from services.policies.place.loads import work_s
+from services.policies.snapshot import NOWHERE, Bools, Candidates, stable_order
 
 PART = 64  # rows that are judged together at first, and twice as many while none moves
 MOVE_GAIN = {"move_gain": Param(0.0, 0.0, 1e6)}
+ROUNDING = 1.0  # tokens, more than sums of lengths differ by their order
 
 
 def plan_moves(candidates: Candidates, gain: float) -> Ints:
@@ -22,95 +21,95 @@ def plan_moves(candidates: Candidates, gain: float) -> Ints:
     of it there is less by more than `gain` times the seconds to recompute its KV; of
     several, to the one where both together are least. Room includes the expected output of the
     request and of those ahead of it; all that run at the other worker are ahead of it. A running
-    request never moves. O(paused · workers).
+    request never moves. O(paused · workers that have room beside what runs there).
     """
     at = current_workers(candidates)
-    paused = np.flatnonzero(candidates.is_paused_with_kv())
-    if gain <= 0 or len(candidates.workers) < 2 or not len(paused):
-        return at
-    turn = np.empty(len(at), np.int64)  # position in a single queue of all requests
-    turn[np.lexsort((np.arange(len(at)), ~candidates.is_running, candidates.queue_key))] = (
-        np.arange(len(at))
-    )
-    paused = paused[np.argsort(turn[paused])]
     jobs, workers = candidates.jobs, candidates.workers
+    home = candidates.indices_of(jobs.home)
+    known = home != NOWHERE
+    paused = (candidates.is_paused_with_kv() & known).nonzero()[0]
+    if gain <= 0 or len(workers) < 2 or not len(paused):
+        return at
     slots = np.array([worker.max_running for worker in workers])
     rooms = np.array([worker.room_tokens for worker in workers], float)
-    work = work_by_worker_s(candidates)
-    finals = np.broadcast_to((jobs.context + jobs.expected_remaining)[:, None], work.shape)
-    ones = np.broadcast_to(1.0, work.shape)
-    work_s, tokens, count = _ahead(candidates, turn, paused, (work, finals, ones))
-    recompute_s = _recompute_s(candidates, paused)
-    able = can_serve_each(candidates, paused)
-    homes = candidates.indices_of(jobs.home[paused])
-    known, worth_s = homes != NOWHERE, gain * recompute_s
+    finals = jobs.context + jobs.expected_remaining
+    runs = (candidates.is_running & known).nonzero()[0]
+    seqs = np.bincount(home[runs], minlength=len(workers))
+    tokens = np.bincount(home[runs], finals[runs], len(workers)) + finals[paused].min()
+    to = ((seqs < slots) & (tokens <= rooms + ROUNDING)).nonzero()[0]  # others can take none
+    if not len(to):
+        return at
+    rows = np.concatenate([runs, paused])
+    rows = rows[np.lexsort((rows, ~candidates.is_running[rows], candidates.queue_key[rows]))]
+    waits = ~candidates.is_running[rows]
+    paused = rows[waits]
+    homes = home[paused]
+    # Work, tokens and number of requests: at each one's home, and the work elsewhere.
+    mine = np.stack([work_s(candidates, rows, home[rows]), finals[rows], np.ones(len(rows))])
+    work_there_s = work_s(candidates, paused[:, None], to)
+    here, there = _ahead(mine, home[rows], ~waits, to)
+    mine = mine[:, waits]
+    recompute_s = _recompute_s(candidates, paused, to)
+    able = can_serve_each(candidates, [workers[i] for i in to], paused) & (homes[:, None] != to)
 
-    def find_movers(rows: Ints) -> tuple[Bools, Bools]:
+    def find_movers(part: slice) -> tuple[Bools, Bools]:
         """Which of these rows move, and to which workers they could."""
-        fits = (count[rows] < slots) & (tokens[rows] + finals[paused[rows]] <= rooms)
-        here = homes[rows]
-        saved_s = work_s[rows, here][:, None] - work_s[rows]
-        wins = fits & able[rows] & (saved_s > worth_s[rows])
-        stays = fits[np.arange(len(rows)), here]
-        return known[rows] & ~stays & wins.any(axis=1), wins
+        size = finals[paused[part]]
+        stays = (here[2, part] < slots[homes[part]]) & (here[1, part] + size <= rooms[homes[part]])
+        wins = (there[2, part] < slots[to]) & (there[1, part] + size[:, None] <= rooms[to])
+        wins &= able[part] & (here[0, part, None] - there[0, part] > gain * recompute_s[part])
+        return ~stays & wins.any(axis=1), wins
 
     # Most rows stay: parts of them are judged together, again from each move on, because it changes
     # what is ahead of later rows.
     first, part = 0, PART
     while first < len(paused):
-        rows = np.arange(first, min(first + part, len(paused)))
-        moves, wins = find_movers(rows)
+        moves, wins = find_movers(slice(first, first + part))
         if not moves.any():
-            first, part = first + len(rows), 2 * part
+            first, part = first + part, 2 * part
             continue
         part = PART
         nth = first + int(moves.argmax())
-        row, here = paused[nth], homes[nth]
-        cost_s = np.where(wins[nth - first], work_s[nth] + recompute_s[nth], np.inf)
-        there = int(np.argmin(cost_s))
-        at[row] = workers[there].number
-        for ahead, mine in ((work_s, work[row]), (tokens, finals[row]), (count, ones[row])):
-            ahead[nth + 1 :, here] -= mine[here]
-            ahead[nth + 1 :, there] += mine[there]
-        first = nth + 1
+        cost_s = there[0, nth] + recompute_s[nth]
+        chosen = int(np.where(wins[nth - first], cost_s, np.inf).argmin())
+        at[paused[nth]] = workers[to[chosen]].number
+        leaves, enters = mine[:, nth, None], mine[:, nth, None].copy()
+        enters[0] = work_there_s[nth, chosen]
+        later, first = slice(nth + 1, None), nth + 1
+        there[:, later, to == homes[nth]] -= leaves[..., None]
+        there[:, later, chosen] += enters
+        here[:, later] -= leaves * (homes[later] == homes[nth])
+        here[:, later] += enters * (homes[later] == to[chosen])
     return at
 
 
-def _recompute_s(candidates: Candidates, at: Ints) -> Floats:
-    """Seconds to recompute the KV of each of these at each worker, (at, workers)."""
+def _recompute_s(candidates: Candidates, at: Ints, to: Ints) -> Floats:
+    """Seconds to recompute the KV of each of these at each worker of `to`, (at, to)."""
     missing = candidates.jobs.context[at][:, None]
     if candidates.cached.size:
-        missing = np.maximum(missing - candidates.cached[at], 0)
-    seconds: Floats = missing * np.array([w.cost.prefill_token_s for w in candidates.workers])
+        missing = np.maximum(missing - candidates.cached[at[:, None], to], 0)
+    seconds: Floats = missing * np.array([candidates.workers[i].cost.prefill_token_s for i in to])
     return seconds
 
 
-def _ahead(
-    candidates: Candidates, turn: Ints, paused: Ints, values: Sequence[Floats]
-) -> list[Floats]:
-    """The work served before each paused request at each worker, for each of the values (rows,
-    workers), which count for all that run there; at home for those of them with an earlier turn;
-    and for paused ones there that precede it. O(rows log rows + paused · workers)."""
-    count, home = len(candidates.workers), candidates.indices_of(candidates.jobs.home)
-    runs = (candidates.is_running & (home != NOWHERE)).nonzero()[0]
-    runs = runs[np.lexsort((turn[runs], home[runs]))]
-    at, turns = home[runs], len(turn)
-    firsts = at.searchsorted(np.arange(count))
-    nth = np.arange(1, len(runs) + 1) - firsts[at]
-    here = (home[paused] != NOWHERE).nonzero()[0]
-    homes = home[paused[here]]
-    place = (at * turns + turn[runs]).searchsorted(homes * turns + turn[paused[here]])
-    earlier = place - firsts[homes]
-    found = []
-    for value in values:
-        totals = np.zeros((count, int(nth.max(initial=0)) + 1))  # of each worker's, in turn
-        totals[at, nth] = value[runs, at]
-        np.cumsum(totals, axis=1, out=totals)
-        waiting = np.zeros((count, len(paused)))
-        waiting[homes, here] = value[paused[here], homes]
-        ahead = totals[:, -1:].repeat(len(paused), axis=1)
-        ahead[homes, here] = totals[homes, earlier]
-        ahead += waiting.cumsum(axis=1)
-        ahead -= waiting
-        found.append(ahead.T)
-    return found
+def _ahead(mine: Floats, home: Ints, runs: Bools, to: Ints) -> tuple[Floats, Floats]:
+    """What is served before each paused request at its home, (values, paused), and at each other
+    worker of `to`, (values, paused, to). `mine` are values of the requests, (values, requests), in
+    turn. At home those with an earlier turn count; elsewhere, all that run there and the paused
+    ones there with an earlier turn. O(requests + paused · to)."""
+    order = stable_order(home)
+    nth = np.empty(len(order), np.int64)
+    nth[order] = np.arange(len(order)) - home[order].searchsorted(home[order])
+
+    def sums(these: Bools) -> Floats:
+        """Of the first `nth` at each worker, (values, workers, nth)."""
+        totals = np.zeros((len(mine), max(home.max(), to.max()) + 1, nth.max() + 2))
+        totals[:, home, nth + 1] = np.where(these, mine, 0.0)
+        return totals.cumsum(axis=2, out=totals)
+
+    running, waiting, paused = sums(runs), sums(~runs), (~runs).nonzero()[0]
+    homes, nths = home[paused], nth[paused]
+    here = running[:, homes, nths] + waiting[:, homes, nths]
+    there = np.where(homes[:, None] == to, mine[:, paused, None], 0.0).cumsum(axis=1)
+    there += running[:, to, -1][:, None]
+    return here, there

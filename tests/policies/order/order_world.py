@@ -8,15 +8,31 @@ from typing import Any
 import numpy as np
 
 from services.costs import CostModel
-from services.forecast import Forecast, certain
+from services.forecast import MAX_POINTS, Floats, Forecast, Ints, certain
 from services.forecasttable import ForecastTable
 from services.policies.decide import decide
 from services.policies.memory import PolicyMemory
+from services.policies.order.pace import Spread
 from services.policies.preset import choose
 from services.policies.snapshot import NOWHERE, Snapshot
 from tests.policies.made_snapshots import jobs, node
 
 SECOND = CostModel(1.0, 0.0, 0.0, 0.0)
+
+
+def spread_of(*columns: Sequence[float] | Floats) -> Spread:
+    """The spread of one row with these lengths, seconds and masses, at most MAX_POINTS."""
+    ends = (0, MAX_POINTS - len(columns[0]))
+    lengths, seconds = (
+        np.pad(np.array(each, float), ends, "edge")[:, None] for each in columns[:2]
+    )
+    masses = np.pad(np.array(columns[2], float), ends)[:, None]
+
+    def spread(_: Ints, begin: int, count: int) -> tuple[Floats, Floats, Floats]:
+        part = slice(begin, begin + count)
+        return lengths[part], seconds[part], masses[part]
+
+    return spread
 
 
 @dataclass

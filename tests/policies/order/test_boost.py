@@ -18,7 +18,7 @@ from services.policies.parameters import resolve
 from services.policies.snapshot import Snapshot
 from tests.examples import examples
 from tests.policies.made_snapshots import jobs, node, snapshots, table
-from tests.policies.order.order_world import World, stream
+from tests.policies.order.order_world import World, spread_of, stream
 
 # A step takes 10 ms for any number of requests; prefill takes almost no time.
 COST = CostModel(0.01, 1e-9, 0.0, 0.0)
@@ -123,7 +123,7 @@ PROBABLY_SHORT = ([1.0, 101.0], [6.0, 106.0], [0.75, 0.25])  # tokens, seconds, 
 
 
 def work_s(lengths: list[float], seconds: list[float], masses: list[float]) -> float:
-    found = per_token_s(np.array([lengths]), np.array([seconds]), np.array([masses]), 1.0)
+    found = per_token_s(1, spread_of(lengths, seconds, masses), 1.0)
     return float(found[0])
 
 

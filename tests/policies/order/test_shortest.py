@@ -15,10 +15,11 @@ from services.policies.memory import PolicyMemory
 from services.policies.order.pace import measure_pace
 from services.policies.order.ranking import Ranking
 from services.policies.order.registry import ORDERS
-from services.policies.order.shortest import mean_of_longest, seconds_per_completion
+from services.policies.order.shortest import least_ratio, mean_of_longest
 from services.policies.snapshot import Snapshot
+from tests.examples import examples
 from tests.policies.made_snapshots import jobs, node, snapshots, table
-from tests.policies.order.order_world import World, stream
+from tests.policies.order.order_world import World, spread_of, stream
 
 PLAIN = {"ageing_s": np.inf, "hysteresis": 0.25, "tail_weight": 0.5, "tail_share": 0.2}
 A_SECOND_A_TOKEN = CostModel(1.0, 0.5, 0.0, 0.0)
@@ -225,8 +226,28 @@ def test_index_functions_ignore_padding(points: list[tuple[float, float]]) -> No
     seconds = np.array([[0.05, *(s for s, _ in ordered), ordered[-1][0]]])
     masses = np.array([[0.0, *(w / mass for _, w in ordered), 0.0]])
     plain = [(s, w / mass) for s, w in ordered]
-    assert seconds_per_completion(seconds, masses)[0] == pytest.approx(brute_gittins(plain))
-    assert mean_of_longest(seconds, masses, 0.25)[0] == pytest.approx(brute_tail(plain, 1.0, 0.25))
+    spread = spread_of(seconds[0].tolist(), seconds[0].tolist(), masses[0].tolist())
+    assert least_ratio(1, spread)[0] == pytest.approx(brute_gittins(plain))
+    assert mean_of_longest(seconds.T, masses.T, 0.25)[0] == pytest.approx(
+        brute_tail(plain, 1.0, 0.25)
+    )
+
+
+@settings(max_examples=examples(100))
+@given(st.integers(1, 64), st.integers(0, 2**32), st.sampled_from([0.3, 1.0, 3.0]))
+def test_least_ratio_equals_minimum_over_all_ends(count: int, seed: int, width: float) -> None:
+    """Points of a row are looked at in windows, and not after the ratio is known."""
+    rng = np.random.default_rng(seed)
+    lengths = np.sort(rng.lognormal(3, width, count)) + 1
+    seconds, masses = 0.5 + lengths * rng.uniform(0.5, 1), rng.dirichlet(np.ones(count))
+    seconds = np.sort(seconds)
+    for gained in (np.divide, lambda masses, _: masses):
+        ends = [
+            (np.minimum(seconds, end) @ masses) / gained(masses, lengths)[seconds <= end].sum()
+            for end in seconds
+        ]
+        found = least_ratio(1, spread_of(lengths, seconds, masses), gained)
+        assert found[0] == pytest.approx(min(ends), rel=1e-9)
 
 
 # Starvation. One slot; requests of 2 s arrive every second, and three need 5 s.

@@ -24,7 +24,8 @@ def test_each_request_goes_to_least_load_with_its_score(
     workers = [node(i + 1, places=int(rng.integers(0, 9)), reach_tokens=200) for i in range(fleet)]
     asked = candidates(jobs(count), [False] * count, *workers)
     adds = rng.integers(1, 4, (count, 1 if alike else fleet)) * np.ones((count, fleet))
-    loads = Loads(there * rng.integers(0, 3, fleet).astype(np.float64), adds, adds)
+    held = there * rng.integers(0, 3, fleet).astype(np.float64)
+    loads = Loads(held, lambda rows: (adds[rows], adds[rows]))
     free, sums, expected = [worker.max_running for worker in workers], loads.there.tolist(), []
     for row in range(count):
         able = [i for i in range(fleet) if free[i]]

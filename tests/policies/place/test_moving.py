@@ -122,7 +122,7 @@ def moves_one_by_one(asked: Candidates, gain: float) -> list[int]:
     made, workers = asked.jobs, asked.workers
     at = [int(home) for home in made.home]
     turn = sorted(range(len(at)), key=lambda i: (asked.queue_key[i], not asked.is_running[i], i))
-    work = work_by_worker_s(asked)
+    work = work_by_worker_s(asked, np.arange(len(asked.rows)))
     finals = made.context + made.expected_remaining
     paused = [i for i in turn if asked.is_paused_with_kv()[i]]
     order = {row: nth for nth, row in enumerate(turn)}

@@ -47,7 +47,7 @@ def test_work_s_matches_worked_example() -> None:
     made = jobs(2, prompt=[100, 100], output=[20, 20], total=[50, 50], home=[1, 2], held=[0, 119])
     asked = candidates(made, [False, False], node(2, 2_048, cost=COST))
     here, there = 0.120 + 0.135 + 0.0405, 0.001 + 0.135 + 0.0405
-    assert work_by_worker_s(asked)[:, 0] == pytest.approx([here, there])
+    assert work_by_worker_s(asked, np.arange(len(asked.rows)))[:, 0] == pytest.approx([here, there])
 
 
 def test_work_s_times_batch_size_is_scls_serve_time() -> None:
@@ -55,7 +55,7 @@ def test_work_s_times_batch_size_is_scls_serve_time() -> None:
     prefill itself and half a token of context per sequence and step."""
     made = jobs(1, prompt=[200], total=[64])
     worker = node(1, 2_048, cost=COST)
-    [[mine]] = work_by_worker_s(candidates(made, [False], worker))
+    [[mine]] = work_by_worker_s(candidates(made, [False], worker), np.arange(1))
     n, served = worker.full_seqs, COST.serve_s(worker.full_seqs, 200, 64)
     own_step = COST.base_s + COST.context_token_s * n * 200
     half = COST.context_token_s * n * 64 / 2
@@ -90,7 +90,7 @@ def test_max_min_matches_reference_implementation(totals: list[int], loaded: lis
     made = jobs(count, total=lengths, cap=[500] * count, home=home, held=held)
     workers = [node(i + 1, 4_096, cost=COST) for i in range(running)]
     asked = candidates(made, [row < running for row in range(count)], *workers)
-    work = work_by_worker_s(asked)
+    work = work_by_worker_s(asked, np.arange(len(asked.rows)))
     there = [float(work[i, i]) for i in range(running)]
     found = placed("max_min", asked)[running:]
     assert found == literal_max_min(work[running:].tolist(), there)
@@ -103,7 +103,7 @@ def test_max_min_is_within_graham_bound_of_optimum(totals: list[int], machines: 
     made = jobs(len(totals), total=totals, cap=[500] * len(totals))
     workers = [node(i + 1, 4_096, cost=COST) for i in range(machines)]
     asked = candidates(made, [False] * len(totals), *workers)
-    work = work_by_worker_s(asked)[:, 0]
+    work = work_by_worker_s(asked, np.arange(len(asked.rows)))[:, 0]
 
     def ends_s(deal: Sequence[int]) -> float:
         return max(float(np.sum(work[np.array(deal) == i])) for i in range(1, machines + 1))
