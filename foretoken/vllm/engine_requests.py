@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from foretoken.vllm.kv_capacity import whole_units
 from foretoken.vllm.planned_queue import PlannedQueue
@@ -35,6 +35,7 @@ class VllmInternals(Protocol):
     max_model_len: int
     running: list[Request]
     requests: dict[str, Request]
+    finished_req_ids: set[str]
     policy: SchedulingPolicy
     requires_kv_delivery: bool
     pause_state: PauseState
@@ -55,7 +56,7 @@ class EngineRequests:
         self._scheduler = scheduler
         self.view = describe_engine(scheduler)
         self.planned: dict[str, Request] = {}
-        self._others = 0  # live requests that plans are not about
+        self._ended = set[str]()  # planned requests that have ended since the last `pop_ended`
         self._queues = [self._replace_queue(name) for name in QUEUES if name in scheduler.__dict__]
         scheduler.policy = SchedulingPolicy.FCFS  # it then preempts the last of `running`
 
@@ -96,12 +97,23 @@ class EngineRequests:
     @property
     def has_ended(self) -> bool:
         """Whether requests have ended since the last `pop_ended`."""
-        return len(self.planned) + self._others != len(self._scheduler.requests)
+        return bool(self._ended or not self.planned.keys().isdisjoint(self._fresh))
+
+    @property
+    def _fresh(self) -> set[str]:
+        """The requests that have ended since vLLM composed the last step."""
+        return self._scheduler.finished_req_ids
 
     def progress(self) -> list[RequestProgress]:
         """That of the requests that run or load their KV. O(running)."""
-        holders = chain(self._scheduler.running, self._loading)
-        return [self._progress(r) for r in holders if self._is_planned(r)]
+        planned, block_tokens = self.planned.get, self.view.block_tokens
+        return [
+            RequestProgress(
+                name, r.num_output_tokens, held := r.num_computed_tokens, -(-held // block_tokens)
+            )
+            for r in chain(self._scheduler.running, self._loading)
+            if planned(name := r.request_id) is r
+        ]
 
     def memory(self, progress: Sequence[RequestProgress]) -> tuple[int, int]:
         """The free blocks, and the holders of blocks beyond the first; `progress` is that of all
@@ -118,11 +130,13 @@ class EngineRequests:
 
     def pop_ended(self) -> list[Request]:
         """Planned requests that have ended since the last call, which are planned no more. A KV
-        connector may still have their blocks. O(planned)."""
-        ended = [r for r in self.planned.values() if r.status > RequestStatus.PREEMPTED]
+        connector may still have their blocks. O(ended)."""
+        names = sorted(self._ended | (self._fresh & self.planned.keys()))
+        self._ended.clear()
+        # A live request may have the id of one that has ended.
+        ended = [request for name in names if (request := self.planned[name]).is_finished()]
         for request in ended:
             del self.planned[request.request_id]
-        self._others = len(self._scheduler.requests) - len(self.planned)
         return ended
 
     def pop_preempted(self) -> list[RequestProgress]:
@@ -136,14 +150,14 @@ class EngineRequests:
         """From now on plans are about this request. Before vLLM queues it."""
         self.planned[request.request_id] = request
 
-    def count_other(self) -> None:
-        """Plans are not about a request that vLLM queues now."""
-        self._others += 1
+    def note_ended(self, names: set[str]) -> None:
+        """vLLM has composed a step and told its model runner that these have ended."""
+        self._ended |= names & self.planned.keys()
 
     def leave(self, request_id: str) -> None:
         """Plans are no longer about this request, which waits: vLLM admits it."""
         self.planned.pop(request_id, None)
-        self._others += 1
+        self._ended.discard(request_id)
         self.admit([request_id])
 
     def admit(self, names: Sequence[str]) -> None:
@@ -187,13 +201,9 @@ class EngineRequests:
     def give_up(self) -> None:
         """From now on plans are about no request."""
         self.planned.clear()
+        self._ended.clear()
         for queue in self._queues:
             queue.admit([request.request_id for request in queue])
-
-    def _progress(self, request: Request) -> RequestProgress:
-        held = request.num_computed_tokens
-        blocks = -(-held // self.view.block_tokens)
-        return RequestProgress(request.request_id, request.num_output_tokens, held, blocks)
 
 
 def without_kv(request: Request) -> RequestProgress:

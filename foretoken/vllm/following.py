@@ -101,8 +101,6 @@ class PlanFollower:
                 self._requests.plan_for(request)
                 self._arrivals.append(read)
                 self._learner.ask(Asked(read, request.prompt_token_ids or ()))
-            else:
-                self._requests.count_other()
 
     def follow(self) -> None:
         """Before a step: carries out the plan of the last round, if it has ended."""
@@ -131,6 +129,7 @@ class PlanFollower:
         now = time.monotonic()
         with self._guard():
             requests = self._requests
+            requests.note_ended(output.finished_req_ids)
             self._clock.began(output.num_scheduled_tokens.values(), requests.usage, now)
             if self._round or self._gave_up or not self._rest.is_over(now):
                 return
@@ -171,8 +170,8 @@ class PlanFollower:
         self._requests.admit(self.planner.admit_at_once([r.request_id for r in arrivals], now))
 
     def _planning(self, now: float) -> Callable[[], Plan]:
-        """Gathers what has happened since the last round, and returns the round. O(running), and
-        O(live) if requests have ended."""
+        """Gathers what has happened since the last round, and returns the round.
+        O(running)."""
         finished, cut_short = self._pop_ended()
         gone = self._requests.pop_preempted()
         progress = self._requests.progress()

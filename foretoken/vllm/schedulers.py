@@ -5,9 +5,11 @@ Their names are for `vllm serve --scheduler-cls`. `Scheduler` becomes an `AsyncS
 schedules asynchronously, so that one name is right everywhere.
 """
 
+import time
 from typing import Any, ClassVar, Protocol
 
 import vllm
+from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
@@ -17,6 +19,7 @@ from foretoken.vllm.following import PlanFollower
 from foretoken.vllm.settings import VllmConfig, load_settings
 
 TESTED = ("0.30", "0.31", "0.32")
+POLL_S = 2e-4
 
 
 class Follower(Protocol):
@@ -53,6 +56,7 @@ class Scheduler(VllmScheduler):
         if getattr(kwargs["vllm_config"].model_config, "is_diffusion", False):
             raise ValueError("foretoken.vllm serves no diffusion models: leave --scheduler-cls out")
         super().__init__(*args, **kwargs)
+        wait_without_spinning()
         self._follower = self._make_follower(settings)
 
     def _make_follower(self, settings: VllmConfig) -> Follower:
@@ -84,6 +88,16 @@ class AsyncScheduler(Scheduler, VllmAsyncScheduler):
 
 
 Scheduler.asynchronous = AsyncScheduler
+
+
+def wait_without_spinning() -> None:
+    """Makes this process look every POLL_S for what vLLM's worker processes answer.
+
+    vLLM looks without a pause. Here that takes a core from the other processes, and the interpreter
+    from the threads that decide and learn while a step computes. Its notifications of answers may
+    be lost, so that they cannot replace the looks.
+    """
+    SpinCondition.wait = lambda *_, **__: time.sleep(POLL_S)
 
 
 def require_tested(version: str, settings: VllmConfig) -> None:

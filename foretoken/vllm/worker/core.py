@@ -25,7 +25,6 @@ from services.worker.requests.types.prompt import Prompt
 from services.worker.requests.types.scores import Opening, PromptLogprobs
 
 HERE = __package__
-POLL_S = 2e-4
 OWN = {
     "scheduler_cls": f"{HERE}.scheduler.WorkerScheduler",
     "worker_extension_cls": f"{HERE}.runner_extension.RunnerExtension",
@@ -112,7 +111,6 @@ class VllmCore:
         made = vllm_config(config)
         executor = Executor.get_class(made)
         self._core = EngineCore(made, executor, log_stats=False, executor_fail_callback=on_lost)
-        _wait_without_spinning(self._core.model_executor)
         scheduler: Any = self._core.scheduler
         self._scheduler = scheduler
         self._observer: StepObserver = scheduler.observer
@@ -218,17 +216,6 @@ class VllmCore:
 
     def shutdown(self) -> None:
         self._core.shutdown()
-
-
-def _wait_without_spinning(executor: Any) -> None:
-    """Makes the engine thread look every POLL_S for a step's result from vLLM's worker processes.
-
-    vLLM looks without a pause. Here that takes a core and the interpreter from the event loop,
-    which receives prompts and sends tokens in this process.
-    """
-    for queue in getattr(executor, "response_mqs", ()):
-        if (condition := getattr(queue, "_spin_condition", None)) is not None:
-            condition.wait = lambda **_: time.sleep(POLL_S)
 
 
 def _generated(output: EngineCoreOutput) -> Generated:

@@ -38,6 +38,7 @@ class StepObserver:
         """Plans are carried out between two steps."""
 
     def scheduled(self, output: SchedulerOutput) -> None:
+        self.requests.note_ended(output.finished_req_ids)
         tokens = output.num_scheduled_tokens.values()
         self._clock.began(tokens, self.requests.usage, time.monotonic())
 
