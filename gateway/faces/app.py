@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from gateway.faces.http.answers.formats import ChatFormat, CompletionFormat
+from gateway.faces.http.choices import CHAT, COMPLETIONS
 from gateway.faces.http.endpoints import add_endpoints, describe_body, list_endpoints
 from gateway.faces.http.errors import ClientDisconnected, error_body, error_response, internal_error
 from gateway.faces.http.generate import generate
@@ -18,7 +18,6 @@ from gateway.faces.http.unserved import MAX_PATH_CHARS, suggest_endpoint
 from gateway.faces.static import Page, add_page, read_page
 from gateway.faces.ui.routes import add_data
 from gateway.front import Front
-from observability import genai
 from services.runtime.errors import InvalidArgument, ServiceError
 from services.runtime.version import foretoken_version
 
@@ -42,7 +41,7 @@ def build_app(front: Front) -> ASGIApp:
         openapi_extra=describe_body(ChatBody.model_json_schema(), CHAT_EXAMPLE, ChatBody.fields),
     )
     async def chat_completions(request: Request) -> Response:
-        return await generate(front, request, ChatBody, ChatFormat, genai.CHAT)
+        return await generate(front, request, CHAT)
 
     @app.post(
         COMPLETION_PATH,
@@ -52,8 +51,7 @@ def build_app(front: Front) -> ASGIApp:
         ),
     )
     async def completions(request: Request) -> Response:
-        operation = genai.TEXT_COMPLETION
-        return await generate(front, request, CompletionBody, CompletionFormat, operation)
+        return await generate(front, request, COMPLETIONS)
 
     read_often = add_endpoints(app, front)
     docs, page = read_page("/docs", "gateway.faces.docs", "static"), read_live_page()

@@ -112,6 +112,11 @@ class Body(BaseModel):
         return self._unknown
 
     @property
+    def recalled_bytes(self) -> int:
+        """Bytes of the prompt that are not in the body."""
+        return 0
+
+    @property
     def constraint(self) -> Constraint | None:
         """What each answer must follow."""
         return self._constraint
