@@ -109,6 +109,11 @@ class Session:
         """Whether a chunk had tokens."""
         return self._sent_tokens > 0
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the output."""
+        return self._matcher.found if self._matcher and self.stopped_by_text else None
+
     def add_prompt_info(self, cached_tokens: int, prompt_logprobs: Sequence[Logprob]) -> None:
         """What the worker reports of the prompt with the first tokens."""
         self.cached_tokens = max(self.cached_tokens, cached_tokens)

@@ -121,6 +121,17 @@ class Body(BaseModel):
         """What each answer must follow."""
         return self._constraint
 
+    def constrain(self, constraint: Constraint | None) -> None:
+        """Adds a constraint that a field of this endpoint gives. Raises InvalidArgument for a
+        second one."""
+        if constraint is None:
+            return
+        if self._constraint is not None:
+            name = self._constraint.field_name
+            sentence = f"{name} constrains the answer, too; remove one of them"
+            raise InvalidArgument(constraint.field_name, sentence)
+        self._constraint = constraint
+
     @property
     def prompt_top_n(self) -> int | None:
         """Number of alternatives scored for each prompt token; None: prompt tokens get no score."""

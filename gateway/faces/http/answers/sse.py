@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.faces.http.errors import ClientDisconnected, error_response, internal_error
+from gateway.faces.http.errors import ClientDisconnected, error_body, error_response, internal_error
 from services.runtime.errors import ServiceError
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,17 @@ HEADERS = [
 
 def encode_event(content: object) -> bytes:
     return b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"
+
+
+def encode_typed_event(content: Mapping[str, object]) -> bytes:
+    """An event of the name in `type`."""
+    return f"event: {content['type']}\n".encode() + encode_event(content)
+
+
+def encode_error_event(error: ServiceError, path: str) -> bytes:
+    """An error within a stream of the endpoint at `path`."""
+    body = error_body(error, path)
+    return encode_typed_event(body) if "type" in body else encode_event(body)
 
 
 async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -86,7 +97,8 @@ class EventStream(Response):
                 last = self._encode_last(None)
             except Exception as error:  # no name keeps it longer: its traceback has this frame
                 if not started:
-                    await error_response(_for_client(error))(scope, receive, send)
+                    response = error_response(_for_client(error), scope["path"])
+                    await response(scope, receive, send)
                     return
                 last = self._encode_last(_for_client(error))
         await send({"type": "http.response.body", "body": last, "more_body": False})

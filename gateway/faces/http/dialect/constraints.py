@@ -55,7 +55,7 @@ def _read_json_schema_format(name: str, value: object) -> Constraint:
     _allow(at, inner, "name", "description", "schema", "strict")
     if inner.get("schema") is None:
         raise InvalidArgument(f"{at}.schema", "is missing")
-    return _read_schema(f"{at}.schema", inner["schema"])
+    return read_schema(f"{at}.schema", inner["schema"])
 
 
 def _read_structured_outputs(name: str, value: object) -> Constraint | None:
@@ -81,8 +81,8 @@ def _read_whitespace(name: str, given: Mapping[str, object]) -> str | None:
     return None if pattern is None else _require_text(f"{name}.whitespace_pattern", pattern)
 
 
-def _read_schema(name: str, value: object) -> Constraint:
-    """A schema as an object, or as JSON text."""
+def read_schema(name: str, value: object) -> Constraint:
+    """A constraint by a schema, an object or JSON text. Raises InvalidArgument with `name`."""
     value = _decode_text(name, value)
     if not isinstance(value, dict | bool):
         raise InvalidArgument(name, "must be a JSON schema: an object")
@@ -140,7 +140,7 @@ def _check_structure(name: str, value: object, triggers: Sequence[str]) -> None:
 
 
 STRUCTURED: Mapping[str, Reader] = {
-    "json": _read_schema,
+    "json": read_schema,
     "regex": _read_regex,
     "choice": _read_choice,
     "grammar": _read_grammar,
@@ -163,11 +163,11 @@ FORMATS: Mapping[str, Reader] = {
 READERS: Mapping[str, Reader] = {
     "response_format": _read_response_format,
     "structured_outputs": _read_structured_outputs,
-    "guided_json": _read_schema,
+    "guided_json": read_schema,
     "guided_regex": _read_regex,
     "guided_choice": _read_choice,
     "guided_grammar": _read_grammar,
-    "json_schema": _read_schema,
+    "json_schema": read_schema,
     "regex": _read_regex,
     "ebnf": _read_grammar,
 }
