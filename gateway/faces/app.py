@@ -15,6 +15,7 @@ from gateway.faces.http.generate import generate
 from gateway.faces.http.hot_paths import CLIENT_CLOSED_REQUEST, Endpoints, HotPaths
 from gateway.faces.http.messages.endpoints import add_messages
 from gateway.faces.http.middleware import Cors, HeadMethod, KeyAuthentication, RequestGuard
+from gateway.faces.http.responses.endpoints import add_responses
 from gateway.faces.http.schema import ChatBody, CompletionBody
 from gateway.faces.http.unserved import MAX_PATH_CHARS, suggest_endpoint
 from gateway.faces.static import Page, add_page, read_page
@@ -53,7 +54,11 @@ def build_app(front: Front) -> ASGIApp:
     async def completions(request: Request) -> Response:
         return await generate(front, request, COMPLETIONS)
 
-    often = {**add_messages(app, front), **add_endpoints(app, front)}
+    often = {
+        **add_responses(app, front),
+        **add_messages(app, front),
+        **add_endpoints(app, front),
+    }
     docs, page = read_page("/docs", "gateway.faces.docs", "static"), read_live_page()
     add_page(app, docs)
     if front.config.ui:

@@ -7,6 +7,7 @@ from math import ceil
 
 from fastapi.responses import JSONResponse
 
+from gateway.faces.http.responses.errors import PreviousNotFound, ResponseNotFound
 from gateway.types.api_keys import Unauthenticated
 from gateway.types.errors import ContextOverflow
 from services.runtime.errors import Code, InvalidArgument, ServiceError
@@ -55,6 +56,8 @@ STATUS_BY_TYPE: Mapping[type[ServiceError], HttpStatus] = {
     BodyTooLarge: HttpStatus(413, "invalid_request_error", "body_too_large"),
     BodyTooSlow: HttpStatus(408, "invalid_request_error", "body_too_slow"),
     ContextOverflow: HttpStatus(400, "invalid_request_error", "context_length_exceeded"),
+    PreviousNotFound: HttpStatus(400, "invalid_request_error", "previous_response_not_found"),
+    ResponseNotFound: HttpStatus(404, "invalid_request_error"),
 }
 
 
