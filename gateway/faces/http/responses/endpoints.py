@@ -71,7 +71,10 @@ class ResponsesApi:
         config = front.config
         self._front = front
         self._store = ResponseStore(
-            config.responses_file, config.max_stored_responses, config.max_stored_response_bytes
+            config.responses_file,
+            config.max_stored_responses,
+            config.max_stored_response_bytes,
+            config.gateway_id,
         )
 
     async def create(self, request: Request) -> Response:

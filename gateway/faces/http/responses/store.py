@@ -8,15 +8,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
+from services.runtime.config import ConfigError
+
 Entry = dict[str, object]
 
 IN_MEMORY = ":memory:"
 BUSY_S = 5.0  # the longest wait for another process that writes
 TABLE = """CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, content TEXT NOT NULL, conversation TEXT NOT NULL,
-    bytes INTEGER NOT NULL, used_s REAL NOT NULL, running INTEGER NOT NULL,
+    bytes INTEGER NOT NULL, used_s REAL NOT NULL, running INTEGER NOT NULL, process TEXT NOT NULL,
     cancelled INTEGER NOT NULL DEFAULT 0
 )"""
+# What an earlier process of this name has left.
+FAIL = """UPDATE responses SET running = 0, content = json_set(
+    content, '$.status', 'failed', '$.error', json(?)
+) WHERE running = 1 AND process = ?"""
+RESTARTED = {"code": "server_error", "message": "the gateway restarted; send the request again"}
 # Of all but the most recent ones that fit; those that still run last.
 EVICT = """DELETE FROM responses WHERE id IN (
     SELECT id FROM (
@@ -45,16 +52,21 @@ class ResponseStore:
     response), and `keep` O(number of responses).
     """
 
-    def __init__(self, file: str, max_count: int, max_bytes: int):
-        """`file`: empty for a store of this process alone. Raises sqlite3.Error."""
-        self.shared = bool(file)
+    def __init__(self, file: str, max_count: int, max_bytes: int, process: str = ""):
+        """`file`: empty for a store of this process alone. `process`: its name among those that
+        share the file. Raises ConfigError if the file is none that this process can write."""
+        self.shared, self._process = bool(file), process
         self._max_count, self._max_bytes = max_count, max_bytes
         self._lock = Lock()
-        self._database = sqlite3.connect(
-            file or IN_MEMORY, timeout=BUSY_S, check_same_thread=False, isolation_level=None
-        )
-        for statement in ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = OFF", TABLE):
-            self._database.execute(statement)
+        try:
+            self._database = sqlite3.connect(
+                file or IN_MEMORY, timeout=BUSY_S, check_same_thread=False, isolation_level=None
+            )
+            for statement in ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = OFF", TABLE):
+                self._database.execute(statement)
+            self._database.execute(FAIL, (_encode(RESTARTED), process))
+        except sqlite3.Error as error:
+            raise ConfigError(f"gateway.responses_file: {file} cannot be used: {error}") from None
 
     def keep(self, stored: StoredResponse) -> None:
         """Adds a response; those that were used longest ago make room."""
@@ -62,12 +74,11 @@ class ResponseStore:
         size = len(content.encode()) + len(conversation.encode())
         row = (
             *(stored.response_id, stored.owner, content, conversation, size),
-            *(time.time(), stored.running),
+            *(time.time(), stored.running, self._process),
         )
         with self._transaction() as database:
             database.execute(
-                "INSERT INTO responses (id, owner, content, conversation, bytes, used_s, running)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0)",
                 row,
             )
             database.execute(EVICT, (self._max_count, self._max_bytes))
