@@ -37,6 +37,10 @@ class AnswerFormats:
         """How the model is made to write calls."""
         return self.calls if isinstance(self.calls, JsonCallFormat) else HERMES
 
+    def calls_of(self, use: ToolUse) -> CallFormat:
+        """How an answer to a request with these tools writes calls."""
+        return self.forced_calls if use.required or self.calls is None else self.calls
+
 
 def select_formats(chat_template: str, calls: str = AUTO, reasoning: str = AUTO) -> AnswerFormats:
     """The formats by name. `auto`: those that the template speaks of; `none`: none. Raises
@@ -60,8 +64,7 @@ def open_reader(
     """
     calls: AnswerReader | None = None
     if use is not None and use.tools:
-        form = formats.forced_calls if use.required else formats.calls
-        calls = open_call_reader(form, use) if form else None
+        calls = open_call_reader(formats.calls_of(use), use)
     if formats.reasoning is None:
         return calls
     opened = formats.reasoning.is_opened_by(prompt_end)

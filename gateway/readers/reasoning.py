@@ -83,8 +83,9 @@ class ReasoningReader:
         self.passes = False  # whether further text goes to the other reader as it is
 
     @property
-    def rest(self) -> AnswerReader:
-        return self._rest
+    def passes_content(self) -> bool:
+        """Whether further text is content as it is."""
+        return self.passes and isinstance(self._rest, ContentReader)
 
     def feed(self, text: str) -> Sequence[AnswerPart]:
         if self.passes:

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.faces.http.answers.chunks import ChunkWriter, encode_usage
 from gateway.faces.http.answers.direct import DirectStream, direct_stream
 from gateway.faces.http.answers.formats import AnswerFormat
+from gateway.faces.http.answers.part_events import make_writer
 from gateway.faces.http.answers.sse import EventStream, run_until_disconnect
 from gateway.faces.http.body import (
     APPLICATION_HEADER,
@@ -72,7 +73,8 @@ class EventSink:
         return self._stream.ready
 
     def write(self, chunk: ChoiceChunk) -> None:
-        self._stream.write(self._writer.encode_chunk(chunk))
+        if event := self._writer.encode_chunk(chunk):
+            self._stream.write(event)
         self._trace.on_chunk_sent()
 
 
@@ -100,7 +102,7 @@ async def generate(
         ignored = front.unknown_fields.handle(body.unknown, body.fields.keys())
         parsing = _parse_all(gateway, request, arrival, requests, trace)
         # The prompts are at most as long as the body.
-        if gateway.intake.reads_quickly(size_bytes, body.constraint):
+        if gateway.intake.reads_quickly(size_bytes, requests[0]):
             generation_requests = await parsing
         else:
             generation_requests = await run_until_disconnect(request.receive, parsing)
@@ -127,7 +129,7 @@ async def _answer(
         form = make_format(gateway.text, call, body)
         if body.stream:
             options = body.stream_options
-            writer = ChunkWriter(form, call, gateway.config.answer_labels, options)
+            writer = make_writer(form, call, gateway.config.answer_labels, options)
             stream = direct_stream(request.scope)
             if stream is not None and body.prompt_top_n is None:  # else a thread encodes
                 call.sink = EventSink(stream, writer, trace)
@@ -155,7 +157,7 @@ def _encode_whole(
         "created": call.created_unix_s,
         **gateway.config.answer_labels,
         "choices": [form.whole_choice(chunks) for chunks in choices],
-        "usage": encode_usage(call),
+        "usage": encode_usage(call, form),
         **form.whole_extras(choices),
     }
 
@@ -202,7 +204,8 @@ async def _write_events(
     with trace.ends_on_error():
         async with aclosing(call.chunks()) as chunks:
             async for chunk in chunks:
-                yield await _encode(body, partial(writer.encode_chunk, chunk))
+                if event := await _encode(body, partial(writer.encode_chunk, chunk)):
+                    yield event
                 trace.on_chunk_sent()
     if body.stream_options.include_usage:
         yield writer.encode_usage(call)

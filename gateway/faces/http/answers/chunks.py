@@ -15,10 +15,11 @@ from gateway.types.forecasts import ClientForecast
 TEXT_MARK = "\ue000text\ue001"  # private characters; the head of an event has only ASCII
 
 
-def encode_usage(call: ClientCall) -> Entry:
+def encode_usage(call: ClientCall, form: AnswerFormat) -> Entry:
     return {
         **_encode_counts(call.prompt_tokens, call.completion_tokens),
         "prompt_tokens_details": {"cached_tokens": call.cached_tokens},
+        **form.usage_details(),
     }
 
 
@@ -80,7 +81,11 @@ class ChunkWriter:
         return self._encode_chunk(chunk)
 
     def _encode_chunk(self, chunk: ChoiceChunk) -> bytes:
-        choice = json.dumps(self._format.chunk_choice(chunk), ensure_ascii=False)
+        return self._encode_choice(chunk, self._format.chunk_choice(chunk))
+
+    def _encode_choice(self, chunk: ChoiceChunk, entry: Entry) -> bytes:
+        """The event of a chunk, with its choice."""
+        choice = json.dumps(entry, ensure_ascii=False)
         extras = self._format.chunk_extras(chunk)
         if chunk.forecast:
             extras = {**extras, "forecast": encode_forecast(chunk.forecast)}
@@ -90,7 +95,9 @@ class ChunkWriter:
         return f"{self._head}{choice}]{rest}{self._end}".encode()
 
     def encode_usage(self, call: ClientCall) -> bytes:
-        return f'{self._head}], "usage": {json.dumps(encode_usage(call))}}}\n\n'.encode()
+        return (
+            f'{self._head}], "usage": {json.dumps(encode_usage(call, self._format))}}}\n\n'.encode()
+        )
 
     def _encode_running_usage(self, chunk: ChoiceChunk, sent_tokens: dict[int, int]) -> Entry:
         """Counts of the chunk's choice alone, as vLLM reports them."""
