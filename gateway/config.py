@@ -79,6 +79,10 @@ class GatewayConfig(ServedSettings):
     # the emulated hardware here.
     system_fingerprint: str = ""
     chat_template: str = ""  # file of a Jinja chat template; empty: the model's own
+    # Formats of tool calls and of reasoning, by vLLM's names of its parsers; auto: what the chat
+    # template speaks of; none: none, the text is content as it is.
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     # auto: sampling fields that a request omits default to the model's generation_config.json.
     generation_config: Literal["auto", "off"] = "auto"
     # Unknown fields of an HTTP body: reported in the log and a response header, or a 400.
@@ -91,8 +95,9 @@ class GatewayConfig(ServedSettings):
     scheduler_address: LeaderAddress = "127.0.0.1:50052"
     # Several models, each with a scheduler of its own, by the name that requests select them by;
     # the first is that of requests without a name. JSON: {"small": {"model": "models/small",
-    # "scheduler_address": "127.0.0.1:50052"}, …}. An entry may also have chat_template and
-    # generation_config; all other settings hold for every model. Empty: the one model above.
+    # "scheduler_address": "127.0.0.1:50052"}, …}. An entry may also have chat_template,
+    # tool_call_parser, reasoning_parser and generation_config; all other settings hold for every
+    # model. Empty: the one model above.
     models: dict[str, ModelEntry] = Field(default_factory=dict)
     gateway_id: str = ""  # label `gateway` of its metrics; empty: random, and no label
     # Gateway processes that listen on the same ports (SO_REUSEPORT). Each enforces its share of

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from math import inf
 from typing import Protocol
 
 from gateway.requests.incremental import AnswerDetokenizer, StopMatcher
@@ -82,6 +83,7 @@ class Session:
         self.reason: FinishReason | None = None
         self.failure: Exception | None = None
         self.stopped_by_text = False
+        self.content_s = inf  # the client's first content, of an answer with reasoning or calls
         self.cached_tokens = 0  # prompt tokens whose KV was in the prefix cache
         self.prompt_logprobs: Sequence[Logprob] = ()
         self._max_tokens, self._min_tokens = sampling.max_tokens, sampling.min_tokens

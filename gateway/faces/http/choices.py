@@ -4,6 +4,7 @@ from functools import partial
 
 from gateway.faces.http.answers.chunks import ChunkWriter
 from gateway.faces.http.answers.formats import ChatFormat, CompletionFormat
+from gateway.faces.http.answers.part_events import make_writer
 from gateway.faces.http.generate import GenerationEndpoint
 from gateway.faces.http.schema import ChatBody, CompletionBody, read_body
 from gateway.gateway import Gateway
@@ -14,7 +15,7 @@ from observability import genai
 def _write_chat(gateway: Gateway, call: ClientCall, body: ChatBody) -> ChunkWriter:
     form = ChatFormat(gateway.text, call, body)
     labels, slow = gateway.config.answer_labels, body.prompt_top_n is not None
-    return ChunkWriter(form, call, labels, body.stream_options, slow)
+    return make_writer(form, call, labels, body.stream_options, slow)
 
 
 def _write_completion(gateway: Gateway, call: ClientCall, body: CompletionBody) -> ChunkWriter:

@@ -208,7 +208,7 @@ async def open_answer(
         ignored = front.unknown_fields.handle(body.unknown, body.fields.keys())
         parsing = _parse_all(gateway, request, arrival, requests, trace)
         # The prompts are at most as long as the body and what it recalls.
-        if gateway.intake.reads_quickly(size_bytes, body.constraint):
+        if gateway.intake.reads_quickly(size_bytes, requests[0]):
             generation_requests = await parsing
         else:
             generation_requests = await run_until_disconnect(request.receive, parsing)

@@ -18,10 +18,11 @@ from services.runtime.errors import ServiceError
 TEXT_MARK = "\ue000text\ue001"  # private characters; the head of an event has only ASCII
 
 
-def encode_usage(call: ClientCall) -> Entry:
+def encode_usage(call: ClientCall, form: AnswerFormat) -> Entry:
     return {
         **_encode_counts(call.prompt_tokens, call.completion_tokens),
         "prompt_tokens_details": {"cached_tokens": call.cached_tokens},
+        **form.usage_details(),
     }
 
 
@@ -84,7 +85,11 @@ class ChunkWriter:
         return self._encode_chunk(chunk)
 
     def _encode_chunk(self, chunk: ChoiceChunk) -> bytes:
-        choice = json.dumps(self._format.chunk_choice(chunk), ensure_ascii=False)
+        return self._encode_choice(chunk, self._format.chunk_choice(chunk))
+
+    def _encode_choice(self, chunk: ChoiceChunk, entry: Entry) -> bytes:
+        """The event of a chunk, with its choice."""
+        choice = json.dumps(entry, ensure_ascii=False)
         extras = self._format.chunk_extras(chunk)
         if chunk.forecast:
             extras = {**extras, "forecast": encode_forecast(chunk.forecast)}
@@ -97,7 +102,8 @@ class ChunkWriter:
         """The usage, if the client asks for it."""
         if not self._options.include_usage:
             return b""
-        return f'{self._head}], "usage": {json.dumps(encode_usage(self._call))}}}\n\n'.encode()
+        usage = json.dumps(encode_usage(self._call, self._format))
+        return f'{self._head}], "usage": {usage}}}\n\n'.encode()
 
     def encode_last(self, error: ServiceError | None) -> bytes:
         return DONE if error is None else encode_event(error_body(error))
@@ -107,7 +113,7 @@ class ChunkWriter:
             **self._labels,
             "object": self._format.whole_object,
             "choices": [self._format.whole_choice(chunks) for chunks in choices],
-            "usage": encode_usage(self._call),
+            "usage": encode_usage(self._call, self._format),
             **self._format.whole_extras(choices),
         }
 

@@ -4,6 +4,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from gateway.readers.content import ContentReader
+from gateway.readers.reasoning import ReasoningReader
+from gateway.sessions.call import LiveChoice
 from gateway.types.answer_parts import (
     AnswerPart,
     AnswerReader,
@@ -60,10 +63,23 @@ Step = Started | Grown | Ended
 class AnswerItems:
     """Divides the text of one answer into items, in their order; one is open at a time."""
 
-    def __init__(self, reader: AnswerReader):
-        self._reader = reader
+    def __init__(self, reader: AnswerReader | None):
+        """`reader`: None if the text is content as it is."""
+        self._reader = reader or ContentReader()
         self._open: Item | None = None
         self.items: list[Item] = []
+
+    @classmethod
+    def of(cls, live: LiveChoice) -> "AnswerItems":
+        """The items of a choice."""
+        opened = live.request.open_reader
+        return cls(opened() if opened else None)
+
+    @property
+    def reasoning_chars(self) -> int:
+        """Characters of the answer up to the end of its reasoning."""
+        reader = self._reader
+        return reader.reasoning_chars if isinstance(reader, ReasoningReader) else 0
 
     @property
     def has_calls(self) -> bool:

@@ -21,8 +21,10 @@ INTRODUCTION = """# Request fields
 
 Fields that OpenAI, vLLM and SGLang define for `/v1/chat/completions` (chat) and `/v1/completions`
 (completions), and what foretoken does with each. An empty endpoint column means both. Tables for
-`/v1/responses` and `/v1/messages` follow. A field that is `null` counts as absent. An unknown field is ignored and named in the response header
-`x-foretoken-ignored-fields`; with `--set gateway.unknown_fields=refuse` it is an error.
+[`/v1/responses` and `/v1/messages`](apis.md) follow.
+
+A field that is `null` counts as absent. An unknown field is ignored and named in the response
+header `x-foretoken-ignored-fields`; with `--set gateway.unknown_fields=refuse` it is an error.
 """
 SECTIONS = {
     Handling.SUPPORTED: "## Supported\n",

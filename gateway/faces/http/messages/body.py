@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 from pydantic import Field
@@ -11,6 +12,7 @@ from gateway.faces.http.dialect.content import decode_messages
 from gateway.faces.http.dialect.fields import FieldRule
 from gateway.faces.http.dialect.messages_fields import MESSAGES_FIELDS
 from gateway.faces.http.messages.content import decode_conversation
+from gateway.faces.http.messages.tools import read_message_tools
 from gateway.faces.http.schema import Body, Json, read_body
 from gateway.requests.prompts import check_template_size
 from gateway.types.client_request import ClientRequest, Conversation
@@ -33,20 +35,25 @@ class CountBody(Body):
     thinking: dict[str, object] | None = None
     output_config: dict[str, object] | None = None
     output_format: dict[str, object] | None = None
+    tools: object = None
+    tool_choice: object = None
     chat_template_kwargs: dict[str, object] | None = None
 
     def client_requests(self) -> list[ClientRequest]:
         """A list of one. If the assistant has the last word, the answer continues it."""
         entries = decode_conversation(self.system, self.messages)
         continued = bool(entries) and entries[-1]["role"] == "assistant"
+        tools, use = read_message_tools(self.tools, self.tool_choice)
         conversation = Conversation(
             decode_messages(entries),
             self._template_kwargs(),
             add_generation_prompt=not continued,
             continue_final_message=continued,
+            tools=() if use is None else tools,
         )
         self.stop = self.stop_sequences
-        return [self._client_request(conversation, self._sampling(None, self.max_tokens))]
+        request = self._client_request(conversation, self._sampling(None, self.max_tokens))
+        return [replace(request, tools=use, separates_reasoning=True)]
 
     def _template_kwargs(self) -> Mapping[str, object]:
         given = {**self._thinking(), **(self.chat_template_kwargs or {})}

@@ -5,7 +5,7 @@ from functools import partial
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from gateway.faces.http.answers.plain import PlainReader
+from gateway.faces.http.answers.items import AnswerItems
 from gateway.faces.http.answers.sse import run_until_disconnect
 from gateway.faces.http.body import parse_json, read_and_decode
 from gateway.faces.http.describe import describe_body
@@ -42,7 +42,7 @@ def add_messages(app: FastAPI, front: Front) -> Endpoints:
 
 
 def _write_message(gateway: Gateway, call: ClientCall, body: MessagesBody) -> MessageWriter:
-    return MessageWriter(call, gateway.config.model_name, PlainReader())
+    return MessageWriter(call, gateway.config.model_name, AnswerItems.of(call.choices[0]))
 
 
 MESSAGES = GenerationEndpoint(partial(read_messages_body, MessagesBody), _write_message, genai.CHAT)

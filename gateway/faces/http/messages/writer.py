@@ -16,7 +16,6 @@ from gateway.faces.http.answers.sse import encode_error_event, encode_typed_even
 from gateway.faces.http.errors import MESSAGES_PATH
 from gateway.sessions.call import ClientCall
 from gateway.sessions.session import ChoiceChunk
-from gateway.types.answer_parts import AnswerReader
 from services.core import FinishReason
 from services.runtime.errors import ServiceError
 
@@ -36,9 +35,8 @@ class MessageWriter:
 
     slow = False
 
-    def __init__(self, call: ClientCall, model: str, reader: AnswerReader):
-        self._call, self._model = call, model
-        self._items = AnswerItems(reader)
+    def __init__(self, call: ClientCall, model: str, items: AnswerItems):
+        self._call, self._model, self._items = call, model, items
         self._started = False
 
     def encode_whole(self, choices: Sequence[Sequence[ChoiceChunk]]) -> Entry:

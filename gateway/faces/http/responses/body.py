@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import PrivateAttr
@@ -13,6 +14,7 @@ from gateway.faces.http.dialect.responses_fields import RESPONSES_FIELDS
 from gateway.faces.http.responses.errors import PreviousNotFound, PreviousUnfinished
 from gateway.faces.http.responses.items import Entry, decode_input
 from gateway.faces.http.responses.store import StoredResponse
+from gateway.faces.http.responses.tools import read_response_tools
 from gateway.faces.http.schema import Body, Int32, Json, read_body
 from gateway.requests.prompts import check_template_size
 from gateway.types.client_request import ClientRequest, Conversation
@@ -41,6 +43,8 @@ class ResponsesBody(Body):
     truncation: Literal["auto", "disabled"] = "disabled"
     metadata: dict[str, str] | None = None
     include: list[str] | None = None
+    tools: object = None
+    tool_choice: object = None
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, object] | None = None
 
@@ -74,13 +78,16 @@ class ResponsesBody(Body):
         """A list of one."""
         instructed = [{"role": "system", "content": self.instructions}] if self.instructions else []
         messages = decode_messages([*instructed, *self.conversation])
-        conversation = Conversation(messages, self._template_kwargs())
+        tools, use = read_response_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+        shown = () if use is None else tools
+        conversation = Conversation(messages, self._template_kwargs(), tools=shown)
         if self.truncate_prompt_tokens is None:
             self.truncate_prompt_tokens = TRUNCATION[self.truncation]
         sampling = self._sampling(None, self.max_output_tokens)
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
             raise InvalidArgument("max_output_tokens", "must be at least 1")
-        return [self._client_request(conversation, sampling)]
+        request = self._client_request(conversation, sampling)
+        return [replace(request, tools=use, separates_reasoning=True)]
 
     def _template_kwargs(self) -> Mapping[str, object]:
         given: dict[str, object] = {}

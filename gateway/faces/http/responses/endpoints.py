@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway.admission.caller import current_caller
-from gateway.faces.http.answers.plain import PlainReader
+from gateway.faces.http.answers.items import AnswerItems
 from gateway.faces.http.describe import describe_body
 from gateway.faces.http.errors import internal_error
 from gateway.faces.http.generate import GenerationEndpoint, OpenAnswer, open_answer
@@ -123,7 +123,8 @@ class ResponsesApi:
             if body.store and not body.background:
                 self._store.keep(_ended(owner, response, body))
 
-        return ResponseWriter(call, described, PlainReader(), on_end)
+        items = AnswerItems.of(call.choices[0])
+        return ResponseWriter(call, gateway.text, described, items, on_end)
 
     def _start(self, answer: OpenAnswer[ResponsesBody], owner: str) -> Entry:
         """Runs an answer in the background; returns the response as of now."""

@@ -12,12 +12,13 @@ from gateway.faces.http.answers.items import (
     Started,
     Step,
 )
+from gateway.faces.http.answers.parts import count_tokens
 from gateway.faces.http.answers.sse import encode_typed_event
 from gateway.faces.http.errors import http_status
 from gateway.faces.http.responses.body import ResponsesBody
+from gateway.requests.text import Text
 from gateway.sessions.call import ClientCall
 from gateway.sessions.session import ChoiceChunk
-from gateway.types.answer_parts import AnswerReader
 from services.core import FinishReason
 from services.runtime.errors import ServiceError
 
@@ -53,8 +54,8 @@ def describe_response(call: ClientCall, model: str, body: ResponsesBody) -> Entr
         "store": body.store,
         "temperature": sampling.temperature,
         "text": {"format": {"type": "text"}, **(body.text or {})},
-        "tool_choice": "auto",
-        "tools": [],
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
         "top_logprobs": 0,
         "top_p": sampling.top_p,
         "truncation": body.truncation,
@@ -82,13 +83,14 @@ class ResponseWriter:
     def __init__(
         self,
         call: ClientCall,
+        text: Text,
         described: Entry,
-        reader: AnswerReader,
+        items: AnswerItems,
         on_end: Callable[[Entry], None],
     ):
         """`described`: of `describe_response`. `on_end` receives the ended response."""
-        self._call, self._described, self._on_end = call, described, on_end
-        self._items = AnswerItems(reader)
+        self._call, self._text, self._described = call, text, described
+        self._items, self._on_end = items, on_end
         self._number = 0  # of the next event
 
     @property
@@ -150,11 +152,12 @@ class ResponseWriter:
 
     def _usage(self) -> Entry:
         call = self._call
+        thought = count_tokens(self._text, call.choices[0], self._items.reasoning_chars)
         return {
             "input_tokens": call.prompt_tokens,
             "input_tokens_details": {"cached_tokens": call.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": call.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": thought},
             "total_tokens": call.prompt_tokens + call.completion_tokens,
         }
 
