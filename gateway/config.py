@@ -57,6 +57,7 @@ SLA_CLASSES = {
 # Limits of a server, which its gateways divide.
 SHARED_LIMITS = (
     "max_sessions", "max_arriving", "max_reading", "max_reading_bytes", "max_connections",
+    "max_background",
 )  # fmt: skip
 # Limits of a gateway, which its models divide: a model without requests leaves its part unused, and
 # one with too many cannot take that of another.
@@ -78,6 +79,10 @@ class GatewayConfig(ServedSettings):
     # the emulated hardware here.
     system_fingerprint: str = ""
     chat_template: str = ""  # file of a Jinja chat template; empty: the model's own
+    # Formats of tool calls and of reasoning, by vLLM's names of its parsers; auto: what the chat
+    # template speaks of; none: none, the text is content as it is.
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     # auto: sampling fields that a request omits default to the model's generation_config.json.
     generation_config: Literal["auto", "off"] = "auto"
     # Unknown fields of an HTTP body: reported in the log and a response header, or a 400.
@@ -90,13 +95,14 @@ class GatewayConfig(ServedSettings):
     scheduler_address: LeaderAddress = "127.0.0.1:50052"
     # Several models, each with a scheduler of its own, by the name that requests select them by;
     # the first is that of requests without a name. JSON: {"small": {"model": "models/small",
-    # "scheduler_address": "127.0.0.1:50052"}, …}. An entry may also have chat_template and
-    # generation_config; all other settings hold for every model. Empty: the one model above.
+    # "scheduler_address": "127.0.0.1:50052"}, …}. An entry may also have chat_template,
+    # tool_call_parser, reasoning_parser and generation_config; all other settings hold for every
+    # model. Empty: the one model above.
     models: dict[str, ModelEntry] = Field(default_factory=dict)
     gateway_id: str = ""  # label `gateway` of its metrics; empty: random, and no label
     # Gateway processes that listen on the same ports (SO_REUSEPORT). Each enforces its share of
-    # max_sessions, max_arriving, max_reading, max_reading_bytes, max_connections and
-    # retry_floor_per_s. 0: the ports are this process's own.
+    # max_sessions, max_arriving, max_reading, max_reading_bytes, max_connections, max_background
+    # and retry_floor_per_s. 0: the ports are this process's own.
     replicas: Annotated[int, Field(ge=0)] = 0
 
     sla_classes: dict[str, SlaClass] = SLA_CLASSES
@@ -135,6 +141,13 @@ class GatewayConfig(ServedSettings):
     max_grammars_waiting: Count = 64  # for compilation; more: 429
     verdicts_kept: Count = 4096  # outcomes of ended choices for `foretoken why`; about 2 MB
     max_choices: Count = 128  # prompts x n of one call, OpenAI's limit
+    # Responses that clients may name again, of all API keys; those that were used longest ago make
+    # room. 0: none is kept.
+    max_stored_responses: Annotated[int, Field(ge=0)] = 4096
+    max_stored_response_bytes: Count = 64 * 2**20  # with their conversations
+    # A file in which gateway processes of one machine share them; empty: in this process's memory.
+    responses_file: str = ""
+    max_background: Count = 256  # responses that run without a connection; more: 429
     max_body_bytes: Count = 8 * 2**20  # a prompt of 100,000 tokens is under 2 MiB of JSON
     body_wait_s: Positive = 20.0  # without any byte of a body: 408
     max_body_s: Positive = 120.0  # for the whole body, 8 MiB at 70 kB/s: 408

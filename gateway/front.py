@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.admission.keyring import Keyring
 from gateway.admission.tokenization_queue import TokenizationQueue
+from gateway.background import BackgroundTasks
 from gateway.config import MAX_NAME_CHARS, GatewayConfig
 from gateway.gateway import Gateway, Shared
 from gateway.peers.metrics_aggregator import MetricsAggregator
@@ -49,6 +50,7 @@ class Front:
         self.config = config
         self.keyring = Keyring(config.api_keys, config.api_key_file)
         self.unknown_fields = UnknownFields(config.unknown_fields == "refuse")
+        self.background = BackgroundTasks(config.max_background)
         tables: list[SessionTable] = []  # of every model
         self._shared = Shared(
             TokenizationQueue(config.max_arriving, config.arriving_hold_s, config.arriving_burst_s),
@@ -82,6 +84,7 @@ class Front:
             async with asyncio.TaskGroup() as group:
                 for gateway in self.gateways.values():
                     group.create_task(gateway.run())
+                group.create_task(self.background.run())
         finally:
             self._shared.reading.close()
             await self.aggregator.close()

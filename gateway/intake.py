@@ -19,6 +19,7 @@ from gateway.admission.tokenization_queue import TokenizationQueue
 from gateway.config import GatewayConfig
 from gateway.grammars.applied import apply_grammar, make_compiler
 from gateway.metrics import Metrics
+from gateway.readers.applied import AnswerReading
 from gateway.request_tracing import NO_TRACE, RequestTrace
 from gateway.requests.defaults import sampling_defaults
 from gateway.requests.parser import Parser
@@ -27,8 +28,11 @@ from gateway.requests.reading_pool import LARGE_BYTES, ReadingPool
 from gateway.requests.size import PromptSizeLimit
 from gateway.requests.text import Text
 from gateway.sessions.sessions import Sessions
-from gateway.types.client_request import ClientRequest, count_prompt_bytes
-from gateway.types.constraint import Constraint
+from gateway.types.client_request import (
+    ClientRequest,
+    count_prompt_bytes,
+    count_tool_bytes,
+)
 from gateway.types.errors import RequestRefused
 from gateway.types.generation import ContextLimit, GenerationRequest, RequestArrival
 from services.runtime.errors import Code, ServiceError
@@ -59,6 +63,7 @@ class RequestIntake:
         self._reading, self._queue = reading, queue
         self._admission = AdmissionControl(config.max_sessions, config.max_queued)
         self.grammars = make_compiler(config, text)
+        self._answers = AnswerReading(text, config.tool_call_parser, config.reasoning_parser)
 
     @property
     def waiting(self) -> int:
@@ -123,13 +128,15 @@ class RequestIntake:
         """Raises ServiceError; for a client's mistake InvalidArgument, naming the field."""
         since_s = time.monotonic()
         limit = self.context_limit
+        self._answers.check(request)
         size_bytes = count_prompt_bytes(request.prompt)
         self._size_limit.check(request, size_bytes, limit)
         parsing = partial(self._parser.parse, request, limit, arrival)
-        parsed = await self.read(parsing, size_bytes, arrival.sla_class)
-        if request.constraint is not None:
+        size_bytes += count_tool_bytes(request.prompt)
+        parsed = self._answers.apply(await self.read(parsing, size_bytes, arrival.sla_class))
+        if (constraint := parsed.client.constraint) is not None:
             with self._counting_refusals(arrival.sla_class):
-                parsed = apply_grammar(parsed, await self.grammars.compile(request.constraint))
+                parsed = apply_grammar(parsed, await self.grammars.compile(constraint))
         if key_name := current_caller().key:
             client = replace(parsed.client, user=parsed.client.user or key_name)
             parsed = replace(parsed, client=client)
@@ -140,12 +147,14 @@ class RequestIntake:
 
     async def tokenize(self, request: ClientRequest) -> Sequence[int]:
         """The tokens of a prompt or conversation of any length. Raises ServiceError."""
-        size_bytes = count_prompt_bytes(request.prompt)
+        size_bytes = count_prompt_bytes(request.prompt) + count_tool_bytes(request.prompt)
         return await self.read(partial(tokenize_prompt, self._text, request), size_bytes)
 
-    def reads_quickly(self, size_bytes: int, constraint: Constraint | None = None) -> bool:
+    def reads_quickly(self, size_bytes: int, request: ClientRequest) -> bool:
         """Whether texts of this size are read before their client could disconnect."""
+        constraint = request.constraint
         compiled = constraint is None or self.grammars.knows(constraint)
+        compiled &= request.tools is None  # they may become a constraint
         return size_bytes <= LARGE_BYTES and self._reading.free and compiled
 
     async def read(self, work: Callable[[], T], size_bytes: int, sla_class: str = "") -> T:

@@ -32,7 +32,8 @@ def why(
     request_id: Annotated[
         str,
         typer.Argument(
-            metavar="ID", help="Request id of an answer (chatcmpl-…, cmpl-…), or its beginning."
+            metavar="ID",
+            help="Request id of an answer (chatcmpl-…, cmpl-…, resp_…, msg_…), or its beginning.",
         ),
     ],
     log: Annotated[

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
+from pathlib import Path
 
 from foretoken.running.children.processes import Child
 from foretoken.running.engines import ENGINES, OWN, EngineKind
@@ -246,6 +247,7 @@ def _gateways(
         defaults = {
             "gateway_id": name if others else "",
             "metrics_peers": json.dumps([*peers, *others]),
+            "responses_file": str(Path(socket).with_name("responses.db")) if others else "",
         }
         own = {"socket": socket, "replicas": str(len(sockets))}
         settings = SCHEDULER_WAIT | defaults | given | own

@@ -7,18 +7,20 @@ from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from gateway.faces.http.answers.formats import ChatFormat, CompletionFormat
-from gateway.faces.http.endpoints import add_endpoints, describe_body, list_endpoints
+from gateway.faces.http.choices import CHAT, COMPLETIONS
+from gateway.faces.http.describe import describe_body
+from gateway.faces.http.endpoints import add_endpoints, list_endpoints
 from gateway.faces.http.errors import ClientDisconnected, error_body, error_response, internal_error
 from gateway.faces.http.generate import generate
 from gateway.faces.http.hot_paths import CLIENT_CLOSED_REQUEST, Endpoints, HotPaths
+from gateway.faces.http.messages.endpoints import add_messages
 from gateway.faces.http.middleware import Cors, HeadMethod, KeyAuthentication, RequestGuard
+from gateway.faces.http.responses.endpoints import add_responses
 from gateway.faces.http.schema import ChatBody, CompletionBody
 from gateway.faces.http.unserved import MAX_PATH_CHARS, suggest_endpoint
 from gateway.faces.static import Page, add_page, read_page
 from gateway.faces.ui.routes import add_data
 from gateway.front import Front
-from observability import genai
 from services.runtime.errors import InvalidArgument, ServiceError
 from services.runtime.version import foretoken_version
 
@@ -39,23 +41,24 @@ def build_app(front: Front) -> ASGIApp:
     @app.post(
         CHAT_PATH,
         summary="Answer a conversation, complete or streamed",
-        openapi_extra=describe_body(ChatBody.model_json_schema(), CHAT_EXAMPLE, ChatBody.fields),
+        openapi_extra=describe_body(ChatBody, CHAT_EXAMPLE),
     )
     async def chat_completions(request: Request) -> Response:
-        return await generate(front, request, ChatBody, ChatFormat, genai.CHAT)
+        return await generate(front, request, CHAT)
 
     @app.post(
         COMPLETION_PATH,
         summary="Continue a prompt, complete or streamed",
-        openapi_extra=describe_body(
-            CompletionBody.model_json_schema(), COMPLETION_EXAMPLE, CompletionBody.fields
-        ),
+        openapi_extra=describe_body(CompletionBody, COMPLETION_EXAMPLE),
     )
     async def completions(request: Request) -> Response:
-        operation = genai.TEXT_COMPLETION
-        return await generate(front, request, CompletionBody, CompletionFormat, operation)
+        return await generate(front, request, COMPLETIONS)
 
-    read_often = add_endpoints(app, front)
+    often = {
+        **add_responses(app, front),
+        **add_messages(app, front),
+        **add_endpoints(app, front),
+    }
     docs, page = read_page("/docs", "gateway.faces.docs", "static"), read_live_page()
     add_page(app, docs)
     if front.config.ui:
@@ -70,7 +73,7 @@ def build_app(front: Front) -> ASGIApp:
     hot = {
         ("POST", CHAT_PATH): chat_completions,
         ("POST", COMPLETION_PATH): completions,
-        **read_often,
+        **often,
     }
     return _add_middleware(app, front, hot, {*docs.paths, *page.paths})
 
@@ -95,7 +98,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ServiceError)
     async def service_error(request: Request, error: ServiceError) -> Response:
-        return error_response(error)
+        return error_response(error, request.scope["path"])
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -109,7 +112,8 @@ def _add_error_handlers(app: FastAPI) -> None:
             if "GET" in headers.get("Allow", ""):
                 headers["Allow"] += ", HEAD"
             message = f"{path} does not allow {request.method}; use {headers.get('Allow', 'GET')}"
-        return JSONResponse(error_body(InvalidArgument("", message)), error.status_code, headers)
+        body = error_body(InvalidArgument("", message), path)
+        return JSONResponse(body, error.status_code, headers)
 
     @app.exception_handler(ClientDisconnected)
     async def client_disconnected(request: Request, error: ClientDisconnected) -> Response:
@@ -117,4 +121,4 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected_error(request: Request, error: Exception) -> Response:
-        return error_response(internal_error())
+        return error_response(internal_error(), request.scope["path"])

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
 
+from gateway.grammars.calls import ANSWER, join_grammars, put_after, write_calls
 from gateway.grammars.ebnf import ebnf_to_lark, is_ebnf
 from gateway.grammars.places import find_place, walk_schema
-from gateway.types.constraint import Constraint, ConstraintKind
+from gateway.types.constraint import CallsSource, Constraint, ConstraintKind
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # exists in the stub only
@@ -43,15 +44,18 @@ def compile_constraint(constraint: Constraint, tokenizer: LLTokenizer) -> str:
     GrammarFault."""
     try:
         grammar = _SERIALIZERS[constraint.kind](constraint)
+        if constraint.after:
+            grammar = put_after(constraint.after, grammar)
     except (GrammarFault, MemoryError, RecursionError):
         raise
     except Exception as error:  # of llguidance and its converters, which share no base class
+        _explain_calls(constraint, tokenizer)
         raise GrammarFault(_shorten(str(error))) from error
     matcher = LLMatcher(tokenizer, grammar, log_level=SILENT, limits=BRIEF)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
     if matcher.is_error():
-        raise GrammarFault(_explain(constraint, matcher.get_error()))
-    matcher.compute_bitmask()
-    if matcher.is_error():
+        _explain_calls(constraint, tokenizer)
         raise GrammarFault(_explain(constraint, matcher.get_error()))
     return grammar
 
@@ -122,12 +126,39 @@ def _read_tag(tag: Mapping[str, object], triggers: list[str], constraint: Constr
     return StructTag(trigger=trigger, begin=begin, grammar=grammar, end=str(tag["end"]))
 
 
+def _serialize_calls(constraint: Constraint) -> str:
+    source: CallsSource = json.loads(constraint.source)
+    options = {"x-guidance": {**_whitespace_options(constraint.whitespace), **STRICT}}
+    schemas = [{**call["schema"], **options} for call in source["calls"]]
+    answer = source["answer"]
+    lark = write_calls(source, schemas)
+    if answer is None:
+        return LLMatcher.grammar_from_lark(lark)
+    kind = ConstraintKind(answer["kind"])
+    inner = _SERIALIZERS[kind](Constraint(kind, answer["source"], answer["whitespace"]))
+    return join_grammars(lark, inner, ANSWER)
+
+
+def _explain_calls(constraint: Constraint, tokenizer: LLTokenizer) -> None:
+    """Raises GrammarFault that names the tool whose parameters cannot be enforced, if it is one."""
+    if constraint.kind is not ConstraintKind.TOOL_CALLS:
+        return
+    source: CallsSource = json.loads(constraint.source)
+    for call in source["calls"]:
+        try:
+            schema = json.dumps(call["schema"])
+            compile_constraint(Constraint(ConstraintKind.JSON_SCHEMA, schema), tokenizer)
+        except GrammarFault as fault:
+            raise GrammarFault(f"the parameters of {call['name']}: {fault}") from None
+
+
 _SERIALIZERS: Mapping[ConstraintKind, Callable[[Constraint], str]] = {
     ConstraintKind.JSON_SCHEMA: _serialize_schema,
     ConstraintKind.REGEX: lambda constraint: LLMatcher.grammar_from_regex(constraint.source),
     ConstraintKind.CHOICE: _serialize_choice,
     ConstraintKind.GRAMMAR: _serialize_grammar,
     ConstraintKind.STRUCTURAL_TAG: _serialize_tags,
+    ConstraintKind.TOOL_CALLS: _serialize_calls,
 }
 
 

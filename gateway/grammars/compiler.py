@@ -148,6 +148,7 @@ class GrammarCompiler:
             "kind": constraint.kind,
             "source": constraint.source,
             "whitespace": constraint.whitespace,
+            "after": [*constraint.after],
             "slow": job.slow,
         }
         _send(process, message)

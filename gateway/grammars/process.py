@@ -149,7 +149,12 @@ def _limit(setup: Setup) -> None:
 
 
 def _read_constraint(message: Message) -> Constraint:
-    return Constraint(ConstraintKind(message["kind"]), message["source"], message.get("whitespace"))
+    return Constraint(
+        ConstraintKind(message["kind"]),
+        message["source"],
+        message.get("whitespace"),
+        after=message.get("after", ()),
+    )
 
 
 def _write(to: int, data: bytes) -> None:

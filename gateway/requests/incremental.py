@@ -136,6 +136,7 @@ class StopMatcher:
         self._stops = tuple(stops)
         self._included = included
         self._held = ""
+        self.found = ""  # the stop string, once it is found
 
     def feed(self, text: str) -> tuple[str, bool]:
         """The text that can be sent, and whether a stop string ends it."""
@@ -144,6 +145,7 @@ class StopMatcher:
         if ends:
             self._held = ""
             end, at = min(ends)
+            self.found = text[at:end]
             return text[: end if self._included else at], True
         keep = max(_overlap(text, s) for s in self._stops)
         self._held = text[len(text) - keep :]

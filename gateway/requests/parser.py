@@ -18,7 +18,7 @@ from gateway.requests.sampling import (
 )
 from gateway.requests.text import Text
 from gateway.types import sla_classes as slas
-from gateway.types.client_request import ClientRequest, Conversation
+from gateway.types.client_request import ClientRequest, Conversation, text_of
 from gateway.types.errors import ContextOverflow
 from gateway.types.generation import ContextLimit, GenerationRequest, RequestArrival, Sampling
 from services.core import Sla
@@ -151,8 +151,8 @@ def _select_predictor_text(request: ClientRequest, max_bytes: int) -> tuple[str,
     """What a content predictor reads: the system prompt, and the last user message or the text."""
     match request.prompt:
         case Conversation(messages):
-            system = next((m["content"] for m in messages if m["role"] == "system"), "")
-            user = next((m["content"] for m in reversed(messages) if m["role"] == "user"), "")
+            system = next((text_of(m) for m in messages if m["role"] == "system"), "")
+            user = next((text_of(m) for m in reversed(messages) if m["role"] == "user"), "")
             return _cut(system, max_bytes), _cut(user, max_bytes)
         case str() as text:
             return "", _cut(text, max_bytes)
@@ -166,9 +166,9 @@ def _estimate_answer_tokens(request: ClientRequest, prompt_tokens: int) -> tuple
     if not isinstance(request.prompt, Conversation):
         return ()
     messages = request.prompt.messages
-    chars = sum(len(message["content"]) for message in messages)
-    answers = [len(m["content"]) for m in messages if m["role"] == "assistant"]
-    return tuple(round(answer * prompt_tokens / chars) for answer in answers[-MAX_ANSWERS:])
+    chars = sum(len(text_of(message)) for message in messages)
+    answers = [len(text_of(m)) for m in messages if m["role"] == "assistant"]
+    return tuple(round(answer * prompt_tokens / max(1, chars)) for answer in answers[-MAX_ANSWERS:])
 
 
 def _cut(text: str, max_bytes: int) -> str:

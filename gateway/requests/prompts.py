@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from gateway.requests.text import TemplateError, Text
-from gateway.types.client_request import ClientRequest, Conversation, TokenIds
+from gateway.types.client_request import ClientRequest, Conversation, TokenIds, text_of
 from services.runtime.errors import InvalidArgument
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 MAX_TEMPLATE_CHARS = 16_384  # of template arguments as JSON
 TEMPLATE_FIELD = "chat_template_kwargs"
 
@@ -94,7 +94,7 @@ def _render(text: Text, conversation: Conversation, add_special_tokens: bool) ->
             known = ", ".join(ROLES)
             fault = f"unknown role {message['role']!r}; known: {known}"
             raise InvalidArgument(f"messages[{at}].role", fault)
-    if not any(message["content"] for message in messages):
+    if not any(text_of(message) or message.get("tool_calls") for message in messages):
         raise InvalidArgument("messages", "must not all be empty")
     continued, opened = conversation.continue_final_message, conversation.add_generation_prompt
     opened = not continued if opened is None else opened
@@ -105,7 +105,12 @@ def _render(text: Text, conversation: Conversation, add_special_tokens: bool) ->
         raise InvalidArgument(TEMPLATE_FIELD, f"cannot set {reserved[0]}")
     try:
         return text.encode_chat(
-            messages, opened, continued, conversation.template_kwargs, add_special_tokens
+            messages,
+            opened,
+            continued,
+            conversation.template_kwargs,
+            add_special_tokens,
+            conversation.tools,
         )
     except TemplateError as error:
         raise InvalidArgument("messages", str(error)) from None

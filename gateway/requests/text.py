@@ -11,7 +11,9 @@ from tokenizers import Tokenizer
 
 from gateway.requests.byte_tokens import BYTE_OF, ByteTokens, is_byte_level
 from gateway.requests.incremental import AnswerDetokenizer, ByteDetokenizer, Detokenizer
+from gateway.types.client_request import Message
 from gateway.types.generation import Sampling
+from gateway.types.tools import Tool
 from services.runtime.config import ConfigError
 from services.runtime.refusals.folder import find_tokenizer_fault
 
@@ -38,6 +40,7 @@ class Text:
         self._tokenizer = _load_tokenizer(model)
         if chat_template:
             self._tokenizer.chat_template = _read_template(Path(chat_template))
+        self.chat_template = _join_templates(self._tokenizer.chat_template)
         self.backend = cast(Tokenizer, self._tokenizer.backend_tokenizer)
         self.backend.no_truncation()
         config = _text_config(read_json(Path(model) / "config.json"))
@@ -58,6 +61,7 @@ class Text:
             plain, skipping = ByteTokens(self.backend), ByteTokens(self.backend, specials)
             self._byte_tokens = {False: plain, True: skipping}
         self.eos_ids = self._read_eos_ids(config)
+        self.special_texts = frozenset(self._specials.values())
         self._visible_eos_ids = self.eos_ids - self._specials.keys()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -68,11 +72,12 @@ class Text:
 
     def encode_chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Message],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] | None = None,
         add_special_tokens: bool = False,
+        tools: Sequence[Tool] = (),
     ) -> list[int]:
         """Token ids of a conversation, up to the assistant's answer or its continuation."""
         if not self._tokenizer.chat_template:
@@ -83,6 +88,7 @@ class Text:
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                tools=[tool.shown for tool in tools] or None,
                 **(template_kwargs or {}),
             )
         except Exception as error:  # a template may raise anything; the user needs its message
@@ -106,6 +112,19 @@ class Text:
         if spaced and self._byte_tokens:
             return ByteDetokenizer(self._byte_tokens[skip], silent)
         return Detokenizer(self.backend, skip, silent, None if spaced else self._specials)
+
+    def split_specials(self, text: str) -> list[str | int]:
+        """The text in pieces, with special tokens as their ids. O(special tokens)."""
+        pieces: list[str | int] = [text]
+        for token_id, special in self._specials.items():
+            pieces = [
+                part
+                for piece in pieces
+                for part in (
+                    _split(piece, special, token_id) if isinstance(piece, str) else (piece,)
+                )
+            ]
+        return pieces
 
     def spell_word(self, word: str) -> Iterator[list[int]]:
         """Token sequences of a word at the start of a text and after a space. One sequence if the
@@ -149,6 +168,24 @@ class Text:
     def _byte_of(self) -> Mapping[str, int] | None:
         """Byte of each character of the byte-level alphabet, for tokenizers that use it."""
         return BYTE_OF if "ByteLevel" in repr(self.backend.decoder) else None
+
+
+def _split(text: str, special: str, token_id: int) -> Iterator[str | int]:
+    """The parts of a text between a special token, and its id between them."""
+    first, *others = text.split(special)
+    if first:
+        yield first
+    for part in others:
+        yield token_id
+        if part:
+            yield part
+
+
+def _join_templates(given: object) -> str:
+    """The text of a chat template, or of several that a model has for different purposes."""
+    if isinstance(given, Mapping):
+        return "\n".join(map(str, given.values()))
+    return given if isinstance(given, str) else ""
 
 
 def _load_tokenizer(model: str) -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from math import inf
 from typing import Protocol
 
 from gateway.requests.incremental import AnswerDetokenizer, StopMatcher
@@ -82,6 +83,7 @@ class Session:
         self.reason: FinishReason | None = None
         self.failure: Exception | None = None
         self.stopped_by_text = False
+        self.content_s = inf  # the client's first content, of an answer with reasoning or calls
         self.cached_tokens = 0  # prompt tokens whose KV was in the prefix cache
         self.prompt_logprobs: Sequence[Logprob] = ()
         self._max_tokens, self._min_tokens = sampling.max_tokens, sampling.min_tokens
@@ -108,6 +110,11 @@ class Session:
     def started(self) -> bool:
         """Whether a chunk had tokens."""
         return self._sent_tokens > 0
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the output."""
+        return self._matcher.found if self._matcher and self.stopped_by_text else None
 
     def add_prompt_info(self, cached_tokens: int, prompt_logprobs: Sequence[Logprob]) -> None:
         """What the worker reports of the prompt with the first tokens."""

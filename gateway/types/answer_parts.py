@@ -40,7 +40,18 @@ class ToolCallArguments:
     text: str
 
 
-AnswerPart = Content | Reasoning | ToolCallStart | ToolCallArguments
+@dataclass(frozen=True, slots=True)
+class ToolCallMalformed:
+    """A call that began with ToolCallStart is none: its text, with what its parts had, is content.
+
+    A stream cannot take its events back and sends the text as content. A whole answer has no such
+    call."""
+
+    index: int
+    text: str
+
+
+AnswerPart = Content | Reasoning | ToolCallStart | ToolCallArguments | ToolCallMalformed
 
 
 class AnswerReader(Protocol):
@@ -50,5 +61,6 @@ class AnswerReader(Protocol):
     def feed(self, text: str) -> Sequence[AnswerPart]:
         """The parts that further text completes or continues."""
 
-    def finish(self) -> Sequence[AnswerPart]:
-        """The parts of text that was held back, once the choice has ended."""
+    def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
+        """The parts of text that was held back, once the choice has ended. `cut`: by a limit, so
+        that a call may be incomplete; otherwise an incomplete call is malformed."""

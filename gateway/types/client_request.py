@@ -1,22 +1,26 @@
 """What a client asks for one prompt, decoded from HTTP or gRPC: not yet checked or tokenized."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict, cast
 
 from gateway.types.constraint import Constraint
+from gateway.types.tools import Tool, ToolUse
 
 TOKEN_ID_BYTES = 4
+Message = Mapping[str, object]  # role, content (a text), and what else the template reads
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Chat messages (role and content), and the options of their chat template."""
+    """Chat messages, the tools that they show, and the options of their chat template."""
 
-    messages: Sequence[Mapping[str, str]]
+    messages: Sequence[Message]
     template_kwargs: Mapping[str, object] = field(default_factory=dict)
     add_generation_prompt: bool | None = None  # None: true unless the last message is continued
     continue_final_message: bool = False
+    tools: Sequence[Tool] = ()
 
 
 TokenIds = list[int]
@@ -74,6 +78,8 @@ class ClientRequest:
     priority: int = 0  # lower runs first
     request_id: str = ""  # the client's name for it
     constraint: Constraint | None = None  # what the answer must follow
+    tools: ToolUse | None = None  # calls that the answer may or must have
+    separates_reasoning: bool = False  # reasoning is read apart from the content
 
     @property
     def choices(self) -> int:
@@ -86,14 +92,29 @@ class ClientRequest:
         return self.sampling.get("max_tokens") == 0 and "prompt_logprobs" in self.sampling
 
 
+def text_of(message: Message) -> str:
+    """The content of a message."""
+    return cast(str, message["content"])
+
+
 def count_prompt_bytes(prompt: Prompt) -> int:
-    """Bytes to tokenize, without blanks around messages, which chat templates strip."""
+    """Bytes to tokenize, without blanks around messages, which chat templates strip, and without
+    tools and calls."""
     match prompt:
         case None:
             return 0
         case str():
             return len(prompt.encode())
         case Conversation():
-            return sum(len(m["content"].strip().encode()) for m in prompt.messages)
+            return sum(len(text_of(message).strip().encode()) for message in prompt.messages)
         case _:
             return TOKEN_ID_BYTES * len(prompt)
+
+
+def count_tool_bytes(prompt: Prompt) -> int:
+    """Bytes to tokenize of tools and calls, about: a template may leave some out."""
+    if not isinstance(prompt, Conversation):
+        return 0
+    calls = [call for message in prompt.messages if (call := message.get("tool_calls"))]
+    counted = len(json.dumps(calls)) if calls else 0
+    return counted + sum(tool.size_bytes for tool in prompt.tools)

@@ -1,9 +1,10 @@
 """`GenerationRequest`: one checked and resolved prompt, the request type of the whole gateway."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from gateway.types.answer_parts import AnswerReader
 from gateway.types.client_request import ClientRequest
 from services.core import Sla
 
@@ -58,6 +59,8 @@ class GenerationRequest:
     user_input: str = field(default="", repr=False)
     answer_tokens: tuple[int, ...] = ()  # of the conversation's earlier answers, approximate
     traceparent: str = ""  # empty: not traced
+    # Opens the reader of one choice; None: its text is content as it is.
+    open_reader: Callable[[], AnswerReader] | None = field(default=None, repr=False)
 
     @property
     def tenant(self) -> str:

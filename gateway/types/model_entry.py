@@ -21,6 +21,8 @@ class ModelEntry(BaseModel):
     model: str = Field(min_length=1)
     scheduler_address: LeaderAddress
     chat_template: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     generation_config: Literal["auto", "off"] | None = None
 
     @model_validator(mode="before")

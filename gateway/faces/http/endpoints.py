@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
-from gateway.faces.http.dialect.fields import FieldRule
+from gateway.faces.http.describe import describe_body
 from gateway.faces.http.hot_paths import Endpoint, Endpoints
 from gateway.faces.http.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from gateway.front import Front
@@ -70,13 +70,13 @@ def _add_models(app: FastAPI, front: Front) -> None:
 
 
 def _add_tokens(app: FastAPI, front: Front) -> None:
-    prompt = describe_body(TokenizeBody.model_json_schema(), {"prompt": "Hello"})
+    prompt = describe_body(TokenizeBody, {"prompt": "Hello"})
 
     @app.post("/tokenize", summary="The tokens of a prompt or conversation", openapi_extra=prompt)
     async def to_tokens(request: Request) -> Response:
         return await tokenize(front, request)
 
-    tokens = describe_body(DetokenizeBody.model_json_schema(), {"tokens": [1, 2, 3]})
+    tokens = describe_body(DetokenizeBody, {"tokens": [1, 2, 3]})
 
     @app.post("/detokenize", summary="The text of tokens", openapi_extra=tokens)
     async def to_text(request: Request) -> Response:
@@ -131,19 +131,6 @@ def _add_metrics(app: FastAPI, front: Front) -> Endpoint:
         return Response(await front.aggregator.text(named), media_type=CONTENT_TYPE)
 
     return metrics
-
-
-def describe_body(
-    schema: dict[str, Any],
-    example: Mapping[str, object],
-    rules: Mapping[str, FieldRule] | None = None,
-) -> dict[str, Any]:
-    """The OpenAPI description of a body. The endpoints read their bodies themselves, bounded."""
-    for name, described in schema["properties"].items():
-        if rules and rules[name].note:
-            described["description"] = rules[name].note
-    content = {"schema": schema, "example": example}
-    return {"requestBody": {"content": {"application/json": content}, "required": True}}
 
 
 def list_endpoints(app: FastAPI) -> Mapping[str, str]:

@@ -1,4 +1,5 @@
-"""Errors in OpenAI's format: an HTTP status, and a body that names the field and the reason."""
+"""Errors: an HTTP status, and a body in the format of the requested endpoint: OpenAI's, which names
+the field and the reason, or Anthropic's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,6 +7,7 @@ from math import ceil
 
 from fastapi.responses import JSONResponse
 
+from gateway.faces.http.responses.errors import PreviousNotFound, ResponseNotFound
 from gateway.types.api_keys import Unauthenticated
 from gateway.types.errors import ContextOverflow
 from services.runtime.errors import Code, InvalidArgument, ServiceError
@@ -54,6 +56,8 @@ STATUS_BY_TYPE: Mapping[type[ServiceError], HttpStatus] = {
     BodyTooLarge: HttpStatus(413, "invalid_request_error", "body_too_large"),
     BodyTooSlow: HttpStatus(408, "invalid_request_error", "body_too_slow"),
     ContextOverflow: HttpStatus(400, "invalid_request_error", "context_length_exceeded"),
+    PreviousNotFound: HttpStatus(400, "invalid_request_error", "previous_response_not_found"),
+    ResponseNotFound: HttpStatus(404, "invalid_request_error"),
 }
 
 
@@ -63,7 +67,31 @@ def http_status(error: ServiceError) -> HttpStatus:
     return STATUS_BY_TYPE.get(type(error)) or STATUSES.get(error.code, INTERNAL)
 
 
-def error_body(error: ServiceError) -> dict[str, dict[str, str | None]]:
+MESSAGES_PATH = "/v1/messages"
+# Anthropic's error type of an HTTP status.
+MESSAGES_TYPES: Mapping[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+MESSAGES_INTERNAL = "api_error"
+
+
+def error_body(error: ServiceError, path: str = "") -> Mapping[str, object]:
+    """The body of an error for a client of the endpoint at `path`. A body with a `type` is an event
+    of that name within a stream."""
+    if not path.startswith(MESSAGES_PATH):
+        return openai_error_body(error)
+    kind = MESSAGES_TYPES.get(http_status(error).status, MESSAGES_INTERNAL)
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def openai_error_body(error: ServiceError) -> dict[str, dict[str, str | None]]:
     status = http_status(error)
     return {
         "error": {
@@ -75,7 +103,7 @@ def error_body(error: ServiceError) -> dict[str, dict[str, str | None]]:
     }
 
 
-def error_response(error: ServiceError) -> JSONResponse:
+def error_response(error: ServiceError, path: str = "") -> JSONResponse:
     """The complete answer to a request that failed before its first byte."""
     headers = {}
     if error.retry_after_s:
@@ -84,7 +112,7 @@ def error_response(error: ServiceError) -> JSONResponse:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, BodyTooSlow):
         headers["Connection"] = "close"  # the server does not wait for the rest of the body
-    return JSONResponse(error_body(error), http_status(error).status, headers)
+    return JSONResponse(error_body(error, path), http_status(error).status, headers)
 
 
 def internal_error() -> ServiceError:

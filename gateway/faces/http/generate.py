@@ -1,20 +1,19 @@
 """Text generation over HTTP: decode a request, open one call, encode its answer."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from gateway.faces.http.answers.chunks import ChunkWriter, encode_usage
 from gateway.faces.http.answers.direct import DirectStream, direct_stream
-from gateway.faces.http.answers.formats import AnswerFormat
 from gateway.faces.http.answers.sse import EventStream, run_until_disconnect
+from gateway.faces.http.answers.writer import AnswerWriter
 from gateway.faces.http.body import (
     APPLICATION_HEADER,
     SLA_HEADER,
@@ -23,21 +22,59 @@ from gateway.faces.http.body import (
     read_sla,
     read_timeout,
 )
+from gateway.faces.http.dialect.fields import FieldRule
 from gateway.faces.http.errors import ClientDisconnected
-from gateway.faces.http.schema import Body, ChatBody, CompletionBody, read_body
+from gateway.faces.http.schema import Json
 from gateway.front import Front
 from gateway.gateway import Gateway
 from gateway.request_tracing import RequestTrace
-from gateway.requests.text import Text
 from gateway.sessions.call import ClientCall
 from gateway.sessions.session import ChoiceChunk
 from gateway.types.client_request import ClientRequest
+from gateway.types.constraint import Constraint
 from gateway.types.generation import GenerationRequest, RequestArrival
 from services.runtime.errors import InvalidArgument
 
 IGNORED_HEADER = "x-foretoken-ignored-fields"
 T = TypeVar("T")
-BodyT = TypeVar("BodyT", bound=CompletionBody | ChatBody)
+
+
+class GenerationBody(Protocol):
+    """What every endpoint's body has."""
+
+    @property
+    def fields(self) -> Mapping[str, FieldRule]: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def stream(self) -> bool: ...
+    @property
+    def unknown(self) -> Sequence[str]:
+        """Names of unknown fields in the body."""
+        ...
+
+    @property
+    def constraint(self) -> Constraint | None: ...
+    @property
+    def recalled_bytes(self) -> int:
+        """Bytes of the prompt that are not in the body: an earlier conversation."""
+        ...
+
+    def client_requests(self) -> list[ClientRequest]:
+        """One for each prompt. Raises InvalidArgument naming the field."""
+        ...
+
+
+BodyT = TypeVar("BodyT", bound=GenerationBody)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationEndpoint(Generic[BodyT]):
+    """What distinguishes one endpoint that generates text from the others."""
+
+    read: Callable[[Json], BodyT]  # raises InvalidArgument
+    make_writer: Callable[[Gateway, ClientCall, BodyT], AnswerWriter]
+    operation: str  # its name in traces
 
 
 class WholeAnswer(JSONResponse):
@@ -64,7 +101,7 @@ class WholeAnswer(JSONResponse):
 class EventSink:
     """Writes the events of a call directly to its client's connection."""
 
-    def __init__(self, stream: DirectStream, writer: ChunkWriter, trace: RequestTrace):
+    def __init__(self, stream: DirectStream, writer: AnswerWriter, trace: RequestTrace):
         self._stream, self._writer, self._trace = stream, writer, trace
 
     @property
@@ -72,92 +109,115 @@ class EventSink:
         return self._stream.ready
 
     def write(self, chunk: ChoiceChunk) -> None:
-        self._stream.write(self._writer.encode_chunk(chunk))
+        if data := self._writer.encode_chunk(chunk):
+            self._stream.write(data)
         self._trace.on_chunk_sent()
 
 
-async def generate(
-    front: Front,
-    request: Request,
-    kind: type[BodyT],
-    make_format: Callable[[Text, ClientCall, BodyT], AnswerFormat],
-    operation: str,
-) -> Response:
-    """Answers a request with a body of `kind`. `operation` is its name in traces."""
+@dataclass
+class OpenAnswer(Generic[BodyT]):
+    """A submitted request, of which nothing is sent yet. `end` or `fail` must be called once."""
+
+    gateway: Gateway
+    call: ClientCall
+    body: BodyT
+    headers: Mapping[str, str]
+    trace: RequestTrace
+    writer: AnswerWriter = field(init=False)
+
+    def end(self) -> None:
+        """The client has the answer, or has left."""
+        self.call.close()
+        self.trace.end()
+        self.call.forget()
+
+    def fail(self, error: BaseException) -> None:
+        """There will be no answer."""
+        self.call.close()
+        self.trace.end(error)
+        self.call.forget()
+
+    @contextmanager
+    def ends_on_error(self) -> Iterator[None]:
+        """An exception of the block ends the call."""
+        try:
+            yield
+        except ClientDisconnected:
+            self.end()
+            raise
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    async def collect(self) -> dict[str, object]:
+        """The complete answer, once all choices have ended. Raises ServiceError."""
+        choices: list[list[ChoiceChunk]] = [[] for _ in self.call.choices]
+        async for chunk in self.call.chunks():
+            choices[chunk.index].append(chunk)
+            self.trace.on_chunk_sent()
+        return await self._encode(partial(self.writer.encode_whole, choices))
+
+    async def respond(self, request: Request) -> Response:
+        """The answer for the client, complete or as a stream."""
+        with self.ends_on_error():
+            if not self.body.stream:
+                content = await run_until_disconnect(request.receive, self.collect())
+                return WholeAnswer(content, self.headers, self.call, self.end)
+            stream = direct_stream(request.scope)
+            if stream is not None and not self.writer.slow:
+                self.call.sink = EventSink(stream, self.writer, self.trace)
+            return EventStream(self._events(), self.writer.encode_last, self.end, self.headers)
+
+    async def _events(self) -> AsyncGenerator[bytes]:
+        with self.trace.ends_on_error():
+            async with aclosing(self.call.chunks()) as chunks:
+                async for chunk in chunks:
+                    if data := await self._encode(partial(self.writer.encode_chunk, chunk)):
+                        yield data
+                    self.trace.on_chunk_sent()
+        if data := self.writer.encode_tail():
+            yield data
+
+    async def _encode(self, encode: Callable[[], T]) -> T:
+        return await asyncio.to_thread(encode) if self.writer.slow else encode()
+
+
+async def generate(front: Front, request: Request, endpoint: GenerationEndpoint[BodyT]) -> Response:
+    """Answers a request to an endpoint."""
+    answer = await open_answer(front, request, endpoint)
+    return await answer.respond(request)
+
+
+async def open_answer(
+    front: Front, request: Request, endpoint: GenerationEndpoint[BodyT]
+) -> OpenAnswer[BodyT]:
+    """Reads a request and submits it. Raises ServiceError and ClientDisconnected."""
     attributes = {"http.request.method": request.method, "url.path": request.scope["path"]}
-    trace = front.tracer.begin(operation, request.headers, attributes)
+    trace = front.tracer.begin(endpoint.operation, request.headers, attributes)
     with trace.ends_on_error():
         sla_class = request.headers.get(SLA_HEADER, "").strip()
         arrival = front.admit(read_timeout(request), sla_class)
 
         def decode(raw: bytes) -> tuple[BodyT, Sequence[ClientRequest], int]:
-            body = read_body(kind, parse_json(raw))
-            return body, body.client_requests(), len(raw)
+            body = endpoint.read(parse_json(raw))
+            return body, body.client_requests(), len(raw) + body.recalled_bytes
 
         body, requests, size_bytes = await read_and_decode(front, request, decode, sla_class)
         gateway = front.select(body.model)
         trace.on_model(gateway.config.model_name)
         ignored = front.unknown_fields.handle(body.unknown, body.fields.keys())
         parsing = _parse_all(gateway, request, arrival, requests, trace)
-        # The prompts are at most as long as the body.
-        if gateway.intake.reads_quickly(size_bytes, body.constraint):
+        # The prompts are at most as long as the body and what it recalls.
+        if gateway.intake.reads_quickly(size_bytes, requests[0]):
             generation_requests = await parsing
         else:
             generation_requests = await run_until_disconnect(request.receive, parsing)
         call = gateway.open(generation_requests, whole=not body.stream, trace=trace)
-        headers = {IGNORED_HEADER: ignored} if ignored else {}
-        return await _answer(gateway, request, call, body, make_format, headers, trace)
-
-
-async def _answer(
-    gateway: Gateway,
-    request: Request,
-    call: ClientCall,
-    body: BodyT,
-    make_format: Callable[[Text, ClientCall, BodyT], AnswerFormat],
-    headers: Mapping[str, str],
-    trace: RequestTrace,
-) -> Response:
-    def on_end() -> None:
-        call.close()
-        trace.end()
-        call.forget()
-
-    try:
-        form = make_format(gateway.text, call, body)
-        if body.stream:
-            options = body.stream_options
-            writer = ChunkWriter(form, call, gateway.config.answer_labels, options)
-            stream = direct_stream(request.scope)
-            if stream is not None and body.prompt_top_n is None:  # else a thread encodes
-                call.sink = EventSink(stream, writer, trace)
-            events = _write_events(call, writer, body, trace)
-            return EventStream(events, on_end, headers)
-        choices = await run_until_disconnect(request.receive, _collect_chunks(call, trace))
-        content = await _encode(body, lambda: _encode_whole(gateway, call, form, choices))
-        return WholeAnswer(content, headers, call, on_end)
-    except ClientDisconnected:
-        on_end()
-        raise
-    except BaseException as error:
-        call.close()
-        trace.end(error)
-        call.forget()
-        raise
-
-
-def _encode_whole(
-    gateway: Gateway, call: ClientCall, form: AnswerFormat, choices: list[list[ChoiceChunk]]
-) -> dict[str, object]:
-    return {
-        "id": form.id_prefix + call.answer_id,
-        "object": form.whole_object,
-        "created": call.created_unix_s,
-        **gateway.config.answer_labels,
-        "choices": [form.whole_choice(chunks) for chunks in choices],
-        "usage": encode_usage(call),
-        **form.whole_extras(choices),
-    }
+    headers = {IGNORED_HEADER: ignored} if ignored else {}
+    answer = OpenAnswer(gateway, call, body, headers, trace)
+    with answer.ends_on_error():
+        answer.writer = endpoint.make_writer(gateway, call, body)
+    return answer
 
 
 async def _parse_all(
@@ -172,37 +232,11 @@ async def _parse_all(
     max_choices = gateway.config.max_choices
     choices = sum(each.choices for each in requests)
     if choices > max_choices:
-        field = "n" if len(requests) == 1 else "prompt"
-        raise InvalidArgument(field, f"at most {max_choices} prompts x n choices in one request")
+        name = "n" if len(requests) == 1 else "prompt"
+        raise InvalidArgument(name, f"at most {max_choices} prompts x n choices in one request")
     gateway.intake.check_room(choices, arrival)
     complete_requests = [
         replace(each, sla_class=sla_class, sla_budgets=budgets, application=application)
         for each in requests
     ]
     return [await gateway.intake.parse(each, arrival, trace) for each in complete_requests]
-
-
-async def _collect_chunks(call: ClientCall, trace: RequestTrace) -> list[list[ChoiceChunk]]:
-    """The chunks of each choice, once all choices have ended."""
-    choices: list[list[ChoiceChunk]] = [[] for _ in call.choices]
-    async for chunk in call.chunks():
-        choices[chunk.index].append(chunk)
-        trace.on_chunk_sent()
-    return choices
-
-
-async def _encode(body: Body, encode: Callable[[], T]) -> T:
-    """The encoded answer. Prompt scores are as many as prompt tokens, so a thread encodes them."""
-    return encode() if body.prompt_top_n is None else await asyncio.to_thread(encode)
-
-
-async def _write_events(
-    call: ClientCall, writer: ChunkWriter, body: Body, trace: RequestTrace
-) -> AsyncGenerator[bytes]:
-    with trace.ends_on_error():
-        async with aclosing(call.chunks()) as chunks:
-            async for chunk in chunks:
-                yield await _encode(body, partial(writer.encode_chunk, chunk))
-                trace.on_chunk_sent()
-    if body.stream_options.include_usage:
-        yield writer.encode_usage(call)

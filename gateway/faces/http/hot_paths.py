@@ -33,10 +33,10 @@ class HotPaths:
         try:
             response = await endpoint(Request(scope, receive, send))
         except ServiceError as error:
-            response = error_response(error)
+            response = error_response(error, scope["path"])
         except ClientDisconnected:
             response = Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception:
-            await error_response(internal_error())(scope, receive, send)
+            await error_response(internal_error(), scope["path"])(scope, receive, send)
             raise  # the server logs it
         await response(scope, receive, send)

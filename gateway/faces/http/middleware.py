@@ -12,13 +12,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.admission.caller import REQUEST_ID, bind_caller, current_caller
 from gateway.admission.keyring import Keyring
 from gateway.config import ANY_ORIGIN
-from gateway.faces.http.answers.sse import encode_event
+from gateway.faces.http.answers.sse import encode_error_event
 from gateway.faces.http.errors import error_body, error_response
 from gateway.types.api_keys import Unauthenticated, parse_bearer
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 
 log = logging.getLogger(__name__)
 
+KEY_HEADER = "x-api-key"  # Anthropic's, beside Authorization
 EVENT_STREAM = b"text/event-stream"
 LAST_MESSAGE_S = 1.0  # to send the answer of a cancelled request
 EXPOSED_HEADERS = (REQUEST_ID, "retry-after", "www-authenticate")
@@ -68,9 +69,9 @@ async def _send_shutdown(
     try:
         async with asyncio.timeout(LAST_MESSAGE_S):
             if started is None:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
             elif any(value.startswith(EVENT_STREAM) for _, value in started["headers"]):
-                body = encode_event(error_body(error))
+                body = encode_error_event(error, scope["path"])
                 await send({"type": "http.response.body", "body": body})
     except TimeoutError:
         log.info("a client did not read the answer of its cancelled request")
@@ -84,7 +85,7 @@ class Cors(CORSMiddleware):
         super().__init__(
             app,
             allow_origins=origins,
-            allow_methods=("GET", "HEAD", "POST"),
+            allow_methods=("GET", "HEAD", "POST", "DELETE"),
             allow_headers=("*",),
             allow_credentials=ANY_ORIGIN not in origins,
             expose_headers=EXPOSED_HEADERS,
@@ -111,14 +112,15 @@ class KeyAuthentication:
         respond = self._app
         needs_key = self._keyring.required and scope["type"] == "http"
         if needs_key and scope["path"] not in self._open_paths:
-            key = parse_bearer(Headers(scope=scope).get("authorization", ""))
+            headers = Headers(scope=scope)
+            key = parse_bearer(headers.get("authorization", "")) or headers.get(KEY_HEADER, "")
             try:
                 bind_caller(current_caller().request_id, self._keyring.check(key))
             except Unauthenticated as refusal:
                 if refusal.given:
                     host, *_ = scope.get("client") or ("an unknown client",)
                     log.warning("%s sent a wrong API key", host)
-                respond = error_response(refusal)
+                respond = error_response(refusal, scope["path"])
         await respond(scope, receive, send)
 
 

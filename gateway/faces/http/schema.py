@@ -6,6 +6,7 @@ checked in `gateway.requests`, for HTTP and gRPC alike. A null field counts as a
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
@@ -20,6 +21,7 @@ from gateway.faces.http.dialect.fields import (
     FieldRule,
     Handling,
 )
+from gateway.faces.http.dialect.tools import read_tool_use, read_tools
 from gateway.requests.prompts import check_template_size
 from gateway.types.client_request import (
     ClientRequest,
@@ -27,6 +29,7 @@ from gateway.types.client_request import (
     Prompt,
     SamplingFields,
     given_fields,
+    text_of,
 )
 from gateway.types.constraint import Constraint
 from services.runtime.errors import InvalidArgument
@@ -112,9 +115,25 @@ class Body(BaseModel):
         return self._unknown
 
     @property
+    def recalled_bytes(self) -> int:
+        """Bytes of the prompt that are not in the body."""
+        return 0
+
+    @property
     def constraint(self) -> Constraint | None:
         """What each answer must follow."""
         return self._constraint
+
+    def constrain(self, constraint: Constraint | None) -> None:
+        """Adds a constraint that a field of this endpoint gives. Raises InvalidArgument for a
+        second one."""
+        if constraint is None:
+            return
+        if self._constraint is not None:
+            name = self._constraint.field_name
+            sentence = f"{name} constrains the answer, too; remove one of them"
+            raise InvalidArgument(constraint.field_name, sentence)
+        self._constraint = constraint
 
     @property
     def prompt_top_n(self) -> int | None:
@@ -193,6 +212,11 @@ class ChatBody(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     reasoning_effort: object = None
+    tools: object = None  # `dialect.tools` checks them
+    tool_choice: object = None
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+    separate_reasoning: bool = True
 
     def client_requests(self) -> list[ClientRequest]:
         """A list of one."""
@@ -201,20 +225,24 @@ class ChatBody(Body):
         limit, alias = self.max_tokens, self.max_completion_tokens
         if limit is not None and alias is not None and limit != alias:
             raise InvalidArgument("max_tokens", "differs from max_completion_tokens")
+        tools = read_tools(self.tools)
+        use = read_tool_use(tools, self.tool_choice, self.parallel_tool_calls)
         conversation = Conversation(
             decode_messages(self.messages),
             self._template_kwargs(),
             self.add_generation_prompt,
             self.continue_final_message,
+            () if use is None else tools,
         )
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         sampling = self._sampling(logprobs, alias if limit is None else limit)
-        return [self._client_request(conversation, sampling)]
+        request = self._client_request(conversation, sampling)
+        return [replace(request, tools=use, separates_reasoning=self.separate_reasoning)]
 
     def last_assistant_content(self) -> str:
         """The text of the last message if its role is assistant."""
         last = decode_messages(self.messages)[-1]
-        return last["content"] if last["role"] == "assistant" else ""
+        return text_of(last) if last["role"] == "assistant" else ""
 
     def _template_kwargs(self) -> Mapping[str, object]:
         """Template arguments, with the reasoning effort under both names that templates use.

@@ -10,20 +10,21 @@ SIMILARITY = 0.85  # of two paths that one typing error separates
 CHAT = "use /v1/chat/completions"
 COMPLETIONS = "use /v1/completions"
 TEXT_ONLY = "this server only generates text"
-STATELESS = "this server stores nothing; send the conversation to /v1/chat/completions"
+STATELESS = "use previous_response_id of /v1/responses to continue a conversation"
+NO_FILES = "this server stores no files; send each request to /v1/chat/completions"
 NO_EMBEDDINGS = "this server has no embedding, pooling or ranking models"
 
 # Endpoints of OpenAI, vLLM, SGLang, TGI, Ollama and Anthropic, by the beginning of their path.
 UNSERVED: Mapping[str, str] = {
-    "/v1/responses": CHAT,
-    "/v1/messages": CHAT,
+    "/v1/responses": "use /v1/responses and /v1/responses/{id}",
+    "/v1/messages": "use /v1/messages and /v1/messages/count_tokens",
     "/v1/realtime": CHAT,
     "/v1/assistants": STATELESS,
     "/v1/threads": STATELESS,
     "/v1/conversations": STATELESS,
-    "/v1/files": STATELESS,
-    "/v1/batches": STATELESS,
-    "/v1/vector_stores": STATELESS,
+    "/v1/files": NO_FILES,
+    "/v1/batches": NO_FILES,
+    "/v1/vector_stores": NO_FILES,
     "/v1/fine_tuning": "this server does not train models",
     "/v1/embeddings": NO_EMBEDDINGS,
     "/v1/rerank": NO_EMBEDDINGS,

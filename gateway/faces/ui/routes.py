@@ -6,7 +6,7 @@ from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 from google.protobuf.json_format import MessageToDict
 
-from gateway.faces.http.errors import error_body, error_response
+from gateway.faces.http.errors import error_response, openai_error_body
 from gateway.faces.ui.board import Board, describe_server, shipped_presets
 from gateway.front import Front
 from protos.generated import scheduler_pb2
@@ -60,6 +60,6 @@ def _error_response(error: ServiceError) -> Response:
     """An unknown request id is a 404 about the request, not about a model."""
     if error.code is not Code.NOT_FOUND:
         return error_response(error)
-    body = error_body(error)
+    body = openai_error_body(error)
     body["error"] |= {"param": "request_id", "code": "request_not_found"}
     return JSONResponse(body, NOT_FOUND)

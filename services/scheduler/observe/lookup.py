@@ -8,7 +8,7 @@ from services.scheduler.core.state import SchedulerState
 from services.scheduler.observe.story import Story
 from services.scheduler.observe.story_recorder import StoryRecorder
 
-PREFIXES = ("chatcmpl-", "cmpl-")  # of ids in OpenAI responses
+PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")  # of ids in answers over HTTP
 MIN_CHARS = 4  # of an abbreviated id
 MAX_NAMED = 5  # ids listed in an error
 MAX_STORIES = 256  # per answer: the choices of one call, and their submissions

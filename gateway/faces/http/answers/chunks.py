@@ -1,24 +1,28 @@
 """The events of a streamed answer, and the `usage` of all answers."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
 
 from gateway.faces.http.answers.formats import AnswerFormat
 from gateway.faces.http.answers.logprobs import Entry
+from gateway.faces.http.answers.sse import DONE, encode_event
+from gateway.faces.http.errors import error_body
 from gateway.faces.http.schema import StreamOptions
 from gateway.sessions.call import ClientCall
 from gateway.sessions.session import ChoiceChunk
 from gateway.types.forecasts import ClientForecast
+from services.runtime.errors import ServiceError
 
 TEXT_MARK = "\ue000text\ue001"  # private characters; the head of an event has only ASCII
 
 
-def encode_usage(call: ClientCall) -> Entry:
+def encode_usage(call: ClientCall, form: AnswerFormat) -> Entry:
     return {
         **_encode_counts(call.prompt_tokens, call.completion_tokens),
         "prompt_tokens_details": {"cached_tokens": call.cached_tokens},
+        **form.usage_details(),
     }
 
 
@@ -41,8 +45,8 @@ class EventTemplate:
 
 
 class ChunkWriter:
-    """Encodes the events of one stream. The part that all events share is encoded once, and so is
-    all but the text of events that differ in nothing else."""
+    """The AnswerWriter of choices. In a stream, the part that all events share is encoded once, and
+    so is all but the text of events that differ in nothing else."""
 
     def __init__(
         self,
@@ -50,20 +54,21 @@ class ChunkWriter:
         call: ClientCall,
         labels: Mapping[str, str],
         options: StreamOptions,
+        slow: bool = False,
     ):
-        """`labels`: fields that say what produced the answer."""
-        head = json.dumps(
-            {
-                "id": form.id_prefix + call.answer_id,
-                "object": form.chunk_object,
-                "created": call.created_unix_s,
-                **labels,
-            }
-        )
+        """`labels`: fields that say what produced the answer. `slow`: a thread encodes."""
+        self.slow = slow
+        self._labels = {
+            "id": form.id_prefix + call.answer_id,
+            "object": form.chunk_object,
+            "created": call.created_unix_s,
+            **labels,
+        }
+        head = json.dumps(self._labels)
         counted = options.include_usage and options.continuous_usage_stats
         self._head = f'data: {head[:-1]}, "choices": ['
         self._end = ', "usage": null}\n\n' if options.include_usage and not counted else "}\n\n"
-        self._format, self._call = form, call
+        self._format, self._call, self._options = form, call, options
         self._repeats = form.repeats and not counted
         self._templates: dict[int, EventTemplate] = {}  # by choice, from its second event on
         self._sent_tokens: dict[int, int] | None = {} if counted else None  # by choice
@@ -80,7 +85,11 @@ class ChunkWriter:
         return self._encode_chunk(chunk)
 
     def _encode_chunk(self, chunk: ChoiceChunk) -> bytes:
-        choice = json.dumps(self._format.chunk_choice(chunk), ensure_ascii=False)
+        return self._encode_choice(chunk, self._format.chunk_choice(chunk))
+
+    def _encode_choice(self, chunk: ChoiceChunk, entry: Entry) -> bytes:
+        """The event of a chunk, with its choice."""
+        choice = json.dumps(entry, ensure_ascii=False)
         extras = self._format.chunk_extras(chunk)
         if chunk.forecast:
             extras = {**extras, "forecast": encode_forecast(chunk.forecast)}
@@ -89,8 +98,24 @@ class ChunkWriter:
         rest = f", {json.dumps(extras)[1:-1]}" if extras else ""
         return f"{self._head}{choice}]{rest}{self._end}".encode()
 
-    def encode_usage(self, call: ClientCall) -> bytes:
-        return f'{self._head}], "usage": {json.dumps(encode_usage(call))}}}\n\n'.encode()
+    def encode_tail(self) -> bytes:
+        """The usage, if the client asks for it."""
+        if not self._options.include_usage:
+            return b""
+        usage = json.dumps(encode_usage(self._call, self._format))
+        return f'{self._head}], "usage": {usage}}}\n\n'.encode()
+
+    def encode_last(self, error: ServiceError | None) -> bytes:
+        return DONE if error is None else encode_event(error_body(error))
+
+    def encode_whole(self, choices: Sequence[Sequence[ChoiceChunk]]) -> Entry:
+        return {
+            **self._labels,
+            "object": self._format.whole_object,
+            "choices": [self._format.whole_choice(chunks) for chunks in choices],
+            "usage": encode_usage(self._call, self._format),
+            **self._format.whole_extras(choices),
+        }
 
     def _encode_running_usage(self, chunk: ChoiceChunk, sent_tokens: dict[int, int]) -> Entry:
         """Counts of the chunk's choice alone, as vLLM reports them."""

@@ -10,11 +10,11 @@ from gateway.faces.http.answers.logprobs import (
     encode_prompt_logprobs,
     join_columns,
 )
+from gateway.faces.http.answers.parts import encode_reason, read_call
 from gateway.faces.http.schema import ChatBody, CompletionBody
 from gateway.requests.text import Text
 from gateway.sessions.call import ClientCall
 from gateway.sessions.session import ChoiceChunk, Logprob
-from services.core import FinishReason
 
 NO_EXTRAS: Entry = {}
 
@@ -38,6 +38,10 @@ class AnswerFormat:
     def chunk_choice(self, chunk: ChoiceChunk) -> Entry:
         """The choice of one event of a stream."""
         raise NotImplementedError
+
+    def usage_details(self) -> Entry:
+        """Further counts of `usage`, once the answer is complete."""
+        return NO_EXTRAS
 
     def whole_extras(self, choices: Sequence[Sequence[ChoiceChunk]]) -> Entry:
         """Further fields of a complete answer, next to `choices`."""
@@ -66,33 +70,54 @@ class ChatFormat(AnswerFormat):
         self.repeats = not (body.logprobs or body.return_token_ids)
         self._echo = body.last_assistant_content() if body.echo else ""
         self._prompt_ids_sent = not body.return_token_ids
+        self.parts = read_call(text, call, body.include_reasoning)
 
     def whole_choice(self, chunks: Sequence[ChoiceChunk]) -> Entry:
-        content = self._echo + "".join(chunk.text for chunk in chunks)
+        text, reason = "".join(chunk.text for chunk in chunks), encode_reason(chunks[-1].reason)
+        message: Entry = {"role": "assistant", "content": self._echo + text, "refusal": None}
+        if self.parts is not None:
+            read, reason = self.parts.encode_whole(chunks)
+            message |= read
+            if self._echo:
+                message["content"] = self._echo + str(message["content"] or "")
         choice: Entry = {
             "index": chunks[0].index,
-            "message": {"role": "assistant", "content": content, "refusal": None},
+            "message": message,
             "logprobs": self._encode_logprobs([item for c in chunks for item in c.logprobs]),
-            "finish_reason": encode_reason(chunks[-1].reason),
+            "finish_reason": reason,
         }
         if self._body.return_token_ids:
             choice["token_ids"] = [token for chunk in chunks for token in chunk.token_ids]
         return choice
 
     def chunk_choice(self, chunk: ChoiceChunk) -> Entry:
-        delta = {"content": chunk.text}
+        delta: Entry = {"content": chunk.text}
         if chunk.index not in self._started:
             self._started.add(chunk.index)
             delta = {"role": "assistant", "content": self._echo + chunk.text}
+        return self.delta_choice(chunk, delta, encode_reason(chunk.reason))
+
+    def open_choice(self, index: int) -> Sequence[Entry]:
+        """The first delta of a choice that has not begun, with its role."""
+        if index in self._started:
+            return ()
+        self._started.add(index)
+        return [{"role": "assistant", "content": self._echo}]
+
+    def delta_choice(self, chunk: ChoiceChunk, delta: Entry, reason: str | None) -> Entry:
+        """The choice of one event, with what its text says."""
         choice: Entry = {
             "index": chunk.index,
             "delta": delta,
             "logprobs": self._encode_logprobs(chunk.logprobs),
-            "finish_reason": encode_reason(chunk.reason),
+            "finish_reason": reason,
         }
         if self._body.return_token_ids:
             choice["token_ids"] = list(chunk.token_ids)
         return choice
+
+    def usage_details(self) -> Entry:
+        return NO_EXTRAS if self.parts is None else self.parts.usage_details()
 
     def whole_extras(self, choices: Sequence[Sequence[ChoiceChunk]]) -> Entry:
         extras: Entry = {}
@@ -178,7 +203,3 @@ class CompletionFormat(AnswerFormat):
         """The prompt as the client sent it; a prompt of token ids is decoded."""
         text = self._prompt_texts[index // self._body.n]
         return self._text.decode(self._prompt_ids(index), False) if text is None else text
-
-
-def encode_reason(reason: FinishReason | None) -> str | None:
-    return None if reason is None else reason.value

@@ -28,6 +28,17 @@ def encode_event(content: object) -> bytes:
     return b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"
 
 
+def encode_typed_event(content: Mapping[str, object]) -> bytes:
+    """An event of the name in `type`."""
+    return f"event: {content['type']}\n".encode() + encode_event(content)
+
+
+def encode_error_event(error: ServiceError, path: str) -> bytes:
+    """An error within a stream of the endpoint at `path`."""
+    body = error_body(error, path)
+    return encode_typed_event(body) if "type" in body else encode_event(body)
+
+
 async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`. Cancels it when the client disconnects; raises ClientDisconnected."""
     working = asyncio.ensure_future(work)
@@ -48,18 +59,20 @@ class EventStream(Response):
     """A stream of server-sent events.
 
     A failure before the first event becomes an error answer with its status; a later one becomes
-    an error event at the end of the stream.
+    an event at the end of the stream.
     """
 
     def __init__(
         self,
         events: AsyncGenerator[bytes],
+        encode_last: Callable[[ServiceError | None], bytes],
         on_end: Callable[[], None],
         headers: Mapping[str, str] | None = None,
     ):
-        """`headers` are sent in addition to those of every stream."""
+        """`encode_last`: what follows the events, or the error that ends them. `headers` are sent
+        in addition to those of every stream."""
         super().__init__()
-        self._events, self._on_end = events, on_end
+        self._events, self._encode_last, self._on_end = events, encode_last, on_end
         more = (headers or {}).items()
         self._all_headers = HEADERS + [(name.encode(), value.encode()) for name, value in more]
 
@@ -81,12 +94,13 @@ class EventStream(Response):
                         await send({**start, "headers": self._all_headers})
                         started = True
                     await send({"type": "http.response.body", "body": data, "more_body": True})
-                last = DONE
+                last = self._encode_last(None)
             except Exception as error:  # no name keeps it longer: its traceback has this frame
                 if not started:
-                    await error_response(_for_client(error))(scope, receive, send)
+                    response = error_response(_for_client(error), scope["path"])
+                    await response(scope, receive, send)
                     return
-                last = encode_event(error_body(_for_client(error)))
+                last = self._encode_last(_for_client(error))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 

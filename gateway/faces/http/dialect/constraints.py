@@ -28,12 +28,21 @@ def read_constraint(fields: Mapping[str, object]) -> Constraint | None:
     return given[0] if given else None
 
 
+def read_text_format(name: str, value: object) -> Constraint | None:
+    """The constraint of `text.format` of a response. Raises InvalidArgument."""
+    return _read_format(TEXT_FORMATS, name, value)
+
+
 def _read_response_format(name: str, value: object) -> Constraint | None:
+    return _read_format(FORMATS, name, value)
+
+
+def _read_format(formats: Mapping[str, Reader], name: str, value: object) -> Constraint | None:
     given = _require_object(name, value)
     kind = given.get("type")
-    read = FORMATS.get(kind) if isinstance(kind, str) else None
+    read = formats.get(kind) if isinstance(kind, str) else None
     if read is None:
-        raise InvalidArgument(f"{name}.type", f"must be one of {', '.join(FORMATS)}, not {kind!r}")
+        raise InvalidArgument(f"{name}.type", f"must be one of {', '.join(formats)}, not {kind!r}")
     return read(name, {key: inner for key, inner in given.items() if key != "type"})
 
 
@@ -50,12 +59,15 @@ def _read_json_schema_format(name: str, value: object) -> Constraint:
     """OpenAI's rules for `strict` are not demanded: every schema is enforced as it is."""
     given = _require_object(name, value)
     _allow(name, given, "json_schema")
-    inner = _require_object(f"{name}.json_schema", given.get("json_schema"))
-    at = f"{name}.json_schema"
-    _allow(at, inner, "name", "description", "schema", "strict")
-    if inner.get("schema") is None:
-        raise InvalidArgument(f"{at}.schema", "is missing")
-    return _read_schema(f"{at}.schema", inner["schema"])
+    return _read_named_schema(f"{name}.json_schema", given.get("json_schema"))
+
+
+def _read_named_schema(name: str, value: object) -> Constraint:
+    given = _require_object(name, value)
+    _allow(name, given, "name", "description", "schema", "strict")
+    if given.get("schema") is None:
+        raise InvalidArgument(f"{name}.schema", "is missing")
+    return read_schema(f"{name}.schema", given["schema"])
 
 
 def _read_structured_outputs(name: str, value: object) -> Constraint | None:
@@ -81,8 +93,8 @@ def _read_whitespace(name: str, given: Mapping[str, object]) -> str | None:
     return None if pattern is None else _require_text(f"{name}.whitespace_pattern", pattern)
 
 
-def _read_schema(name: str, value: object) -> Constraint:
-    """A schema as an object, or as JSON text."""
+def read_schema(name: str, value: object) -> Constraint:
+    """A constraint by a schema, an object or JSON text. Raises InvalidArgument with `name`."""
     value = _decode_text(name, value)
     if not isinstance(value, dict | bool):
         raise InvalidArgument(name, "must be a JSON schema: an object")
@@ -140,7 +152,7 @@ def _check_structure(name: str, value: object, triggers: Sequence[str]) -> None:
 
 
 STRUCTURED: Mapping[str, Reader] = {
-    "json": _read_schema,
+    "json": read_schema,
     "regex": _read_regex,
     "choice": _read_choice,
     "grammar": _read_grammar,
@@ -160,14 +172,20 @@ FORMATS: Mapping[str, Reader] = {
     "json_schema": _read_json_schema_format,
     "structural_tag": _read_tag,
 }
+# A response's format has the fields of its schema beside the type.
+TEXT_FORMATS: Mapping[str, Reader] = {
+    "text": _read_text,
+    "json_object": _read_json_object,
+    "json_schema": _read_named_schema,
+}
 READERS: Mapping[str, Reader] = {
     "response_format": _read_response_format,
     "structured_outputs": _read_structured_outputs,
-    "guided_json": _read_schema,
+    "guided_json": read_schema,
     "guided_regex": _read_regex,
     "guided_choice": _read_choice,
     "guided_grammar": _read_grammar,
-    "json_schema": _read_schema,
+    "json_schema": read_schema,
     "regex": _read_regex,
     "ebnf": _read_grammar,
 }

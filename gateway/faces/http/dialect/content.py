@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Sequence
 
 from gateway.faces.http.dialect.fields import MESSAGE, NOT_SUPPORTED, Handling
+from gateway.faces.http.dialect.tools import read_calls
 from gateway.types.client_request import TokenIds
 from services.runtime.errors import InvalidArgument
 
 PROMPT_KINDS = "a string, a list of strings, a list of token ids, or a list of such lists"
 ROLE_ALIASES = {"developer": "system"}
+ASSISTANT, TOOL = "assistant", "tool"
 REFUSED = {name: rule for name, rule in MESSAGE.items() if rule.handling is Handling.REFUSED}
 
 
@@ -29,8 +31,8 @@ def split_prompts(prompt: object) -> Sequence[str | TokenIds]:
     return list(lists)
 
 
-def decode_messages(messages: Iterable[object]) -> list[dict[str, str]]:
-    """Role and content of each message. Raises InvalidArgument naming the message and the field."""
+def decode_messages(messages: Iterable[object]) -> list[dict[str, object]]:
+    """The messages as chat templates read them. Raises InvalidArgument naming the place."""
     return [_decode_message(f"messages[{at}]", message) for at, message in enumerate(messages)]
 
 
@@ -42,7 +44,7 @@ def find_unknown_fields(messages: object) -> list[str]:
     return [f"messages[].{name}" for name in sorted(set().union(*found))]
 
 
-def _decode_message(where: str, message: object) -> dict[str, str]:
+def _decode_message(where: str, message: object) -> dict[str, object]:
     if not isinstance(message, dict):
         raise InvalidArgument(where, "must be an object with role and content")
     for name in REFUSED.keys() & message.keys():
@@ -52,7 +54,35 @@ def _decode_message(where: str, message: object) -> dict[str, str]:
     if not isinstance(role, str):
         raise InvalidArgument(f"{where}.role", "must be a string")
     text = _decode_content(f"{where}.content", "" if content is None else content)
-    return {"role": ROLE_ALIASES.get(role, role), "content": text}
+    decoded: dict[str, object] = {"role": ROLE_ALIASES.get(role, role), "content": text}
+    if role == TOOL:
+        decoded |= _decode_result(where, message)
+    if role == ASSISTANT:
+        decoded |= _decode_answer(where, message)
+    return decoded
+
+
+def _decode_result(where: str, message: dict[str, object]) -> dict[str, object]:
+    """What the result of a call has besides its text."""
+    call_id, name = message.get("tool_call_id"), message.get("name")
+    if not isinstance(call_id, str) or not call_id:
+        raise InvalidArgument(
+            f"{where}.tool_call_id", "is missing; it must be the id of the call that it answers"
+        )
+    named = {"name": name} if isinstance(name, str) and name else {}
+    return {"tool_call_id": call_id, **named}
+
+
+def _decode_answer(where: str, message: dict[str, object]) -> dict[str, object]:
+    """What an earlier answer has besides its text."""
+    calls = message.get("tool_calls")
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    more: dict[str, object] = {}
+    if calls is not None and calls != []:
+        more["tool_calls"] = read_calls(f"{where}.tool_calls", calls)
+    if isinstance(reasoning, str):
+        more["reasoning_content"] = reasoning
+    return more
 
 
 def _decode_content(where: str, content: object) -> str:

@@ -142,7 +142,7 @@ COMPLETION: Mapping[str, FieldRule] = {
 }
 
 CHAT: Mapping[str, FieldRule] = {
-    "messages": supported("roles system, developer, user, assistant; text parts only"),
+    "messages": supported("roles system, developer, user, assistant, tool; text parts only"),
     "max_completion_tokens": supported("same as `max_tokens`"),
     "logprobs": supported("true or false"),
     "top_logprobs": supported("0 to 20, with `logprobs`"),
@@ -159,18 +159,18 @@ CHAT: Mapping[str, FieldRule] = {
     "prompt_cache_key": ignored("cached prefixes are found by content"),
     "prompt_cache_options": ignored("cached prefixes are found by content"),
     "prompt_cache_retention": ignored("cached prefixes are found by content"),
-    "parallel_tool_calls": ignored("has no effect without `tools`"),
     "prediction": ignored("it only speeds up the answer"),
-    "separate_reasoning": ignored("reasoning text is part of the content"),
-    "stream_reasoning": ignored("reasoning text is part of the content"),
-    "include_reasoning": ignored("reasoning text is part of the content"),
+    "tools": supported("functions that the model may call; see Tools and reasoning"),
+    "tool_choice": supported("`none`, `auto`, `required`, a function or `allowed_tools`"),
+    "parallel_tool_calls": supported("false: at most one call in an answer"),
+    "include_reasoning": supported("false: the answer is sent without its reasoning"),
+    "separate_reasoning": supported("false: reasoning is part of the content"),
+    "stream_reasoning": ignored("reasoning is streamed as it is generated"),
     "media_io_kwargs": ignored("only text input is supported"),
     "mm_processor_kwargs": ignored("only text input is supported"),
     "max_dynamic_patch": ignored("only text input is supported"),
     "min_dynamic_patch": ignored("only text input is supported"),
     "use_audio_in_video": ignored("only text input is supported"),
-    "tools": refused("not implemented yet"),
-    "tool_choice": refused("not implemented yet", "none", "auto"),
     "functions": refused("deprecated OpenAI name for `tools`"),
     "function_call": refused("deprecated OpenAI name for `tool_choice`", "none", "auto"),
     "modalities": refused("only text output is supported", ["text"]),
@@ -189,11 +189,12 @@ CHAT: Mapping[str, FieldRule] = {
 # Chat fields that clients also send to the completions endpoint.
 IGNORED_IN_COMPLETIONS = frozenset(
     ("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity",
-     "prompt_cache_options", "prompt_cache_retention", "parallel_tool_calls", "prediction")
+     "prompt_cache_options", "prompt_cache_retention", "prediction")
 )  # fmt: skip
 COMPLETION_FIELDS: Mapping[str, FieldRule] = {
     **SHARED_FIELDS,
     **COMPLETION,
+    "parallel_tool_calls": ignored("has no effect without `tools`"),
     **{name: CHAT[name] for name in CHAT if name in IGNORED_IN_COMPLETIONS},
 }
 CHAT_FIELDS: Mapping[str, FieldRule] = {**SHARED_FIELDS, **CHAT}
@@ -205,13 +206,13 @@ ALIASES = {"no_stop_trim": "include_stop_str_in_output", "rid": "request_id"}
 MESSAGE: Mapping[str, FieldRule] = {
     "role": supported(""),
     "content": supported(""),
-    "name": ignored("no chat template uses it"),
+    "name": supported("of the function, in a tool message"),
     "annotations": ignored(""),
     "refusal": ignored(""),
     "audio": ignored("belongs to an earlier answer"),
-    "reasoning": ignored("belongs to an earlier answer"),
-    "reasoning_content": ignored("belongs to an earlier answer"),
-    "tool_calls": refused("not implemented yet"),
-    "tool_call_id": refused("not implemented yet"),
-    "function_call": refused("not implemented yet"),
+    "reasoning": supported("for templates that show earlier reasoning"),
+    "reasoning_content": supported("for templates that show earlier reasoning"),
+    "tool_calls": supported("of an earlier answer"),
+    "tool_call_id": supported("of a tool message"),
+    "function_call": refused("deprecated OpenAI name for `tool_calls`"),
 }

@@ -86,8 +86,8 @@ def test_similar_paths_are_suggested(path: str, similar: list[str]) -> None:
 @pytest.mark.parametrize(
     ("path", "advice"),
     [
-        ("/v1/responses", "use /v1/chat/completions"),
-        ("/v1/responses/resp_1", "use /v1/chat/completions"),
+        ("/v1/responses/resp_1/compact", "use /v1/responses and /v1/responses/{id}"),
+        ("/v1/files", "this server stores no files; send each request to /v1/chat/completions"),
         ("/v1/embeddings", "this server has no embedding, pooling or ranking models"),
         ("/generate", "use /v1/completions"),
         ("/api/tags", "use /v1/models"),

@@ -1,0 +1,171 @@
+"""`/v1/responses`: OpenAI's API with items, typed events and stored conversations."""
+
+import asyncio
+import logging
+from functools import partial
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from gateway.admission.caller import current_caller
+from gateway.faces.http.answers.items import AnswerItems
+from gateway.faces.http.describe import describe_body
+from gateway.faces.http.errors import internal_error
+from gateway.faces.http.generate import GenerationEndpoint, OpenAnswer, open_answer
+from gateway.faces.http.hot_paths import Endpoints
+from gateway.faces.http.responses.body import ResponsesBody, read_responses_body
+from gateway.faces.http.responses.errors import ResponseNotFound
+from gateway.faces.http.responses.items import Entry, decode_input
+from gateway.faces.http.responses.store import ResponseStore, StoredResponse
+from gateway.faces.http.responses.writer import (
+    ResponseWriter,
+    describe_response,
+    with_error,
+    with_status,
+)
+from gateway.front import Front
+from gateway.gateway import Gateway
+from gateway.sessions.call import ClientCall
+from observability import genai
+from services.runtime.errors import InvalidArgument, ServiceError
+
+log = logging.getLogger(__name__)
+
+WATCH = "watch"  # the background task
+WATCH_S = 0.2
+RESPONSES_PATH = "/v1/responses"
+CUT_CALL = ("function_call", "incomplete")
+EXAMPLE = {"input": "Hello"}
+
+
+def add_responses(app: FastAPI, front: Front) -> Endpoints:
+    """Returns those that are asked often."""
+    api = ResponsesApi(front)
+    described = describe_body(ResponsesBody, EXAMPLE)
+
+    @app.post(RESPONSES_PATH, summary="Answer an input of items", openapi_extra=described)
+    async def create(request: Request) -> Response:
+        return await api.create(request)
+
+    @app.get(RESPONSES_PATH + "/{response_id}", summary="A stored response")
+    async def retrieve(response_id: str, stream: bool = False) -> Response:
+        if stream:
+            raise InvalidArgument("stream", "is not available for a stored response; poll it")
+        return JSONResponse(api.find(response_id).content)
+
+    @app.delete(RESPONSES_PATH + "/{response_id}", summary="Delete a stored response")
+    async def delete(response_id: str) -> Response:
+        return JSONResponse(await api.delete(response_id))
+
+    @app.post(RESPONSES_PATH + "/{response_id}/cancel", summary="Cancel a background response")
+    async def cancel(response_id: str) -> Response:
+        return JSONResponse(await api.cancel(response_id))
+
+    return {("POST", RESPONSES_PATH): create}
+
+
+class ResponsesApi:
+    """Creates responses and keeps those that may be named again."""
+
+    def __init__(self, front: Front):
+        config = front.config
+        self._front = front
+        self._store = ResponseStore(
+            config.responses_file,
+            config.max_stored_responses,
+            config.max_stored_response_bytes,
+            config.gateway_id,
+        )
+
+    async def create(self, request: Request) -> Response:
+        """`POST /v1/responses`."""
+        owner = current_caller().key
+        find = partial(self._store.find, owner=owner)
+        endpoint = GenerationEndpoint(
+            partial(read_responses_body, find), partial(self._make_writer, owner), genai.CHAT
+        )
+        answer = await open_answer(self._front, request, endpoint)
+        if not answer.body.background:
+            return await answer.respond(request)
+        with answer.ends_on_error():
+            queued = self._start(answer, owner)
+        return JSONResponse(queued, headers=answer.headers)
+
+    def find(self, response_id: str) -> StoredResponse:
+        """A response of the caller. Raises ResponseNotFound."""
+        stored = self._store.find(response_id, current_caller().key)
+        if stored is None:
+            raise ResponseNotFound(response_id)
+        return stored
+
+    async def delete(self, response_id: str) -> Entry:
+        """`DELETE /v1/responses/{id}`. A response that runs is cancelled."""
+        if not self._store.delete(response_id, current_caller().key):
+            raise ResponseNotFound(response_id)
+        await self._front.background.cancel(response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    async def cancel(self, response_id: str) -> Entry:
+        """`POST /v1/responses/{id}/cancel`. One that has ended stays as it is."""
+        stored = self.find(response_id)
+        if not stored.content["background"]:
+            raise InvalidArgument("", "only a response with background: true can be cancelled")
+        if stored.running and not await self._front.background.cancel(response_id):
+            self._store.cancel(response_id)  # it runs in another process
+        return self.find(response_id).content
+
+    def _make_writer(
+        self, owner: str, gateway: Gateway, call: ClientCall, body: ResponsesBody
+    ) -> ResponseWriter:
+        described = describe_response(call, gateway.config.model_name, body)
+
+        def on_end(response: Entry) -> None:
+            if body.store and not body.background:
+                self._store.keep(_ended(owner, response, body))
+
+        items = AnswerItems.of(call.choices[0])
+        return ResponseWriter(call, gateway.text, described, items, on_end)
+
+    def _start(self, answer: OpenAnswer[ResponsesBody], owner: str) -> Entry:
+        """Runs an answer in the background; returns the response as of now."""
+        described = describe_response(answer.call, answer.gateway.config.model_name, answer.body)
+        response_id, running = str(described["id"]), with_status(described, "in_progress")
+        work = self._run(answer, owner, described)
+        self._front.background.start(response_id, work)
+        if self._store.shared and WATCH not in self._front.background.names:
+            self._front.background.start(WATCH, self._watch())
+        self._store.keep(StoredResponse(response_id, owner, running, (), running=True))
+        return with_status(described, "queued")
+
+    async def _watch(self) -> None:
+        """Ends the responses that other processes cancel or delete, while there are some."""
+        background = self._front.background
+        while names := background.names - {WATCH}:
+            await asyncio.sleep(WATCH_S)
+            for name in names - self._store.wanted():
+                await background.cancel(name)
+
+    async def _run(self, answer: OpenAnswer[ResponsesBody], owner: str, described: Entry) -> None:
+        response = with_status(described, "cancelled")
+        try:
+            with answer.ends_on_error():
+                response = await answer.collect()
+                answer.call.on_whole_sent()
+            answer.end()
+        except ServiceError as error:
+            response = with_error(described, error)
+        except Exception:
+            log.exception("a background response failed")
+            response = with_error(described, internal_error())
+        finally:
+            self._store.finish(_ended(owner, response, answer.body))
+
+
+def _ended(owner: str, response: Entry, body: ResponsesBody) -> StoredResponse:
+    """What is stored of a response. Its output is part of the conversation, except for calls that
+    a limit has cut."""
+    output = response["output"]
+    assert isinstance(output, list)
+    said = [each for each in output if (each["type"], each["status"]) != CUT_CALL]
+    conversation = [*body.conversation, *decode_input(said, "output")]
+    return StoredResponse(str(response["id"]), owner, response, conversation)

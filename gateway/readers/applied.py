@@ -1,0 +1,105 @@
+"""The readers of a model's answers, and requests with what their answers need."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+
+from gateway.readers.constraints import constrain_calls
+from gateway.readers.content import ContentReader
+from gateway.readers.opening import AnswerFormats, open_reader, select_formats
+from gateway.requests.text import Text
+from gateway.types.answer_parts import AnswerReader
+from gateway.types.client_request import ClientRequest
+from gateway.types.generation import GenerationRequest
+from gateway.types.tools import ToolUse
+from services.runtime.config import ConfigError
+from services.runtime.errors import InvalidArgument
+
+END_TOKENS = 16  # of a prompt, which can open the reasoning
+NOT_SHOWN = (
+    "the model's chat template does not show tools to the model: use another model or chat "
+    "template, or force a call by tool_choice"
+)
+UNKNOWN_FORMAT = (
+    "the format in which the model calls tools is not known: start the server with "
+    "--tool-call-parser, or force a call by tool_choice"
+)
+
+
+class AnswerReading:
+    """How the answers of one model are read. Raises ConfigError for an unknown name."""
+
+    def __init__(self, text: Text, tool_call_parser: str, reasoning_parser: str):
+        """Both are names of formats, `auto` or `none`."""
+        self._text = text
+        self.formats = _select(text.chat_template, tool_call_parser, reasoning_parser)
+        self._shows_tools = "tools" in text.chat_template
+
+    def check(self, request: ClientRequest) -> None:
+        """Raises InvalidArgument if the model cannot use the tools. O(1)."""
+        use = request.tools
+        if use is None or use.required:
+            return
+        if not self._shows_tools:
+            raise InvalidArgument("tools", NOT_SHOWN)
+        if self.formats.calls is None:
+            raise InvalidArgument("tools", UNKNOWN_FORMAT)
+
+    def apply(self, request: GenerationRequest) -> GenerationRequest:
+        """The request with the reader of its answers, and with what they must follow."""
+        client = request.client
+        reasoning = self.formats.reasoning if client.separates_reasoning else None
+        if client.tools is None and reasoning is None:
+            return request
+        formats = replace(self.formats, reasoning=reasoning)
+        end = ""
+        if reasoning is not None:
+            end = self._text.decode(request.prompt_ids[-END_TOKENS:], skip_special_tokens=False)
+        if open_reader(formats, client.tools, end) is None:
+            return request
+        constraint = client.constraint
+        if client.tools is not None:
+            constraint = constrain_calls(formats, client.tools, constraint, self._spell)
+        if constraint is not None and reasoning and reasoning.is_opened_by(end):
+            constraint = replace(constraint, after=self._spell(reasoning.end))
+        sampling = request.sampling
+        if self._has_special(_marks(formats, client.tools)):
+            sampling = replace(sampling, skip_special_tokens=False)
+        return replace(
+            request,
+            client=replace(client, constraint=constraint),
+            sampling=sampling,
+            open_reader=partial(_open, formats, client.tools, end),
+        )
+
+    def _has_special(self, marks: Collection[str]) -> bool:
+        return any(special in mark for mark in marks for special in self._text.special_texts)
+
+    def _spell(self, text: str) -> Sequence[str | int]:
+        """The text, with special tokens as their ids."""
+        return self._text.split_specials(text)
+
+
+def _select(chat_template: str, tool_call_parser: str, reasoning_parser: str) -> AnswerFormats:
+    for setting, names in (
+        ("tool_call_parser", (tool_call_parser, "none")),
+        ("reasoning_parser", ("none", reasoning_parser)),
+    ):
+        try:
+            select_formats(chat_template, *names)
+        except ValueError as error:
+            raise ConfigError(f"gateway.{setting}: {error}") from None
+    return select_formats(chat_template, tool_call_parser, reasoning_parser)
+
+
+def _open(formats: AnswerFormats, use: ToolUse | None, prompt_end: str) -> AnswerReader:
+    return open_reader(formats, use, prompt_end) or ContentReader()
+
+
+def _marks(formats: AnswerFormats, use: ToolUse | None) -> Sequence[str]:
+    """The marks that the text of an answer must have."""
+    reasoning = formats.reasoning
+    marks = [] if reasoning is None else [reasoning.start, reasoning.end]
+    if use is not None:
+        marks += formats.calls_of(use).begins
+    return marks
