@@ -133,8 +133,8 @@ async def _answer(
                 call.sink = EventSink(stream, writer, trace)
             events = _write_events(call, writer, body, trace)
             return EventStream(events, on_end, headers)
-        choices = await run_until_disconnect(request.receive, _collect_chunks(call, trace))
-        content = await _encode(body, lambda: _encode_whole(gateway, call, form, choices))
+        choices = await run_until_disconnect(request.receive, collect_chunks(call, trace))
+        content = await _encode(body, lambda: encode_whole(gateway, call, form, choices))
         return WholeAnswer(content, headers, call, on_end)
     except ClientDisconnected:
         on_end()
@@ -146,9 +146,10 @@ async def _answer(
         raise
 
 
-def _encode_whole(
+def encode_whole(
     gateway: Gateway, call: ClientCall, form: AnswerFormat, choices: list[list[ChoiceChunk]]
 ) -> dict[str, object]:
+    """The body of a complete answer, from the chunks of each choice."""
     return {
         "id": form.id_prefix + call.answer_id,
         "object": form.whole_object,
@@ -182,7 +183,7 @@ async def _parse_all(
     return [await gateway.intake.parse(each, arrival, trace) for each in complete_requests]
 
 
-async def _collect_chunks(call: ClientCall, trace: RequestTrace) -> list[list[ChoiceChunk]]:
+async def collect_chunks(call: ClientCall, trace: RequestTrace) -> list[list[ChoiceChunk]]:
     """The chunks of each choice, once all choices have ended."""
     choices: list[list[ChoiceChunk]] = [[] for _ in call.choices]
     async for chunk in call.chunks():

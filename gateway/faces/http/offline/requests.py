@@ -1,0 +1,125 @@
+"""Requests without a connection: HTTP bodies of files and programs, answered in this process.
+
+They are decoded like the bodies of clients and get the same errors.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from gateway.faces.http.answers.formats import AnswerFormat, ChatFormat, CompletionFormat
+from gateway.faces.http.generate import collect_chunks, encode_whole
+from gateway.faces.http.schema import Body, ChatBody, CompletionBody, Json, read_body
+from gateway.front import Front
+from gateway.gateway import Gateway
+from gateway.request_tracing import NO_TRACE
+from gateway.requests.text import Text
+from gateway.sessions.call import ClientCall
+from gateway.sessions.session import ChoiceChunk
+from gateway.types.errors import MIN_RETRY_S
+from gateway.types.generation import GenerationRequest, RequestArrival
+from services.runtime.errors import Code, InvalidArgument, ServiceError
+
+T = TypeVar("T")
+BodyT = TypeVar("BodyT", CompletionBody, ChatBody)
+Chunks = list[list[ChoiceChunk]]  # of each choice
+REFUSALS = (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE)
+MAX_RETRY_S = 5.0  # between two attempts of a refused request
+
+
+@dataclass(frozen=True)
+class Kind(Generic[BodyT]):
+    """An endpoint that generates text: its body and the format of its answer."""
+
+    body: type[BodyT]
+    form: Callable[[Text, ClientCall, BodyT], AnswerFormat]
+
+    def prepare(self, gateway: Gateway, given: Body) -> Callable[[ClientCall], AnswerFormat]:
+        """The format of the answer to a body of this kind, once there is a call."""
+        assert isinstance(given, self.body)
+        body: BodyT = given
+        return lambda call: self.form(gateway.text, call, body)
+
+
+CHAT_URL, COMPLETION_URL = "/v1/chat/completions", "/v1/completions"
+KINDS: Mapping[str, Kind[ChatBody] | Kind[CompletionBody]] = {
+    CHAT_URL: Kind(ChatBody, ChatFormat),
+    COMPLETION_URL: Kind(CompletionBody, CompletionFormat),
+}
+
+
+@dataclass(frozen=True)
+class Urgency:
+    """The SLA class of requests, and a priority that replaces theirs; None keeps it."""
+
+    sla_class: str = ""
+    priority: int | None = None
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """A checked and tokenized request. `prompts`: one for each prompt of its body."""
+
+    gateway: Gateway
+    prompts: Sequence[GenerationRequest]
+    make_form: Callable[[ClientCall], AnswerFormat]
+
+    @property
+    def choices(self) -> int:
+        return sum(prompt.sampling.n for prompt in self.prompts)
+
+    def encode(self, call: ClientCall, chunks: Chunks) -> dict[str, object]:
+        """The body of the HTTP answer."""
+        return encode_whole(self.gateway, call, self.make_form(call), chunks)
+
+
+async def prepare(front: Front, url: str, fields: Json, urgency: Urgency) -> PreparedRequest:
+    """Decodes a body for the endpoint `url` of KINDS. Raises ServiceError; for a mistake of the
+    client InvalidArgument, naming the field."""
+    kind = KINDS[url]
+    body = read_body(kind.body, fields)
+    if body.stream:
+        raise InvalidArgument("stream", "is not available without a connection; remove it")
+    gateway = front.select(body.model)
+    front.unknown_fields.handle(body.unknown, body.fields.keys())
+    requests = body.client_requests()
+    choices, most = sum(each.choices for each in requests), gateway.config.max_choices
+    if choices > most:
+        field = "n" if len(requests) == 1 else "prompt"
+        raise InvalidArgument(field, f"at most {most} prompts x n choices in one request")
+    arrival = RequestArrival(time.monotonic(), sla_class=urgency.sla_class)
+    priority = body.priority if urgency.priority is None else urgency.priority
+    complete = [replace(each, sla_class=urgency.sla_class, priority=priority) for each in requests]
+    prompts = [await gateway.intake.parse(each, arrival) for each in complete]
+    return PreparedRequest(gateway, prompts, kind.prepare(gateway, body))
+
+
+async def answer(
+    request: PreparedRequest, encode: Callable[[ClientCall, Chunks], T], patience_s: float
+) -> T:
+    """What `encode` makes of the complete answer. A request that the server is too busy for is sent
+    again for up to `patience_s`. Raises ServiceError."""
+    until_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return await _answer_once(request, encode)
+        except ServiceError as refusal:
+            if refusal.code not in REFUSALS or time.monotonic() >= until_s:
+                raise
+            await asyncio.sleep(min(MAX_RETRY_S, max(MIN_RETRY_S, refusal.retry_after_s)))
+
+
+async def _answer_once(request: PreparedRequest, encode: Callable[[ClientCall, Chunks], T]) -> T:
+    now_s = time.monotonic()
+    prompts = [replace(prompt, arrival_s=now_s) for prompt in request.prompts]
+    call = request.gateway.open(prompts, whole=True)
+    try:
+        chunks = await collect_chunks(call, NO_TRACE)
+        encoded = encode(call, chunks)
+        call.on_whole_sent()
+        return encoded
+    finally:
+        call.close()
+        call.forget()
