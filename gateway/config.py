@@ -133,6 +133,15 @@ class GatewayConfig(ServedSettings):
     grammar_memory_bytes: Count = 512 * 2**20  # for one compilation; more: 400
     grammar_cache_bytes: Count = 64 * 2**20  # of compiled constraints and of the faults of others
     max_grammars_waiting: Count = 64  # for compilation; more: 429
+    # Folder of `/v1/files` and `/v1/batches`, which the gateways of a server share; empty: these
+    # endpoints do not exist.
+    batch_folder: str = ""
+    batch_file_bytes: Count = 100 * 2**20  # of an uploaded file; more: 413
+    batch_lines: Count = 50_000  # of a batch, as at OpenAI; each has at most max_body_bytes
+    batch_files: Count = 1000  # stored uploads and answers; more: 400
+    batches_kept: Count = 1000  # ended ones beyond are forgotten; more that have not ended: 429
+    # Requests of all batches that run at a time, behind all others. More delay the others' tokens.
+    batch_in_flight: Count = 32
     verdicts_kept: Count = 4096  # outcomes of ended choices for `foretoken why`; about 2 MB
     max_choices: Count = 128  # prompts x n of one call, OpenAI's limit
     max_body_bytes: Count = 8 * 2**20  # a prompt of 100,000 tokens is under 2 MiB of JSON

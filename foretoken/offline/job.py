@@ -8,6 +8,7 @@ Applied Mathematics 17(2), 1969).
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from itertools import islice
 from typing import Generic, Self, TypeVar
@@ -22,6 +23,7 @@ from gateway.faces.http.offline.requests import (
     Urgency,
     answer,
     prepare,
+    retry_refused,
 )
 from gateway.faces.http.schema import Json
 from gateway.front import Front
@@ -93,7 +95,7 @@ async def _work(queue: "_ReadAhead[T]", handlers: Handlers[T]) -> None:
             return handlers.encode(by, call, chunks)
 
         try:
-            answered = await answer(prepared, encode, PATIENCE_S)
+            answered = await retry_refused(partial(answer, prepared, encode), PATIENCE_S)
         except ServiceError as error:
             handlers.on_fault(request, error)
         else:
@@ -141,7 +143,8 @@ class _ReadAhead(Generic[T]):
     async def _prepare(self, request: OfflineRequest) -> PreparedRequest | None:
         runner = self._runner
         try:
-            return await prepare(runner.front, request.url, request.fields, runner.urgency)
+            attempt = partial(prepare, runner.front, request.url, request.fields, runner.urgency)
+            return await retry_refused(attempt, PATIENCE_S)
         except ServiceError as error:
             self._handlers.on_fault(request, error)
             return None

@@ -39,6 +39,7 @@ async def embedded(
     ):
         from gateway.faces.app import build_app
         from gateway.faces.grpc.service import mount
+        from gateway.faces.http.batches.runner import run_batches
         from gateway.faces.http.serve import serving_http
 
         front, tracing = system.control.front, system.tracing
@@ -55,6 +56,7 @@ async def embedded(
             serving_http(build_app(front), config.host, config.http_port, config)
         )
         fleet = await system.wait_until_ready()
+        await stack.enter_async_context(background(run_batches(front)))
         http = f"http://{host_port(config.host, http_port)}"
         yield Endpoints(system.control, host_port(config.host, grpc.port), http, fleet)
         grpc.set_serving(False)

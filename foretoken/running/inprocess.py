@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 CONTROL_MODULES = (
     "foretoken.running.control",
     "gateway.faces.app",
+    "gateway.faces.http.batches.runner",
     "gateway.faces.http.serve",
     "gateway.faces.grpc.service",
 )

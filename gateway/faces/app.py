@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from gateway.faces.http.answers.formats import ChatFormat, CompletionFormat
+from gateway.faces.http.batches.endpoints import add_batches
 from gateway.faces.http.endpoints import add_endpoints, describe_body, list_endpoints
 from gateway.faces.http.errors import ClientDisconnected, error_body, error_response, internal_error
 from gateway.faces.http.generate import generate
@@ -33,7 +34,8 @@ COMPLETION_EXAMPLE = {"prompt": "Hello", "max_tokens": 16}
 
 
 def build_app(front: Front) -> ASGIApp:
-    """Serve it with `serve_http` or any ASGI server that runs on the front's event loop."""
+    """Serve it with `serve_http` or any ASGI server that runs on the front's event loop, and run
+    `run_batches` beside it. Raises ConfigError if the folder of batches cannot be written."""
     app = FastAPI(title="foretoken", version=foretoken_version(), docs_url=None, redoc_url=None)
 
     @app.post(
@@ -56,6 +58,7 @@ def build_app(front: Front) -> ASGIApp:
         return await generate(front, request, CompletionBody, CompletionFormat, operation)
 
     read_often = add_endpoints(app, front)
+    add_batches(app, front)
     docs, page = read_page("/docs", "gateway.faces.docs", "static"), read_live_page()
     add_page(app, docs)
     if front.config.ui:

@@ -84,7 +84,7 @@ class Cors(CORSMiddleware):
         super().__init__(
             app,
             allow_origins=origins,
-            allow_methods=("GET", "HEAD", "POST"),
+            allow_methods=("GET", "HEAD", "POST", "DELETE"),
             allow_headers=("*",),
             allow_credentials=ANY_ORIGIN not in origins,
             expose_headers=EXPOSED_HEADERS,

@@ -5,7 +5,7 @@ They are decoded like the bodies of clients and get the same errors.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -96,22 +96,8 @@ async def prepare(front: Front, url: str, fields: Json, urgency: Urgency) -> Pre
     return PreparedRequest(gateway, prompts, kind.prepare(gateway, body))
 
 
-async def answer(
-    request: PreparedRequest, encode: Callable[[ClientCall, Chunks], T], patience_s: float
-) -> T:
-    """What `encode` makes of the complete answer. A request that the server is too busy for is sent
-    again for up to `patience_s`. Raises ServiceError."""
-    until_s = time.monotonic() + patience_s
-    while True:
-        try:
-            return await _answer_once(request, encode)
-        except ServiceError as refusal:
-            if refusal.code not in REFUSALS or time.monotonic() >= until_s:
-                raise
-            await asyncio.sleep(min(MAX_RETRY_S, max(MIN_RETRY_S, refusal.retry_after_s)))
-
-
-async def _answer_once(request: PreparedRequest, encode: Callable[[ClientCall, Chunks], T]) -> T:
+async def answer(request: PreparedRequest, encode: Callable[[ClientCall, Chunks], T]) -> T:
+    """What `encode` makes of the complete answer. Raises ServiceError."""
     now_s = time.monotonic()
     prompts = [replace(prompt, arrival_s=now_s) for prompt in request.prompts]
     call = request.gateway.open(prompts, whole=True)
@@ -123,3 +109,16 @@ async def _answer_once(request: PreparedRequest, encode: Callable[[ClientCall, C
     finally:
         call.close()
         call.forget()
+
+
+async def retry_refused(attempt: Callable[[], Awaitable[T]], patience_s: float) -> T:
+    """The result of `attempt`, repeated for up to `patience_s` while the server is too busy for it.
+    Raises ServiceError."""
+    until_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return await attempt()
+        except ServiceError as refusal:
+            if refusal.code not in REFUSALS or time.monotonic() >= until_s:
+                raise
+            await asyncio.sleep(min(MAX_RETRY_S, max(MIN_RETRY_S, refusal.retry_after_s)))
