@@ -140,8 +140,12 @@ class GatewayConfig(ServedSettings):
     batch_lines: Count = 50_000  # of a batch, as at OpenAI; each has at most max_body_bytes
     batch_files: Count = 1000  # stored uploads and answers; more: 400
     batches_kept: Count = 1000  # ended ones beyond are forgotten; more that have not ended: 429
-    # Requests of all batches that run at a time, behind all others. More delay the others' tokens.
-    batch_in_flight: Count = 32
+    # Choices of all batches that run at a time beside other requests; more delay their tokens.
+    batch_in_flight: Count = 4
+    # The same once no other request ran for batch_quiet_s, with one gateway process. The first
+    # request that arrives ends what is beyond batch_in_flight, and it begins again later.
+    batch_idle_in_flight: Count = 256
+    batch_quiet_s: Positive = 30.0
     verdicts_kept: Count = 4096  # outcomes of ended choices for `foretoken why`; about 2 MB
     max_choices: Count = 128  # prompts x n of one call, OpenAI's limit
     max_body_bytes: Count = 8 * 2**20  # a prompt of 100,000 tokens is under 2 MiB of JSON

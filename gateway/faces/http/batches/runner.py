@@ -14,6 +14,7 @@ from secrets import token_hex
 from uuid import uuid4
 
 from gateway.admission.caller import bind_caller
+from gateway.faces.http.batches.lane import Lane, LaneLimits
 from gateway.faces.http.batches.progress import (
     AnswerLines,
     InputLimits,
@@ -45,11 +46,12 @@ from gateway.faces.http.offline.requests import (
 from gateway.front import Front
 from gateway.types.sla_classes import find_loosest
 from services.runtime.errors import ServiceError
-from services.runtime.tasks import root_cause
+from services.runtime.tasks import background, root_cause
 
 log = logging.getLogger(__name__)
 
 LAST_PRIORITY = 2**31 - 1
+WATCH_S = 0.05  # between two looks at the other requests of this process
 POLL_S = 0.5  # between two looks at the folder, and at what stops a batch
 SAVE_S = 1.0  # between two counts on disk
 ACTIVE = 4  # batches that run at a time, so that a long one does not hold up the others
@@ -79,14 +81,19 @@ class BatchRunner:
         self.front, self.store = front, store
         config = front.config
         self.limits = InputLimits(config.batch_lines, config.max_body_bytes)
-        self.slots = asyncio.Semaphore(config.batch_in_flight)
+        idle = config.batch_idle_in_flight
+        if config.replicas > 1:  # requests of other gateways are not seen here
+            idle = config.batch_in_flight
+        limits = LaneLimits(config.batch_in_flight, idle, config.batch_quiet_s)
+        self.lane = Lane(limits, time.monotonic())
+        self.begun = asyncio.Semaphore(idle)  # lines that are read and not yet answered
         self.reading = asyncio.Lock()  # other requests are tokenized in between
         self.urgency = Urgency(find_loosest(config.slas), LAST_PRIORITY)
 
     async def run(self) -> None:
         """Runs batches until the server drains."""
         running: dict[str, asyncio.Task[None]] = {}
-        async with asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group, background(self._watch_others()):
             while not self.front.first.draining:
                 running = {key: task for key, task in running.items() if not task.done()}
                 listed = await asyncio.to_thread(self.store.list_batches)
@@ -95,6 +102,16 @@ class BatchRunner:
                         task = group.create_task(self._run_guarded(batch))
                         running[batch.id] = task
                 await asyncio.sleep(POLL_S)
+
+    async def _watch_others(self) -> None:
+        while True:
+            await self.lane.update(self._others_run(), time.monotonic())
+            await asyncio.sleep(WATCH_S)
+
+    def _others_run(self) -> bool:
+        """Whether a choice is live that is not of a batch. O(live choices)."""
+        tables = (gateway.sessions.table for gateway in self.front.gateways.values())
+        return any(each.request.client.priority < LAST_PRIORITY for t in tables for each in t)
 
     async def _run_guarded(self, batch: BatchRecord) -> None:
         """A batch that fails, such as for a full disk, does not end the server."""
@@ -180,13 +197,9 @@ class BatchRun:
             while line := await asyncio.to_thread(next, lines, None):
                 if line.custom_id in answered:
                     continue
-                await runner.slots.acquire()
-                try:
-                    task = group.create_task(self._answer_line(line, output, errors))
-                except BaseException:
-                    runner.slots.release()
-                    raise
-                task.add_done_callback(lambda _: runner.slots.release())
+                await runner.begun.acquire()
+                task = group.create_task(self._answer_line(line, output, errors))
+                task.add_done_callback(lambda _: runner.begun.release())
 
     async def _answer_line(self, line: Line, output: AnswerLines, errors: AnswerLines) -> None:
         runner, request_id = self._runner, uuid4().hex
@@ -195,8 +208,9 @@ class BatchRun:
         try:
             async with runner.reading:
                 prepared = await retry_refused(partial(self._prepare, line), PATIENCE_S)
-            answering = partial(answer, prepared, prepared.encode)
-            body = await retry_refused(answering, PATIENCE_S)
+            attempt = partial(answer, prepared, prepared.encode)
+            running = partial(retry_refused, attempt, PATIENCE_S)
+            body = await runner.lane.run(prepared.choices, running)
         except ServiceError as error:
             if runner.front.first.draining:
                 return  # the line is answered when the server runs again

@@ -14,8 +14,9 @@ from openai import AsyncOpenAI
 from gateway.faces.http.batches.runner import LAST_PRIORITY, run_batches
 from services.runtime.tasks import background
 from tests.gateway.gateway_fakes import Harness, run_harness, tokens_of
+from tests.gateway.gateway_fixtures import STOP
 
-CHAT = "/v1/chat/completions"
+CHAT: Any = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
@@ -112,8 +113,8 @@ async def test_files_are_listed_read_and_deleted(harness: Harness) -> None:
     listed = [each.id async for each in client.files.list(limit=1)]
     assert set(listed) == {first, second}
     assert (await client.files.delete(first)).deleted
-    for gone in (first, "file-../../x", "nothing"):
-        with pytest.raises(openai.NotFoundError, match="No such File object"):
+    for gone in (first, "file-..", "nothing"):
+        with pytest.raises(openai.NotFoundError, match="No such File"):
             await client.files.retrieve(gone)
 
 
@@ -149,7 +150,7 @@ async def test_cancelled_batch_keeps_its_answers(tmp_path: Path) -> None:
         client = client_of(harness)
         batch = await begin(client, jsonl(*(chat_line(name) for name in "abc")))
         await harness.until(lambda: len(harness.worker.prompts) == 1)
-        harness.worker.send(harness.worker.prompts[0].request_id, 0, tokens_of("yes"), 1)
+        harness.worker.send(harness.worker.prompts[0].request_id, 0, tokens_of("yes"), STOP)
         await harness.until(lambda: len(harness.worker.prompts) == 2)
         assert (await client.batches.cancel(batch.id)).status == "cancelling"
         batch = await ended(client, batch.id)
@@ -163,11 +164,34 @@ async def test_cancelled_batch_keeps_its_answers(tmp_path: Path) -> None:
             await client.batches.cancel(batch.id)
 
 
+async def test_client_request_ends_what_only_an_idle_server_runs(tmp_path: Path) -> None:
+    """The worker answers nothing until the client's request has arrived."""
+    limits = {"batch_in_flight": 1, "batch_idle_in_flight": 3, "batch_quiet_s": 0.2}
+    async with serving_batches(tmp_path, None, **limits) as harness:
+        client = client_of(harness)
+        batch = await begin(client, jsonl(*(chat_line(name) for name in "abcd")))
+        await harness.until(lambda: len(harness.worker.prompts) == 3)
+        asked = asyncio.ensure_future(
+            harness.http("POST", "/v1/completions", {"prompt": "online", "max_tokens": 2})
+        )
+        await harness.until(lambda: len(harness.scheduler.cancels) == 2)
+        first, *ended_early, online = harness.worker.prompts
+        assert {each.request_id for each in harness.scheduler.cancels} == {
+            each.request_id for each in ended_early
+        }
+        harness.worker.script = lambda _: tokens_of("fine")
+        harness.worker.send(online.request_id, 0, tokens_of("x"), STOP)
+        assert (await asked).status == 200
+        harness.worker.send(first.request_id, 0, tokens_of("yes"), STOP)
+        batch = await ended(client, batch.id)
+        assert batch.request_counts.completed == 4
+
+
 async def test_restarted_server_answers_only_what_is_left(tmp_path: Path) -> None:
     async with serving_batches(tmp_path, None, batch_in_flight=1) as harness:
         batch = await begin(client_of(harness), jsonl(*(chat_line(name) for name in "abc")))
         await harness.until(lambda: len(harness.worker.prompts) == 1)
-        harness.worker.send(harness.worker.prompts[0].request_id, 0, tokens_of("yes"), 1)
+        harness.worker.send(harness.worker.prompts[0].request_id, 0, tokens_of("yes"), STOP)
         await harness.until(lambda: len(harness.worker.prompts) == 2)
     with (tmp_path / "batches" / batch.id / "output").open("ab") as output:
         output.write(b'{"id": "batch_req_1", "custom_id": "b", "resp')  # the process was killed
