@@ -20,6 +20,7 @@ from foretoken.commands.epp import epp
 from foretoken.commands.key import key
 from foretoken.commands.offline.calibrate import calibrate
 from foretoken.commands.offline.evaluate import evaluate
+from foretoken.commands.offline.generate import generate
 from foretoken.commands.offline.plan import plan
 from foretoken.commands.offline.record import record
 from foretoken.commands.offline.reproduce import reproduce
@@ -66,6 +67,7 @@ def root(
 
 
 app.command(cls=ServeCommand, rich_help_panel=SERVE)(serve)
+app.command(cls=Command, rich_help_panel=SERVE)(generate)
 app.command(cls=Command, rich_help_panel=SERVE)(epp)
 app.command(cls=Command, rich_help_panel=SERVE)(presets)
 app.command(cls=Command, rich_help_panel=SERVE)(key)

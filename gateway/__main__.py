@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from gateway.config import GatewayConfig
 from gateway.faces.app import build_app
 from gateway.faces.grpc.service import mount
+from gateway.faces.http.batches.runner import run_batches
 from gateway.faces.http.serve import bind_http, serve_http
 from gateway.front import Front
 from observability.tracing import Tracing
@@ -27,6 +28,7 @@ def build(config: GatewayConfig, _: CollectorRegistry, tracing: Tracing) -> Unit
         async with asyncio.TaskGroup() as group:
             group.create_task(front.run())
             group.create_task(serve_http(app, listener, config))
+            group.create_task(run_batches(front))
 
     return Unit([mount(front)], run, front.drain, cycle_free=True, parts=front.parts)
 

@@ -139,6 +139,19 @@ class GatewayConfig(ServedSettings):
     grammar_memory_bytes: Count = 512 * 2**20  # for one compilation; more: 400
     grammar_cache_bytes: Count = 64 * 2**20  # of compiled constraints and of the faults of others
     max_grammars_waiting: Count = 64  # for compilation; more: 429
+    # Folder of `/v1/files` and `/v1/batches`, which the gateways of a server share; empty: these
+    # endpoints do not exist.
+    batch_folder: str = ""
+    batch_file_bytes: Count = 100 * 2**20  # of an uploaded file; more: 413
+    batch_lines: Count = 50_000  # of a batch, as at OpenAI; each has at most max_body_bytes
+    batch_files: Count = 1000  # stored uploads and answers; more: 400
+    batches_kept: Count = 1000  # ended ones beyond are forgotten; more that have not ended: 429
+    # Choices of all batches that run at a time beside other requests; more delay their tokens.
+    batch_in_flight: Count = 4
+    # The same once no other request ran for batch_quiet_s, with one gateway process. The first
+    # request that arrives ends what is beyond batch_in_flight, and it begins again later.
+    batch_idle_in_flight: Count = 256
+    batch_quiet_s: Positive = 30.0
     verdicts_kept: Count = 4096  # outcomes of ended choices for `foretoken why`; about 2 MB
     max_choices: Count = 128  # prompts x n of one call, OpenAI's limit
     # Responses that clients may name again, of all API keys; those that were used longest ago make

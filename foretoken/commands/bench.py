@@ -219,7 +219,7 @@ def _progress() -> "Iterator[OnProgress]":
 
     from foretoken.bench.drive import LoadProgress
     from foretoken.bench.load import Load
-    from foretoken.commands.progress import ProgressBar
+    from foretoken.running.console.bar import ProgressBar
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with ProgressBar("finding the served model", *columns) as bar:

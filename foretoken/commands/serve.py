@@ -153,6 +153,12 @@ def serve(
     unknown_fields: Annotated[
         str, request_option("Unknown request fields: ignore or refuse.", "ACTION", "ignore")
     ] = "",
+    batch_folder: Annotated[
+        str,
+        request_option(
+            "Folder of /v1/files and /v1/batches, kept between runs.", "FOLDER", "no batches"
+        ),
+    ] = "",
     gateways: Annotated[
         int | None,
         process_option(
@@ -243,6 +249,7 @@ def serve(
             api_key_file=api_key_file,
             cors_origins=cors_origins,
             unknown_fields=unknown_fields,
+            batch_folder=batch_folder,
             log_level=log_level,
             gateways=gateways,
             separate=separate,

@@ -63,6 +63,7 @@ class ServeOptions:
     api_key_file: str = ""
     cors_origins: str = ""
     unknown_fields: str = ""
+    batch_folder: str = ""
     log_level: str = ""
     gateways: int = 0  # processes; 0: one process has the gateway and the scheduler
     separate: bool = False
@@ -103,7 +104,8 @@ def sections(options: ServeOptions) -> Sections:
         | _if_set("chat_template", _absolute_path(options.chat_template))
         | _if_set("api_key_file", _absolute_path(options.api_key_file))
         | _if_set("cors_origins", _as_json_list(options.cors_origins))
-        | _if_set("unknown_fields", options.unknown_fields or None),
+        | _if_set("unknown_fields", options.unknown_fields or None)
+        | _if_set("batch_folder", _absolute_path(options.batch_folder)),
         "worker": {"model": model}
         | _if_set("max_context_tokens", options.max_model_len or None)
         | _if_set("dtype", options.dtype or None)

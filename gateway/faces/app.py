@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
+from gateway.faces.http.batches.endpoints import add_batches
 from gateway.faces.http.choices import CHAT, COMPLETIONS
 from gateway.faces.http.describe import describe_body
 from gateway.faces.http.endpoints import add_endpoints, list_endpoints
@@ -35,7 +36,8 @@ COMPLETION_EXAMPLE = {"prompt": "Hello", "max_tokens": 16}
 
 
 def build_app(front: Front) -> ASGIApp:
-    """Serve it with `serve_http` or any ASGI server that runs on the front's event loop."""
+    """Serve it with `serve_http` or any ASGI server that runs on the front's event loop, and run
+    `run_batches` beside it. Raises ConfigError if the folder of batches cannot be written."""
     app = FastAPI(title="foretoken", version=foretoken_version(), docs_url=None, redoc_url=None)
 
     @app.post(
@@ -59,6 +61,7 @@ def build_app(front: Front) -> ASGIApp:
         **add_messages(app, front),
         **add_endpoints(app, front),
     }
+    add_batches(app, front)
     docs, page = read_page("/docs", "gateway.faces.docs", "static"), read_live_page()
     add_page(app, docs)
     if front.config.ui:

@@ -37,6 +37,11 @@ def resolve(
     return replace(chosen if name else Sla(), name=OTHER, **dict[str, Any](budgets))
 
 
+def find_loosest(classes: Mapping[str, Sla]) -> str:
+    """The name of the class with the largest budgets, for work that nothing waits for."""
+    return max(classes, key=lambda name: (classes[name].ttft_s, classes[name].tpot_s))
+
+
 def parse_header(text: str) -> tuple[str, dict[str, float]]:
     """Class name and explicit budgets of `interactive`, `ttft_s=0.5,tpot_s=0.05`, or both."""
     name, budgets = "", {}

@@ -43,7 +43,7 @@ def evaluate(
 
     A file in both lists is evaluated on its validation rows and trained on with the rest.
     """
-    from foretoken.commands.progress import ProgressBar
+    from foretoken.running.console.bar import ProgressBar
     from lab.evaluation.evaluate import Evaluation
     from lab.evaluation.evaluate import evaluate as run
 

@@ -59,7 +59,7 @@ def plan(
     Simulates the whole traffic on each number of workers that it tries, for every hardware and
     preset.
     """
-    from foretoken.commands.progress import ProgressBar
+    from foretoken.running.console.bar import ProgressBar
     from simulator.capacity.plan import Candidate
     from simulator.capacity.plan import plan as run
     from simulator.engine.settings import RunSettings

@@ -93,7 +93,7 @@ def _reproduce(
 
 @contextmanager
 def _progress() -> "Iterator[ReportProgress]":
-    from foretoken.commands.progress import ProgressBar
+    from foretoken.running.console.bar import ProgressBar
 
     with ProgressBar("simulating") as bar:
         yield bar.show

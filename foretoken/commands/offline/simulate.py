@@ -158,7 +158,7 @@ def _parse_sweep(text: str) -> tuple[str, list[float]]:
 
 @contextmanager
 def _progress(points: "Sequence[Point]") -> "Iterator[Callable[[int], None]]":
-    from foretoken.commands.progress import ProgressBar
+    from foretoken.running.console.bar import ProgressBar
 
     with ProgressBar("simulating") as bar:
         done = count(1)

@@ -89,7 +89,7 @@ def _reporting(look: Callable[[], None]) -> "Iterator[TrainingReporter]":
     """A progress bar with a line per trial above it; `look` is called at every step."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    from foretoken.commands.progress import ProgressBar
+    from foretoken.running.console.bar import ProgressBar
     from lab.training.early_stopping import TrainingReporter
 
     columns = (

@@ -100,7 +100,7 @@ def tune(
     processes: ProcessesOption = 0,
 ) -> None:
     """Tune the numbers of a preset: a bounded search by simulation, on training traffic only."""
-    from foretoken.commands.progress import ProgressBar
+    from foretoken.running.console.bar import ProgressBar
     from services.policies.preset import require_known
     from simulator.engine.settings import RunSettings
     from simulator.hardware.hardware_file import load_hardware

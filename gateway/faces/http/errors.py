@@ -28,6 +28,13 @@ class BodyTooSlow(ServiceError):
         super().__init__(Code.DEADLINE_EXCEEDED, message)
 
 
+class NoSuchObject(ServiceError):
+    """A stored object that does not exist, or belongs to another API key."""
+
+    def __init__(self, kind: str, object_id: str):
+        super().__init__(Code.NOT_FOUND, f"No such {kind}: {object_id[:64]}")
+
+
 class ClientDisconnected(Exception):
     """The client closed the connection, so no answer can be sent."""
 
@@ -55,6 +62,7 @@ INTERNAL = HttpStatus(500, "server_error", "internal")
 STATUS_BY_TYPE: Mapping[type[ServiceError], HttpStatus] = {
     BodyTooLarge: HttpStatus(413, "invalid_request_error", "body_too_large"),
     BodyTooSlow: HttpStatus(408, "invalid_request_error", "body_too_slow"),
+    NoSuchObject: HttpStatus(404, "invalid_request_error"),
     ContextOverflow: HttpStatus(400, "invalid_request_error", "context_length_exceeded"),
     PreviousNotFound: HttpStatus(400, "invalid_request_error", "previous_response_not_found"),
     ResponseNotFound: HttpStatus(404, "invalid_request_error"),
@@ -121,6 +129,8 @@ def internal_error() -> ServiceError:
 
 
 def _param(error: ServiceError) -> str | None:
+    if isinstance(error, NoSuchObject):
+        return "id"
     if error.code is Code.NOT_FOUND:
         return "model"
     return (error.field or None) if isinstance(error, InvalidArgument) else None

@@ -151,10 +151,7 @@ class OpenAnswer(Generic[BodyT]):
 
     async def collect(self) -> dict[str, object]:
         """The complete answer, once all choices have ended. Raises ServiceError."""
-        choices: list[list[ChoiceChunk]] = [[] for _ in self.call.choices]
-        async for chunk in self.call.chunks():
-            choices[chunk.index].append(chunk)
-            self.trace.on_chunk_sent()
+        choices = await collect_chunks(self.call, self.trace)
         return await self._encode(partial(self.writer.encode_whole, choices))
 
     async def respond(self, request: Request) -> Response:
@@ -218,6 +215,15 @@ async def open_answer(
     with answer.ends_on_error():
         answer.writer = endpoint.make_writer(gateway, call, body)
     return answer
+
+
+async def collect_chunks(call: ClientCall, trace: RequestTrace) -> list[list[ChoiceChunk]]:
+    """The chunks of each choice, once all choices have ended."""
+    choices: list[list[ChoiceChunk]] = [[] for _ in call.choices]
+    async for chunk in call.chunks():
+        choices[chunk.index].append(chunk)
+        trace.on_chunk_sent()
+    return choices
 
 
 async def _parse_all(

@@ -11,20 +11,27 @@ CHAT = "use /v1/chat/completions"
 COMPLETIONS = "use /v1/completions"
 TEXT_ONLY = "this server only generates text"
 STATELESS = "use previous_response_id of /v1/responses to continue a conversation"
-NO_FILES = "this server stores no files; send each request to /v1/chat/completions"
+NO_BATCHES = "batches are off; start the server with --batch-folder FOLDER"
+NO_REALTIME = (
+    "WebSockets and the Realtime API are not supported; use /v1/chat/completions with stream set "
+    "to true"
+)
 NO_EMBEDDINGS = "this server has no embedding, pooling or ranking models"
 
 # Endpoints of OpenAI, vLLM, SGLang, TGI, Ollama and Anthropic, by the beginning of their path.
 UNSERVED: Mapping[str, str] = {
     "/v1/responses": "use /v1/responses and /v1/responses/{id}",
     "/v1/messages": "use /v1/messages and /v1/messages/count_tokens",
-    "/v1/realtime": CHAT,
+    "/v1/realtime": NO_REALTIME,
+    "/realtime": NO_REALTIME,
+    "/ws": NO_REALTIME,
     "/v1/assistants": STATELESS,
     "/v1/threads": STATELESS,
     "/v1/conversations": STATELESS,
-    "/v1/files": NO_FILES,
-    "/v1/batches": NO_FILES,
-    "/v1/vector_stores": NO_FILES,
+    "/v1/files": NO_BATCHES,
+    "/v1/batches": NO_BATCHES,
+    "/v1/uploads": "use /v1/files",
+    "/v1/vector_stores": "this server stores no documents",
     "/v1/fine_tuning": "this server does not train models",
     "/v1/embeddings": NO_EMBEDDINGS,
     "/v1/rerank": NO_EMBEDDINGS,
@@ -62,7 +69,8 @@ UNSERVED: Mapping[str, str] = {
 def suggest_endpoint(path: str, served: Sequence[str]) -> str:
     """What to use instead of an unknown path."""
     for beginning, advice in UNSERVED.items():
-        if path == beginning or path.startswith(f"{beginning}/"):
+        asked = path == beginning or path.startswith(f"{beginning}/")
+        if asked and beginning not in served:  # optional ones may be served
             return advice
     similar = " or ".join(find_similar(path, served))
     return f"did you mean {similar}?" if similar else "GET / lists the endpoints"

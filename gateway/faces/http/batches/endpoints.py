@@ -1,0 +1,154 @@
+"""`/v1/batches`: files of requests that run behind all others."""
+
+import asyncio
+import time
+from secrets import token_hex
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
+
+from gateway.admission.caller import current_caller
+from gateway.config import GatewayConfig
+from gateway.faces.http.batches.files import add_files, own_file
+from gateway.faces.http.batches.pages import PAGE, make_page
+from gateway.faces.http.batches.records import WINDOW_S, BatchRecord, Purpose
+from gateway.faces.http.batches.store import ID_BYTES, BatchStore
+from gateway.faces.http.body import parse_json, read_and_decode
+from gateway.faces.http.describe import describe_body
+from gateway.faces.http.errors import NoSuchObject
+from gateway.faces.http.offline.requests import ENDPOINTS
+from gateway.faces.http.schema import validate_model
+from gateway.front import Front
+from services.runtime.errors import Code, InvalidArgument, ServiceError
+
+BATCHES = "/v1/batches"
+EXAMPLE = {
+    "input_file_id": "file-0123456789abcdef01234567",
+    "endpoint": "/v1/chat/completions",
+    "completion_window": "24h",
+}
+WINDOW = "24h"
+DEFAULT_LIMIT = 20  # batches of a list, as at OpenAI
+RETRY_S = 60.0
+FILES_OF_A_BATCH = 2  # that it may write
+MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512  # of metadata, as at OpenAI
+
+
+class BatchBody(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    input_file_id: str = ""
+    endpoint: str = ""
+    completion_window: str = WINDOW
+    metadata: dict[str, str] | None = None
+
+    def check(self) -> None:
+        """Raises InvalidArgument naming the field."""
+        if self.endpoint not in ENDPOINTS:
+            raise InvalidArgument("endpoint", f"must be one of {', '.join(ENDPOINTS)}")
+        if self.completion_window != WINDOW:
+            raise InvalidArgument("completion_window", f"must be {WINDOW}")
+        pairs = self.metadata or {}
+        long = any(len(k) > MAX_KEY_CHARS or len(v) > MAX_VALUE_CHARS for k, v in pairs.items())
+        if len(pairs) > MAX_PAIRS or long:
+            raise InvalidArgument(
+                "metadata",
+                f"at most {MAX_PAIRS} pairs of {MAX_KEY_CHARS} and {MAX_VALUE_CHARS} characters",
+            )
+
+
+def add_batches(app: FastAPI, front: Front) -> None:
+    """Adds the endpoints of files and batches if there is a folder for them. Raises ConfigError if
+    it cannot be written."""
+    config = front.config
+    if not config.batch_folder:
+        return
+    store = BatchStore(config.batch_folder)
+    add_files(app, config, store)
+    described = describe_body(BatchBody, EXAMPLE)
+
+    @app.post(BATCHES, summary="Run the requests of a file", openapi_extra=described)
+    async def create(request: Request) -> Response:
+        def decode(raw: bytes) -> BatchBody:
+            body = validate_model(BatchBody, parse_json(raw))
+            body.check()
+            return body
+
+        body = await read_and_decode(front, request, decode)
+        batch = await asyncio.to_thread(_create, store, config, body)
+        return JSONResponse(batch.public())
+
+    @app.get(BATCHES, summary="Batches", openapi_extra=PAGE)
+    async def listed(request: Request) -> dict[str, object]:
+        def read() -> tuple[list[BatchRecord], list[dict[str, Any]]]:
+            owner = current_caller().key
+            records = [each for each in store.list_batches() if each.owner == owner]
+            return records, [_public(store, each) for each in records]
+
+        records, shown = await asyncio.to_thread(read)
+        return make_page(records, shown, request.query_params, DEFAULT_LIMIT)
+
+    @app.get(f"{BATCHES}/{{batch_id}}", summary="One batch")
+    async def one(batch_id: str) -> dict[str, Any]:
+        return await asyncio.to_thread(lambda: _public(store, _own_batch(store, batch_id)))
+
+    @app.post(f"{BATCHES}/{{batch_id}}/cancel", summary="Cancel a batch")
+    async def cancel(batch_id: str) -> dict[str, Any]:
+        def mark() -> dict[str, Any]:
+            batch = _own_batch(store, batch_id)
+            if batch.ended:
+                raise InvalidArgument("id", f"the batch has ended: it is {batch.status}")
+            store.cancel(batch.id)
+            return _public(store, batch)
+
+        return await asyncio.to_thread(mark)
+
+
+def _create(store: BatchStore, config: GatewayConfig, body: BatchBody) -> BatchRecord:
+    """Stores a batch, which the process that runs batches finds. Raises ServiceError."""
+    try:
+        file = own_file(store, body.input_file_id)
+    except NoSuchObject as error:
+        raise InvalidArgument("input_file_id", error.message) from None
+    if file.purpose is not Purpose.INPUT:
+        raise InvalidArgument("input_file_id", f"is of the purpose {file.purpose}")
+    known = store.list_batches()
+    unfinished = sum(not each.ended for each in known)
+    if unfinished >= config.batches_kept:
+        message = f"{unfinished} batches have not ended; retry later"
+        raise ServiceError(Code.RESOURCE_EXHAUSTED, message, RETRY_S)
+    if store.count_files() + FILES_OF_A_BATCH * (unfinished + 1) > config.batch_files:
+        raise InvalidArgument(
+            "input_file_id",
+            f"at most {config.batch_files} files are stored, and the batch may write "
+            f"{FILES_OF_A_BATCH}; delete some before",
+        )
+    ended = [each for each in known if each.ended]
+    for oldest in ended[max(0, config.batches_kept - unfinished - 1) :]:
+        store.remove_batch(oldest.id)
+    now_s = int(time.time())
+    batch = BatchRecord(
+        f"batch_{token_hex(ID_BYTES)}",
+        file.owner,
+        body.endpoint,
+        file.id,
+        now_s,
+        now_s + WINDOW_S,
+        metadata=body.metadata,
+    )
+    store.save(batch)
+    return batch
+
+
+def _own_batch(store: BatchStore, batch_id: str) -> BatchRecord:
+    """A batch of the caller's key. Raises NoSuchObject."""
+    batch = store.find_batch(batch_id)
+    if batch is None or batch.owner != current_caller().key:
+        raise NoSuchObject("batch", batch_id)
+    return batch
+
+
+def _public(store: BatchStore, batch: BatchRecord) -> dict[str, Any]:
+    return batch.public(store.is_cancelled(batch.id))
