@@ -17,6 +17,7 @@ NO_REALTIME = (
     "to true"
 )
 NO_EMBEDDINGS = "this server has no embedding, pooling or ranking models"
+SWITCHED_OFF = (NO_BATCHES,)  # advice that holds only while the endpoint is off
 
 # Endpoints of OpenAI, vLLM, SGLang, TGI, Ollama and Anthropic, by the beginning of their path.
 UNSERVED: Mapping[str, str] = {
@@ -70,7 +71,7 @@ def suggest_endpoint(path: str, served: Sequence[str]) -> str:
     """What to use instead of an unknown path."""
     for beginning, advice in UNSERVED.items():
         asked = path == beginning or path.startswith(f"{beginning}/")
-        if asked and beginning not in served:  # optional ones may be served
+        if asked and not (advice in SWITCHED_OFF and beginning in served):
             return advice
     similar = " or ".join(find_similar(path, served))
     return f"did you mean {similar}?" if similar else "GET / lists the endpoints"

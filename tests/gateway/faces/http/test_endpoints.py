@@ -87,7 +87,7 @@ def test_similar_paths_are_suggested(path: str, similar: list[str]) -> None:
     ("path", "advice"),
     [
         ("/v1/responses/resp_1/compact", "use /v1/responses and /v1/responses/{id}"),
-        ("/v1/files", "this server stores no files; send each request to /v1/chat/completions"),
+        ("/v1/files", "batches are off; start the server with --batch-folder FOLDER"),
         ("/v1/embeddings", "this server has no embedding, pooling or ranking models"),
         ("/generate", "use /v1/completions"),
         ("/api/tags", "use /v1/models"),
