@@ -5,9 +5,11 @@ import torch
 
 from services.worker.config import KernelSet
 from services.worker.kernels.interface import AttentionKernels, RecordableAttention, SamplingKernels
+from services.worker.kernels.low_rank import LowRankProducts
 from services.worker.kernels.reference.attention import TorchAttention
 from services.worker.kernels.reference.blocks import TorchBlocks
 from services.worker.kernels.reference.layer_ops import TorchLayerOps
+from services.worker.kernels.reference.low_rank import TorchLowRank
 from services.worker.kernels.reference.sampling import TorchSampling
 from services.worker.kv.cache import KVCache, KVShape, bytes_per_token
 from services.worker.kv.copies import BlockCopies
@@ -86,6 +88,11 @@ def layer_ops_for(device: torch.device, dtype: torch.dtype) -> TorchLayerOps:
     ops = NumbaLayerOps(dtype, wide_vectors())
     ops.warm()
     return ops
+
+
+def low_rank_for(device: torch.device, dtype: torch.dtype) -> LowRankProducts:
+    """The products of adapters: PyTorch's."""
+    return TorchLowRank()
 
 
 def _suits_numba(device: torch.device, dtype: torch.dtype) -> bool:
