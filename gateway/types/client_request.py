@@ -74,6 +74,7 @@ class ClientRequest:
     priority: int = 0  # lower runs first
     request_id: str = ""  # the client's name for it
     constraint: Constraint | None = None  # what the answer must follow
+    adapter: str = ""  # the LoRA adapter that `model` names; empty: the base model
 
     @property
     def choices(self) -> int:

@@ -148,6 +148,15 @@ class WorkerConfig(ServedSettings, EngineConfig):
     exit_when_orphaned: bool = False  # exit when the scheduler is gone for `orphaned_s`
     orphaned_s: float = Field(default=10.0, gt=0)
 
+    @model_validator(mode="after")
+    def _names_adapters(self) -> Self:
+        if self.model_name in self.lora_modules:
+            raise ValueError(
+                f"lora_modules: {self.model_name!r} is the name of the model; give the adapter "
+                "another one"
+            )
+        return self
+
     @property
     def model_name(self) -> str:
         folder = Path(self.model)

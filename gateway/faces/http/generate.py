@@ -127,7 +127,7 @@ async def _answer(
         form = make_format(gateway.text, call, body)
         if body.stream:
             options = body.stream_options
-            writer = ChunkWriter(form, call, gateway.config.answer_labels, options)
+            writer = ChunkWriter(form, call, _labels(gateway, call), options)
             stream = direct_stream(request.scope)
             if stream is not None and body.prompt_top_n is None:  # else a thread encodes
                 call.sink = EventSink(stream, writer, trace)
@@ -153,11 +153,15 @@ def _encode_whole(
         "id": form.id_prefix + call.answer_id,
         "object": form.whole_object,
         "created": call.created_unix_s,
-        **gateway.config.answer_labels,
+        **_labels(gateway, call),
         "choices": [form.whole_choice(chunks) for chunks in choices],
         "usage": encode_usage(call),
         **form.whole_extras(choices),
     }
+
+
+def _labels(gateway: Gateway, call: ClientCall) -> Mapping[str, str]:
+    return gateway.answer_labels(call.choices[0].request.client.adapter)
 
 
 async def _parse_all(

@@ -6,9 +6,10 @@ issued on one stream. Blocks that the commit of N frees can therefore be reused 
 still write to them, but the writes of a new owner come later on the stream.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import partial
 from traceback import clear_frames
 
 import numpy as np
@@ -31,7 +32,7 @@ from services.worker.engine.timed_attention import TimedAttention
 from services.worker.kernels.cpu.kernel_cache import kernel_source
 from services.worker.kernels.interface import AttentionStep
 from services.worker.machine import torch_threads
-from services.worker.model.adapters.files import Adapter, read_adapter
+from services.worker.model.adapters.files import Adapter
 from services.worker.model.compiled import compiles
 from services.worker.model.paged import PagedModel, load_model
 from services.worker.model.paged_attention import PagedStep
@@ -117,8 +118,7 @@ class Engine:
         if config.adapter_slots:
             model.hold_adapters(config.adapter_slots, config.max_lora_rank)
             for name, path in config.lora_modules.items():
-                pool = model.adapters
-                pool.load(read_adapter(name, path, pool.sizes, pool.rank))
+                model.adapters.load(model.adapters.read(name, path))
         lap("model")
         if _quantizes(config):
             model.quantize_weights()
@@ -184,8 +184,16 @@ class Engine:
             return str(error)
         return self.state.receive(prompt, now)
 
-    def load_adapter(self, adapter: Adapter) -> None:
-        """Holds an adapter for new requests. Raises ValueError with a sentence if it cannot."""
+    @property
+    def held_adapters(self) -> Mapping[str, str]:
+        return self.model.adapters.held
+
+    def read_adapter(self, name: str, path: str) -> Callable[[], None]:
+        """Reads an adapter's files, in any thread. Returns what stores them for new requests.
+        Both raise ValueError with a sentence if the adapter cannot be held."""
+        return partial(self._store_adapter, self.model.adapters.read(name, path))
+
+    def _store_adapter(self, adapter: Adapter) -> None:
         self._free_adapters()
         self.model.adapters.load(adapter)
 

@@ -1,12 +1,9 @@
 """Adapters: logits of merged weights, and what is refused."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from services.worker.kernels.low_rank import NO_SLOT, AdapterRows, StepAdapters
-from services.worker.model.adapters.files import read_adapter
+from services.worker.kernels.low_rank import AdapterRows, StepAdapters
 from services.worker.model.paged import PagedModel
 from services.worker.model.probe import Probe
 from tests.worker.adapter_files import ALL, merged, random_weights, write_adapter
@@ -17,8 +14,7 @@ PHI3 = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
 
 def load(model: PagedModel, name: str, path: str) -> None:
-    pool = model.adapters
-    pool.load(read_adapter(name, path, pool.sizes, pool.rank))
+    model.adapters.load(model.adapters.read(name, path))
 
 
 @pytest.mark.parametrize(
@@ -51,12 +47,17 @@ def test_packed_rows_of_several_adapters_have_logits_of_merged_weights(
         AdapterRows.by_slot(slots.numpy(), CPU), AdapterRows.by_slot(slots[rows].numpy(), CPU)
     )
     positions = torch.arange(6).repeat(4)
-    whole = model.forward(tokens.flatten(), positions, Probe(4), None, StepAdapters(step.tokens, step.tokens))
+    whole = model.forward(
+        tokens.flatten(), positions, Probe(4), None, StepAdapters(step.tokens, step.tokens)
+    )
     some = model.forward(tokens.flatten(), positions, Probe(4), rows, step)
     by_name = {"": {}, "a": weights[0], "b": weights[1]}
     with torch.inference_mode():
         expected = torch.cat(
-            [merged(base, by_name[n])(t[None]).logits[0] for n, t in zip(adapters, tokens, strict=True)]
+            [
+                merged(base, by_name[n])(t[None]).logits[0]
+                for n, t in zip(adapters, tokens, strict=True)
+            ]
         )
     assert (whole - expected).abs().max() < 1e-4
     assert (some - expected[rows]).abs().max() < 1e-4

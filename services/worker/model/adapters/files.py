@@ -18,13 +18,13 @@ PREFIX = "base_model.model."
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 
 # Settings that change nothing once an adapter is trained, or that its weights already show.
-WITHOUT_EFFECT: Collection[str] = frozenset(
-    ("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path")
-    + ("revision", "inference_mode", "r", "target_modules", "exclude_modules", "lora_alpha")
-    + ("lora_dropout", "fan_in_fan_out", "use_rslora", "layers_to_transform", "layers_pattern")
-    + ("rank_pattern", "alpha_pattern", "megatron_core", "loftq_config", "eva_config")
-    + ("qalora_group_size", "runtime_config", "ensure_weight_tying", "init_lora_weights", "bias")
-)
+WITHOUT_EFFECT: Collection[str] = {
+    *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path"),
+    *("revision", "inference_mode", "r", "target_modules", "exclude_modules", "lora_alpha"),
+    *("lora_dropout", "fan_in_fan_out", "use_rslora", "layers_to_transform", "layers_pattern"),
+    *("rank_pattern", "alpha_pattern", "megatron_core", "loftq_config", "eva_config"),
+    *("qalora_group_size", "runtime_config", "ensure_weight_tying", "init_lora_weights", "bias"),
+}
 # What other settings do, in words; they are refused if they are set.
 REFUSED: Mapping[str, str] = {
     "use_dora": "is a DoRA adapter, which scales the columns of the base weights",

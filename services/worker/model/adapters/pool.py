@@ -3,8 +3,10 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from services.worker.kernels.low_rank import NO_SLOT, LowRankMap
-from services.worker.model.adapters.files import Adapter
+from services.worker.model.adapters.files import Adapter, read_adapter
 
 Sizes = Mapping[str, tuple[int, int]]
 
@@ -30,8 +32,10 @@ class AdapterPool:
         self.slots, self.rank = slots, rank
         self._parts = parts
         self._maps = list({id(part.change): part.change for part in parts.values()}.values())
+        # The folder of each adapter that new requests may use, by name. Replaced, never changed, so
+        # that other threads may read it.
+        self.held: Mapping[str, str] = {}
         self._slots: dict[str, int] = {}
-        self._paths: dict[str, str] = {}
         self._retired: set[str] = set()
 
     @property
@@ -45,11 +49,6 @@ class AdapterPool:
         return sum(change.bytes for change in self._maps)
 
     @property
-    def held(self) -> Mapping[str, str]:
-        """The folder of each adapter that new requests may use, by name."""
-        return {name: path for name, path in self._paths.items() if name not in self._retired}
-
-    @property
     def empty(self) -> bool:
         """Whether no request can use an adapter."""
         return not self._slots
@@ -57,6 +56,15 @@ class AdapterPool:
     def slot(self, name: str) -> int:
         """The slot of a name; NO_SLOT for the base model."""
         return self._slots[name] if name else NO_SLOT
+
+    def read(self, name: str, path: str) -> Adapter:
+        """Reads an adapter's folder. Raises ValueError with a sentence."""
+        if not self.slots:
+            raise ValueError(
+                "this worker holds no adapters: set worker.max_adapters to the number that it may "
+                "hold"
+            )
+        return read_adapter(name, path, self.sizes, self.rank)
 
     def load(self, adapter: Adapter) -> None:
         """Stores an adapter. Raises ValueError with a sentence if its name is in use or no slot is
@@ -76,25 +84,26 @@ class AdapterPool:
                 f"{self.slots} adapters are loaded, as many as worker.max_adapters allows: unload "
                 "one, or set it higher"
             )
-        by_map: dict[int, dict[int, tuple[object, object]]] = {}
+        by_map: dict[int, dict[int, tuple[Tensor, Tensor]]] = {}
         for path, pair in adapter.weights.items():
             part = self._parts[path]
             by_map.setdefault(id(part.change), {})[part.part] = pair
         for change in self._maps:
             change.set(slot, by_map.get(id(change), {}))
-        self._slots[name], self._paths[name] = slot, adapter.path
+        self._slots[name] = slot
+        self.held = {**self.held, name: adapter.path}
 
     def retire(self, name: str) -> None:
         """New requests cannot use an adapter any more."""
-        if name in self._slots:
+        if name in self.held:
             self._retired.add(name)
+            self.held = {each: path for each, path in self.held.items() if each != name}
 
     def free_unused(self, used: Collection[str]) -> bool:
         """Frees the slots of retired adapters that no request uses. Returns whether any was."""
         unused = [name for name in self._retired if name not in used]
         for name in unused:
             slot = self._slots.pop(name)
-            del self._paths[name]
             self._retired.discard(name)
             for change in self._maps:
                 change.clear(slot)
