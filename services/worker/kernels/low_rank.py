@@ -17,6 +17,7 @@ from torch import Tensor
 from services.worker.kv.device_streams import to_device
 
 Ints = NDArray[np.int64]
+LARGE_ROWS = 16  # of a group for which a library's product is the fastest on a CPU
 NO_SLOT = -1  # of a row without an adapter
 
 
@@ -31,11 +32,17 @@ class RowGroup:
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
     """The rows of a packed batch that have an adapter, grouped by its slot. `rows` and `slots`
-    [adapted rows], int64 on the device, are the same as columns, in the order of the groups."""
+    [adapted rows], int64 on the device, are the same as columns, in the order of the groups.
+
+    `large` groups have at least LARGE_ROWS; `few_rows` and `few_slots`, on the host, are the
+    columns of the others."""
 
     groups: Sequence[RowGroup]
     rows: Tensor
     slots: Tensor
+    large: Sequence[RowGroup]
+    few_rows: Ints
+    few_slots: Ints
 
     @classmethod
     def by_slot(cls, slots: Ints, device: torch.device) -> "AdapterRows | None":
@@ -53,7 +60,10 @@ class AdapterRows:
             RowGroup(int(found[start]), _adjacent(order[start:end]) or rows[start:end])
             for start, end in zip(starts.tolist(), ends, strict=True)
         ]
-        return cls(groups, rows, chosen)
+        sizes = np.diff([*starts.tolist(), len(order)])
+        few = np.repeat(sizes < LARGE_ROWS, sizes)
+        large = [groups[at] for at in np.flatnonzero(sizes >= LARGE_ROWS).tolist()]
+        return cls(groups, rows, chosen, large, order[few], found[few])
 
 
 def _adjacent(rows: Ints) -> slice | None:
@@ -95,8 +105,18 @@ class LowRankMap:
         self.up = torch.empty(slots, rank, sum(widths), dtype=dtype, device=device).zero_()
         self.ranks = [0] * slots
         self.parts: list[Sequence[int]] = [()] * slots
-        # The same for kernels; written between two steps.
-        self.slot_ranks = torch.zeros(slots, dtype=torch.int64, device=device)
+        # The same for kernels; written between two steps, as all of it.
+        self.slot_ranks: Ints = np.zeros(slots, np.int64)
+        self.part_widths: Ints = np.array(widths, np.int64)
+
+    @property
+    def outputs(self) -> int:
+        return int(self.up.shape[2])
+
+    @property
+    def most_rank(self) -> int:
+        """The largest rank of a slot."""
+        return max(self.ranks)
 
     @property
     def bytes(self) -> int:

@@ -91,8 +91,15 @@ def layer_ops_for(device: torch.device, dtype: torch.dtype) -> TorchLayerOps:
 
 
 def low_rank_for(device: torch.device, dtype: torch.dtype) -> LowRankProducts:
-    """The products of adapters: PyTorch's."""
-    return TorchLowRank()
+    """The products of adapters: Numba's on a CPU in float32 and bfloat16, compiled or loaded now;
+    else PyTorch's."""
+    if not _suits_numba(device, dtype):
+        return TorchLowRank()
+    from services.worker.kernels.cpu.low_rank import NumbaLowRank
+
+    products = NumbaLowRank()
+    products.warm(dtype)
+    return products
 
 
 def _suits_numba(device: torch.device, dtype: torch.dtype) -> bool:

@@ -93,7 +93,7 @@ class PagedModel:
         self.eos_ids = _eos_ids(module)
         self._fused: FusedForward | CompiledForward | None = None
         self.adapters = AdapterPool({}, 0, 0)
-        self._hooks = AdapterHooks(low_rank_for(device, self.dtype))
+        self._hooks = AdapterHooks()
         self.forward_name = TRANSFORMERS_FORWARD
         self._recorded = probe = self._probe(config.num_hidden_layers)
         self.shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
@@ -139,14 +139,16 @@ class PagedModel:
         def make(inputs: int, widths: Sequence[int]) -> LowRankMap:
             return LowRankMap(slots, rank, inputs, widths, self.dtype, self.device)
 
+        products = low_rank_for(self.device, self.dtype)
         if isinstance(self._fused, FusedForward):
-            products = low_rank_for(self.device, self.dtype)
             found = self._fused.hold_adapters(make, products)
             parts = {path: MapPart(*each) for path, each in found.items()}
         else:
             tokens = min(PROBED, self.max_context_tokens)
             linears = find_linears(self.module, lambda: self.forward_alone(tokens), tokens)
-            parts = {path: self._hooks.attach(linear, make) for path, linear in linears.items()}
+            parts = {
+                path: self._hooks.attach(linear, make, products) for path, linear in linears.items()
+            }
         self.adapters = AdapterPool(parts, slots, rank)
 
     def forward_alone(self, tokens: int) -> None:

@@ -1,15 +1,23 @@
 """Low-rank products in plain PyTorch: two products per group of rows, on any device and dtype."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
-from services.worker.kernels.low_rank import AdapterRows, LowRankMap
+from services.worker.kernels.low_rank import AdapterRows, LowRankMap, RowGroup
 
 
 class TorchLowRank:
     """LowRankProducts by one pair of products for each group and part."""
 
     def add(self, change: LowRankMap, out: Tensor, x: Tensor, rows: AdapterRows) -> None:
-        for group in rows.groups:
+        self.add_groups(change, out, x, rows.groups)
+
+    def add_groups(
+        self, change: LowRankMap, out: Tensor, x: Tensor, groups: Sequence[RowGroup]
+    ) -> None:
+        """As `add`, for some of the groups."""
+        for group in groups:
             if not (rank := change.ranks[group.slot]):
                 continue
             down, up = change.down[group.slot], change.up[group.slot, :rank]

@@ -14,12 +14,14 @@ class AdapterHooks:
     """Adds to the results of linear maps what the adapters of `rows` change; nothing while it is
     None."""
 
-    def __init__(self, products: LowRankProducts):
+    def __init__(self) -> None:
         self.rows: AdapterRows | None = None
-        self._products = products
 
     def attach(
-        self, linear: nn.Linear, make: Callable[[int, Sequence[int]], LowRankMap]
+        self,
+        linear: nn.Linear,
+        make: Callable[[int, Sequence[int]], LowRankMap],
+        products: LowRankProducts,
     ) -> MapPart:
         """Gives a linear map room for adapters: `make` takes its inputs and outputs."""
         change = make(linear.in_features, [linear.out_features])
@@ -27,7 +29,7 @@ class AdapterHooks:
         def add(_: nn.Module, inputs: Any, out: Tensor) -> None:
             if self.rows is not None:
                 x: Tensor = inputs[0]
-                self._products.add(change, out.flatten(0, -2), x.flatten(0, -2), self.rows)
+                products.add(change, out.flatten(0, -2), x.flatten(0, -2), self.rows)
 
         linear.register_forward_hook(add)
         return MapPart(change, 0)
