@@ -7,6 +7,7 @@ group adds its own B A x, as in Punica (Chen et al., MLSys 2024, §4).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -31,15 +32,19 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """The rows of a packed batch that have an adapter, grouped by its slot. `rows` and `slots`
-    [adapted rows], int64 on the device, are the same as columns, in the order of the groups.
+    """The rows of a packed batch that have an adapter, grouped by its slot.
 
-    `large` groups have at least LARGE_ROWS; `few_rows` and `few_slots`, on the host, are the
-    columns of the others."""
+    The same on the device, int64: `rows` [adapted rows] in the order of the groups, `starts`
+    [groups + 1] in them, and `group_slots` [groups]. `largest` is the size of a group.
+
+    The same for a CPU: `large` groups have at least LARGE_ROWS; `few_rows` and `few_slots` are the
+    rows of the others, and the slot of each."""
 
     groups: Sequence[RowGroup]
     rows: Tensor
-    slots: Tensor
+    starts: Tensor
+    group_slots: Tensor
+    largest: int
     large: Sequence[RowGroup]
     few_rows: Ints
     few_slots: Ints
@@ -53,17 +58,25 @@ class AdapterRows:
         if not len(order):
             return None
         found = slots[order]
-        starts = np.flatnonzero(np.diff(found, prepend=NO_SLOT))
-        ends = [*starts[1:].tolist(), len(order)]
-        rows, chosen = to_device(np.stack((order, found)), device)
+        starts = np.append(np.flatnonzero(np.diff(found, prepend=NO_SLOT)), len(order))
+        rows = to_device(order, device)
         groups = [
             RowGroup(int(found[start]), _adjacent(order[start:end]) or rows[start:end])
-            for start, end in zip(starts.tolist(), ends, strict=True)
+            for start, end in pairwise(starts.tolist())
         ]
-        sizes = np.diff([*starts.tolist(), len(order)])
+        sizes = np.diff(starts)
         few = np.repeat(sizes < LARGE_ROWS, sizes)
         large = [groups[at] for at in np.flatnonzero(sizes >= LARGE_ROWS).tolist()]
-        return cls(groups, rows, chosen, large, order[few], found[few])
+        return cls(
+            groups,
+            rows,
+            to_device(starts, device),
+            to_device(found[starts[:-1]], device),
+            int(sizes.max()),
+            large,
+            order[few],
+            found[few],
+        )
 
 
 def _adjacent(rows: Ints) -> slice | None:
@@ -107,6 +120,7 @@ class LowRankMap:
         self.parts: list[Sequence[int]] = [()] * slots
         # The same for kernels; written between two steps, as all of it.
         self.slot_ranks: Ints = np.zeros(slots, np.int64)
+        self.device_ranks = torch.zeros(slots, dtype=torch.int64, device=device)
         self.part_widths: Ints = np.array(widths, np.int64)
 
     @property
@@ -139,11 +153,11 @@ class LowRankMap:
             self.up[slot, : len(down), self.columns(part)] = up.t().to(self.up)
         self.ranks[slot] = rank
         self.parts[slot] = tuple(sorted(parts))
-        self.slot_ranks[slot] = rank
+        self.slot_ranks[slot] = self.device_ranks[slot] = rank
 
     def clear(self, slot: int) -> None:
         self.ranks[slot], self.parts[slot] = 0, ()
-        self.slot_ranks[slot] = 0
+        self.slot_ranks[slot] = self.device_ranks[slot] = 0
         self.down[slot].zero_()
         self.up[slot].zero_()
 

@@ -1,6 +1,8 @@
 """Selects the kernels for a model: by default Triton on CUDA, Numba on a CPU for float32 and
 bfloat16, PyTorch elsewhere."""
 
+from importlib.util import find_spec
+
 import torch
 
 from services.worker.config import KernelSet
@@ -91,8 +93,12 @@ def layer_ops_for(device: torch.device, dtype: torch.dtype) -> TorchLayerOps:
 
 
 def low_rank_for(device: torch.device, dtype: torch.dtype) -> LowRankProducts:
-    """The products of adapters: Numba's on a CPU in float32 and bfloat16, compiled or loaded now;
-    else PyTorch's."""
+    """The products of adapters: Triton's on CUDA; Numba's on a CPU in float32 and bfloat16,
+    compiled or loaded now; else PyTorch's."""
+    if device.type == "cuda" and find_spec("triton"):
+        from services.worker.kernels.cuda.low_rank import TritonLowRank
+
+        return TritonLowRank(device)
     if not _suits_numba(device, dtype):
         return TorchLowRank()
     from services.worker.kernels.cpu.low_rank import NumbaLowRank
