@@ -108,6 +108,8 @@ class GatewayConfig(ServedSettings):
     sla_classes: dict[str, SlaClass] = SLA_CLASSES
     default_sla: str = "standard"
     default_deadline_s: Positive = inf  # for requests without a timeout
+    # Whether clients may load and unload LoRA adapters, from folders on the workers' machines.
+    adapter_loading: bool = False
     ui: bool = True  # the live page at /ui and its data
 
     # Without keys, the server accepts every request that reaches its ports. A key's name is the

@@ -102,13 +102,17 @@ class Front:
     # Requests
 
     def select(self, name: str) -> Gateway:
-        """The gateway of a model; of the first one for an empty name. Raises UnknownModel."""
+        """The gateway of a model, or of an adapter's base model; of the first one for an empty
+        name. Raises UnknownModel. O(models)."""
         if not name:
             return self.first
-        gateway = self.gateways.get(name)
-        if gateway is None:
-            raise UnknownModel(name[:MAX_NAME_CHARS], ", ".join(self.gateways))
-        return gateway
+        if name in self.gateways:
+            return self.gateways[name]
+        for gateway in self.gateways.values():
+            if name in gateway.adapters:
+                return gateway
+        adapters = (each for gateway in self.gateways.values() for each in gateway.adapters)
+        raise UnknownModel(name[:MAX_NAME_CHARS], ", ".join((*self.gateways, *adapters)))
 
     def admit(self, timeout_s: float = inf, sla_class: str = "") -> RequestArrival:
         """Admits a request of which nothing else has been read, not even its model: it is refused

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grpc import aio
@@ -131,6 +131,19 @@ class Gateway:
     @property
     def max_context_tokens(self) -> int:
         return self.intake.context_limit.tokens
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """The folder of each LoRA adapter that requests may name as their model, by name."""
+        return self.sessions.peers.fleet.adapters
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Makes all workers of the model hold an adapter. Raises ServiceError."""
+        await self._queries.load_adapter(self.config.model_name, name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuses further requests with an adapter. Raises ServiceError."""
+        await self._queries.unload_adapter(self.config.model_name, name)
 
     @property
     def live(self) -> int:

@@ -1,6 +1,6 @@
 """Reads the models of `foretoken serve [NAME=]MODEL…`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,23 @@ def read_models(given: Sequence[str], option: str, served_name: str) -> Sequence
             "each model"
         )
     return asked
+
+
+def read_adapters(given: Sequence[str], models: int) -> Mapping[str, str]:
+    """The folders of `--lora-modules NAME=FOLDER`, by name. Raises UsageError."""
+    if given and models > 1:
+        raise UsageError("--lora-modules is for one model: start `foretoken serve` for each model")
+    folders: dict[str, str] = {}
+    for text in given:
+        name, _, folder = text.partition("=")
+        if not (name and folder):
+            raise UsageError(f"--lora-modules: write NAME=FOLDER (got {text!r})")
+        if not Path(folder).expanduser().is_dir():
+            raise UsageError(f"--lora-modules: the folder does not exist (got {text!r})")
+        if name in folders:
+            raise UsageError(f"--lora-modules: two adapters have the name {name}")
+        folders[name] = folder
+    return folders
 
 
 def check_several(cluster: str, gateways: int | None, backends: Sequence[str]) -> None:

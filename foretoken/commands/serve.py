@@ -15,6 +15,7 @@ from foretoken.commands.model_arguments import (
     FoundModel,
     check_several,
     find_models,
+    read_adapters,
     read_models,
 )
 from foretoken.commands.options import option_maker
@@ -58,6 +59,14 @@ def serve(
             "Most tokens drafted ahead of an answer by prompt lookup; 0: none.", "N", min=0
         ),
     ] = 0,
+    lora_modules: Annotated[
+        list[str] | None,
+        model_option(
+            "A LoRA adapter in PEFT's format, for requests with this model name; repeatable.",
+            "NAME=FOLDER",
+            "none",
+        ),
+    ] = None,
     chat_template: Annotated[
         str, model_option("Jinja chat template.", "FILE", "the model's own")
     ] = "",
@@ -230,6 +239,7 @@ def serve(
             speculative_tokens=speculative_tokens,
             device=device,
             tensor_parallel=tensor_parallel,
+            lora_modules=read_adapters(lora_modules or [], len(asked)),
             chat_template=chat_template,
             policy=policy,
             presets=presets,

@@ -45,6 +45,7 @@ class ServeOptions:
     speculative_tokens: int = 0
     device: str = ""
     tensor_parallel: int = 0
+    lora_modules: Mapping[str, str] = field(default_factory=dict)  # folders by name
     chat_template: str = ""
     policy: str = ""
     presets: str = ""
@@ -111,6 +112,7 @@ def sections(options: ServeOptions) -> Sections:
         | _if_set("dtype", options.dtype or None)
         | _if_set("quantization", options.quantization or None)
         | _if_set("speculative_tokens", options.speculative_tokens or None)
+        | _if_set("lora_modules", _as_json_paths(options.lora_modules))
         | _if_set("device", options.device or None)
         | _if_set("tensor_parallel", options.tensor_parallel or None)
         | _if_set("kv_tokens", options.kv_tokens or None)
@@ -203,6 +205,11 @@ def local_worker(number: int, workers: int) -> dict[str, str]:
 
 def _absolute_path(file: str) -> str | None:
     return str(Path(file).expanduser().absolute()) if file else None
+
+
+def _as_json_paths(folders: Mapping[str, str]) -> str | None:
+    paths = {name: _absolute_path(folder) for name, folder in folders.items()}
+    return json.dumps(paths) if paths else None
 
 
 def _as_json_list(text: str) -> str | None:

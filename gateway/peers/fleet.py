@@ -1,11 +1,11 @@
 """The gateway's view of the workers: the scheduler's last FleetView. Pure."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from gateway.types.generation import ContextLimit, GenerationRequest
 from protos.generated import scheduler_pb2
-from services.runtime.prefix import encode_hashes, prompt_hashes
+from services.runtime.prefix import encode_hashes, key_salt, prompt_hashes
 
 MAX_PREFIX_BLOCKS = 256  # hashed per prompt, whatever the scheduler requests: about 0.25 ms
 NO_LIMIT_TOKENS = 2**31 - 1
@@ -24,15 +24,16 @@ class Fleet:
     block_tokens: int = 0  # of every worker's cache; 0 if they differ or are unknown
     prefix_blocks: int = 0  # prompt blocks whose hashes the scheduler uses for placement
     reported_s: float = 0.0  # on the gateway's clock
+    # The folder of each LoRA adapter that all workers of the model hold, by name.
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
     def prefix_hashes(self, request: GenerationRequest) -> bytes:
         """Hashes of the prompt's first blocks; empty if the scheduler does not use them."""
         if not (self.prefix_blocks and self.block_tokens):
             return b""
         blocks = min(self.prefix_blocks, MAX_PREFIX_BLOCKS)
-        return encode_hashes(
-            prompt_hashes(request.prompt_ids, blocks, self.block_tokens, request.client.cache_salt)
-        )
+        salt = key_salt(request.client.cache_salt, request.client.adapter)
+        return encode_hashes(prompt_hashes(request.prompt_ids, blocks, self.block_tokens, salt))
 
     def context_limit_or(self, context_tokens: int) -> ContextLimit:
         """The fleet's limit; without workers the model's `context_tokens`, or none for 0."""
@@ -71,4 +72,5 @@ def read_fleet(view: scheduler_pb2.FleetView, model: str, now_s: float) -> Fleet
         block_tokens=blocks.pop() if len(blocks) == 1 else 0,
         prefix_blocks=view.prefix_blocks,
         reported_s=now_s,
+        adapters={each.name: each.path for each in view.adapters if each.model == model},
     )

@@ -1,5 +1,6 @@
 """Messages to the scheduler and the workers, and the reading of theirs. Pure."""
 
+from gateway.types.client_request import ClientRequest
 from gateway.types.errors import MIN_RETRY_S, ContextOverflow
 from gateway.types.forecasts import SchedulerForecast
 from gateway.types.generation import GenerationRequest, Sampling
@@ -24,7 +25,7 @@ def new_request(
     message = scheduler_pb2.NewRequest(
         request_id=wire_id,
         model=request.client.model,
-        application=request.client.application,
+        application=_population(request.client),
         prompt_tokens=request.prompt_tokens,
         delivered_tokens=delivered_tokens,
         max_tokens=request.sampling.max_tokens,
@@ -73,8 +74,14 @@ def prompt(
             sampling=_encode_sampling(request.sampling, choice, scored),
             cache_salt=request.client.cache_salt,
             traceparent=request.traceparent,
+            adapter=request.client.adapter,
         )
     )
+
+
+def _population(client: ClientRequest) -> str:
+    """The application by which answer lengths are learned: each adapter has its own."""
+    return f"{client.application}@{client.adapter}" if client.adapter else client.application
 
 
 def _encode_sampling(sampling: Sampling, choice: int, scored: bool) -> common_pb2.Sampling:

@@ -1,4 +1,4 @@
-"""Unary queries to the scheduler: the story of a request, and the fleet."""
+"""Unary calls to the scheduler: the story of a request, the fleet, and adapters."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +12,7 @@ from services.runtime.telemetry.tracing import trace_metadata
 
 WHY_TIMEOUT_S = 10.0
 FLEET_TIMEOUT_S = 2.0
+ADAPTER_TIMEOUT_S = 600.0  # the scheduler's own limit is shorter
 
 
 class SchedulerQueries:
@@ -32,6 +33,18 @@ class SchedulerQueries:
         with _service_errors():
             request = scheduler_pb2.GetFleetRequest()
             return await self._stub.GetFleet(request, timeout=FLEET_TIMEOUT_S)
+
+    async def load_adapter(self, model: str, name: str, path: str) -> None:
+        """Returns once all workers of the model hold the adapter."""
+        with _service_errors():
+            adapter = scheduler_pb2.Adapter(model=model, name=name, path=path)
+            await self._stub.LoadAdapter(adapter, timeout=ADAPTER_TIMEOUT_S)
+
+    async def unload_adapter(self, model: str, name: str) -> None:
+        """Returns once no worker of the model accepts requests with the adapter."""
+        with _service_errors():
+            adapter = scheduler_pb2.Adapter(model=model, name=name)
+            await self._stub.UnloadAdapter(adapter, timeout=ADAPTER_TIMEOUT_S)
 
 
 @contextmanager

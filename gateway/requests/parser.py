@@ -58,7 +58,7 @@ class Parser:
         self, request: ClientRequest, limit: ContextLimit, arrival: RequestArrival
     ) -> GenerationRequest:
         """Raises InvalidArgument naming the field. Safe in any thread. The request's model is
-        this one: what reads it has selected the parser by it."""
+        this one or an adapter of it: what reads it has selected the parser by it."""
         _check_names(request)
         sla = self._resolve_sla(request)
         self._check_sampling(request)
@@ -69,8 +69,10 @@ class Parser:
             prompt_ids = truncate_prompt(prompt_ids, request.truncate_prompt_tokens, room)
         sampling = self._resolve_sampling(request.sampling, wanted, len(prompt_ids), limit)
         instruction, user_input = _select_predictor_text(request, self._config.max_text_bytes)
+        name = self._config.model_name
+        adapter = "" if request.model in ("", name) else request.model
         return GenerationRequest(
-            replace(request, prompt=None, model=self._config.model_name),
+            replace(request, prompt=None, model=name, adapter=adapter),
             prompt_ids,
             sampling,
             sla,

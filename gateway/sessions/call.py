@@ -100,6 +100,12 @@ class ClientCall:
         self._broken: Exception | None = None  # the sink failed
 
     @property
+    def model_name(self) -> str:
+        """The name of the adapter or model that answers."""
+        client = self.choices[0].request.client
+        return client.adapter or client.model
+
+    @property
     def prompt_tokens(self) -> int:
         """Each prompt counts once, whatever its number of choices."""
         return sum(live.request.prompt_tokens for live in self.choices if live.choice == 0)

@@ -73,6 +73,124 @@ RESIDENCY_DROP: Residency.ValueType  # 3
 Global___Residency: _TypeAlias = Residency  # noqa: Y015
 
 @_typing.final
+class Adapter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """the base model's name"""
+    name: _builtins.str
+    """at most 256 characters"""
+    path: _builtins.str
+    """a folder in PEFT's format, on the workers' machines"""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        name: _builtins.str = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "name", b"name", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
+
+@_typing.final
+class AdapterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterResponse: _TypeAlias = AdapterResponse  # noqa: Y015
+
+@_typing.final
+class AdapterSet(_message.Message):
+    """The adapters that a worker shall hold, all of them. It answers with AdapterStates of that seq."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQ_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    seq: _builtins.int
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]: ...
+    def __init__(
+        self,
+        *,
+        seq: _builtins.int = ...,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "seq", b"seq"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterSet: _TypeAlias = AdapterSet  # noqa: Y015
+
+@_typing.final
+class AdapterStates(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQ_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
+    seq: _builtins.int
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]: ...
+    @_builtins.property
+    def errors(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterError]: ...
+    def __init__(
+        self,
+        *,
+        seq: _builtins.int = ...,
+        held: _abc.Iterable[Global___Adapter] | None = ...,
+        errors: _abc.Iterable[Global___AdapterError] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "held", b"held", "seq", b"seq"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterStates: _TypeAlias = AdapterStates  # noqa: Y015
+
+@_typing.final
+class AdapterError(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    message: _builtins.str
+    """a sentence"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterError: _TypeAlias = AdapterError  # noqa: Y015
+
+@_typing.final
 class SubmitMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -487,6 +605,7 @@ class FleetView(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     DRAIN_S_FIELD_NUMBER: _builtins.int
     PREFIX_BLOCKS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     queued: _builtins.int
     policy: _builtins.str
     drain_s: _builtins.float
@@ -495,6 +614,10 @@ class FleetView(_message.Message):
     """leading prompt blocks whose hashes are useful for placement; 0: none"""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerInfo]: ...
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
+        """that all workers of their model hold"""
+
     def __init__(
         self,
         *,
@@ -503,10 +626,11 @@ class FleetView(_message.Message):
         policy: _builtins.str = ...,
         drain_s: _builtins.float = ...,
         prefix_blocks: _builtins.int = ...,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_s", b"drain_s", "policy", b"policy", "prefix_blocks", b"prefix_blocks", "queued", b"queued", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "drain_s", b"drain_s", "policy", b"policy", "prefix_blocks", b"prefix_blocks", "queued", b"queued", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -677,24 +801,28 @@ class WorkerMessage(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello: ...
     @_builtins.property
     def report(self) -> Global___Report: ...
     @_builtins.property
     def draining(self) -> Global___WorkerDraining: ...
+    @_builtins.property
+    def adapters(self) -> Global___AdapterStates: ...
     def __init__(
         self,
         *,
         hello: Global___WorkerHello | None = ...,
         report: Global___Report | None = ...,
         draining: Global___WorkerDraining | None = ...,
+        adapters: Global___AdapterStates | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "hello", b"hello", "kind", b"kind", "report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "draining", b"draining", "hello", b"hello", "kind", b"kind", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "hello", b"hello", "kind", b"kind", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "draining", b"draining", "hello", b"hello", "kind", b"kind", "report", b"report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "report", "draining"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "report", "draining", "adapters"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -744,6 +872,7 @@ class WorkerHello(_message.Message):
     PLACEMENT_FIELD_NUMBER: _builtins.int
     MAX_BATCH_TOKENS_FIELD_NUMBER: _builtins.int
     REPORT_EVERY_STEPS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     """where gateways reach Worker.Stream"""
@@ -775,6 +904,10 @@ class WorkerHello(_message.Message):
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldRequest]:
         """requests from before this stream, to be adopted"""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
+        """held now"""
+
     def __init__(
         self,
         *,
@@ -794,10 +927,11 @@ class WorkerHello(_message.Message):
         placement: _builtins.str = ...,
         max_batch_tokens: _builtins.int = ...,
         report_every_steps: _builtins.int = ...,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "held", b"held", "host_tokens", b"host_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_tokens", b"kv_tokens", "max_batch_tokens", b"max_batch_tokens", "max_context_tokens", b"max_context_tokens", "max_running", b"max_running", "model", b"model", "placement", b"placement", "profile", b"profile", "report_every_steps", b"report_every_steps", "start", b"start", "swaps", b"swaps", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "block_tokens", b"block_tokens", "held", b"held", "host_tokens", b"host_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_tokens", b"kv_tokens", "max_batch_tokens", b"max_batch_tokens", "max_context_tokens", b"max_context_tokens", "max_running", b"max_running", "model", b"model", "placement", b"placement", "profile", b"profile", "report_every_steps", b"report_every_steps", "start", b"start", "swaps", b"swaps", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1002,6 +1136,7 @@ class Plan(_message.Message):
     COSTS_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
     PREFIX_BLOCKS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     residency: _builtins.str
     """the policy that decides where their KV stays; empty: recompute"""
@@ -1035,6 +1170,10 @@ class Plan(_message.Message):
     def costs(self) -> Global___KVCosts: ...
     @_builtins.property
     def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___StaticBatch]: ...
+    @_builtins.property
+    def adapters(self) -> Global___AdapterSet:
+        """if set, the message is no plan and has no seq"""
+
     def __init__(
         self,
         *,
@@ -1050,10 +1189,11 @@ class Plan(_message.Message):
         costs: Global___KVCosts | None = ...,
         batches: _abc.Iterable[Global___StaticBatch] | None = ...,
         prefix_blocks: _builtins.int = ...,
+        adapters: Global___AdapterSet | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "costs", b"costs", "extend", b"extend", "order", b"order", "pause", b"pause"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "admit", b"admit", "costs", b"costs", "extend", b"extend", "order", b"order", "pause", b"pause"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "batches", b"batches", "cancel", b"cancel", "costs", b"costs", "extend", b"extend", "order", b"order", "pause", b"pause", "prefetch", b"prefetch", "prefix_blocks", b"prefix_blocks", "residency", b"residency", "seq", b"seq", "victims", b"victims"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "admit", b"admit", "batches", b"batches", "cancel", b"cancel", "costs", b"costs", "extend", b"extend", "order", b"order", "pause", b"pause", "prefetch", b"prefetch", "prefix_blocks", b"prefix_blocks", "residency", b"residency", "seq", b"seq", "victims", b"victims"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

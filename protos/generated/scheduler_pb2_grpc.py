@@ -54,6 +54,16 @@ class SchedulerStub:
                 request_serializer=protos_dot_scheduler__pb2.WhyRequest.SerializeToString,
                 response_deserializer=protos_dot_scheduler__pb2.WhyResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/foretoken.v1.Scheduler/LoadAdapter',
+                request_serializer=protos_dot_scheduler__pb2.Adapter.SerializeToString,
+                response_deserializer=protos_dot_scheduler__pb2.AdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/foretoken.v1.Scheduler/UnloadAdapter',
+                request_serializer=protos_dot_scheduler__pb2.Adapter.SerializeToString,
+                response_deserializer=protos_dot_scheduler__pb2.AdapterResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -89,6 +99,23 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Makes all workers of a model hold a LoRA adapter, for requests of that name. INVALID_ARGUMENT:
+        one of them cannot, with the reason, and none holds it. UNAVAILABLE: no worker is attached, or
+        one does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """New requests of that name are refused; those that run keep the adapter. `path` is not read.
+        NOT_FOUND: no such adapter.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +138,16 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Why,
                     request_deserializer=protos_dot_scheduler__pb2.WhyRequest.FromString,
                     response_serializer=protos_dot_scheduler__pb2.WhyResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=protos_dot_scheduler__pb2.Adapter.FromString,
+                    response_serializer=protos_dot_scheduler__pb2.AdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=protos_dot_scheduler__pb2.Adapter.FromString,
+                    response_serializer=protos_dot_scheduler__pb2.AdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +258,60 @@ class Scheduler:
             '/foretoken.v1.Scheduler/Why',
             protos_dot_scheduler__pb2.WhyRequest.SerializeToString,
             protos_dot_scheduler__pb2.WhyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.v1.Scheduler/LoadAdapter',
+            protos_dot_scheduler__pb2.Adapter.SerializeToString,
+            protos_dot_scheduler__pb2.AdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.v1.Scheduler/UnloadAdapter',
+            protos_dot_scheduler__pb2.Adapter.SerializeToString,
+            protos_dot_scheduler__pb2.AdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

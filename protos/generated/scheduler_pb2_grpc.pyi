@@ -44,6 +44,15 @@ class SchedulerStub:
     """What the scheduler decided about a request and why. NOT_FOUND: no remembered request has this
     id or an id that starts with it. INVALID_ARGUMENT: several do. Do not retry either.
     """
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.Adapter, _scheduler_pb2.AdapterResponse]
+    """Makes all workers of a model hold a LoRA adapter, for requests of that name. INVALID_ARGUMENT:
+    one of them cannot, with the reason, and none holds it. UNAVAILABLE: no worker is attached, or
+    one does not answer.
+    """
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.Adapter, _scheduler_pb2.AdapterResponse]
+    """New requests of that name are refused; those that run keep the adapter. `path` is not read.
+    NOT_FOUND: no such adapter.
+    """
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
@@ -60,6 +69,15 @@ class SchedulerAsyncStub(SchedulerStub):
     Why: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.WhyRequest, _scheduler_pb2.WhyResponse]  # type: ignore[assignment]
     """What the scheduler decided about a request and why. NOT_FOUND: no remembered request has this
     id or an id that starts with it. INVALID_ARGUMENT: several do. Do not retry either.
+    """
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.Adapter, _scheduler_pb2.AdapterResponse]  # type: ignore[assignment]
+    """Makes all workers of a model hold a LoRA adapter, for requests of that name. INVALID_ARGUMENT:
+    one of them cannot, with the reason, and none holds it. UNAVAILABLE: no worker is attached, or
+    one does not answer.
+    """
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.Adapter, _scheduler_pb2.AdapterResponse]  # type: ignore[assignment]
+    """New requests of that name are refused; those that run keep the adapter. `path` is not read.
+    NOT_FOUND: no such adapter.
     """
 
 class SchedulerServicer(metaclass=_abc_1.ABCMeta):
@@ -98,6 +116,27 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_scheduler_pb2.WhyResponse, _abc.Awaitable[_scheduler_pb2.WhyResponse]]:
         """What the scheduler decided about a request and why. NOT_FOUND: no remembered request has this
         id or an id that starts with it. INVALID_ARGUMENT: several do. Do not retry either.
+        """
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request: _scheduler_pb2.Adapter,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.AdapterResponse, _abc.Awaitable[_scheduler_pb2.AdapterResponse]]:
+        """Makes all workers of a model hold a LoRA adapter, for requests of that name. INVALID_ARGUMENT:
+        one of them cannot, with the reason, and none holds it. UNAVAILABLE: no worker is attached, or
+        one does not answer.
+        """
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _scheduler_pb2.Adapter,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.AdapterResponse, _abc.Awaitable[_scheduler_pb2.AdapterResponse]]:
+        """New requests of that name are refused; those that run keep the adapter. `path` is not read.
+        NOT_FOUND: no such adapter.
         """
 
 def add_SchedulerServicer_to_server(servicer: SchedulerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

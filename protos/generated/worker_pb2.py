@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.generated import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/worker.proto\x12\x0c\x66oretoken.v1\x1a\x13protos/common.proto\"i\n\x0bWorkerInput\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.foretoken.v1.StreamHelloH\x00\x12&\n\x06prompt\x18\x02 \x01(\x0b\x32\x14.foretoken.v1.PromptH\x00\x42\x06\n\x04kind\"!\n\x0bStreamHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\"\xad\x01\n\x06Prompt\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12(\n\x08sampling\x18\x05 \x01(\x0b\x32\x16.foretoken.v1.Sampling\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\";\n\nTokenBatch\x12-\n\x08requests\x18\x01 \x03(\x0b\x32\x1b.foretoken.v1.RequestTokens\"\x95\x02\n\rRequestTokens\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1a.foretoken.v1.TokenLogprob\x12\x31\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1a.foretoken.v1.FinishReason\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\x33\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1a.foretoken.v1.TokenLogprob\x12\x15\n\rcached_tokens\x18\x08 \x01(\r\x12\x0f\n\x07refused\x18\t \x01(\x08\x32K\n\x06Worker\x12\x41\n\x06Stream\x12\x19.foretoken.v1.WorkerInput\x1a\x18.foretoken.v1.TokenBatch(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/worker.proto\x12\x0c\x66oretoken.v1\x1a\x13protos/common.proto\"i\n\x0bWorkerInput\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.foretoken.v1.StreamHelloH\x00\x12&\n\x06prompt\x18\x02 \x01(\x0b\x32\x14.foretoken.v1.PromptH\x00\x42\x06\n\x04kind\"!\n\x0bStreamHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\"\xbe\x01\n\x06Prompt\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12(\n\x08sampling\x18\x05 \x01(\x0b\x32\x16.foretoken.v1.Sampling\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x08 \x01(\t\";\n\nTokenBatch\x12-\n\x08requests\x18\x01 \x03(\x0b\x32\x1b.foretoken.v1.RequestTokens\"\x95\x02\n\rRequestTokens\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1a.foretoken.v1.TokenLogprob\x12\x31\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1a.foretoken.v1.FinishReason\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\x33\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1a.foretoken.v1.TokenLogprob\x12\x15\n\rcached_tokens\x18\x08 \x01(\r\x12\x0f\n\x07refused\x18\t \x01(\x08\x32K\n\x06Worker\x12\x41\n\x06Stream\x12\x19.foretoken.v1.WorkerInput\x1a\x18.foretoken.v1.TokenBatch(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,11 +37,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STREAMHELLO']._serialized_start=165
   _globals['_STREAMHELLO']._serialized_end=198
   _globals['_PROMPT']._serialized_start=201
-  _globals['_PROMPT']._serialized_end=374
-  _globals['_TOKENBATCH']._serialized_start=376
-  _globals['_TOKENBATCH']._serialized_end=435
-  _globals['_REQUESTTOKENS']._serialized_start=438
-  _globals['_REQUESTTOKENS']._serialized_end=715
-  _globals['_WORKER']._serialized_start=717
-  _globals['_WORKER']._serialized_end=792
+  _globals['_PROMPT']._serialized_end=391
+  _globals['_TOKENBATCH']._serialized_start=393
+  _globals['_TOKENBATCH']._serialized_end=452
+  _globals['_REQUESTTOKENS']._serialized_start=455
+  _globals['_REQUESTTOKENS']._serialized_end=732
+  _globals['_WORKER']._serialized_start=734
+  _globals['_WORKER']._serialized_end=809
 # @@protoc_insertion_point(module_scope)

@@ -81,6 +81,7 @@ class Prompt(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     prompt_tokens: _builtins.int
     max_tokens: _builtins.int
@@ -88,6 +89,8 @@ class Prompt(_message.Message):
     """only prompts with the same salt share cached prefixes"""
     traceparent: _builtins.str
     """as in NewRequest"""
+    adapter: _builtins.str
+    """the LoRA adapter's name; empty: the base model"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -104,10 +107,11 @@ class Prompt(_message.Message):
         sampling: _common_pb2.Sampling | None = ...,
         cache_salt: _builtins.str = ...,
         traceparent: _builtins.str = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "max_tokens", b"max_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "max_tokens", b"max_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

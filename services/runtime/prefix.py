@@ -16,6 +16,11 @@ MAX_PREFIX_CHANGES = 4_096  # hashes in one report: 32 kB
 HASH_BYTES = 8  # a collision only makes a placement worse
 
 
+def key_salt(cache_salt: str, adapter: str) -> str:
+    """The salt of a request's keys: an adapter changes the KV of the same tokens."""
+    return f"{cache_salt}\0{adapter}" if adapter else cache_salt
+
+
 def extend_keys(
     keys: list[bytes], tokens: Sequence[int], blocks: int, block_tokens: int, salt: str
 ) -> None:

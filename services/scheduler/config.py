@@ -47,6 +47,8 @@ class SchedulerConfig(LabelledSettings):
     # costs 4 ms at most.
     round_share: float = Field(0.1, gt=0, le=1)
     fleet_interval_s: float = Field(0.25, gt=0)  # between updates of queue and drain time
+    # For all workers to load a LoRA adapter, from the request to load it.
+    adapter_wait_s: float = Field(60.0, gt=0)
     outbox_limit: int = Field(65_536, gt=0)  # messages queued for a peer before it is cut off
     # How long a request waits for its first forecast. Without one it runs only if there is room for
     # max_tokens, behind requests that have a forecast, so an idle system loses no time.

@@ -19,9 +19,6 @@ from observability.tracing import NO_SPANS, Spans
 from protos.generated import scheduler_pb2, scheduler_pb2_grpc
 from services.core import FinishReason
 from services.runtime.codecs.attach import (
-    decode_drain_s,
-    decode_held,
-    decode_report,
     decode_worker_hello,
     encode_plan,
 )
@@ -41,8 +38,10 @@ from services.scheduler.core.fleet import Fleet
 from services.scheduler.core.populations import live_answers, shared_representatives
 from services.scheduler.core.state import SchedulerState
 from services.scheduler.leadership.keeper import SOLE, Leadership
+from services.scheduler.links.adapters import AdapterRegistry
 from services.scheduler.links.batcher import BatcherLink
 from services.scheduler.links.peers import PeerChannels, PeerServices
+from services.scheduler.links.worker_reader import WorkerReader
 from services.scheduler.observe.event_log import EventLog, Head, our_version
 from services.scheduler.observe.lookup import find_stories
 from services.scheduler.observe.metrics import SchedulerMetrics
@@ -108,6 +107,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._round_s = 0.0  # of the last round
         self._sent_fleet = Fleet()
         self._over = False  # handed over
+        self._adapters = AdapterRegistry(config.adapter_wait_s, self._send_fleet)
+        self._reader = WorkerReader(
+            self._adapters, self._peers.cost_models, self.dispatch, self._send_fleet
+        )
         self._log: EventLog | None = None
 
     async def run(self) -> None:
@@ -262,9 +265,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     def _send_fleet(self) -> None:
         self._sent_fleet = self.state.fleet()
-        fleet = scheduler_pb2.SchedulerEvent(fleet=encode_fleet(self._sent_fleet))
+        fleet = scheduler_pb2.SchedulerEvent(fleet=self._view_fleet(self._sent_fleet))
         for outbox in self._gateways.values():
             outbox.put(fleet)
+
+    def _view_fleet(self, fleet: Fleet) -> scheduler_pb2.FleetView:
+        view = encode_fleet(fleet)
+        view.adapters.extend(self._adapters.usable())
+        return view
 
     # RPCs
 
@@ -272,7 +280,21 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self, request: scheduler_pb2.GetFleetRequest, context: Any
     ) -> scheduler_pb2.FleetView:
         self._require_serving()
-        return encode_fleet(self.state.fleet())
+        return self._view_fleet(self.state.fleet())
+
+    async def LoadAdapter(
+        self, request: scheduler_pb2.Adapter, context: Any
+    ) -> scheduler_pb2.AdapterResponse:
+        self._require_serving()
+        await self._adapters.load(request)
+        return scheduler_pb2.AdapterResponse()
+
+    async def UnloadAdapter(
+        self, request: scheduler_pb2.Adapter, context: Any
+    ) -> scheduler_pb2.AdapterResponse:
+        self._require_serving()
+        await self._adapters.unload(request)
+        return scheduler_pb2.AdapterResponse()
 
     async def Why(
         self, request: scheduler_pb2.WhyRequest, context: Any
@@ -295,7 +317,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         link = f"{first.hello.gateway_id}#{next(self._links)}"
         outbox: Outbox[scheduler_pb2.SchedulerEvent] = Outbox(self.config.outbox_limit)
         self._gateways[link] = outbox
-        outbox.put(scheduler_pb2.SchedulerEvent(fleet=encode_fleet(self.state.fleet())))
+        outbox.put(scheduler_pb2.SchedulerEvent(fleet=self._view_fleet(self.state.fleet())))
         try:
             async for message in duplex(self._read_gateway(link, requests), outbox):
                 yield message
@@ -333,13 +355,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         link = f"{view.worker_id}#{next(self._links)}"
         outbox: Outbox[scheduler_pb2.Plan] = Outbox(self.config.outbox_limit)
         self._workers[link] = outbox
-        self._peers.cost_models.forget_worker(view.worker_id)
-        self.dispatch(ev.WorkerAttached(link, view, decode_held(first.hello)))
-        self._peers.cost_models.observe(view.worker_id, first.hello.profile, first.hello.swaps)
-        self._send_fleet()
-        log.info("worker %s attached: %s, %d KV tokens", view.worker_id, view.model, view.kv_tokens)
         try:
-            reader = self._read_worker(link, view.worker_id, requests)
+            reader = self._reader.read(link, first.hello, outbox, requests)
             async for plan in duplex(reader, outbox):
                 yield plan
             if link in self._displaced:
@@ -348,6 +365,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 )
         finally:
             del self._workers[link]
+            self._adapters.detach(link)
             self._displaced.discard(link)
             self.dispatch(ev.WorkerLost(link, view.worker_id))
             if view.worker_id not in self.state.workers:
@@ -365,19 +383,6 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 f"this scheduler is a standby, {leads if self._leadership.leader else 'none leads'}"
                 "; list the addresses of all schedulers in scheduler_address",
             )
-
-    async def _read_worker(
-        self, link: str, worker_id: str, requests: AsyncIterator[scheduler_pb2.WorkerMessage]
-    ) -> None:
-        async for message in requests:
-            if message.HasField("report"):
-                report = message.report
-                self.dispatch(ev.Reported(link, worker_id, decode_report(report)))
-                self._peers.cost_models.observe(worker_id, report.timings, report.swaps)
-            elif message.HasField("draining"):
-                drain_s = decode_drain_s(message.draining)
-                self.dispatch(ev.WorkerDraining(link, worker_id, drain_s))
-                log.info("worker %s drains within %g s", worker_id, drain_s)
 
 
 def scheduler_limits(config: SchedulerConfig) -> SchedulerLimits:

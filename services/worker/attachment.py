@@ -19,6 +19,8 @@ from services.runtime.codecs.attach import decode_plan, encode_held, encode_repo
 from services.runtime.errors import InvalidArgument
 from services.runtime.network.backoff import Backoff
 from services.runtime.network.streams import Outbox
+from services.worker.adapters import AdapterHost, NoAdapters
+from services.worker.codec import encode_adapters
 from services.worker.config import WorkerConfig
 from services.worker.engine.mailbox import (
     ApplyPlan,
@@ -55,6 +57,9 @@ class UpStream:
         message = scheduler_pb2.WorkerDraining(drain_s=drain_s)
         self._outbox.put(scheduler_pb2.WorkerMessage(draining=message))
 
+    def send_adapters(self, states: scheduler_pb2.AdapterStates) -> None:
+        self._outbox.put(scheduler_pb2.WorkerMessage(adapters=states))
+
     def close(self) -> None:
         """Ends the outgoing side once everything is written."""
         self._outbox.close()
@@ -82,8 +87,11 @@ class Attachment:
         runner: EngineRunner,
         hello: scheduler_pb2.WorkerHello,
         spans: WorkerSpans | None = None,
+        adapters: AdapterHost | None = None,
     ):
+        """`adapters` loads LoRA adapters; None: the engine holds none."""
         self._config = config
+        self._adapters = adapters or NoAdapters()
         self._stub = scheduler_pb2_grpc.SchedulerStub(channel)
         self._runner = runner
         self._hello = hello
@@ -129,12 +137,17 @@ class Attachment:
         upstream = UpStream(self._config.outbox_reports)
         call = self._stub.Attach(aiter(upstream))
         established = False
+        wanted: asyncio.Queue[scheduler_pb2.AdapterSet] = asyncio.Queue()
+        holding = asyncio.create_task(self._hold_adapters(wanted, upstream))
         try:
             async with asyncio.timeout(CONNECT_S):
                 await call.wait_for_connection()
             self._begin(upstream)
             async for message in call:
                 established = True
+                if message.HasField("adapters"):
+                    wanted.put_nowait(message.adapters)
+                    continue
                 plan = decode_plan(message)
                 self._spans.on_plan(plan, time.monotonic())
                 self._runner.send(ApplyPlan(plan))
@@ -154,6 +167,7 @@ class Attachment:
                 raise
             log.warning("scheduler at %s: the stream was cut", self._config.scheduler_address)
         finally:
+            holding.cancel()
             call.cancel()
             attached = self._upstream is upstream
             if attached:
@@ -161,6 +175,26 @@ class Attachment:
             else:
                 upstream.close()  # gRPC's writer waits for messages otherwise
         return attached
+
+    async def _hold_adapters(
+        self, wanted: asyncio.Queue[scheduler_pb2.AdapterSet], upstream: UpStream
+    ) -> None:
+        """Holds the adapters of each set, while plans go on, and answers with those that it has."""
+        while True:
+            asked = await wanted.get()
+            errors = await self._adapters.hold({each.name: each.path for each in asked.adapters})
+            for error in errors.values():
+                log.warning("%s", error)
+            upstream.send_adapters(
+                scheduler_pb2.AdapterStates(
+                    seq=asked.seq,
+                    held=encode_adapters(self._adapters.held),
+                    errors=[
+                        scheduler_pb2.AdapterError(name=name, message=error)
+                        for name, error in errors.items()
+                    ],
+                )
+            )
 
     def _log_absence(self, why: str) -> None:
         """A scheduler that is still starting is no reason for a warning."""
@@ -178,7 +212,9 @@ class Attachment:
 
     def _send_hello(self, upstream: UpStream, held: Sequence[HeldRequest]) -> None:
         self._was_accepted = True
-        upstream.send_hello(_with_held(self._hello, held))
+        hello = _with_held(self._hello, held)
+        hello.adapters.extend(encode_adapters(self._adapters.held))
+        upstream.send_hello(hello)
         if self._draining:
             upstream.send_draining(self._config.drain_s)
 

@@ -24,6 +24,7 @@ def decode_prompt(message: worker_pb2.Prompt, origin: str) -> Prompt:
         origin,
         message.cache_salt,
         message.traceparent,
+        message.adapter,
     )
 
 
@@ -87,6 +88,11 @@ def encode_refusal(why: str) -> worker_pb2.RequestTokens:
     refusal = encode_error(why)
     refusal.refused = True
     return refusal
+
+
+def encode_adapters(held: Mapping[str, str]) -> list[scheduler_pb2.Adapter]:
+    """Adapters with their folders, by name."""
+    return [scheduler_pb2.Adapter(name=name, path=path) for name, path in held.items()]
 
 
 def encode_hello(

@@ -74,6 +74,13 @@ class EngineConfig(BaseModel):
     # Decode steps as CUDA graphs by batch size. auto: with Triton kernels on a GPU; on: an error
     # elsewhere; off: eager mode.
     cuda_graphs: Literal["auto", "on", "off"] = "auto"
+    # LoRA adapters that requests may use by name: {"name": "folder"}, in PEFT's format. More can be
+    # loaded while serving.
+    lora_modules: dict[str, str] = Field(default_factory=dict)
+    # Adapters held at a time, each with memory for `max_lora_rank` in every linear map of the
+    # layers. 0: as many as `lora_modules`, and with none, no adapter can be loaded.
+    max_adapters: int = Field(default=0, ge=0, le=1024)
+    max_lora_rank: int = Field(default=16, ge=1, le=512)  # of an adapter; more are refused
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     report_every_steps: int = Field(default=16, ge=1)
 
@@ -85,6 +92,23 @@ class EngineConfig(BaseModel):
                 f"{self.prompt_lookup_max}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _holds_adapters(self) -> Self:
+        count = len(self.lora_modules)
+        if 0 < self.max_adapters < count:
+            raise ValueError(f"max_adapters {self.max_adapters} is below the {count} lora_modules")
+        if self.adapter_slots and self.tensor_parallel > 1:
+            raise ValueError(
+                "adapters need tensor_parallel 1: leave out lora_modules and max_adapters, or set "
+                "tensor_parallel to 1"
+            )
+        return self
+
+    @property
+    def adapter_slots(self) -> int:
+        """Adapters that can be held at a time."""
+        return self.max_adapters or len(self.lora_modules)
 
     @field_validator("device")
     @classmethod
@@ -123,6 +147,15 @@ class WorkerConfig(ServedSettings, EngineConfig):
     orphan_hold_s: float = Field(default=30.0, gt=0)
     exit_when_orphaned: bool = False  # exit when the scheduler is gone for `orphaned_s`
     orphaned_s: float = Field(default=10.0, gt=0)
+
+    @model_validator(mode="after")
+    def _names_adapters(self) -> Self:
+        if self.model_name in self.lora_modules:
+            raise ValueError(
+                f"lora_modules: {self.model_name!r} is the name of the model; give the adapter "
+                "another one"
+            )
+        return self
 
     @property
     def model_name(self) -> str:

@@ -16,6 +16,7 @@ from services.runtime.main import Unit
 from services.runtime.network.leader_channel import connect_to_leader
 from services.runtime.server import Mount
 from services.runtime.startup import Laps, process_age_s
+from services.worker.adapters import AdapterHost
 from services.worker.attachment import Attachment
 from services.worker.codec import encode_hello
 from services.worker.config import WorkerConfig
@@ -40,9 +41,10 @@ def build_unit(
     laps: Laps,
     tracing: Tracing,
     about: str,
+    adapters: Callable[[EngineRunner], AdapterHost] | None = None,
 ) -> Unit:
     """Measures the engine and serves it, both in `thread`. `about` describes its computation in the
-    log."""
+    log. `adapters` makes what loads LoRA adapters; None: the engine holds none."""
     swaps: Sequence[SwapTiming] = []
     timings: list[StepTiming] = []
     if limit_s := config.profile_s:
@@ -54,7 +56,8 @@ def build_unit(
     log_ready(config, hello, about, laps)
     metrics = WorkerMetrics(registry, engine.state, engine.phases, engine.host_block_bytes)
     runner = EngineRunner(partial(EngineLoop, engine, metrics), thread)
-    return serve_runner(config, runner, hello, tracing, engine.check, engine.close)
+    host = adapters(runner) if adapters else None
+    return serve_runner(config, runner, hello, tracing, engine.check, engine.close, adapters=host)
 
 
 def log_ready(
@@ -79,6 +82,7 @@ def serve_runner(
     check: Callable[[], None],
     close: Callable[[], None],
     attach: Callable[[Attachment], Coroutine[Any, Any, None]] = Attachment.run,
+    adapters: AdapterHost | None = None,
 ) -> Unit:
     """Serves a runner's engine to gateways and to the scheduler. `check` raises ValueError once the
     engine is lost, even if it is idle; `close` ends it. `attach` runs the attachment, and may read
@@ -86,7 +90,7 @@ def serve_runner(
     spans = WorkerSpans(tracing.service(config.section))
     service = WorkerService(runner, config.outbox_tokens, spans)
     channel = connect_to_leader(config.scheduler_address)
-    attachment = Attachment(config, channel, runner, hello, spans)
+    attachment = Attachment(config, channel, runner, hello, spans, adapters)
 
     async def run() -> None:
         try:

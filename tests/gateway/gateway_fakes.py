@@ -24,7 +24,7 @@ from observability.tracing import NO_SPANS, Spans
 from protos.generated import common_pb2 as common
 from protos.generated import scheduler_pb2 as sched
 from protos.generated import scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
-from services.runtime.errors import Code, ServiceError
+from services.runtime.errors import Code, InvalidArgument, ServiceError
 from services.runtime.network.channel import InProcessServer, connect
 from services.runtime.server import Mount, Server, listening
 from services.runtime.tasks import background
@@ -68,6 +68,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     requests: list[sched.NewRequest] = field(default_factory=list)
     cancels: list[sched.CancelRequest] = field(default_factory=list)
     view: sched.FleetView | None = None  # the answer of GetFleet; None: the fleet of the stream
+    adapters: list[sched.Adapter] = field(default_factory=list)
     fleet_queries: int = 0
     stories: dict[str, sched.Story] = field(default_factory=dict)
     answers: Callable[[sched.NewRequest], sched.RequestEvent | None] = lambda _: None
@@ -89,7 +90,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             )
             for at, address in enumerate(addresses)
         ]  # fmt: skip
-        view = sched.FleetView(workers=workers, queued=self.queued, drain_s=self.drain_s)
+        view = sched.FleetView(
+            workers=workers, queued=self.queued, drain_s=self.drain_s, adapters=self.adapters
+        )
         return sched.SchedulerEvent(fleet=view)
 
     def break_stream(self) -> None:
@@ -118,6 +121,19 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         if story is None:
             raise ServiceError(Code.NOT_FOUND, f"no request {request.request_id!r} is remembered")
         return sched.WhyResponse(stories=[story])
+
+    async def LoadAdapter(self, request: sched.Adapter, context: Any) -> sched.AdapterResponse:
+        """Loads from any folder but /bad."""
+        if request.path == "/bad":
+            raise InvalidArgument("path", "the folder /bad does not exist")
+        self.adapters.append(request)
+        self.streams[-1].put_nowait(self.fleet([self.worker_address]))
+        return sched.AdapterResponse()
+
+    async def UnloadAdapter(self, request: sched.Adapter, context: Any) -> sched.AdapterResponse:
+        self.adapters = [each for each in self.adapters if each.name != request.name]
+        self.streams[-1].put_nowait(self.fleet([self.worker_address]))
+        return sched.AdapterResponse()
 
     async def GetFleet(self, request: sched.GetFleetRequest, context: Any) -> sched.FleetView:
         self.fleet_queries += 1

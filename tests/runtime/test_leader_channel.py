@@ -27,6 +27,16 @@ class Numbered(scheduler_pb2_grpc.SchedulerServicer):
     async def Why(self, request: Any, context: Any) -> scheduler_pb2.WhyResponse:
         raise NotImplementedError
 
+    async def LoadAdapter(
+        self, request: scheduler_pb2.Adapter, context: Any
+    ) -> scheduler_pb2.AdapterResponse:
+        raise NotImplementedError
+
+    async def UnloadAdapter(
+        self, request: scheduler_pb2.Adapter, context: Any
+    ) -> scheduler_pb2.AdapterResponse:
+        raise NotImplementedError
+
     def Attach(self, requests: Any, context: Any) -> AsyncIterator[scheduler_pb2.Plan]:
         raise NotImplementedError
 

@@ -111,7 +111,10 @@ def engine_of(name: str, **settings: Any) -> Engine:
 def make_engine(module: PreTrainedModel, **settings: Any) -> Engine:
     config = EngineConfig(model="", **{"kv_tokens": 2048, "host_gib": 0, **settings})
     fuse = config.fused_forward == "auto"
-    return Engine(PagedModel(deepcopy(module), torch.device("cpu"), fuse), config)
+    model = PagedModel(deepcopy(module), torch.device("cpu"), fuse)
+    if config.adapter_slots:
+        model.hold_adapters(config.adapter_slots, config.max_lora_rank)
+    return Engine(model, config)
 
 
 def prompt_tokens(seed: int, length: int) -> tuple[int, ...]:
@@ -167,8 +170,11 @@ class Feeder:
         tokens: Sequence[int],
         max_tokens: int,
         sampling: SamplingParams = GREEDY,
+        adapter: str = "",
     ) -> None:
-        prompt = Prompt(request_id, tuple(tokens), len(tokens), max_tokens, sampling)
+        prompt = Prompt(
+            request_id, tuple(tokens), len(tokens), max_tokens, sampling, adapter=adapter
+        )
         assert self.engine.add(prompt, 0.0) is None
         self._max_tokens[request_id] = max_tokens
         self.plan(admit=(self._grant(request_id),))

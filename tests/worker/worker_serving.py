@@ -56,6 +56,16 @@ class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
         if self._farewell:
             raise self._farewell
 
+    async def LoadAdapter(
+        self, request: scheduler_pb2.Adapter, context: Any
+    ) -> scheduler_pb2.AdapterResponse:
+        raise NotImplementedError
+
+    async def UnloadAdapter(
+        self, request: scheduler_pb2.Adapter, context: Any
+    ) -> scheduler_pb2.AdapterResponse:
+        raise NotImplementedError
+
     async def _read(self, requests: AsyncIterator[scheduler_pb2.WorkerMessage]) -> None:
         async for message in requests:
             if message.HasField("hello"):

@@ -78,7 +78,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         await self._authenticate(context)
         models = [
             gateway_pb2.Model(name=name, max_context_tokens=gateway.max_context_tokens)
-            for name, gateway in self._front.gateways.items()
+            for served, gateway in self._front.gateways.items()
+            for name in (served, *gateway.adapters)
         ]
         return gateway_pb2.ListModelsResponse(models=models)
 

@@ -14,14 +14,19 @@ from observability import genai
 
 def _write_chat(gateway: Gateway, call: ClientCall, body: ChatBody) -> ChunkWriter:
     form = ChatFormat(gateway.text, call, body)
-    labels, slow = gateway.config.answer_labels, body.prompt_top_n is not None
-    return make_writer(form, call, labels, body.stream_options, slow)
+    slow = body.prompt_top_n is not None
+    return make_writer(form, call, _labels(gateway, call), body.stream_options, slow)
 
 
 def _write_completion(gateway: Gateway, call: ClientCall, body: CompletionBody) -> ChunkWriter:
     form = CompletionFormat(gateway.text, call, body)
-    labels, slow = gateway.config.answer_labels, body.prompt_top_n is not None
-    return ChunkWriter(form, call, labels, body.stream_options, slow)
+    slow = body.prompt_top_n is not None
+    return ChunkWriter(form, call, _labels(gateway, call), body.stream_options, slow)
+
+
+def _labels(gateway: Gateway, call: ClientCall) -> dict[str, str]:
+    """The fields that say what produced the answer."""
+    return {**gateway.config.answer_labels, "model": call.model_name}
 
 
 CHAT = GenerationEndpoint(partial(read_body, ChatBody), _write_chat, genai.CHAT)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
+from gateway.faces.http.adapters import add_adapters
 from gateway.faces.http.describe import describe_body
 from gateway.faces.http.hot_paths import Endpoint, Endpoints
 from gateway.faces.http.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
@@ -27,6 +28,7 @@ def add_endpoints(app: FastAPI, front: Front) -> Endpoints:
     """Returns those that are asked often."""
     _add_models(app, front)
     _add_tokens(app, front)
+    add_adapters(app, front)
     _add_status(app, front)
     metrics = _add_metrics(app, front)
 
@@ -60,13 +62,23 @@ def _add_models(app: FastAPI, front: Front) -> None:
             "max_model_len": gateway.max_context_tokens,
         }
 
-    @app.get("/v1/models", summary="The served models")
-    async def models() -> dict[str, object]:
-        return {"object": "list", "data": [model_card(each) for each in front.gateways.values()]}
+    def adapter_card(gateway: Gateway, name: str) -> dict[str, object]:
+        about = {"id": name, "parent": gateway.config.model_name, "root": gateway.adapters[name]}
+        return model_card(gateway) | about
 
-    @app.get("/v1/models/{name:path}", summary="One served model")
+    @app.get("/v1/models", summary="The served models, and their LoRA adapters")
+    async def models() -> dict[str, object]:
+        gateways = front.gateways.values()
+        cards = [model_card(each) for each in gateways]
+        cards += [adapter_card(each, name) for each in gateways for name in each.adapters]
+        return {"object": "list", "data": cards}
+
+    @app.get("/v1/models/{name:path}", summary="One served model or adapter")
     async def model(name: str) -> dict[str, object]:
-        return model_card(front.select(name))
+        gateway = front.select(name)
+        if name in front.gateways:
+            return model_card(gateway)
+        return adapter_card(gateway, name)
 
 
 def _add_tokens(app: FastAPI, front: Front) -> None:

@@ -48,8 +48,6 @@ UNSERVED: Mapping[str, str] = {
     "/v1/audio": TEXT_ONLY,
     "/v1/images": TEXT_ONLY,
     "/v1/videos": TEXT_ONLY,
-    "/v1/load_lora_adapter": "this server has models without adapters",
-    "/v1/unload_lora_adapter": "this server has models without adapters",
     "/invocations": CHAT,
     "/api/chat": CHAT,
     "/api/generate": COMPLETIONS,

@@ -39,6 +39,7 @@ from services.worker.engine.mailbox import (
     Inbox,
     Listener,
     OpenStream,
+    Perform,
     QueryDrained,
     RefuseRequest,
     Reset,
@@ -166,6 +167,8 @@ class BackendBody:
                 self._post(lambda: answer(drained))
             case AddPrompt() | RefuseRequest() | OpenStream() | CloseStream():
                 self._handle_gateway(command)
+            case Perform(work):
+                work()
             case Stop():
                 raise AssertionError("Stop ends the loop")
             case _:

@@ -6,7 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.worker.kernels.low_rank import AdapterRows, StepAdapters
 from services.worker.kv.device_streams import to_device
+from services.worker.model.adapters.pool import AdapterPool
 from services.worker.requests.types.batch import DecodeRows, Ints, PrefillChunk, StepBatch
 
 
@@ -76,6 +78,38 @@ class StepInputs:
 
     def _to_device(self, array: Ints) -> Tensor:
         return to_device(array, self._device)
+
+
+class AdapterInputs:
+    """Groups the rows of a batch by adapter. The result is kept while the same rows decode."""
+
+    def __init__(self, pool: AdapterPool, device: torch.device):
+        self._pool, self._device = pool, device
+        self._rows: DecodeRows | None = None
+        self._adapters: StepAdapters | None = None
+
+    def prepare(self, batch: StepBatch) -> StepAdapters | None:
+        """None if no row has an adapter. O(tokens) if the worker holds one, else O(1)."""
+        if self._pool.empty:
+            self._rows = None
+            return None
+        if not batch.chunks and batch.decodes is self._rows:
+            return self._adapters
+        self._rows = None if batch.chunks else batch.decodes
+        self._adapters = self._group(batch)
+        return self._adapters
+
+    def _group(self, batch: StepBatch) -> StepAdapters | None:
+        slot, chunks = self._pool.slot, batch.chunks
+        decodes = np.array([slot(s.prompt.adapter) for s in batch.decodes.sequences], np.int64)
+        filled = [np.full(chunk.tokens, slot(chunk.sequence.prompt.adapter)) for chunk in chunks]
+        slots = np.concatenate([decodes, *filled]).astype(np.int64)
+        tokens = AdapterRows.by_slot(slots, self._device)
+        if tokens is None:
+            return None
+        if not chunks:
+            return StepAdapters(tokens, tokens)
+        return StepAdapters(tokens, AdapterRows.by_slot(slots[_logit_rows(batch)], self._device))
 
 
 def _tokens(chunk: PrefillChunk) -> Ints:

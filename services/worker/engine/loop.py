@@ -27,6 +27,7 @@ from services.worker.engine.mailbox import (
     Inbox,
     Listener,
     OpenStream,
+    Perform,
     QueryDrained,
     RefuseRequest,
     Reset,
@@ -89,6 +90,8 @@ class EngineLoop:
             case QueryDrained(answer):
                 drained = self._is_drained()
                 self._post(lambda: answer(drained))
+            case Perform(work):
+                work()
             case Stop():
                 self._stopping = True
             case AddPrompt() | RefuseRequest() | OpenStream() | CloseStream():

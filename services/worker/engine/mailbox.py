@@ -87,13 +87,20 @@ class QueryDrained:
 
 
 @dataclass(frozen=True, slots=True)
+class Perform:
+    """Calls `work` on the engine's thread, between two steps. It does not raise."""
+
+    work: Call
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Ends the thread after the current step."""
 
 
 GatewayCommand = OpenStream | CloseStream | AddPrompt | RefuseRequest
 SchedulerCommand = ApplyPlan | AttachScheduler | DetachScheduler | ReturnReports | Reset
-Command = GatewayCommand | SchedulerCommand | QueryDrained | Stop
+Command = GatewayCommand | SchedulerCommand | QueryDrained | Perform | Stop
 
 
 class Listener:

@@ -1,13 +1,17 @@
 """Selects the kernels for a model: by default Triton on CUDA, Numba on a CPU for float32 and
 bfloat16, PyTorch elsewhere."""
 
+from importlib.util import find_spec
+
 import torch
 
 from services.worker.config import KernelSet
 from services.worker.kernels.interface import AttentionKernels, RecordableAttention, SamplingKernels
+from services.worker.kernels.low_rank import LowRankProducts
 from services.worker.kernels.reference.attention import TorchAttention
 from services.worker.kernels.reference.blocks import TorchBlocks
 from services.worker.kernels.reference.layer_ops import TorchLayerOps
+from services.worker.kernels.reference.low_rank import TorchLowRank
 from services.worker.kernels.reference.sampling import TorchSampling
 from services.worker.kv.cache import KVCache, KVShape, bytes_per_token
 from services.worker.kv.copies import BlockCopies
@@ -86,6 +90,22 @@ def layer_ops_for(device: torch.device, dtype: torch.dtype) -> TorchLayerOps:
     ops = NumbaLayerOps(dtype, wide_vectors())
     ops.warm()
     return ops
+
+
+def low_rank_for(device: torch.device, dtype: torch.dtype) -> LowRankProducts:
+    """The products of adapters: Triton's on CUDA; Numba's on a CPU in float32 and bfloat16,
+    compiled or loaded now; else PyTorch's."""
+    if device.type == "cuda" and find_spec("triton"):
+        from services.worker.kernels.cuda.low_rank import TritonLowRank
+
+        return TritonLowRank(device)
+    if not _suits_numba(device, dtype):
+        return TorchLowRank()
+    from services.worker.kernels.cpu.low_rank import NumbaLowRank
+
+    products = NumbaLowRank()
+    products.warm(dtype)
+    return products
 
 
 def _suits_numba(device: torch.device, dtype: torch.dtype) -> bool:

@@ -61,7 +61,7 @@ class CompiledForward:
     def __init__(self, fused: FusedForward, backend: Backend = INDUCTOR):
         # Inductor's own default is a temporary folder.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", cache_folder("inductor"))
-        self._fused = fused
+        self._fused = self.eager = fused
         self._project_first = torch.compile(_project_first, backend=backend, fullgraph=True)
         self._finish_and_project = torch.compile(
             _finish_and_project, backend=backend, fullgraph=True

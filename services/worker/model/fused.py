@@ -8,7 +8,7 @@ head norms are stored twice, and transformers' forward still runs. No call waits
 no shape depends on data.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from services.worker.kernels.interface import AttentionOptions, AttentionStep
+from services.worker.kernels.low_rank import AdapterRows, LowRankMap, LowRankProducts, StepAdapters
 from services.worker.kernels.reference.layer_ops import TorchLayerOps
 from services.worker.kernels.weights import Weight
 from services.worker.model.fused_layouts import Layout
@@ -34,6 +35,14 @@ BY_INPUT_NUMBERS = 2**19
 
 
 @dataclass(frozen=True, slots=True)
+class Added:
+    """What adapters add to the linear maps of a forward, for the rows that have one."""
+
+    products: LowRankProducts
+    rows: AdapterRows
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
     """x · weight + bias, for x [rows, in]. `weight` [in, out] is a view of the module's weight,
     except for a small output head, until it is packed or quantized. With `ranks`, each rank has
@@ -42,15 +51,21 @@ class Linear:
     weight: Weight
     bias: Tensor | None
     ranks: RankGroup | None = None
+    change: LowRankMap | None = None  # of adapters, if the worker may hold some
 
     def converted(self, convert: Callable[[Tensor], Weight]) -> "Linear":
         assert isinstance(self.weight, Tensor), "converted before"
         return replace(self, weight=convert(self.weight))
 
-    def project(self, ops: TorchLayerOps, x: Tensor) -> Tensor:
-        return ops.product(x, self.weight, self.bias)
+    def project(self, ops: TorchLayerOps, x: Tensor, added: Added | None = None) -> Tensor:
+        out = ops.product(x, self.weight, self.bias)
+        if added is not None:
+            self._add_adapters(added, out, x)
+        return out
 
-    def add_to(self, ops: TorchLayerOps, total: Tensor, x: Tensor) -> None:
+    def add_to(
+        self, ops: TorchLayerOps, total: Tensor, x: Tensor, added: Added | None = None
+    ) -> None:
         """total += product(x), summed by the GEMM itself."""
         if self.ranks is not None:
             total.add_(self.ranks.sum(self.project(ops, x)))
@@ -58,6 +73,12 @@ class Linear:
         ops.add_product(total, x, self.weight)
         if self.bias is not None:
             total.add_(self.bias)
+        if added is not None:
+            self._add_adapters(added, total, x)
+
+    def _add_adapters(self, added: Added, out: Tensor, x: Tensor) -> None:
+        assert self.change is not None, "a row has an adapter, and the forward holds none"
+        added.products.add(self.change, out, x, added.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,21 +139,29 @@ class Layer:
     down: Linear
 
     def project(
-        self, ops: TorchLayerOps, hidden: Tensor, cos: Tensor, sin: Tensor
+        self,
+        ops: TorchLayerOps,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        added: Added | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v [Σ tokens, heads, head_dim], as strided slices of one product."""
         normed = ops.norm(hidden, self.attention_norm.weight, self.attention_norm.eps)
-        qkv = self.qkv.project(ops, normed).view(len(hidden), -1, self.head_dim)
+        qkv = self.qkv.project(ops, normed, added).view(len(hidden), -1, self.head_dim)
         weight, eps = (self.head_norm.weight, self.head_norm.eps) if self.head_norm else (None, 0.0)
         rotated = ops.rotate(qkv, self.heads + self.kv_heads, weight, eps, cos, sin)
         return rotated[:, : self.heads], rotated[:, self.heads :], qkv[:, -self.kv_heads :]
 
-    def finish(self, ops: TorchLayerOps, hidden: Tensor, attended: Tensor) -> None:
+    def finish(
+        self, ops: TorchLayerOps, hidden: Tensor, attended: Tensor, added: Added | None = None
+    ) -> None:
         """Adds the output projection of attention [Σ tokens, heads · head_dim] and the MLP to
         `hidden`."""
-        self.output.add_to(ops, hidden, attended)
+        self.output.add_to(ops, hidden, attended, added)
         normed = ops.norm(hidden, self.mlp_norm.weight, self.mlp_norm.eps)
-        self.down.add_to(ops, hidden, ops.silu_and_mul(self.gate_up.project(ops, normed)))
+        gated = ops.silu_and_mul(self.gate_up.project(ops, normed, added))
+        self.down.add_to(ops, hidden, gated, added)
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -157,6 +186,8 @@ class FusedForward:
     ):
         self._ops = ops
         self._module = module
+        self._layout = layout
+        self._low_rank: LowRankProducts | None = None  # set if the worker may hold adapters
         decoder = module.model
         # With ranks a lookup needs communication, which the hooks of the module do.
         self._embed: Callable[[Tensor], Tensor] = decoder.embed_tokens
@@ -173,18 +204,55 @@ class FusedForward:
         self._head = Linear(_head_weight(module.lm_head), module.lm_head.bias)
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, step: AttentionStep, rows: Tensor | None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        step: AttentionStep,
+        rows: Tensor | None,
+        adapters: StepAdapters | None = None,
     ) -> Tensor:
         """Logits [rows, vocabulary] of the packed batch; of all its tokens if `rows` is None."""
         hidden, cos, sin = self.embed(tokens, positions)
         ops, last = self._ops, self.layers[-1]
+        added = self._added(adapters.tokens if adapters else None)
         for layer in self.layers:
-            q, k, v = layer.project(ops, hidden, cos, sin)
+            q, k, v = layer.project(ops, hidden, cos, sin, added)
             attended = step.attend(layer.index, q, k, v, layer.options).flatten(1)
             if layer is last and rows is not None:
                 hidden, attended = hidden.index_select(0, rows), attended.index_select(0, rows)
-            layer.finish(ops, hidden, attended)
+                added = self._added(adapters.logits if adapters else None)
+            layer.finish(ops, hidden, attended, added)
         return self.logits(ops, hidden)
+
+    def _added(self, rows: AdapterRows | None) -> Added | None:
+        return Added(self._low_rank, rows) if rows is not None and self._low_rank else None
+
+    def hold_adapters(
+        self, make: Callable[[int, Sequence[int]], LowRankMap], products: LowRankProducts
+    ) -> Mapping[str, tuple[LowRankMap, int]]:
+        """Gives each linear map of the layers room for adapters: `make` takes its inputs and the
+        outputs of its parts. Returns the map and part of each of the module's linear maps, by path.
+        """
+        self._low_rank, found = products, {}
+        for i, (layer, of_module) in enumerate(
+            zip(self.layers, self._module.model.layers, strict=False)
+        ):
+            linears, names = layer.linears, self._layout.linear_names
+            changed = []
+            for linear, paths in zip(linears, names, strict=True):
+                sizes = [of_module.get_submodule(path) for path in paths]
+                change = make(sizes[0].in_features, [size.out_features for size in sizes])
+                changed.append(replace(linear, change=change))
+                for part, path in enumerate(paths):
+                    found[f"model.layers.{i}.{path}"] = change, part
+            qkv, output, gate_up, down = changed
+            self.layers[i] = replace(layer, qkv=qkv, output=output, gate_up=gate_up, down=down)
+        return found
+
+    @property
+    def eager(self) -> "FusedForward":
+        """The forward that is not compiled."""
+        return self
 
     @property
     def packs(self) -> bool:

@@ -39,6 +39,16 @@ class Layout:
     window: Window = lambda _: None
     head_norms: bool = False
 
+    @property
+    def linear_names(self) -> tuple[tuple[str, ...], ...]:
+        """The linear maps of a layer that are joined to one, in the order of the forward."""
+        return (
+            tuple(f"self_attn.{name}" for name in self.qkv),
+            ("self_attn.o_proj",),
+            tuple(f"mlp.{name}" for name in self.gate_up),
+            ("mlp.down_proj",),
+        )
+
     def classes(self) -> frozenset[type]:
         source = import_module(f"transformers.models.{self.source}")
         return COMMON | {getattr(source, self.prefix + part) for part in PARTS}

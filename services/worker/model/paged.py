@@ -5,7 +5,7 @@ layouts have a fused forward, used if its logits agree at start.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,7 +18,10 @@ from transformers import (
 
 from services.runtime.refusals.config import KEEPS_STATE, OTHER_FAMILY
 from services.worker.kernels.interface import AttentionStep
-from services.worker.kernels.selection import layer_ops_for
+from services.worker.kernels.low_rank import LowRankMap, StepAdapters
+from services.worker.kernels.selection import layer_ops_for, low_rank_for
+from services.worker.model.adapters.hooks import AdapterHooks, find_linears
+from services.worker.model.adapters.pool import AdapterPool, MapPart
 from services.worker.model.compiled import INDUCTOR, Backend, CompiledForward
 from services.worker.model.dtypes import choose_dtype
 from services.worker.model.fused import FusedForward
@@ -89,6 +92,8 @@ class PagedModel:
         self.parameters: int = module.num_parameters()
         self.eos_ids = _eos_ids(module)
         self._fused: FusedForward | CompiledForward | None = None
+        self.adapters = AdapterPool({}, 0, 0)
+        self._hooks = AdapterHooks()
         self.forward_name = TRANSFORMERS_FORWARD
         self._recorded = probe = self._probe(config.num_hidden_layers)
         self.shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
@@ -104,11 +109,20 @@ class PagedModel:
 
     @torch.inference_mode()
     def forward(
-        self, tokens: Tensor, positions: Tensor, step: AttentionStep, rows: Tensor | None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        step: AttentionStep,
+        rows: Tensor | None,
+        adapters: StepAdapters | None = None,
     ) -> Tensor:
-        """Logits [rows, vocabulary] of the packed batch; of all its tokens if `rows` is None."""
+        """Logits [rows, vocabulary] of the packed batch; of all its tokens if `rows` is None. A
+        batch with `adapters` does not run through a compiled forward."""
         if self._fused is not None:
-            return self._fused(tokens, positions, step, rows)
+            if adapters is None:
+                return self._fused(tokens, positions, step, rows)
+            return self._fused.eager(tokens, positions, step, rows, adapters)
+        self._hooks.rows = adapters.tokens if adapters else None
         output = self.module(
             input_ids=tokens[None],
             position_ids=positions[None],
@@ -117,6 +131,25 @@ class PagedModel:
             foretoken=step,
         )
         return cast(Tensor, output.logits[0])
+
+    def hold_adapters(self, slots: int, rank: int) -> None:
+        """Allocates `slots` for adapters of ranks up to `rank`. Called before weights are packed or
+        the forward is compiled."""
+
+        def make(inputs: int, widths: Sequence[int]) -> LowRankMap:
+            return LowRankMap(slots, rank, inputs, widths, self.dtype, self.device)
+
+        products = low_rank_for(self.device, self.dtype)
+        if isinstance(self._fused, FusedForward):
+            found = self._fused.hold_adapters(make, products)
+            parts = {path: MapPart(*each) for path, each in found.items()}
+        else:
+            tokens = min(PROBED, self.max_context_tokens)
+            linears = find_linears(self.module, lambda: self.forward_alone(tokens), tokens)
+            parts = {
+                path: self._hooks.attach(linear, make, products) for path, linear in linears.items()
+            }
+        self.adapters = AdapterPool(parts, slots, rank)
 
     def forward_alone(self, tokens: int) -> None:
         """Runs one sequence without a cache, to measure the memory of a forward."""

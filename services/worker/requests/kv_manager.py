@@ -9,7 +9,7 @@ from itertools import chain
 
 from services.core import Residency
 from services.costs import Direction
-from services.runtime.prefix import extend_keys
+from services.runtime.prefix import extend_keys, key_salt
 from services.worker.kv.blocks import BlockPool
 from services.worker.kv.transfers import KVTransfer, TransferPlan
 from services.worker.requests.types.batch import PrefillChunk
@@ -312,7 +312,7 @@ class KVManager:
 
     def _keys_of(self, sequence: Sequence, blocks: int) -> list[bytes]:
         """Keys of a request's first full blocks; each is hashed once."""
-        salt = sequence.prompt.cache_salt
+        salt = key_salt(sequence.prompt.cache_salt, sequence.prompt.adapter)
         extend_keys(sequence.keys, sequence.tokens, blocks, self.pool.block_tokens, salt)
         return sequence.keys[:blocks]
 

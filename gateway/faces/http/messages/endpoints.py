@@ -42,7 +42,7 @@ def add_messages(app: FastAPI, front: Front) -> Endpoints:
 
 
 def _write_message(gateway: Gateway, call: ClientCall, body: MessagesBody) -> MessageWriter:
-    return MessageWriter(call, gateway.config.model_name, AnswerItems.of(call.choices[0]))
+    return MessageWriter(call, call.model_name, AnswerItems.of(call.choices[0]))
 
 
 MESSAGES = GenerationEndpoint(partial(read_messages_body, MessagesBody), _write_message, genai.CHAT)

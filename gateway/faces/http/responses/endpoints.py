@@ -117,7 +117,7 @@ class ResponsesApi:
     def _make_writer(
         self, owner: str, gateway: Gateway, call: ClientCall, body: ResponsesBody
     ) -> ResponseWriter:
-        described = describe_response(call, gateway.config.model_name, body)
+        described = describe_response(call, call.model_name, body)
 
         def on_end(response: Entry) -> None:
             if body.store and not body.background:
@@ -128,7 +128,7 @@ class ResponsesApi:
 
     def _start(self, answer: OpenAnswer[ResponsesBody], owner: str) -> Entry:
         """Runs an answer in the background; returns the response as of now."""
-        described = describe_response(answer.call, answer.gateway.config.model_name, answer.body)
+        described = describe_response(answer.call, answer.call.model_name, answer.body)
         response_id, running = str(described["id"]), with_status(described, "in_progress")
         work = self._run(answer, owner, described)
         self._front.background.start(response_id, work)

@@ -135,6 +135,7 @@ class Prompt:
     origin: str = ""  # the gateway stream of the prompt, on which its tokens are sent
     cache_salt: str = ""  # only prompts with the same salt share cached prefixes
     traceparent: str = ""  # of the request's trace; empty: not traced
+    adapter: str = ""  # the adapter's name; empty: the base model
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompt_tokens <= len(self.token_ids):

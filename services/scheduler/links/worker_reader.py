@@ -1,0 +1,95 @@
+"""Reads a worker's stream: it takes part once it holds the adapters of its model."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from protos.generated import scheduler_pb2
+from services.runtime.codecs.attach import (
+    decode_drain_s,
+    decode_held,
+    decode_report,
+    decode_worker_hello,
+)
+from services.runtime.errors import Code, ServiceError
+from services.runtime.network.streams import Outbox
+from services.scheduler.core import events as ev
+from services.scheduler.links.adapters import AdapterRegistry
+from services.scheduler.links.cost_models import CostModels
+
+log = logging.getLogger(__name__)
+
+MAX_EARLY = 4_096  # messages of a worker that loads adapters before it takes part
+
+Messages = AsyncIterator[scheduler_pb2.WorkerMessage]
+
+
+class WorkerReader:
+    """Turns the messages of workers into events. `on_attached` is called after each attachment."""
+
+    def __init__(
+        self,
+        adapters: AdapterRegistry,
+        cost_models: CostModels,
+        dispatch: Callable[[ev.Event], None],
+        on_attached: Callable[[], None],
+    ):
+        self._adapters, self._cost_models = adapters, cost_models
+        self._dispatch, self._on_attached = dispatch, on_attached
+
+    async def read(
+        self,
+        link: str,
+        hello: scheduler_pb2.WorkerHello,
+        outbox: Outbox[scheduler_pb2.Plan],
+        messages: Messages,
+    ) -> None:
+        """Reads until the stream ends. Raises ServiceError if the worker cannot hold the adapters
+        of its model."""
+        early: list[scheduler_pb2.WorkerMessage] = []
+        if lacking := self._adapters.attach(link, hello, outbox):
+            early = await self._wait_for_adapters(link, lacking, messages)
+        self._attach(link, hello)
+        for message in early:
+            self._read(link, hello.worker_id, message)
+        async for message in messages:
+            self._read(link, hello.worker_id, message)
+
+    async def _wait_for_adapters(
+        self, link: str, lacking: asyncio.Future[Mapping[str, str]], messages: Messages
+    ) -> list[scheduler_pb2.WorkerMessage]:
+        """Returns the messages that came before the worker's answer."""
+        early: list[scheduler_pb2.WorkerMessage] = []
+        async for message in messages:
+            if message.HasField("adapters"):
+                self._adapters.on_states(link, message.adapters)
+            else:
+                early.append(message)
+            if lacking.done() or len(early) > MAX_EARLY:
+                break
+        if not lacking.done():
+            raise ServiceError(Code.UNAVAILABLE, "the worker has not loaded its model's adapters")
+        if reasons := list(lacking.result().values()):
+            raise ServiceError(Code.FAILED_PRECONDITION, reasons[0])
+        return early
+
+    def _attach(self, link: str, hello: scheduler_pb2.WorkerHello) -> None:
+        view = decode_worker_hello(hello)
+        self._cost_models.forget_worker(view.worker_id)
+        self._dispatch(ev.WorkerAttached(link, view, decode_held(hello)))
+        self._cost_models.observe(view.worker_id, hello.profile, hello.swaps)
+        self._on_attached()
+        log.info("worker %s attached: %s, %d KV tokens", view.worker_id, view.model, view.kv_tokens)
+
+    def _read(self, link: str, worker_id: str, message: scheduler_pb2.WorkerMessage) -> None:
+        match message.WhichOneof("kind"):
+            case "report":
+                report = message.report
+                self._dispatch(ev.Reported(link, worker_id, decode_report(report)))
+                self._cost_models.observe(worker_id, report.timings, report.swaps)
+            case "draining":
+                drain_s = decode_drain_s(message.draining)
+                self._dispatch(ev.WorkerDraining(link, worker_id, drain_s))
+                log.info("worker %s drains within %g s", worker_id, drain_s)
+            case "adapters":
+                self._adapters.on_states(link, message.adapters)

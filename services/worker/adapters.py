@@ -1,0 +1,99 @@
+"""The adapters that a worker holds, as the scheduler asks for them."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
+
+from services.worker.engine.mailbox import Perform
+from services.worker.engine.runner import EngineRunner
+
+NO_ADAPTERS = (
+    "this worker's engine cannot hold LoRA adapters: use foretoken's own engine, and not an "
+    "emulated one"
+)
+
+
+class AdapterHost(Protocol):
+    """Loads and unloads adapters while requests run."""
+
+    @property
+    def held(self) -> Mapping[str, str]:
+        """The folder of each adapter that new requests may use, by name."""
+
+    async def hold(self, wanted: Mapping[str, str]) -> Mapping[str, str]:
+        """Unloads adapters that are not `wanted` (folders by name), and loads those that are
+        missing. Returns a sentence for each that cannot be held, by name."""
+
+
+class NoAdapters:
+    """AdapterHost of an engine without adapters."""
+
+    held: Mapping[str, str] = {}
+
+    async def hold(self, wanted: Mapping[str, str]) -> Mapping[str, str]:
+        return dict.fromkeys(wanted, NO_ADAPTERS)
+
+
+class EngineAdapters:
+    """AdapterHost of foretoken's engine. Files are read in a thread, and stored between two
+    steps."""
+
+    def __init__(self, engine: "AdapterEngine", runner: EngineRunner):
+        self._engine, self._runner = engine, runner
+
+    @property
+    def held(self) -> Mapping[str, str]:
+        return self._engine.held_adapters
+
+    async def hold(self, wanted: Mapping[str, str]) -> Mapping[str, str]:
+        for name, path in self.held.items():
+            if wanted.get(name) != path:
+                await self._perform(partial(self._engine.unload_adapter, name))
+        errors = {}
+        for name, path in wanted.items():
+            if name not in self.held:
+                try:
+                    load = await asyncio.to_thread(self._engine.read_adapter, name, path)
+                    await self._perform(load)
+                except ValueError as error:
+                    errors[name] = str(error)
+        return errors
+
+    async def _perform(self, work: Callable[[], None]) -> None:
+        """Calls `work` on the engine's thread. Raises its ValueError."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def perform() -> None:
+            error: ValueError | None = None
+            try:
+                work()
+            except ValueError as found:
+                error = found
+            loop.call_soon_threadsafe(settle, error)
+
+        def settle(error: ValueError | None) -> None:
+            if done.done():  # cancelled
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        self._runner.send(Perform(perform))
+        await done
+
+
+class AdapterEngine(Protocol):
+    """An engine that can hold adapters. Only `held_adapters` and `read_adapter` may be used by
+    other threads than the engine's."""
+
+    @property
+    def held_adapters(self) -> Mapping[str, str]: ...
+
+    def read_adapter(self, name: str, path: str) -> Callable[[], None]:
+        """Reads an adapter's files. Returns what stores them in the engine, which may raise
+        ValueError, too. Raises ValueError with a sentence."""
+
+    def unload_adapter(self, name: str) -> None: ...

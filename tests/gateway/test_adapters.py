@@ -1,0 +1,86 @@
+"""LoRA adapters at the gateway: names, loading, and what the peers receive."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from foretoken import AsyncClient
+from tests.gateway.model_fakes import Models, run_models
+
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.fixture
+async def models() -> AsyncIterator[Models]:
+    async with run_models({"small": "11", "large": "22"}, adapter_loading=True) as running:
+        yield running
+
+
+async def load(models: Models, name: str, model: str = "") -> None:
+    answer = await models.http(
+        "POST", LOAD, {"lora_name": name, "lora_path": f"/adapters/{name}", "model": model}
+    )
+    assert answer.status == 200, answer.json
+    await models.first.until(
+        lambda: any(name in g.adapters for g in models.front.gateways.values())
+    )
+
+
+async def test_loaded_adapter_is_listed_and_answers_under_its_name(models: Models) -> None:
+    await load(models, "terse", "large")
+    cards = (await models.http("GET", "/v1/models")).json["data"]
+    assert [card["id"] for card in cards] == ["small", "large", "terse"]
+    assert (cards[2]["parent"], cards[2]["root"]) == ("large", "/adapters/terse")
+    assert (await models.http("GET", "/v1/models/terse")).json == cards[2]
+    body = {"model": "terse", "prompt": "1,"}
+    whole = (await models.http("POST", COMPLETIONS, body)).json
+    assert (whole["model"], whole["choices"][0]["text"]) == ("terse", "22")
+    events = (await models.http("POST", COMPLETIONS, {**body, "stream": True})).events
+    assert {event["model"] for event in events} == {"terse"}
+    async with AsyncClient(models.first.grpc_address) as client:
+        assert (await client.complete("1,", model="terse", application="app")).text == "22"
+        assert await client.models() == ["small", "large", "terse"]
+    fakes = models.fakes["large"]
+    assert {prompt.adapter for prompt in fakes.worker.prompts} == {"terse"}
+    requests = fakes.scheduler.requests
+    assert {request.model for request in requests} == {"large"}
+    assert [request.application for request in requests] == ["@terse", "@terse", "app@terse"]
+
+    await models.http("POST", UNLOAD, {"lora_name": "terse"})
+    await models.first.until(lambda: not models.front.gateways["large"].adapters)
+    refused = await models.http("POST", COMPLETIONS, body)
+    assert refused.status == 404
+    assert "known: small, large" in refused.json["error"]["message"]
+    assert (await models.http("POST", UNLOAD, {"lora_name": "terse"})).status == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "sentence"),
+    [
+        ({"lora_name": "a"}, "lora_path", "field required"),
+        ({"lora_name": "", "lora_path": "/a"}, "lora_name", "at least 1 character"),
+        ({"lora_name": "a" * 257, "lora_path": "/a"}, "lora_name", "at most 256"),
+        ({"lora_name": 7, "lora_path": "/a"}, "lora_name", "string"),
+        ({"lora_name": "a", "lora_path": "/a", "lora_pth": 1}, "lora_pth", "not"),
+        ({"lora_name": "small", "lora_path": "/a"}, "lora_name", "name of a served model"),
+        ({"lora_name": "a ", "lora_path": "/a"}, "lora_name", "blanks"),
+        ({"lora_name": "a", "lora_path": "/bad"}, "lora_path", "the folder /bad does not exist"),
+    ],
+)
+async def test_wrong_adapter_is_refused_with_its_field(
+    body: dict[str, Any], param: str, sentence: str, models: Models
+) -> None:
+    answer = await models.http("POST", LOAD, body)
+    error = answer.json["error"]
+    assert (answer.status, error["param"]) == (400, param)
+    assert sentence in error["message"]
+
+
+async def test_clients_load_no_adapters_by_default() -> None:
+    async with run_models({"small": "11"}) as models:
+        for path in (LOAD, UNLOAD):
+            answer = await models.http("POST", path, {"lora_name": "a", "lora_path": "/a"})
+            assert answer.status == 400
+            assert "gateway.adapter_loading" in answer.json["error"]["message"]
