@@ -6,13 +6,12 @@ from functools import partial
 
 from gateway.readers.constraints import constrain_calls
 from gateway.readers.content import ContentReader
-from gateway.readers.opening import AnswerFormats, open_reader, select_formats
+from gateway.readers.opening import AnswerFormats, check_names, open_reader, select_formats
 from gateway.requests.text import Text
 from gateway.types.answer_parts import AnswerReader
 from gateway.types.client_request import ClientRequest
 from gateway.types.generation import GenerationRequest
 from gateway.types.tools import ToolUse
-from services.runtime.config import ConfigError
 from services.runtime.errors import InvalidArgument
 
 END_TOKENS = 16  # of a prompt, which can open the reasoning
@@ -32,7 +31,8 @@ class AnswerReading:
     def __init__(self, text: Text, tool_call_parser: str, reasoning_parser: str):
         """Both are names of formats, `auto` or `none`."""
         self._text = text
-        self.formats = _select(text.chat_template, tool_call_parser, reasoning_parser)
+        check_names(tool_call_parser, reasoning_parser)
+        self.formats = select_formats(text.chat_template, tool_call_parser, reasoning_parser)
         self._shows_tools = "tools" in text.chat_template
 
     def check(self, request: ClientRequest) -> None:
@@ -78,18 +78,6 @@ class AnswerReading:
     def _spell(self, text: str) -> Sequence[str | int]:
         """The text, with special tokens as their ids."""
         return self._text.split_specials(text)
-
-
-def _select(chat_template: str, tool_call_parser: str, reasoning_parser: str) -> AnswerFormats:
-    for setting, names in (
-        ("tool_call_parser", (tool_call_parser, "none")),
-        ("reasoning_parser", ("none", reasoning_parser)),
-    ):
-        try:
-            select_formats(chat_template, *names)
-        except ValueError as error:
-            raise ConfigError(f"gateway.{setting}: {error}") from None
-    return select_formats(chat_template, tool_call_parser, reasoning_parser)
 
 
 def _open(formats: AnswerFormats, use: ToolUse | None, prompt_end: str) -> AnswerReader:

@@ -20,6 +20,7 @@ from gateway.readers.reasoning import (
 )
 from gateway.types.answer_parts import AnswerReader
 from gateway.types.tools import ToolUse
+from services.runtime.config import ConfigError
 
 F = TypeVar("F")
 AUTO, NONE = "auto", "none"
@@ -52,6 +53,18 @@ def select_formats(chat_template: str, calls: str = AUTO, reasoning: str = AUTO)
             find_reasoning_format(chat_template) if reasoning == AUTO else reasoning,
         ),
     )
+
+
+def check_names(calls: str, reasoning: str) -> None:
+    """Raises ConfigError for a name that is not known; an empty one is not given."""
+    for option, known, name in (
+        ("tool_call_parser", CALL_FORMATS, calls),
+        ("reasoning_parser", REASONING_FORMATS, reasoning),
+    ):
+        try:
+            _select(known, "" if name == AUTO else name)
+        except ValueError as error:
+            raise ConfigError(f"gateway.{option}: {error}") from None
 
 
 def open_reader(

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from math import inf
 
 from gateway.metrics import Metrics
 from gateway.sessions.call import ClientCall, LiveChoice
@@ -103,6 +104,11 @@ class DeliveryHandler:
     def on_delivered(self, live: LiveChoice, outcome: ChoiceOutcome) -> None:
         self.history.add(live.submission.wire_id, outcome)
         self._metrics.on_delivered(outcome)
+        timeline = outcome.timeline
+        reads = live.request.open_reader is not None
+        content_s = live.session.content_s if reads else timeline.first_token_s
+        if content_s < inf:
+            self._metrics.on_content(content_s - timeline.arrival_s)
         if tracker := live.session.forecast_tracker:
             if tracker.opening is not None:
                 kept = tracker.is_promise_kept(outcome.timeline)
