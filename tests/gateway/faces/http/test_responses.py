@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 from openai import AsyncOpenAI
+from pydantic import BaseModel
 
 from protos.generated import common_pb2 as common
 from tests.gateway.gateway_fakes import Harness, demo_text, run_harness, tokens_of
@@ -220,6 +221,16 @@ async def test_failure_within_a_stream_is_a_failed_response() -> None:
         last = [event async for event in events][-1]
         assert (last.type, last.response.error.message) == ("response.failed", "out of luck")
         assert (await client.responses.retrieve(last.response.id)).status == "failed"
+
+
+async def test_parsed_response_has_the_format_s_type(harness: Harness, client: Any) -> None:
+    class Count(BaseModel):
+        n: int
+
+    harness.worker.script = lambda _: tokens_of('{"n": 7}')
+    response = await client.responses.parse(model="demo", input="1,", text_format=Count)
+    assert response.output_parsed == Count(n=7)
+    assert harness.worker.prompts[-1].sampling.grammar
 
 
 async def test_format_tools_and_extra_fields_reach_the_worker(
