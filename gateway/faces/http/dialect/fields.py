@@ -111,7 +111,9 @@ SHARED_FIELDS: Mapping[str, FieldRule] = {
     "logprob_token_ids": refused("`logprobs` returns the most likely tokens"),
     "return_tokens_as_token_ids": refused("use `return_token_ids`", False),
     "stop_regex": refused("use `stop` with strings"),
-    "thinking_token_budget": refused("reasoning text is not separated from the answer", -1),
+    "thinking_token_budget": refused(
+        "the length of reasoning is not limited; use `max_tokens`", -1
+    ),
     "repetition_detection": refused("use `repetition_penalty`"),
     "routed_experts_prompt_start": refused("expert routing is not reported", 0),
     "return_routed_experts": refused("expert routing is not reported", False),
