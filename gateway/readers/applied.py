@@ -8,15 +8,21 @@ from gateway.readers.constraints import constrain_calls
 from gateway.readers.content import ContentReader
 from gateway.readers.formats import AnswerFormats, check_names, select_formats
 from gateway.readers.opening import open_reader
+from gateway.readers.reasoning import ReasoningFormat
 from gateway.readers.response_template import check_template
 from gateway.requests.text import Text
 from gateway.types.answer_parts import AnswerReader
 from gateway.types.client_request import ClientRequest
-from gateway.types.generation import GenerationRequest
+from gateway.types.generation import GenerationRequest, ReasoningLimit
 from gateway.types.tools import ToolUse
 from services.runtime.errors import InvalidArgument
 
 END_TOKENS = 64  # of a prompt, which can open the reasoning
+BUDGET = "thinking_token_budget"
+UNKNOWN_REASONING = (
+    "the marks of the model's reasoning are not known: start the server with --reasoning-parser, "
+    "or use max_tokens"
+)
 NOT_SHOWN = (
     "the model's chat template does not show tools to the model: use another model or chat "
     "template, or force a call by tool_choice"
@@ -42,8 +48,13 @@ class AnswerReading:
         self._shows_tools = "tools" in text.chat_template
 
     def check(self, request: ClientRequest) -> None:
-        """Raises InvalidArgument if the model cannot use the tools. O(1)."""
-        use = request.tools
+        """Raises InvalidArgument if the model cannot use the tools, or its reasoning has no marks
+        to limit it by. O(1)."""
+        use, tokens = request.tools, request.reasoning_tokens
+        if tokens is not None and tokens < 0:
+            raise InvalidArgument(BUDGET, f"must be at least 0, or -1 for no limit, not {tokens}")
+        if tokens is not None and self.formats.reasoning is None:
+            raise InvalidArgument(BUDGET, UNKNOWN_REASONING)
         if use is None or use.required:
             return
         if not self._shows_tools:
@@ -77,7 +88,23 @@ class AnswerReading:
             client=replace(client, constraint=constraint),
             sampling=sampling,
             open_reader=partial(_open, formats, client.tools, end),
+            reasoning_limit=self._limit(client.reasoning_tokens, reasoning, end),
         )
+
+    def _limit(
+        self, tokens: int | None, reasoning: ReasoningFormat | None, prompt_end: str
+    ) -> ReasoningLimit | None:
+        opened = reasoning and reasoning.is_opened_by(prompt_end)
+        if tokens is None or reasoning is None or opened is False:
+            return None
+        start_ids, end_ids = (
+            self._text.encode(mark, add_special_tokens=False)
+            for mark in (reasoning.start, reasoning.end)
+        )
+        if not opened:
+            tokens += len(start_ids)
+        limit = max(1, tokens)  # a worker's first token tells that it has begun
+        return ReasoningLimit(limit, reasoning.start, reasoning.end, end_ids, bool(opened))
 
     def _has_special(self, marks: Collection[str]) -> bool:
         return any(special in mark for mark in marks for special in self._text.special_texts)
