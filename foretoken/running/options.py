@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from foretoken.running.engines import ENGINES, OWN
-from gateway.readers.opening import check_names
+from gateway.readers.formats import check_names
 from services.policies.preset import RESIDENCIES, Preset
 from services.predictor.config import PredictorConfig
 from services.predictor.predictors import READS

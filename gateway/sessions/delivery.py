@@ -70,6 +70,8 @@ class DeliveryHandler:
         result = session.feed(tokens.offset, tokens.token_ids, tokens.logprobs, reason, now_s)
         if result is FeedResult.GAP:
             self._recovery.resubmit(live, ResubmitCause.GAP, now_s)
+        elif result is FeedResult.CUT:
+            self._recovery.resubmit(live, ResubmitCause.REASONING, now_s)
         elif result is FeedResult.END:
             if live.submission.announced or (session.stopped_by_text and reason is None):
                 stopped = session.reason is FinishReason.STOP

@@ -80,6 +80,7 @@ class ClientRequest:
     constraint: Constraint | None = None  # what the answer must follow
     tools: ToolUse | None = None  # calls that the answer may or must have
     separates_reasoning: bool = False  # reasoning is read apart from the content
+    reasoning_tokens: int | None = None  # the most tokens of reasoning; None: no limit
 
     @property
     def choices(self) -> int:
