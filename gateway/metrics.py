@@ -38,6 +38,7 @@ class Metrics:
         self._running = make.gauge(catalogue.RUNNING)
         self._waiting = make.gauge(catalogue.WAITING)
         self._ttft = make.lean_histogram(catalogue.TTFT)
+        self._first_content = make.lean_histogram(catalogue.FIRST_CONTENT).labels()
         self._tpot = make.lean_histogram(catalogue.TPOT)
         self._mtpot = make.lean_histogram(catalogue.MTPOT)
         self._e2e = make.lean_histogram(catalogue.E2E)
@@ -101,6 +102,10 @@ class Metrics:
         if timeline.tokens > 1:
             self._tpot.labels(name).observe(timeline.tpot_s)
             self._mtpot.labels(name).observe(timeline.longest_gap_s)
+
+    def on_content(self, first_s: float) -> None:
+        """A choice with content is delivered; the first came `first_s` after the arrival."""
+        self._first_content.observe(first_s)
 
     def on_forecast_outcome(
         self, opening: ClientForecast, promise_kept: bool | None, outcome: ChoiceOutcome

@@ -70,6 +70,22 @@ def serve(
     chat_template: Annotated[
         str, model_option("Jinja chat template.", "FILE", "the model's own")
     ] = "",
+    tool_call_parser: Annotated[
+        str,
+        model_option(
+            "Format of tool calls, such as hermes, by vLLM's names; none: none.",
+            "NAME",
+            "what the chat template speaks of",
+        ),
+    ] = "",
+    reasoning_parser: Annotated[
+        str,
+        model_option(
+            "Format of reasoning, such as qwen3, by vLLM's names; none: none.",
+            "NAME",
+            "what the chat template speaks of",
+        ),
+    ] = "",
     device: Annotated[str, model_option("auto, cpu, cuda or cuda:N.", "NAME", "auto")] = "",
     tensor_parallel: Annotated[
         int, model_option("Processes per replica, one GPU each.", "N", "1", min=0)
@@ -241,6 +257,8 @@ def serve(
             tensor_parallel=tensor_parallel,
             lora_modules=read_adapters(lora_modules or [], len(asked)),
             chat_template=chat_template,
+            tool_call_parser=tool_call_parser,
+            reasoning_parser=reasoning_parser,
             policy=policy,
             presets=presets,
             kv_tokens=kv_tokens,

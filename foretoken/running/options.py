@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from foretoken.running.engines import ENGINES, OWN
+from gateway.readers.formats import check_names
 from services.policies.preset import RESIDENCIES, Preset
 from services.predictor.config import PredictorConfig
 from services.predictor.predictors import READS
@@ -47,6 +48,8 @@ class ServeOptions:
     tensor_parallel: int = 0
     lora_modules: Mapping[str, str] = field(default_factory=dict)  # folders by name
     chat_template: str = ""
+    tool_call_parser: str = ""
+    reasoning_parser: str = ""
     policy: str = ""
     presets: str = ""
     kv_tokens: int = 0
@@ -92,6 +95,7 @@ def sections(options: ServeOptions) -> Sections:
     model = options.model or demo_model()
     given = parse_sets(options.sets, [*SECTIONS, "preset"])
     _require_read(given, options.engine)
+    check_names(options.tool_call_parser, options.reasoning_parser)
     level = _if_set("log_level", options.log_level.upper() or None)
     short: dict[str, Mapping[str, str]] = {
         "gateway": {
@@ -103,6 +107,8 @@ def sections(options: ServeOptions) -> Sections:
         | _if_set("ui", None if options.ui else "off")
         | _if_set("served_model_name", options.served_model_name or None)
         | _if_set("chat_template", _absolute_path(options.chat_template))
+        | _if_set("tool_call_parser", options.tool_call_parser or None)
+        | _if_set("reasoning_parser", options.reasoning_parser or None)
         | _if_set("api_key_file", _absolute_path(options.api_key_file))
         | _if_set("cors_origins", _as_json_list(options.cors_origins))
         | _if_set("unknown_fields", options.unknown_fields or None)

@@ -115,7 +115,7 @@ def _add_error_handlers(app: FastAPI) -> None:
             if "GET" in headers.get("Allow", ""):
                 headers["Allow"] += ", HEAD"
             message = f"{path} does not allow {request.method}; use {headers.get('Allow', 'GET')}"
-        body = error_body(InvalidArgument("", message), path)
+        body = error_body(InvalidArgument("", message), path, error.status_code)
         return JSONResponse(body, error.status_code, headers)
 
     @app.exception_handler(ClientDisconnected)

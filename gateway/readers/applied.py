@@ -6,16 +6,23 @@ from functools import partial
 
 from gateway.readers.constraints import constrain_calls
 from gateway.readers.content import ContentReader
-from gateway.readers.opening import AnswerFormats, open_reader, select_formats
+from gateway.readers.formats import AnswerFormats, check_names, select_formats
+from gateway.readers.opening import open_reader
+from gateway.readers.reasoning import ReasoningFormat
+from gateway.readers.response_template import check_template
 from gateway.requests.text import Text
 from gateway.types.answer_parts import AnswerReader
 from gateway.types.client_request import ClientRequest
-from gateway.types.generation import GenerationRequest
+from gateway.types.generation import GenerationRequest, ReasoningLimit
 from gateway.types.tools import ToolUse
-from services.runtime.config import ConfigError
 from services.runtime.errors import InvalidArgument
 
-END_TOKENS = 16  # of a prompt, which can open the reasoning
+END_TOKENS = 64  # of a prompt, which can open the reasoning
+BUDGET = "thinking_token_budget"
+UNKNOWN_REASONING = (
+    "the marks of the model's reasoning are not known: start the server with --reasoning-parser, "
+    "or use max_tokens"
+)
 NOT_SHOWN = (
     "the model's chat template does not show tools to the model: use another model or chat "
     "template, or force a call by tool_choice"
@@ -32,28 +39,39 @@ class AnswerReading:
     def __init__(self, text: Text, tool_call_parser: str, reasoning_parser: str):
         """Both are names of formats, `auto` or `none`."""
         self._text = text
-        self.formats = _select(text.chat_template, tool_call_parser, reasoning_parser)
+        check_names(tool_call_parser, reasoning_parser)
+        self.formats = select_formats(
+            text.chat_template, tool_call_parser, reasoning_parser, text.response_template
+        )
+        if self.formats.template is not None:
+            check_template(self.formats.template)
         self._shows_tools = "tools" in text.chat_template
 
     def check(self, request: ClientRequest) -> None:
-        """Raises InvalidArgument if the model cannot use the tools. O(1)."""
-        use = request.tools
+        """Raises InvalidArgument if the model cannot use the tools, or its reasoning has no marks
+        to limit it by. O(1)."""
+        use, tokens = request.tools, request.reasoning_tokens
+        if tokens is not None and tokens < 0:
+            raise InvalidArgument(BUDGET, f"must be at least 0, or -1 for no limit, not {tokens}")
+        if tokens is not None and self.formats.reasoning is None:
+            raise InvalidArgument(BUDGET, UNKNOWN_REASONING)
         if use is None or use.required:
             return
         if not self._shows_tools:
             raise InvalidArgument("tools", NOT_SHOWN)
-        if self.formats.calls is None:
+        if self.formats.calls is None and self.formats.template is None:
             raise InvalidArgument("tools", UNKNOWN_FORMAT)
 
     def apply(self, request: GenerationRequest) -> GenerationRequest:
         """The request with the reader of its answers, and with what they must follow."""
         client = request.client
         reasoning = self.formats.reasoning if client.separates_reasoning else None
-        if client.tools is None and reasoning is None:
+        template = self.formats.template if client.separates_reasoning or client.tools else None
+        if client.tools is None and reasoning is None and template is None:
             return request
-        formats = replace(self.formats, reasoning=reasoning)
+        formats = replace(self.formats, reasoning=reasoning, template=template)
         end = ""
-        if reasoning is not None:
+        if reasoning is not None or template is not None:
             end = self._text.decode(request.prompt_ids[-END_TOKENS:], skip_special_tokens=False)
         if open_reader(formats, client.tools, end) is None:
             return request
@@ -63,14 +81,30 @@ class AnswerReading:
         if constraint is not None and reasoning and reasoning.is_opened_by(end):
             constraint = replace(constraint, after=self._spell(reasoning.end))
         sampling = request.sampling
-        if self._has_special(_marks(formats, client.tools)):
+        if template is not None or self._has_special(_marks(formats, client.tools)):
             sampling = replace(sampling, skip_special_tokens=False)
         return replace(
             request,
             client=replace(client, constraint=constraint),
             sampling=sampling,
             open_reader=partial(_open, formats, client.tools, end),
+            reasoning_limit=self._limit(client.reasoning_tokens, reasoning, end),
         )
+
+    def _limit(
+        self, tokens: int | None, reasoning: ReasoningFormat | None, prompt_end: str
+    ) -> ReasoningLimit | None:
+        opened = reasoning and reasoning.is_opened_by(prompt_end)
+        if tokens is None or reasoning is None or opened is False:
+            return None
+        start_ids, end_ids = (
+            self._text.encode(mark, add_special_tokens=False)
+            for mark in (reasoning.start, reasoning.end)
+        )
+        if not opened:
+            tokens += len(start_ids)
+        limit = max(1, tokens)  # a worker's first token tells that it has begun
+        return ReasoningLimit(limit, reasoning.start, reasoning.end, end_ids, bool(opened))
 
     def _has_special(self, marks: Collection[str]) -> bool:
         return any(special in mark for mark in marks for special in self._text.special_texts)
@@ -78,18 +112,6 @@ class AnswerReading:
     def _spell(self, text: str) -> Sequence[str | int]:
         """The text, with special tokens as their ids."""
         return self._text.split_specials(text)
-
-
-def _select(chat_template: str, tool_call_parser: str, reasoning_parser: str) -> AnswerFormats:
-    for setting, names in (
-        ("tool_call_parser", (tool_call_parser, "none")),
-        ("reasoning_parser", ("none", reasoning_parser)),
-    ):
-        try:
-            select_formats(chat_template, *names)
-        except ValueError as error:
-            raise ConfigError(f"gateway.{setting}: {error}") from None
-    return select_formats(chat_template, tool_call_parser, reasoning_parser)
 
 
 def _open(formats: AnswerFormats, use: ToolUse | None, prompt_end: str) -> AnswerReader:
@@ -101,5 +123,6 @@ def _marks(formats: AnswerFormats, use: ToolUse | None) -> Sequence[str]:
     reasoning = formats.reasoning
     marks = [] if reasoning is None else [reasoning.start, reasoning.end]
     if use is not None:
-        marks += formats.calls_of(use).begins
+        call_format = formats.calls_of(use)
+        marks += () if call_format is None else call_format.begins
     return marks

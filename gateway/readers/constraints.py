@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from gateway.readers.call_formats import JsonCallFormat, WrittenCalls
-from gateway.readers.opening import AnswerFormats
+from gateway.readers.formats import AnswerFormats
 from gateway.types.constraint import CallSource, CallsSource, Constraint, ConstraintKind, Pieces
 from gateway.types.tools import Tool, ToolUse
 

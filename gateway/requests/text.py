@@ -41,6 +41,8 @@ class Text:
         if chat_template:
             self._tokenizer.chat_template = _read_template(Path(chat_template))
         self.chat_template = _join_templates(self._tokenizer.chat_template)
+        response = getattr(self._tokenizer, "response_template", None)
+        self.response_template: Mapping[str, object] | None = response
         self.backend = cast(Tokenizer, self._tokenizer.backend_tokenizer)
         self.backend.no_truncation()
         config = _text_config(read_json(Path(model) / "config.json"))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from math import inf
 
 from gateway.metrics import Metrics
 from gateway.sessions.call import ClientCall, LiveChoice
@@ -69,6 +70,8 @@ class DeliveryHandler:
         result = session.feed(tokens.offset, tokens.token_ids, tokens.logprobs, reason, now_s)
         if result is FeedResult.GAP:
             self._recovery.resubmit(live, ResubmitCause.GAP, now_s)
+        elif result is FeedResult.CUT:
+            self._recovery.resubmit(live, ResubmitCause.REASONING, now_s)
         elif result is FeedResult.END:
             if live.submission.announced or (session.stopped_by_text and reason is None):
                 stopped = session.reason is FinishReason.STOP
@@ -103,6 +106,11 @@ class DeliveryHandler:
     def on_delivered(self, live: LiveChoice, outcome: ChoiceOutcome) -> None:
         self.history.add(live.submission.wire_id, outcome)
         self._metrics.on_delivered(outcome)
+        timeline = outcome.timeline
+        reads = live.request.open_reader is not None
+        content_s = live.session.content_s if reads else timeline.first_token_s
+        if content_s < inf:
+            self._metrics.on_content(content_s - timeline.arrival_s)
         if tracker := live.session.forecast_tracker:
             if tracker.opening is not None:
                 kept = tracker.is_promise_kept(outcome.timeline)

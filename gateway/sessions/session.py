@@ -9,6 +9,7 @@ from typing import Protocol
 from gateway.requests.incremental import AnswerDetokenizer, StopMatcher
 from gateway.sessions.client_timeline import ClientTimeline
 from gateway.sessions.forecast_tracker import ForecastTracker
+from gateway.sessions.reasoning_budget import ReasoningBudget
 from gateway.types.forecasts import ClientForecast
 from gateway.types.generation import Sampling
 from services.core import FinishReason
@@ -36,6 +37,7 @@ class FeedResult(Enum):
     NONE = auto()  # all were known
     TOKENS = auto()
     GAP = auto()  # earlier tokens were lost: resubmit
+    CUT = auto()  # the reasoning was ended in place of later tokens: resubmit
     END = auto()
 
 
@@ -73,8 +75,9 @@ class Session:
         arrival_s: float,
         detokenizer: AnswerDetokenizer,
         forecast_tracker: ForecastTracker | None = None,
+        budget: ReasoningBudget | None = None,
     ):
-        """`forecast_tracker`: given if the client requests forecasts."""
+        """`forecast_tracker`: given if the client requests forecasts. `budget`: of reasoning."""
         self.index = index
         self.output: list[int] = []
         self.timeline = RequestTimeline(arrival_s)  # of tokens as they arrive from the worker
@@ -88,6 +91,7 @@ class Session:
         self.prompt_logprobs: Sequence[Logprob] = ()
         self._max_tokens, self._min_tokens = sampling.max_tokens, sampling.min_tokens
         self._detokenizer = detokenizer
+        self._budget = budget
         self._matcher: StopMatcher | None = None
         if sampling.stop:
             self._matcher = StopMatcher(sampling.stop, sampling.include_stop_str_in_output)
@@ -137,6 +141,11 @@ class Session:
             return FeedResult.GAP
         repeated = have - offset
         new = token_ids[repeated : repeated + self._max_tokens - have]
+        if new and self._budget is not None:
+            cut = self._budget.cut(new)
+            if cut is not None:
+                return self._cut_reasoning(cut, now_s)
+            self._budget = None if self._budget.over else self._budget
         if new:
             if self.timeline.away and have:
                 swap_in_s = max(0.0, now_s - self.timeline.swap_in_since_s)
@@ -150,6 +159,15 @@ class Session:
             self.timeline.ended_s = now_s
             return FeedResult.END
         return FeedResult.TOKENS if new else FeedResult.NONE
+
+    def _cut_reasoning(self, tokens: Sequence[int], now_s: float) -> FeedResult:
+        """Goes on with these tokens, of which the last ones end the reasoning. They have no
+        logprobs."""
+        self._budget = None
+        have = len(self.output)
+        self._accept(tokens[: self._max_tokens - have], ())
+        self.timeline.on_tokens(len(self.output) - have, now_s)
+        return FeedResult.END if self.over else FeedResult.CUT
 
     def end(self, reason: FinishReason, now_s: float, failure: Exception | None = None) -> None:
         """The output is complete as it is; with a failure, it is broken."""

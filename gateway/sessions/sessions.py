@@ -25,6 +25,7 @@ from gateway.sessions.event_pace import EventPace
 from gateway.sessions.forecast_tracker import ForecastTracker
 from gateway.sessions.outcome_history import OutcomeHistory
 from gateway.sessions.placement import PlacementHandler, SendToWorker
+from gateway.sessions.reasoning_budget import ReasoningBudget
 from gateway.sessions.recovery import Recovery
 from gateway.sessions.session import Session
 from gateway.sessions.submit import SendToScheduler, Submitter
@@ -95,8 +96,9 @@ class Sessions:
             tracker = ForecastTracker(
                 request.sla, sampling.max_tokens, request.arrival_s, self._promises
             )
-        detokenizer = self._text.detokenizer(sampling)
-        return Session(index, sampling, request.arrival_s, detokenizer, tracker)
+        detokenizer, limit = self._text.detokenizer(sampling), request.reasoning_limit
+        budget = ReasoningBudget(limit, self._text.detokenizer(sampling)) if limit else None
+        return Session(index, sampling, request.arrival_s, detokenizer, tracker, budget)
 
 
 def _unique_id(client_id: str) -> str:

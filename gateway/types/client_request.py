@@ -81,6 +81,7 @@ class ClientRequest:
     tools: ToolUse | None = None  # calls that the answer may or must have
     separates_reasoning: bool = False  # reasoning is read apart from the content
     adapter: str = ""  # the LoRA adapter that `model` names; empty: the base model
+    reasoning_tokens: int | None = None  # the most tokens of reasoning; None: no limit
 
     @property
     def choices(self) -> int:

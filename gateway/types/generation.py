@@ -46,6 +46,17 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningLimit:
+    """The most tokens of an answer up to the end of its reasoning, and what ends it."""
+
+    tokens: int
+    start: str
+    end: str
+    end_ids: Sequence[int]  # the tokens of `end`
+    opened: bool  # the answer begins within the reasoning; else with `start`, if at all
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt to answer, checked and resolved."""
 
@@ -59,6 +70,7 @@ class GenerationRequest:
     user_input: str = field(default="", repr=False)
     answer_tokens: tuple[int, ...] = ()  # of the conversation's earlier answers, approximate
     traceparent: str = ""  # empty: not traced
+    reasoning_limit: ReasoningLimit | None = None
     # Opens the reader of one choice; None: its text is content as it is.
     open_reader: Callable[[], AnswerReader] | None = field(default=None, repr=False)
 

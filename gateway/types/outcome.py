@@ -30,8 +30,9 @@ class ResubmitCause(StrEnum):
     WORKER = "worker"  # the worker's stream broke after the prompt was sent
     GAP = "gap"  # tokens before the received ones are missing
     LATE = "late"  # expected tokens did not arrive in time
+    REASONING = "reasoning"  # not lost: its reasoning was ended, and the answer goes on behind it
 
     @property
     def confirmed(self) -> bool:
-        """Whether the loss was observed rather than inferred."""
-        return self in (ResubmitCause.SCHEDULER, ResubmitCause.WORKER)
+        """Whether the cause was observed rather than inferred."""
+        return self in (ResubmitCause.SCHEDULER, ResubmitCause.WORKER, ResubmitCause.REASONING)

@@ -142,6 +142,13 @@ LATENCY = Section(
         plot("Time to first token", SECONDS, *percentiles(50, 90, 99, of=g.TTFT), limits=TTFT),
         plot("Time per output token", SECONDS, *percentiles(50, 90, 99, of=g.TPOT), limits=TPOT),
         plot("Longest gap (MTPOT)", SECONDS, *percentiles(50, 90, 99, of=g.MTPOT), limits=MTPOT),
+        plot(
+            "Time to first content",
+            SECONDS,
+            *percentiles(50, 90, 99, of=g.FIRST_CONTENT),
+            description="Reasoning and tool calls come before it.",
+            limits=TTFT,
+        ),
         _by_class("TTFT p99 by class", g.TTFT, TTFT),
         _by_class("TPOT p99 by class", g.TPOT, TPOT),
         _by_class("MTPOT p99 by class", g.MTPOT, MTPOT),

@@ -10,6 +10,11 @@ from observability.metrics.metric import GAP_S, counter, gauge, histogram, metri
 TTFT = histogram(
     "time_to_first_token_seconds", "Seconds from arrival to sending the first token.", "class"
 )
+FIRST_CONTENT = histogram(
+    "time_to_first_content_seconds",
+    "Seconds from arrival to sending the first token that is neither reasoning nor a tool call; "
+    "answers with either count if they are streamed.",
+)
 TPOT = histogram(
     "request_time_per_output_token_seconds",
     "Mean seconds per output token after the first, of one request.",

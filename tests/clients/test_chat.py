@@ -35,12 +35,30 @@ def test_openai_python_client_completes_chats_and_texts(script_output: ScriptOut
     assert seen["parts"] == seen["joined"], "text parts are joined by a line feed"
     assert seen["instructed"] == [SORTED, SORTED]
     assert seen["together"] == TOGETHER
+    assert seen["response"] == seen["response_streamed"] == seen["retrieved"] == REVERSED
     assert (seen["unknown"]["kind"], seen["unknown"]["status"]) == ("NotFoundError", 404)
     assert (seen["overflow"]["kind"], seen["overflow"]["code"]) == (
         "BadRequestError",
         "context_length_exceeded",
     )
     assert "This model's maximum context length is 2048 tokens" in seen["overflow"]["says"]
+
+
+def test_anthropic_python_client_receives_messages(script_output: ScriptOutput) -> None:
+    seen = script_output("anthropic", "anthropic_python.py")
+    assert seen["answer"] == seen["streamed"] == seen["final"] == seen["async"] == REVERSED
+    assert seen["stop"] == ["end_turn", None] and seen["usage"]["output_tokens"] == 4
+    assert seen["final_usage"] == seen["usage"]
+    assert seen["counted"] == seen["usage"]["input_tokens"]
+    assert seen["instructed"] == SORTED
+    assert seen["stopped"] == ["green ", "stop_sequence", "blue"]
+    assert seen["limited"] == "max_tokens"
+    assert (seen["unknown"]["kind"], seen["unknown"]["status"]) == ("NotFoundError", 404)
+    assert seen["unknown"]["type"] == "not_found_error"
+    assert (seen["overflow"]["kind"], seen["overflow"]["status"]) == ("BadRequestError", 400)
+    assert "maximum context length is 2048 tokens" in seen["overflow"]["says"]
+    assert seen["called"] == [["tool_use", "weather", "Paris"], "tool_use"]
+    assert seen["called_in_stream"] == seen["called"]
 
 
 def test_openai_node_client_completes_chats_and_texts(node_output: Callable[[str], dict]) -> None:

@@ -30,7 +30,15 @@ async def test_recorded_client_requests_are_accepted(house: Harness, file: Path)
 
 def test_every_client_has_a_recorded_request() -> None:
     assert {file.stem for file in FILES} >= {
-        *("openai_python", "openai_node", "langchain", "llamaindex", "litellm", "aisuite"),
+        *(
+            "anthropic_python",
+            "openai_python",
+            "openai_node",
+            "langchain",
+            "llamaindex",
+            "litellm",
+            "aisuite",
+        ),
         *("guidellm", "aiperf", "vllm_bench", "locust", "lm_eval"),
     }
 

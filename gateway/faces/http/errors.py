@@ -81,6 +81,7 @@ MESSAGES_TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
+    405: "invalid_request_error",
     408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
@@ -90,12 +91,14 @@ MESSAGES_TYPES: Mapping[int, str] = {
 MESSAGES_INTERNAL = "api_error"
 
 
-def error_body(error: ServiceError, path: str = "") -> Mapping[str, object]:
+def error_body(
+    error: ServiceError, path: str = "", status: int | None = None
+) -> Mapping[str, object]:
     """The body of an error for a client of the endpoint at `path`. A body with a `type` is an event
-    of that name within a stream."""
+    of that name within a stream. `status`: the HTTP status, if it is not the error's own."""
     if not path.startswith(MESSAGES_PATH):
         return openai_error_body(error)
-    kind = MESSAGES_TYPES.get(http_status(error).status, MESSAGES_INTERNAL)
+    kind = MESSAGES_TYPES.get(status or http_status(error).status, MESSAGES_INTERNAL)
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 

@@ -41,6 +41,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 
 SAMPLING_FIELDS = tuple(SamplingFields.__annotations__)
 DEFAULT_MAX_TOKENS = 16  # of /v1/completions, as at OpenAI; a chat may use the remaining context
+NO_LIMIT = -1  # of reasoning
 MAX_TOKEN_DIGITS = 9  # of a token id in logit_bias
 
 
@@ -216,6 +217,7 @@ class ChatBody(Body):
     tool_choice: object = None
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
+    thinking_token_budget: Int32 | None = None
     separate_reasoning: bool = True
 
     def client_requests(self) -> list[ClientRequest]:
@@ -237,7 +239,17 @@ class ChatBody(Body):
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         sampling = self._sampling(logprobs, alias if limit is None else limit)
         request = self._client_request(conversation, sampling)
-        return [replace(request, tools=use, separates_reasoning=self.separate_reasoning)]
+        budget = self.thinking_token_budget
+        if budget is not None and not self.separate_reasoning:
+            raise InvalidArgument("thinking_token_budget", "needs separate_reasoning")
+        return [
+            replace(
+                request,
+                tools=use,
+                separates_reasoning=self.separate_reasoning,
+                reasoning_tokens=None if budget == NO_LIMIT else budget,
+            )
+        ]
 
     def last_assistant_content(self) -> str:
         """The text of the last message if its role is assistant."""

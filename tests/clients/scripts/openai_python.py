@@ -58,6 +58,10 @@ with openai.OpenAI(base_url=URL, api_key="none", max_retries=0) as client:
         response_format={"type": "text"}, store=False, metadata={"team": "a"},
         reasoning_effort="low", verbosity="low", service_tier="auto", logit_bias={}, **GREEDY,
     )  # fmt: skip
+    item = {"model": "demo", "input": ASK[0]["content"], "temperature": 0}
+    response = client.responses.create(**item)
+    with client.responses.stream(**item) as stream:
+        response_streamed = stream.get_final_response().output_text
     long = [{"role": "user", "content": "red " * 3000}]
     print(json.dumps({
         "models": [each.id for each in client.models.list()],
@@ -77,6 +81,9 @@ with openai.OpenAI(base_url=URL, api_key="none", max_retries=0) as client:
         "parts": [parts.choices[0].message.content, parts.usage.prompt_tokens],
         "joined": [joined.choices[0].message.content, joined.usage.prompt_tokens],
         "instructed": [choice.message.content for choice in instructed.choices],
+        "response": response.output_text,
+        "response_streamed": response_streamed,
+        "retrieved": client.responses.retrieve(response.id).output_text,
         "together": asyncio.run(together()),
         "unknown": refused(lambda: chat.create(messages=ASK, **{**GREEDY, "model": "nobody"})),
         "overflow": refused(lambda: chat.create(messages=long, **GREEDY)),

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from gateway.readers.formats import AnswerFormats, select_formats
 from gateway.readers.joined import JoinedAnswer, join_parts
-from gateway.readers.opening import AnswerFormats, open_reader, select_formats
+from gateway.readers.opening import open_reader
 from gateway.types.answer_parts import AnswerPart
 from gateway.types.tools import Tool, ToolUse
 

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.readers.call_formats import CALL_FORMATS, WholeCallFormat
+from gateway.readers.formats import select_formats
 from gateway.readers.joined import join_parts
-from gateway.readers.opening import open_reader, select_formats
+from gateway.readers.opening import open_reader
 from gateway.types.answer_parts import (
     Content,
     ToolCallArguments,

@@ -10,6 +10,7 @@ from tests.gateway.gateway_fakes import Harness, run_harness, tokens_of
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "1,"}]}
 ANSWER = tokens_of("fine")
+TOOL = {"type": "function", "function": {"name": "f"}}
 MANY_BIASES = {str(token): 1 for token in range(301)}
 
 
@@ -154,9 +155,9 @@ CHATS: list[tuple[object, str | None, str]] = [
         "known: system, user, assistant",
     ),
     (
-        make_message(role="tool", content="x", tool_call_id="1"),
+        make_message(role="tool", content="x"),
         "messages[0].tool_call_id",
-        "supported",
+        "is missing; it must be the id of the call",
     ),
     (make_message(content="x"), "messages[0].role", "must be a string"),
     (
@@ -171,11 +172,12 @@ CHATS: list[tuple[object, str | None, str]] = [
     ),
     (
         make_message(role="assistant", content="x", tool_calls=[{}]),
-        "messages[0].tool_calls",
-        "supported",
+        "messages[0].tool_calls[0]",
+        "must be an object with id, type and function",
     ),
-    (chat(tools=[{"type": "function"}]), "tools", "not supported"),
-    (chat(tool_choice="required"), "tool_choice", "not supported"),
+    (chat(tools=[{"type": "function"}]), "tools[0].function", "must be an object with a name"),
+    (chat(tools=[TOOL]), "tools", "does not show tools to the model"),
+    (chat(tool_choice="required"), "tool_choice", "needs tools"),
     (chat(functions=[{}]), "functions", "not supported"),
     (chat(function_call={"name": "f"}), "function_call", "not supported"),
     (chat(response_format={"type": "yaml"}), "response_format.type", "must be one of"),

@@ -51,6 +51,10 @@ class Grown:
     item: Item
     text: str
 
+    @property
+    def is_content(self) -> bool:
+        return self.item.kind is ItemKind.CONTENT
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:

@@ -1,12 +1,11 @@
 """The events of a streamed chat answer with tool calls or reasoning."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gateway.faces.http.answers.chunks import ChunkWriter
 from gateway.faces.http.answers.formats import AnswerFormat, ChatFormat
-from gateway.faces.http.answers.parts import AnswerParts, ChoiceParts
+from gateway.faces.http.answers.parts import AnswerParts, ChoiceParts, note_content
 from gateway.faces.http.schema import StreamOptions
 from gateway.sessions.call import ClientCall
 from gateway.sessions.session import ChoiceChunk
@@ -69,5 +68,4 @@ class PartWriter(ChunkWriter):
 
     def _note_content(self, index: int, parts: Sequence[AnswerPart]) -> None:
         if any(isinstance(part, Content) for part in parts):
-            session = self._call.choices[index].session
-            session.content_s = min(session.content_s, time.monotonic())
+            note_content(self._call.choices[index])

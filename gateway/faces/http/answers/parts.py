@@ -1,5 +1,6 @@
 """Tool calls and reasoning of chat answers in OpenAI's format, complete and as deltas."""
 
+import time
 from collections.abc import Iterator, Sequence
 
 from gateway.faces.http.answers.logprobs import Entry
@@ -104,6 +105,11 @@ class AnswerParts:
             for index, choice in self._choices.items()
         )
         return {"completion_tokens_details": {"reasoning_tokens": tokens}}
+
+
+def note_content(live: LiveChoice) -> None:
+    """The client receives content of a choice now."""
+    live.session.content_s = min(live.session.content_s, time.monotonic())
 
 
 def count_tokens(text: Text, live: LiveChoice, chars: int) -> int:

@@ -111,7 +111,6 @@ SHARED_FIELDS: Mapping[str, FieldRule] = {
     "logprob_token_ids": refused("`logprobs` returns the most likely tokens"),
     "return_tokens_as_token_ids": refused("use `return_token_ids`", False),
     "stop_regex": refused("use `stop` with strings"),
-    "thinking_token_budget": refused("reasoning text is not separated from the answer", -1),
     "repetition_detection": refused("use `repetition_penalty`"),
     "routed_experts_prompt_start": refused("expert routing is not reported", 0),
     "return_routed_experts": refused("expert routing is not reported", False),
@@ -138,6 +137,7 @@ COMPLETION: Mapping[str, FieldRule] = {
     "echo": supported("prompt before the answer; scored with `logprobs`; allows `max_tokens` 0"),
     "best_of": refused("every generated choice is returned; must equal `n`", 1),
     "suffix": refused("text is only appended to a prompt"),
+    "thinking_token_budget": refused("reasoning is separated in chat answers only", -1),
     "prompt_embeds": refused("only strings and token ids are accepted"),
 }
 
@@ -163,6 +163,7 @@ CHAT: Mapping[str, FieldRule] = {
     "tools": supported("functions that the model may call; see Tools and reasoning"),
     "tool_choice": supported("`none`, `auto`, `required`, a function or `allowed_tools`"),
     "parallel_tool_calls": supported("false: at most one call in an answer"),
+    "thinking_token_budget": supported("the most tokens of reasoning; -1: no limit"),
     "include_reasoning": supported("false: the answer is sent without its reasoning"),
     "separate_reasoning": supported("false: reasoning is part of the content"),
     "stream_reasoning": ignored("reasoning is streamed as it is generated"),

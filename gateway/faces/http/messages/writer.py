@@ -12,6 +12,7 @@ from gateway.faces.http.answers.items import (
     Started,
     Step,
 )
+from gateway.faces.http.answers.parts import note_content
 from gateway.faces.http.answers.sse import encode_error_event, encode_typed_event
 from gateway.faces.http.errors import MESSAGES_PATH
 from gateway.sessions.call import ClientCall
@@ -53,6 +54,8 @@ class MessageWriter:
             self._started = True
             events += [{"type": "message_start", "message": self._message([], None, None)}, PING]
         steps = self._items.feed(chunk.text) if chunk.text else []
+        if any(isinstance(step, Grown) and step.is_content for step in steps):
+            note_content(self._call.choices[0])
         if chunk.reason is not None:
             steps += self._items.finish(chunk.reason is not FinishReason.STOP)
         events += map(_encode_step, steps)

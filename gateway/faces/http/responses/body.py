@@ -78,6 +78,8 @@ class ResponsesBody(Body):
         """A list of one."""
         instructed = [{"role": "system", "content": self.instructions}] if self.instructions else []
         messages = decode_messages([*instructed, *self.conversation])
+        if not messages:
+            raise InvalidArgument("input", "must not be empty")
         tools, use = read_response_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
         shown = () if use is None else tools
         conversation = Conversation(messages, self._template_kwargs(), tools=shown)

@@ -12,7 +12,7 @@ from gateway.faces.http.answers.items import (
     Started,
     Step,
 )
-from gateway.faces.http.answers.parts import count_tokens
+from gateway.faces.http.answers.parts import count_tokens, note_content
 from gateway.faces.http.answers.sse import encode_typed_event
 from gateway.faces.http.errors import http_status
 from gateway.faces.http.responses.body import ResponsesBody
@@ -115,6 +115,8 @@ class ResponseWriter:
                 {"type": "response.in_progress", "response": running},
             ]
         steps = self._items.feed(chunk.text) if chunk.text else []
+        if any(isinstance(step, Grown) and step.is_content for step in steps):
+            note_content(self._call.choices[0])
         if chunk.reason is not None:
             steps += self._items.finish(chunk.reason is not FinishReason.STOP)
         events += [event for step in steps for event in self._encode_step(step)]

@@ -199,7 +199,7 @@ class Answer {
     if (forecast) this.chat.clocks.showPromise(forecast);
     const choice = event.choices?.[0];
     const text = choice?.delta?.content ?? "";
-    const count = choice?.logprobs?.content?.length ?? (text ? 1 : 0);
+    const count = choice?.logprobs?.content?.length ?? (text || choice?.delta?.reasoning ? 1 : 0);
     this.reason = choice?.finish_reason ?? this.reason;
     if (count) {
       this.tokens += count;

@@ -225,12 +225,12 @@ async def models_are_listed(url: str) -> None:
 
 @check
 async def mistakes_name_the_field(url: str) -> None:
-    tools: Any = [{"type": "function", "function": {"name": "f"}}]
+    tools: Any = [{"type": "function", "function": {"name": "f g"}}]
     async with connected(url) as client:
         for fields, name in (
             ({"temperature": 9}, "temperature"),
             ({"n": 0}, "n"),
-            ({"tools": tools}, "tools"),
+            ({"tools": tools}, "tools[0].function.name"),
             ({"extra_body": {"response_format": {"type": "yaml"}}}, "response_format.type"),
             ({"max_tokens": 10**6}, "max_tokens"),
             ({"extra_body": {"min_p": 7}}, "min_p"),

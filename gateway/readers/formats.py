@@ -1,0 +1,81 @@
+"""How a model writes tool calls and reasoning: selected by name, or by its templates. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gateway.readers.call_formats import (
+    CALL_FORMATS,
+    HERMES,
+    CallFormat,
+    JsonCallFormat,
+    find_call_format,
+)
+from gateway.readers.reasoning import (
+    REASONING_FORMATS,
+    ReasoningFormat,
+    find_reasoning_format,
+)
+from gateway.types.tools import ToolUse
+from services.runtime.config import ConfigError
+
+F = TypeVar("F")
+AUTO, NONE = "auto", "none"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormats:
+    """How a model writes tool calls and reasoning."""
+
+    calls: CallFormat | None = None  # None: unknown
+    reasoning: ReasoningFormat | None = None
+    template: Mapping[str, object] | None = None  # of the tokenizer, in place of both
+
+    @property
+    def forced_calls(self) -> JsonCallFormat:
+        """How the model is made to write calls."""
+        return self.calls if isinstance(self.calls, JsonCallFormat) else HERMES
+
+    def calls_of(self, use: ToolUse) -> CallFormat | None:
+        """How an answer to a request with these tools writes calls."""
+        return self.forced_calls if use.required else self.calls
+
+
+def select_formats(
+    chat_template: str,
+    calls: str = AUTO,
+    reasoning: str = AUTO,
+    response_template: Mapping[str, object] | None = None,
+) -> AnswerFormats:
+    """The formats by name. `auto`: those that the chat template speaks of, or that of the response
+    template if it speaks of no known one; `none`: none. Raises ValueError with the names."""
+    found = AnswerFormats(
+        _select(CALL_FORMATS, find_call_format(chat_template) if calls == AUTO else calls),
+        _select(
+            REASONING_FORMATS,
+            find_reasoning_format(chat_template) if reasoning == AUTO else reasoning,
+        ),
+    )
+    if response_template and calls == reasoning == AUTO and found == AnswerFormats():
+        return AnswerFormats(template=response_template)
+    return found
+
+
+def check_names(calls: str, reasoning: str) -> None:
+    """Raises ConfigError for a name that is not known; an empty one is not given."""
+    for option, known, name in (
+        ("tool_call_parser", CALL_FORMATS, calls),
+        ("reasoning_parser", REASONING_FORMATS, reasoning),
+    ):
+        try:
+            _select(known, "" if name == AUTO else name)
+        except ValueError as error:
+            raise ConfigError(f"gateway.{option}: {error}") from None
+
+
+def _select(known: Mapping[str, F], name: str) -> F | None:
+    if name in ("", NONE):
+        return None
+    if name not in known:
+        raise ValueError(f"unknown name {name!r}; known: {', '.join((AUTO, NONE, *known))}")
+    return known[name]
