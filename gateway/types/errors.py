@@ -49,6 +49,7 @@ class RefusalReason(StrEnum):
     ARRIVING = "arriving"
     READING = "reading"
     GRAMMAR = "grammar"
+    EMBEDDING = "embedding"
 
 
 class RequestRefused(ServiceError):
