@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.embeddings.frames import HEAD, encode_frame
-from gateway.types.errors import RefusalReason, RequestRefused
+from gateway.types.errors import MIN_RETRY_S
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 
 MODULE = "gateway.embeddings.process"
 ENDED = "the encoder of embeddings ended unexpectedly; retry later"
 SLOW = "embeddings take longer than gateway.embedding_wait_s, {limit_s:g} s; send fewer texts"
 TYPICAL_S = 0.1  # of one request, to compute a refused one's retry time
-RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +51,11 @@ class TextEncoder:
         self, kind: str, texts: Sequence[str], field: str, cut: bool = False
     ) -> Encoded:
         """`cut`: only the beginning of a long text is read; without, it is a fault of `field`.
-        Raises InvalidArgument, RequestRefused or another ServiceError."""
+        Raises InvalidArgument or another ServiceError."""
         if self._waiting >= self._limits.max_waiting:
-            raise RequestRefused(
-                RefusalReason.EMBEDDING,
-                f"{self._waiting} requests for embeddings wait",
-                self._waiting * TYPICAL_S,
-            )
+            message = f"{self._waiting} requests for embeddings wait; retry later"
+            retry_s = max(MIN_RETRY_S, self._waiting * TYPICAL_S)
+            raise ServiceError(Code.RESOURCE_EXHAUSTED, message, retry_s)
         self._waiting += 1
         try:
             async with asyncio.timeout(self._limits.wait_s), self._turn:
@@ -66,7 +63,7 @@ class TextEncoder:
                 header, answer = await self._ask({"kind": kind, "cut": cut}, payload)
         except TimeoutError:
             message = SLOW.format(limit_s=self._limits.wait_s)
-            raise ServiceError(Code.UNAVAILABLE, message, RETRY_S) from None
+            raise ServiceError(Code.UNAVAILABLE, message, MIN_RETRY_S) from None
         finally:
             self._waiting -= 1
         if "long" in header:
@@ -92,7 +89,7 @@ class TextEncoder:
             return await _receive(process)
         except (OSError, asyncio.IncompleteReadError):
             await self.close()
-            raise ServiceError(Code.UNAVAILABLE, ENDED, RETRY_S) from None
+            raise ServiceError(Code.UNAVAILABLE, ENDED, MIN_RETRY_S) from None
         except BaseException:
             await self.close()
             raise

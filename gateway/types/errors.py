@@ -49,7 +49,6 @@ class RefusalReason(StrEnum):
     ARRIVING = "arriving"
     READING = "reading"
     GRAMMAR = "grammar"
-    EMBEDDING = "embedding"
 
 
 class RequestRefused(ServiceError):
