@@ -15,10 +15,10 @@ from transformers import AutoModel
 
 from benchmarks.harness.report import parser, show, write
 from benchmarks.harness.timing import time_calls
-from services.predictor.encoder.encoder import Encoder
+from services.encoder.encoder import Encoder
+from services.encoder.source import DEFAULT_NAME, find_folder
 from services.predictor.encoder.extract import Extractor
 from services.predictor.encoder.packing import pack, unpack
-from services.predictor.encoder.source import DEFAULT_NAME, find_folder
 from services.predictor.encoder.words import columns
 from services.predictor.interface import Prompt
 

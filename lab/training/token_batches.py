@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lab.data.examples import ReportProgress, prompt_of
 from lab.data.rows import Row
-from services.predictor.encoder.encoder import Encoder
+from services.encoder.encoder import Encoder
 from services.predictor.encoder.extract import split_prompt
 from services.predictor.models.nets.losses import LIST
 

@@ -23,6 +23,8 @@ from lab.training.datasets import (
 )
 from lab.training.early_stopping import TrainingOptions, TrainingReporter
 from lab.training.tune_encoder import tune_encoder
+from services.encoder.encoder import Encoder
+from services.encoder.source import DEFAULT_NAME, find_folder
 from services.predictor.artefact.folder import Artefact, check_out, load, staged, write
 from services.predictor.artefact.manifest import (
     FEATURES,
@@ -33,9 +35,7 @@ from services.predictor.artefact.manifest import (
     TrainedOn,
     weights_digest,
 )
-from services.predictor.encoder.encoder import Encoder
 from services.predictor.encoder.extract import Extractor
-from services.predictor.encoder.source import DEFAULT_NAME, find_folder
 from services.predictor.learning.scorecard import tau_b
 from services.predictor.models.nets.recipes import ScoreModel
 from services.predictor.models.spread import Floats, forecasts, mean

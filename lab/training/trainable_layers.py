@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lab.training.token_batches import Ids
-from services.predictor.encoder.encoder import padded
+from services.encoder.encoder import padded
 
 _MAX_CACHED_TOKENS = 4_000_000  # 3 GB of half-precision states at 384 dimensions
 _MASKED = -1e9  # attention bias of padding

@@ -11,8 +11,8 @@ from lab.training.datasets import RowSplit
 from lab.training.early_stopping import TrainingOptions, TrainingReporter
 from lab.training.finetune import TunedRanker, fine_tune
 from lab.training.token_batches import populations_of, read_texts
-from services.predictor.encoder.encoder import Encoder
-from services.predictor.encoder.source import find_folder, without_progress_bar
+from services.encoder.encoder import Encoder
+from services.encoder.source import find_folder, without_progress_bar
 
 _TOKENIZER = ("tokenizer*.json", "special_tokens_map.json", "vocab.txt")
 _POOLING = "1_Pooling"

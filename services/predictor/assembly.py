@@ -160,7 +160,7 @@ def _build_predictor(
 def _load(encoder: str, config: PredictorConfig) -> TextEncoder:
     if encoder == NO_ENCODER:
         return NoEncoder()
-    from services.predictor.encoder.encoder import Encoder
+    from services.encoder.encoder import Encoder
 
     return Encoder.load(encoder, config.encoder_cap_tokens)
 

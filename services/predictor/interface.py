@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.core import FinishReason, LiveAnswers
+from services.encoder.layers import LAYERS as LAYERS  # of the vectors of Features
 from services.forecast import Forecast
 from services.lengths import PRIOR, WINDOW
 
@@ -19,7 +20,6 @@ Vector = NDArray[np.float32]
 Columns = NDArray[np.int32]
 
 WORD_COLUMNS = 2**18
-LAYERS = 3  # number of last encoder layers in use; earlier layers carry more of the wording
 NUMBERS = (  # each as log(1 + x)
     "user_input_chars",
     "instruction_chars",

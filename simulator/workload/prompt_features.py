@@ -13,7 +13,7 @@ _BATCH = 64  # prompts of one call of the encoder
 def encode_prompts(workload: Workload) -> list[Features]:
     """Returns features by the packaged sentence encoder; 6 to 15 ms per distinct prompt. Raises
     ValueError if the encoder is not installed."""
-    from services.predictor.encoder.encoder import Encoder  # takes seconds to import
+    from services.encoder.encoder import Encoder  # takes seconds to import
 
     read = _prompts(workload)
     extractor = Extractor(Encoder.load(), cache_entries=2 * len(read))

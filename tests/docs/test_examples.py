@@ -23,6 +23,8 @@ REASONS = {
     "needs two servers",
     "needs Redis and several hosts",
     "takes minutes",
+    "needs a file of requests",
+    "keeps files",
     "takes an hour",
     "installs vLLM",
     "runs the tests",
@@ -30,8 +32,8 @@ REASONS = {
 
 
 @pytest.fixture(scope="module")
-def live() -> Iterator[Live]:
-    with serving() as system:
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    with serving("--batch-folder", str(tmp_path_factory.mktemp("batches"))) as system:
         yield system
 
 

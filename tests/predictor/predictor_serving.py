@@ -32,7 +32,7 @@ MEAN_LENGTHS = {  # by prompt
 
 @cache
 def real_encoder() -> TextEncoder:
-    from services.predictor.encoder.encoder import Encoder
+    from services.encoder.encoder import Encoder
 
     return Encoder.load()
 

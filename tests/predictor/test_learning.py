@@ -12,6 +12,7 @@ import pytest
 
 from protos.generated import predictor_pb2
 from services.core import FinishReason, Outcome
+from services.encoder.source import DEFAULT_NAME
 from services.forecast import UNCAPPED, certain
 from services.predictor.blend.content import ContentPredictor, Refit, Refitted
 from services.predictor.blend.guarded_forecaster import ForecastPair
@@ -19,7 +20,6 @@ from services.predictor.blend.members import HistoryMember
 from services.predictor.blend.mixture import Mixture
 from services.predictor.encoder.extract import Extractor
 from services.predictor.encoder.packing import pack
-from services.predictor.encoder.source import DEFAULT_NAME
 from services.predictor.interface import Example, Options, Prompt, Query
 from services.predictor.learning.records import EncodedBy, decode, encode
 from services.predictor.learning.refit_process import (

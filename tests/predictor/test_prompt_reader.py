@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.generated import predictor_pb2
+from services.encoder.encoder import Encoder
 from services.forecast import certain
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.members import FittedMember
-from services.predictor.encoder.encoder import Encoder
 from services.predictor.encoder.extract import Extractor
 from services.predictor.interface import Example, Features, Options, Prompt, Query
 from services.predictor.models.fitting import Fit

@@ -57,7 +57,7 @@ def evaluate(
 
 
 def _open_encoder(name: str) -> "MakeExtractor":
-    from services.predictor.encoder.encoder import Encoder
+    from services.encoder.encoder import Encoder
     from services.predictor.encoder.extract import Extractor
 
     encoder = Encoder.load(name)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from foretoken.offline.settings import Settings
 
 SHOWN_FAULTS = 20  # further ones are counted
-FAILED = 1
+FAILED, INTERRUPTED = 1, 130
 ORDERS = {"forecast": True, "given": False}  # whether requests are ordered by forecast
 job_option = option_maker("Job")
 model_option = option_maker("Model")
@@ -109,7 +109,11 @@ def _run(
         if faults <= SHOWN_FAULTS:
             print(sentence, file=sys.stderr)
 
-    with closing(BackgroundSystem(options)) as background, ProgressBar("starting") as bar:
-        job = FileJob(file, answers, on_fault, partial(bar.show, "generating"))
-        job.run(background, in_flight, by_forecast)
+    try:
+        with closing(BackgroundSystem(options)) as background, ProgressBar("starting") as bar:
+            job = FileJob(file, answers, on_fault, partial(bar.show, "generating"))
+            job.run(background, in_flight, by_forecast)
+    except KeyboardInterrupt:
+        print("foretoken: interrupted; the same command continues the job", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
     return faults

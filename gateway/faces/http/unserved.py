@@ -16,8 +16,9 @@ NO_REALTIME = (
     "WebSockets and the Realtime API are not supported; use /v1/chat/completions with stream set "
     "to true"
 )
-NO_EMBEDDINGS = "this server has no embedding, pooling or ranking models"
-SWITCHED_OFF = (NO_BATCHES,)  # advice that holds only while the endpoint is off
+NO_EMBEDDINGS = "embeddings are off; start the server with --set gateway.embeddings=on"
+NO_POOLING = "this server has no pooling models; use /v1/embeddings"
+SWITCHED_OFF = (NO_BATCHES, NO_EMBEDDINGS)  # advice that holds only while the endpoint is off
 
 # Endpoints of OpenAI, vLLM, SGLang, TGI, Ollama and Anthropic, by the beginning of their path.
 UNSERVED: Mapping[str, str] = {
@@ -40,10 +41,10 @@ UNSERVED: Mapping[str, str] = {
     "/rerank": NO_EMBEDDINGS,
     "/v1/score": NO_EMBEDDINGS,
     "/score": NO_EMBEDDINGS,
-    "/pooling": NO_EMBEDDINGS,
-    "/classify": NO_EMBEDDINGS,
-    "/embed": NO_EMBEDDINGS,
-    "/encode": NO_EMBEDDINGS,
+    "/pooling": NO_POOLING,
+    "/classify": NO_POOLING,
+    "/embed": NO_POOLING,
+    "/encode": NO_POOLING,
     "/v1/moderations": "this server has no moderation model",
     "/v1/audio": TEXT_ONLY,
     "/v1/images": TEXT_ONLY,

@@ -4,11 +4,11 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.encoder.source import find_folder
 from services.predictor.artefact.folder import MEMBER, check_installed, load_or_set_aside
 from services.predictor.artefact.manifest import ArtefactError
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.members import FittedMember
-from services.predictor.encoder.source import find_folder
 from services.predictor.interface import Options
 from services.predictor.models.fitting import Fitted, ProgressCallback, Rows, cross_fit
 from services.predictor.models.frame import Frame

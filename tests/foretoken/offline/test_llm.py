@@ -12,6 +12,7 @@ import pytest
 from foretoken import LLM, SamplingParams
 from foretoken.offline.file_job import FileJob
 from foretoken.offline.files import AnswerFile
+from foretoken.offline.sampling import Prompt
 from services.core import FinishReason
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -39,7 +40,8 @@ def test_answers_are_in_the_order_of_the_prompts(llm: LLM) -> None:
 @pytest.mark.slow
 def test_prompts_and_parameters_may_differ(llm: LLM) -> None:
     long = SamplingParams(max_tokens=5, ignore_eos=True, logprobs=1, n=2, logit_bias={5: 1.0})
-    answers = llm.generate(["1, 2,", [5, 6, 7], {"prompt": "a"}], [GREEDY, long, long])
+    prompts: list[Prompt] = ["1, 2,", [5, 6, 7], {"prompt": "a"}]
+    answers = llm.generate(prompts, [GREEDY, long, long])
     assert [len(each.choices) for each in answers] == [1, 2, 2]
     assert answers[1].usage.prompt_tokens == 3 and answers[1].usage.completion_tokens == 10
     assert len(answers[1].choices[1].logprobs) == 5
@@ -99,7 +101,7 @@ def test_setting_with_a_mistake_is_named() -> None:
         ({"engine": "tpu"}, "engine: one of foretoken, vllm, openai, not 'tpu'"),
     ):
         with pytest.raises(ValueError, match=fault.replace("?", r"\?")):
-            LLM(**settings)  # type: ignore[arg-type]  # the mistake
+            LLM(**settings)
 
 
 def test_import_of_the_package_is_cheap() -> None:

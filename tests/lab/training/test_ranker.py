@@ -31,9 +31,9 @@ from lab.training.token_batches import (
     populations_of,
     read_texts,
 )
+from services.encoder.encoder import Encoder
 from services.predictor.artefact import folder as artefact
 from services.predictor.blend.content import ContentPredictor
-from services.predictor.encoder.encoder import Encoder
 from services.predictor.encoder.extract import Extractor
 from services.predictor.interface import Options, Query
 from services.predictor.learning.scorecard import tau_b

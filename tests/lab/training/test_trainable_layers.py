@@ -9,7 +9,7 @@ from lab.training.early_stopping import TrainingOptions, TrainingReporter
 from lab.training.finetune import TunedRanker, fine_tune
 from lab.training.token_batches import TokenizedPrompts
 from lab.training.trainable_layers import PartiallyTrainedEncoder
-from services.predictor.encoder.encoder import padded
+from services.encoder.encoder import padded
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from services.encoder.source import DEFAULT_NAME, find_folder
 from services.predictor.artefact import folder as artefact
 from services.predictor.artefact.manifest import (
     FEATURES,
@@ -18,7 +19,6 @@ from services.predictor.artefact.manifest import (
 from services.predictor.artefact.tensors import Calibration
 from services.predictor.config import PredictorConfig
 from services.predictor.encoder.extract import Extractor
-from services.predictor.encoder.source import DEFAULT_NAME, find_folder
 from services.predictor.interface import Prompt, Query
 from services.predictor.models.frame import Frame
 from services.predictor.models.nets.recipes import ScoreModel, fit_ranker

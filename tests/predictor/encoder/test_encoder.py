@@ -8,8 +8,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModel
 
-from services.predictor.encoder.encoder import CAP_TOKENS, PASS_TOKENS, Encoder, Rows
-from services.predictor.encoder.source import DEFAULT_NAME, find_folder
+from services.encoder.encoder import CAP_TOKENS, PASS_TOKENS, Encoder, Rows
+from services.encoder.source import DEFAULT_NAME, find_folder
 from services.predictor.interface import LAYERS
 from tests.predictor.encoder.small_encoders import unit
 

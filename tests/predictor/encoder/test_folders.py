@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
-from services.predictor.encoder.encoder import Encoder
+from services.encoder.encoder import Encoder
 from tests.predictor.encoder.small_encoders import WORDS, bert, pooled_by, saved, unit
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from services.predictor.encoder.encoder import Encoder
+from services.encoder.encoder import Encoder
 from services.predictor.interface import LAYERS
 from tests.predictor.encoder.small_encoders import (
     bert,
@@ -38,7 +38,7 @@ def test_default_pooling_is_mean(tmp_path: Path, make: Callable[[], PreTrainedMo
 
 
 def in_fp32(folder: Path, patch: pytest.MonkeyPatch) -> Encoder:
-    patch.setattr("services.predictor.encoder.encoder.AGREEMENT", 2)  # below any cosine similarity
+    patch.setattr("services.encoder.encoder.AGREEMENT", 2)  # below any cosine similarity
     encoder = Encoder.load(str(folder))
     assert encoder.precision == "fp32"
     return encoder

@@ -87,8 +87,8 @@ def test_similar_paths_are_suggested(path: str, similar: list[str]) -> None:
     ("path", "advice"),
     [
         ("/v1/responses/resp_1/compact", "use /v1/responses and /v1/responses/{id}"),
-        ("/v1/files", "batches are off; start the server with --batch-folder FOLDER"),
-        ("/v1/embeddings", "this server has no embedding, pooling or ranking models"),
+        ("/pooling", "this server has no pooling models; use /v1/embeddings"),
+        ("/v1/batches", "batches are off; start the server with --batch-folder FOLDER"),
         ("/generate", "use /v1/completions"),
         ("/api/tags", "use /v1/models"),
     ],
@@ -99,6 +99,13 @@ async def test_known_endpoint_of_another_server_names_a_replacement(
     reply = await harness.http("POST", path, {})
     assert reply.status == 404
     assert reply.json["error"]["message"] == f"POST {path} is not served: {advice}"
+
+
+async def test_websocket_is_refused_by_name(harness: Harness) -> None:
+    offer = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    reply = await harness.http("GET", "/v1/realtime?model=demo", headers=offer)
+    assert reply.status == 404
+    assert "WebSockets and the Realtime API are not supported" in reply.json["error"]["message"]
 
 
 async def test_unknown_path_is_404_and_wrong_method_is_405(harness: Harness) -> None:

@@ -11,15 +11,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, BertModel, PreTrainedModel
 
-from services.predictor.encoder.bert import Int8Bert
-from services.predictor.encoder.source import (
+from services.encoder.bert import Int8Bert
+from services.encoder.layers import LAYERS
+from services.encoder.source import (
     DEFAULT_NAME,
     Pool,
     find_folder,
     find_pool,
     without_progress_bar,
 )
-from services.predictor.interface import LAYERS
 
 Matrix = NDArray[np.float32]
 Rows = Sequence[Sequence[int]]  # token ids per text
@@ -45,7 +45,13 @@ class Encoder:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, model: PreTrainedModel, pool: Pool, cap: int, threads: int
+        self,
+        tokenizer: Tokenizer,
+        model: PreTrainedModel,
+        pool: Pool,
+        cap: int,
+        threads: int,
+        exact: bool = False,
     ):
         """Takes loaded parts; `load` loads them. Changes the tokenizer's truncation."""
         positions = getattr(model.config, "max_position_embeddings", cap + 2)
@@ -56,17 +62,22 @@ class Encoder:
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(self.cap_tokens)
         self._specials = tokenizer.num_special_tokens_to_add(False)
-        self._states, self.precision = self._choose(model)
+        self._states, self.precision = (_Padded(model), "fp32") if exact else self._choose(model)
         self.dim = self._vectors([self.token_ids(_PROBE)]).shape[-1]
 
     @classmethod
     def load(
-        cls, name: str = DEFAULT_NAME, cap_tokens: int = CAP_TOKENS, threads: int = 1
+        cls,
+        name: str = DEFAULT_NAME,
+        cap_tokens: int = CAP_TOKENS,
+        threads: int = 1,
+        exact: bool = False,
     ) -> "Encoder":
         """Loads the packaged default, a folder, or a Hub id of a transformers encoder.
 
         threads: per call. The default is one, because more threads compete with other services for
-        cores. Raises ValueError with the reason and the choices.
+        cores. exact: fp32 even where INT8 agrees with it. Raises ValueError with the reason and
+        the choices.
         """
         if cap_tokens < 8 or threads < 1:
             raise ValueError(
@@ -77,7 +88,8 @@ class Encoder:
             tokenizer, model = _load_tokenizer(folder), _load_model(folder)
             if tokenizer.get_vocab_size() > model.config.vocab_size:
                 raise ValueError("its tokenizer has a larger vocabulary than its model")
-            return cls(tokenizer, model, find_pool(folder, name, model), cap_tokens, threads)
+            pool = find_pool(folder, name, model)
+            return cls(tokenizer, model, pool, cap_tokens, threads, exact)
         except Exception as error:  # from transformers, tokenizers or the Hub
             reason = " ".join(str(error).split())[:_MAX_REASON_CHARS] or type(error).__name__
             raise ValueError(
@@ -105,6 +117,10 @@ class Encoder:
         clean = head if head.isascii() else head.encode("utf-8", "replace").decode()
         ids: list[int] = self._tokenizer.encode(clean).ids
         return ids
+
+    def cuts(self, text: str) -> bool:
+        """Whether `encode` reads only the beginning of a text."""
+        return len(text) > self.head_chars or bool(self._tokenizer.encode(text).overflowing)
 
     def _vectors(self, rows: Rows) -> Tensor:
         with torch.inference_mode(), _torch_threads(self._threads):
