@@ -73,9 +73,9 @@ def work_by_worker_s(candidates: Candidates, rows: Ints, cached: Ints | None = N
 
 
 def work_s(candidates: Candidates, rows: Ints, at: Ints, cached: Ints | None = None) -> Floats:
-    """Seconds that each of these rows still needs on the device of the worker of this index: prefill
-    of KV that is neither held there nor `cached`, (all rows, workers), and its tokens, while as
-    many run beside it as memory allows. `rows` and `at` broadcast. O(result).
+    """Seconds that each of these rows still needs on the device of the worker of this index:
+    prefill of KV that is neither held there nor `cached`, (all rows, workers), and its tokens,
+    while as many run beside it as memory allows. `rows` and `at` broadcast. O(result).
 
     A sequence's share of SCLS' T_serve (Eq. 2) with n running: r tokens beyond a context of c take
     r·(base/n + seq) + context·Σ_{k ≤ r} (c + k), where the sum is r·(c + r/2) up to half a token.
