@@ -153,7 +153,8 @@ def _times(queues: WorkerQueues, after: After, most: Ints) -> tuple[Ints, Ints]:
     for quantiles in distinct(each):
         at = (each == quantiles)[which].nonzero()[0]
         shares = (np.arange(1, quantiles + 1)[:, None] - offset[at]) / quantiles
-        ends = after.select(at).quantiles(shares) - output[at]
+        upto = output[at] + most[which[at]]
+        ends = after.select(at).quantiles(shares, upto=upto) - output[at]
         found.append((_clipped(ends, highest[at]) + begins[at]).ravel())
     times = np.concatenate(found)
     times.sort()
