@@ -196,12 +196,22 @@ class After:
             masses[:, outlived] = 1 / MAX_POINTS
         return np.minimum(points, self._caps[at], out=points), masses
 
-    def quantiles(self, shares: Floats, to_cap: bool = False) -> Floats:
+    def quantiles(self, shares: Floats, to_cap: bool = False, upto: Ints | None = None) -> Floats:
         """The smallest l with P(min(L, cap) ≤ l | L > generated) ≥ share, for `shares` of shape
-        (rows,) or (times, rows). With `to_cap`, the cap if nothing is longer."""
+        (rows,) or (times, rows). With `to_cap`, the cap if nothing is longer. Quantiles above
+        `upto`, (rows,), may be any number above it: only the others are searched."""
         table, which = self._table, self._which
         target = 1.0 - self._left * (1.0 - shares)
-        column = np.maximum(_search(table._cdf, which, target - 1e-12), self._first)
+        target -= 1e-12
+        if upto is None:
+            column = _search(table._cdf, which, target)
+        else:
+            last = table._count_upto(which, upto)
+            column = np.broadcast_to(last, target.shape).copy()
+            near = (target <= table._cdf[which, last - 1]) & (last > 0)
+            rows = np.broadcast_to(which, target.shape)[near]
+            column[near] = _search(table._cdf, rows, target[near])
+        column = np.maximum(column, self._first)
         drawn = table._points[which, np.minimum(column, MAX_POINTS - 1)]
         if self._known.all():
             return np.asarray(np.minimum(drawn, self._caps))

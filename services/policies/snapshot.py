@@ -255,6 +255,14 @@ class WorkerSnapshot:
         """Tokens per second with full memory: the worker's weight among others."""
         return self.cost.decode_tokens_per_s(self.full_seqs, USUAL_TOKENS)
 
+    @cached_property
+    def token_costs(self) -> tuple[float, float, float, float]:
+        """Seconds per token of prefill, per token of a sequence beside as many others as memory
+        allows, and per context token that it reads; tokens per step."""
+        cost = self.cost
+        token_s = cost.base_s / self.full_seqs + cost.decode_seq_s
+        return cost.prefill_token_s, token_s, cost.context_token_s, cost.tokens_per_step
+
     def whole_blocks(self, tokens: Ints) -> Ints:
         """Tokens rounded up to whole blocks."""
         return whole_blocks(tokens, self.block_tokens)

@@ -9,7 +9,7 @@ from services.runtime.codecs.arrange import decode_floats
 from services.runtime.codecs.common import decode_sla, encode_forecast, encode_reason
 from services.runtime.prefix import decode_hashes
 from services.scheduler.core import events as ev
-from services.scheduler.core.fleet import Fleet
+from services.scheduler.core.jobs import Fleet
 from services.scheduler.observe.story import Story
 
 MAX_TENANT_CHARS = 256

@@ -34,7 +34,7 @@ from services.scheduler.codec import (
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import events as ev
 from services.scheduler.core.admission import SchedulerLimits
-from services.scheduler.core.fleet import Fleet
+from services.scheduler.core.jobs import Fleet
 from services.scheduler.core.populations import live_answers, shared_representatives
 from services.scheduler.core.state import SchedulerState
 from services.scheduler.leadership.keeper import SOLE, Leadership

@@ -39,8 +39,9 @@ STEP = 0.1  # change of z per eviction, in standard deviations
 
 @dataclass(frozen=True, slots=True)
 class CurveDemand(Demand):
-    """`moments`, (2, times, jobs), are the mean and the variance of each job's memory at each time.
-    max over times of Σ mean + z · √(Σ variance) must fit. O(times · jobs)."""
+    """`moments`, (2, times, jobs), are the mean and the variance of each job's memory at each time;
+    with a `z` of 0 without the variance. max over times of Σ mean + z · √(Σ variance) must fit.
+    O(times · jobs)."""
 
     moments: Floats
     z: float
@@ -58,8 +59,10 @@ class CurveDemand(Demand):
         return fits
 
     def _highest(self, moments: Floats) -> Floats:
-        mean, variance = moments
-        highest: Floats = np.max(mean + self.z * np.sqrt(variance), axis=0)
+        total = moments[0]
+        if self.z:
+            total = total + self.z * np.sqrt(moments[1])
+        highest: Floats = total.max(axis=0)
         return highest
 
 
@@ -91,7 +94,7 @@ def curves(queues: WorkerQueues, params: Params, rng: np.random.Generator) -> li
     jobs, which = queues.jobs, queues.which
     held, block_tokens = needed_tokens(queues), queues.block_tokens
     if not len(jobs):
-        return [CurveDemand(held, limit, np.zeros((2, 1, 0)), z) for limit in limits]
+        return [CurveDemand(held, limit, np.zeros((1 + (z > 0), 1, 0)), z) for limit in limits]
     after = queues.forecasts.after(jobs.forecast, jobs.output, jobs.cap)
     ahead = np.maximum(queues.limits - jobs.output, 1)
     most = np.maximum.reduceat(ahead, queues.starts)
@@ -102,12 +105,13 @@ def curves(queues: WorkerQueues, params: Params, rng: np.random.Generator) -> li
     holds = np.empty((1 + len(times), len(jobs)))
     holds[0] = held
     np.maximum(whole_blocks(jobs.context + times, block_tokens), held, out=holds[1:])
-    moments = np.empty((2, *holds.shape))
-    mean, variance = moments
+    moments = np.empty((1 + (z > 0), *holds.shape))
+    mean = moments[0]
     mean[0] = held
     np.multiply(holds[1:], after.survival(times - 1), out=mean[1:])
-    np.subtract(holds, mean, out=variance)
-    variance *= mean  # m² p (1 − p)
+    for variance in moments[1:]:
+        np.subtract(holds, mean, out=variance)
+        variance *= mean  # m² p (1 − p)
     # Row 0 is now. The curve counts from the last time that is not after the next plan.
     firsts = np.minimum((grid <= _steps_to_next_plan(queues)).sum(axis=0), counts)
     demands: list[Demand] = []
@@ -149,7 +153,8 @@ def _times(queues: WorkerQueues, after: After, most: Ints) -> tuple[Ints, Ints]:
     for quantiles in distinct(each):
         at = (each == quantiles)[which].nonzero()[0]
         shares = (np.arange(1, quantiles + 1)[:, None] - offset[at]) / quantiles
-        ends = after.select(at).quantiles(shares) - output[at]
+        upto = output[at] + most[which[at]]
+        ends = after.select(at).quantiles(shares, upto=upto) - output[at]
         found.append((_clipped(ends, highest[at]) + begins[at]).ravel())
     times = np.concatenate(found)
     times.sort()

@@ -1,7 +1,7 @@
 """Assigns queued requests to workers: filter by eligibility, score by load, pick."""
 
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
 
@@ -39,8 +39,9 @@ class Assignment:
 
     def take(self, nth: int, worker: int) -> None:
         """Assigns a request."""
-        self._there[worker] += self._adds.item(nth, worker)
-        heappush(self._by_load, (self._there[worker], worker))
+        load = self._there[worker] = self._there[worker] + self._adds.item(nth, worker)
+        replace = heapreplace if self._by_load[0][1] == worker else heappush
+        replace(self._by_load, (load, worker))
         self._free[worker] -= 1
         self.slots -= 1
         if not self._free[worker]:
@@ -64,8 +65,10 @@ class Assignment:
         while not self._free[entries[0][1]] or entries[0][0] < self._there[entries[0][1]]:
             heappop(entries)
         load, worker = entries[0]
-        alone = all(other + score > load + score for other, _ in entries[1:3])
-        return worker if alone else NOWHERE
+        for other, _ in entries[1:3]:
+            if other + score <= load + score:
+                return NOWHERE
+        return worker
 
     def next_in_turn(self, nth: int, turn: int, able: list[int]) -> int:
         return able[turn % len(able)]

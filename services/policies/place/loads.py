@@ -1,6 +1,6 @@
 """The load of each worker, the load that each request would add, and its cached prefix there."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,6 @@ from services.policies.snapshot import (
     Candidates,
     Columns,
     Snapshot,
-    WorkerSnapshot,
 )
 
 
@@ -73,9 +72,9 @@ def work_by_worker_s(candidates: Candidates, rows: Ints, cached: Ints | None = N
 
 
 def work_s(candidates: Candidates, rows: Ints, at: Ints, cached: Ints | None = None) -> Floats:
-    """Seconds that each of these rows still needs on the device of the worker of this index: prefill
-    of KV that is neither held there nor `cached`, (all rows, workers), and its tokens, while as
-    many run beside it as memory allows. `rows` and `at` broadcast. O(result).
+    """Seconds that each of these rows still needs on the device of the worker of this index:
+    prefill of KV that is neither held there nor `cached`, (all rows, workers), and its tokens,
+    while as many run beside it as memory allows. `rows` and `at` broadcast. O(result).
 
     A sequence's share of SCLS' T_serve (Eq. 2) with n running: r tokens beyond a context of c take
     r·(base/n + seq) + context·Σ_{k ≤ r} (c + k), where the sum is r·(c + r/2) up to half a token.
@@ -85,26 +84,12 @@ def work_s(candidates: Candidates, rows: Ints, at: Ints, cached: Ints | None = N
     there = np.where(candidates.indices_of(jobs.home[rows]) == at, jobs.held[rows], 0)
     if cached is not None:
         there = np.maximum(there, cached[rows, at])
-    prefill_s, token_s, context_s, tokens_per_step = _token_costs(candidates.workers)[:, at]
+    costs = np.array([worker.token_costs for worker in candidates.workers])
+    prefill_s, token_s, context_s, tokens_per_step = costs.T[:, at]
     reads = left * (context + left / 2)  # context tokens
     decode_s = (left * token_s + context_s * reads) / tokens_per_step
     work: Floats = np.maximum(context - there, 0) * prefill_s + decode_s
     return work
-
-
-def _token_costs(workers: Sequence[WorkerSnapshot]) -> Floats:
-    """Of each worker: seconds per token of prefill, per token of a sequence beside as many others
-    as memory allows, and per context token; and tokens per step."""
-    costs = (
-        (
-            worker.cost.prefill_token_s,
-            worker.cost.base_s / worker.full_seqs + worker.cost.decode_seq_s,
-            worker.cost.context_token_s,
-            worker.cost.tokens_per_step,
-        )
-        for worker in workers
-    )
-    return np.array(list(costs)).T
 
 
 def _sums(candidates: Candidates, at: Ints, cached: Ints | None = None) -> Floats:

@@ -1,4 +1,5 @@
-"""The scheduler's records of a request and of a worker, beside the board's columns."""
+"""The scheduler's records of a request and of a worker, beside the board's columns, and the fleet's
+load as values."""
 
 from dataclasses import dataclass, field, replace
 
@@ -234,3 +235,21 @@ class WorkerJobs:
                 )
         for completion in report.finished:
             self.orphans.pop(completion.request_id, None)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    view: WorkerView
+    running: int
+    held_tokens: int  # in blocks in use, from its last report
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The workers and the queue, for status lines and gateways."""
+
+    workers: tuple[WorkerStatus, ...] = ()
+    queued: int = 0
+    drain_s: float = 0.0
+    policy: str = ""
+    prefix_blocks: int = 0  # leading prompt blocks: the scheduler places by their hashes

@@ -30,7 +30,7 @@ from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import Ranking, sorted_order
 from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import RESIDENCIES, Preset
-from services.policies.snapshot import CHAIN, NOWHERE, Bools, Candidates, Snapshot
+from services.policies.snapshot import CHAIN, NOWHERE, Bools, Candidates, Snapshot, stable_order
 from services.scheduler.core.events import Arranged, SendPlan, WaitExplanationRow, WorkerDecisionRow
 from services.scheduler.core.feasibility import FeasibilityCheck, work_ahead_s
 from services.scheduler.core.jobs import Draft, Job, WorkerJobs
@@ -221,11 +221,11 @@ class Rounds:
         )
 
     def _victims(self, worker: WorkerJobs) -> tuple[str, ...]:
-        names = self._ledger.names(worker.victims[:MAX_VICTIMS])
-        named = dict.fromkeys(name for name in names if name in worker.running)
+        runs, names = worker.running, self._ledger.board.names[worker.victims[:MAX_VICTIMS]]
+        named = tuple(filter(runs.__contains__, names.tolist()))
         if worker.draining:  # no round decides about it: those adopted since the last one follow
-            named |= dict.fromkeys(reversed(worker.running))
-        return tuple(named)[:MAX_VICTIMS]
+            named = tuple(dict.fromkeys((*named, *reversed(runs))))
+        return named[:MAX_VICTIMS]
 
 
 class QueueOrders:
@@ -239,38 +239,38 @@ class QueueOrders:
     """
 
     def __init__(self, ledger: Ledger, ranking: Ranking):
-        self._ledger, self._ranking = ledger, ranking
+        self._ranking = ranking
         board, rows = ledger.board, ranking.rows
         # By board row, in which columns are read in sequence.
         phase, held, placed = board.phase, board.jobs.held, board.jobs.home != NOWHERE
         waits = phase == QUEUED
-        self._runs = placed & (phase == RUNNING)
-        there = (self._runs | (placed & waits & (held > 0)))[rows].nonzero()[0]
+        runs = placed & (phase == RUNNING)
+        there = (runs | (placed & waits & (held > 0)))[rows].nonzero()[0]
         there = there[sorted_order(ranking.key[there], board.jobs.serial[rows[there]])]
         homes = board.jobs.home[rows[there]]
-        by_home = np.argsort(homes, kind="stable")
+        by_home = stable_order(homes)
         self._there, self._homes = there[by_home], homes[by_home]
-        rests = ~self._runs[rows[self._there]]
+        self._rests = ~runs[rows[self._there]]
+        runs_first = stable_order(2 * self._homes + self._rests)
+        self._names = board.names[rows[self._there[runs_first]]].tolist()
         self._others_s = np.zeros(len(there))  # of requests without KV, ahead of those that rest
-        if rests.any():
+        if self._rests.any():
             share = np.where(waits & (held == 0), 1 / max(1, len(ledger.workers)), 0.0)[rows]
-            self._others_s[rests] = work_ahead_s(ranking, self._there[rests], share)
+            ahead_s = work_ahead_s(ranking, self._there[self._rests], share)
+            self._others_s[self._rests] = ahead_s
 
     def for_worker(self, number: int) -> QueueOrder:
-        ranking, rows = self._ranking, self._ranking.rows
-        first, last = self._homes.searchsorted([number, number + 1])
-        at, others_s = self._there[first:last], self._others_s[first:last]
-        runs = self._runs[rows[at]]
-        names = self._ledger.names(rows[at[runs]])
-        rests = at[~runs]
+        first, last = self._homes.searchsorted([number, number + 1]).tolist()
+        ranking, names = self._ranking, tuple(self._names[first:last])
+        rests = self._rests[first:last].nonzero()[0]
         if not len(rests):
             return QueueOrder(names, (0.0,) * len(names))
+        at = self._there[first:last]
         key, remaining_s = ranking.key[at], ranking.remaining_s[at]
         totals_s = np.concatenate([[0.0], remaining_s.cumsum()])
-        ahead_s = totals_s[key.searchsorted(key[~runs])] + others_s[~runs]
-        wait_s = np.minimum(ahead_s, ranking.lift_s[rests])
-        waiting = self._ledger.board.names[rows[rests]].tolist()
-        return QueueOrder((*names, *waiting), (*(0.0,) * len(names), *wait_s.tolist()))
+        ahead_s = totals_s[key.searchsorted(key[rests])] + self._others_s[first:last][rests]
+        wait_s = np.minimum(ahead_s, ranking.lift_s[at[rests]])
+        return QueueOrder(names, (*(0.0,) * (len(names) - len(rests)), *wait_s.tolist()))
 
 
 def _columns(parts: Sequence[Ints]) -> tuple[Ints, Ints]:

@@ -20,17 +20,16 @@ from services.core import (
 from services.lengths import LEARNABLE_REASONS
 from services.policies.decision import Decision
 from services.policies.preset import Preset
-from services.scheduler.core import adoption, evacuation
 from services.scheduler.core import events as ev
+from services.scheduler.core import handover
 from services.scheduler.core.admission import (
     SchedulerLimits,
     drain_times_s,
     find_refusal,
     find_unreachable_deadlines,
 )
-from services.scheduler.core.fleet import Fleet, WorkerStatus
 from services.scheduler.core.forecast_updates import ForecastUpdates
-from services.scheduler.core.jobs import Job, WorkerJobs
+from services.scheduler.core.jobs import Fleet, Job, WorkerJobs, WorkerStatus
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.phases import RequestPhase, TransitionCause
 from services.scheduler.core.rounds import Rounds, build_decision
@@ -148,13 +147,13 @@ class SchedulerState:
         if reject := find_refusal(ledger, self.limits, request, drain_s, now):
             ledger.reject(request, event.link, reject)
             return
-        adoption.drop_other_orphans(ledger, request)
+        handover.drop_other_orphans(ledger, request)
         job = ledger.add(request, event.link)
         if request.deadline_s < inf:
             self._set_timer(request.deadline_s, job)
         ledger.actions.append(ev.AskForecast((request,)))
         if request.worker_id:
-            adoption.find_home(ledger, job)
+            handover.find_home(ledger, job)
         match ledger.phase(job):
             case RequestPhase.FORECASTING:
                 self._forecasting.append((now + self.limits.patience_s, job))
@@ -238,7 +237,7 @@ class SchedulerState:
         while self._timers and self._timers[0][0] <= now:
             _, serial, request_id, worker_id = heappop(self._timers)
             if worker_id:
-                self._dirty |= adoption.abandon_orphans(self.ledger, worker_id)
+                self._dirty |= handover.abandon_orphans(self.ledger, worker_id)
             elif (job := self.jobs.get(request_id)) and self._serial(job) == serial:
                 self._job_due(job, now)
         while self._patience_ends_s() <= now:
@@ -252,7 +251,7 @@ class SchedulerState:
         if job.request.deadline_s <= now:
             self._end_at_deadline(job, "the deadline passed")
         elif self.ledger.phase(job) is RequestPhase.AWAITING_WORKER:
-            adoption.start_over(self.ledger, job)
+            handover.start_over(self.ledger, job)
             self._dirty = True
 
     def _end_at_deadline(self, job: Job, message: str) -> None:
@@ -271,7 +270,7 @@ class SchedulerState:
     # Workers
 
     def _worker_attached(self, event: ev.WorkerAttached, now: float) -> None:
-        worker = adoption.attach(self.ledger, event)
+        worker = handover.attach(self.ledger, event)
         worker.draft.ask_prefixes = self.rounds.prefix_blocks > 0
         if worker.orphans:
             heappush(self._timers, (now + self.limits.adopt_s, -1, "", event.view.worker_id))
@@ -345,7 +344,7 @@ class SchedulerState:
         if self.rounds.candidates is not None:
             return
         self._dirty = False
-        if evacuation.evacuate_all(self.ledger) and self._apart:
+        if handover.evacuate_all(self.ledger) and self._apart:
             self._send_plans()  # before the batcher's answer
         snapshot = self.ledger.board.snapshot(now, self.ledger.worker_snapshots())
         self._drains_s = drain_times_s(snapshot)

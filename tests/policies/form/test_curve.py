@@ -177,7 +177,7 @@ def test_curve_longest_prefix_matches_linear_scan(
         forecast=rng.integers(0, 2, count),
     )
     demand = curve(made, forecasts, z, kv, block)
-    means, variances = demand.moments
+    means, variances = demand.moments[0], demand.moments[-1]  # without z, only the means
     assert len(means) <= TIMES + 1
     order = rng.permutation(count)[: data.draw(st.integers(0, count))]
     base = data.draw(st.integers(0, len(order)))

@@ -1,4 +1,4 @@
-"""Matches workers with the requests that they have from before, so that these stay where they are.
+"""Requests of workers that come back, which stay where they are, and of workers that drain.
 
 After a restart of the scheduler or a reconnect of a worker, two sides announce such a request, in
 any order: the worker lists it in its hello, and a gateway that received tokens of it submits it
@@ -10,9 +10,15 @@ again and names the worker.
 
 Both wait for `SchedulerLimits.adopt_s`. Then the worker forgets the orphan, and the awaiting
 request is queued from its tokens.
+
+A running request of a draining worker is paused as a round pauses it: the worker confirms that it
+stopped before the request starts elsewhere. A request that no other worker could run continues to
+its end there.
 """
 
-from services.core import HeldRequest, Request
+import numpy as np
+
+from services.core import HeldRequest, Request, Residency
 from services.scheduler.core.admission import check_servable
 from services.scheduler.core.events import Displace, WorkerAttached
 from services.scheduler.core.jobs import Job, WorkerJobs
@@ -98,3 +104,28 @@ def start_over(ledger: Ledger, job: Job) -> None:
 def _refuse_if_unservable(ledger: Ledger, job: Job) -> None:
     if reject := check_servable(ledger, job.request):
         ledger.refuse(job, reject)
+
+
+# Draining workers
+
+
+def evacuate_all(ledger: Ledger) -> bool:
+    """Moves requests away from every draining worker, at the start of each round; returns whether
+    there is one. O(workers), and O(rows) for each that is draining."""
+    draining = [worker for worker in ledger.workers.values() if worker.draining]
+    for worker in draining:
+        _evacuate(ledger, worker)
+    return bool(draining)
+
+
+def _evacuate(ledger: Ledger, worker: WorkerJobs) -> None:
+    columns = ledger.board.jobs
+    staying = [other for other in ledger.workers.values() if not other.draining]
+    for job in ledger.jobs_with_home(worker):
+        if ledger.phase(job) is not RequestPhase.RUNNING:
+            if job.request_id not in worker.pausing:
+                ledger.leave_home(job)
+        elif any(other.could_run(job.request) for other in staying):
+            ledger.pause([job], Residency.DROP)
+        elif columns.limit[job.row] < columns.cap[job.row]:
+            ledger.extend(row := np.array([job.row]), columns.cap[row])
