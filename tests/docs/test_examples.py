@@ -25,6 +25,7 @@ REASONS = {
     "takes minutes",
     "takes an hour",
     "installs vLLM",
+    "needs an adapter",
     "runs the tests",
 }
 
