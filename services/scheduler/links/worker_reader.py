@@ -44,8 +44,8 @@ class WorkerReader:
         outbox: Outbox[scheduler_pb2.Plan],
         messages: Messages,
     ) -> None:
-        """Reads until the stream ends. Raises ServiceError if the worker cannot hold an adapter that
-        requests of its model may use."""
+        """Reads until the stream ends. Raises ServiceError if the worker cannot hold an adapter
+        that requests of its model may use."""
         early: list[scheduler_pb2.WorkerMessage] = []
         if lacking := self._adapters.attach(link, hello, outbox):
             early = await self._wait_for_adapters(link, lacking, messages)
