@@ -7,11 +7,7 @@ from typing import Protocol
 
 from services.worker.engine.mailbox import Perform
 from services.worker.engine.runner import EngineRunner
-
-NO_ADAPTERS = (
-    "this worker's engine cannot hold LoRA adapters: use foretoken's own engine, and not an "
-    "emulated one"
-)
+from services.worker.requests.types.limits import NO_ADAPTERS
 
 
 class AdapterHost(Protocol):

@@ -27,6 +27,7 @@ REASONS = {
     "keeps files",
     "takes an hour",
     "installs vLLM",
+    "needs an adapter",
     "runs the tests",
 }
 

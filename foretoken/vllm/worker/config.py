@@ -40,6 +40,8 @@ INSTEAD = {
     "quantization": "vLLM loads quantized checkpoints by itself",
     "kv_dtype": 'vLLM has another INT8 cache: set worker.vllm_args={"kv_cache_dtype": …}',
     "speculative_tokens": 'set worker.vllm_args={"speculative_config": …}',
+    "lora_modules": "foretoken does not load vLLM's adapters",
+    "max_adapters": "foretoken does not load vLLM's adapters",
     "kernels": 'set worker.vllm_args={"attention_backend": …}',
     "cuda_graphs": 'set worker.vllm_args={"enforce_eager": true} for none',
     "compile": 'set worker.vllm_args={"enforce_eager": true} for none',

@@ -80,8 +80,8 @@ def find_missing_file(names: Collection[str]) -> str:
     """Why files with these names are no checkpoint that foretoken can load; empty if they are."""
     if ADAPTER in names:
         return (
-            "is an adapter (it has an adapter_config.json), which foretoken does not load: merge "
-            "it into its base model, such as with peft's merge_and_unload, and serve the result"
+            "is an adapter (it has an adapter_config.json), not a model: serve its base model, "
+            "with --lora-modules NAME=FOLDER for this folder"
         )
     if any(name in names for name in WEIGHTS):
         return "" if CONFIG in names else f"has no {CONFIG}: copy it from the original checkpoint"

@@ -71,6 +71,16 @@ class AdapterRegistry:
                     self._ask(other, wanted)
         return self._ask(holder, wanted) if wanted != held else None
 
+    def others_hold(self, link: str, name: str) -> bool:
+        """Whether there are other workers of the model, and all of them hold the adapter."""
+        model = self._holders[link].model
+        others = [
+            holder
+            for other, holder in self._holders.items()
+            if other != link and holder.model == model
+        ]
+        return bool(others) and all(name in other.held for other in others)
+
     def detach(self, link: str) -> None:
         """The stream has ended."""
         if holder := self._holders.pop(link, None):

@@ -44,8 +44,8 @@ class WorkerReader:
         outbox: Outbox[scheduler_pb2.Plan],
         messages: Messages,
     ) -> None:
-        """Reads until the stream ends. Raises ServiceError if the worker cannot hold the adapters
-        of its model."""
+        """Reads until the stream ends. Raises ServiceError if the worker cannot hold an adapter
+        that requests of its model may use."""
         early: list[scheduler_pb2.WorkerMessage] = []
         if lacking := self._adapters.attach(link, hello, outbox):
             early = await self._wait_for_adapters(link, lacking, messages)
@@ -69,8 +69,9 @@ class WorkerReader:
                 break
         if not lacking.done():
             raise ServiceError(Code.UNAVAILABLE, "the worker has not loaded its model's adapters")
-        if reasons := list(lacking.result().values()):
-            raise ServiceError(Code.FAILED_PRECONDITION, reasons[0])
+        for name, reason in lacking.result().items():
+            if self._adapters.others_hold(link, name):
+                raise ServiceError(Code.FAILED_PRECONDITION, reason)
         return early
 
     def _attach(self, link: str, hello: scheduler_pb2.WorkerHello) -> None:

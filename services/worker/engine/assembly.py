@@ -170,6 +170,7 @@ def _limits(
             config.speculative_tokens, config.prompt_lookup_min, config.prompt_lookup_max
         ),
         grammars=True,
+        adapters=True,
         max_scored_tokens=max(1, SCORED_BYTES // (model.vocab_size * model.dtype.itemsize)),
     )
 

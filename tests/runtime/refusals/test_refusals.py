@@ -19,8 +19,8 @@ FAMILY = "serve a model of a family that docs/models.md lists"
 STATE = "keep a state beside keys and values, which the paged KV cache does not hold"
 SELECTED = "attend to selected keys, which the paged attention kernels do not support"
 ADAPTER = (
-    "is an adapter (it has an adapter_config.json), which foretoken does not load: merge it into "
-    "its base model, such as with peft's merge_and_unload, and serve the result"
+    "is an adapter (it has an adapter_config.json), not a model: serve its base model, with "
+    "--lora-modules NAME=FOLDER for this folder"
 )
 GGUF = (
     "has its weights as GGUF, which foretoken does not read: serve the original checkpoint with "

@@ -124,7 +124,7 @@ SHARED_FIELDS: Mapping[str, FieldRule] = {
     "vllm_xargs": refused("arguments of vLLM plug-ins"),
     "custom_params": refused("arguments of SGLang plug-ins"),
     "custom_logit_processor": refused("the server does not run client code"),
-    "lora_path": refused("a server has one model"),
+    "lora_path": refused("name the adapter in `model`"),
     "session_params": refused("SGLang sessions are not implemented"),
     "extra_key": refused("use `cache_salt` to separate cached prefixes"),
     "ngram_corpus_id": refused("drafts come from the request's own text"),

@@ -8,7 +8,6 @@ from uuid import uuid4
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 
 from gateway.embeddings.text_encoder import Encoded, TextEncoder
 from gateway.faces.http.body import parse_json, read_and_decode
@@ -33,7 +32,7 @@ def add_embeddings(app: FastAPI, front: Front) -> None:
     @app.post(
         "/v1/embeddings",
         summary="Embeddings of texts",
-        openapi_extra=_describe(EmbeddingBody, {"input": "Hello"}),
+        openapi_extra=describe_body(EmbeddingBody, {"input": "Hello"}),
     )
     async def embeddings(request: Request) -> Response:
         return await _embed(front, encoder, request)
@@ -44,10 +43,10 @@ def add_embeddings(app: FastAPI, front: Front) -> None:
     async def score(request: Request) -> Response:
         return await _score(front, encoder, request)
 
-    ranked = _describe(RerankBody, {"query": "fruit", "documents": ["a pear", "a car"]})
+    ranked = describe_body(RerankBody, {"query": "fruit", "documents": ["a pear", "a car"]})
     for path in RERANK_PATHS:
         app.post(path, summary="Documents by similarity to a query", openapi_extra=ranked)(rerank)
-    scored = _describe(ScoreBody, {"text_1": "a pear", "text_2": ["fruit", "a car"]})
+    scored = describe_body(ScoreBody, {"text_1": "a pear", "text_2": ["fruit", "a car"]})
     for path in SCORE_PATHS:
         app.post(path, summary="Similarity of pairs of texts", openapi_extra=scored)(score)
 
@@ -120,7 +119,3 @@ async def _read(front: Front, encoder: TextEncoder, request: Request, kind: type
 
 def _usage(encoded: Encoded) -> dict[str, int]:
     return {"prompt_tokens": encoded.tokens, "total_tokens": encoded.tokens}
-
-
-def _describe(kind: type[BaseModel], example: dict[str, object]) -> dict[str, object]:
-    return describe_body(kind, example)

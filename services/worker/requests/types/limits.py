@@ -10,6 +10,11 @@ NO_GRAMMARS = (
     "foretoken's own engine"
 )
 
+NO_ADAPTERS = (
+    "this worker's engine cannot hold LoRA adapters: use foretoken's own engine, and not an "
+    "emulated one"
+)
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -30,6 +35,7 @@ class Limits:
     max_scored_tokens: int = 256
     drafts: DraftLimits = NO_DRAFTS  # none by default; only where no step is composed ahead
     grammars: bool = False  # whether an answer can be made to follow a grammar
+    adapters: bool = False  # whether the engine can hold LoRA adapters
 
     @property
     def reach_tokens(self) -> int:
@@ -40,6 +46,8 @@ class Limits:
         """Why a prompt can never run here; empty if it can."""
         if prompt.sampling.grammar and not self.grammars:
             return NO_GRAMMARS
+        if prompt.adapter and not self.adapters:
+            return NO_ADAPTERS
         if prompt.total_tokens <= self.reach_tokens:
             return ""
         return (
