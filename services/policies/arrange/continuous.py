@@ -15,11 +15,12 @@ from services.policies.form.demand import WorkerQueues
 from services.policies.form.fill import FillResult, fill, fill_slots
 from services.policies.form.registry import FORMS
 from services.policies.interval import INTERVALS
+from services.policies.order.ranking import sorted_order
 from services.policies.place.eligibility import can_serve
 from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import RESIDENCIES, Preset
 from services.policies.slice import SLICES
-from services.policies.snapshot import NOWHERE, Bools, Candidates, WorkerSnapshot
+from services.policies.snapshot import NOWHERE, Bools, Candidates, WorkerSnapshot, stable_order
 
 _Place = tuple[WorkerSnapshot, Ints]  # a worker and candidate positions
 
@@ -154,7 +155,9 @@ def _fill(
     sizes = np.array([len(at) for _, at in places])
     which = np.arange(len(places)).repeat(sizes)
     at = np.concatenate([at for _, at in places])
-    at = at[np.lexsort((~candidates.is_running[at], candidates.queue_key[at], which))]
+    waiting_last = np.arange(len(at)) + len(at) * ~candidates.is_running[at]
+    order = sorted_order(candidates.queue_key[at], waiting_last)
+    at = at[order[stable_order(which[order])]]
     jobs, is_running = candidates.jobs.select(at), candidates.is_running[at]
     homes = np.array([worker.number for worker in workers])[which]
     here = jobs.home == homes

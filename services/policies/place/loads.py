@@ -103,16 +103,15 @@ def _sums(candidates: Candidates, at: Ints, cached: Ints | None = None) -> Float
 
 def cached_tokens(snapshot: Snapshot, rows: Ints, jobs: Columns) -> Ints:
     """Cached prompt tokens, (rows, workers): as many of a prompt's first blocks as are cached
-    without a gap.
+    without a gap. Empty if no prompt has a known block.
 
     Each distinct hash is looked up once, in order, which is several times as fast: O(rows ·
     CHAIN · (log (rows · CHAIN) + workers) + hashes · log blocks · workers).
     """
+    known = len(snapshot.chains) and snapshot.chains[rows, 0].any()
+    if not known:  # a prompt without a first block has no others
+        return np.zeros((0, 0), np.int64)
     found = np.zeros((len(rows), len(snapshot.workers)), np.int64)
-    if not len(snapshot.chains):
-        return found
-    if not snapshot.chains[rows, 0].any():  # a prompt without a first block has no others
-        return found
     chains = snapshot.chains[rows]
     names, which = np.unique(chains, return_inverse=True)
     for column, worker in enumerate(snapshot.workers):

@@ -234,6 +234,8 @@ def test_cached_tokens_stop_at_first_missing_block(
     )
     rows = np.arange(1, count + 1)
     found = cached_tokens(snapshot, rows, made.select(rows))
+    assert bool(found.size) == any(chain and chain[0] for chain in chains)
+    found = found if found.size else np.zeros((count, 2), np.int64)
     for row, chain in enumerate(chains):
         for column, worker in enumerate(workers):
             blocks = 0
