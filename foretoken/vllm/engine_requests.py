@@ -106,13 +106,14 @@ class EngineRequests:
 
     def progress(self) -> list[RequestProgress]:
         """That of the requests that run or load their KV. O(running)."""
-        planned, block_tokens = self.planned.get, self.view.block_tokens
+        planned, block_tokens = self.planned, self.view.block_tokens
+        holders = chain(self._scheduler.running, self._loading)
         return [
             RequestProgress(
                 name, r.num_output_tokens, held := r.num_computed_tokens, -(-held // block_tokens)
             )
-            for r in chain(self._scheduler.running, self._loading)
-            if planned(name := r.request_id) is r
+            for name, r in ((each.request_id, each) for each in holders)
+            if name in planned and planned[name] is r
         ]
 
     def memory(self, progress: Sequence[RequestProgress]) -> tuple[int, int]:
