@@ -13,13 +13,16 @@ HARDWARE = "h100-llama3-8b"
 
 
 def read_job(folder: Path, count: int, seed: int) -> Workload:
-    """`count` prompts, as many of each file of FILES, in random order, all sent at once."""
+    """`count` prompts, about as many of each file of FILES, in random order, all sent at once.
+    Raises ValueError if there are fewer."""
     rng = np.random.default_rng(seed)
     rows = [
         row
         for name in FILES
         for row in read_rows(Source(folder / f"{name}.jsonl.gz"), -(-count // len(FILES)), seed)
     ]
+    if len(rows) < count:
+        raise ValueError(f"{folder} has {len(rows):,} prompts, and {count:,} are needed")
     chosen = [rows[at] for at in rng.permutation(len(rows))[:count]]
     return Workload(
         "job",
