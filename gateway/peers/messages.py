@@ -9,6 +9,7 @@ from services.core import FinishReason
 from services.runtime.codecs.common import decode_forecast, encode_reason, encode_sla
 from services.runtime.errors import Code, ServiceError
 
+MAX_POPULATION_CHARS = 256  # that the predictor accepts
 OVERLOADED = (scheduler_pb2.REJECT_REASON_QUEUE_FULL, scheduler_pb2.REJECT_REASON_TOO_LATE)
 
 
@@ -81,7 +82,9 @@ def prompt(
 
 def _population(client: ClientRequest) -> str:
     """The application by which answer lengths are learned: each adapter has its own."""
-    return f"{client.application}@{client.adapter}" if client.adapter else client.application
+    if not client.adapter:
+        return client.application
+    return f"{client.application}@{client.adapter}"[-MAX_POPULATION_CHARS:]
 
 
 def _encode_sampling(sampling: Sampling, choice: int, scored: bool) -> common_pb2.Sampling:

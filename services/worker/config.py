@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from services.runtime.main import ServedSettings
 from services.runtime.network.leader_channel import LeaderAddress
 
+MAX_ADAPTER_CHARS = 256  # of a name
 KernelSet = Literal["auto", "torch", "numba", "triton"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -150,6 +151,12 @@ class WorkerConfig(ServedSettings, EngineConfig):
 
     @model_validator(mode="after")
     def _names_adapters(self) -> Self:
+        for name in self.lora_modules:
+            if not 0 < len(name) <= MAX_ADAPTER_CHARS or name != name.strip():
+                raise ValueError(
+                    f"lora_modules: an adapter's name has 1 to {MAX_ADAPTER_CHARS} characters "
+                    "without blanks around them"
+                )
         if self.model_name in self.lora_modules:
             raise ValueError(
                 f"lora_modules: {self.model_name!r} is the name of the model; give the adapter "

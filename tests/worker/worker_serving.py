@@ -41,6 +41,7 @@ class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.hellos: list[scheduler_pb2.WorkerHello] = []
         self.reports: list[scheduler_pb2.Report] = []
         self.drains_s: list[float] = []  # of workers that announced a drain
+        self.adapters: list[scheduler_pb2.AdapterStates] = []
         self.seq = 0
         self.address = ""  # and what ends its server, where a test needs these
         self.stop: Callable[[], Awaitable[None]]
@@ -72,6 +73,8 @@ class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 self.hellos.append(message.hello)
             elif message.HasField("draining"):
                 self.drains_s.append(message.draining.drain_s)
+            elif message.HasField("adapters"):
+                self.adapters.append(message.adapters)
             else:
                 self.reports.append(message.report)
 
@@ -88,6 +91,11 @@ class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
     def plan(self, **directives: Any) -> None:
         self.seq += 1
         self._plans.put(encode_plan(Plan(self.seq, **directives)))
+
+    def ask_adapters(self, seq: int, **paths: str) -> None:
+        adapters = [scheduler_pb2.Adapter(name=name, path=path) for name, path in paths.items()]
+        wanted = scheduler_pb2.AdapterSet(seq=seq, adapters=adapters)
+        self._plans.put(scheduler_pb2.Plan(adapters=wanted))
 
     def admit(self, *request_ids: str, limit: int = 400) -> None:
         self.plan(admit=tuple(Grant(request_id, limit) for request_id in request_ids))

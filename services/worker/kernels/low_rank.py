@@ -99,7 +99,7 @@ class LowRankMap:
 
     `down` [slots, parts · rank, in] and `up` [slots, rank, out]; `up` includes the scaling. The
     rows of a slot that are in use come first: `ranks[slot]` for each part, 0 without an adapter.
-    `parts[slot]` are those that the slot's adapter changes.
+    `parts[slot]` are those that the slot's adapter changes. All are written between two steps.
     """
 
     def __init__(
@@ -116,11 +116,9 @@ class LowRankMap:
         shape = slots, len(widths) * rank, inputs
         self.down = torch.empty(shape, dtype=dtype, device=device).zero_()
         self.up = torch.empty(slots, rank, sum(widths), dtype=dtype, device=device).zero_()
-        self.ranks = [0] * slots
-        self.parts: list[Sequence[int]] = [()] * slots
-        # The same for kernels; written between two steps, as all of it.
-        self.slot_ranks: Ints = np.zeros(slots, np.int64)
+        self.ranks: Ints = np.zeros(slots, np.int64)
         self.device_ranks = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.parts: list[Sequence[int]] = [()] * slots
         self.part_widths: Ints = np.array(widths, np.int64)
 
     @property
@@ -130,7 +128,7 @@ class LowRankMap:
     @property
     def most_rank(self) -> int:
         """The largest rank of a slot."""
-        return max(self.ranks)
+        return int(self.ranks.max())
 
     @property
     def bytes(self) -> int:
@@ -151,13 +149,12 @@ class LowRankMap:
             start = part * rank
             self.down[slot, start : start + len(down)] = down.to(self.down)
             self.up[slot, : len(down), self.columns(part)] = up.t().to(self.up)
-        self.ranks[slot] = rank
+        self.ranks[slot] = self.device_ranks[slot] = rank
         self.parts[slot] = tuple(sorted(parts))
-        self.slot_ranks[slot] = self.device_ranks[slot] = rank
 
     def clear(self, slot: int) -> None:
-        self.ranks[slot], self.parts[slot] = 0, ()
-        self.slot_ranks[slot] = self.device_ranks[slot] = 0
+        self.ranks[slot] = self.device_ranks[slot] = 0
+        self.parts[slot] = ()
         self.down[slot].zero_()
         self.up[slot].zero_()
 

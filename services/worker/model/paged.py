@@ -44,7 +44,7 @@ from services.worker.model.support import (
     require_supported,
 )
 from services.worker.model.tensor_sharding import TensorSharder
-from services.worker.model.weights import logged_loading, require_memory
+from services.worker.model.weights import logged_loading, require_adapter_memory, require_memory
 
 UNBOUNDED_TOKENS = 2**31 - 1  # positions of a model without a limit
 PROBED = 6  # tokens of each of the two sequences that every model runs at start
@@ -134,7 +134,8 @@ class PagedModel:
 
     def hold_adapters(self, slots: int, rank: int) -> None:
         """Allocates `slots` for adapters of ranks up to `rank`. Called before weights are packed or
-        the forward is compiled."""
+        the forward is compiled. Raises ValueError with a sentence if they do not fit."""
+        require_adapter_memory(self.module, self.device, slots, rank, self.dtype)
 
         def make(inputs: int, widths: Sequence[int]) -> LowRankMap:
             return LowRankMap(slots, rank, inputs, widths, self.dtype, self.device)

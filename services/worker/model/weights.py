@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from huggingface_hub import HfApi, try_to_load_from_cache
 from safetensors import safe_open
+from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from services.worker.machine import free_host_bytes
@@ -63,6 +64,23 @@ def require_memory(
         f"its weights take {needed / GIB:.1f} GiB{kind}, but only {free / GIB:.1f} GiB of {place} "
         f"memory are free: {remedy}"
     )
+
+
+def require_adapter_memory(
+    module: nn.Module, device: torch.device, slots: int, rank: int, dtype: torch.dtype
+) -> None:
+    """Raises ValueError if so many adapters of this rank, in every linear map, need more memory
+    than is free."""
+    maps = (part for part in module.modules() if type(part) is nn.Linear)
+    numbers = sum(part.in_features + part.out_features for part in maps)
+    needed = slots * rank * numbers * dtype.itemsize
+    free = free_host_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    if needed > free:
+        raise ValueError(
+            f"{slots} LoRA adapters of rank {rank} take {needed / GIB:.1f} GiB, but only "
+            f"{free / GIB:.1f} GiB of memory are free: set worker.max_adapters or "
+            "worker.max_lora_rank lower"
+        )
 
 
 def needed_bytes(elements: Mapping[str, int], dtype: str) -> int:

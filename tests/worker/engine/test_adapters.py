@@ -133,6 +133,10 @@ def test_full_pool_refuses_a_further_adapter(folder: Path) -> None:
     assert engine.held_adapters.keys() == {"a", "c", "d"}
     with pytest.raises(ValueError, match="set worker\\.max_adapters"):
         make_engine(reference("llama")).read_adapter("a", str(folder / "a"))
+    with pytest.raises(
+        ValueError, match=r"set worker\.max_adapters or worker\.max_lora_rank lower"
+    ):
+        engine.model.hold_adapters(10**6, 10**6)
 
 
 Change = Callable[[Weights], Weights]

@@ -33,7 +33,7 @@ class NumbaLowRank(TorchLowRank):
                 numba.set_num_threads(min(self._threads, torch.get_num_threads()))
             adding(many)(
                 as_numpy(x.contiguous()), as_numpy(change.down), as_numpy(change.up),
-                change.part_widths, change.slot_ranks, rows.few_rows, rows.few_slots,
+                change.part_widths, change.ranks, rows.few_rows, rows.few_slots,
                 as_numpy(out),
             )  # fmt: skip
 
@@ -44,6 +44,6 @@ class NumbaLowRank(TorchLowRank):
         for many in (False, True):
             adding(many)(
                 as_numpy(none), as_numpy(change.down), as_numpy(change.up),
-                change.part_widths, change.slot_ranks, change.slot_ranks[:0],
-                change.slot_ranks[:0], as_numpy(none.clone()),
+                change.part_widths, change.ranks, change.ranks[:0],
+                change.ranks[:0], as_numpy(none.clone()),
             )  # fmt: skip

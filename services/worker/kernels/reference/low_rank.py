@@ -18,7 +18,7 @@ class TorchLowRank:
     ) -> None:
         """As `add`, for some of the groups."""
         for group in groups:
-            if not (rank := change.ranks[group.slot]):
+            if not (rank := int(change.ranks[group.slot])):
                 continue
             down, up = change.down[group.slot], change.up[group.slot, :rank]
             low = x[group.rows] @ down[: len(change.widths) * rank].t()
