@@ -279,7 +279,7 @@ async def test_unknown_model_is_404(harness: Harness) -> None:
 
 
 async def test_unknown_path_or_method_is_named(harness: Harness) -> None:
-    for method, path, status in (("GET", "/v1/embeddings", 404), ("GET", "/v1/completions", 405)):
+    for method, path, status in (("GET", "/v1/moderations", 404), ("GET", "/v1/completions", 405)):
         reply = await harness.http(method, path)
         assert reply.status == status
         assert path in reply.json["error"]["message"]
