@@ -100,7 +100,7 @@ async def test_cache_keeps_the_last_used_within_its_bytes() -> None:
     ("limits", "constraint", "fault"),
     [
         (LIMITS, many_choices(), "takes more than 0.4 s to compile"),
-        (replace(LIMITS, memory_bytes=2**20), many_choices(), "too much memory"),
+        (replace(LIMITS, memory_bytes=2**20, limit_s=9.0), many_choices(), "too much memory"),
         (
             LIMITS,
             Constraint(ConstraintKind.GRAMMAR, "start: " + "(" * 2_000),
