@@ -22,6 +22,7 @@ SAMPLING_EXTRAS = (
 EXTRAS: Mapping[str, FieldRule] = {
     **{name: SHARED_FIELDS[name] for name in SAMPLING_EXTRAS},
     "chat_template_kwargs": CHAT["chat_template_kwargs"],
+    "thinking_token_budget": CHAT["thinking_token_budget"],
 }
 
 MESSAGES_FIELDS: Mapping[str, FieldRule] = {
@@ -35,7 +36,7 @@ MESSAGES_FIELDS: Mapping[str, FieldRule] = {
     "top_p": SHARED_FIELDS["top_p"],
     "top_k": SHARED_FIELDS["top_k"],
     "metadata": supported("`user_id`: tenant for fair sharing"),
-    "thinking": supported("sets the template's `enable_thinking`"),
+    "thinking": supported("`type`; for a limit, use `thinking_token_budget`"),
     "output_config": supported("`format`: a JSON schema of the answer; `effort`"),
     "output_format": supported("older name of `output_config.format`"),
     "tools": supported("with `input_schema`; see Tools and reasoning"),
