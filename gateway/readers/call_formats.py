@@ -92,7 +92,8 @@ def _listed(*begins: str, end: str = "", bare: bool = False) -> JsonCallFormat:
     head = compile_pattern(rf"{prefix} \[?{OBJECT_HEAD}")
     syntax = JsonCallSyntax(head, compile_pattern(OBJECT_TAIL), between)
     first = begins[0] if begins else ""
-    written = WrittenCalls(f"{first}[", OBJECT, "}", ", ", f"]{end}")
+    trigger = "" if bare else first
+    written = WrittenCalls(f"{first}[", OBJECT, "}", ", ", f"]{end}", trigger)
     return JsonCallFormat((syntax,), written, begins, bare)
 
 

@@ -8,6 +8,11 @@ from gateway.types.answer_parts import AnswerPart, Content, Reasoning, ToolCallA
 State = Callable[[bool], bool]  # reads on; whether it advanced. Its argument: the text has ended
 
 
+def over(final: bool) -> bool:
+    """The state at the end. It does not refer to its reader, which is then freed at once."""
+    return False
+
+
 def add_part(parts: list[AnswerPart], part: AnswerPart) -> None:
     """Appends a part, or its text to the last one if that is of the same kind."""
     last = parts[-1] if parts else None
@@ -55,7 +60,9 @@ class CallFinder:
 
     def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
         self._cut = cut
-        return self._run(final=True)
+        parts = self._run(final=True)
+        self._state = over
+        return parts
 
     def _run(self, final: bool) -> Sequence[AnswerPart]:
         while self._state(final):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.readers.content import ContentReader, State, add_part
+from gateway.readers.content import ContentReader, State, add_part, over
 from gateway.readers.scanning import count_held, find_mark
 from gateway.types.answer_parts import AnswerPart, AnswerReader, Reasoning
 
@@ -95,6 +95,7 @@ class ReasoningReader:
 
     def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
         parts = list(self._run(final=True))
+        self._state = over
         for part in self._rest.finish(cut):
             add_part(parts, part)
         return parts
@@ -150,7 +151,7 @@ class ReasoningReader:
 
     def _leave(self, final: bool) -> bool:
         """The rest is the other reader's."""
-        rest, self._text, self.passes = self._text, "", True
+        rest, self._text, self.passes, self._state = self._text, "", True, over
         if rest:
             for part in self._rest.feed(rest):
                 add_part(self._parts, part)

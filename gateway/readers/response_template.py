@@ -41,7 +41,10 @@ class TemplateReader:
         self._unsaid = ""  # text that is in no part yet
         self._failed = False
         shown = [dict(tool.shown) for tool in tools.values()]
-        self._parser = ResponseParser(dict(template), prefix=prompt_end, tools=shown)
+        try:
+            self._parser = ResponseParser(dict(template), prefix=prompt_end, tools=shown)
+        except Exception:  # as in `finish`, for what the prompt begins
+            self._parser, self._failed = ResponseParser(dict(template), prefix=""), True
 
     def feed(self, text: str) -> Sequence[AnswerPart]:
         parts: list[AnswerPart] = []

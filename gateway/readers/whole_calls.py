@@ -2,6 +2,7 @@
 
 import ast
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,15 +54,15 @@ class WholeCallReader(CallFinder):
             calls = self._syntax.read(self._text[:end], self._tools)
             if not calls or any(name not in self._tools for name, _ in calls):
                 raise NotACall
+            written = [(name, _write_json(arguments)) for name, arguments in calls]
         except (NotACall, SyntaxError, ValueError, RecursionError, MemoryError):
             self._scanner = None
             return self._reject_call()
         self._take(after)
         self._scanner = None
-        for name, arguments in calls if self._parallel else calls[:1]:
+        for name, text in written if self._parallel else written[:1]:
             self._index += 1
             call_id = self._make_id(name, self._index)
-            text = json.dumps(arguments, ensure_ascii=False)
             self._parts.append(ToolCallStart(self._index, call_id, name))
             self._parts.append(ToolCallArguments(self._index, text))
         self._end_call()
@@ -96,9 +97,16 @@ class WholeCallReader(CallFinder):
         return True
 
 
+def _write_json(arguments: Mapping[str, object]) -> str:
+    """Raises ValueError for an infinite number, which JSON has not."""
+    return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+
+
 def read_python_calls(text: str, tools: Tools) -> Calls:
     """The calls of a list such as `[f(a=1), g(b="x")]`."""
-    body = ast.parse(text.strip(), mode="eval").body
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a model's unusual escapes
+        body = ast.parse(text.strip(), mode="eval").body
     if not isinstance(body, ast.List):
         raise NotACall
     return [_read_python_call(each) for each in body.elts]

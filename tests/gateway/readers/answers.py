@@ -50,6 +50,8 @@ ANSWERS = [
     ("pythonic", "[f(1)]", "[f(1)]", []),
     ("pythonic", "[f(a=__import__('os'))]", "[f(a=__import__('os'))]", []),
     ("pythonic", "[f(a=1", "[f(a=1", []),
+    ("pythonic", "[f(a=1e999)]", "[f(a=1e999)]", []),
+    ("pythonic", "[" * 300 + "]" * 300, "[" * 300 + "]" * 300, []),
     ("llama4_pythonic", "<|python_start|>[f(a=1)]<|python_end|>", "", [F1]),
     ("llama4_pythonic", "[f(a=1)]", "", [F1]),
     ("deepseek_v3", f'Ok{FIRST}{BEGIN}function{SEP}f\n```json\n{{"a": 1}}\n```{END}\n'

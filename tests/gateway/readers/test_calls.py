@@ -1,5 +1,7 @@
 """Readers of tool calls: hand-worked answers, and every division of a text."""
 
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,6 +112,18 @@ def test_call_that_a_limit_cuts_keeps_its_beginning():
 def test_answer_without_parallel_calls_has_the_first_one(name, text, content, calls):
     use = ToolUse(USE.tools, parallel=False)
     assert joined(formats(name), [text], use)[2] == calls[:1]
+
+
+def test_ended_reader_is_freed_at_once():
+    form = select_formats("", "hermes", "qwen3")
+    for text in ("<think>so</think>Hi <tool_call>", "Hi", "<think>so", ANSWERS[0][1]):
+        reader = open_reader(form, USE, "")
+        assert reader is not None
+        reader.feed(text)
+        reader.finish()
+        freed = weakref.ref(reader)
+        del reader
+        assert freed() is None
 
 
 def test_ids_are_those_that_templates_accept():

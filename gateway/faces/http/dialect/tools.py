@@ -11,6 +11,7 @@ from services.runtime.errors import InvalidArgument
 Json = Mapping[str, object]
 MAX_TOOLS = 512
 MAX_TOOLS_BYTES = 2**20  # of all tools, as JSON
+MAX_DEPTH = 100  # of a schema and of arguments, as chat templates write them
 MAX_CALLS = 512  # of one message
 NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,256}")
 NAME_RULE = "must be 1 to 256 letters, digits, or characters of '_.:-'"
@@ -136,6 +137,8 @@ def _read_parameters(where: str, given: object) -> Json:
     sentence = "must be a JSON schema of an object, such as {'type': 'object', 'properties': {}}"
     if not isinstance(given, dict):
         raise InvalidArgument(where, sentence)
+    if _is_deeper(given, MAX_DEPTH):
+        raise InvalidArgument(where, f"is nested too deeply; at most {MAX_DEPTH} levels")
     if given.get("type", "object") != "object":
         raise InvalidArgument(f"{where}.type", f"must be 'object', not {given['type']!r}")
     properties = given.get("properties", {})
@@ -148,6 +151,14 @@ def _read_parameters(where: str, given: object) -> Json:
     if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
         raise InvalidArgument(f"{where}.required", "must be a list of strings")
     return given
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    """Whether a value has more levels of objects and lists. O(size)."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(each, levels - 1) for each in inner)
 
 
 def read_calls(where: str, given: object) -> list[dict[str, object]]:
@@ -175,6 +186,9 @@ def _read_call(where: str, given: object) -> dict[str, object]:
         decoded = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
         decoded = None
+    if _is_deeper(decoded, MAX_DEPTH):
+        sentence = f"is nested too deeply; at most {MAX_DEPTH} levels"
+        raise InvalidArgument(f"{where}.function.arguments", sentence)
     if not isinstance(decoded, dict):
         raise InvalidArgument(f"{where}.function.arguments", "must be a JSON object, as a string")
     shown = {"name": name, "arguments": decoded}

@@ -33,6 +33,10 @@ def tool(name: str = "f", **fields: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **fields}}
 
 
+def deep(levels: int) -> dict[str, Any]:
+    return {"a": deep(levels - 1)} if levels else {}
+
+
 F, G = Tool("f", parameters=SCHEMA), Tool("g")
 TOOLS = [tool("f", parameters=SCHEMA), tool("g")]
 
@@ -276,6 +280,7 @@ NO_TOOLS = [
     ([tool(parameters={"properties": {"a": 1}})], "tools[0].function.parameters.properties.a",
      "must be a JSON schema"),
     ([tool(parameters={"required": "a"})], "tools[0].function.parameters.required", "a list"),
+    ([tool(parameters=deep(101))], "tools[0].function.parameters", "nested too deeply"),
     ([tool(f"f{n}") for n in range(513)], "tools", "at most 512 tools, got 513"),
     ([tool(description="x" * 2**20)], "tools", "at most 1048576 bytes as JSON"),
 ]  # fmt: skip
@@ -339,6 +344,11 @@ def call(**fields: Any) -> dict[str, Any]:
         ([call(type="custom")], "[0].type", "must be 'function'"),
         ([call(function={"arguments": "{}"})], "[0].function.name", "must be 1 to 256"),
         ([call(function={"name": "f", "arguments": "{"})], "[0].function.arguments", "JSON object"),
+        (
+            [call(function={"name": "f", "arguments": json.dumps(deep(101))})],
+            "[0].function.arguments",
+            "nested too deeply",
+        ),
         ([call(function={"name": "f", "arguments": "[]"})], "[0].function.arguments", "object"),
     ],
 )
