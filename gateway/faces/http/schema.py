@@ -247,7 +247,7 @@ class ChatBody(Body):
                 request,
                 tools=use,
                 separates_reasoning=self.separate_reasoning,
-                reasoning_tokens=None if budget == NO_LIMIT else budget,
+                reasoning_tokens=read_budget(budget),
             )
         ]
 
@@ -332,6 +332,11 @@ def _explain(loc: tuple[int | str, ...], message: str) -> tuple[str, str]:
     field = str(loc[0]) if loc else ""
     inner = [str(part) for part in loc[1:] if part in StreamOptions.model_fields]
     return ".".join([field, *inner]), message[:1].lower() + message[1:]
+
+
+def read_budget(tokens: int | None) -> int | None:
+    """The most tokens of reasoning; None: no limit."""
+    return None if tokens == NO_LIMIT else tokens
 
 
 def _decode_bias(given: Mapping[str, float]) -> dict[int, float]:

@@ -22,6 +22,7 @@ SAMPLING_EXTRAS = (
 EXTRAS: Mapping[str, FieldRule] = {
     **{name: SHARED_FIELDS[name] for name in SAMPLING_EXTRAS},
     "chat_template_kwargs": CHAT["chat_template_kwargs"],
+    "thinking_token_budget": CHAT["thinking_token_budget"],
 }
 
 MESSAGES_FIELDS: Mapping[str, FieldRule] = {
@@ -35,7 +36,7 @@ MESSAGES_FIELDS: Mapping[str, FieldRule] = {
     "top_p": SHARED_FIELDS["top_p"],
     "top_k": SHARED_FIELDS["top_k"],
     "metadata": supported("`user_id`: tenant for fair sharing"),
-    "thinking": supported("sets the template's `enable_thinking`"),
+    "thinking": supported("`type`; for a limit, use `thinking_token_budget`"),
     "output_config": supported("`format`: a JSON schema of the answer; `effort`"),
     "output_format": supported("older name of `output_config.format`"),
     "tools": supported("with `input_schema`; see Tools and reasoning"),
@@ -52,6 +53,11 @@ MESSAGES_FIELDS: Mapping[str, FieldRule] = {
     "betas": ignored("the header `anthropic-beta` is accepted, too"),
     "user_profile_id": ignored("use `metadata.user_id`"),
     "workspace_id": ignored("use the API key"),
+    "stop": refused("use `stop_sequences`"),
+    "max_completion_tokens": refused("use `max_tokens`"),
+    "response_format": refused("use `output_config.format`"),
+    "reasoning_effort": refused("use `output_config.effort`"),
+    "n": refused("a request has one answer", 1),
     "container": refused("the server runs no tools"),
     "mcp_servers": refused("the server runs no tools"),
     "compaction": refused("the conversation is used as it is sent"),

@@ -13,7 +13,7 @@ from gateway.faces.http.dialect.fields import FieldRule
 from gateway.faces.http.dialect.messages_fields import MESSAGES_FIELDS
 from gateway.faces.http.messages.content import decode_conversation
 from gateway.faces.http.messages.tools import read_message_tools
-from gateway.faces.http.schema import Body, Json, read_body
+from gateway.faces.http.schema import Body, Int32, Json, read_body, read_budget
 from gateway.requests.prompts import check_template_size
 from gateway.types.client_request import ClientRequest, Conversation
 from gateway.types.constraint import Constraint
@@ -38,6 +38,7 @@ class CountBody(Body):
     tools: object = None
     tool_choice: object = None
     chat_template_kwargs: dict[str, object] | None = None
+    thinking_token_budget: Int32 | None = None
 
     def client_requests(self) -> list[ClientRequest]:
         """A list of one. If the assistant has the last word, the answer continues it."""
@@ -53,7 +54,14 @@ class CountBody(Body):
         )
         self.stop = self.stop_sequences
         request = self._client_request(conversation, self._sampling(None, self.max_tokens))
-        return [replace(request, tools=use, separates_reasoning=True)]
+        return [
+            replace(
+                request,
+                tools=use,
+                separates_reasoning=True,
+                reasoning_tokens=read_budget(self.thinking_token_budget),
+            )
+        ]
 
     def _template_kwargs(self) -> Mapping[str, object]:
         given = {**self._thinking(), **(self.chat_template_kwargs or {})}

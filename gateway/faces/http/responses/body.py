@@ -15,7 +15,7 @@ from gateway.faces.http.responses.errors import PreviousNotFound, PreviousUnfini
 from gateway.faces.http.responses.items import Entry, decode_input
 from gateway.faces.http.responses.store import StoredResponse
 from gateway.faces.http.responses.tools import read_response_tools
-from gateway.faces.http.schema import Body, Int32, Json, read_body
+from gateway.faces.http.schema import Body, Int32, Json, read_body, read_budget
 from gateway.requests.prompts import check_template_size
 from gateway.types.client_request import ClientRequest, Conversation
 from gateway.types.constraint import Constraint
@@ -47,6 +47,7 @@ class ResponsesBody(Body):
     tool_choice: object = None
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, object] | None = None
+    thinking_token_budget: Int32 | None = None
 
     _history: Sequence[Entry] = PrivateAttr(default=())
     _said: Sequence[Entry] = PrivateAttr(default=())
@@ -89,7 +90,14 @@ class ResponsesBody(Body):
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
             raise InvalidArgument("max_output_tokens", "must be at least 1")
         request = self._client_request(conversation, sampling)
-        return [replace(request, tools=use, separates_reasoning=True)]
+        return [
+            replace(
+                request,
+                tools=use,
+                separates_reasoning=True,
+                reasoning_tokens=read_budget(self.thinking_token_budget),
+            )
+        ]
 
     def _template_kwargs(self) -> Mapping[str, object]:
         given: dict[str, object] = {}

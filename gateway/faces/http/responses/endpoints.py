@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 WATCH = "watch"  # the background task
 WATCH_S = 0.2
 RESPONSES_PATH = "/v1/responses"
+NO_STREAM = ("false", "0", "")
 CUT_CALL = ("function_call", "incomplete")
 EXAMPLE = {"input": "Hello"}
 
@@ -48,8 +49,8 @@ def add_responses(app: FastAPI, front: Front) -> Endpoints:
         return await api.create(request)
 
     @app.get(RESPONSES_PATH + "/{response_id}", summary="A stored response")
-    async def retrieve(response_id: str, stream: bool = False) -> Response:
-        if stream:
+    async def retrieve(response_id: str, stream: str = "false") -> Response:
+        if stream.lower() not in NO_STREAM:
             raise InvalidArgument("stream", "is not available for a stored response; poll it")
         return JSONResponse(api.find(response_id).content)
 

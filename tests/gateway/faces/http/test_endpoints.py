@@ -55,7 +55,8 @@ async def test_load_counts_running_choices() -> None:
 async def test_root_lists_the_endpoints(harness: Harness) -> None:
     content = (await harness.http("GET", "/")).json
     assert (content["name"], content["version"]) == ("foretoken", version("foretoken"))
-    assert {*PATHS, "/health", "/metrics", "/version"} <= content["endpoints"].keys()
+    apis = ("/v1/responses", "/v1/responses/{response_id}", "/v1/messages")
+    assert {*PATHS, *apis, "/health", "/metrics", "/version"} <= content["endpoints"].keys()
     assert all(content["endpoints"].values())
     for place in ("docs", "openapi", "ui"):
         assert (await harness.http("GET", content[place])).status == 200

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.faces.http.test_messages import prompt_of, read_events
+from tests.gateway.faces.http.apis.test_messages import prompt_of, read_events
 from tests.gateway.gateway_fakes import Harness, run_harness, tokens_of
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
