@@ -29,7 +29,7 @@ from simulator.hardware.hardware_file import load_hardware
 from simulator.workload.workload import Workload
 
 QUICK_REQUESTS = 40
-BATCH_LINES = 9_000  # more than a run needs
+BATCH_LINES = 3_000  # more than a run needs
 PERCENTILE = 99
 
 
