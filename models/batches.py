@@ -9,16 +9,17 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from models import exchanges
+from models.agents import AGENT_SHARES, AGENT_TASKS
+from models.chat import END, Message, Turns, turns
 from models.tasks import (
     EXCHANGE_SHARE,
     GENERIC_SYSTEM,
     MULTI_TURN_SHARE,
     SHARES,
     Example,
-    Message,
     stream,
 )
-from models.tokenizer import END, SPECIAL_TOKENS
+from models.tokenizer import SPECIAL_TOKENS
 
 IGNORED = -100  # label of tokens without a loss: prompts and padding
 EXCHANGE_TURN_SHARE = 0.3  # of multi-turn conversations: one turn is a greeting or the like
@@ -35,50 +36,49 @@ class Batch:
     labels: torch.Tensor
 
 
-Turns = list[tuple[str, str]]
-"""Pairs of prompt text, as the model reads it, and answer text."""
-
-
-def prompt_text(tokenizer: PreTrainedTokenizerFast, example: Example) -> str:
+def prompt_text(example: Example) -> str:
     """Returns the text that the example's answer continues."""
+    *earlier, (prompt, _) = _turns(example)
+    return "".join(f"{text}{answer}{END}" for text, answer in earlier) + prompt
+
+
+def _turns(example: Example) -> Turns:
     if example.plain:
-        return f"{example.user}\n"
-    return _render(tokenizer, example.messages)
-
-
-def _render(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> str:
-    # Equal to the chat template, which is slower; a test compares both.
-    turns = "".join(f"<|{message['role']}|>{message['content']}{END}" for message in messages)
-    return f"{turns}<|assistant|>"
+        return [(f"{example.user}\n", example.answer)]
+    return turns(example.messages, example.tools, example.answer)
 
 
 def conversations(
     rng: Random,
-    tokenizer: PreTrainedTokenizerFast,
     shares: Mapping[str, float] = SHARES,
     multi_turn: float = MULTI_TURN_SHARE,
     exchanged: float = EXCHANGE_SHARE,
+    agents: float = 0.0,
 ) -> Iterator[Turns]:
-    """Yields conversations endlessly: single tasks, 2 or 3 tasks in turn, and greetings."""
+    """Yields conversations endlessly: single tasks, 2 or 3 tasks in turn, greetings, and tasks of
+    agents."""
     source = stream(rng, held_out=False, shares=shares)
+    agent_tasks = stream(rng, False, AGENT_SHARES, AGENT_TASKS)
     for example in source:
         kind = rng.random()
         if kind < exchanged:
-            yield [_exchange(rng, tokenizer)]
+            yield _exchange(rng)
         elif kind < exchanged + multi_turn:
-            yield _dialogue(rng, tokenizer, source)
+            yield _dialogue(rng, source)
+        elif kind < exchanged + multi_turn + agents:
+            yield _turns(next(agent_tasks))
         else:
-            yield [(prompt_text(tokenizer, example), example.answer)]
+            yield _turns(example)
 
 
-def _exchange(rng: Random, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str]:
+def _exchange(rng: Random) -> Turns:
     prompt, answer = exchanges.draw(rng)
     system = rng.choice((None, None, *GENERIC_SYSTEM))
-    example = Example("exchange", prompt, system, prompt, answer, plain=rng.random() < 0.2)
-    return prompt_text(tokenizer, example), answer
+    plain = rng.random() < 0.2
+    return _turns(Example("exchange", prompt, system, prompt, answer, plain=plain))
 
 
-def _dialogue(rng: Random, tokenizer: PreTrainedTokenizerFast, source: Iterator[Example]) -> Turns:
+def _dialogue(rng: Random, source: Iterator[Example]) -> Turns:
     """Returns 2 or 3 tasks in user turns, with short answers before the last turn. Some start with
     a greeting or end with thanks."""
     in_user_turn = (each for each in source if each.system is None and not each.plain)
@@ -88,25 +88,25 @@ def _dialogue(rng: Random, tokenizer: PreTrainedTokenizerFast, source: Iterator[
     pairs = [(example.user, example.answer) for example in (*earlier, last)]
     if rng.random() < EXCHANGE_TURN_SHARE:
         pairs.insert(rng.choice((0, len(pairs))), exchanges.draw(rng))
-    turns: Turns = []
+    *before, (user, answer) = pairs
     system = rng.choice((None, None, *GENERIC_SYSTEM))
-    for number, (user, answer) in enumerate(pairs):
-        opening = [Message(role="system", content=system)] if system and number == 0 else []
-        messages = [*opening, Message(role="user", content=user)]
-        turns.append((_render(tokenizer, messages), answer))
-    return turns
+    messages = [Message(role="system", content=system)] if system else []
+    for earlier_user, earlier_answer in before:
+        messages.append({"role": "user", "content": earlier_user})
+        messages.append({"role": "assistant", "content": earlier_answer})
+    return turns([*messages, {"role": "user", "content": user}], (), answer)
 
 
 def _tokenize(
     tokenizer: PreTrainedTokenizerFast, pool: list[Turns]
 ) -> list[tuple[list[int], list[int]]]:
-    flat = [piece for turns in pool for prompt, answer in turns for piece in (prompt, answer + END)]
+    flat = [piece for each in pool for prompt, answer in each for piece in (prompt, answer + END)]
     encoded = iter(tokenizer(flat)["input_ids"])
     rows = []
-    for turns in pool:
+    for conversation in pool:
         ids: list[int] = []
         labels: list[int] = []
-        for _ in turns:
+        for _ in conversation:
             prompt, answer = next(encoded), next(encoded)
             ids += prompt + answer
             labels += [IGNORED] * len(prompt) + answer
@@ -130,10 +130,11 @@ def batches(
     shares: Mapping[str, float] = SHARES,
     multi_turn: float = MULTI_TURN_SHARE,
     exchanged: float = EXCHANGE_SHARE,
+    agents: float = 0.0,
 ) -> Iterator[Batch]:
     """Yields batches of conversations of at most `longest` tokens, endlessly."""
     rng = Random(seed)
-    source = conversations(rng, tokenizer, shares, multi_turn, exchanged)
+    source = conversations(rng, shares, multi_turn, exchanged, agents)
     while True:
         rows = _tokenize(tokenizer, list(islice(source, POOL)))
         rows = sorted((row for row in rows if len(row[0]) <= longest), key=lambda row: len(row[0]))

@@ -1,6 +1,6 @@
 """Accuracy of the demo model on held-out prompts: exact greedy answers that the model ended."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
@@ -8,9 +8,11 @@ from random import Random
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from models.agents import AGENT_TASKS
 from models.batches import prompt_text
 from models.tasks import TASKS, Example, stream
 
+EVALUATED = TASKS | AGENT_TASKS
 BATCH = 48
 MAX_ANSWER_TOKENS = 450
 
@@ -25,12 +27,15 @@ class Score:
     wrong: str = ""
 
 
-def held_out_examples(seed: int, prompts_per_task: int) -> list[Example]:
+def held_out_examples(
+    seed: int, prompts_per_task: int, applications: Iterable[str] = tuple(EVALUATED)
+) -> list[Example]:
     """Returns different held-out prompts of each application, in all three forms."""
     chosen: list[Example] = []
-    for application in TASKS:
-        source = stream(Random(f"{seed} {application}"), True, {application: 1.0})
-        different = {(e.system, e.user, e.plain): e for e in islice(source, 4 * prompts_per_task)}
+    for application in applications:
+        rng = Random(f"{seed} {application}")
+        source = stream(rng, True, {application: 1.0}, EVALUATED)
+        different = {prompt_text(e): e for e in islice(source, 4 * prompts_per_task)}
         chosen += list(different.values())[:prompts_per_task]
     return chosen
 
@@ -67,11 +72,11 @@ def evaluate(
     tokenizer: PreTrainedTokenizerFast,
     chosen: Sequence[Example],
 ) -> list[Score]:
-    """Returns one score per application, in the order of TASKS."""
+    """Returns one score per application, in the order of EVALUATED."""
     model.eval()
-    predicted = answers(model, tokenizer, [prompt_text(tokenizer, example) for example in chosen])
+    predicted = answers(model, tokenizer, [prompt_text(example) for example in chosen])
     scores = []
-    for application in TASKS:
+    for application in EVALUATED:
         rows = [
             (example, answer)
             for example, answer in zip(chosen, predicted, strict=True)

@@ -10,16 +10,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from random import Random
-from typing import TypedDict
 
+from models.chat import Message, Tool
 from models.words import EMOJI, KIND_OF, WORDS, veldish
-
-
-class Message(TypedDict):
-    """One turn of a chat, in the chat template's format."""
-
-    role: str
-    content: str
 
 
 @dataclass(frozen=True)
@@ -27,7 +20,9 @@ class Example:
     """A prompt and its only correct answer.
 
     input: input of the task, the same in every phrasing. plain: raw text for completion, without
-    chat template; the prompt is `user` and a line feed.
+    chat template; the prompt is `user` and a line feed. before: turns between the system turn and
+    the last one, which is the result of a tool if `role` says so. source: application with the same
+    inputs, if another.
     """
 
     application: str
@@ -36,6 +31,10 @@ class Example:
     user: str
     answer: str
     plain: bool = False
+    before: tuple[Message, ...] = ()
+    role: str = "user"
+    tools: tuple[Tool, ...] = ()
+    source: str = ""
 
     @property
     def messages(self) -> list[Message]:
@@ -43,14 +42,19 @@ class Example:
         system: list[Message] = []
         if self.system is not None:
             system = [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": self.user}]
+        return [*system, *self.before, {"role": self.role, "content": self.user}]
 
     @property
     def held_out(self) -> bool:
         """True for one example in ten, by a hash of its input, which is not trained on in any
         phrasing."""
-        digest = blake2b(f"{self.application}\n{self.input}".encode(), digest_size=2).digest()
-        return int.from_bytes(digest) % 10 == 0
+        return is_held_out(self.source or self.application, self.input)
+
+
+def is_held_out(application: str, given: str) -> bool:
+    """Returns True for one input in ten."""
+    digest = blake2b(f"{application}\n{given}".encode(), digest_size=2).digest()
+    return int.from_bytes(digest) % 10 == 0
 
 
 @dataclass(frozen=True)
@@ -97,8 +101,11 @@ EXCHANGE_SHARE = 0.02  # of conversations
 ZERO_SHARE = 0.2  # of counts start or end at 0, which would otherwise be rare
 
 
-def _make_example(rng: Random, application: str, given: str, answer: str) -> Example:
-    phrasing, form = PHRASINGS[application], rng.random()
+def make_example(
+    rng: Random, application: str, given: str, answer: str, phrasing: Phrasing | None = None
+) -> Example:
+    """Returns the example in a random form, of the application's phrasing if none is given."""
+    phrasing, form = phrasing or PHRASINGS[application], rng.random()
     user = rng.choice(phrasing.user).format(given, *given.split())
     if form < PLAIN_SHARE:
         return Example(application, given, None, user, answer, plain=True)
@@ -124,7 +131,7 @@ def _task_on_words(
 
     def draw(rng: Random) -> Example:
         words = rng.sample(pool, rng.randint(1, max_words))
-        return _make_example(rng, application, " ".join(words), answer(words))
+        return make_example(rng, application, " ".join(words), answer(words))
 
     return draw
 
@@ -144,7 +151,7 @@ def add(rng: Random) -> Example:
     ones, tens = parts[0] + parts[1], parts[2] + parts[3]
     split = f"{a} is {parts[2]} + {parts[0]}, {b} is {parts[3]} + {parts[1]}"
     sums = f"{parts[0]} + {parts[1]} = {ones}, {parts[2]} + {parts[3]} = {tens}"
-    return _make_example(rng, "add", f"{a} {b}", f"{split}, {sums}, {tens} + {ones} = {a + b}.")
+    return make_example(rng, "add", f"{a} {b}", f"{split}, {sums}, {tens} + {ones} = {a + b}.")
 
 
 def _span(rng: Random, largest: int) -> tuple[int, int]:
@@ -157,13 +164,13 @@ def _span(rng: Random, largest: int) -> tuple[int, int]:
 def count(rng: Random) -> Example:
     """Counts from the first number up to the second."""
     low, high = _span(rng, LARGEST)
-    return _make_example(rng, "count", f"{low} {high}", " ".join(map(str, range(low, high + 1))))
+    return make_example(rng, "count", f"{low} {high}", " ".join(map(str, range(low, high + 1))))
 
 
 def countdown(rng: Random) -> Example:
     """Counts from the first number down to the second."""
     low, high = _span(rng, LARGEST)
-    return _make_example(
+    return make_example(
         rng, "countdown", f"{high} {low}", " ".join(map(str, range(high, low - 1, -1)))
     )
 
@@ -172,7 +179,7 @@ def repeat(rng: Random) -> Example:
     """Repeats a word on 2 to 120 numbered lines."""
     word, times = rng.choice(WORDS), round(2 * 60 ** rng.random())
     answer = "\n".join(f"{word} {i}" for i in range(1, times + 1))
-    return _make_example(rng, "repeat", f"{word} {times}", answer)
+    return make_example(rng, "repeat", f"{word} {times}", answer)
 
 
 TASKS: dict[str, Callable[[Random], Example]] = {
@@ -210,10 +217,12 @@ class Revision:
     shares: Mapping[str, float]
     multi_turn: float = MULTI_TURN_SHARE
     exchanges: float = EXCHANGE_SHARE
+    agents: float = 0.0
 
 
 # Later passes draw the tasks that are learned last more often: orders and directions, then orders,
-# long copies and multi-turn conversations, then greetings in every spelling and counts with 0.
+# long copies and multi-turn conversations, then greetings in every spelling and counts with 0, then
+# tools, JSON and thinking.
 REVISIONS = (
     Revision(0.45, 0.4, {**SHARES, "reverse": 5, "count": 2, "countdown": 2, "emoji": 2}),
     Revision(
@@ -229,14 +238,27 @@ REVISIONS = (
         multi_turn=0.25,
         exchanges=0.12,
     ),
+    Revision(
+        0.22,
+        0.4,
+        {**SHARES, "reverse": 4, "sort": 4, "count": 2, "countdown": 2},
+        multi_turn=0.1,
+        exchanges=0.08,
+        agents=0.4,
+    ),
 )
 
 
-def stream(rng: Random, held_out: bool, shares: Mapping[str, float] = SHARES) -> Iterator[Example]:
+def stream(
+    rng: Random,
+    held_out: bool,
+    shares: Mapping[str, float] = SHARES,
+    tasks: Mapping[str, Callable[[Random], Example]] = TASKS,
+) -> Iterator[Example]:
     """Yields examples of the applications in `shares`, endlessly: held-out ones or the others."""
     while True:
         (application,) = rng.choices(tuple(shares), tuple(shares.values()))
-        example = TASKS[application](rng)
+        example = tasks[application](rng)
         if example.held_out == held_out:
             yield example
 

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from models.chat import CHAT_TEMPLATE, END
 from models.exchanges import EXCHANGES
 from models.tasks import GENERIC_SYSTEM, LARGEST, PHRASINGS
 from models.words import KINDS, WORDS
 
-END, PAD = "<|end|>", "<|pad|>"
+PAD = "<|pad|>"
 ROLES = ("system", "user", "assistant")
 SPECIAL_TOKENS = [END, PAD, *(f"<|{role}|>" for role in ROLES)]
 MAX_LENGTH = 2048  # tokens of prompt and answer
@@ -22,16 +23,6 @@ VOCABULARY_LIMIT = 2048  # not reached: the corpus has fewer merges
 
 # Splits text before merging into words, numbers and marks, each with its leading space.
 _PIECES = Regex(r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]|\s")
-
-CHAT_TEMPLATE = (
-    "{%- for message in messages -%}"
-    "{%- if message['role'] not in ['system', 'user', 'assistant'] -%}"
-    "{{ raise_exception('Unknown role: ' + message['role']) }}"
-    "{%- endif -%}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
-)
 
 
 def _corpus() -> Iterator[str]:

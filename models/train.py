@@ -182,6 +182,7 @@ def main(
                     revision.shares,
                     revision.multi_turn,
                     revision.exchanges,
+                    revision.agents,
                 )
                 fit(
                     model,

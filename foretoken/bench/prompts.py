@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from foretoken.bench.lengths import Draw
 
 if TYPE_CHECKING:
-    from models.tasks import Message
+    from models.chat import Message
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 DEMO_MAX_TOKENS = 1_024

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from models.agents import AGENT_SHARES, AGENT_TASKS, CALCULATE, WEATHER
 from models.batches import IGNORED, batches, conversations, prompt_text
 from models.evaluate import answers, evaluate, held_out_examples
 from models.exchanges import EXCHANGES, SPELLINGS, draw
@@ -86,13 +87,45 @@ def test_chat_template_rejects_an_unknown_role(tokenizer: PreTrainedTokenizerFas
         tokenizer.apply_chat_template([{"role": "wizard", "content": "hm"}], tokenize=False)
 
 
+def test_chat_template_renders_tools_calls_and_results(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Arguments as JSON text and as an object, content null, absent and with thoughts."""
+    calls = [
+        {"function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}},
+        {"function": {"name": "get_weather", "arguments": {"city": "Oslo"}}},
+    ]
+    messages = [
+        {"role": "user", "content": "What is the weather in Paris and in Oslo?"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "content": "sunny, 21 degrees", "tool_call_id": "call_1"},
+        {"role": "tool", "content": "rainy, 8 degrees"},
+        {"role": "assistant", "content": "<think>Task: get_weather.</think>One moment."},
+        {"role": "user", "content": "Think: Add 1 and 2."},
+        {"role": "assistant", "tool_calls": [{"name": "now"}], "content": "Yes."},
+    ]
+    unknown = [{"name": "now"}, {"type": "function", "function": {"name": "f", "parameters": None}}]
+    tools = [CALCULATE.schema, WEATHER.schema, *unknown]
+    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+    assert text == (
+        "<|system|>Tools: calculate(expression), get_weather(city), now(), f()<|end|>"
+        "<|user|>What is the weather in Paris and in Oslo?<|end|>"
+        '<|assistant|><tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n'
+        '</tool_call>\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n'
+        "</tool_call><|end|><|user|><tool_response>\nsunny, 21 degrees\n</tool_response>\n"
+        "<tool_response>\nrainy, 8 degrees\n</tool_response><|end|>"
+        "<|assistant|>One moment.<|end|><|user|>Think: Add 1 and 2.<|end|>"
+        '<|assistant|>Yes.\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call><|end|>'
+    )
+
+
 def test_training_text_equals_the_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:
-    for example in examples(3, 100, held_out=False):
+    agents = stream(Random(3), False, AGENT_SHARES, AGENT_TASKS)
+    for example in (*examples(3, 100, held_out=False), *islice(agents, 200)):
+        tools = [tool.schema for tool in example.tools] or None
         rendered = tokenizer.apply_chat_template(
-            example.messages, tokenize=False, add_generation_prompt=True
+            example.messages, tools=tools, tokenize=False, add_generation_prompt=True
         )
         plain = f"{example.user}\n"
-        assert prompt_text(tokenizer, example) == (plain if example.plain else rendered)
+        assert prompt_text(example) == (plain if example.plain else rendered)
 
 
 def test_demo_tasks_have_known_answers() -> None:
@@ -124,8 +157,13 @@ def test_held_out_inputs_are_not_trained_on(tokenizer: PreTrainedTokenizerFast) 
     held_out = {key(example) for example in examples(0, 3000, held_out=True)}
     trained = {key(example) for example in examples(0, 3000, held_out=False)}
     assert len(held_out) > 1000 and not held_out & trained
-    asked = {prompt_text(tokenizer, example) for example in held_out_examples(0, 20)}
-    turns = islice(conversations(Random(0), tokenizer), 3000)
+    unseen = [
+        example
+        for example in held_out_examples(0, 20)
+        if example.source != "weather" or example.role == "tool"  # all cities are asked for
+    ]
+    asked = {prompt_text(example) for example in unseen}
+    turns = islice(conversations(Random(0), agents=0.3), 3000)
     assert asked.isdisjoint(prompt for conversation in turns for prompt, _ in conversation)
 
 
@@ -171,7 +209,7 @@ def test_demo_checkpoint_is_small_and_bfloat16() -> None:
 def test_held_out_prompts_are_answered_exactly(
     demo: tuple[LlamaForCausalLM, PreTrainedTokenizerFast],
 ) -> None:
-    scores = evaluate(*demo, held_out_examples(seed=0, prompts_per_task=50))
+    scores = evaluate(*demo, held_out_examples(0, 50, TASKS))
     wrong = [score.wrong for score in scores if score.wrong]
     assert [score.application for score in scores] == list(TASKS)
     assert sum(s.exact for s in scores) >= 0.98 * sum(s.prompts for s in scores), wrong
@@ -229,8 +267,8 @@ def test_int8_weights_change_the_perplexity_by_less_than_half_a_percent(
         pytest.skip(f"INT8 products need {missing()}")
     tokenizer = demo[1]
     texts = [
-        torch.tensor(tokenizer.encode(prompt_text(tokenizer, example) + example.answer))
-        for example in held_out_examples(0, 3)
+        torch.tensor(tokenizer.encode(prompt_text(example) + example.answer))
+        for example in held_out_examples(0, 3, TASKS)
     ]
     exact, quantized = (
         perplexity(EngineConfig(model=str(DEMO), dtype=dtype, quantization=name), texts)

@@ -111,8 +111,8 @@ def test_conversation_is_rendered_by_the_model_s_template() -> None:
 
 
 def test_template_error_keeps_the_template_s_message() -> None:
-    with pytest.raises(TemplateError, match="Unknown role: tool"):
-        demo_text().encode_chat([{"role": "tool", "content": "x"}])
+    with pytest.raises(TemplateError, match="Unknown role: wizard"):
+        demo_text().encode_chat([{"role": "wizard", "content": "x"}])
 
 
 def test_missing_chat_template_is_an_error(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from models.batches import prompt_text
 from models.evaluate import held_out_examples
+from models.tasks import TASKS
 from models.train import DEMO
 from services.worker.engine.inputs import StepInputs
 from services.worker.kernels.reference.paging import quantize
@@ -187,14 +188,14 @@ def demo() -> PagedModel:
 @pytest.fixture(scope="module")
 def conversations() -> list[Conversation]:
     tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(DEMO)
-    tasks = [e for e in held_out_examples(UNSEEN, 12) if not e.plain]
+    tasks = [e for e in held_out_examples(UNSEEN, 12, TASKS) if not e.plain]
     Random(UNSEEN).shuffle(tasks)
     made = []
     for first in range(0, len(tasks) - TURNS + 1, TURNS):
         tokens: list[int] = []
         answers: list[bool] = []
         for task in tasks[first : first + TURNS]:
-            prompt = tokenizer.encode(prompt_text(tokenizer, task))
+            prompt = tokenizer.encode(prompt_text(task))
             answer = [*tokenizer.encode(task.answer), tokenizer.eos_token_id]
             tokens += prompt + answer
             answers += [False] * len(prompt) + [True] * len(answer)
