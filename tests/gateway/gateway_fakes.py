@@ -24,10 +24,11 @@ from observability.tracing import NO_SPANS, Spans
 from protos.generated import common_pb2 as common
 from protos.generated import scheduler_pb2 as sched
 from protos.generated import scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
-from services.runtime.errors import Code, InvalidArgument, ServiceError
+from services.runtime.errors import Code, ServiceError
 from services.runtime.network.channel import InProcessServer, connect
 from services.runtime.server import Mount, Server, listening
 from services.runtime.tasks import background
+from tests.gateway.adapter_fakes import FakeAdapters
 from tests.reach import until
 
 REACH_TOKENS = 512
@@ -53,7 +54,7 @@ def tokens_of(text: str) -> list[int]:
 
 
 @dataclass
-class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
+class FakeScheduler(FakeAdapters):
     """Places every request at `worker_address` unless `place` is off. `send_event` sends other
     events."""
 
@@ -121,19 +122,6 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         if story is None:
             raise ServiceError(Code.NOT_FOUND, f"no request {request.request_id!r} is remembered")
         return sched.WhyResponse(stories=[story])
-
-    async def LoadAdapter(self, request: sched.Adapter, context: Any) -> sched.AdapterResponse:
-        """Loads from any folder but /bad."""
-        if request.path == "/bad":
-            raise InvalidArgument("path", "the folder /bad does not exist")
-        self.adapters.append(request)
-        self.streams[-1].put_nowait(self.fleet([self.worker_address]))
-        return sched.AdapterResponse()
-
-    async def UnloadAdapter(self, request: sched.Adapter, context: Any) -> sched.AdapterResponse:
-        self.adapters = [each for each in self.adapters if each.name != request.name]
-        self.streams[-1].put_nowait(self.fleet([self.worker_address]))
-        return sched.AdapterResponse()
 
     async def GetFleet(self, request: sched.GetFleetRequest, context: Any) -> sched.FleetView:
         self.fleet_queries += 1
