@@ -96,6 +96,16 @@ async def test_json_schema_answers_are_valid(client: AsyncOpenAI, temperature: f
         validate(json.loads(choice.message.content or ""), SCHEMA)
 
 
+async def test_json_schema_constrains_an_answer_that_the_model_knows(client: AsyncOpenAI):
+    properties = {"fruit": {"type": "string"}, "number": {"type": "integer"}}
+    schema = {"type": "object", "properties": properties, "required": [*properties]}
+    answer = await client.chat.completions.create(
+        model=MODEL, temperature=0.0, response_format=json_format(schema),
+        messages=[{"role": "user", "content": "JSON: fruit plum, number 7"}],
+    )  # fmt: skip
+    assert answer.choices[0].message.content == '{"fruit":"plum","number":7}'
+
+
 async def test_streamed_json_schema_answer_is_valid(client: AsyncOpenAI):
     stream = await client.chat.completions.create(
         model=MODEL, messages=CHAT, temperature=2.0, seed=2, max_tokens=300, stream=True,
