@@ -94,3 +94,92 @@ async def test_schema_that_cannot_be_enforced_is_refused(client: AsyncOpenAI):
             model=MODEL, messages=CHAT, tools=[tool], tool_choice="required"
         )
     assert error.value.param == "tools"
+
+
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+EXPRESSION = {"type": "object", "properties": {"expression": {"type": "string"}},
+              "required": ["expression"]}  # fmt: skip
+
+
+def offer(name: str, parameters: object, **fields: Any) -> Any:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **fields}}
+
+
+AGENT_TOOLS: list[Any] = [offer("get_weather", WEATHER), offer("calculate", EXPRESSION)]
+
+
+async def test_model_calls_a_tool_and_answers_with_its_result(client: AsyncOpenAI):
+    question: Any = {"role": "user", "content": "What is the weather in Paris?"}
+    fields: Any = {"model": MODEL, "tools": AGENT_TOOLS, "temperature": 0}
+    called = await client.chat.completions.create(messages=[question], **fields)
+    message = called.choices[0].message
+    [call] = message.tool_calls or []
+    assert call.type == "function"
+    assert (call.function.name, json.loads(call.function.arguments)) == (
+        "get_weather", {"city": "Paris"},
+    )  # fmt: skip
+    assert called.choices[0].finish_reason == "tool_calls"
+    result = {"role": "tool", "tool_call_id": call.id, "content": "sunny, 20 degrees"}
+    history: Any = [question, message, result]
+    answered = await client.chat.completions.create(messages=history, **fields)
+    assert answered.choices[0].message.content == "Paris: sunny, 20 degrees"
+    assert answered.choices[0].finish_reason == "stop"
+
+
+async def test_model_calls_two_tools_at_once_and_none_where_none_is_needed(client: AsyncOpenAI):
+    def ask(text: str, **more: Any) -> Any:
+        return client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": text}], tools=AGENT_TOOLS,
+            temperature=0, **more,
+        )  # fmt: skip
+
+    both = "What is the weather in Paris and in Rome?"
+    two, one, none = await asyncio.gather(
+        ask(both), ask(both, parallel_tool_calls=False), ask("Sort: pear apple fig")
+    )
+    cities = [json.loads(call.function.arguments)["city"]
+              for call in two.choices[0].message.tool_calls]  # fmt: skip
+    assert cities == ["Paris", "Rome"]
+    assert len(one.choices[0].message.tool_calls) == 1
+    assert none.choices[0].message.tool_calls is None
+    assert none.choices[0].message.content == "apple fig pear"
+
+
+async def test_strict_tool_is_enforced_within_a_free_answer(client: AsyncOpenAI):
+    schema = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+              "required": ["city"], "additionalProperties": False}  # fmt: skip
+    answer = await client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "What is the weather in Paris?"}],
+        tools=[offer("get_weather", schema, strict=True)], temperature=0,
+    )  # fmt: skip
+    [call] = answer.choices[0].message.tool_calls or []
+    assert call.type == "function"
+    validate(json.loads(call.function.arguments), schema)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_is_apart_from_the_content(client: AsyncOpenAI, stream: bool):
+    question = {"role": "user", "content": "Think: Reverse: red blue green"}
+    fields: Any = {"model": MODEL, "temperature": 0, "messages": [question]}
+    if stream:
+        events = await client.chat.completions.create(stream=True, **fields)
+        deltas = [event.choices[0].delta async for event in events]
+        reasoning = "".join(getattr(delta, "reasoning", None) or "" for delta in deltas)
+        content = "".join(delta.content or "" for delta in deltas)
+    else:
+        answer = await client.chat.completions.create(**fields)
+        message = answer.choices[0].message
+        reasoning, content = getattr(message, "reasoning_content", ""), message.content or ""
+        details = answer.usage and answer.usage.completion_tokens_details
+        assert details is not None and details.reasoning_tokens
+    assert (reasoning, content) == ("Task: reverse.", "green blue red")
+
+
+async def test_budget_ends_reasoning(client: AsyncOpenAI):
+    answer = await client.chat.completions.create(
+        model=MODEL, temperature=0, extra_body={"thinking_token_budget": 4},
+        messages=[{"role": "user", "content": "Think: Reverse: red blue green"}],
+    )  # fmt: skip
+    reasoning = getattr(answer.choices[0].message, "reasoning", "")
+    assert reasoning and "Task: reverse.".startswith(reasoning) and reasoning != "Task: reverse."
+    assert answer.choices[0].message.content
