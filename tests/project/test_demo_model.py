@@ -115,6 +115,16 @@ def test_chat_template_renders_tools_calls_and_results(tokenizer: PreTrainedToke
         "<|assistant|>One moment.<|end|><|user|>Think: Add 1 and 2.<|end|>"
         '<|assistant|>Yes.\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call><|end|>'
     )
+    thinking = tokenizer.apply_chat_template(
+        [{"role": "system", "content": "Be kind."}, messages[5], messages[0]],
+        tools=[CALCULATE.schema],
+        enable_thinking=True,
+        tokenize=False,
+    )
+    assert thinking == (
+        "<|system|>Be kind.\nTools: calculate(expression)<|end|><|user|>Think: Add 1 and 2.<|end|>"
+        "<|user|>Think: What is the weather in Paris and in Oslo?<|end|>"
+    )
 
 
 def test_training_text_equals_the_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:

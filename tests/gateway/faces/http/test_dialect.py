@@ -217,7 +217,7 @@ async def test_chat_template_receives_client_options(harness: Harness) -> None:
         ({"add_generation_prompt": False}, "<|user|>1,<|end|><|assistant|>well, <|end|>"),
         ({"continue_final_message": True}, "<|user|>1,<|end|><|assistant|>well, "),
         ({"chat_template_kwargs": {"mood": "good"}, "reasoning_effort": "low", "messages": CHAT},
-         "<|user|>1,<|end|><|assistant|>"),
+         "<|user|>Think: 1,<|end|><|assistant|>"),
     ):  # fmt: skip
         assert (await chat(harness, **{"messages": turns, **fields})).status == 200
         ids = list(harness.worker.prompts[-1].token_ids)
