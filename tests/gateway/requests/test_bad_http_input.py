@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,7 +177,6 @@ CHATS: list[tuple[object, str | None, str]] = [
         "must be an object with id, type and function",
     ),
     (chat(tools=[{"type": "function"}]), "tools[0].function", "must be an object with a name"),
-    (chat(tools=[TOOL]), "tools", "does not show tools to the model"),
     (chat(tool_choice="required"), "tool_choice", "needs tools"),
     (chat(functions=[{}]), "functions", "not supported"),
     (chat(function_call={"name": "f"}), "function_call", "not supported"),
@@ -265,6 +265,14 @@ async def test_bad_headers_are_400(harness: Harness, header: str, value: str, pa
     reply = await harness.http("POST", "/v1/completions", {"prompt": "1,"}, {header: value})
     assert reply.status == 400
     assert part in reply.json["error"]["message"]
+
+
+async def test_tools_are_refused_where_the_template_does_not_show_them(tmp_path: Path) -> None:
+    template = tmp_path / "plain.jinja"
+    template.write_text("{{ messages[0].content }}")
+    async with run_harness(lambda _: ANSWER, chat_template=str(template)) as harness:
+        part = "does not show tools to the model"
+        await check_refusal(harness, "/v1/chat/completions", chat(tools=[TOOL]), "tools", part)
 
 
 async def test_unknown_model_is_404(harness: Harness) -> None:
