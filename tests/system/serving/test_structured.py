@@ -145,10 +145,10 @@ async def test_json_object_is_an_object_unless_the_answer_is_cut(client: AsyncOp
 @pytest.mark.parametrize(("fields", "pattern"), SPELLINGS, ids=lambda value: str(value)[:40])
 async def test_each_spelling_constrains_both_endpoints(client: AsyncOpenAI, fields, pattern):
     chat = await client.chat.completions.create(
-        model=MODEL, messages=CHAT, temperature=2.0, n=3, max_tokens=60, extra_body=fields
+        model=MODEL, messages=CHAT, temperature=2.0, n=3, max_tokens=120, extra_body=fields
     )
     completion = await client.completions.create(
-        model=MODEL, prompt=["a", "b"], temperature=0.0, max_tokens=60, extra_body=fields
+        model=MODEL, prompt=["a", "b"], temperature=0.0, max_tokens=120, extra_body=fields
     )
     answers = [each.message.content or "" for each in chat.choices]
     answers += [each.text for each in completion.choices]
