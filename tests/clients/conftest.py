@@ -4,6 +4,7 @@ interpreter that has vLLM."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ HERE = Path(__file__).parent
 SENT = HERE / "sent"
 SCRIPTS = HERE / "scripts"
 CLIENT_S = 240.0
+AFTER_CLIENT = "_client_|_receives_|_load_|_scores_"  # what follows a client in a test's name
 
 ON = (
     *("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"),
@@ -53,7 +55,7 @@ def url(server: str, request: pytest.FixtureRequest) -> Iterator[str]:
     if not os.environ.get("CLIENTS_RECORD"):
         yield server
         return
-    client = request.node.name.removeprefix("test_").split("[")[0]
+    client = re.split(AFTER_CLIENT, request.node.name.removeprefix("test_"))[0]
     with recording(server) as recorder:
         yield recorder.url
     SENT.mkdir(exist_ok=True)

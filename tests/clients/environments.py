@@ -45,6 +45,7 @@ GROUPS = {
     group.name: group
     for group in (
         Group("openai"),
+        Group("agents"),
         Group("anthropic"),
         Group("envoy"),
         Group("litellm"),

@@ -10,6 +10,10 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
 REVERSED = "green blue red"
 DRAWN = "🐱🌙"
 SORTED = "apple fig pear"
+RECORD = {"fruit": "plum", "number": 7}
+# Of a conversation in which each question needs one call.
+AGENT_CALLS = ["calculate", "get_weather", "calculate"]
+AGENT_ANSWERS = ["It is 82.", "Oslo: snowy, 3 degrees", "It is 78."]
 
 
 def counted(first: int, last: int) -> str:
@@ -75,6 +79,13 @@ def test_openai_node_client_completes_chats_and_texts(node_output: Callable[[str
     )
 
 
+def test_ai_sdk_client_streams_extracts_and_calls_tools(node_output: Callable[[str], dict]) -> None:
+    seen = node_output("ai_sdk.cjs")
+    assert seen["answer"] == seen["streamed"] == REVERSED
+    assert seen["object"] == RECORD
+    assert (seen["calls"], seen["answers"]) == (AGENT_CALLS, AGENT_ANSWERS)
+
+
 def test_langchain_client_completes_chats_batches_and_chains(script_output: ScriptOutput) -> None:
     seen = script_output("openai", "langchain_chat.py")
     assert seen["answer"] == seen["streamed"] == seen["async"] == REVERSED
@@ -83,12 +94,22 @@ def test_langchain_client_completes_chats_batches_and_chains(script_output: Scri
     assert seen["batch"] == [counted(n, 5) for n in range(4)]
     assert seen["chain"] == "fig pear"
     assert seen["text"] == seen["text_streamed"] == DRAWN
+    assert seen["called"] == seen["streamed_call"] == ["get_weather", {"city": "Paris"}]
+    assert seen["concluded"] == "Paris: sunny, 5 degrees"
+    assert seen["by_schema"] == RECORD
+
+
+def test_agents_client_extracts_and_calls_tools(script_output: ScriptOutput) -> None:
+    seen = script_output("agents", "agents_python.py")
+    assert seen["by_schema"] == RECORD
+    assert (seen["calls"], seen["answers"]) == (AGENT_CALLS, AGENT_ANSWERS)
 
 
 def test_llamaindex_client_completes_chats_and_texts(script_output: ScriptOutput) -> None:
     seen = script_output("litellm", "llamaindex_chat.py")
     assert seen["answer"] == seen["streamed"] == seen["async"] == REVERSED
     assert seen["completed_by_chat"] == "fig pear"
+    assert seen["called"] == ["get_weather", {"city": "Paris"}]
     assert seen["text"] == DRAWN and seen["text_streamed"] == "sun"
 
 

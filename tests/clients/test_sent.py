@@ -37,6 +37,8 @@ def test_every_client_has_a_recorded_request() -> None:
             "langchain",
             "llamaindex",
             "litellm",
+            "agents",
+            "ai_sdk",
             "aisuite",
         ),
         *("guidellm", "aiperf", "vllm_bench", "locust", "lm_eval"),
