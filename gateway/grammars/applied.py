@@ -8,8 +8,10 @@ from gateway.grammars.frames import Setup
 from gateway.grammars.limits import GrammarLimits
 from gateway.requests.text import Text
 from gateway.types.generation import GenerationRequest
+from services.runtime.errors import InvalidArgument
 
 DIGEST_CHARS = 16
+NOT_COMBINED = "cannot be combined with a schema, a grammar or a required tool call"
 
 
 def make_compiler(config: GatewayConfig, text: Text) -> GrammarCompiler:
@@ -37,7 +39,10 @@ def make_compiler(config: GatewayConfig, text: Text) -> GrammarCompiler:
 
 def apply_grammar(request: GenerationRequest, grammar: str) -> GenerationRequest:
     """The request with its compiled constraint. Answers of one constraint have similar lengths:
-    unless the client names an application, they are forecast as one."""
+    unless the client names an application, they are forecast as one. Raises InvalidArgument if few
+    tokens are allowed: often none of them could continue the answer."""
+    if request.sampling.allowed_token_ids:
+        raise InvalidArgument("allowed_token_ids", NOT_COMBINED)
     client, constraint = request.client, request.client.constraint
     if constraint is not None and not client.application:
         name = f"grammar-{constraint.digest.hex()[:DIGEST_CHARS]}"

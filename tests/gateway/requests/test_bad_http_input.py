@@ -108,6 +108,7 @@ COMPLETIONS: list[tuple[object, str | None, str]] = [
     ({"prompt": "1,", "stop_token_ids": [-1]}, "stop_token_ids", "greater than or equal to 0"),
     ({"prompt": "1,", "stop_token_ids": ["1"]}, "stop_token_ids", "integer"),
     ({"prompt": "1,", "stop_token_ids": [1] * 129}, "stop_token_ids", "at most 128 token ids"),
+    ({"prompt": "1,", "allowed_token_ids": [9], "regex": "a"}, "allowed_token_ids", "a schema"),
     ({"prompt": "1,", "allowed_token_ids": []}, "allowed_token_ids", "must not be empty"),
     ({"prompt": "1,", "allowed_token_ids": [999999]}, "allowed_token_ids", "outside"),
     ({"prompt": "1,", "bad_words": [""]}, "bad_words", "a word must not be empty"),

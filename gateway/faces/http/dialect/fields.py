@@ -65,7 +65,7 @@ SHARED_FIELDS: Mapping[str, FieldRule] = {
     "max_tokens": supported("default: 16 for a completion, the remaining context for a chat"),
     "min_tokens": supported("no stop before this many tokens"),
     "logit_bias": supported("-100 to 100; at most 300 tokens"),
-    "allowed_token_ids": supported("samples only these tokens"),
+    "allowed_token_ids": supported("samples only these tokens; not with a constraint"),
     "bad_words": supported("at most 128; each also with a leading space"),
     "prompt_logprobs": supported("0 to 20; not with `stream`"),
     "skip_special_tokens": supported("false: special tokens appear in the text"),
