@@ -37,6 +37,7 @@ class SamplingOptions(TypedDict, total=False):
     include_stop_str_in_output: bool
     skip_special_tokens: bool
     spaces_between_special_tokens: bool
+    grammar: str  # EBNF with the rule `root`, or llguidance's variant of Lark with `start`
 
 
 class RequestOptions(SamplingOptions, total=False):

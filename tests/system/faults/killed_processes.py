@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from foretoken import AsyncClient
+from foretoken.client.answers import SamplingOptions
 from tests.live import Live, serving
 from tests.system.children import children, is_alive
 
@@ -22,6 +24,9 @@ MODULES = {
     "scheduling": "foretoken.running.scheduling",
 }
 PROMPTS = [f"Count from {first} to {first + 90}.\n" for first in range(1, 9)]
+GREEDY: SamplingOptions = {"temperature": 0.0, "ignore_eos": True}
+IN_WORDS: SamplingOptions = {"temperature": 2.0, "grammar": "start: /([a-z]{2,8}, ){1000}/"}
+BEGUN_WORDS = "([a-z]{2,8}, )*[a-z]*,? ?"  # no answer of TOKENS completes the grammar
 TOKENS = 220  # long enough that a kill comes while they run
 BACK_S = 60.0
 
@@ -36,15 +41,23 @@ def two_workers(folder: Path, *arguments: str) -> Iterator[tuple[Live, Path]]:
         yield live, output
 
 
-async def answer(client: AsyncClient, prompt: str, tokens: int) -> list[int]:
-    answered = await client.generate(
-        prompt, max_tokens=tokens, ignore_eos=True, temperature=0.0
-    ).complete()
-    return list(answered.choices[0].token_ids)
+async def answer(
+    client: AsyncClient, prompt: str, tokens: int, options: SamplingOptions = GREEDY
+) -> list[int]:
+    limited: SamplingOptions = {**options, "max_tokens": tokens}
+    [choice] = (await client.generate(prompt, **limited).complete()).choices
+    assert "grammar" not in options or re.fullmatch(BEGUN_WORDS, choice.text), choice.text
+    return list(choice.token_ids)
 
 
 async def answers(client: AsyncClient, tokens: int = TOKENS) -> list[list[int]]:
-    return await asyncio.gather(*(answer(client, prompt, tokens) for prompt in PROMPTS))
+    """The answers to all prompts: every second one is drawn within a grammar."""
+    return await asyncio.gather(
+        *(
+            answer(client, prompt, tokens, {**IN_WORDS, "seed": n} if n % 2 else GREEDY)
+            for n, prompt in enumerate(PROMPTS)
+        )
+    )
 
 
 async def check_answers_while(
