@@ -36,6 +36,7 @@ async def two_equal_workers(policy: str, log: Path, *sets: str) -> AsyncIterator
     fixed = (
         f"scheduler.event_log={log}", "estimator.refit_samples=1000000", "worker.host_gib=0",
         "worker.profile_s=4.5",  # one second is too short for a first fit on a busy machine
+        "worker.dtype=float32",  # answers do not depend on the batch
     )  # fmt: skip
     options = ServeOptions(policy=policy, workers=2, http_port=0, grpc_port=0, sets=[*fixed, *sets])
     async with embedded(options, Lifecycle()) as system:
