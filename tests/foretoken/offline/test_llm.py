@@ -17,7 +17,8 @@ from services.core import FinishReason
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 COPIES = [
-    [{"role": "user", "content": f"copy: {words}"}] for words in ("pear fig", "one", "a b c d")
+    [{"role": "user", "content": f"Copy: {words}"}]
+    for words in ("pear fig", "sun", "red blue cat dog")
 ]
 
 
