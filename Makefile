@@ -1,10 +1,11 @@
 # make serve: install and start the server
 # make test: tests that are not marked slow, one process per core; property tests use fixed seeds
-# make test-slow: tests marked slow
-# make soak: property tests with fresh seeds
+# make test-slow: tests marked slow, except property tests
+# make soak: property tests with fresh seeds; EXAMPLES=sample draws fewer, as CI does
 # make test-clients: third-party clients against a live server, at pinned versions in separate
 # environments (about 9 GB, created by make clients)
 PYTHON ?= python3
+EXAMPLES ?= fresh
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -27,11 +28,11 @@ test: setup
 	$(BIN)/python -m pytest --numprocesses logical --dist worksteal -m "not slow and not clients" $(ARGS)
 
 test-slow: setup
-	$(BIN)/python -m pytest --numprocesses logical --dist worksteal -m "slow and not clients" $(ARGS)
+	$(BIN)/python -m pytest --numprocesses logical --dist worksteal -m "slow and not property and not clients" $(ARGS)
 
 # A failure prints the @reproduce_failure line that repeats it.
 soak: setup
-	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --hypothesis-profile fresh -m "property and not clients" $(ARGS)
+	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --hypothesis-profile $(EXAMPLES) -m "property and not clients" $(ARGS)
 
 clients: setup
 	$(BIN)/python -m tests.clients.environments

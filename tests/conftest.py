@@ -19,12 +19,15 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 set_numba_cache_folder()
 
-# `fixed` tries the same examples in every run; `fresh` draws new ones and prints how to reproduce a
-# failure. Neither has a deadline: the time of an example depends on the load of the machine.
+# `fixed` tries the same examples in every run. `fresh` and `sample` draw new ones and print how to
+# reproduce a failure: many for `make soak`, fewer in CI. None has a deadline: the time of an example
+# depends on the load of the machine.
 settings.register_profile("fixed", deadline=None, derandomize=True)
-settings.register_profile(
-    "fresh", deadline=None, derandomize=False, database=None, print_blob=True, max_examples=200
-)
+for profile, count in (("fresh", 400), ("sample", 100)):
+    settings.register_profile(
+        profile, deadline=None, derandomize=False, database=None, print_blob=True,
+        max_examples=count,
+    )  # fmt: skip
 settings.load_profile("fixed")
 
 COLLECTIONS = (5_000, 10, 50)  # gc thresholds
