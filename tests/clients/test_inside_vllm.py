@@ -1,6 +1,6 @@
-"""foretoken's scheduler inside vLLM. In the newest engine, with less memory than the requests need,
-with cancels, patterns, schemas, seeds and several answers, it gives the answers of vLLM's own, which
-schedules synchronously or a step ahead. With every tested version, it schedules without a model."""
+"""foretoken's scheduler inside vLLM. In the newest engine, with less memory than requests need,
+with cancels, patterns, schemas, seeds and several answers, it gives the answers of vLLM's own,
+which schedules synchronously or a step ahead. Every tested version schedules without a model."""
 
 import json
 import socket
