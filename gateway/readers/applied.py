@@ -1,17 +1,14 @@
 """The readers of a model's answers, and requests with what their answers need."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from gateway.readers.constraints import constrain_calls
-from gateway.readers.content import ContentReader
 from gateway.readers.formats import AnswerFormats, check_names, select_formats
-from gateway.readers.opening import open_reader
+from gateway.readers.opening import select_reader
 from gateway.readers.reasoning import ReasoningFormat
 from gateway.readers.response_template import check_template
 from gateway.requests.text import Text
-from gateway.types.answer_parts import AnswerReader
 from gateway.types.client_request import ClientRequest
 from gateway.types.generation import GenerationRequest, ReasoningLimit
 from gateway.types.tools import ToolUse
@@ -46,6 +43,9 @@ class AnswerReading:
         if self.formats.template is not None:
             check_template(self.formats.template)
         self._shows_tools = "tools" in text.chat_template
+        forced = _marks(self.formats, ToolUse(required=True))
+        marks = {*_marks(self.formats, ToolUse()), *forced}
+        self._special_marks = frozenset(filter(self._has_special, marks))
 
     def check(self, request: ClientRequest) -> None:
         """Raises InvalidArgument if the model cannot use the tools, or its reasoning has no marks
@@ -73,21 +73,22 @@ class AnswerReading:
         end = ""
         if reasoning is not None or template is not None:
             end = self._text.decode(request.prompt_ids[-END_TOKENS:], skip_special_tokens=False)
-        if open_reader(formats, client.tools, end) is None:
+        reader = select_reader(formats, client.tools, end)
+        if reader is None:
             return request
         constraint = client.constraint
         if client.tools is not None:
             constraint = constrain_calls(formats, client.tools, constraint, self._spell)
         if constraint is not None and reasoning and reasoning.is_opened_by(end):
             constraint = replace(constraint, after=self._spell(reasoning.end))
-        sampling = request.sampling
-        if template is not None or self._has_special(_marks(formats, client.tools)):
+        sampling, marks = request.sampling, _marks(formats, client.tools)
+        if template is not None or not self._special_marks.isdisjoint(marks):
             sampling = replace(sampling, skip_special_tokens=False)
         return replace(
             request,
             client=replace(client, constraint=constraint),
             sampling=sampling,
-            open_reader=partial(_open, formats, client.tools, end),
+            open_reader=reader,
             reasoning_limit=self._limit(client.reasoning_tokens, reasoning, end),
         )
 
@@ -106,16 +107,12 @@ class AnswerReading:
         limit = max(1, tokens)  # a worker's first token tells that it has begun
         return ReasoningLimit(limit, reasoning.start, reasoning.end, end_ids, bool(opened))
 
-    def _has_special(self, marks: Collection[str]) -> bool:
-        return any(special in mark for mark in marks for special in self._text.special_texts)
+    def _has_special(self, mark: str) -> bool:
+        return any(special in mark for special in self._text.special_texts)
 
     def _spell(self, text: str) -> Sequence[str | int]:
         """The text, with special tokens as their ids."""
         return self._text.split_specials(text)
-
-
-def _open(formats: AnswerFormats, use: ToolUse | None, prompt_end: str) -> AnswerReader:
-    return open_reader(formats, use, prompt_end) or ContentReader()
 
 
 def _marks(formats: AnswerFormats, use: ToolUse | None) -> Sequence[str]:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from gateway.readers.formats import AnswerFormats, select_formats
 from gateway.readers.joined import JoinedAnswer, join_parts
-from gateway.readers.opening import open_reader
-from gateway.types.answer_parts import AnswerPart
+from gateway.readers.opening import select_reader
+from gateway.types.answer_parts import AnswerPart, AnswerReader
 from gateway.types.tools import Tool, ToolUse
 
 USE = ToolUse((Tool("f"), Tool("g", parameters={"properties": {"b": {"type": "string"}}})))
@@ -78,6 +78,11 @@ ANSWERS = [
 
 def formats(calls: str, reasoning: str = "none") -> AnswerFormats:
     return select_formats("", calls, reasoning)
+
+
+def open_reader(form: AnswerFormats, use: ToolUse | None, prompt_end: str) -> AnswerReader | None:
+    opener = select_reader(form, use, prompt_end)
+    return opener and opener()
 
 
 def read(

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from gateway.readers.call_formats import CALL_FORMATS, WholeCallFormat
 from gateway.readers.formats import select_formats
 from gateway.readers.joined import join_parts
-from gateway.readers.opening import open_reader
 from gateway.types.answer_parts import (
     Content,
     ToolCallArguments,
@@ -17,7 +16,7 @@ from gateway.types.answer_parts import (
     ToolCallStart,
 )
 from gateway.types.tools import Tool, ToolUse
-from tests.gateway.readers.answers import ANSWERS, USE, formats, joined, read
+from tests.gateway.readers.answers import ANSWERS, USE, formats, joined, open_reader, read
 
 FORMATS = st.sampled_from(sorted(CALL_FORMATS))
 MARKS = sorted({mark for form in CALL_FORMATS.values() for mark in form.begins})

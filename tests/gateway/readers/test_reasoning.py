@@ -2,9 +2,8 @@
 
 import pytest
 
-from gateway.readers.opening import open_reader
 from gateway.readers.reasoning import REASONING_FORMATS, ReasoningReader
-from tests.gateway.readers.answers import F1, USE, formats, joined
+from tests.gateway.readers.answers import F1, USE, formats, joined, open_reader
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 # Format, end of the prompt, text, reasoning, content.
