@@ -26,8 +26,9 @@ class Pattern(Protocol):
 
 
 def compile_pattern(pattern: str) -> Pattern:
-    """A pattern in which a blank is any whitespace, and `.` any character."""
-    return cast(Pattern, regex.compile(pattern.replace(" ", r"\s*"), regex.DOTALL))
+    """A pattern in which a blank is all whitespace at its place, and `.` any character. Blanks do
+    not backtrack: several of them would take a power of the time."""
+    return cast(Pattern, regex.compile(pattern.replace(" ", r"\s*+"), regex.DOTALL))
 
 
 def escape(text: str) -> str:

@@ -157,6 +157,12 @@ def test_written_calls_are_read(name: str):
     assert not written.trigger or (written.opening + written.before).startswith(written.trigger)
 
 
+@pytest.mark.parametrize("name", [name for name, form in CALL_FORMATS.items() if form.begins])
+def test_reader_does_not_backtrack_within_many_blanks(name: str):
+    text = CALL_FORMATS[name].begins[0] + " " * 200_000 + "x"
+    assert joined(formats(name), [text]) == (text, "", [])
+
+
 def test_unknown_name_is_an_error_with_the_known_ones():
     with pytest.raises(ValueError, match=r"unknown name 'hermez'; known: auto, none, hermes, "):
         select_formats("", "hermez")
