@@ -74,9 +74,7 @@ def _schema_grammar(schema: object, whitespace: str | None) -> str:
         schema = {} if schema else {"enum": []}
     if not isinstance(schema, dict):
         raise GrammarFault("a JSON schema must be an object")
-    for _, inner in walk_schema(schema):
-        if inner.get("uniqueItems") is False:  # the default, but llguidance refuses it
-            del inner["uniqueItems"]
+    _drop_defaults(schema)
     return LLMatcher.grammar_from_json_schema(
         json.dumps(schema, ensure_ascii=False),
         defaults=_whitespace_options(whitespace),
@@ -84,10 +82,23 @@ def _schema_grammar(schema: object, whitespace: str | None) -> str:
     )
 
 
+def _drop_defaults(schema: object) -> None:
+    """Removes from a schema what has no effect, but is refused by llguidance."""
+    for _, inner in walk_schema(schema):
+        if inner.get("uniqueItems") is False:
+            del inner["uniqueItems"]
+
+
 def _whitespace_options(whitespace: str | None) -> "JsonCompileOptions":
     if whitespace == "":
         return {"whitespace_flexible": False}
     return {"whitespace_pattern": WHITESPACE if whitespace is None else whitespace}
+
+
+def _embed(schema: Mapping[str, object], whitespace: str | None) -> dict[str, object]:
+    """The schema as Lark grammars embed it, with its options."""
+    _drop_defaults(schema)
+    return {**schema, "x-guidance": {**_whitespace_options(whitespace), **STRICT}}
 
 
 def _serialize_grammar(constraint: Constraint) -> str:
@@ -119,17 +130,15 @@ def _read_tag(tag: Mapping[str, object], triggers: list[str], constraint: Constr
     if not trigger:
         raise GrammarFault(f"begin {begin[:80]!r} starts with none of the triggers")
     schema = tag.get("schema")
-    options = {"x-guidance": {**_whitespace_options(constraint.whitespace), **STRICT}}
     if not isinstance(schema, dict | None):
         raise GrammarFault("the schema of a structure must be an object")
-    grammar = {**(schema or {}), **options}
+    grammar = _embed(schema or {}, constraint.whitespace)
     return StructTag(trigger=trigger, begin=begin, grammar=grammar, end=str(tag["end"]))
 
 
 def _serialize_calls(constraint: Constraint) -> str:
     source: CallsSource = json.loads(constraint.source)
-    options = {"x-guidance": {**_whitespace_options(constraint.whitespace), **STRICT}}
-    schemas = [{**call["schema"], **options} for call in source["calls"]]
+    schemas = [_embed(call["schema"], constraint.whitespace) for call in source["calls"]]
     answer = source["answer"]
     lark = write_calls(source, schemas)
     if answer is None:
@@ -140,7 +149,7 @@ def _serialize_calls(constraint: Constraint) -> str:
 
 
 def _explain_calls(constraint: Constraint, tokenizer: LLTokenizer) -> None:
-    """Raises GrammarFault that names the tool whose parameters cannot be enforced, if it is one."""
+    """Raises a GrammarFault that names the tool, if the parameters of one cannot be enforced."""
     if constraint.kind is not ConstraintKind.TOOL_CALLS:
         return
     source: CallsSource = json.loads(constraint.source)

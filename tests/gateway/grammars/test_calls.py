@@ -13,8 +13,12 @@ from gateway.types.tools import Tool, ToolUse
 from tests.gateway.gateway_fakes import demo_text
 from tests.gateway.grammars.walks import accepts, demo_tokenizer
 
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
-          "additionalProperties": False}  # fmt: skip
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "array", "uniqueItems": False}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
 AUTO = ToolUse((Tool("f", parameters=SCHEMA, strict=True), Tool("g")))
 REQUIRED = replace(AUTO, required=True)
 FORMATS = {name: form for name, form in CALL_FORMATS.items() if isinstance(form, JsonCallFormat)}
