@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from gateway.requests.incremental import count_overlap
+
 OPENING = {"{": "}", "[": "]", "(": ")"}
 CLOSING = frozenset(OPENING.values())
 JSON_PLAIN = frozenset("0123456789+-.eEtrufalsn \t\r\n:,")  # of JSON, outside strings and brackets
@@ -15,15 +17,9 @@ def find_mark(text: str, marks: Iterable[str]) -> tuple[int, str]:
 
 def count_held(text: str, marks: Iterable[str]) -> int:
     """Length of the end of a text that may become a mark, with the blanks before it."""
-    held = max((_overlap(text, mark) for mark in marks), default=0)
+    held = max((count_overlap(text, mark) for mark in marks), default=0)
     rest = text[: len(text) - held]
     return len(text) - len(rest.rstrip())
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Length of the longest proper prefix of `mark` that `text` ends with. O(len(mark))."""
-    longest = min(len(mark) - 1, len(text))
-    return next((k for k in range(longest, 0, -1) if text.endswith(mark[:k])), 0)
 
 
 class BracketScanner:

@@ -147,7 +147,7 @@ class StopMatcher:
             end, at = min(ends)
             self.found = text[at:end]
             return text[: end if self._included else at], True
-        keep = max(_overlap(text, s) for s in self._stops)
+        keep = max(count_overlap(text, s) for s in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
@@ -157,7 +157,7 @@ class StopMatcher:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper prefix of `stop` that `text` ends with. O(len(stop))."""
-    longest = min(len(stop) - 1, len(text))
-    return next((k for k in range(longest, 0, -1) if text.endswith(stop[:k])), 0)
+def count_overlap(text: str, mark: str) -> int:
+    """Length of the longest proper prefix of `mark` that `text` ends with. O(len(mark))."""
+    longest = min(len(mark) - 1, len(text))
+    return next((k for k in range(longest, 0, -1) if text.endswith(mark[:k])), 0)

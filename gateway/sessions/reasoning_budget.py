@@ -17,10 +17,9 @@ class ReasoningBudget:
     def cut(self, new: Sequence[int]) -> Sequence[int] | None:
         """The tokens to go on with in place of these: those within the budget, and the end mark.
         None: the budget is not reached, or the answer does not reason. O(tokens)."""
-        room = max(0, self._limit.tokens - self._tokens)
+        room = self._limit.tokens - self._tokens
         self._tokens += len(new)
-        if room or self._tokens:
-            self._text += self._detokenizer.feed(new[:room])
+        self._text += self._detokenizer.feed(new[:room])
         if self._tokens < self._limit.tokens or not self._reasons():
             return None
         return [*new[:room], *self._limit.end_ids]

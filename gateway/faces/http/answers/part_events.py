@@ -43,9 +43,8 @@ class PartWriter(ChunkWriter):
 
     def encode_chunk(self, chunk: ChoiceChunk) -> bytes:
         choice = self._parts.of(chunk.index)
-        if choice is None or choice.passes:
-            return super().encode_chunk(chunk)
-        if not (chunk.token_ids or chunk.text or chunk.reason):  # only a forecast
+        # A chunk without tokens, text and reason has only a forecast.
+        if choice is None or choice.passes or not (chunk.token_ids or chunk.text or chunk.reason):
             return super().encode_chunk(chunk)
         return b"".join(self._encode_parts(chunk, choice))
 
