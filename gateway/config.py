@@ -79,8 +79,8 @@ class GatewayConfig(ServedSettings):
     # the emulated hardware here.
     system_fingerprint: str = ""
     chat_template: str = ""  # file of a Jinja chat template; empty: the model's own
-    # Formats of tool calls and of reasoning, by vLLM's names of its parsers; auto: what the chat
-    # template speaks of; none: none, the text is content as it is.
+    # Formats of tool calls and of reasoning, by vLLM's names of its parsers; auto: those that the
+    # chat template shows; none: calls and reasoning stay in the content.
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     # auto: sampling fields that a request omits default to the model's generation_config.json.

@@ -39,12 +39,12 @@ class WrittenCalls:
     after: str  # after the arguments
     separator: str  # between two calls
     closing: str = ""  # after the last call
-    trigger: str = ""  # begins a call within free text; empty: nothing tells it from other text
+    trigger: str = ""  # begins a call within free text; empty: no mark does
 
 
 @dataclass(frozen=True)
 class JsonCallFormat:
-    """A format whose arguments are a JSON object."""
+    """Calls with arguments that are a JSON object, read as they arrive."""
 
     syntaxes: tuple[JsonCallSyntax, ...]
     written: WrittenCalls
@@ -60,7 +60,7 @@ class JsonCallFormat:
 
 @dataclass(frozen=True)
 class WholeCallFormat:
-    """A format whose calls are read at once. An answer that is made to call tools writes HERMES."""
+    """Calls that are read at once when they are complete. Forced calls are written as HERMES."""
 
     syntax: WholeCallSyntax
 
@@ -253,7 +253,7 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
     "glm45": GLM_XML,
     "glm47": GLM_XML,
 }
-# Texts of chat templates and the format that they speak of; the first that is found counts.
+# Texts in chat templates and the format that they show; the first that is found counts.
 TEMPLATE_MARKS: tuple[tuple[str, str], ...] = (
     ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>", "deepseek_v3"),
     (CALL_BEGIN + "function" + SEP, "deepseek_v3"),
@@ -276,7 +276,7 @@ TEMPLATE_MARKS: tuple[tuple[str, str], ...] = (
 
 
 def find_call_format(chat_template: str) -> str:
-    """The name of the format that a chat template speaks of; empty if there is none."""
+    """The name of the format that a chat template shows; empty if there is none."""
     return next((name for mark, name in TEMPLATE_MARKS if mark in chat_template), "")
 
 

@@ -15,7 +15,7 @@ Spell = Callable[[str], Pieces]  # a text, with special tokens as their ids
 def constrain_calls(
     formats: AnswerFormats, use: ToolUse, answer: Constraint | None, spell: Spell
 ) -> Constraint | None:
-    """What an answer follows that may call these tools; None: anything.
+    """The constraint of an answer that may call these tools; None: the answer is free.
 
     A required call follows its schema. Otherwise the answer follows `answer` or consists of calls;
     without `answer`, it is free text, in which the arguments of strict tools follow their schema.
@@ -37,7 +37,7 @@ def _make(
     spell: Spell,
     trigger: str = "",
 ) -> Constraint:
-    """With a trigger, schemas of tools that are not strict are not demanded."""
+    """With a trigger, only the schemas of strict tools are enforced."""
     each_begins = bool(trigger) and not written.opening
     cut = len(trigger)
     opening = written.opening[0 if each_begins else cut :]

@@ -47,8 +47,8 @@ def select_formats(
     reasoning: str = AUTO,
     response_template: Mapping[str, object] | None = None,
 ) -> AnswerFormats:
-    """The formats by name. `auto`: those that the chat template speaks of, or that of the response
-    template if it speaks of no known one; `none`: none. Raises ValueError with the names."""
+    """The formats by name. `auto`: those that the chat template shows, or that of the response
+    template if it shows no known one; `none`: none. Raises ValueError with the names."""
     found = AnswerFormats(
         _select(CALL_FORMATS, find_call_format(chat_template) if calls == AUTO else calls),
         _select(

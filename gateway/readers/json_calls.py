@@ -14,7 +14,8 @@ MakeId = Callable[[str, int], str]  # of a call, from the function's name and th
 
 @dataclass(frozen=True)
 class JsonCallSyntax:
-    """How a call is written. Each pattern ends with a character that tells its end."""
+    """How a call is written. Each pattern ends with a fixed text: a match does not grow with more
+    text."""
 
     head: Pattern  # up to the `{` of the arguments, its last character; group `name`
     tail: Pattern  # from the arguments to the end of the call

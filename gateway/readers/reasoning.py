@@ -17,8 +17,8 @@ class ReasoningFormat:
     implied: bool = False  # an answer begins with reasoning, also without `start`
 
     def is_opened_by(self, prompt_end: str) -> bool | None:
-        """Whether the answer to a prompt that ends so begins within the reasoning; None: the
-        answer tells it."""
+        """Whether the answer to a prompt with this end begins within the reasoning; None:
+        only if it begins with `start`."""
         prompt_end = prompt_end.rstrip()
         if prompt_end.endswith(self.end):
             return False
@@ -50,7 +50,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
     "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
 }
-# Texts of chat templates and the format that they speak of; the first that is found counts.
+# Texts in chat templates and the format that they show; the first that is found counts.
 TEMPLATE_MARKS: tuple[tuple[str, str], ...] = (
     ("<seed:think>", "seed_oss"),
     ("[THINK]", "mistral"),
@@ -61,7 +61,7 @@ TEMPLATE_MARKS: tuple[tuple[str, str], ...] = (
 
 
 def find_reasoning_format(chat_template: str) -> str:
-    """The name of the format that a chat template speaks of; empty if there is none."""
+    """The name of the format that a chat template shows; empty if there is none."""
     return next((name for mark, name in TEMPLATE_MARKS if mark in chat_template), "")
 
 

@@ -1,4 +1,4 @@
-"""Reads calls whose arguments are known only once a call is complete: Python and XML. Pure."""
+"""Reads calls in Python and in XML, each at once when it is complete. Pure."""
 
 import ast
 import json
@@ -23,7 +23,7 @@ class NotACall(Exception):
 
 @dataclass(frozen=True)
 class WholeCallSyntax:
-    """How calls are written that are read at once."""
+    """How calls that are read at once are written."""
 
     begins: tuple[str, ...]
     read: Callable[[str, Tools], Calls]  # of the text between marks; raises NotACall
@@ -98,7 +98,7 @@ class WholeCallReader(CallFinder):
 
 
 def _write_json(arguments: Mapping[str, object]) -> str:
-    """Raises ValueError for an infinite number, which JSON has not."""
+    """Raises ValueError for an infinite number, which JSON cannot express."""
     return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
 
 

@@ -42,7 +42,7 @@ class ToolCallArguments:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallMalformed:
-    """A call that began with ToolCallStart is none: its text, with what its parts had, is content.
+    """A call that has begun turns out to be none: all its text, also of earlier parts, is content.
 
     A stream cannot take its events back and sends the text as content. A whole answer has no such
     call."""

@@ -1,4 +1,4 @@
-"""The two endpoints whose answers are choices: `/v1/chat/completions` and `/v1/completions`."""
+"""The endpoints that answer with choices: `/v1/chat/completions` and `/v1/completions`."""
 
 from functools import partial
 

@@ -55,7 +55,7 @@ class ChoiceParts:
 
 
 class AnswerParts:
-    """The choices of one call whose text is not only content."""
+    """The choices of one client call that have a reader: their text is more than content."""
 
     def __init__(self, text: Text, call: ClientCall, include_reasoning: bool):
         self._text, self._call = text, call

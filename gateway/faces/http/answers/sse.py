@@ -105,7 +105,7 @@ class EventStream(Response):
 
 
 def _for_client(error: Exception) -> ServiceError:
-    """What the client is told. Logs an error that is not meant for clients."""
+    """The error that is sent. Logs an error that is not meant for clients."""
     if isinstance(error, ServiceError):
         return error
     log.exception("a stream failed")

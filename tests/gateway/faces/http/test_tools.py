@@ -43,7 +43,7 @@ TOOLS = [tool("f", parameters=SCHEMA), tool("g")]
 
 @dataclass
 class Scripted:
-    """A gateway whose worker answers with a text."""
+    """A gateway with a worker that answers with a text."""
 
     harness: Harness
     answer: list[int] = field(default_factory=list)
@@ -152,7 +152,7 @@ async def test_malformed_call_is_content(scripted: Scripted, text: str):
     assert reason == "stop"
 
 
-async def test_limit_within_a_call_is_told(scripted: Scripted):
+async def test_limit_within_a_call_keeps_the_beginning_of_its_arguments(scripted: Scripted):
     choice = await scripted.choice(CALL, tools=TOOLS, max_tokens=len(CALL) - 18)
     [call] = choice["message"]["tool_calls"]
     assert '{"a": 1}'.startswith(call["function"]["arguments"])
