@@ -211,6 +211,7 @@ QWEN3_XML = WholeCallFormat(
         XmlCallSyntax(
             compile_pattern(r" <function=(?P<name>[\w.-]{1,256})>"),
             compile_pattern(r"<parameter=(?P<key>[^>]{1,256})>\n?(?P<value>.*?)\n?</parameter>"),
+            "</parameter>",
         ).read,
         end="</tool_call>",
     )
@@ -223,6 +224,7 @@ GLM_XML = WholeCallFormat(
             compile_pattern(
                 r"<arg_key>(?P<key>[^<]{1,256})</arg_key> <arg_value>(?P<value>.*?)</arg_value>"
             ),
+            "</arg_value>",
         ).read,
         end="</tool_call>",
     )

@@ -146,7 +146,8 @@ class XmlCallSyntax:
     """A call as tags: the function's name, then a name and a value for each argument."""
 
     head: Pattern  # group `name`
-    argument: Pattern  # groups `key` and `value`
+    argument: Pattern  # groups `key` and `value`; ends with `close`
+    close: str
 
     def read(self, text: str, tools: Tools) -> Calls:
         """The one call of a text. Values become what the schema of the function says."""
@@ -156,9 +157,10 @@ class XmlCallSyntax:
         tool = tools.get(head["name"])
         schemas = tool.parameters.get("properties") if tool else None
         known = schemas if isinstance(schemas, Mapping) else {}
+        end = text.rfind(self.close) + len(self.close)  # behind it, each search would fail late
         arguments = {
             found["key"]: _read_typed(found["value"], known.get(found["key"]))
-            for found in self.argument.finditer(text, head.end())
+            for found in self.argument.finditer(text, head.end(), end)
         }
         return [(head["name"], arguments)]
 

@@ -163,6 +163,18 @@ def test_reader_does_not_backtrack_within_many_blanks(name: str):
     assert joined(formats(name), [text]) == (text, "", [])
 
 
+@pytest.mark.parametrize(
+    ("name", "begin", "argument"),
+    [
+        ("qwen3_coder", "<tool_call><function=f>", "<parameter=a>"),
+        ("glm45", "<tool_call>f", "<arg_key>a</arg_key><arg_value>"),
+    ],
+)
+def test_reader_searches_no_end_of_arguments_behind_the_last(name: str, begin: str, argument: str):
+    text = f"{begin}{argument * 50_000}</tool_call>"
+    assert joined(formats(name), [text]) == ("", "", [("f", "{}")])
+
+
 def test_unknown_name_is_an_error_with_the_known_ones():
     with pytest.raises(ValueError, match=r"unknown name 'hermez'; known: auto, none, hermes, "):
         select_formats("", "hermez")
