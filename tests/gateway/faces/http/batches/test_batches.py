@@ -121,11 +121,12 @@ async def test_files_are_listed_read_and_deleted(harness: Harness) -> None:
 async def test_bad_lines_fail_the_batch_with_their_numbers(harness: Harness) -> None:
     client = client_of(harness)
     other = {**chat_line("c"), "url": "/v1/completions"}
-    content = jsonl(chat_line("a"), chat_line("a"), other) + b"{torn\n"
+    listed = {**chat_line("d"), "url": [CHAT]}
+    content = jsonl(chat_line("a"), chat_line("a"), other, listed) + b"{torn\n"
     batch = await ended(client, (await begin(client, content)).id)
     assert batch.status == "failed" and batch.output_file_id is None
     found = [(each.line, each.param) for each in batch.errors.data]
-    assert found == [(2, "custom_id"), (3, "url"), (4, None)]
+    assert found == [(2, "custom_id"), (3, "url"), (4, "url"), (5, None)]
     assert not harness.scheduler.requests
 
 
