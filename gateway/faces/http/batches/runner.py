@@ -292,7 +292,7 @@ class BatchRun:
         await self._save()
 
     async def _save(self) -> None:
-        """Writes the record. A cancelled task waits for its write, so that a later one replaces it."""
+        """Writes the record. A cancelled task waits for its write: a later one must replace it."""
         await run_to_completion(asyncio.to_thread(self._store.save, self._batch))
 
     @staticmethod

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from gateway.faces.http.answers.writer import AnswerWriter
 from gateway.faces.http.choices import CHAT, COMPLETIONS
-from gateway.faces.http.generate import BodyT, GenerationEndpoint, collect_chunks, check_choices
+from gateway.faces.http.generate import BodyT, GenerationEndpoint, check_choices, collect_chunks
 from gateway.faces.http.schema import Json
 from gateway.front import Front
 from gateway.gateway import Gateway

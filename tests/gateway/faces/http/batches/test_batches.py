@@ -239,7 +239,7 @@ async def test_mistakes_are_named(tmp_path: Path) -> None:
             ({"endpoint": "/v1/images"}, "endpoint: must be one of /v1/chat/completions"),
             ({"completion_window": "1h"}, "completion_window: must be 24h"),
             ({"input_file_id": "file-x"}, "input_file_id: No such File object: file-x"),
-            ({"metadata": {"a": "b" * 600}}, "metadata: at most 16 pairs"),
+            ({"metadata": {"a": "b" * 600}}, "metadata: at most 64 characters"),
             ({"input_file_id": 5}, "input_file_id: input should be a valid string"),
         ):
             valid = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
