@@ -11,6 +11,7 @@ from typing import Self
 from uuid import uuid4
 
 from foretoken.offline.job import OfflineRequest
+from gateway.faces.http.batches.progress import cut_torn_line
 from gateway.faces.http.offline.lines import (
     encode_answer,
     encode_fault,
@@ -31,8 +32,9 @@ class AnswerFile:
         self._path = path
         self.answered: set[str] = set()
         if path.exists():
-            _cut_torn_line(path)
-            with path.open("rb") as lines:
+            with path.open("r+b") as lines:
+                cut_torn_line(lines)  # a killed job wrote a part of a line
+                lines.seek(0)
                 for number, line in enumerate(lines, 1):
                     try:
                         self.answered.add(read_custom_id(line))
@@ -98,21 +100,6 @@ def count_lines(path: Path) -> int:
 
 def _ids(request: OfflineRequest) -> tuple[str, str, str]:
     return f"batch_req_{uuid4().hex}", request.id, uuid4().hex
-
-
-def _cut_torn_line(path: Path) -> None:
-    """Removes what follows the last line break: a killed job wrote a part of a line."""
-    data_bytes = path.stat().st_size
-    with path.open("r+b") as file:
-        while data_bytes:
-            begin = max(0, data_bytes - 2**16)
-            file.seek(begin)
-            found = file.read(data_bytes - begin).rfind(b"\n")
-            if found >= 0:
-                file.truncate(begin + found + 1)
-                return
-            data_bytes = begin
-        file.truncate(0)
 
 
 def _skip_line(read: Callable[[int], bytes]) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import NoReturn, TypeVar
 
@@ -25,10 +25,17 @@ T = TypeVar("T")
 
 
 async def read_bytes(request: Request, config: GatewayConfig) -> bytes:
-    """The body. Raises BodyTooLarge, BodyTooSlow, or ClientDisconnected."""
-    chunks, size = [], 0
-    limit_bytes, loop = config.max_body_bytes, asyncio.get_running_loop()
-    until_s = loop.time() + config.max_body_s
+    """The body. Raises what `read_pieces` raises."""
+    pieces = read_pieces(request, config, config.max_body_bytes, config.max_body_s)
+    return b"".join([piece async for piece in pieces])
+
+
+async def read_pieces(
+    request: Request, config: GatewayConfig, limit_bytes: int, limit_s: float
+) -> AsyncGenerator[bytes]:
+    """The pieces of the body. Raises BodyTooLarge, BodyTooSlow, or ClientDisconnected."""
+    size, loop = 0, asyncio.get_running_loop()
+    until_s = loop.time() + limit_s
     more = True
     while more:
         try:
@@ -38,19 +45,18 @@ async def read_bytes(request: Request, config: GatewayConfig) -> bytes:
             raise BodyTooSlow(size) from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
-        chunk, more = message.get("body", b""), message.get("more_body", False)
-        size += len(chunk)
+        piece, more = message.get("body", b""), message.get("more_body", False)
+        size += len(piece)
         if size > limit_bytes:
             raise BodyTooLarge(limit_bytes)
-        chunks.append(chunk)
-    return b"".join(chunks)
+        yield piece
 
 
 async def read_and_decode(
     front: Front, request: Request, decode: Callable[[bytes], T], sla_class: str = ""
 ) -> T:
     """The decoded body, once the tokenization queue admits it; a large body is decoded in a thread.
-    Raises what `read_bytes` and `decode` raise, and ServiceError."""
+    Raises what `read_pieces` and `decode` raise, and ServiceError."""
     raw = await read_bytes(request, front.config)
     intake = front.first.intake  # the body names the model
     await intake.wait_for_turn(sla_class)

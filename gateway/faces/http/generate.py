@@ -226,6 +226,15 @@ async def collect_chunks(call: ClientCall, trace: RequestTrace) -> list[list[Cho
     return choices
 
 
+def check_choices(gateway: Gateway, requests: Sequence[ClientRequest]) -> int:
+    """The number of choices of one body. Raises InvalidArgument if a call may not have so many."""
+    choices, most = sum(each.choices for each in requests), gateway.config.max_choices
+    if choices > most:
+        name = "n" if len(requests) == 1 else "prompt"
+        raise InvalidArgument(name, f"at most {most} prompts x n choices in one request")
+    return choices
+
+
 async def _parse_all(
     gateway: Gateway,
     request: Request,
@@ -235,12 +244,7 @@ async def _parse_all(
 ) -> list[GenerationRequest]:
     sla_class, budgets = read_sla(request)
     application = request.headers.get(APPLICATION_HEADER, "")
-    max_choices = gateway.config.max_choices
-    choices = sum(each.choices for each in requests)
-    if choices > max_choices:
-        name = "n" if len(requests) == 1 else "prompt"
-        raise InvalidArgument(name, f"at most {max_choices} prompts x n choices in one request")
-    gateway.intake.check_room(choices, arrival)
+    gateway.intake.check_room(check_choices(gateway, requests), arrival)
     complete_requests = [
         replace(each, sla_class=sla_class, sla_budgets=budgets, application=application)
         for each in requests

@@ -1,12 +1,13 @@
 """The parts of one answer as items: runs of content or of reasoning, and tool calls. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from gateway.readers.content import ContentReader
 from gateway.readers.reasoning import ReasoningReader
 from gateway.sessions.call import LiveChoice
+from gateway.sessions.session import ChoiceChunk
 from gateway.types.answer_parts import (
     AnswerPart,
     AnswerReader,
@@ -16,6 +17,7 @@ from gateway.types.answer_parts import (
     ToolCallMalformed,
     ToolCallStart,
 )
+from services.core import FinishReason
 
 
 class ItemKind(Enum):
@@ -89,15 +91,15 @@ class AnswerItems:
     def has_calls(self) -> bool:
         return any(item.kind is ItemKind.CALL and not item.malformed for item in self.items)
 
-    def feed(self, text: str) -> list[Step]:
-        """What further text changes."""
-        return [step for part in self._reader.feed(text) for step in self._add(part)]
-
-    def finish(self, cut: bool) -> list[Step]:
-        """What the end of the answer changes. `cut`: a limit ended it, so that its last item is
-        incomplete."""
-        steps = [step for part in self._reader.finish(cut) for step in self._add(part)]
-        return [*steps, *self._close(complete=not cut)]
+    def read(self, chunks: Sequence[ChoiceChunk]) -> list[Step]:
+        """What chunks change, and at the end of the answer also what was held back. If a limit ends
+        it, its last item is incomplete."""
+        reason = chunks[-1].reason
+        parts = [*self._reader.feed("".join(chunk.text for chunk in chunks))]
+        if reason is not None:
+            parts += self._reader.finish(cut=reason is not FinishReason.STOP)
+        steps = [step for part in parts for step in self._add(part)]
+        return steps if reason is None else [*steps, *self._close(reason is FinishReason.STOP)]
 
     def _add(self, part: AnswerPart) -> Iterable[Step]:
         match part:

@@ -69,8 +69,8 @@ class EventStream(Response):
         on_end: Callable[[], None],
         headers: Mapping[str, str] | None = None,
     ):
-        """`encode_last`: what follows the events, or the error that ends them. `headers` are sent
-        in addition to those of every stream."""
+        """`encode_last`: what follows the events, or the error that ends them; an error is encoded
+        in a thread. `headers` are sent in addition to those of every stream."""
         super().__init__()
         self._events, self._encode_last, self._on_end = events, encode_last, on_end
         more = (headers or {}).items()
@@ -100,12 +100,12 @@ class EventStream(Response):
                     response = error_response(_for_client(error), scope["path"])
                     await response(scope, receive, send)
                     return
-                last = self._encode_last(_for_client(error))
+                last = await asyncio.to_thread(self._encode_last, _for_client(error))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 def _for_client(error: Exception) -> ServiceError:
-    """The error that is sent. Logs an error that is not meant for clients."""
+    """The error that the client receives. Logs an error that is not meant for clients."""
     if isinstance(error, ServiceError):
         return error
     log.exception("a stream failed")

@@ -12,7 +12,8 @@ class AnswerWriter(Protocol):
 
     @property
     def slow(self) -> bool:
-        """Whether a thread has to encode: the answer scores its prompt's tokens."""
+        """Whether a thread has to encode what is available now: it scores the tokens of a prompt,
+        or waits for other processes."""
         ...
 
     def encode_whole(self, choices: Sequence[Sequence[ChoiceChunk]]) -> dict[str, object]:

@@ -17,6 +17,7 @@ from gateway.faces.http.batches.records import WINDOW_S, BatchRecord, Purpose
 from gateway.faces.http.batches.store import ID_BYTES, BatchStore
 from gateway.faces.http.body import parse_json, read_and_decode
 from gateway.faces.http.describe import describe_body
+from gateway.faces.http.dialect.metadata import check_metadata
 from gateway.faces.http.errors import NoSuchObject
 from gateway.faces.http.offline.requests import ENDPOINTS
 from gateway.faces.http.schema import validate_model
@@ -33,7 +34,6 @@ WINDOW = "24h"
 DEFAULT_LIMIT = 20  # batches of a list, as at OpenAI
 RETRY_S = 60.0
 FILES_OF_A_BATCH = 2  # that it may write
-MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512  # of metadata, as at OpenAI
 
 
 class BatchBody(BaseModel):
@@ -50,13 +50,7 @@ class BatchBody(BaseModel):
             raise InvalidArgument("endpoint", f"must be one of {', '.join(ENDPOINTS)}")
         if self.completion_window != WINDOW:
             raise InvalidArgument("completion_window", f"must be {WINDOW}")
-        pairs = self.metadata or {}
-        long = any(len(k) > MAX_KEY_CHARS or len(v) > MAX_VALUE_CHARS for k, v in pairs.items())
-        if len(pairs) > MAX_PAIRS or long:
-            raise InvalidArgument(
-                "metadata",
-                f"at most {MAX_PAIRS} pairs of {MAX_KEY_CHARS} and {MAX_VALUE_CHARS} characters",
-            )
+        check_metadata(self.metadata or {})
 
 
 def add_batches(app: FastAPI, front: Front) -> None:

@@ -46,7 +46,7 @@ from gateway.faces.http.offline.requests import (
 from gateway.front import Front
 from gateway.types.sla_classes import find_loosest
 from services.runtime.errors import ServiceError
-from services.runtime.tasks import background, root_cause
+from services.runtime.tasks import background, root_cause, run_to_completion
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ POLL_S = 0.5  # between two looks at the folder, and at what stops a batch
 SAVE_S = 1.0  # between two counts on disk
 ACTIVE = 4  # batches that run at a time, so that a long one does not hold up the others
 PATIENCE_S = 3600.0  # for a line that the server is too busy for
+STORAGE_RETRY_S = 10.0  # between two attempts of a batch whose record cannot be written
 STOPPED = {
     Status.EXPIRED: ("batch_expired", "the batch expired before this line was answered"),
     Status.CANCELLED: ("batch_cancelled", "the batch was cancelled before this line was answered"),
@@ -126,8 +127,16 @@ class BatchRunner:
             else:
                 log.exception("%s failed", batch.id)
                 fault = LineError("internal", "internal error; see the server's log for details")
-            current = self.store.find_batch(batch.id) or batch
-            self.store.save(current.to(Status.FAILED, time.time(), errors=[fault]))
+            await self._fail(batch, fault)
+
+    async def _fail(self, batch: BatchRecord, fault: LineError) -> None:
+        current = await asyncio.to_thread(self.store.find_batch, batch.id) or batch
+        failed = current.to(Status.FAILED, time.time(), errors=[fault])
+        try:
+            await asyncio.to_thread(self.store.save, failed)
+        except OSError as error:
+            log.warning("%s cannot be saved, and begins again: %s", batch.id, error)
+            await asyncio.sleep(STORAGE_RETRY_S)
 
 
 class BatchRun:
@@ -146,19 +155,20 @@ class BatchRun:
         if self._batch.status in (Status.IN_PROGRESS, Status.CANCELLING):
             await self._answer_lines()
         if self._batch.status is Status.FINALIZING:
-            await asyncio.to_thread(self._finalize)
+            await asyncio.to_thread(self._adopt_files)
+            await self._enter(self._batch.outcome)
 
     async def _validate(self) -> None:
         path = self._store.content_path(self._batch.input_file_id)
         if not path.exists():
             gone = LineError("missing_file", "the input file was deleted")
-            return self._enter(Status.FAILED, errors=[gone])
+            return await self._enter(Status.FAILED, errors=[gone])
         count, errors = await asyncio.to_thread(
             check_input, path, self._batch.endpoint, self._runner.limits
         )
         if errors:
-            return self._enter(Status.FAILED, errors=errors, counts=Counts(count))
-        return self._enter(Status.IN_PROGRESS, counts=Counts(count))
+            return await self._enter(Status.FAILED, errors=errors, counts=Counts(count))
+        return await self._enter(Status.IN_PROGRESS, counts=Counts(count))
 
     async def _answer_lines(self) -> None:
         path = self._store.content_path(self._batch.input_file_id)
@@ -186,7 +196,7 @@ class BatchRun:
             for lines in (output, errors):
                 await asyncio.to_thread(lines.close)
         outcome = self._outcome or Status.COMPLETED
-        self._enter(Status.FINALIZING, counts=done, outcome=outcome, **ids)
+        await self._enter(Status.FINALIZING, counts=done, outcome=outcome, **ids)
 
     async def _submit_lines(self, path: Path, output: AnswerLines, errors: AnswerLines) -> None:
         """Returns when each line is answered, or when it is cancelled."""
@@ -233,7 +243,7 @@ class BatchRun:
             if time.monotonic() - saved_s >= SAVE_S:
                 saved_s = time.monotonic()
                 self._batch = replace(self._batch, counts=self._count(output, errors))
-                await asyncio.to_thread(self._store.save, self._batch)
+                await self._save()
             await asyncio.sleep(POLL_S)
         answering.cancel()
 
@@ -245,7 +255,7 @@ class BatchRun:
         elif await asyncio.to_thread(self._store.is_cancelled, batch.id):
             self._outcome = Status.CANCELLED
             if batch.status is not Status.CANCELLING:
-                self._enter(Status.CANCELLING)
+                await self._enter(Status.CANCELLING)
         return self._outcome is not None or self._runner.front.first.draining
 
     def _count(self, output: AnswerLines, errors: AnswerLines) -> Counts:
@@ -264,7 +274,7 @@ class BatchRun:
                 left += 1
         return left
 
-    def _finalize(self) -> None:
+    def _adopt_files(self) -> None:
         """Idempotent: a restarted server does what is left of it."""
         batch = self._batch
         for name, file_id in (("output", batch.output_file_id), ("errors", batch.error_file_id)):
@@ -276,11 +286,14 @@ class BatchRun:
                 self._store.adopt_file(self._folder / name, record)
             else:
                 (self._folder / name).unlink(missing_ok=True)
-        self._enter(batch.outcome)
 
-    def _enter(self, status: Status, **changes: object) -> None:
+    async def _enter(self, status: Status, **changes: object) -> None:
         self._batch = self._batch.to(status, time.time(), **changes)
-        self._store.save(self._batch)
+        await self._save()
+
+    async def _save(self) -> None:
+        """Writes the record. A cancelled task waits for its write: a later one must replace it."""
+        await run_to_completion(asyncio.to_thread(self._store.save, self._batch))
 
     @staticmethod
     def _new_id(wanted: bool) -> str | None:

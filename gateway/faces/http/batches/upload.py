@@ -1,6 +1,5 @@
 """Reads an uploaded file from a form, bounded in size, time and number."""
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from gateway.config import GatewayConfig
-from gateway.faces.http.errors import BodyTooLarge, BodyTooSlow, ClientDisconnected
+from gateway.faces.http.body import read_pieces
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 
 FORM_BYTES = 64 * 2**10  # of the form around the file
@@ -56,25 +55,12 @@ class Uploads:
         finally:
             self._open -= 1
 
-    async def _pieces(self, request: Request) -> AsyncGenerator[bytes, None]:
+    async def _pieces(self, request: Request) -> AsyncGenerator[bytes]:
         """The pieces of the body. It may take as long for its size as other bodies."""
-        config, loop = self._config, asyncio.get_running_loop()
+        config = self._config
         most = config.batch_file_bytes + FORM_BYTES
         rounds = max(1, -(-most // config.max_body_bytes))
-        until_s = loop.time() + config.max_body_s * rounds
-        size, more = 0, True
-        while more:
-            try:
-                async with asyncio.timeout_at(min(until_s, loop.time() + config.body_wait_s)):
-                    message = await request.receive()
-            except TimeoutError:
-                raise BodyTooSlow(size) from None
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnected
-            piece, more = message.get("body", b""), message.get("more_body", False)
-            size += len(piece)
-            if size > most:
-                raise BodyTooLarge(config.batch_file_bytes)
+        async for piece in read_pieces(request, config, most, config.max_body_s * rounds):
             yield piece
         yield b""
 

@@ -36,6 +36,13 @@ def decode_messages(messages: Iterable[object]) -> list[dict[str, object]]:
     return [_decode_message(f"messages[{at}]", message) for at, message in enumerate(messages)]
 
 
+def require_text(where: str, text: object) -> str:
+    """The value, if it is a text. Raises InvalidArgument."""
+    if not isinstance(text, str):
+        raise InvalidArgument(where, "is missing" if text is None else "must be a string")
+    return text
+
+
 def find_unknown_fields(messages: object) -> list[str]:
     """Names of unknown fields in messages, each once."""
     if not isinstance(messages, list):

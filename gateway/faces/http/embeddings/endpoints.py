@@ -58,8 +58,7 @@ async def _embed(front: Front, encoder: TextEncoder, request: Request) -> Respon
         raise InvalidArgument(
             "dimensions", f"this model's vectors have {encoded.dimensions}; remove the field"
         )
-    usage = {"prompt_tokens": encoded.tokens, "total_tokens": encoded.tokens}
-    rest = json.dumps({"model": encoder.name, "usage": usage})
+    rest = json.dumps({"model": encoder.name, "usage": _usage(encoded)})
     # The process has encoded the vectors: many would hold up the event loop.
     content = b'{"object": "list", "data": %b, %b' % (encoded.json, rest[1:].encode())
     return Response(content, media_type="application/json")

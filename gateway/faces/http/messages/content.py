@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 
+from gateway.faces.http.dialect.content import require_text
 from services.runtime.errors import InvalidArgument
 
 Entry = dict[str, object]
@@ -45,7 +46,7 @@ def _decode_user(where: str, blocks: Sequence[object]) -> list[Entry]:
         block, place = _require_block(f"{where}[{at}]", given), f"{where}[{at}]"
         match block.get("type"):
             case "text":
-                texts.append(_require_text(f"{place}.text", block.get("text")))
+                texts.append(require_text(f"{place}.text", block.get("text")))
             case "tool_result":
                 results.append(_decode_result(place, block))
             case kind:
@@ -62,11 +63,11 @@ def _decode_assistant(where: str, blocks: Sequence[object]) -> list[Entry]:
         block, place = _require_block(f"{where}[{at}]", given), f"{where}[{at}]"
         match block.get("type"):
             case "text":
-                texts.append(_require_text(f"{place}.text", block.get("text")))
+                texts.append(require_text(f"{place}.text", block.get("text")))
             case "tool_use":
                 calls.append(_decode_call(place, block))
             case "thinking":
-                thoughts.append(_require_text(f"{place}.thinking", block.get("thinking")))
+                thoughts.append(require_text(f"{place}.thinking", block.get("thinking")))
             case "redacted_thinking":
                 pass
             case kind:
@@ -95,10 +96,10 @@ def _decode_call(where: str, block: Block) -> Entry:
     if not isinstance(given, dict):
         raise InvalidArgument(f"{where}.input", "must be an object")
     return {
-        "id": _require_text(f"{where}.id", block.get("id")),
+        "id": require_text(f"{where}.id", block.get("id")),
         "type": "function",
         "function": {
-            "name": _require_text(f"{where}.name", block.get("name")),
+            "name": require_text(f"{where}.name", block.get("name")),
             "arguments": json.dumps(given, ensure_ascii=False),
         },
     }
@@ -107,7 +108,7 @@ def _decode_call(where: str, block: Block) -> Entry:
 def _decode_result(where: str, block: Block) -> Entry:
     content = block.get("content")
     texts = _decode_texts(f"{where}.content", "" if content is None else content)
-    call_id = _require_text(f"{where}.tool_use_id", block.get("tool_use_id"))
+    call_id = require_text(f"{where}.tool_use_id", block.get("tool_use_id"))
     return {"role": "tool", "tool_call_id": call_id, "content": "\n".join(texts)}
 
 
@@ -122,7 +123,7 @@ def _decode_texts(where: str, content: object) -> list[str]:
         block = _require_block(f"{where}[{at}]", given)
         if block.get("type") != "text":
             raise _unsupported(f"{where}[{at}]", block.get("type"), "text")
-        texts.append(_require_text(f"{where}[{at}].text", block.get("text")))
+        texts.append(require_text(f"{where}[{at}].text", block.get("text")))
     return texts
 
 
@@ -130,12 +131,6 @@ def _require_block(where: str, block: object) -> Block:
     if not isinstance(block, dict):
         raise InvalidArgument(where, "must be an object with a type")
     return block
-
-
-def _require_text(where: str, text: object) -> str:
-    if not isinstance(text, str):
-        raise InvalidArgument(where, "is missing" if text is None else "must be a string")
-    return text
 
 
 def _unsupported(where: str, kind: object, known: str) -> InvalidArgument:

@@ -42,22 +42,18 @@ class MessageWriter:
 
     def encode_whole(self, choices: Sequence[Sequence[ChoiceChunk]]) -> Entry:
         (chunks,) = choices
-        self._items.feed("".join(chunk.text for chunk in chunks))
-        reason = chunks[-1].reason
-        self._items.finish(reason is not FinishReason.STOP)
+        self._items.read(chunks)
         blocks = [_whole_block(item) for item in self._items.items if not item.malformed]
-        return self._message(blocks, *self._find_stop(reason))
+        return self._message(blocks, *self._find_stop(chunks[-1].reason))
 
     def encode_chunk(self, chunk: ChoiceChunk) -> bytes:
         events: list[Entry] = []
         if not self._started:
             self._started = True
             events += [{"type": "message_start", "message": self._message([], None, None)}, PING]
-        steps = self._items.feed(chunk.text) if chunk.text else []
+        steps = self._items.read((chunk,))
         if any(isinstance(step, Grown) and step.is_content for step in steps):
             note_content(self._call.choices[0])
-        if chunk.reason is not None:
-            steps += self._items.finish(chunk.reason is not FinishReason.STOP)
         events += map(_encode_step, steps)
         if chunk.reason is not None:
             events += self._encode_end(chunk.reason)

@@ -44,11 +44,11 @@ def read_line(text: bytes, default_id: str = "") -> Line:
     if fields.get("method", "POST") != "POST":
         raise InvalidArgument("method", "must be POST")
     url, body = fields.get("url"), fields.get("body")
-    if url not in ENDPOINTS:
+    if not isinstance(url, str) or url not in ENDPOINTS:
         raise InvalidArgument("url", f"must be one of {', '.join(ENDPOINTS)}")
     if not isinstance(body, dict):
         raise InvalidArgument("body", "must be a JSON object")
-    return Line(custom_id, str(url), body)
+    return Line(custom_id, url, body)
 
 
 def encode_answer(line_id: str, custom_id: str, request_id: str, body: Mapping[str, Any]) -> bytes:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from gateway.faces.http.answers.writer import AnswerWriter
 from gateway.faces.http.choices import CHAT, COMPLETIONS
-from gateway.faces.http.generate import BodyT, GenerationEndpoint, collect_chunks
+from gateway.faces.http.generate import BodyT, GenerationEndpoint, check_choices, collect_chunks
 from gateway.faces.http.schema import Json
 from gateway.front import Front
 from gateway.gateway import Gateway
@@ -68,10 +68,7 @@ async def _prepare(
     gateway = front.select(body.model)
     front.unknown_fields.handle(body.unknown, body.fields.keys())
     requests = body.client_requests()
-    choices, most = sum(each.choices for each in requests), gateway.config.max_choices
-    if choices > most:
-        field = "n" if len(requests) == 1 else "prompt"
-        raise InvalidArgument(field, f"at most {most} prompts x n choices in one request")
+    check_choices(gateway, requests)
     arrival = RequestArrival(time.monotonic(), sla_class=urgency.sla_class)
     prompts = [await gateway.intake.parse(urgency.apply_to(each), arrival) for each in requests]
     return PreparedRequest(gateway, prompts, lambda call: endpoint.make_writer(gateway, call, body))

@@ -10,6 +10,7 @@ from pydantic import PrivateAttr
 from gateway.faces.http.dialect.constraints import read_text_format
 from gateway.faces.http.dialect.content import decode_messages
 from gateway.faces.http.dialect.fields import FieldRule
+from gateway.faces.http.dialect.metadata import check_metadata
 from gateway.faces.http.dialect.responses_fields import RESPONSES_FIELDS
 from gateway.faces.http.responses.errors import PreviousNotFound, PreviousUnfinished
 from gateway.faces.http.responses.items import Entry, decode_input
@@ -22,7 +23,6 @@ from gateway.types.constraint import Constraint
 from services.runtime.errors import InvalidArgument
 
 TRUNCATION = {"auto": -1, "disabled": None}
-MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512  # OpenAI's limits
 SCORES = "message.output_text.logprobs"
 TEXT_FIELDS = ("format", "verbosity")
 
@@ -125,19 +125,10 @@ def read_responses_body(
         raise InvalidArgument("store", "must be true with background: the response is polled")
     if SCORES in (body.include or ()):
         raise InvalidArgument("include", f"{SCORES} is not supported; use /v1/chat/completions")
-    _check_metadata(body.metadata or {})
+    check_metadata(body.metadata or {})
     body.constrain(_read_format(body.text or {}))
     body.recall(find)
     return body
-
-
-def _check_metadata(metadata: Mapping[str, str]) -> None:
-    if len(metadata) > MAX_METADATA:
-        raise InvalidArgument("metadata", f"at most {MAX_METADATA} keys, got {len(metadata)}")
-    for key, value in metadata.items():
-        if len(key) > MAX_KEY_CHARS or len(value) > MAX_VALUE_CHARS:
-            limits = f"{MAX_KEY_CHARS} characters of a key and {MAX_VALUE_CHARS} of a value"
-            raise InvalidArgument("metadata", f"at most {limits}")
 
 
 def _read_format(text: Mapping[str, object]) -> Constraint | None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import sqlite3
+from collections.abc import Callable
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
@@ -28,10 +30,10 @@ from gateway.gateway import Gateway
 from gateway.sessions.call import ClientCall
 from observability import genai
 from services.runtime.errors import InvalidArgument, ServiceError
+from services.runtime.tasks import run_to_completion
 
 log = logging.getLogger(__name__)
 
-WATCH = "watch"  # the background task
 WATCH_S = 0.2
 RESPONSES_PATH = "/v1/responses"
 NO_STREAM = ("false", "0", "")
@@ -77,6 +79,8 @@ class ResponsesApi:
             config.max_stored_response_bytes,
             config.gateway_id,
         )
+        if self._store.shared:
+            front.background.companion = self._watch
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/responses`."""
@@ -89,7 +93,7 @@ class ResponsesApi:
         if not answer.body.background:
             return await answer.respond(request)
         with answer.ends_on_error():
-            queued = self._start(answer, owner)
+            queued = await self._start(answer, owner)
         return JSONResponse(queued, headers=answer.headers)
 
     def find(self, response_id: str) -> StoredResponse:
@@ -101,7 +105,8 @@ class ResponsesApi:
 
     async def delete(self, response_id: str) -> Entry:
         """`DELETE /v1/responses/{id}`. A response that runs is cancelled."""
-        if not self._store.delete(response_id, current_caller().key):
+        owner = current_caller().key
+        if not await asyncio.to_thread(self._store.delete, response_id, owner):
             raise ResponseNotFound(response_id)
         await self._front.background.cancel(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
@@ -112,36 +117,45 @@ class ResponsesApi:
         if not stored.content["background"]:
             raise InvalidArgument("", "only a response with background: true can be cancelled")
         if stored.running and not await self._front.background.cancel(response_id):
-            self._store.cancel(response_id)  # it runs in another process
+            await asyncio.to_thread(self._store.cancel, response_id)  # it runs in another process
         return self.find(response_id).content
 
     def _make_writer(
         self, owner: str, gateway: Gateway, call: ClientCall, body: ResponsesBody
     ) -> ResponseWriter:
         described = describe_response(call, call.model_name, body)
-
-        def on_end(response: Entry) -> None:
-            if body.store and not body.background:
-                self._store.keep(_ended(owner, response, body))
-
         items = AnswerItems.of(call.choices[0])
-        return ResponseWriter(call, gateway.text, described, items, on_end)
+        stores = body.store and not body.background
+        keep: Callable[[Entry], None] = partial(self._keep, owner, body) if stores else _discard
+        waits = stores and self._store.shared
+        return ResponseWriter(call, gateway.text, described, items, keep, waits)
 
-    def _start(self, answer: OpenAnswer[ResponsesBody], owner: str) -> Entry:
+    def _keep(self, owner: str, body: ResponsesBody, response: Entry) -> None:
+        """Stores an ended response. If it cannot be stored, its client receives it nevertheless."""
+        try:
+            self._store.keep(_ended(owner, response, body))
+        except sqlite3.Error:
+            log.exception("the response %s is not stored", response["id"])
+
+    async def _start(self, answer: OpenAnswer[ResponsesBody], owner: str) -> Entry:
         """Runs an answer in the background; returns the response as of now."""
         described = describe_response(answer.call, answer.call.model_name, answer.body)
         response_id, running = str(described["id"]), with_status(described, "in_progress")
-        work = self._run(answer, owner, described)
-        self._front.background.start(response_id, work)
-        if self._store.shared and WATCH not in self._front.background.names:
-            self._front.background.start(WATCH, self._watch())
-        self._store.keep(StoredResponse(response_id, owner, running, (), running=True))
+        background = self._front.background
+        background.check_room()
+        stored = StoredResponse(response_id, owner, running, (), running=True)
+        await asyncio.to_thread(self._store.keep, stored)
+        try:
+            background.start(response_id, partial(self._run, answer, owner, described))
+        except ServiceError:
+            await asyncio.to_thread(self._store.delete, response_id, owner)
+            raise
         return with_status(described, "queued")
 
     async def _watch(self) -> None:
         """Ends the responses that other processes cancel or delete, while there are some."""
         background = self._front.background
-        while names := background.names - {WATCH}:
+        while names := background.names:
             await asyncio.sleep(WATCH_S)
             for name in names - self._store.wanted():
                 await background.cancel(name)
@@ -159,7 +173,12 @@ class ResponsesApi:
             log.exception("a background response failed")
             response = with_error(described, internal_error())
         finally:
-            self._store.finish(_ended(owner, response, answer.body))
+            ended = _ended(owner, response, answer.body)
+            await run_to_completion(asyncio.to_thread(self._store.finish, ended))
+
+
+def _discard(response: Entry) -> None:
+    """A response that is not stored, or that `_run` stores."""
 
 
 def _ended(owner: str, response: Entry, body: ResponsesBody) -> StoredResponse:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 
+from gateway.faces.http.dialect.content import require_text
 from services.runtime.errors import InvalidArgument
 
 Entry = dict[str, object]
@@ -86,25 +87,25 @@ def _decode_reasoning(conversation: _Conversation, where: str, item: Item) -> No
         parts = item.get(name)
         if isinstance(parts, list) and parts:
             texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
-            joined = [_require_text(f"{where}.{name}[{n}].text", t) for n, t in enumerate(texts)]
+            joined = [require_text(f"{where}.{name}[{n}].text", t) for n, t in enumerate(texts)]
             conversation.think("\n".join(joined))
             return
 
 
 def _decode_call(conversation: _Conversation, where: str, item: Item) -> None:
-    arguments = _require_text(f"{where}.arguments", item.get("arguments"))
+    arguments = require_text(f"{where}.arguments", item.get("arguments"))
     try:
         valid = isinstance(json.loads(arguments or "{}"), dict)
     except (ValueError, RecursionError):
         valid = False
     if not valid:
         raise InvalidArgument(f"{where}.arguments", "must be the text of a JSON object")
-    call_id = _require_text(f"{where}.call_id", item.get("call_id"))
-    conversation.call(call_id, _require_text(f"{where}.name", item.get("name")), arguments or "{}")
+    call_id = require_text(f"{where}.call_id", item.get("call_id"))
+    conversation.call(call_id, require_text(f"{where}.name", item.get("name")), arguments or "{}")
 
 
 def _decode_result(conversation: _Conversation, where: str, item: Item) -> None:
-    call_id = _require_text(f"{where}.call_id", item.get("call_id"))
+    call_id = require_text(f"{where}.call_id", item.get("call_id"))
     conversation.result(call_id, decode_texts(f"{where}.output", item.get("output")))
 
 
@@ -135,11 +136,5 @@ def decode_texts(where: str, content: object) -> str:
             fault = f"only text parts are supported, not {kind!r}"
             raise InvalidArgument(f"{where}[{at}].type", fault)
         name = TEXT_PARTS[kind]
-        texts.append(_require_text(f"{where}[{at}].{name}", part.get(name)))
+        texts.append(require_text(f"{where}[{at}].{name}", part.get(name)))
     return "\n".join(texts)
-
-
-def _require_text(where: str, text: object) -> str:
-    if not isinstance(text, str):
-        raise InvalidArgument(where, "is missing" if text is None else "must be a string")
-    return text

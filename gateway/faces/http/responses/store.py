@@ -4,34 +4,46 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from threading import Lock
+from threading import RLock
+from typing import Any
 
 from services.runtime.config import ConfigError
 
 Entry = dict[str, object]
 
 IN_MEMORY = ":memory:"
-BUSY_S = 5.0  # the longest wait for another process that writes
-TABLE = """CREATE TABLE IF NOT EXISTS responses (
+# The longest waits for another process that writes: of methods that a thread calls, and of those
+# that the event loop calls.
+WRITE_WAIT_S, READ_WAIT_S = 5.0, 0.005
+SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, content TEXT NOT NULL, conversation TEXT NOT NULL,
     bytes INTEGER NOT NULL, used_s REAL NOT NULL, running INTEGER NOT NULL, process TEXT NOT NULL,
     cancelled INTEGER NOT NULL DEFAULT 0
-)"""
+)""",
+    "CREATE INDEX IF NOT EXISTS by_use ON responses (running, used_s)",
+    """CREATE TABLE IF NOT EXISTS totals (
+    id INTEGER PRIMARY KEY, number INTEGER NOT NULL, bytes INTEGER NOT NULL
+)""",
+    "INSERT OR IGNORE INTO totals VALUES (0, 0, 0)",
+    """CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON responses BEGIN
+    UPDATE totals SET number = number + 1, bytes = bytes + new.bytes;
+END""",
+    """CREATE TRIGGER IF NOT EXISTS removed AFTER DELETE ON responses BEGIN
+    UPDATE totals SET number = number - 1, bytes = bytes - old.bytes;
+END""",
+)
 # What an earlier process of this name has left.
 FAIL = """UPDATE responses SET running = 0, content = json_set(
     content, '$.status', 'failed', '$.error', json(?)
 ) WHERE running = 1 AND process = ?"""
 RESTARTED = {"code": "server_error", "message": "the gateway restarted; send the request again"}
-# Of all but the most recent ones that fit; those that still run last.
-EVICT = """DELETE FROM responses WHERE id IN (
-    SELECT id FROM (
-        SELECT id, row_number() OVER latest AS number, sum(bytes) OVER latest AS total
-        FROM responses
-        WINDOW latest AS (ORDER BY running DESC, used_s DESC ROWS UNBOUNDED PRECEDING)
-    ) WHERE number > ? OR total > ?
-)"""
+# The response that was used longest ago, if the store exceeds a limit; those that still run last.
+EVICT = """DELETE FROM responses
+WHERE id = (SELECT id FROM responses ORDER BY running, used_s LIMIT 1)
+AND EXISTS (SELECT 1 FROM totals WHERE number > ? OR bytes > ?) RETURNING id"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +60,9 @@ class StoredResponse:
 class ResponseStore:
     """Keeps the responses that were used last. Safe in any thread.
 
-    With a file, the gateway processes of one machine share them. Each operation takes O(size of one
-    response), and `keep` O(number of responses).
+    With a file, the gateway processes of one machine share them. `find` and `wanted` do not wait
+    for processes that write. The other methods do: call them in a thread. Each operation takes
+    O(size of one response + log of their number), and `keep` the same for each one that it evicts.
     """
 
     def __init__(self, file: str, max_count: int, max_bytes: int, process: str = ""):
@@ -57,51 +70,40 @@ class ResponseStore:
         share the file. Raises ConfigError if the file is none that this process can write."""
         self.shared, self._process = bool(file), process
         self._max_count, self._max_bytes = max_count, max_bytes
-        self._lock = Lock()
         try:
-            self._database = sqlite3.connect(
-                file or IN_MEMORY, timeout=BUSY_S, check_same_thread=False, isolation_level=None
-            )
-            for statement in ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = OFF", TABLE):
-                self._database.execute(statement)
-            self._database.execute(FAIL, (_encode(RESTARTED), process))
+            self._written = _Database(file or IN_MEMORY, WRITE_WAIT_S)
+            with self._written.transaction():
+                for statement in SCHEMA:
+                    self._written.run(statement)
+                self._written.run(FAIL, _encode(RESTARTED), process)
+            self._read = _Database(file, READ_WAIT_S) if file else self._written
         except sqlite3.Error as error:
             raise ConfigError(f"gateway.responses_file: {file} cannot be used: {error}") from None
 
     def keep(self, stored: StoredResponse) -> None:
         """Adds a response; those that were used longest ago make room."""
-        content, conversation = _encode(stored.content), _encode(stored.conversation)
-        size = len(content.encode()) + len(conversation.encode())
-        row = (
-            *(stored.response_id, stored.owner, content, conversation, size),
-            *(time.time(), stored.running, self._process),
-        )
-        with self._transaction() as database:
-            database.execute(
-                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0)",
-                row,
-            )
-            database.execute(EVICT, (self._max_count, self._max_bytes))
+        with self._written.transaction():
+            self._insert(stored)
 
     def finish(self, stored: StoredResponse) -> None:
         """Replaces a running response by its end, unless it was deleted."""
-        with self._lock:
-            found = self._database.execute(
-                "DELETE FROM responses WHERE id = ?", (stored.response_id,)
-            )
-        if found.rowcount:
-            self.keep(stored)
+        with self._written.transaction():
+            delete = "DELETE FROM responses WHERE id = ? RETURNING id"
+            if self._written.run(delete, stored.response_id):
+                self._insert(stored)
 
     def find(self, response_id: str, owner: str) -> StoredResponse | None:
         """None if there is none, it was evicted, or another owner has it."""
-        with self._lock:
-            rows = self._database.execute(
-                "UPDATE responses SET used_s = ? WHERE id = ? AND owner = ?"
-                " RETURNING content, conversation, running",
-                (time.time(), response_id, owner),
-            ).fetchall()
+        rows = self._read.run(
+            "SELECT content, conversation, running FROM responses WHERE id = ? AND owner = ?",
+            response_id,
+            owner,
+        )
         if not rows:
             return None
+        with suppress(sqlite3.OperationalError):  # another process writes: the use is not noted
+            used = "UPDATE responses SET used_s = ? WHERE id = ?"
+            self._read.run(used, time.time(), response_id)
         ((content, conversation, running),) = rows
         return StoredResponse(
             response_id, owner, json.loads(content), json.loads(conversation), bool(running)
@@ -109,37 +111,56 @@ class ResponseStore:
 
     def delete(self, response_id: str, owner: str) -> bool:
         """Whether there was one."""
-        with self._lock:
-            found = self._database.execute(
-                "DELETE FROM responses WHERE id = ? AND owner = ?", (response_id, owner)
-            )
-        return found.rowcount > 0
+        statement = "DELETE FROM responses WHERE id = ? AND owner = ? RETURNING id"
+        return bool(self._written.run(statement, response_id, owner))
 
     def cancel(self, response_id: str) -> None:
         """Asks the process that runs a response to end it."""
-        with self._lock:
-            self._database.execute(
-                "UPDATE responses SET cancelled = 1 WHERE id = ?", (response_id,)
-            )
+        self._written.run("UPDATE responses SET cancelled = 1 WHERE id = ?", response_id)
 
     def wanted(self) -> Set[str]:
         """The ids of running responses that are neither deleted nor cancelled."""
+        rows = self._read.run("SELECT id FROM responses WHERE running = 1 AND cancelled = 0")
+        return {str(response_id) for (response_id,) in rows}
+
+    def _insert(self, stored: StoredResponse) -> None:
+        content, conversation = _encode(stored.content), _encode(stored.conversation)
+        size = len(content.encode()) + len(conversation.encode())
+        self._written.run(
+            "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0)",
+            *(stored.response_id, stored.owner, content, conversation, size),
+            *(time.time(), stored.running, self._process),
+        )
+        while self._written.run(EVICT, self._max_count, self._max_bytes):
+            pass
+
+
+class _Database:
+    """A connection that threads use in turn."""
+
+    def __init__(self, file: str, wait_s: float):
+        self._lock = RLock()  # `run` within a transaction
+        self._connection = sqlite3.connect(
+            file, timeout=wait_s, check_same_thread=False, isolation_level=None
+        )
+        for statement in ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = OFF"):
+            self.run(statement)
+
+    def run(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """The rows of a statement, which is a transaction of its own outside of `transaction`."""
         with self._lock:
-            rows = self._database.execute(
-                "SELECT id FROM responses WHERE running = 1 AND cancelled = 0"
-            ).fetchall()
-        return {response_id for (response_id,) in rows}
+            return self._connection.execute(statement, values).fetchall()
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[None]:
+        """All statements of the block take effect, or none."""
         with self._lock:
-            self._database.execute("BEGIN IMMEDIATE")
+            self._connection.execute("BEGIN IMMEDIATE")
             try:
-                yield self._database
-            except BaseException:
-                self._database.execute("ROLLBACK")
-                raise
-            self._database.execute("COMMIT")
+                yield
+                self._connection.commit()
+            finally:
+                self._connection.rollback()  # nothing if the block is committed
 
 
 def _encode(value: object) -> str:

@@ -1,4 +1,4 @@
-"""`tools` and `tool_choice` of a response, whose functions have no object of their own."""
+"""`tools` and `tool_choice` of a response. The fields of a function are those of its tool."""
 
 from collections.abc import Sequence
 

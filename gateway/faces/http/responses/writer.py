@@ -78,8 +78,6 @@ def with_error(described: Entry, error: ServiceError) -> Entry:
 class ResponseWriter:
     """Writes one response: an AnswerWriter."""
 
-    slow = False
-
     def __init__(
         self,
         call: ClientCall,
@@ -87,22 +85,22 @@ class ResponseWriter:
         described: Entry,
         items: AnswerItems,
         on_end: Callable[[Entry], None],
+        waits: bool,
     ):
-        """`described`: of `describe_response`. `on_end` receives the ended response."""
+        """`described`: of `describe_response`. `on_end` receives the ended response; `waits`: it
+        may wait for other processes."""
         self._call, self._text, self._described = call, text, described
-        self._items, self._on_end = items, on_end
+        self._items, self._on_end, self._waits = items, on_end, waits
         self._number = 0  # of the next event
 
     @property
-    def response_id(self) -> str:
-        return str(self._described["id"])
+    def slow(self) -> bool:
+        return self._waits and self._call.choices[0].session.over
 
     def encode_whole(self, choices: Sequence[Sequence[ChoiceChunk]]) -> Entry:
         (chunks,) = choices
-        self._items.feed("".join(chunk.text for chunk in chunks))
-        reason = chunks[-1].reason
-        self._items.finish(reason is not FinishReason.STOP)
-        response = self._render_end(reason, streamed=False)
+        self._items.read(chunks)
+        response = self._render_end(chunks[-1].reason, streamed=False)
         self._on_end(response)
         return response
 
@@ -114,11 +112,9 @@ class ResponseWriter:
                 {"type": "response.created", "response": running},
                 {"type": "response.in_progress", "response": running},
             ]
-        steps = self._items.feed(chunk.text) if chunk.text else []
+        steps = self._items.read((chunk,))
         if any(isinstance(step, Grown) and step.is_content for step in steps):
             note_content(self._call.choices[0])
-        if chunk.reason is not None:
-            steps += self._items.finish(chunk.reason is not FinishReason.STOP)
         events += [event for step in steps for event in self._encode_step(step)]
         if chunk.reason is not None:
             response = self._render_end(chunk.reason, streamed=True)
@@ -142,7 +138,7 @@ class ResponseWriter:
         return encode_typed_event(numbered)
 
     def _render_end(self, reason: FinishReason | None, streamed: bool) -> Entry:
-        """A call that turned out to be none is only in a stream's output, which has told it."""
+        """A malformed call is only in the output of a stream, which has its events already."""
         items = [item for item in self._items.items if streamed or not item.malformed]
         changed = {"output": [self._render_item(item) for item in items], "usage": self._usage()}
         if reason is FinishReason.STOP:

@@ -196,8 +196,8 @@ async def test_bad_body_is_named_in_anthropic_s_shape(harness: Harness) -> None:
 
 async def test_other_errors_have_anthropic_s_types(harness: Harness) -> None:
     for method, path, body, status, kind in (
-        ("POST", PATH, {**BASE, "model": "nobody"}, 404, "not_found_error"),
-        ("POST", COUNT, {**BASE, "model": "nobody"}, 404, "not_found_error"),
+        ("POST", PATH, {**BASE, "model": "none"}, 404, "not_found_error"),
+        ("POST", COUNT, {**BASE, "model": "none"}, 404, "not_found_error"),
         ("POST", PATH, b"{", 400, "invalid_request_error"),
         ("POST", f"{PATH}/batches", {}, 404, "not_found_error"),
         ("GET", PATH, None, 405, "invalid_request_error"),

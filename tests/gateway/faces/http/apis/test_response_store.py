@@ -1,6 +1,8 @@
 """Stored responses: by owner, within a number and a size, shared by processes."""
 
 import json
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,21 @@ def test_processes_share_a_file(tmp_path: Path) -> None:
     assert found is not None and not found.running
     assert found.content["status"] == "failed" and "restarted" in json.dumps(found.content)
     assert restarted.wanted() == {"d"}
+
+
+def test_find_does_not_wait_for_a_process_that_writes(tmp_path: Path) -> None:
+    file = str(tmp_path / "responses.db")
+    store = ResponseStore(file, 10, LARGE)
+    store.keep(response("a"))
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with ThreadPoolExecutor(1) as pool:
+        keeping = pool.submit(store.keep, response("b"))
+        assert store.find("a", "me") == response("a") and store.find("b", "me") is None
+        other.execute("COMMIT")
+        keeping.result()
+    other.close()
+    assert kept(store, "ab") == "ab"
 
 
 def test_unusable_file_is_a_config_error(tmp_path: Path) -> None:

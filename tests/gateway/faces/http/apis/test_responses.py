@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -184,8 +185,11 @@ async def test_cancelled_background_response_stops_on_the_device(
             await client.responses.retrieve(queued.id)
 
 
-async def test_background_responses_are_bounded() -> None:
-    async with run_harness(None, max_background=1) as harness, connect(harness) as client:
+@pytest.mark.parametrize("shared", [False, True])
+async def test_background_responses_are_bounded(shared: bool, tmp_path: Path) -> None:
+    file = str(tmp_path / "responses.db") if shared else ""
+    running = run_harness(None, max_background=1, responses_file=file)
+    async with running as harness, connect(harness) as client:
         first = await client.responses.create(input="1,", background=True)
         with pytest.raises(openai.RateLimitError, match="run in the background"):
             await client.responses.create(input="1,", background=True)

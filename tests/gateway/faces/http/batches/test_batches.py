@@ -121,11 +121,12 @@ async def test_files_are_listed_read_and_deleted(harness: Harness) -> None:
 async def test_bad_lines_fail_the_batch_with_their_numbers(harness: Harness) -> None:
     client = client_of(harness)
     other = {**chat_line("c"), "url": "/v1/completions"}
-    content = jsonl(chat_line("a"), chat_line("a"), other) + b"{torn\n"
+    listed = {**chat_line("d"), "url": [CHAT]}
+    content = jsonl(chat_line("a"), chat_line("a"), other, listed) + b"{torn\n"
     batch = await ended(client, (await begin(client, content)).id)
     assert batch.status == "failed" and batch.output_file_id is None
     found = [(each.line, each.param) for each in batch.errors.data]
-    assert found == [(2, "custom_id"), (3, "url"), (4, None)]
+    assert found == [(2, "custom_id"), (3, "url"), (4, "url"), (5, None)]
     assert not harness.scheduler.requests
 
 
@@ -238,7 +239,7 @@ async def test_mistakes_are_named(tmp_path: Path) -> None:
             ({"endpoint": "/v1/images"}, "endpoint: must be one of /v1/chat/completions"),
             ({"completion_window": "1h"}, "completion_window: must be 24h"),
             ({"input_file_id": "file-x"}, "input_file_id: No such File object: file-x"),
-            ({"metadata": {"a": "b" * 600}}, "metadata: at most 16 pairs"),
+            ({"metadata": {"a": "b" * 600}}, "metadata: at most 64 characters"),
             ({"input_file_id": 5}, "input_file_id: input should be a valid string"),
         ):
             valid = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
