@@ -20,16 +20,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchmarks.engine.shapes import folder_of
-from benchmarks.harness.report import Measurements, alternating, parser, show, write
+from benchmarks.engine.cases import DTYPES
+from benchmarks.engine.shapes import each_model, engine_options
+from benchmarks.harness.report import Measurements, alternating, show, write
 from benchmarks.harness.throughput import Prompts, make_prompts
 from services.core import Grant, Plan
 from services.worker.compiled_code import set_numba_cache_folder
-from services.worker.config import DtypeName, EngineConfig
+from services.worker.config import EngineConfig
 from services.worker.engine.step import Engine
 from services.worker.requests.types.prompt import Prompt, SamplingParams
 
-DTYPES: dict[str, DtypeName] = {"fp32": "float32", "bf16": "bfloat16"}
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 64
 BASE, MIXED, SAME = "base", "mixed", "same"
 
@@ -38,11 +38,8 @@ def main() -> None:
     set_numba_cache_folder()
     options = _options()
     measured = Measurements()
-    with TemporaryDirectory(prefix="foretoken-models-") as temporary:
-        for model in options.models.split(","):
-            folder = folder_of(model, Path(temporary))
-            for dtype in options.dtypes.split(","):
-                _measure(options, model, folder, dtype, measured, Path(temporary))
+    for model, folder, dtype in each_model(options):
+        _measure(options, model, folder, dtype, measured)
     rows = [
         (
             *key,
@@ -59,23 +56,14 @@ def main() -> None:
 
 
 def _options() -> Namespace:
-    options = parser(__doc__)
-    options.add_argument("--models", default="padded")
-    options.add_argument("--dtypes", default="fp32")
-    options.add_argument("--streams", default="8,32")
+    options = engine_options(__doc__, "padded", "8,32")
     options.add_argument("--adapters", type=int, default=8)
     options.add_argument("--rank", type=int, default=8)
-    options.add_argument("--rounds", type=int, default=5)
     return options.parse_args()
 
 
 def _measure(
-    options: Namespace,
-    model: str,
-    folder: str,
-    dtype: str,
-    measured: Measurements,
-    temporary: Path,
+    options: Namespace, model: str, folder: str, dtype: str, measured: Measurements
 ) -> None:
     engine = Engine.load(
         EngineConfig(
@@ -84,10 +72,11 @@ def _measure(
         )
     )  # fmt: skip
     names = [f"a{number}" for number in range(options.adapters)]
-    for name in names:
-        path = temporary / f"{model}-{dtype}-{name}"
-        write_random_adapter(path, engine.model.adapters.sizes, options.rank)
-        engine.read_adapter(name, str(path))()
+    with TemporaryDirectory(prefix="foretoken-adapters-") as temporary:
+        for name in names:
+            path = Path(temporary) / name
+            write_random_adapter(path, engine.model.adapters.sizes, options.rank)
+            engine.read_adapter(name, str(path))()
     chosen = {BASE: [""], MIXED: names, SAME: names[:1]}
     tokens = 16 if options.quick else OUTPUT_TOKENS
     for streams in (int(number) for number in options.streams.split(",")):

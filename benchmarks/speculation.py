@@ -15,21 +15,19 @@ import time
 from argparse import Namespace
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from benchmarks.engine.shapes import folder_of
-from benchmarks.harness.report import Measurements, alternating, parser, show, write
+from benchmarks.engine.cases import DTYPES
+from benchmarks.engine.shapes import each_model, engine_options
+from benchmarks.harness.report import Measurements, alternating, show, write
 from gateway.requests.text import Text
 from services.core import Grant, Plan
 from services.worker.compiled_code import set_numba_cache_folder
-from services.worker.config import DtypeName, EngineConfig
+from services.worker.config import EngineConfig
 from services.worker.engine.step import Engine
 from services.worker.requests.types.prompt import Prompt, SamplingParams
 
-DTYPES: dict[str, DtypeName] = {"fp32": "float32", "bf16": "bfloat16"}
 TEMPERATURES = {"copy": 0.0, "random": 5.0}
 COUNTED = 90  # numbers of a count
 OUTPUT_TOKENS = 128
@@ -50,11 +48,8 @@ def main() -> None:
     set_numba_cache_folder()
     options = _options()
     measured = Measurements()
-    with TemporaryDirectory(prefix="foretoken-models-") as temporary:
-        for model in options.models.split(","):
-            folder = folder_of(model, Path(temporary))
-            for dtype in options.dtypes.split(","):
-                _measure(options, model, folder, dtype, measured)
+    for model, folder, dtype in each_model(options):
+        _measure(options, model, folder, dtype, measured)
     rows = [
         (*key, measured.figure(*key, "tok_s"), measured.figure(*key, "tok_cpu_s"),
          f"{measured.figure(*key, 'accepted').median:.0%}",
@@ -77,12 +72,8 @@ def main() -> None:
 
 
 def _options() -> Namespace:
-    options = parser(__doc__)
-    options.add_argument("--models", default="demo")
-    options.add_argument("--dtypes", default="fp32")
-    options.add_argument("--streams", default="1,8,32")
+    options = engine_options(__doc__, "demo", "1,8,32")
     options.add_argument("--tokens", default="0,4,8")
-    options.add_argument("--rounds", type=int, default=5)
     return options.parse_args()
 
 

@@ -2,13 +2,17 @@
 weights."""
 
 import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from shutil import copy
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config
 
+from benchmarks.harness.report import parser
 from foretoken.running.options import demo_model
 from models.padded import write_padded
 
@@ -31,6 +35,25 @@ SHAPES: dict[str, dict[str, Any]] = {
         "pad_token_id": 1,
     },
 }
+
+
+def engine_options(description: str | None, models: str, streams: str) -> ArgumentParser:
+    """Parser of `--json`, `--quick`, `--models`, `--dtypes`, `--streams` and `--rounds`."""
+    options = parser(description)
+    options.add_argument("--models", default=models)
+    options.add_argument("--dtypes", default="fp32")
+    options.add_argument("--streams", default=streams)
+    options.add_argument("--rounds", type=int, default=5)
+    return options
+
+
+def each_model(options: Namespace) -> Iterator[tuple[str, str, str]]:
+    """Yields name, folder and dtype of each model to measure. Its folder exists until the next."""
+    for model in options.models.split(","):
+        with TemporaryDirectory(prefix="foretoken-models-") as temporary:
+            folder = folder_of(model, Path(temporary))
+            for dtype in options.dtypes.split(","):
+                yield model, folder, dtype
 
 
 def folder_of(name: str, temporary: Path) -> str:

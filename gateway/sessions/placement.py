@@ -1,6 +1,7 @@
 """Where choices run: the scheduler's events, and the prompts sent to workers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from gateway.metrics import Metrics
 from gateway.peers import messages
@@ -44,7 +45,10 @@ class PlacementHandler:
 
     def on_event(self, event: scheduler_pb2.SchedulerEvent, now_s: float) -> None:
         if event.WhichOneof("kind") == "fleet":
-            self._peers.fleet = read_fleet(event.fleet, self._peers.model, now_s)
+            fleet = read_fleet(event.fleet, self._peers.model, now_s)
+            if not fleet.addresses:  # adapters come back with the workers
+                fleet = replace(fleet, adapters=self._peers.fleet.adapters)
+            self._peers.fleet = fleet
             if not self._peers.scheduler_connected:
                 self._on_connected(now_s)
             return

@@ -1,6 +1,7 @@
 """The adapters that a worker holds, as the scheduler asks for them."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
@@ -8,6 +9,10 @@ from typing import Protocol
 from services.worker.engine.mailbox import Perform
 from services.worker.engine.runner import EngineRunner
 from services.worker.requests.types.limits import NO_ADAPTERS
+
+log = logging.getLogger(__name__)
+
+MAX_ERROR_CHARS = 2_000  # names in an adapter's files can be of any length
 
 
 class AdapterHost(Protocol):
@@ -53,7 +58,10 @@ class EngineAdapters:
                     load = await asyncio.to_thread(self._engine.read_adapter, name, path)
                     await self._perform(load)
                 except ValueError as error:
-                    errors[name] = str(error)
+                    errors[name] = str(error)[:MAX_ERROR_CHARS]
+                except Exception:  # of a library that reads the files
+                    log.exception("adapter %s in %s", name, path)
+                    errors[name] = f"the adapter {name} cannot be read: see the worker's log"
         return errors
 
     async def _perform(self, work: Callable[[], None]) -> None:

@@ -38,6 +38,7 @@ FIRST_PAUSE_S = 0.1
 DETACH_S = 1.0  # time to write the last reports and for the scheduler to end the stream
 CONNECT_S = 5.0  # of several schedulers, one may have to become the leader first
 EARLY_S = 15.0  # a scheduler that starts beside this worker is available within this time
+MAX_ADAPTER_SETS = 16  # that wait; the scheduler's further messages then wait, too
 # Statuses that refuse this hello permanently.
 REFUSALS = (StatusCode.INVALID_ARGUMENT, StatusCode.FAILED_PRECONDITION)
 
@@ -137,17 +138,17 @@ class Attachment:
         upstream = UpStream(self._config.outbox_reports)
         call = self._stub.Attach(aiter(upstream))
         established = False
-        wanted: asyncio.Queue[scheduler_pb2.AdapterSet] = asyncio.Queue()
+        wanted: asyncio.Queue[scheduler_pb2.AdapterSet] = asyncio.Queue(MAX_ADAPTER_SETS)
         holding = asyncio.create_task(self._hold_adapters(wanted, upstream))
         try:
             async with asyncio.timeout(CONNECT_S):
                 await call.wait_for_connection()
             self._begin(upstream)
             async for message in call:
-                established = True
-                if message.HasField("adapters"):
-                    wanted.put_nowait(message.adapters)
+                if message.HasField("adapters"):  # also before the scheduler accepts this worker
+                    await wanted.put(message.adapters)
                     continue
+                established = True
                 plan = decode_plan(message)
                 self._spans.on_plan(plan, time.monotonic())
                 self._runner.send(ApplyPlan(plan))

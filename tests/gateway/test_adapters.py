@@ -42,11 +42,22 @@ async def test_loaded_adapter_is_listed_and_answers_under_its_name(models: Model
     async with AsyncClient(models.first.grpc_address) as client:
         assert (await client.complete("1,", model="terse", application="app")).text == "22"
         assert await client.models() == ["small", "large", "terse"]
+    twice = {"lora_name": "terse", "lora_path": "/adapters/terse", "model": "small"}
+    again = await models.http("POST", LOAD, twice)
+    assert (again.status, again.json["error"]["param"]) == (400, "lora_name")
+    assert "another model has an adapter" in again.json["error"]["message"]
     fakes = models.fakes["large"]
     assert {prompt.adapter for prompt in fakes.worker.prompts} == {"terse"}
     requests = fakes.scheduler.requests
     assert {request.model for request in requests} == {"large"}
     assert [request.application for request in requests] == ["@terse", "@terse", "app@terse"]
+
+    gateway, scheduler = models.front.gateways["large"], fakes.scheduler
+    held, scheduler.adapters = scheduler.adapters, []
+    scheduler.streams[-1].put_nowait(scheduler.fleet([]))  # a restarted scheduler
+    await models.first.until(lambda: not gateway.sessions.peers.fleet.addresses)
+    assert gateway.adapters == {"terse": "/adapters/terse"}
+    scheduler.adapters = held
 
     await models.http("POST", UNLOAD, {"lora_name": "terse"})
     await models.first.until(lambda: not models.front.gateways["large"].adapters)

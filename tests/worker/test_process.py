@@ -192,30 +192,33 @@ async def test_unadopted_requests_are_dropped(folder):
     assert second.reports[0].free_blocks == 32
 
 
-async def refuse_each(scheduler: RecordingScheduler, code: Code) -> None:
-    """Refuses every stream, because a refusal during a write may be lost."""
+async def refuse_each(scheduler: RecordingScheduler, code: Code, asked: bool) -> None:
+    """Refuses every stream, because a refusal during a write may be lost; if `asked`, after the
+    worker is asked for an adapter."""
     refused: list[object] = []
     while True:
         await until(lambda: len(scheduler.hellos) > len(refused))
         refused[:] = scheduler.hellos
+        if asked:
+            scheduler.ask_adapters(1, one="/none")
         scheduler.hang_up(ServiceError(code, "another worker is called that"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("code", "planned"),
+    ("code", "planned", "asked"),
     [
-        (Code.ALREADY_EXISTS, True),
-        (Code.INVALID_ARGUMENT, False),
-        (Code.FAILED_PRECONDITION, False),
+        (Code.ALREADY_EXISTS, True, False),
+        (Code.INVALID_ARGUMENT, False, False),
+        (Code.FAILED_PRECONDITION, False, True),
     ],
 )
-async def test_displaced_or_refused_worker_exits_with_the_reason(folder, code, planned):
+async def test_displaced_or_refused_worker_exits_with_the_reason(folder, code, planned, asked):
     async with attached(folder) as (process, scheduler, _):
         if planned:
             scheduler.plan()
             await until(lambda: scheduler.reports and scheduler.reports[-1].applied_plan_seq)
-        refusing = asyncio.create_task(refuse_each(scheduler, code))
+        refusing = asyncio.create_task(refuse_each(scheduler, code, asked))
         _, errors = await asyncio.wait_for(process.communicate(), 20)
         refusing.cancel()
     assert process.returncode == 2

@@ -52,8 +52,11 @@ def add_adapters(app: FastAPI, front: Front) -> None:
             raise InvalidArgument("lora_name", f"{name!r} is the name of a served model")
         if name != name.strip():
             raise InvalidArgument("lora_name", "a name has no blanks around it")
+        gateway = front.select(body.model)
+        if any(name in each.adapters for each in front.gateways.values() if each is not gateway):
+            raise InvalidArgument("lora_name", f"another model has an adapter {name!r}")
         with _named_fields():
-            await front.select(body.model).load_adapter(name, body.lora_path)
+            await gateway.load_adapter(name, body.lora_path)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     @app.post("/v1/unload_lora_adapter", summary="Unload a LoRA adapter")

@@ -1,7 +1,9 @@
 """The LoRA adapters of a deployment: all workers of a model hold the same ones.
 
 A worker takes part once it holds them, so that a request may be placed on any worker of its model.
-After a restart of the scheduler, workers tell which ones they hold.
+After a restart of the scheduler, workers tell which ones they hold. An adapter that was unloaded
+stays so until it is loaded again: a worker that was away meanwhile, or that starts with it, unloads
+it.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ log = logging.getLogger(__name__)
 
 MAX_NAME_CHARS, MAX_PATH_CHARS = 256, 4_096
 MAX_ADAPTERS = 1_024  # of all models
+MAX_UNLOADED = 4_096  # remembered, of all models
 NO_ADAPTER = "model {model} has no adapter {name!r}"
 
 Paths = dict[str, str]
@@ -24,11 +27,13 @@ Paths = dict[str, str]
 
 @dataclass(slots=True)
 class _Holder:
-    """A worker's stream, what it holds, and the answers that are on their way, by seq."""
+    """A worker's stream, what it holds, and the answers that are on their way, by seq. It takes
+    part once it holds its model's adapters."""
 
     model: str
     outbox: Outbox[scheduler_pb2.Plan]
     held: Paths
+    takes_part: bool = False
     asked: dict[int, asyncio.Future[Mapping[str, str]]] = field(default_factory=dict)
 
 
@@ -39,18 +44,21 @@ class AdapterRegistry:
     def __init__(self, wait_s: float, on_change: Callable[[], None]):
         self._wait_s, self._on_change = wait_s, on_change
         self._wanted: dict[str, Paths] = {}  # by model
+        # Model, name and folder of adapters that were unloaded, the oldest first.
+        self._unloaded: dict[tuple[str, str, str], None] = {}
         self._holders: dict[str, _Holder] = {}  # by link
         self._seq = 0
         self._changing = asyncio.Lock()
 
     def usable(self) -> list[scheduler_pb2.Adapter]:
-        """The adapters that all workers of their model hold."""
+        """The adapters that all workers of their model hold, among those that take part.
+        O(adapters · workers)."""
         return [
             scheduler_pb2.Adapter(model=model, name=name, path=path)
             for model, paths in self._wanted.items()
+            if (holders := [each for each in self._of_model(model) if each.takes_part])
             for name, path in paths.items()
-            if (holders := self._of_model(model))
-            and all(holder.held.get(name) == path for holder in holders)
+            if all(holder.held.get(name) == path for holder in holders)
         ]
 
     # Workers
@@ -59,27 +67,34 @@ class AdapterRegistry:
         self, link: str, hello: scheduler_pb2.WorkerHello, outbox: Outbox[scheduler_pb2.Plan]
     ) -> asyncio.Future[Mapping[str, str]] | None:
         """A worker's stream has begun. If it lacks adapters, it is asked to hold them: the future
-        has a sentence for each that it cannot. Adapters that only it knows are those of all."""
+        has a sentence for each that it cannot. Adapters that only it knows are those of all, except
+        unloaded ones, which it unloads, too."""
         held = {each.name: each.path for each in hello.adapters}
         holder = self._holders[link] = _Holder(hello.model, outbox, held)
-        wanted = self._wanted.setdefault(hello.model, {})
-        known = len(wanted)
-        self._wanted[hello.model] = wanted = {**held, **wanted}
-        if len(wanted) > known:
+        before = self._wanted.get(hello.model, {})
+        known = {
+            name: path
+            for name, path in held.items()
+            if (hello.model, name, path) not in self._unloaded
+        }
+        if unloaded := held.keys() - known.keys() - before.keys():
+            text = "worker %s starts with adapters that were unloaded, and unloads them: %s"
+            log.info(text, hello.worker_id, ", ".join(sorted(unloaded)))
+        wanted = self._wanted[hello.model] = {**known, **before}
+        if len(wanted) > len(before):
             for other in self._of_model(hello.model):
                 if other is not holder:
                     self._ask(other, wanted)
         return self._ask(holder, wanted) if wanted != held else None
 
-    def others_hold(self, link: str, name: str) -> bool:
-        """Whether there are other workers of the model, and all of them hold the adapter."""
-        model = self._holders[link].model
-        others = [
-            holder
-            for other, holder in self._holders.items()
-            if other != link and holder.model == model
-        ]
-        return bool(others) and all(name in other.held for other in others)
+    def admit(self, link: str) -> None:
+        """The worker takes part: adapters that it lacks cannot be used from now on."""
+        self._holders[link].takes_part = True
+
+    def all_hold(self, model: str, name: str) -> bool:
+        """Whether workers of the model take part, and all of them hold the adapter."""
+        holders = [holder for holder in self._of_model(model) if holder.takes_part]
+        return bool(holders) and all(name in holder.held for holder in holders)
 
     def detach(self, link: str) -> None:
         """The stream has ended."""
@@ -124,6 +139,7 @@ class AdapterRegistry:
             if reason := errors.get(name):
                 self._withdraw(model, name)
                 raise InvalidArgument("path", reason)
+            self._unloaded.pop((model, name, path), None)
         log.info("adapter %s of %s is loaded from %s", name, model, path)
 
     async def unload(self, adapter: scheduler_pb2.Adapter) -> None:
@@ -133,8 +149,10 @@ class AdapterRegistry:
             if name not in self._wanted.get(model, {}):
                 sentence = NO_ADAPTER.format(model=model, name=name[:MAX_NAME_CHARS])
                 raise ServiceError(Code.NOT_FOUND, sentence)
-            paths = self._wanted[model]
-            self._wanted[model] = {each: path for each, path in paths.items() if each != name}
+            path = self._remove(model, name)
+            self._unloaded[model, name, path] = None
+            if len(self._unloaded) > MAX_UNLOADED:
+                del self._unloaded[next(iter(self._unloaded))]
             self._on_change()  # first: gateways send no further requests
             await self._ask_all(model)
         log.info("adapter %s of %s is unloaded", name, model)
@@ -146,15 +164,19 @@ class AdapterRegistry:
 
     def _withdraw(self, model: str, name: str) -> None:
         """Makes no worker hold an adapter that one of them cannot hold; does not wait."""
-        self._wanted[model] = {
-            each: path for each, path in self._wanted[model].items() if each != name
-        }
+        self._remove(model, name)
         for holder in self._of_model(model):
             self._ask(holder, self._wanted[model])
 
+    def _remove(self, model: str, name: str) -> str:
+        """Removes an adapter from those that workers are asked to hold. Returns its folder."""
+        paths = self._wanted[model]
+        self._wanted[model] = {each: path for each, path in paths.items() if each != name}
+        return paths[name]
+
     async def _ask_all(self, model: str) -> Mapping[str, str]:
-        """Sends what they shall hold to all workers of a model. Returns a sentence for each adapter
-        that one of them cannot hold; those that leave meanwhile do not count."""
+        """Sends its adapters to all workers of a model. Returns a sentence for each adapter that
+        one of them cannot hold; workers that leave meanwhile do not count."""
         answers = [self._ask(holder, self._wanted[model]) for holder in self._of_model(model)]
         if not answers:
             return {}

@@ -48,7 +48,7 @@ class WorkerReader:
         that requests of its model may use."""
         early: list[scheduler_pb2.WorkerMessage] = []
         if lacking := self._adapters.attach(link, hello, outbox):
-            early = await self._wait_for_adapters(link, lacking, messages)
+            early = await self._wait_for_adapters(link, hello.model, lacking, messages)
         self._attach(link, hello)
         for message in early:
             self._read(link, hello.worker_id, message)
@@ -56,7 +56,11 @@ class WorkerReader:
             self._read(link, hello.worker_id, message)
 
     async def _wait_for_adapters(
-        self, link: str, lacking: asyncio.Future[Mapping[str, str]], messages: Messages
+        self,
+        link: str,
+        model: str,
+        lacking: asyncio.Future[Mapping[str, str]],
+        messages: Messages,
     ) -> list[scheduler_pb2.WorkerMessage]:
         """Returns the messages that came before the worker's answer."""
         early: list[scheduler_pb2.WorkerMessage] = []
@@ -70,12 +74,13 @@ class WorkerReader:
         if not lacking.done():
             raise ServiceError(Code.UNAVAILABLE, "the worker has not loaded its model's adapters")
         for name, reason in lacking.result().items():
-            if self._adapters.others_hold(link, name):
+            if self._adapters.all_hold(model, name):
                 raise ServiceError(Code.FAILED_PRECONDITION, reason)
         return early
 
     def _attach(self, link: str, hello: scheduler_pb2.WorkerHello) -> None:
         view = decode_worker_hello(hello)
+        self._adapters.admit(link)
         self._cost_models.forget_worker(view.worker_id)
         self._dispatch(ev.WorkerAttached(link, view, decode_held(hello)))
         self._cost_models.observe(view.worker_id, hello.profile, hello.swaps)

@@ -77,7 +77,7 @@ class Linear:
             self._add_adapters(added, total, x)
 
     def _add_adapters(self, added: Added, out: Tensor, x: Tensor) -> None:
-        assert self.change is not None, "a row has an adapter, and the forward holds none"
+        assert self.change is not None, "a map of the layers has no room for adapters"
         added.products.add(self.change, out, x, added.rows)
 
 
@@ -225,7 +225,10 @@ class FusedForward:
         return self.logits(ops, hidden)
 
     def _added(self, rows: AdapterRows | None) -> Added | None:
-        return Added(self._low_rank, rows) if rows is not None and self._low_rank else None
+        if rows is None:
+            return None
+        assert self._low_rank is not None, "a row has an adapter, and the forward holds none"
+        return Added(self._low_rank, rows)
 
     def hold_adapters(
         self, make: Callable[[int, Sequence[int]], LowRankMap], products: LowRankProducts
@@ -240,8 +243,8 @@ class FusedForward:
             linears, names = layer.linears, self._layout.linear_names
             changed = []
             for linear, paths in zip(linears, names, strict=True):
-                sizes = [of_module.get_submodule(path) for path in paths]
-                change = make(sizes[0].in_features, [size.out_features for size in sizes])
+                joined = [of_module.get_submodule(path) for path in paths]
+                change = make(joined[0].in_features, [part.out_features for part in joined])
                 changed.append(replace(linear, change=change))
                 for part, path in enumerate(paths):
                     found[f"model.layers.{i}.{path}"] = change, part

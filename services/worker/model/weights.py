@@ -47,7 +47,7 @@ def require_memory(
     """
     elements = stored_elements(name, hub or HfApi())
     in_host = device.type == "cpu"
-    free = free_host_bytes() if in_host else torch.cuda.mem_get_info(device)[0]
+    free = _free_bytes(device)
     needed = needed_bytes(elements, dtype) // parts
     if needed <= free:
         return
@@ -66,15 +66,19 @@ def require_memory(
     )
 
 
+def _free_bytes(device: torch.device) -> int:
+    return free_host_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+
+
 def require_adapter_memory(
     module: nn.Module, device: torch.device, slots: int, rank: int, dtype: torch.dtype
 ) -> None:
-    """Raises ValueError if so many adapters of this rank, in every linear map, need more memory
+    """Raises ValueError if `slots` adapters of this rank, in every linear map, need more memory
     than is free."""
     maps = (part for part in module.modules() if type(part) is nn.Linear)
     numbers = sum(part.in_features + part.out_features for part in maps)
     needed = slots * rank * numbers * dtype.itemsize
-    free = free_host_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    free = _free_bytes(device)
     if needed > free:
         raise ValueError(
             f"{slots} LoRA adapters of rank {rank} take {needed / GIB:.1f} GiB, but only "

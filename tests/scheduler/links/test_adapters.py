@@ -130,3 +130,35 @@ async def test_restarted_scheduler_learns_adapters_of_its_workers() -> None:
         assert usable(gateway) == ["one"], "two workers cannot hold the other one"
         for worker in (first, second, third):
             worker.leave()
+
+
+async def test_unloaded_adapter_stays_so_when_a_worker_comes_back_with_it() -> None:
+    async with running() as live:
+        gateway, workers = live.gateway(), live.service.state.workers
+        stays, leaves = Holder(live, "a", {"one": "/one"}), Holder(live, "b", {"one": "/one"})
+        await until(lambda: workers.keys() == {"a", "b"})
+        leaves.leave()
+        await leaves.stream.reading
+        await live.stub.UnloadAdapter(ONE)
+        assert not stays.held
+        back = Holder(live, "b", {"one": "/one", "two": "/two"})
+        await until(lambda: workers.keys() == {"a", "b"})
+        await until(lambda: usable(gateway) == ["two"])
+        assert stays.held == back.held == {"two": "/two"}
+        await live.stub.LoadAdapter(ONE)
+        assert stays.held == back.held == {"one": "/one", "two": "/two"}
+        for worker in (stays, back):
+            worker.leave()
+
+
+async def test_adapter_stays_usable_while_a_further_worker_loads_it() -> None:
+    async with running() as live:
+        workers = live.service.state.workers
+        holder = Holder(live, "a", {"one": "/one"})
+        await until(lambda: "a" in workers)
+        loading = live.worker(worker_id="b", address="b")
+        await until(lambda: bool(loading.heard))
+        fleet = await live.stub.GetFleet(scheduler_pb2.GetFleetRequest())
+        assert [each.name for each in fleet.adapters] == ["one"]
+        assert workers.keys() == {"a"}
+        holder.leave()

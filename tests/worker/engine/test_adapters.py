@@ -1,6 +1,6 @@
 """The engine with adapters: mixed batches give each request the answer of its merged model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +139,6 @@ def test_full_pool_refuses_a_further_adapter(folder: Path) -> None:
         engine.model.hold_adapters(10**6, 10**6)
 
 
-Change = Callable[[Weights], Weights]
-
-
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -152,7 +149,8 @@ Change = Callable[[Weights], Weights]
         ({"peft_type": "IA3"}, "of the type IA3"),
         ({"init_lora_weights": "pissa"}, "changes the base weights"),
         ({"new_trick": {"x": 1}}, r"a setting of an unknown kind \(new_trick\)"),
-        ({"lora_alpha": "8"}, "lora_alpha that is no number"),
+        ({"lora_alpha": "8"}, "lora_alpha that is no finite number"),
+        ({"alpha_pattern": {"q_proj": float("nan")}}, "lora_alpha that is no finite number"),
         ({"alpha_pattern": {"(": 1}}, "adapter x in"),
     ],
     ids=str,

@@ -10,7 +10,19 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["groups"])
+@triton.jit
+def tile_of_rows(rows, starts, slots, ranks, ROWS: tl.constexpr):
+    """The program's tile of a group: indices in `rows`, which of them exist, the rows, their slot
+    and its rank."""
+    group = tl.program_id(0)
+    start, end = tl.load(starts + group), tl.load(starts + group + 1)
+    slot = tl.load(slots + group)
+    at = start + tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    here = at < end
+    return at, here, tl.load(rows + at, mask=here, other=0), slot, tl.load(ranks + slot)
+
+
+@triton.jit
 def shrink(
     x,
     down,
@@ -31,14 +43,9 @@ def shrink(
     EXACT: tl.constexpr,
 ):
     """low = x · down of each row. Programs: groups × tiles of ROWS rows × tiles of RANKS."""
-    group = tl.program_id(0)
-    start, end = tl.load(starts + group), tl.load(starts + group + 1)
-    slot = tl.load(slots + group)
-    rank = tl.load(ranks + slot) * PARTS
-    at = start + tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    at, here, row, slot, rank = tile_of_rows(rows, starts, slots, ranks, ROWS)
     r = tl.program_id(2) * RANKS + tl.arange(0, RANKS)
-    here, used = at < end, r < rank
-    row = tl.load(rows + at, mask=here, other=0)
+    used = r < rank * PARTS
     total = tl.zeros((ROWS, RANKS), tl.float32)
     for first in range(0, inputs, INPUTS):
         i = first + tl.arange(0, INPUTS)
@@ -58,7 +65,7 @@ def shrink(
     tl.store(low + at[:, None] * low_stride + r[None, :], total, mask=here[:, None] & used[None, :])
 
 
-@triton.jit(do_not_specialize=["groups"])
+@triton.jit(do_not_specialize=["part"])
 def expand(
     low,
     up,
@@ -81,14 +88,9 @@ def expand(
 ):
     """out += low · up for the outputs of a part. Programs: groups × tiles of ROWS rows × tiles of
     COLUMNS outputs."""
-    group = tl.program_id(0)
-    start, end = tl.load(starts + group), tl.load(starts + group + 1)
-    slot = tl.load(slots + group)
-    rank = tl.load(ranks + slot)
-    at = start + tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    at, here, row, slot, rank = tile_of_rows(rows, starts, slots, ranks, ROWS)
     c = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    here, real = at < end, c < columns
-    row = tl.load(rows + at, mask=here, other=0)
+    real = c < columns
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for first in range(0, rank, RANKS):
         r = first + tl.arange(0, RANKS)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
+from sys import float_info
 from typing import Any
 
 import torch
@@ -51,11 +52,6 @@ class Adapter:
     path: str
     weights: Mapping[str, tuple[Tensor, Tensor]]
 
-    @property
-    def rank(self) -> int:
-        """The largest one."""
-        return max(len(down) for down, _ in self.weights.values())
-
 
 def read_adapter(name: str, path: str, sizes: Mapping[str, tuple[int, int]], rank: int) -> Adapter:
     """Reads a folder. `sizes` are the (inputs, outputs) of the linear maps that adapters may
@@ -79,13 +75,13 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
     if not file.is_file():
         raise ValueError(f"has no {CONFIG}: give a folder that PEFT has saved")
     if file.stat().st_size > MAX_CONFIG_BYTES:
-        raise ValueError(f"has a {CONFIG} of more than {MAX_CONFIG_BYTES} bytes")
+        raise ValueError(f"has an {CONFIG} of more than {MAX_CONFIG_BYTES} bytes")
     try:
         config = json.loads(file.read_text())
-    except ValueError:
-        raise ValueError(f"has a {CONFIG} that is no JSON") from None
+    except (ValueError, RecursionError):
+        raise ValueError(f"has an {CONFIG} that is no JSON") from None
     if not isinstance(config, dict):
-        raise ValueError(f"has a {CONFIG} that is no JSON object")
+        raise ValueError(f"has an {CONFIG} that is no JSON object")
     return config
 
 
@@ -125,10 +121,10 @@ def _read_weights(
         weights = {}
         for path in paths:
             down, up = (stored.get_tensor(PREFIX + path + end).float() for end in (DOWN, UP))
-            scaling = _scaling(config, path, len(down))
+            up = up * _scaling(config, path, len(down))
             if not (torch.isfinite(down).all() and torch.isfinite(up).all()):
                 raise ValueError(f"has weights that are no finite numbers, in {path}")
-            weights[path] = down, up * scaling
+            weights[path] = down, up
     return weights
 
 
@@ -170,9 +166,9 @@ def _check_shapes(
 def _scaling(config: Mapping[str, Any], path: str, rank: int) -> float:
     """α / r, or α / √r with rank stabilisation."""
     alpha = _matching(config.get("alpha_pattern") or {}, path, config.get("lora_alpha", rank))
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool):
-        raise ValueError(f"has a lora_alpha that is no number: {alpha!r}")
-    return alpha / (sqrt(rank) if config.get("use_rslora") else rank)
+    if type(alpha) not in (int, float) or not abs(alpha) <= float_info.max:
+        raise ValueError(f"has a lora_alpha that is no finite number: {alpha!r}")
+    return float(alpha) / (sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _matching(pattern: Any, path: str, default: Any) -> Any:
