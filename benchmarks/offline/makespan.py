@@ -3,9 +3,9 @@
     python -m benchmarks.offline.makespan --folder FOLDER [--requests N] [--in-flight A,B]
         [--preset NAME] [--seed S] [--json FILE] [--quick]
 
-FOLDER has the files of `jobs.FILES`. N prompts are a job, and as many others have taught `words`,
-whose forecasts order it. A closed loop of `in-flight` clients takes the requests in that order, on
-one `h100-llama3-8b`. `longest known` is the order by the true lengths.
+FOLDER has the files of `jobs.FILES`. N prompts are a job. `words` forecasts their answers after it
+has learned from as many others. `in-flight` clients, each with one request at a time, take the
+requests in an order, on one `h100-llama3-8b`. `longest known` is the order by the true lengths.
 """
 
 import json

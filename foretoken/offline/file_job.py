@@ -1,4 +1,4 @@
-"""A job whose requests are the lines of a file."""
+"""A job with a file of requests, one on each line."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
