@@ -30,8 +30,8 @@ CITIES = (
 )
 SKIES = ("sunny", "rainy", "cloudy", "windy", "snowy")
 UNKNOWN_WEATHER = "I do not know the weather."
-MAX_EARLIER_CHARS = 60  # of an answer before the last one
-MAX_THOUGHT_CHARS = 120  # of an answer after <think>
+MAX_EARLIER_CHARS = 60  # of an answer in an earlier turn
+MAX_THOUGHT_CHARS = 120  # of an answer that follows a thought
 JSON = Phrasing(("JSON: {0}", "Write as JSON: {0}"), "Write the fields as JSON.")
 
 _KEYS = (*KINDS, "number", "count", "size", "name", "ok")
@@ -91,7 +91,7 @@ def think(rng: Random) -> Example:
 
 @dataclass(frozen=True)
 class Question:
-    """A question for a tool. key: application and input, by whose hash it is held out."""
+    """A question for a tool. key: application and input; their hash decides if it is held out."""
 
     user: str
     calls: tuple[ToolCall, ...]

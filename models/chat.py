@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
 END = "<|end|>"
-THINK = "Think: "  # starts a prompt whose answer starts with <think>…</think>
+THINK = "Think: "  # begins a prompt that asks for <think>…</think> before the answer
 
 CHAT_TEMPLATE = (
     "{%- macro signature(tool) -%}"

@@ -7,16 +7,13 @@ N requests arrive at a Poisson rate on one `h100-llama3-8b`. Beside them, a batc
 requests of the last priority running. 0 is no batch. Forecasts come from history.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.harness.report import parser
+from benchmarks.harness.report import parser, show, write
 from benchmarks.offline.jobs import HARDWARE, read_job
 from gateway.faces.http.batches.runner import LAST_PRIORITY
 from services.core import Request
@@ -31,6 +28,7 @@ from simulator.workload.workload import Workload
 QUICK_REQUESTS = 40
 BATCH_LINES = 3_000  # more than a run needs
 PERCENTILE = 99
+HEAD = ("rate", "in flight", "p99 TTFT", "p99 TPOT", "p99 end to end", "batch tokens/s")
 
 
 class Beside(Simulation):
@@ -89,20 +87,18 @@ def measure(
     }
 
 
-def show(found: Sequence[dict[str, float]], title: str) -> None:
-    """Prints each run beside the one of its rate without a batch."""
-    table = Table(title=title)
-    for column in ("rate", "in flight", "p99 TTFT", "p99 TPOT", "p99 end to end", "batch tokens/s"):
-        table.add_column(column, justify="right")
-    for row in found:
-        base = next(each for each in found if each["rate"] == row["rate"])
+def compare(found: Sequence[dict[str, float]]) -> list[list[str]]:
+    """A row of HEAD for each run, relative to the first run of its rate."""
+    rows = []
+    for run in found:
+        base = next(each for each in found if each["rate"] == run["rate"])
         moved = [
-            f"{row[name] * 1e3:.1f} ms ({row[name] / base[name] - 1:+.1%})"
+            f"{run[name] * 1e3:.1f} ms ({run[name] / base[name] - 1:+.1%})"
             for name in ("ttft_s", "tpot_s", "e2e_s")
         ]
-        batch = f"{row['batch_tokens_per_s']:,.0f}"
-        table.add_row(f"{row['rate']:g}", f"{row['in_flight']:.0f}", *moved, batch)
-    Console().print(table)
+        batch = f"{run['batch_tokens_per_s']:,.0f}"
+        rows.append([f"{run['rate']:g}", f"{run['in_flight']:.0f}", *moved, batch])
+    return rows
 
 
 def main() -> None:
@@ -125,9 +121,9 @@ def main() -> None:
         for rate in args.rates.split(",")
         for in_flight in args.in_flight.split(",")
     ]
-    show(found, f"{online:,} requests beside a batch, {args.preset}, {HARDWARE}")
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1))
+    title = f"{online:,} requests beside a batch, {args.preset}, {HARDWARE}"
+    show(title, HEAD, compare(found))
+    write(args.json, {"runs": found})
 
 
 if __name__ == "__main__":

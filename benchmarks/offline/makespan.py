@@ -3,21 +3,18 @@
     python -m benchmarks.offline.makespan --folder FOLDER [--requests N] [--in-flight A,B]
         [--preset NAME] [--seed S] [--json FILE] [--quick]
 
-FOLDER has the files of `jobs.FILES`. N prompts are a job, and as many others have taught `words`,
-whose forecasts order it. A closed loop of `in-flight` clients takes the requests in that order, on
-one `h100-llama3-8b`. `longest known` is the order by the true lengths.
+FOLDER has the files of `jobs.FILES`. N prompts are a job. `words` forecasts their answers after it
+has learned from as many others. `in-flight` clients, each with one request at a time, take the
+requests in an order, on one `h100-llama3-8b`. `longest known` is the order by the true lengths.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.harness.report import parser
+from benchmarks.harness.report import parser, show, write
 from benchmarks.offline.jobs import HARDWARE, MOST_TOKENS, read_job
 from services.core import Request
 from services.forecast import Floats, Ints
@@ -87,15 +84,16 @@ def main() -> None:
     count = QUICK_REQUESTS if args.quick else args.requests
     in_flight = [int(text) for text in args.in_flight.split(",")]
     found = measure(args.folder, count, in_flight, args.preset, args.seed)
-    table = Table(title=f"makespan in s, {count:,} requests, {args.preset}, {HARDWARE}")
     names = list(next(iter(found.values())))
-    for column in ("in flight", *names):
-        table.add_column(column, justify="right")
-    for clients, makespans in found.items():
-        table.add_row(clients, *(f"{makespans[name]:.2f}" for name in names))
-    Console().print(table)
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1))
+    show(
+        f"makespan in s, {count:,} requests, {args.preset}, {HARDWARE}",
+        ["in flight", *names],
+        [
+            [clients, *(f"{makespans[name]:.2f}" for name in names)]
+            for clients, makespans in found.items()
+        ],
+    )
+    write(args.json, found)
 
 
 if __name__ == "__main__":

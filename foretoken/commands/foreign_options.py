@@ -44,7 +44,7 @@ FOREIGN: Mapping[str, str] = MappingProxyType(
         "--allowed-origins": "--cors-origins ORIGINS",
         "--disable-log-requests": NOT_NEEDED + "requests are logged only at --log-level debug",
         "--disable-log-stats": NOT_NEEDED + "see /metrics",
-        "--enable-auto-tool-choice": NOT_NEEDED + "the chat template tells the format of calls",
+        "--enable-auto-tool-choice": NOT_NEEDED + "the chat template has the format of calls",
         "--enable-lora": "--lora-modules NAME=FOLDER, or --set worker.max_adapters=N",
         "--max-loras": SET.format("worker.max_adapters"),
         "--max-lora-rank": SET.format("worker.max_lora_rank"),

@@ -75,7 +75,7 @@ def serve(
         model_option(
             "Format of tool calls, such as hermes, by vLLM's names; none: none.",
             "NAME",
-            "what the chat template speaks of",
+            "the chat template's",
         ),
     ] = "",
     reasoning_parser: Annotated[
@@ -83,7 +83,7 @@ def serve(
         model_option(
             "Format of reasoning, such as qwen3, by vLLM's names; none: none.",
             "NAME",
-            "what the chat template speaks of",
+            "the chat template's",
         ),
     ] = "",
     device: Annotated[str, model_option("auto, cpu, cuda or cuda:N.", "NAME", "auto")] = "",

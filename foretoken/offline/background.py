@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import uvloop
@@ -54,9 +55,9 @@ class BackgroundSystem:
 
     def close(self) -> None:
         """Ends running jobs, and stops all processes. Does nothing once it is closed."""
-        if self._thread.is_alive():
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(JOIN_S)
+        self._thread.join(JOIN_S)
 
     def _run(self, options: ServeOptions, started: "Future[RunningSystem]") -> None:
         try:

@@ -1,4 +1,4 @@
-"""A job whose requests are the lines of a file."""
+"""A job with a file of requests, one on each line."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from pathlib import Path
 from foretoken.offline.background import BackgroundSystem
 from foretoken.offline.files import AnswerFile, count_lines, read_requests
 from foretoken.offline.job import Handlers, JobRunner, OfflineRequest
+from gateway.faces.http.offline.requests import PreparedRequest
 from services.runtime.errors import ServiceError
 
 WINDOW = 4_096  # requests that are read ahead and ordered; about 10 MB
@@ -40,13 +41,8 @@ class FileJob:
             self.answers.add_answer(request, body)
             end()
 
-        runner = JobRunner.of(background.system, in_flight, by_forecast)
+        runner = JobRunner.for_system(background.system, in_flight, by_forecast)
         requests = read_requests(self.file, self.answers.answered, on_fault)
-        handlers = Handlers(
-            lambda prepared, call, chunks: prepared.encode(call, chunks),
-            on_answer,
-            on_fault,
-            lambda _: None,
-        )
+        handlers = Handlers(PreparedRequest.encode, on_answer, on_fault, lambda _: None)
         with self.answers:
             background.run(runner.run(requests, WINDOW, handlers))

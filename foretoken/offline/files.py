@@ -4,6 +4,7 @@ Answers have the `custom_id` of their line, or `line-N` with its number, and are
 which they ended. A job that runs again adds only what is missing.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +12,6 @@ from typing import Self
 from uuid import uuid4
 
 from foretoken.offline.job import OfflineRequest
-from gateway.faces.http.batches.progress import cut_torn_line
 from gateway.faces.http.offline.lines import (
     encode_answer,
     encode_fault,
@@ -26,22 +26,13 @@ OnFault = Callable[[OfflineRequest, ServiceError], None]
 
 class AnswerFile:
     """The answers of a job, in a file that only grows; a context manager. Raises ValueError for a
-    file that has other lines."""
+    file that has other lines, which stays as it is."""
 
     def __init__(self, path: Path):
         self._path = path
         self.answered: set[str] = set()
         if path.exists():
-            with path.open("r+b") as lines:
-                cut_torn_line(lines)  # a killed job wrote a part of a line
-                lines.seek(0)
-                for number, line in enumerate(lines, 1):
-                    try:
-                        self.answered.add(read_custom_id(line))
-                    except ValueError:
-                        raise ValueError(
-                            f"--out: line {number} of {path} is no answer; name a new file"
-                        ) from None
+            os.truncate(path, self._read_whole_lines())
 
     def __enter__(self) -> Self:
         self._file = self._path.open("ab")
@@ -60,6 +51,23 @@ class AnswerFile:
 
     def add_fault(self, request: OfflineRequest, error: ServiceError) -> None:
         self._add(encode_fault(*_ids(request), error))
+
+    def _read_whole_lines(self) -> int:
+        """Adds the ids of the answers. Returns the bytes before a line that a killed job has not
+        written to its end."""
+        whole_bytes = 0
+        with self._path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.startswith(b"{") and not line.endswith(b"\n"):
+                    break
+                try:
+                    self.answered.add(read_custom_id(line))
+                except ValueError:
+                    raise ValueError(
+                        f"--out: line {number} of {self._path} is no answer; name a new file"
+                    ) from None
+                whole_bytes += len(line)
+        return whole_bytes
 
     def _add(self, line: bytes) -> None:
         self._file.write(line)

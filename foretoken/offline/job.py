@@ -69,10 +69,8 @@ class JobRunner:
     by_forecast: bool
 
     @classmethod
-    def of(cls, system: RunningSystem, in_flight: int, by_forecast: bool) -> Self:
-        """The runner of a system that serves nothing else. Raises ValueError."""
-        if in_flight < 1:
-            raise ValueError(f"in_flight: at least 1, not {in_flight}")
+    def for_system(cls, system: RunningSystem, in_flight: int, by_forecast: bool) -> Self:
+        """The runner of a system that serves nothing else."""
         front = system.control.front
         urgency = Urgency(find_loosest(front.config.slas))
         return cls(front, system.predictor, urgency, in_flight, by_forecast)
@@ -90,12 +88,9 @@ class JobRunner:
 async def _work(queue: "_ReadAhead[T]", handlers: Handlers[T]) -> None:
     while (taken := await queue.take()) is not None:
         request, prepared = taken
-
-        def encode(call: ClientCall, chunks: Chunks, by: PreparedRequest = prepared) -> T:
-            return handlers.encode(by, call, chunks)
-
+        attempt = partial(answer, prepared, partial(handlers.encode, prepared))
         try:
-            answered = await retry_refused(partial(answer, prepared, encode), PATIENCE_S)
+            answered = await retry_refused(attempt, PATIENCE_S)
         except ServiceError as error:
             handlers.on_fault(request, error)
         else:
@@ -132,10 +127,12 @@ class _ReadAhead(Generic[T]):
     async def _fill(self) -> None:
         part = list(islice(self._source, min(READ_AT_ONCE, self._window)))
         self._ended = not part
-        prepared = await asyncio.gather(*map(self._prepare, part))
-        found = [pair for pair in zip(part, prepared, strict=True) if pair[1] is not None]
-        for (request, each), tokens in zip(found, await self._expect(prepared), strict=True):
-            assert each is not None
+        async with asyncio.TaskGroup() as group:
+            reading = [group.create_task(self._prepare(request)) for request in part]
+        prepared = [(request, task.result()) for request, task in zip(part, reading, strict=True)]
+        found = [(request, each) for request, each in prepared if each is not None]
+        expected = await self._expect([each for _, each in found])
+        for (request, each), tokens in zip(found, expected, strict=True):
             self._read += 1
             heappush(self._heap, (-tokens, self._read, request, each))
         self._handlers.on_read(self._read)
@@ -149,8 +146,8 @@ class _ReadAhead(Generic[T]):
             self._handlers.on_fault(request, error)
             return None
 
-    async def _expect(self, prepared: Sequence[PreparedRequest | None]) -> Sequence[float]:
-        prompts = [each.prompts[0] for each in prepared if each is not None]
+    async def _expect(self, prepared: Sequence[PreparedRequest]) -> Sequence[float]:
         if not self._runner.by_forecast:
-            return [0.0] * len(prompts)
+            return [0.0] * len(prepared)
+        prompts = [each.prompts[0] for each in prepared]
         return await expected_tokens(self._runner.predictor, prompts)

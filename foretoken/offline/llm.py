@@ -47,10 +47,12 @@ class LLM:
         progress: bool = True,
         **settings: Unpack[Settings],
     ):
+        if in_flight < 1:
+            raise ValueError(f"in_flight: at least 1, not {in_flight}")
         self._progress = progress
         self.background = BackgroundSystem(read_settings(model, settings))
         self._closing = weakref.finalize(self, self.background.close)
-        self._runner = JobRunner.of(self.background.system, in_flight, by_forecast)
+        self._runner = JobRunner.for_system(self.background.system, in_flight, by_forecast)
 
     def generate(
         self,
@@ -96,18 +98,17 @@ class LLM:
 
     def _run(self, requests: Sequence[OfflineRequest]) -> list[Answer]:
         total, answers = len(requests), dict[str, Answer]()
-        with ProgressBar("reading the prompts") as bar:
-            show: Callable[..., None] = bar.show if self._progress else _show_nothing
+        with ProgressBar("reading the prompts", shown=self._progress) as bar:
 
             def on_answer(request: OfflineRequest, answer: Answer) -> None:
                 answers[request.id] = answer
-                show("generating", len(answers), total, "generating")
+                bar.show("generating", len(answers), total, "generating")
 
             handlers = Handlers(
                 lambda _, call, chunks: to_answer(call, chunks),
                 on_answer,
                 _raise_fault,
-                lambda read: show("reading the prompts", read, total),
+                lambda read: bar.show("reading the prompts", read, total),
             )
             # All are read before the first begins: a mistake costs no time.
             self.background.run(self._runner.run(iter(requests), total, handlers))
@@ -159,7 +160,3 @@ def _pair(
             f"params: {len(params)} for {len(listed)} prompts; give one for all, or one for each"
         )
     return zip(listed, params, strict=True)
-
-
-def _show_nothing(*_: object) -> None:
-    """Shows no progress."""

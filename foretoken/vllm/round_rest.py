@@ -1,4 +1,4 @@
-"""The rest between two rounds, which bounds their share of a core."""
+"""The rest between two rounds, which bounds their share of the time."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ Result = TypeVar("Result")
 
 
 class RoundRest:
-    """`share` of a core for rounds. One thread calls `timed` while none calls `is_over`.
+    """`share` of the time for rounds. One thread calls `timed` while none calls `is_over`.
     `observe` receives the seconds of each round."""
 
     def __init__(self, share: float, observe: Callable[[float], None]):
@@ -20,13 +20,13 @@ class RoundRest:
         return now >= self._until_s
 
     def timed(self, call: Callable[[], Result]) -> Result:
-        """Calls it; then begins a rest in proportion to the processor time that it took. The time
-        in which it waited for the processor or the interpreter does not count: rounds would be
-        rarer while other processes compute."""
-        began_s, before_s = time.monotonic(), time.thread_time()
+        """Calls it; then begins a rest in proportion to the time that it took. Its waits for the
+        processor and the interpreter count: while a round runs, the steps wait for them as well."""
+        began_s = time.monotonic()
         try:
             return call()
         finally:
-            ended_s, computed_s = time.monotonic(), time.thread_time() - before_s
-            self._until_s = ended_s + computed_s * (1 / self._share - 1)
-            self._observe(ended_s - began_s)
+            ended_s = time.monotonic()
+            took_s = ended_s - began_s
+            self._until_s = ended_s + took_s * (1 / self._share - 1)
+            self._observe(took_s)

@@ -23,7 +23,7 @@ POLL_S = 2e-4
 
 
 class Follower(Protocol):
-    """Is told what happens in vLLM's scheduler."""
+    """Receives what happens in vLLM's scheduler."""
 
     def arrived(self, request: Request) -> None:
         """Before vLLM queues a request."""

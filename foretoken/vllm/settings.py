@@ -33,8 +33,8 @@ class VllmConfig(Settings):
     # host:port of a predictor service (`python -m services.predictor`) that forecasts instead, with
     # an encoder or a trained model. Steps do not wait for it; while it is late, history answers.
     predictor_address: str = ""
-    # Share of one core's processor time for rounds, which run beside vLLM's steps: a round of 256
-    # running and 2,000 waiting requests takes milliseconds.
+    # Share of the time for rounds, which run beside vLLM's steps and take the interpreter from
+    # them: a round of 256 running and 2,000 waiting requests takes milliseconds.
     round_share: float = Field(default=0.2, gt=0, le=1)
     # SLA of requests that name none, and the classes that they may name in
     # `vllm_xargs: {"x-foretoken-sla": "interactive"}`.

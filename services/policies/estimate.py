@@ -17,7 +17,7 @@ tokens, and to make `steps` new tokens of each. The columns broadcast; none may 
 
 REACH = 0.5  # in doublings, over all three features: batches within this distance are alike
 TIED = 1e-9  # tolerance of a squared distance for ties with the k-th neighbour
-CHUNK = 1_024  # batches whose distances are computed at once: 2 MB with 256 neighbours
+CHUNK = 1_024  # batches of which distances are computed at once: 2 MB with 256 neighbours
 
 
 def linear(cost: CostModel, seqs: Floats, length: Floats, steps: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""`--server` takes an HTTP address, a gRPC address, or a bare one whose protocol is detected."""
+"""`--server` takes an HTTP address, a gRPC address, or a bare one, and detects its protocol."""
 
 import subprocess
 

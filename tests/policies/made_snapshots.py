@@ -80,7 +80,7 @@ def candidates(
     number: int = 1,
     now: float = 0.0,
 ) -> Candidates:
-    """Candidates whose keys are their positions; running requests are not preempted."""
+    """Candidates with their positions as keys; running requests are not preempted."""
     key = np.arange(len(of), dtype=float)
     running = np.array(runs, bool)
     line = np.where(running, -np.inf, key)

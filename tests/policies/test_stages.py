@@ -359,5 +359,5 @@ def test_notes_of_other_requests_are_kept(rounds: list[dict[int, int]]) -> None:
         every = [(n, r, s) for n in "ab" for r in range(7) for s in range(1, 10)]
         for column, row, serial in every:
             (found,) = memory.notes.recall([column], ints(row), ints(serial))
-            whose, number = known.get((column, row), (0, 0))
-            assert found.tolist() == [number if whose == serial else 0]
+            of_serial, number = known.get((column, row), (0, 0))
+            assert found.tolist() == [number if of_serial == serial else 0]

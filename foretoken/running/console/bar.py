@@ -1,15 +1,17 @@
-"""A progress bar on stderr, while a command works on a terminal."""
+"""A progress bar on stderr, while a command or a program works on a terminal."""
 
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn
 
 
 class ProgressBar(Progress):
-    """A bar of one row with these columns, or rich's default ones; a context manager."""
+    """A bar of one row with these columns, or rich's default ones; a context manager. Without
+    `shown` nothing is printed."""
 
-    def __init__(self, first_task: str, *columns: ProgressColumn):
+    def __init__(self, first_task: str, *columns: ProgressColumn, shown: bool = True):
         console = Console(stderr=True, highlight=False)
-        super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
+        disable = not (shown and console.is_terminal)
+        super().__init__(*columns, console=console, transient=True, disable=disable)
         self._row = self.add_task(first_task, total=None)
         self._stage = ""
 

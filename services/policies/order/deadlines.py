@@ -34,8 +34,8 @@ def edf(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
 
 
 def slack(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
-    """By the least slack: the time to the deadline minus the time still needed. Requests whose SLA
-    is already missed follow, with those without an SLA, by arrival. O(jobs)."""
+    """By the least slack: the time to the deadline minus the time still needed. Requests that
+    have missed their SLA follow, with those without an SLA, by arrival. O(jobs)."""
     pace, memory = measure_pace(snapshot, memory)
     spare_s = slack_s(snapshot, pace)
     first = np.isfinite(spare_s) & (spare_s > 0)

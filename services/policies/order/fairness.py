@@ -12,7 +12,7 @@ def is_over_share(snapshot: Snapshot, rows: Ints, split: int, key: Floats) -> Bo
     While more than one tenant has requests, each tenant's share of the fleet's KV memory is
     proportional to its weight. A request counts with its prompt and expected output. Running
     requests count first, then queued ones by key; those beyond the share are over it. A tenant
-    alone, or one whose competitors have nothing queued, has no limit. O(jobs log jobs).
+    alone, or with competitors that have nothing queued, has no limit. O(jobs log jobs).
     """
     jobs = snapshot.jobs
     tenant = jobs.tenant[rows]

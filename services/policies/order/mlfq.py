@@ -5,7 +5,7 @@ FastServe's order, a baseline in ALISE's and in the learning-to-rank paper (Fu e
 to the end of the next. Better queues go first; within a queue, the order is that of joining. Only a
 request of a better queue preempts a running one, so that a request moved down continues beside its
 new peers. (The baseline's code lets those go first.) A prompt is prefilled in one piece, so that a
-request joins the first queue whose quantum covers its prefill (skip-join).
+request joins the first queue with a quantum that covers its prefill (skip-join).
 
 Ageing is off by default, as in that baseline: a request that has waited `ageing_s` without a break
 joins the end of the first queue. Each request before it there has one quantum, so that with k
@@ -65,7 +65,7 @@ def mlfq(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
 
 
 def _joins(first_s: Floats, params: Params) -> Floats:
-    """The first queue whose quantum covers the first iteration; the last queue if none does."""
+    """The first queue with a quantum that covers the first iteration; the last if none does."""
     own = np.ceil(np.log(first_s / params["base_quantum_s"]) / np.log(params["growth"]) - 1e-9)
     joins: Floats = np.clip(own, 0, params["queues"] - 1)
     return joins

@@ -90,8 +90,8 @@ def assign(
 
     The others follow in order, or with `longest_first` those for which slots exist, the least
     flexible first and the longest first among equals (SCLS' max-min). A worker takes at most as
-    many as it has slots that are free or whose holders stand behind the first waiting request. With
-    a single worker nothing is scored. O(waiting · workers), over at most those slots.
+    many as it has slots that are free or held by requests behind the first waiting one. With a
+    single worker nothing is scored. O(waiting · workers), over at most those slots.
     """
     workers, at = candidates.workers, at.copy()
     fresh = (at == NOWHERE).nonzero()[0]

@@ -11,7 +11,7 @@ from services.policies.snapshot import NOWHERE, Bools, Candidates, stable_order
 
 PART = 64  # rows that are judged together at first, and twice as many while none moves
 MOVE_GAIN = {"move_gain": Param(0.0, 0.0, 1e6)}
-ROUNDING = 1.0  # tokens, more than sums of lengths differ by their order
+ROUNDING = 1.0  # tokens; sums of the same lengths in different orders differ by less
 
 
 def plan_moves(candidates: Candidates, gain: float) -> Ints:

@@ -1,4 +1,4 @@
-"""Forecast updates for requests whose clients ask for them (`include_forecast`).
+"""Forecast updates for requests that ask for them (`include_forecast`).
 
 The first update is sent once the forecast is known and a round has ranked the request; it carries
 the expected time to the first token (the promise), which is sent once. Every later forecast is sent
@@ -75,7 +75,7 @@ class ForecastUpdates:
         return self._send(found, tokens_s)
 
     def _send(self, jobs: Sequence[Job], tokens_s: dict[str, float]) -> list[SendForecast]:
-        """Updates for the jobs with a forecast; a job whose model has no worker waits for one."""
+        """Updates for the jobs with a forecast; a job of a model without a worker waits for one."""
         updates = []
         for job in jobs:
             token_s = self._token_s(job, tokens_s)

@@ -1,8 +1,8 @@
-"""Requests of workers that come back, which stay where they are, and of workers that drain.
+"""Keeps requests at workers that come back, and moves them away from workers that drain.
 
-After a restart of the scheduler or a reconnect of a worker, two sides announce such a request, in
-any order: the worker lists it in its hello, and a gateway that received tokens of it submits it
-again and names the worker.
+After a restart of the scheduler or a reconnect of a worker, two sides announce a request that the
+worker still has, in any order: the worker lists it in its hello, and a gateway that received
+tokens of it submits it again and names the worker.
 
     orphan     its worker is attached, no gateway has submitted it: it keeps its slot and memory
     awaiting   it was submitted, and its worker is not attached

@@ -31,7 +31,7 @@ class Job:
     admitted_seq: int = 0
     resumed_seq: int = 0
     queued_s: float = 0.0  # time in the queue, up to the last admission
-    shared_key: str = ""  # of the population whose forecast it shares
+    shared_key: str = ""  # of the population that shares its forecast
     forecast: Forecast | None = None
     ttft_s: float | None = None
     promised: bool = False

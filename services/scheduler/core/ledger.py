@@ -261,7 +261,7 @@ class Ledger:
         return [self.workers[self._worker_ids[number]] for number in homes]
 
     def note_stopped(self, worker: WorkerJobs, applied_plan_seq: int) -> None:
-        """Paused requests whose worker has now applied the plan that paused them."""
+        """Notes that the requests paused by plans up to the applied one have stopped."""
         if worker.pausing:
             for name in [n for n, seq in worker.pausing.items() if seq <= applied_plan_seq]:
                 del worker.pausing[name]

@@ -63,7 +63,7 @@ class Rounds:
 
     @property
     def prefix_blocks(self) -> int:
-        """Leading prompt blocks whose hashes the preset places by; 0 for none."""
+        """Leading prompt blocks that the preset places by, as hashes; 0 for none."""
         return CHAIN if PLACEMENTS[self.preset.place].cached else 0
 
     def decide(self, snapshot: Snapshot) -> Decision:

@@ -1,7 +1,7 @@
 """The scheduler's core: `step(event, now) → actions`, without clock or I/O.
 
 An event changes the ledger and marks it dirty. A Round decides (`rounds.py`) and sends one plan to
-every worker whose directives changed. The component that owns the clock starts a Round once
+every worker with changed directives. The component that owns the clock starts a Round once
 `round_due_s` has come, so that one round serves all events that arrived together. Policies are data
 here: nothing tests a preset's name.
 """

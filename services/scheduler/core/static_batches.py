@@ -21,8 +21,8 @@ def begin_batch(members: Sequence[Job], ledger: Ledger) -> ServedBatch:
 def pop_ended(worker: WorkerJobs, report: Report, ledger: Ledger) -> list[BatchTiming]:
     """Removes the batches that are over after this report, once the ledger has applied it, and
     returns their timings. A batch is over when every member has ended or used its budget. A batch
-    that an eviction, a pause or an error cut short gives no timing, nor does one whose members were
-    all cancelled. O(members)."""
+    that an eviction, a pause or an error cut short gives no timing, nor does one with nothing but
+    cancelled members. O(members)."""
     timings: list[BatchTiming] = []
     finished = {completion.request_id: completion for completion in report.finished}
     columns = ledger.board.jobs

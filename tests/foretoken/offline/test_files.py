@@ -79,7 +79,10 @@ def test_resumed_job_cuts_the_torn_line_and_skips_answered_ones(tmp_path: Path) 
     assert AnswerFile(out).answered == set() and out.read_bytes() == b""
 
 
-def test_foreign_file_is_not_continued(tmp_path: Path) -> None:
-    out = write(tmp_path / "out", "a list of things")
+@pytest.mark.parametrize("text", ["a list of things\n", "a list of things\n1. a", "things"])
+def test_foreign_file_is_neither_continued_nor_changed(tmp_path: Path, text: str) -> None:
+    out = tmp_path / "out"
+    out.write_text(text)
     with pytest.raises(ValueError, match=r"line 1 of .* is no answer; name a new file"):
         AnswerFile(out)
+    assert out.read_text() == text

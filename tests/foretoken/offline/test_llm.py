@@ -100,6 +100,7 @@ def test_setting_with_a_mistake_is_named() -> None:
     for settings, fault in (
         ({"kv_tokenz": 1}, "LLM has no setting 'kv_tokenz'; did you mean kv_tokens?"),
         ({"engine": "tpu"}, "engine: one of foretoken, vllm, openai, not 'tpu'"),
+        ({"in_flight": 0}, "in_flight: at least 1, not 0"),
     ):
         with pytest.raises(ValueError, match=fault.replace("?", r"\?")):
             LLM(**settings)

@@ -9,14 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.costs import CostModel
-from services.forecast import Ints
 from services.policies.form.batch_cuts import CUTS
 from services.policies.form.pool import Batches, Room, Sizes
 from services.policies.form.wma import saved_access, wma
 from services.policies.parameters import resolve
 
 Row = tuple[int, int]  # prefilled tokens and permitted output tokens
-NOBODY: Ints = np.zeros(0, np.int64)
 COST = CostModel(base_s=0.01, prefill_token_s=1e-4, decode_seq_s=1e-3, context_token_s=1e-5)
 rows_of = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), max_size=30)
 

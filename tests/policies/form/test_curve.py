@@ -247,7 +247,7 @@ def test_curve_uses_z_of_feedback() -> None:
 
 
 def evicted_share(params: dict[str, float], endings: int, seed: int) -> float:
-    """Simulate a worker whose queue is never empty and return the share of evictions over the
+    """Simulate a worker with a queue that is never empty; return the share of evictions over the
     second half of the endings. Each request grows by 8 tokens between rounds. When memory runs
     out, the newest is evicted and becomes first in line. Lengths follow the forecast, up to 90."""
     rng = np.random.default_rng(seed)

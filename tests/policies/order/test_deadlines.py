@@ -82,7 +82,7 @@ def test_slack_ranks_least_slack_first_and_lost_requests_last() -> None:
 def test_slack_judges_pace_at_last_token() -> None:
     """The first token was in time at 10 s, so the tenth is due 9 · 2 = 18 s later, at 28. At 20 s,
     4 tokens leave 6 s of work and 2 s of slack; 7 tokens leave 3 s of work and 5 s of slack. A
-    request whose first token was late has no deadline left."""
+    request with a late first token has no deadline left."""
     columns: dict[str, list[float]] = {
         "arrival_s": [5.0] * 3,
         "ttft_s": [6.0, 6.0, 4.0],

@@ -12,7 +12,7 @@ from tests.scheduler.state_driver import G, request, state, worker
 
 
 class Traced:
-    """A state whose steps the spans observe, as in the service."""
+    """A state with spans that observe its steps, as in the service."""
 
     def __init__(self) -> None:
         self.state = state()

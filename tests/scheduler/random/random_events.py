@@ -96,7 +96,7 @@ class RandomEvents(RuleBasedStateMachine):
     def check_plan(self, action: ev.SendPlan) -> None:
         """Victims are all our running requests. The order lists these and the paused ones there,
         each once and with a valid wait. A pending round does not include later arrivals; the next
-        plan cancels a request whose deadline passed with the round."""
+        plan cancels a request if its deadline passed with the round."""
         worker = self.state.workers[action.worker_id]
         gone = set(worker.draft.cancel)
         order = [name for name in action.plan.order.request_ids if name not in gone]

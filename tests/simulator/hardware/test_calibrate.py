@@ -108,9 +108,9 @@ def test_request_log_phases_count_every_token(log):
             LOG_COLUMNS, (1.0, 1e5, 0.0, 0.0, log.last_token_s.max()), strict=True
         ))
     )  # fmt: skip
-    nobody = np.zeros(len(spanning))
+    none_missed = np.zeros(len(spanning))
     for cost in (None, COST):
-        work = decode_phases(spanning, nobody, cost).work[-1]
+        work = decode_phases(spanning, none_missed, cost).work[-1]
         assert work[0] == 1e5 - 1
         assert work[1] == pytest.approx(log.input_tokens.sum())
         assert work[2] == pytest.approx((spanning.output_tokens - 1).sum())

@@ -60,7 +60,7 @@ class AnswerLines:
     def __init__(self, path: Path):
         self.answered: set[str] = set()
         self._file: BinaryIO = path.open("a+b")
-        cut_torn_line(self._file)
+        _cut_torn_line(self._file)
         self._file.seek(0)
         for line in self._file:
             self.answered.add(read_custom_id(line))
@@ -76,7 +76,7 @@ class AnswerLines:
         self._file.close()
 
 
-def cut_torn_line(file: BinaryIO) -> None:
+def _cut_torn_line(file: BinaryIO) -> None:
     """Removes what follows the last line break."""
     end = file.seek(0, os.SEEK_END)
     while end:
