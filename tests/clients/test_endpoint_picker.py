@@ -8,7 +8,7 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +61,13 @@ def accepts(port: int) -> bool:
     return True
 
 
+def post(url: str, content: dict[str, Any], headers: Mapping[str, str] | None = None) -> Any:
+    request = urllib.request.Request(
+        url, json.dumps(content).encode(), {"content-type": "application/json", **(headers or {})}
+    )
+    return urllib.request.urlopen(request, timeout=60)
+
+
 @dataclass
 class Gateway:
     """Envoy at `url`, the picker at `picker`, and the servers behind it."""
@@ -86,12 +93,7 @@ class Gateway:
 
     def post(self, path: str, content: dict[str, Any], **headers: str) -> Any:
         named = {key.replace("_", "-"): value for key, value in headers.items()}
-        request = urllib.request.Request(
-            self.url + path,
-            json.dumps(content).encode(),
-            {"content-type": "application/json", **named},
-        )
-        return urllib.request.urlopen(request, timeout=60)
+        return post(self.url + path, content, named)
 
     def complete(self, prompt: str = "Count from 3 to 12.\n", **fields: Any) -> Any:
         return self.post("/v1/completions", {"model": "demo", "prompt": prompt, **fields})
@@ -100,6 +102,13 @@ class Gateway:
         with pytest.raises(urllib.error.HTTPError) as caught:
             self.post(path, content, **headers)
         return caught.value
+
+
+def warm_up(server: Live) -> None:
+    for number in range(3):
+        body = {"prompt": f"Count from {number} to 40.\n", "max_tokens": 80, "stream": number > 1}
+        with post(f"{server.http}/v1/completions", {"model": "demo", **body}) as reply:
+            reply.read()
 
 
 def envoy_config(ports: dict[int, int], folder: Path) -> Path:
@@ -120,6 +129,8 @@ def gateway(python: Python, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     listen, picker = free_ports(2)
     with ExitStack() as stack:
         servers = [stack.enter_context(serving("--gateways", "0")) for _ in range(2)]
+        for server in servers:  # the picker learns speeds, and the first answers are slower
+            warm_up(server)
         endpoints, log = folder / "endpoints.toml", folder / "picker.log"
         made = Gateway(f"http://127.0.0.1:{listen}", f"127.0.0.1:{picker}", endpoints, servers, log)
         made.list_endpoints(*made.addresses())
@@ -165,12 +176,7 @@ def test_answers_are_whole_streamed_or_not_and_learned(gateway: Gateway) -> None
     long = {"model": "demo", "prompt": "Hello, world. " * 20_000}  # 280 kB, in several chunks
     with gateway.post("/tokenize", long) as reply:
         through = json.load(reply)
-    request = urllib.request.Request(
-        f"{gateway.servers[0].http}/tokenize",
-        json.dumps(long).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    with post(f"{gateway.servers[0].http}/tokenize", long) as reply:
         assert json.load(reply) == through
 
     with grpc.insecure_channel(gateway.picker) as channel:

@@ -63,6 +63,21 @@ def test_stale_endpoints_come_last():
     assert place(pool, 1, 5.2).addresses == ("b", "a")
 
 
+def test_one_slow_answer_does_not_keep_requests_away():
+    pool = pool_of("a", "b")
+    for number, address, took_s in ((1, "a", 3.0), (2, "b", 1.0)):
+        place(pool, number, 0.0, subset=frozenset({address}))
+        pool.on_tokens(number, 1, 0.02)
+        pool.on_tokens(number, 50, 0.02 + took_s)
+        pool.end(number, 50, 0, 0.02 + took_s)
+    slow, fast = (server.steps.line(STEPS).base for server in pool.servers.values())
+    assert slow == pytest.approx(3 * fast)
+    for address in pool.servers:
+        pool.on_reading(address, IDLE, 3.1, 3.1)
+    placed = [place(pool, number, 3.2).addresses[0] for number in range(3, 19)]
+    assert min(placed.count("a"), placed.count("b")) >= 3
+
+
 def test_subset_limits_the_endpoints():
     pool = pool_of("a", "b", "c")
     assert place(pool, 1, 0.0, subset=frozenset({"b", "elsewhere"})).addresses == ("b",)

@@ -47,13 +47,14 @@ class LineFit:
         self._xx = DECAY * self._xx + weight * x * x
         self._xy = DECAY * self._xy + weight * x * y
 
-    def line(self, like: Line) -> Line:
-        """The fitted line; `like` without samples."""
+    def line(self, like: Line, like_samples: float = 0.0) -> Line:
+        """The fitted line; `like` without samples, else it counts as so many of them."""
         if not self:
             return like
         x, y = self._x / self._weight, self._y / self._weight
         spread = max(0.0, self._xx - self._weight * x * x)
         common = self._xy - self._weight * x * y
+        y = (self._y + like_samples * like.at(x)) / (self._weight + like_samples)
         prior = like.slope * y / level if (level := like.at(x)) > 0 else 0.0
         slope = (common + self._spread * prior) / (spread + self._spread)
         slope = max(0.0, min(slope, y / x if x > 0 else prior))

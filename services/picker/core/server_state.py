@@ -14,6 +14,9 @@ from services.picker.core.prefixes import CachedPrefixes
 # Speeds before any request has ended: only their ratio matters while all servers have none.
 STEPS, PREFILL = Line(0.02, 0.0005), Line(0.02, 0.0001)
 STEP_SPREAD, PREFILL_SPREAD = 16.0, 256.0**2  # requests², tokens²: of LineFit
+# A server is expected to be like the others until it has more samples than these: one slow answer,
+# such as the first one, would keep requests away, and without requests there are no more samples.
+LIKE_OTHERS_SAMPLES = 2.0
 MIN_TOKENS = 2  # of an answer that says how long a token takes
 FULL_WEIGHT_TOKENS = 64
 
@@ -169,7 +172,7 @@ class ServerState:
         return sum(f.new_tokens for f in self.flights.values() if not f.prefilled)
 
     def load(self, steps: Line, prefill: Line, cached_tokens: float, current: bool) -> Load:
-        """`steps` and `prefill` are for a server without samples. `current`: its metrics are."""
+        """`steps` and `prefill` are those of all servers. `current`: its metrics are."""
         flights = self.flights.values()
         count, tokens = min(self._others, self._others_before) if current else (0, 0.0)
         held = [f.prompt_tokens + f.tokens for f in flights]
@@ -182,8 +185,8 @@ class ServerState:
             self.address,
             held,
             remaining,
-            self.steps.line(steps),
-            self.prefill.line(prefill),
+            self.steps.line(steps, LIKE_OTHERS_SAMPLES),
+            self.prefill.line(prefill, LIKE_OTHERS_SAMPLES),
             self._reading.waiting if current else 0,
             self.ahead_tokens(),
             cached_tokens,
