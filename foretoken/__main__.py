@@ -15,6 +15,7 @@ if sys.argv[1:2] == ["serve"]:
 import typer
 
 from foretoken.commands.bench import bench
+from foretoken.commands.certs import certs
 from foretoken.commands.chat import chat
 from foretoken.commands.epp import epp
 from foretoken.commands.key import key
@@ -71,6 +72,7 @@ app.command(cls=Command, rich_help_panel=SERVE)(generate)
 app.command(cls=Command, rich_help_panel=SERVE)(epp)
 app.command(cls=Command, rich_help_panel=SERVE)(presets)
 app.command(cls=Command, rich_help_panel=SERVE)(key)
+app.command(cls=Command, rich_help_panel=SERVE)(certs)
 app.command(cls=Command, rich_help_panel=CLIENT)(chat)
 app.command(cls=ManyCommand, rich_help_panel=CLIENT)(bench)
 app.command(cls=Command, rich_help_panel=CLIENT)(why)

@@ -1,6 +1,7 @@
 """`python -m gateway`: config → objects → serve gRPC and HTTP."""
 
 import asyncio
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
@@ -12,15 +13,23 @@ from gateway.faces.http.serve import bind_http, serve_http
 from gateway.front import Front
 from observability.tracing import Tracing
 from services.runtime.main import Unit, run_service
-from services.runtime.network.channel import connect
-from services.runtime.network.leader_channel import connect_to_leader
+from services.runtime.network.connector import Connector
+from services.runtime.network.identity import Role
 
 
-def build(config: GatewayConfig, _: CollectorRegistry, tracing: Tracing) -> Unit:
+def build(
+    config: GatewayConfig, _: CollectorRegistry, tracing: Tracing, connector: Connector
+) -> Unit:
     """Each model has a registry of its own, for its labels, and the process has none."""
     config = config.own_share()
     spans = tracing.service(config.section)
-    front = Front(config, connect_to_leader, connect, spans=spans)
+    front = Front(
+        config,
+        connector.connect_to_leader,
+        partial(connector.connect, role=Role.WORKER),
+        connector.connect,
+        spans=spans,
+    )
     app = build_app(front)
     listener = bind_http(config.host, config.http_port, config.shares_address)
 

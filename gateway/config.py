@@ -312,6 +312,10 @@ class GatewayConfig(ServedSettings):
         return {"model_name": self.model_name} | name
 
     @property
+    def for_clients(self) -> bool:
+        return True
+
+    @property
     def shares_address(self) -> bool:
         return self.replicas > 0
 

@@ -41,13 +41,14 @@ class Front:
         self,
         config: GatewayConfig,
         reach_scheduler: Connect,
-        connect: Connect,
+        reach_worker: Connect,
+        reach_service: Connect,
         other_parts: Sequence[Part] = (),
         spans: Spans = NO_SPANS,
     ):
-        """`reach_scheduler` opens the channel to the scheduler of an address, `connect` those to
-        all other peers; both may stay in this process. `other_parts` are further metrics of the
-        process. Raises ConfigError if a model's tokenizer cannot be loaded."""
+        """`reach_scheduler`, `reach_worker` and, for metrics, `reach_service` open the channel to
+        an address; it may stay in this process. `other_parts` are further metrics of the process.
+        Raises ConfigError if a model's tokenizer cannot be loaded."""
         self.config = config
         self.keyring = Keyring(config.api_keys, config.api_key_file)
         self.unknown_fields = UnknownFields(config.unknown_fields == "refuse")
@@ -63,7 +64,7 @@ class Front:
             each.model_name: Gateway(
                 each,
                 reach_scheduler(each.scheduler_address),
-                connect,
+                reach_worker,
                 CollectorRegistry(),
                 self._shared,
             )
@@ -81,7 +82,7 @@ class Front:
         self.own_parts = [gateway.part for gateway in self.gateways.values()]
         self.parts = (*self.own_parts, *other_parts)
         missing = [gateway.metrics.peers_missing for gateway in self.gateways.values()]
-        self.aggregator = MetricsAggregator(config, self.parts, connect, missing)
+        self.aggregator = MetricsAggregator(config, self.parts, reach_service, missing)
 
     # Lifecycle
 

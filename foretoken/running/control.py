@@ -4,6 +4,7 @@ The import takes a second, so it happens while the child processes start.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from grpc import aio
 from prometheus_client import CollectorRegistry
@@ -15,7 +16,8 @@ from gateway.front import Front
 from observability.exposition import Part
 from observability.tracing import OFF, Tracing
 from services.runtime.config import load
-from services.runtime.network.channel import connect
+from services.runtime.network.connector import PLAIN, Connector
+from services.runtime.network.identity import Role
 from services.runtime.server import Mount
 from services.scheduler.service import SchedulerService
 
@@ -35,6 +37,7 @@ def build_control_plane(
     predictor: aio.Channel,
     registry: CollectorRegistry,
     tracing: Tracing = OFF,
+    connector: Connector = PLAIN,
 ) -> ControlPlane:
     """Builds the objects from their configs. `predictor` is a channel to its process.
 
@@ -46,7 +49,8 @@ def build_control_plane(
     front = Front(
         config,
         lambda _: scheduling.channel,
-        connect,
+        partial(connector.connect, role=Role.WORKER),
+        connector.connect,
         other_parts=[Part(registry)],
         spans=tracing.service(config.section),
     )

@@ -18,6 +18,7 @@ from foretoken.running.shutdown import interruptible_start
 from observability.exposition import expose
 from protos.generated import scheduler_pb2
 from services.runtime.network.channel import host_port
+from services.runtime.network.identity import FOR_CLIENTS
 from services.runtime.server import Lifecycle, listening
 from services.runtime.startup import frozen_start, rare_collections
 from services.runtime.tasks import background
@@ -50,6 +51,7 @@ async def embedded(
                 host_port(config.host, config.grpc_port),
                 parts=front.parts,
                 interceptors=interceptors(tracing.service(config.section)),
+                protection=FOR_CLIENTS,
             )
         )
         http_port = await stack.enter_async_context(

@@ -28,7 +28,8 @@ from observability.tracing import Tracing
 from protos.generated import scheduler_pb2
 from services.estimator.config import EstimatorConfig
 from services.runtime.config import load
-from services.runtime.network.channel import connect
+from services.runtime.network.connector import Connector
+from services.runtime.network.identity import Protection, Role, TlsConfig, open_identity
 from services.runtime.server import Lifecycle, listening
 from services.runtime.startup import importing
 from services.runtime.tasks import background
@@ -89,7 +90,10 @@ async def running_system(
         folder = stack.enter_context(TemporaryDirectory(prefix="foretoken-"))
         topology = arrange([overrides], Shape.EMBEDDED, options.workers, 0, folder, options.engine)
         [model] = topology.models
-        predictor = connect(model.predictor)
+        tls = load(TlsConfig, overrides[TlsConfig.section])
+        identity = open_identity(tls)
+        connector = Connector(identity)
+        predictor = connector.connect(model.predictor, Role.PREDICTOR)
         stack.push_async_callback(predictor.close)
         peers = {"metrics_peers": json.dumps(topology.metrics_peers)}
         overrides["gateway"] = peers | overrides["gateway"]
@@ -102,11 +106,16 @@ async def running_system(
         from foretoken.running.control import build_control_plane  # imported above, in a thread
 
         report("building the control plane")
-        control = build_control_plane(overrides, predictor, CollectorRegistry(), tracing)
+        control = build_control_plane(overrides, predictor, CollectorRegistry(), tracing, connector)
         front, scheduler = control.front, control.scheduler
         await stack.enter_async_context(background(scheduler.run(), front.run()))
         await stack.enter_async_context(
-            listening([control.scheduler_mount], model.scheduler, parts=front.parts)
+            listening(
+                [control.scheduler_mount],
+                model.scheduler,
+                parts=front.parts,
+                protection=Protection(identity, tls.insecure),
+            )
         )
         stack.push_async_callback(_stop_children, supervisor, scheduler)
         yield RunningSystem(

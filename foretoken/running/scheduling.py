@@ -12,7 +12,9 @@ from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
 from services.runtime.config import load
 from services.runtime.main import Build, Sets, Unit, run_process
-from services.runtime.network.channel import InProcessServer, connect
+from services.runtime.network.channel import InProcessServer
+from services.runtime.network.connector import Connector
+from services.runtime.network.identity import Role
 from services.runtime.server import Mount
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.links.peers import PeerChannels
@@ -57,8 +59,8 @@ def build_scheduling(
 def _prepare(config: SchedulerConfig, sets: Sets) -> Build:
     overrides = {name: dict(settings) for name, settings in sets.items()}
 
-    def build(registry: CollectorRegistry, tracing: Tracing) -> Unit:
-        predictor = connect(config.predictor_address)
+    def build(registry: CollectorRegistry, tracing: Tracing, connector: Connector) -> Unit:
+        predictor = connector.connect(config.predictor_address, Role.PREDICTOR)
         scheduling = build_scheduling(overrides, predictor, registry, tracing)
         scheduler = scheduling.scheduler
         return Unit([scheduling.mount], scheduler.run, scheduler.hand_over, cycle_free=True)

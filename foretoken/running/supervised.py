@@ -18,7 +18,9 @@ from foretoken.running.topology import ADVISERS, Shape, arrange
 from gateway.config import GatewayConfig
 from services.estimator.config import EstimatorConfig
 from services.runtime.config import load
-from services.runtime.network.channel import connect, host_port
+from services.runtime.network.channel import host_port
+from services.runtime.network.connector import Connector
+from services.runtime.network.identity import TlsConfig, open_identity
 from services.runtime.server import Lifecycle
 from services.runtime.tasks import background
 from services.worker.config import WorkerConfig
@@ -39,6 +41,7 @@ async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
     overrides = models[0]  # also the gateways' and this process's
     for kind in (GatewayConfig, EstimatorConfig):
         load(kind, overrides[kind.section])  # report a mistake before anything starts
+    connector = Connector(open_identity(load(TlsConfig, overrides[TlsConfig.section])))
     worker = worker_to_place(options, overrides)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="foretoken-"))
@@ -63,7 +66,7 @@ async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
             places.workers,
         )
         predictors, schedulers, fronts = (
-            [connect(address) for address in addresses]
+            [connector.connect(address) for address in addresses]
             for addresses in (
                 [model.predictor for model in topology.models],
                 [model.scheduler for model in topology.models],

@@ -12,7 +12,8 @@ from services.core import LiveAnswers, Outcome, Request
 from services.forecast import Forecast
 from services.runtime.bounded_dict import BoundedDict
 from services.runtime.config import load
-from services.runtime.network.channel import connect
+from services.runtime.network.connector import Connector
+from services.runtime.network.identity import Role, TlsConfig, open_identity
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import events as ev
 from services.scheduler.links.forecasts import Forecasts
@@ -84,7 +85,8 @@ class RemoteLengths(Lengths):
                 self._links.set_exception(error)
 
     async def _serve(self) -> None:
-        channel = connect(self._address)
+        connector = Connector(open_identity(load(TlsConfig)))
+        channel = connector.connect(self._address, Role.PREDICTOR)
         try:
             stub = predictor_pb2_grpc.PredictorStub(channel)
             links = _Links(

@@ -7,10 +7,11 @@ from protos.generated import estimator_pb2_grpc
 from services.estimator.config import EstimatorConfig
 from services.estimator.service import EstimatorService
 from services.runtime.main import Unit, no_work, run_service
+from services.runtime.network.connector import Connector
 from services.runtime.server import Mount
 
 
-def build(config: EstimatorConfig, registry: CollectorRegistry, _: Tracing) -> Unit:
+def build(config: EstimatorConfig, registry: CollectorRegistry, _: Tracing, __: Connector) -> Unit:
     service = EstimatorService(config, registry)
     mount = Mount(
         "foretoken.v1.Estimator", estimator_pb2_grpc.add_EstimatorServicer_to_server, service

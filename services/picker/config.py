@@ -111,3 +111,7 @@ class PickerConfig(ServedSettings):
         if self.lost_s < self.stale_s:
             raise ValueError("lost_s must be at least stale_s")
         return self
+
+    @property
+    def for_clients(self) -> bool:
+        return True  # of its proxy, which has no certificate of the deployment

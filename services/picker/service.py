@@ -20,7 +20,8 @@ from services.picker.links.scraper import Scraper
 from services.picker.links.sources import EndpointSources
 from services.picker.metrics import PickerMetrics
 from services.picker.tracker import Tracker
-from services.runtime.network.channel import connect
+from services.runtime.network.connector import PLAIN, Connector
+from services.runtime.network.identity import Role
 
 DRAIN_POLL_S = 0.05
 READY_S = 5.0  # wait for a first endpoint; liveness probes read the same status
@@ -30,7 +31,9 @@ clock = time.monotonic
 class PickerService(ext_proc_pb2_grpc.ExternalProcessorServicer):
     """Picks an endpoint for each HTTP request of a proxy."""
 
-    def __init__(self, config: PickerConfig, registry: CollectorRegistry):
+    def __init__(
+        self, config: PickerConfig, registry: CollectorRegistry, connector: Connector = PLAIN
+    ):
         """Raises ConfigError for sources of endpoints that cannot be used."""
         self._config = config
         self._pool = Pool(
@@ -47,7 +50,8 @@ class PickerService(ext_proc_pb2_grpc.ExternalProcessorServicer):
         self._metrics = PickerMetrics(
             registry, lambda: self._pool.health(clock()), lambda: len(self._pool)
         )
-        self._channel = connect(config.predictor_address) if config.predictor_address else None
+        address = config.predictor_address
+        self._channel = connector.connect(address, Role.PREDICTOR) if address else None
         self._forecasts = Forecasts(config, self._channel, self._metrics, self._pool.on_forecast)
         self._scraper = Scraper(
             config.metrics_path,

@@ -12,6 +12,7 @@ from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
 from services.runtime.config import load
 from services.runtime.main import Build, Sets, Unit, no_work, run_process
+from services.runtime.network.connector import Connector
 from services.runtime.outcomelog.config import LogConfig
 from services.runtime.server import Mount
 from services.runtime.startup import stage_reporter
@@ -29,7 +30,11 @@ def prepare(config: PredictorConfig, sets: Sets) -> Build:
 
 
 def build(
-    config: PredictorConfig, log: LogConfig, registry: CollectorRegistry, tracing: Tracing
+    config: PredictorConfig,
+    log: LogConfig,
+    registry: CollectorRegistry,
+    tracing: Tracing,
+    _: Connector,
 ) -> Unit:
     stage_reporter(config.started_by)("loading the encoder and the learned state")
     service = PredictorService(config, registry, log, spans=tracing.service(config.section))

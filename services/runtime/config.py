@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 ENV_PREFIX = "FORETOKEN_"
-COMMON = ("tracing", "logging")  # sections of every process
+COMMON = ("tracing", "logging", "tls")  # sections of every process
 SECTIONS = (
     "gateway",
     "scheduler",

@@ -24,6 +24,14 @@ from services.runtime.config import (
     parse_sets,
 )
 from services.runtime.errors import UnrecoverableError
+from services.runtime.network.connector import Connector
+from services.runtime.network.identity import (
+    FOR_CLIENTS,
+    NO_TLS,
+    Protection,
+    TlsConfig,
+    open_identity,
+)
 from services.runtime.process_limits import raise_open_file_limit
 from services.runtime.server import Lifecycle, Mount, listening
 from services.runtime.startup import UP, frozen_start, rare_collections, stage_reporter
@@ -75,6 +83,11 @@ class ServedSettings(Settings):
         return {}
 
     @property
+    def for_clients(self) -> bool:
+        """Whether the service authenticates its callers itself, and `tls` is not for them."""
+        return False
+
+    @property
     def shares_address(self) -> bool:
         """Whether other processes may listen on the TCP port of `address`, too."""
         return False
@@ -93,13 +106,13 @@ class LabelledSettings(ServedSettings):
 
 
 ConfigT = TypeVar("ConfigT", bound=ServedSettings)
-Build = Callable[[CollectorRegistry, Tracing], Unit]
+Build = Callable[[CollectorRegistry, Tracing, Connector], Unit]
 Sets = Mapping[str, Mapping[str, str]]  # section → key → value
 
 
 def run_service(
     kind: type[ConfigT],
-    build: Callable[[ConfigT, CollectorRegistry, Tracing], Unit],
+    build: Callable[[ConfigT, CollectorRegistry, Tracing, Connector], Unit],
     sets: Sequence[str] | None = None,
 ) -> None:
     """Runs a service until the process ends. A mistake in the configuration ends it with a one-line
@@ -122,8 +135,9 @@ def run_process(
         config = load(kind, sets[kind.section])
         configure_logging(kind.section, config.log_level, sets[LoggingConfig.section])
         raise_open_file_limit()
+        tls = load(TlsConfig, sets[TlsConfig.section])
         with closing(open_tracing(sets[TracingConfig.section])) as tracing:
-            uvloop.run(serve(config, prepare(config, sets), tracing))
+            uvloop.run(serve(config, prepare(config, sets), tracing, tls))
     except (ValueError, ExceptionGroup) as error:
         exit_with_error(f"foretoken {kind.section}", error)
     exit_immediately()
@@ -156,10 +170,13 @@ def _set_options(argv: Sequence[str]) -> list[str]:
     return list(argv[1::2])
 
 
-async def serve(config: ServedSettings, build: Build, tracing: Tracing) -> None:
+async def serve(
+    config: ServedSettings, build: Build, tracing: Tracing, tls: TlsConfig = NO_TLS
+) -> None:
     """Serves until the first signal, then drains for at most `drain_s` or until the second one."""
-    registry = CollectorRegistry()
-    unit = build(registry, tracing)
+    registry, identity = CollectorRegistry(), open_identity(tls)
+    unit = build(registry, tracing, Connector(identity))
+    protection = FOR_CLIENTS if config.for_clients else Protection(identity, open=tls.insecure)
     parts = [Part(registry, config.metric_labels), *unit.parts]
     calls = interceptors(tracing.service(config.section))
     lifecycle = Lifecycle()
@@ -179,6 +196,7 @@ async def serve(config: ServedSettings, build: Build, tracing: Tracing) -> None:
                 more_addresses=[f"unix:{config.socket}"] if config.socket else [],
                 shared=config.shares_address,
                 serving=False,
+                protection=protection,
             )
         )
         stack.enter_context(frozen_start())

@@ -19,7 +19,9 @@ from protos.generated import telemetry_pb2_grpc
 from services.runtime.config import ConfigError
 from services.runtime.errors import ErrorInterceptor
 from services.runtime.health import HealthService
-from services.runtime.network.channel import OPTIONS
+from services.runtime.network.authorisation import Authorisation
+from services.runtime.network.channel import OPTIONS, is_loopback
+from services.runtime.network.identity import LOOPBACK_ONLY, Protection
 from services.runtime.telemetry.scrape import TELEMETRY, TelemetryService
 
 log = logging.getLogger(__name__)
@@ -94,11 +96,13 @@ class Server:
         parts: Sequence[Part] = (),
         interceptors: Sequence[aio.ServerInterceptor] = (),
         shared: bool = False,
+        protection: Protection = LOOPBACK_ONLY,
     ):
-        self._shared = shared
+        self._shared, self._protection = shared, protection
+        authorisation = [Authorisation()] if protection.identity else []
         first = [each for mount in mounts for each in mount.interceptors]
         self._server = aio.server(
-            interceptors=[*first, *interceptors, ErrorInterceptor()],
+            interceptors=[*authorisation, *first, *interceptors, ErrorInterceptor()],
             options=[*OPTIONS, *SERVER_OPTIONS, ("grpc.so_reuseport", int(shared))],
             maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
         )
@@ -117,7 +121,7 @@ class Server:
         for address in addresses:
             _require_free(address, self._shared)
             try:
-                self.port = self._server.add_insecure_port(address)
+                self.port = self._listen(address)
             except RuntimeError:
                 raise ConfigError(
                     f"cannot listen on {address}: it is in use or not an address of this host"
@@ -128,6 +132,20 @@ class Server:
             await asyncio.shield(starting)
         finally:
             await starting
+
+    def _listen(self, address: str) -> int:
+        """Returns the port. Raises ConfigError for an address that must not be open."""
+        if address.startswith("unix:"):
+            return self._server.add_insecure_port(address)
+        if identity := self._protection.identity:
+            return self._server.add_secure_port(address, identity.server_credentials())
+        if not (self._protection.open or is_loopback(address)):
+            raise ConfigError(
+                f"{address} is reachable from other machines, and nothing protects it: set "
+                "tls.cert, tls.key and tls.ca (`foretoken certs` makes a set), or tls.insecure=true"
+                " on a network that you trust"
+            )
+        return self._server.add_insecure_port(address)
 
     def set_serving(self, serving: bool) -> None:
         """Sets the health status."""
@@ -147,9 +165,10 @@ async def listening(
     more_addresses: Sequence[str] = (),
     shared: bool = False,
     serving: bool = True,
+    protection: Protection = LOOPBACK_ONLY,
 ) -> AsyncIterator[Server]:
     """A running server with this health status; stops at the end of the block without a drain."""
-    server = Server(mounts, parts, interceptors, shared)
+    server = Server(mounts, parts, interceptors, shared, protection)
     try:
         await server.start(*more_addresses, address)
         server.set_serving(serving)

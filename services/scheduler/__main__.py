@@ -5,7 +5,8 @@ from prometheus_client import CollectorRegistry
 from observability.tracing import Tracing
 from protos.generated import scheduler_pb2_grpc
 from services.runtime.main import Unit, run_service
-from services.runtime.network.channel import connect
+from services.runtime.network.connector import Connector
+from services.runtime.network.identity import Role
 from services.runtime.server import Mount
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.leadership.keeper import open_leadership
@@ -13,9 +14,15 @@ from services.scheduler.links.peers import PeerChannels
 from services.scheduler.service import SchedulerService
 
 
-def build(config: SchedulerConfig, registry: CollectorRegistry, tracing: Tracing) -> Unit:
-    channels = PeerChannels(connect(config.predictor_address), connect(config.estimator_address))
-    batcher = connect(config.batcher_address) if config.batcher_address else None
+def build(
+    config: SchedulerConfig, registry: CollectorRegistry, tracing: Tracing, connector: Connector
+) -> Unit:
+    connect = connector.connect
+    channels = PeerChannels(
+        connect(config.predictor_address, Role.PREDICTOR),
+        connect(config.estimator_address, Role.ESTIMATOR),
+    )
+    batcher = connect(config.batcher_address, Role.BATCHER) if config.batcher_address else None
     spans, leadership = tracing.service(config.section), open_leadership(config)
     service = SchedulerService(config, channels, registry, batcher, spans, leadership)
     mount = Mount(

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from observability.tracing import OFF, Tracing
 from services.runtime.config import load
 from services.runtime.main import Build, Sets, Unit, run_process
+from services.runtime.network.connector import PLAIN, Connector
 from services.runtime.startup import Laps, importing, stage_reporter
 from services.worker.compiled_code import set_numba_cache_folder
 from services.worker.config import WorkerConfig
@@ -31,7 +32,12 @@ def prepare(config: WorkerConfig, sets: Sets) -> Build:
     return partial(build, config)
 
 
-def build(config: WorkerConfig, registry: CollectorRegistry, tracing: Tracing = OFF) -> Unit:
+def build(
+    config: WorkerConfig,
+    registry: CollectorRegistry,
+    tracing: Tracing = OFF,
+    connector: Connector = PLAIN,
+) -> Unit:
     """Loads and profiles the model, then serves it. Raises ValueError if it cannot be served.
 
     PyTorch and transformers are imported here, after the configuration has been validated.
@@ -44,7 +50,7 @@ def build(config: WorkerConfig, registry: CollectorRegistry, tracing: Tracing = 
     with importing():
         from services.worker import serving
     laps.lap("imports")
-    return serving.build(config, registry, laps, tracing)
+    return serving.build(config, registry, laps, tracing, connector)
 
 
 def build_emulated(
@@ -52,6 +58,7 @@ def build_emulated(
     emulation: EmulationConfig,
     registry: CollectorRegistry,
     tracing: Tracing = OFF,
+    connector: Connector = PLAIN,
 ) -> Unit:
     """Serves an engine that sleeps, without PyTorch. Raises ValueError for wrong settings."""
     report_stage = stage_reporter(config.started_by)
@@ -60,7 +67,7 @@ def build_emulated(
     from services.worker.emulation import serving
 
     laps.lap("imports")
-    return serving.build(config, emulation, registry, laps, tracing)
+    return serving.build(config, emulation, registry, laps, tracing, connector)
 
 
 def _megabytes(model: str) -> str:

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from observability.tracing import Tracing
 from services.runtime.main import Unit
+from services.runtime.network.connector import Connector
 from services.runtime.startup import Laps
 from services.worker.adapters import EngineAdapters
 from services.worker.config import WorkerConfig
@@ -16,14 +17,20 @@ from services.worker.parallel.loading import load_engine
 from services.worker.unit import build_unit
 
 
-def build(config: WorkerConfig, registry: CollectorRegistry, laps: Laps, tracing: Tracing) -> Unit:
+def build(
+    config: WorkerConfig,
+    registry: CollectorRegistry,
+    laps: Laps,
+    tracing: Tracing,
+    connector: Connector,
+) -> Unit:
     """Raises ValueError with a sentence if the model cannot be served."""
     transformers.utils.logging.disable_progress_bar()
     thread = engine_thread()
     engine = thread.submit(load_engine, config, laps.lap).result()
     about = engine.model.forward_name + _drafts(config, engine) + _adapters(engine)
     adapters = partial(EngineAdapters, engine)
-    return build_unit(config, engine, thread, registry, laps, tracing, about, adapters)
+    return build_unit(config, engine, thread, registry, laps, tracing, about, connector, adapters)
 
 
 def _adapters(engine: Engine) -> str:

@@ -13,7 +13,7 @@ from observability.tracing import Tracing
 from protos.generated import scheduler_pb2, worker_pb2_grpc
 from services.costs import StepTiming, SwapTiming
 from services.runtime.main import Unit
-from services.runtime.network.leader_channel import connect_to_leader
+from services.runtime.network.connector import Connector
 from services.runtime.server import Mount
 from services.runtime.startup import Laps, process_age_s
 from services.worker.adapters import AdapterHost
@@ -41,6 +41,7 @@ def build_unit(
     laps: Laps,
     tracing: Tracing,
     about: str,
+    connector: Connector,
     adapters: Callable[[EngineRunner], AdapterHost] | None = None,
 ) -> Unit:
     """Measures the engine and serves it, both in `thread`. `about` describes its computation in the
@@ -57,7 +58,9 @@ def build_unit(
     metrics = WorkerMetrics(registry, engine.state, engine.phases, engine.host_block_bytes)
     runner = EngineRunner(partial(EngineLoop, engine, metrics), thread)
     host = adapters(runner) if adapters else None
-    return serve_runner(config, runner, hello, tracing, engine.check, engine.close, adapters=host)
+    return serve_runner(
+        config, runner, hello, tracing, connector, engine.check, engine.close, adapters=host
+    )
 
 
 def log_ready(
@@ -79,6 +82,7 @@ def serve_runner(
     runner: EngineRunner,
     hello: scheduler_pb2.WorkerHello,
     tracing: Tracing,
+    connector: Connector,
     check: Callable[[], None],
     close: Callable[[], None],
     attach: Callable[[Attachment], Coroutine[Any, Any, None]] = Attachment.run,
@@ -89,7 +93,7 @@ def serve_runner(
     `hello` only then."""
     spans = WorkerSpans(tracing.service(config.section))
     service = WorkerService(runner, config.outbox_tokens, spans)
-    channel = connect_to_leader(config.scheduler_address)
+    channel = connector.connect_to_leader(config.scheduler_address)
     attachment = Attachment(config, channel, runner, hello, spans, adapters)
 
     async def run() -> None:

@@ -379,7 +379,7 @@ async def run_harness(
             scheduler_mount(scheduler).add(scheduler, inner := InProcessServer())
             channel = inner.channel()
         stack.push_async_callback(channel.close)
-        front = Front(settings, lambda _: channel, connect, spans=spans)
+        front = Front(settings, lambda _: channel, connect, connect, spans=spans)
         await stack.enter_async_context(background(front.run()))
         web = serving_http(build_app(front), "127.0.0.1", 0, settings)
         http_port = await stack.enter_async_context(web)

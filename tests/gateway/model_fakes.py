@@ -68,7 +68,7 @@ async def run_models(
             for name, (_, _, plan, _) in made.items()
         }
         settings = GatewayConfig(models=entries, **config)
-        front = Front(settings, connect, connect, spans=spans)
+        front = Front(settings, connect, connect, connect, spans=spans)
         await stack.enter_async_context(background(front.run()))
         web = serving_http(build_app(front), "127.0.0.1", 0, settings)
         port = await stack.enter_async_context(web)

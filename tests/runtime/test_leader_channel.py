@@ -10,7 +10,7 @@ from grpc import StatusCode, aio
 
 from protos.generated import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime.config import ConfigError, load
-from services.runtime.network.leader_channel import connect_to_leader
+from services.runtime.network.connector import PLAIN
 from services.runtime.server import Mount, Server, listening
 from services.worker.config import WorkerConfig
 
@@ -61,7 +61,7 @@ async def hellos() -> AsyncIterator[scheduler_pb2.SubmitMessage]:
 async def test_stream_waits_for_the_leader_and_calls_reach_it():
     async with AsyncExitStack() as stack:
         servers = [await start(stack, number) for number in range(3)]
-        channel = connect_to_leader(",".join(f"127.0.0.1:{each.port}" for each in servers))
+        channel = PLAIN.connect_to_leader(",".join(f"127.0.0.1:{each.port}" for each in servers))
         stub = scheduler_pb2_grpc.SchedulerStub(channel)
         with pytest.raises(aio.AioRpcError) as refused:
             await stub.GetFleet(scheduler_pb2.GetFleetRequest(), timeout=10)
@@ -86,7 +86,7 @@ async def test_stream_waits_for_the_leader_and_calls_reach_it():
 async def test_single_address_is_reached_whatever_its_health():
     async with AsyncExitStack() as stack:
         server = await start(stack, 7)
-        channel = connect_to_leader(f"127.0.0.1:{server.port}")
+        channel = PLAIN.connect_to_leader(f"127.0.0.1:{server.port}")
         stub = scheduler_pb2_grpc.SchedulerStub(channel)
         answer = await stub.GetFleet(scheduler_pb2.GetFleetRequest(), timeout=10)
         assert answer.queued == 7

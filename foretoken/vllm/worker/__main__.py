@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from foretoken.vllm.worker.config import VllmWorkerConfig, environment
 from observability.tracing import OFF, Tracing
 from services.runtime.main import Unit, run_service
+from services.runtime.network.connector import PLAIN, Connector
 from services.runtime.process_limits import cores
 from services.runtime.startup import Laps, importing, stage_reporter
 
@@ -18,7 +19,12 @@ FOLLOWING = {
 }
 
 
-def build(config: VllmWorkerConfig, registry: CollectorRegistry, tracing: Tracing = OFF) -> Unit:
+def build(
+    config: VllmWorkerConfig,
+    registry: CollectorRegistry,
+    tracing: Tracing = OFF,
+    connector: Connector = PLAIN,
+) -> Unit:
     """Loads and profiles the model, then serves it. Raises ValueError if it cannot be served."""
     report_stage = stage_reporter(config.started_by)
     report_stage("importing vLLM")
@@ -27,7 +33,7 @@ def build(config: VllmWorkerConfig, registry: CollectorRegistry, tracing: Tracin
     with importing():
         from foretoken.vllm.worker import serving
     laps.lap("imports")
-    return serving.build(config, registry, laps, tracing)
+    return serving.build(config, registry, laps, tracing, connector)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from foretoken.vllm.worker.engine import VllmEngine
 from observability.tracing import Tracing
 from services.core import Grant, Plan
 from services.runtime.main import Unit
+from services.runtime.network.connector import Connector
 from services.runtime.startup import Laps
 from services.worker.engine.runner import engine_thread
 from services.worker.requests.types.prompt import Prompt, SamplingParams
@@ -24,13 +25,18 @@ WARM_UP = SamplingParams(
 
 
 def build(
-    config: VllmWorkerConfig, registry: CollectorRegistry, laps: Laps, tracing: Tracing
+    config: VllmWorkerConfig,
+    registry: CollectorRegistry,
+    laps: Laps,
+    tracing: Tracing,
+    connector: Connector,
 ) -> Unit:
     """Raises ValueError with a sentence if vLLM cannot serve the model."""
     thread = engine_thread()
     engine = thread.submit(load_engine, config).result()
     laps.lap("model")
-    return build_unit(config, engine, thread, registry, laps, tracing, f"vLLM {vllm.__version__}")
+    about = f"vLLM {vllm.__version__}"
+    return build_unit(config, engine, thread, registry, laps, tracing, about, connector)
 
 
 def load_engine(config: VllmWorkerConfig) -> VllmEngine:

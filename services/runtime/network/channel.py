@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
+from ipaddress import ip_address
 from typing import Any, cast
 
 import grpc
@@ -15,8 +16,10 @@ from grpc import aio
 
 from services.runtime.errors import guard
 
+Options = Sequence[tuple[str, Any]]
+
 MAX_MESSAGE_BYTES = 16 * 2**20  # a 100,000-token prompt is under 0.5 MiB; a round of 4,096 too
-OPTIONS: Sequence[tuple[str, Any]] = (
+OPTIONS: Options = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
@@ -38,9 +41,18 @@ def host_port(host: str, port: int | str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def connect(address: str) -> aio.Channel:
-    """A channel to `host:port` or `unix:/path`, with keep-alive and message bounds."""
-    return aio.insecure_channel(address, options=OPTIONS)
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches `host:port`. Names other than localhost may be anything."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def connect(address: str, options: Options = OPTIONS) -> aio.Channel:
+    """A plain channel to `host:port` or `unix:/path`, with keep-alive and message bounds."""
+    return aio.insecure_channel(address, options=options)
 
 
 class InProcessServer:

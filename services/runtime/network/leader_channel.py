@@ -5,14 +5,13 @@ SERVING: standbys are NOT_SERVING. Streams wait for one, so that they open as so
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Annotated, Any
 
-from grpc import aio
 from pydantic import AfterValidator
 
-from services.runtime.network.channel import OPTIONS, connect
+from services.runtime.network.channel import OPTIONS, Options
 
 SCHEDULER = "foretoken.v1.Scheduler"
 DNS = "dns:"
@@ -27,22 +26,22 @@ _SERVICE_CONFIG: Mapping[str, Any] = {
     ],
 }
 # A host that is lost without a reset is noticed within the sum of both times.
-_KEEPALIVE: Sequence[tuple[str, Any]] = (
+_KEEPALIVE: Options = (
     ("grpc.keepalive_time_ms", 1_000),
     ("grpc.http2.ping_timeout_ms", 1_500),
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 )
 
 
-def connect_to_leader(address: str) -> aio.Channel:
-    """A channel to one address as `connect`, or to the leader among several: `ip:port,ip:port`, or
-    `dns:///name:port` for a name that resolves to all. Raises ValueError."""
+def leader_target(address: str) -> tuple[str, Options]:
+    """Target and options of a channel to one address, or to the leader among several:
+    `ip:port,ip:port`, or `dns:///name:port` for a name that resolves to all. Raises ValueError."""
     target = _target(address)
     if target == address and not address.startswith(DNS):
-        return connect(address)
+        return target, OPTIONS
     options = dict(OPTIONS) | dict(_KEEPALIVE)
     options["grpc.service_config"] = json.dumps(_SERVICE_CONFIG)
-    return aio.insecure_channel(target, options=list(options.items()))
+    return target, list(options.items())
 
 
 def _target(address: str) -> str:

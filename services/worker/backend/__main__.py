@@ -13,6 +13,7 @@ from observability.metrics.instruments import Instruments
 from observability.tracing import OFF, Tracing
 from services.runtime.config import load
 from services.runtime.main import Build, Sets, Unit, run_process
+from services.runtime.network.connector import PLAIN, Connector
 from services.runtime.startup import stage_reporter
 from services.worker.backend.availability import Availability
 from services.worker.backend.body import BackendBody
@@ -41,6 +42,7 @@ def build(
     backend: BackendConfig,
     registry: CollectorRegistry,
     tracing: Tracing = OFF,
+    connector: Connector = PLAIN,
 ) -> Unit:
     """Serves a server's requests; the worker attaches once the server answers. Raises ValueError
     with a sentence for a model's folder that cannot be read."""
@@ -59,6 +61,7 @@ def build(
         runner,
         availability.hello,
         tracing,
+        connector,
         check=lambda: None,  # the server's health decides whether the worker is attached
         close=lambda: None,
         attach=availability.attach,

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from observability.tracing import Tracing
 from services.runtime.main import Unit
+from services.runtime.network.connector import Connector
 from services.runtime.startup import Laps
 from services.worker.config import WorkerConfig
 from services.worker.emulation.answers import Answers, LengthLaw
@@ -31,12 +32,15 @@ def build(
     registry: CollectorRegistry,
     laps: Laps,
     tracing: Tracing,
+    connector: Connector,
 ) -> Unit:
     """Raises ValueError with a sentence for settings or files that cannot be used."""
     engine = build_engine(config, emulation)
     laps.lap("tokenizer")
     sys.setswitchinterval(SWITCH_S)
-    return build_unit(config, engine, engine_thread(), registry, laps, tracing, "no forward")
+    return build_unit(
+        config, engine, engine_thread(), registry, laps, tracing, "no forward", connector
+    )
 
 
 def build_engine(config: WorkerConfig, emulation: EmulationConfig) -> EmulatedEngine:

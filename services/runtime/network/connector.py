@@ -1,0 +1,92 @@
+"""Opens channels to other services, with this process's certificate where it has one."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from grpc import aio
+
+from services.runtime.network.channel import OPTIONS, Options, connect
+from services.runtime.network.identity import (
+    Identity,
+    Material,
+    Role,
+    channel_credentials,
+    dns_name,
+)
+from services.runtime.network.leader_channel import leader_target
+
+KEPT = 2  # earlier channels, whose streams go on after a change of certificate
+
+
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """Without an identity, and to Unix sockets, channels are plain."""
+
+    identity: Identity | None = None
+
+    def connect(self, address: str, role: Role | None = None) -> aio.Channel:
+        """A channel to a server that must have the role; None: any role."""
+        return self._open(address, OPTIONS, role)
+
+    def connect_to_leader(self, address: str) -> aio.Channel:
+        """A channel to the scheduler that leads among the addresses. Raises ValueError."""
+        return self._open(*leader_target(address), Role.SCHEDULER)
+
+    def _open(self, target: str, options: Options, role: Role | None) -> aio.Channel:
+        if self.identity is None or target.startswith("unix:"):
+            return connect(target, options)
+        return cast(aio.Channel, _RenewedChannel(target, options, self.identity, role))
+
+
+PLAIN = Connector()
+
+
+class _RenewedChannel:
+    """A channel that is opened again for the first call after a change of certificate. Streams stay
+    on the channel on which they began, until the certificate has changed `KEPT` times more."""
+
+    def __init__(self, target: str, options: Options, identity: Identity, role: Role | None):
+        self._target, self._identity = target, identity
+        self._options = [*options, ("grpc.ssl_target_name_override", dns_name(role))]
+        self._earlier: deque[aio.Channel] = deque(maxlen=KEPT)
+        self._calls: dict[tuple[str, str], Callable[..., Any]] = {}
+        self._material, self._channel = self._renew()
+
+    def unary_unary(self, method: str, *codecs: Any, **more: Any) -> Callable[..., Any]:
+        return self._method("unary_unary", method, codecs, more)
+
+    def unary_stream(self, method: str, *codecs: Any, **more: Any) -> Callable[..., Any]:
+        return self._method("unary_stream", method, codecs, more)
+
+    def stream_stream(self, method: str, *codecs: Any, **more: Any) -> Callable[..., Any]:
+        return self._method("stream_stream", method, codecs, more)
+
+    async def channel_ready(self) -> None:
+        await self._current().channel_ready()
+
+    async def close(self, grace: float | None = None) -> None:
+        for channel in (*self._earlier, self._channel):
+            await channel.close(grace)
+
+    def _method(self, kind: str, method: str, codecs: Any, more: Any) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            channel = self._current()
+            if (kind, method) not in self._calls:
+                self._calls[kind, method] = getattr(channel, kind)(method, *codecs, **more)
+            return self._calls[kind, method](*args, **options)
+
+        return call
+
+    def _current(self) -> aio.Channel:
+        if self._identity.material() is not self._material:
+            self._earlier.append(self._channel)
+            self._calls.clear()
+            self._material, self._channel = self._renew()
+        return self._channel
+
+    def _renew(self) -> tuple[Material, aio.Channel]:
+        now = self._identity.material()
+        credentials = channel_credentials(now)
+        return now, aio.secure_channel(self._target, credentials, options=self._options)

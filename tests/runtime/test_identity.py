@@ -1,0 +1,244 @@
+"""Mutual TLS between services: roles, methods, changes of certificates, and settings."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc import StatusCode, aio
+
+from foretoken.running.certificates import ALL, make_certificates
+from services.runtime.config import ConfigError
+from services.runtime.healthcheck import main as healthcheck
+from services.runtime.network.authorisation import ALLOWED, OPERATORS, SERVICE
+from services.runtime.network.connector import PLAIN, Connector
+from services.runtime.network.identity import (
+    Identity,
+    Protection,
+    Role,
+    TlsConfig,
+    open_identity,
+)
+from services.runtime.server import Mount, Server, listening
+
+UNLISTED = "/foretoken.v1.Later/Method"
+METHODS = {method: roles for method, roles in ALLOWED.items() if method.startswith(SERVICE)}
+METHODS = {m: r for m, r in METHODS.items() if "Telemetry" not in m} | {UNLISTED: OPERATORS}
+STREAM = f"{SERVICE}Worker/Stream"
+
+
+def settings(folder: Path, name: str) -> TlsConfig:
+    return TlsConfig(
+        cert=str(folder / f"{name}.pem"), key=str(folder / f"{name}.key"), ca=str(folder / "ca.pem")
+    )
+
+
+def identity(folder: Path, name: str) -> Identity:
+    found = open_identity(settings(folder, name))
+    assert found is not None
+    return found
+
+
+class Echo(grpc.GenericRpcHandler):
+    """Answers each method with its request, and a stream with each message."""
+
+    def service(self, handler_call_details: Any) -> Any:
+        method = handler_call_details.method
+        if method == STREAM:
+            return grpc.stream_stream_rpc_method_handler(self._stream)
+        return grpc.unary_unary_rpc_method_handler(self._answer) if method in METHODS else None
+
+    async def _answer(self, request: bytes, context: Any) -> bytes:
+        return request
+
+    async def _stream(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for message in messages:
+            yield message
+
+
+ECHO = Mount("echo", lambda echo, server: server.add_generic_rpc_handlers((echo,)), Echo())
+
+
+@asynccontextmanager
+async def echoing(folder: Path, name: str = Role.WORKER) -> AsyncIterator[Server]:
+    protection = Protection(identity(folder, name))
+    async with listening([ECHO], "127.0.0.1:0", protection=protection) as server:
+        yield server
+
+
+async def call(
+    channel: Any, method: str = f"{SERVICE}Scheduler/Submit", timeout_s: float = 10
+) -> StatusCode:
+    """The status of a call, OK if it is answered."""
+    try:
+        if method == STREAM:
+            stream = channel.stream_stream(method)(_messages([b"m"]), timeout=timeout_s)
+            assert [answer async for answer in stream] == [b"m"]
+        else:
+            assert await channel.unary_unary(method)(b"m", timeout=timeout_s) == b"m"
+    except aio.AioRpcError as error:
+        return error.code()
+    return StatusCode.OK
+
+
+async def _messages(messages: list[bytes]) -> AsyncIterator[bytes]:
+    for message in messages:
+        yield message
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("certs")
+    make_certificates(made, 1)
+    return made
+
+
+async def test_each_role_may_call_its_methods_only(folder: Path) -> None:
+    async with echoing(folder) as server, AsyncExitStack() as stack:
+        for role in Role:
+            connector = Connector(identity(folder, role))
+            channel = connector.connect(f"127.0.0.1:{server.port}", Role.WORKER)
+            stack.push_async_callback(channel.close)
+            for method, roles in METHODS.items():
+                expected = StatusCode.OK if role in roles else StatusCode.PERMISSION_DENIED
+                assert await call(channel, method) is expected, (role, method)
+
+
+async def test_strangers_are_refused(folder: Path, tmp_path: Path) -> None:
+    make_certificates(tmp_path, 1)  # of another deployment
+    async with echoing(folder) as server:
+        address = f"127.0.0.1:{server.port}"
+        secured = grpc.ssl_channel_credentials((folder / "ca.pem").read_bytes())
+        options = [("grpc.ssl_target_name_override", "worker.foretoken.internal")]
+        for channel in (
+            PLAIN.connect(address),
+            aio.secure_channel(address, secured, options=options),
+            Connector(identity(tmp_path, Role.GATEWAY)).connect(address, Role.WORKER),
+            Connector(identity(folder, Role.GATEWAY)).connect(address, Role.SCHEDULER),
+        ):
+            assert await call(channel, timeout_s=3) is StatusCode.UNAVAILABLE
+            await channel.close()
+
+
+async def test_refusal_names_the_roles(folder: Path) -> None:
+    async with echoing(folder) as server:
+        connector = Connector(identity(folder, Role.WORKER))
+        channel: Any = connector.connect(f"127.0.0.1:{server.port}")
+        with pytest.raises(aio.AioRpcError) as caught:
+            await channel.unary_unary(f"{SERVICE}Predictor/Observe")(b"")
+        assert caught.value.details() == (
+            "/foretoken.v1.Predictor/Observe is for the role picker or scheduler; the certificate "
+            "has worker"
+        )
+        await channel.close()
+
+
+async def test_unix_sockets_need_no_certificate(folder: Path, tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s"
+    protection = Protection(identity(folder, Role.WORKER))
+    async with listening([ECHO], address, protection=protection):
+        for connector in (PLAIN, Connector(identity(folder, Role.GATEWAY))):
+            channel = connector.connect(address, Role.WORKER)
+            assert await call(channel) is StatusCode.OK
+            await channel.close()
+
+
+async def test_changed_certificates_are_used_and_streams_go_on(tmp_path: Path) -> None:
+    make_certificates(tmp_path, 1)
+    async with echoing(tmp_path, ALL) as server:
+        address = f"127.0.0.1:{server.port}"
+        channel: Any = Connector(identity(tmp_path, ALL)).connect(address, Role.WORKER)
+        late = Connector(identity(tmp_path, ALL))
+        messages: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def sent() -> AsyncIterator[bytes]:
+            while True:
+                yield await messages.get()
+
+        stream: AsyncIterator[bytes] = aiter(channel.stream_stream(STREAM)(sent()))
+        for name in ("ca.pem", "ca.key"):
+            (tmp_path / name).unlink()  # the next authority is another one
+        messages.put_nowait(b"before")
+        assert await anext(stream) == b"before"
+        make_certificates(tmp_path, 1)
+        assert await call(channel) is StatusCode.OK
+        assert await call(late.connect(address, Role.WORKER)) is StatusCode.OK
+        messages.put_nowait(b"after")
+        assert await anext(stream) == b"after"
+        await channel.close()
+
+
+def test_files_that_do_not_belong_together_are_left_until_they_do(tmp_path: Path) -> None:
+    make_certificates(tmp_path, 1)
+    found = identity(tmp_path, Role.WORKER)
+    first = found.material()
+    assert found.material() is first
+    key, later = tmp_path / "worker.key", (tmp_path / "gateway.key").read_bytes()
+    earlier = key.read_bytes()
+    key.write_bytes(later)
+    assert found.material() is first
+    key.unlink()
+    assert found.material() is first
+    key.write_bytes(earlier)
+    assert found.material() == first
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"cert": "worker.pem"}, "TLS needs .*; set tls.key and tls.ca, too"),
+        ({"cert": "worker.pem", "key": "none.key", "ca": "ca.pem"}, "cannot be used: .*No such"),
+        (
+            {"cert": "worker.pem", "key": "gateway.key", "ca": "ca.pem"},
+            "cannot be used: .*MISMATCH",
+        ),
+        ({"cert": "worker.pem", "key": "worker.key", "ca": "ca.key"}, "cannot be used"),
+    ],
+)
+def test_wrong_files_are_refused(folder: Path, given: Mapping[str, str], sentence: str) -> None:
+    config = TlsConfig.model_validate({name: str(folder / file) for name, file in given.items()})
+    with pytest.raises(ConfigError, match=sentence):
+        open_identity(config)
+
+
+async def test_addresses_beyond_loopback_need_protection(folder: Path) -> None:
+    open_to_all = Protection(open=True)
+    for address in ("0.0.0.0:0", "[::]:0"):
+        with pytest.raises(ConfigError, match="nothing protects it"):
+            async with listening([ECHO], address):
+                pass
+    for protection in (open_to_all, Protection(identity(folder, Role.WORKER))):
+        async with listening([ECHO], "0.0.0.0:0", protection=protection) as server:
+            assert server.port
+    async with listening([ECHO], "localhost:0") as server:
+        assert server.port
+
+
+async def test_health_check_over_tls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with echoing(folder) as server:
+        address = f"127.0.0.1:{server.port}"
+        assert (await asyncio.to_thread(healthcheck, [address])).startswith("UNAVAILABLE")
+        for name, value in settings(folder, Role.OPERATOR):
+            if name in ("cert", "key", "ca"):
+                monkeypatch.setenv(f"FORETOKEN_TLS_{name.upper()}", value)
+        assert await asyncio.to_thread(healthcheck, [address]) == "SERVING"
+        plain = await asyncio.to_thread(healthcheck, [address, "plain"])
+        assert plain.startswith("UNAVAILABLE")
+    assert healthcheck([address, "plane"]).startswith("usage")
+
+
+def test_certificates_of_later_runs_have_the_same_authority(tmp_path: Path) -> None:
+    names = make_certificates(tmp_path, 1)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(before) == 2 * (1 + len(names))
+    assert (tmp_path / "ca.key").stat().st_mode & 0o077 == 0
+    make_certificates(tmp_path, 1)
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    same = {name for name, content in after.items() if before[name] == content}
+    assert same == {"ca.pem", "ca.key"}
+    (tmp_path / "ca.pem").unlink()
+    with pytest.raises(OSError):
+        make_certificates(tmp_path, 1)
