@@ -28,6 +28,7 @@ from services.picker.config import PickerConfig
 from services.policies.preset import Preset, presets
 from services.predictor.config import PredictorConfig
 from services.runtime.config import Settings
+from services.runtime.network.identity import TlsConfig
 from services.runtime.outcomelog.config import LogConfig
 from services.runtime.telemetry.logs import LoggingConfig
 from services.runtime.telemetry.tracing import TracingConfig
@@ -51,6 +52,7 @@ SECTIONS: tuple[type[Settings], ...] = (
     LogConfig,
     TracingConfig,
     LoggingConfig,
+    TlsConfig,
 )
 STAGES = (
     "predictor",

@@ -15,6 +15,7 @@ from services.policies.preset import DEFAULT, presets
 from services.predictor.config import PredictorConfig
 from services.runtime.config import ENV_PREFIX, Settings, check_environment, load
 from services.runtime.main import ServedSettings
+from services.runtime.network.identity import TlsConfig
 from services.runtime.outcomelog.config import LogConfig
 from services.runtime.telemetry.logs import LoggingConfig
 from services.runtime.telemetry.tracing import TracingConfig
@@ -50,7 +51,7 @@ OTHERS: Mapping[str, tuple[type[Settings], ...]] = {
     "worker": (EmulationConfig,),
     "predictor": (LogConfig,),
 }
-COMMON = (TracingConfig, LoggingConfig)
+COMMON = (TracingConfig, LoggingConfig, TlsConfig)
 
 
 def read_by(service: str) -> tuple[type[Settings], ...]:

@@ -51,19 +51,27 @@ def own_services(composed: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def environment(service: dict[str, Any]) -> dict[str, str]:
+def placed(text: str, folder: Path) -> str:
+    """A word of a command or a setting, with the volume of certificates in `folder`."""
+    return text.replace("/certs", f"{folder}/certs")
+
+
+def environment(service: dict[str, Any], folder: Path) -> dict[str, str]:
     """The environment of a service, and a PATH with its `python`."""
-    own = {key: filled_in(value) for key, value in service["environment"].items()}
+    given = service.get("environment", {})
+    own = {key: placed(filled_in(value), folder) for key, value in given.items()}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {"PATH": path, "HOME": os.environ.get("HOME", "/"), "OMP_NUM_THREADS": "1"} | own
 
 
-def wait_healthy(name: str, service: dict[str, Any], process: subprocess.Popen[bytes]) -> None:
+def wait_healthy(
+    name: str, service: dict[str, Any], process: subprocess.Popen[bytes], folder: Path
+) -> None:
     """Repeats the service's health check until it passes."""
     kind, *command = service["healthcheck"]["test"]
     assert kind == "CMD"
     until = time.monotonic() + STARTED_S
-    while subprocess.run(command, env=environment(service), capture_output=True).returncode:
+    while subprocess.run(command, env=environment(service, folder), capture_output=True).returncode:
         if process.poll() is not None or time.monotonic() > until:
             sys.exit(f"{name} did not become healthy (exit status {process.poll()})")
 
@@ -91,17 +99,21 @@ def main() -> None:
     services = own_services(yaml.safe_load((ROOT / "deploy/compose.yaml").read_text()))
     loopback_up()
     processes: dict[str, subprocess.Popen[bytes]] = {}
-    with TemporaryDirectory() as folder:
-        name_hosts(list(services), Path(folder))
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        name_hosts(list(services), folder)
         try:
             for name, service in services.items():
-                processes[name] = subprocess.Popen(
-                    service["command"], env=environment(service), cwd=ROOT
-                )
-                for other in service.get("depends_on", {}):
+                for other, wanted in service.get("depends_on", {}).items():
                     assert other in processes, f"{name} depends on {other}, listed after it"
+                    if wanted["condition"] == "service_completed_successfully":
+                        assert processes[other].wait(STARTED_S) == 0
+                command = [placed(word, folder) for word in service["command"]]
+                own = environment(service, folder)
+                processes[name] = subprocess.Popen(command, env=own, cwd=ROOT)
             for name, service in services.items():
-                wait_healthy(name, service, processes[name])
+                if "healthcheck" in service:
+                    wait_healthy(name, service, processes[name], folder)
             result = answer()
         finally:
             for process in processes.values():

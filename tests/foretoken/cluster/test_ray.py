@@ -15,7 +15,8 @@ from ray.cluster_utils import Cluster
 from tests.live import ROOT, Live, command, environment, serving
 
 WAIT_S = 120.0
-EMULATED = ("--emulate", "h100-llama3-8b", "--gateways", "1", "--cluster", "ray")
+CLUSTER = ("--gateways", "1", "--cluster", "ray", "--set", "tls.insecure=true")
+EMULATED = ("--emulate", "h100-llama3-8b", *CLUSTER)
 ATTACHED = re.compile(r"^foretoken_workers_attached (\d+)", re.MULTILINE)
 LOST = re.compile(r"^foretoken_workers_lost_total (\d+)", re.MULTILINE)
 
@@ -60,7 +61,7 @@ def test_workers_run_on_two_nodes_and_move_when_one_is_lost(cluster: Cluster):
 @pytest.mark.slow
 def test_setting_that_a_worker_rejects_ends_the_start_with_its_sentence(cluster: Cluster):
     done = subprocess.run(
-        command("serve", "--cluster", "ray", "--gateways", "1", "--device", "cuda:7"),
+        command("serve", *CLUSTER, "--device", "cuda:7"),
         env=environment(),
         cwd=ROOT,
         capture_output=True,

@@ -9,6 +9,7 @@ import pytest
 
 from foretoken import AsyncClient
 from foretoken.client.errors import ForetokenError
+from foretoken.running.certificates import ALL, make_certificates
 from tests.system.faults.killed_processes import (
     answers,
     check_answers_while,
@@ -57,11 +58,18 @@ async def test_server_restarts_all_children(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("section", ["worker", "predictor", "scheduler", "batcher", "estimator"])
 async def test_separate_server_restarts_every_child(tmp_path: Path, section: str) -> None:
-    with two_workers(tmp_path, "--separate") as (live, output):
+    """Over TLS, and the process that returns has a new certificate, of another authority."""
+    make_certificates(certs := tmp_path / "certs", 1)
+    files = {"cert": f"{ALL}.pem", "key": f"{ALL}.key", "ca": "ca.pem"}
+    tls = [word for key, name in files.items() for word in ("--set", f"tls.{key}={certs / name}")]
+    with two_workers(tmp_path, "--separate", *tls) as (live, output):
         async with AsyncClient(live.grpc) as client:
             expected = await answers(client)
 
         async def kill_one() -> None:
+            for file in list(certs.iterdir()):
+                file.unlink()
+            make_certificates(certs, 1)
             await kill_process(live, section)
             await wait_for_output(output, "is back after")
 
