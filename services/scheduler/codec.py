@@ -1,6 +1,6 @@
 """Converts between the scheduler's messages and its events and actions."""
 
-from math import inf
+from math import inf, isfinite
 
 from protos.generated import batcher_pb2, common_pb2, predictor_pb2, scheduler_pb2
 from services.core import RejectReason, Request
@@ -25,8 +25,8 @@ _REJECT_TO_PROTO: dict[RejectReason, scheduler_pb2.RejectReason.ValueType] = {
 
 def decode_request(message: scheduler_pb2.NewRequest, now: float) -> Request:
     """Ages and remaining times become readings of the scheduler's clock."""
-    arrival = now - max(0.0, message.age_s)
-    deadline = now + message.deadline_in_s if message.HasField("deadline_in_s") else inf
+    arrival = now - _seconds(message.age_s)
+    deadline = now + _seconds(message.deadline_in_s) if message.HasField("deadline_in_s") else inf
     return Request(
         request_id=message.request_id,
         model=message.model,
@@ -43,6 +43,11 @@ def decode_request(message: scheduler_pb2.NewRequest, now: float) -> Request:
         include_forecast=message.include_forecast,
         priority=message.priority,
     )
+
+
+def _seconds(given: float) -> float:
+    """0 for a negative time, and for one that is no finite number."""
+    return given if isfinite(given) and given > 0 else 0.0
 
 
 def encode_forecast_input(

@@ -40,6 +40,7 @@ from services.scheduler.core.state import SchedulerState
 from services.scheduler.leadership.keeper import SOLE, Leadership
 from services.scheduler.links.adapters import AdapterRegistry
 from services.scheduler.links.batcher import BatcherLink
+from services.scheduler.links.border import check_hello
 from services.scheduler.links.peers import PeerChannels, PeerServices
 from services.scheduler.links.worker_reader import WorkerReader
 from services.scheduler.observe.event_log import EventLog, Head, our_version
@@ -351,6 +352,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         if first is None or not first.HasField("hello"):
             raise InvalidArgument("hello", "the first message of Attach must be a hello")
         self._require_serving()
+        check_hello(first.hello)
         view = decode_worker_hello(first.hello)
         link = f"{view.worker_id}#{next(self._links)}"
         outbox: Outbox[scheduler_pb2.Plan] = Outbox(self.config.outbox_limit)

@@ -15,6 +15,7 @@ from services.runtime.errors import Code, ServiceError
 from services.runtime.network.streams import Outbox
 from services.scheduler.core import events as ev
 from services.scheduler.links.adapters import AdapterRegistry
+from services.scheduler.links.border import check_report
 from services.scheduler.links.cost_models import CostModels
 
 log = logging.getLogger(__name__)
@@ -51,9 +52,9 @@ class WorkerReader:
             early = await self._wait_for_adapters(link, hello.model, lacking, messages)
         self._attach(link, hello)
         for message in early:
-            self._read(link, hello.worker_id, message)
+            self._read(link, hello, message)
         async for message in messages:
-            self._read(link, hello.worker_id, message)
+            self._read(link, hello, message)
 
     async def _wait_for_adapters(
         self,
@@ -87,10 +88,14 @@ class WorkerReader:
         self._on_attached()
         log.info("worker %s attached: %s, %d KV tokens", view.worker_id, view.model, view.kv_tokens)
 
-    def _read(self, link: str, worker_id: str, message: scheduler_pb2.WorkerMessage) -> None:
+    def _read(
+        self, link: str, hello: scheduler_pb2.WorkerHello, message: scheduler_pb2.WorkerMessage
+    ) -> None:
+        worker_id = hello.worker_id
         match message.WhichOneof("kind"):
             case "report":
                 report = message.report
+                check_report(report, hello)
                 self._dispatch(ev.Reported(link, worker_id, decode_report(report)))
                 self._cost_models.observe(worker_id, report.timings, report.swaps)
             case "draining":

@@ -1,0 +1,64 @@
+"""What a worker may say: checked before any of it reaches the core. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from protos.generated import scheduler_pb2
+from services.runtime.errors import InvalidArgument
+
+MAX_NAME_CHARS = 1_024
+MAX_HELD = 2**17  # requests of an earlier stream
+NAMES: Sequence[str] = ("worker_id", "address", "model")
+# Least and most of each number: above all hardware there is, and far below what overflows.
+BOUNDS: Mapping[str, tuple[int, int]] = {
+    "block_tokens": (1, 2**16),
+    "kv_tokens": (1, 2**40),
+    "max_running": (1, 2**20),
+    "max_context_tokens": (1, 2**31),
+    "kv_bytes_per_token": (0, 2**40),
+    "host_tokens": (0, 2**44),
+    "max_batch_tokens": (0, 2**31),
+    "report_every_steps": (0, 2**20),
+}
+
+
+def check_hello(hello: scheduler_pb2.WorkerHello) -> None:
+    """Raises InvalidArgument, which names the field. O(held requests)."""
+    for name in NAMES:
+        _check_name(name, getattr(hello, name))
+    for name, (least, most) in BOUNDS.items():
+        if not least <= (value := getattr(hello, name)) <= most:
+            raise InvalidArgument(name, f"must be from {least} to {most}, got {value}")
+    if hello.kv_tokens < hello.block_tokens:
+        message = f"must hold a block of {hello.block_tokens} tokens, got {hello.kv_tokens}"
+        raise InvalidArgument("kv_tokens", message)
+    if len(hello.held) > MAX_HELD:
+        raise InvalidArgument("held", f"must be at most {MAX_HELD} requests, got {len(hello.held)}")
+    for held in hello.held:
+        _check_name("held.request_id", held.request_id)
+
+
+def check_report(report: scheduler_pb2.Report, hello: scheduler_pb2.WorkerHello) -> None:
+    """Raises InvalidArgument for numbers that a worker of this hello cannot have. O(rows)."""
+    blocks = hello.kv_tokens // hello.block_tokens
+    context, held = hello.max_context_tokens, max(hello.kv_tokens, hello.host_tokens)
+    columns, evicted = report.progress, report.evicted
+    rows = len(columns.request_ids) + len(report.finished) + len(evicted)
+    for name, most, values in (
+        ("progress, finished and evicted", MAX_HELD, [rows]),
+        ("free_blocks", blocks, [report.free_blocks]),
+        ("max_running", hello.max_running, [report.max_running]),
+        ("progress.blocks", blocks, columns.blocks),
+        ("progress.held_tokens", held, columns.held_tokens),
+        ("progress.output_tokens", context, columns.output_tokens),
+        ("evicted.held_tokens", held, [each.held_tokens for each in evicted]),
+        ("evicted.output_tokens", context, [each.output_tokens for each in evicted]),
+        ("finished.output_tokens", context, [each.output_tokens for each in report.finished]),
+    ):
+        value = max(values, default=0)
+        if value > most:
+            raise InvalidArgument(name, f"must be at most {most}, got {value}")
+
+
+def _check_name(field: str, name: str) -> None:
+    if not 0 < len(name) <= MAX_NAME_CHARS:
+        raise InvalidArgument(field, f"must have 1 to {MAX_NAME_CHARS} characters, got {len(name)}")
