@@ -2,7 +2,10 @@
 
 from observability.grafana.board import Board, Section
 from observability.grafana.parts import (
+    BYTES,
     COUNT,
+    EVENTS_S,
+    REQUESTS_S,
     SECONDS,
     SELDOM,
     SHARE,
@@ -162,8 +165,46 @@ EACH_WORKER = Section(
 )
 
 
+ADAPTERS = Section(
+    "LoRA adapters",
+    (
+        plot(
+            "Adapters",
+            COUNT,
+            Line("{{worker}}, {{state}}", Q.gauge(w.ADAPTERS, "worker", "state")),
+        ),
+        plot(
+            "Requests by adapter",
+            REQUESTS_S,
+            Line("{{adapter}}", Q.rate(w.ADAPTER_REQUESTS, "adapter")),
+            stacked=True,
+        ),
+        plot(
+            "Copies to slots",
+            EVENTS_S,
+            Line("{{worker}}", Q.rate(w.ADAPTER_COPIES, "worker")),
+            description="Many copies while adapters wait: set worker.adapter_slots higher.",
+        ),
+        plot(
+            "Time of copies to slots",
+            SHARE,
+            Line("{{worker}}", Q.rate(w.ADAPTER_COPY_S, "worker")),
+            description="Share of time that the engine's thread copies adapters.",
+            limits=up_to(0.02, 0.1),
+            width=12,
+        ),
+        plot(
+            "Memory of adapters",
+            BYTES,
+            Line("{{worker}}, {{memory}}", Q.gauge(w.ADAPTER_BYTES, "worker", "memory")),
+            width=12,
+        ),
+    ),
+)
+
+
 BOARD = Board(
     "Workers",
-    "Steps of workers, computed tokens, and wasted ones.",
-    (GLANCE, STEPS, TOKEN_PANELS, EACH_WORKER),
+    "Steps of workers, computed tokens, wasted ones, and LoRA adapters.",
+    (GLANCE, STEPS, TOKEN_PANELS, EACH_WORKER, ADAPTERS),
 )
