@@ -2,6 +2,7 @@
 gateway."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ async def test_worker_loads_and_unloads_adapters_while_it_serves(tmp_path: Path)
         write_adapter(tmp_path / name, random_weights(reference("llama"), seed))
         for name, seed in (("one", 1), ("two", 2))
     )
-    settings = {"lora_modules": {"one": one}, "max_adapters": 2, "adapter_slots": 1}
+    settings: dict[str, Any] = {"lora_modules": {"one": one}, "max_adapters": 2, "adapter_slots": 1}
     async with running(tmp_path / "model", **settings) as world:
         scheduler, gateway = world.scheduler, world.gateway()
         assert [(each.name, each.path) for each in scheduler.hellos[0].adapters] == [("one", one)]
