@@ -19,6 +19,7 @@ from observability.grafana.parts import (
     plot,
     up_to,
 )
+from observability.metrics import gateway as g
 from observability.metrics import scheduler as s
 from observability.metrics import worker as w
 from observability.prometheus.promql import share
@@ -180,6 +181,15 @@ ADAPTERS = Section(
             stacked=True,
         ),
         plot(
+            "Adapters of requests",
+            COUNT,
+            Line(
+                "running: {{running_lora_adapters}}; waiting: {{waiting_lora_adapters}}",
+                Q.gauge(g.ADAPTERS, *g.ADAPTERS.labels[1:], agg="count"),
+            ),
+            description="Gateways, by the adapters of their running and waiting requests.",
+        ),
+        plot(
             "Copies to slots",
             EVENTS_S,
             Line("{{worker}}", Q.rate(w.ADAPTER_COPIES, "worker")),
@@ -191,13 +201,11 @@ ADAPTERS = Section(
             Line("{{worker}}", Q.rate(w.ADAPTER_COPY_S, "worker")),
             description="Share of time that the engine's thread copies adapters.",
             limits=up_to(0.02, 0.1),
-            width=12,
         ),
         plot(
             "Memory of adapters",
             BYTES,
             Line("{{worker}}, {{memory}}", Q.gauge(w.ADAPTER_BYTES, "worker", "memory")),
-            width=12,
         ),
     ),
 )

@@ -49,7 +49,7 @@ NO_PICKER: set[Metric] = set(picker.ALL)  # `foretoken serve` starts none
 NO_LEASE: set[Metric] = {scheduler.LEADER_CHANGES}
 NO_ADAPTERS: set[Metric] = {
     worker.ADAPTERS, worker.ADAPTER_BYTES, worker.ADAPTER_COPIES, worker.ADAPTER_COPY_S,
-    worker.ADAPTER_REQUESTS,
+    worker.ADAPTER_REQUESTS, gateway.ADAPTERS,
 }  # fmt: skip
 EXCUSED = STATIC_BATCHES | OVERLAP | FAULTS | NO_PICKER | NO_LEASE | NO_ADAPTERS
 
