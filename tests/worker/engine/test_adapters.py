@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from services.worker.config import EngineConfig
 from services.worker.engine.step import Engine
 from services.worker.requests.types.prompt import GREEDY, Prompt, SamplingParams
 from tests.worker.adapter_files import Weights, merged, random_weights, write_adapter
@@ -142,6 +143,25 @@ def test_full_pool_refuses_a_further_adapter(folder: Path) -> None:
         make_engine(reference("llama")).adapters.read("a", str(folder / "a"))
     with pytest.raises(ValueError, match=r"set worker\.max_adapters, worker\.adapter_slots or"):
         engine.model.hold_adapters(10**6, 10**6, 10**6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"max_adapters": 1, "lora_modules": {"a": "/a", "b": "/b"}},
+            "is below the 2 lora_modules",
+        ),
+        ({"adapter_slots": 3, "max_adapters": 2}, "adapter_slots 3 is above the 2 adapters"),
+        ({"adapter_slots": 1}, "set max_adapters higher, or leave adapter_slots out"),
+    ],
+    ids=str,
+)
+def test_impossible_numbers_of_adapters_are_refused(
+    settings: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        EngineConfig(**settings)
 
 
 @pytest.mark.parametrize(
