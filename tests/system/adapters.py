@@ -14,9 +14,10 @@ RANK = 4
 SIZE = 0.2  # of the numbers: large enough to change answers
 
 
-def write_demo_adapter(folder: Path, seed: int = 0) -> str:
-    """Writes an adapter of random numbers for all linear maps of the layers."""
-    random, tensors = np.random.default_rng(seed), {}
+def write_demo_adapter(folder: Path) -> str:
+    """Writes an adapter of random numbers, which depend on the folder's name, for all linear maps
+    of the layers."""
+    random, tensors = np.random.default_rng([*folder.name.encode()]), {}
     with safe_open(WEIGHTS, framework="numpy") as model:
         names = [name for name in model.keys() if name.endswith("_proj.weight")]  # noqa: SIM118
         for name in names:

@@ -26,7 +26,7 @@ MODULES = {
 }
 PROMPTS = [f"Count from {first} to {first + 90}.\n" for first in range(1, 9)]
 GREEDY: SamplingOptions = {"temperature": 0.0, "ignore_eos": True}
-ADAPTER = "murmur"
+ADAPTERS = ("", "", "murmur", "mutter")  # of requests; the device has a slot for one
 IN_WORDS: SamplingOptions = {"temperature": 2.0, "grammar": "start: /([a-z]{2,8}, ){1000}/"}
 BEGUN_WORDS = "([a-z]{2,8}, )*[a-z]*,? ?"  # no answer of TOKENS completes the grammar
 TOKENS = 220  # long enough that a kill comes while they run
@@ -35,11 +35,14 @@ BACK_S = 60.0
 
 @contextmanager
 def two_workers(folder: Path, *arguments: str) -> Iterator[tuple[Live, Path]]:
-    """A live system of two workers with an adapter, and the file that holds its stderr. In float32,
+    """A live system of two workers with adapters, and the file that holds its stderr. In float32,
     answers do not depend on the batch in which a token is computed."""
     output = folder / "stderr"
-    adapter = f"--lora-modules={ADAPTER}={write_demo_adapter(folder / ADAPTER)}"
-    chosen = ("--dtype=float32", "--workers=2", "--kv-tokens=8192", adapter, *arguments)
+    adapters = (
+        *(f"--lora-modules={name}={write_demo_adapter(folder / name)}" for name in ADAPTERS[2:]),
+        "--set=worker.adapter_slots=1",
+    )
+    chosen = ("--dtype=float32", "--workers=2", "--kv-tokens=8192", *adapters, *arguments)
     with serving(*chosen, stderr=output) as live:
         yield live, output
 
@@ -58,8 +61,8 @@ async def answer(
 
 
 async def answers(client: AsyncClient, tokens: int = TOKENS) -> list[list[int]]:
-    """The answers to all prompts: every second one is drawn within a grammar, every second pair has
-    an adapter."""
+    """The answers to all prompts: every second one is drawn within a grammar, and every second pair
+    has adapters."""
     return await asyncio.gather(
         *(
             answer(
@@ -67,7 +70,7 @@ async def answers(client: AsyncClient, tokens: int = TOKENS) -> list[list[int]]:
                 prompt,
                 tokens,
                 {**IN_WORDS, "seed": n} if n % 2 else GREEDY,
-                ADAPTER if n % 4 > 1 else "",
+                ADAPTERS[n % 4],
             )
             for n, prompt in enumerate(PROMPTS)
         )
