@@ -76,7 +76,7 @@ def _measure(
         for name in names:
             path = Path(temporary) / name
             write_random_adapter(path, engine.model.adapters.sizes, options.rank)
-            engine.read_adapter(name, str(path))()
+            engine.adapters.read(name, str(path))()
     chosen = {BASE: [""], MIXED: names, SAME: names[:1]}
     tokens = 16 if options.quick else OUTPUT_TOKENS
     for streams in (int(number) for number in options.streams.split(",")):

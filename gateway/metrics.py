@@ -10,7 +10,7 @@ from gateway.types.forecasts import ClientForecast
 from gateway.types.outcome import ChoiceOutcome, ResubmitCause
 from gateway.types.sla_classes import OTHER
 from observability.metrics import gateway as catalogue
-from observability.metrics.instruments import Instruments
+from observability.metrics.instruments import Instruments, ReadValue
 from services.core import FinishReason, Sla
 from services.sla import SlaMissCause
 
@@ -68,10 +68,13 @@ class Metrics:
         for refusal in RefusalReason:
             self.refusals.labels(refusal.value)
 
-    def watch(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
-        """Sets the functions that the gauges call at each scrape."""
+    def watch(
+        self, running: Callable[[], int], waiting: Callable[[], int], adapters: ReadValue
+    ) -> None:
+        """Sets the functions that the gauges call at each scrape. Called once."""
         self._running.set_function(running)
         self._waiting.set_function(waiting)
+        Instruments(self.registry).reading(catalogue.ADAPTERS, adapters)
 
     def class_label(self, name: str) -> str:
         """`name` if it is a configured class, else OTHER: clients cannot create labels."""

@@ -12,7 +12,7 @@ None of them does I/O: messages leave through the two `send` functions and arriv
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from uuid import uuid4
 
 from gateway.admission.retry_budget import RetryBudget
@@ -32,6 +32,8 @@ from gateway.sessions.submit import SendToScheduler, Submitter
 from gateway.sessions.table import PeerState, SessionTable
 from gateway.sessions.ttft_promises import TtftPromises
 from gateway.types.generation import GenerationRequest
+
+MAX_ADAPTERS_SHOWN = 64  # in one label of a metric
 
 
 class Sessions:
@@ -62,12 +64,23 @@ class Sessions:
             history, table, peers, submitter, self.recovery, metrics, pace, live
         )
         running = table.count_running
-        metrics.watch(running, lambda: len(table) - running())
+        metrics.watch(running, lambda: len(table) - running(), self._adapter_info)
 
     @property
     def worker_addresses(self) -> set[str]:
         """Workers that are in the fleet or still hold a choice."""
         return self.table.worker_addresses().union(self.peers.fleet.addresses)
+
+    def _adapter_info(self) -> Mapping[tuple[str, ...], float]:
+        """The adapters of requests, as labels of the metric that endpoint pickers read."""
+        loaded = self.peers.fleet.adapters
+        if not loaded:
+            return {}
+        running, waiting = (
+            ",".join(sorted(self.table.adapters(runs))[:MAX_ADAPTERS_SHOWN])
+            for runs in (True, False)
+        )
+        return {(str(len(loaded)), running, waiting): time.time()}
 
     def open(self, requests: Sequence[GenerationRequest], whole: bool = False) -> ClientCall:
         """Submits every choice of every request.

@@ -63,6 +63,11 @@ class SessionTable:
     def count_running(self) -> int:
         return sum(live.submission.running for live in self._submitted.values())
 
+    def adapters(self, running: bool) -> set[str]:
+        """Adapters of choices that run, or that wait. O(choices)."""
+        choices = (live for live in self if live.submission.running == running)
+        return {live.request.client.adapter for live in choices} - {""}
+
     def add(self, live: LiveChoice) -> None:
         """Adds a choice that waits for its first submission."""
         self._waiting[id(live)] = live

@@ -39,6 +39,7 @@ SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
 
 SECONDS, SHARE, COUNT = units.Seconds, units.PercentUnit, units.Short
 REQUESTS_S, EVENTS_S, BYTES_S = units.RequestsPerSecond, units.CountsPerSecond, "binBps"
+BYTES = units.BytesIEC
 TOKENS, TOKENS_S = "suffix: tok", "suffix: tok/s"
 
 HEIGHT = 8

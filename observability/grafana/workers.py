@@ -2,7 +2,10 @@
 
 from observability.grafana.board import Board, Section
 from observability.grafana.parts import (
+    BYTES,
     COUNT,
+    EVENTS_S,
+    REQUESTS_S,
     SECONDS,
     SELDOM,
     SHARE,
@@ -16,6 +19,7 @@ from observability.grafana.parts import (
     plot,
     up_to,
 )
+from observability.metrics import gateway as g
 from observability.metrics import scheduler as s
 from observability.metrics import worker as w
 from observability.prometheus.promql import share
@@ -162,8 +166,53 @@ EACH_WORKER = Section(
 )
 
 
+ADAPTERS = Section(
+    "LoRA adapters",
+    (
+        plot(
+            "Adapters",
+            COUNT,
+            Line("{{worker}}, {{state}}", Q.gauge(w.ADAPTERS, "worker", "state")),
+        ),
+        plot(
+            "Requests by adapter",
+            REQUESTS_S,
+            Line("{{adapter}}", Q.rate(w.ADAPTER_REQUESTS, "adapter")),
+            stacked=True,
+        ),
+        plot(
+            "Adapters of requests",
+            COUNT,
+            Line(
+                "running: {{running_lora_adapters}}; waiting: {{waiting_lora_adapters}}",
+                Q.gauge(g.ADAPTERS, *g.ADAPTERS.labels[1:], agg="count"),
+            ),
+            description="Gateways, by the adapters of their running and waiting requests.",
+        ),
+        plot(
+            "Copies to slots",
+            EVENTS_S,
+            Line("{{worker}}", Q.rate(w.ADAPTER_COPIES, "worker")),
+            description="Many copies while adapters wait: set worker.adapter_slots higher.",
+        ),
+        plot(
+            "Time of copies to slots",
+            SHARE,
+            Line("{{worker}}", Q.rate(w.ADAPTER_COPY_S, "worker")),
+            description="Share of time that the engine's thread copies adapters.",
+            limits=up_to(0.02, 0.1),
+        ),
+        plot(
+            "Memory of adapters",
+            BYTES,
+            Line("{{worker}}, {{memory}}", Q.gauge(w.ADAPTER_BYTES, "worker", "memory")),
+        ),
+    ),
+)
+
+
 BOARD = Board(
     "Workers",
-    "Steps of workers, computed tokens, and wasted ones.",
-    (GLANCE, STEPS, TOKEN_PANELS, EACH_WORKER),
+    "Steps of workers, computed tokens, wasted ones, and LoRA adapters.",
+    (GLANCE, STEPS, TOKEN_PANELS, EACH_WORKER, ADAPTERS),
 )

@@ -41,6 +41,12 @@ PREFILL = histogram("request_prefill_time_seconds", "Seconds from placement to t
 DECODE = histogram("request_decode_time_seconds", "Seconds from the first token to the last.")
 RUNNING = gauge("num_requests_running", "Requests placed on a worker.")
 WAITING = gauge("num_requests_waiting", "Requests not placed on a worker yet.")
+ADAPTERS = gauge(
+    "lora_requests_info",
+    "The time in unix seconds while LoRA adapters are loaded; the labels are the number of "
+    "adapters, and those of running and of waiting requests, at most 64 of each, with commas.",
+    "max_lora", "running_lora_adapters", "waiting_lora_adapters",
+)  # fmt: skip
 PROMPT_TOKENS = counter("prompt_tokens", "Prompt tokens of accepted requests.")
 GENERATION_TOKENS = counter("generation_tokens", "Output tokens that reached the gateway.")
 SUCCESS = counter(

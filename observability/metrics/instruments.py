@@ -19,8 +19,9 @@ InstrumentT = TypeVar("InstrumentT", Counter, Histogram)
 OTHER = "other"
 MAX_LABEL_CHARS = 64
 
-ReadValue = Callable[[], float | Mapping[str, float] | None]
-"""The number, or one for each value of the metric's only label; None while there is none."""
+ReadValue = Callable[[], float | Mapping[str, float] | Mapping[tuple[str, ...], float] | None]
+"""The number, or one for each value of the metric's only label or for the values of its labels;
+None while there is none."""
 
 
 class Instruments:
@@ -66,11 +67,9 @@ class Reading(Collector):
     """
 
     def __init__(self, metric: Metric, read: ReadValue):
-        """Raises ValueError for a histogram, and for a metric with several labels."""
-        if metric.kind is Kind.HISTOGRAM or len(metric.labels) > 1:
-            raise ValueError(
-                f"{metric.name}: only a counter or gauge with at most one label can be read"
-            )
+        """Raises ValueError for a histogram."""
+        if metric.kind is Kind.HISTOGRAM:
+            raise ValueError(f"{metric.name}: only a counter or gauge can be read")
         self._metric = metric
         self._read = read
 
@@ -97,9 +96,12 @@ class Reading(Collector):
         except Exception:
             log.exception("metric %s cannot be read and is omitted", self._metric.family)
             return None
-        values = read if isinstance(read, Mapping) else {} if read is None else {"": read}
-        labelled = bool(self._metric.labels)
-        return [((label,) if labelled else (), (value,)) for label, value in values.items()]
+        if not isinstance(read, Mapping):
+            return [] if read is None else [((), (read,))]
+        return [
+            (label if isinstance(label, tuple) else (label,), (value,))
+            for label, value in read.items()
+        ]
 
     def series(self, key: Key) -> Sequence[tuple[str, Mapping[str, str]]]:
         return [(self._metric.family, dict(zip(self._metric.labels, key, strict=True)))]

@@ -15,13 +15,17 @@ SAME = frozenset(
         "request_decode_time_seconds", "num_requests_running", "num_requests_waiting",
         "kv_cache_usage_perc", "num_preemptions", "prompt_tokens", "generation_tokens",
         "request_success", "prefix_cache_queries", "prefix_cache_hits", "cache_config_info",
+        "lora_requests_info",
     )
 )  # fmt: skip
 
 # What endpoint pickers of the Gateway API Inference Extension read of a model server.
 MODEL_SERVER = frozenset(
-    ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info")
-)
+    (
+        "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info",
+        "lora_requests_info",
+    )
+)  # fmt: skip
 
 # vLLM's names by ours, both with prefix.
 ALIASES: Mapping[str, str] = {

@@ -91,5 +91,28 @@ SWAP = histogram(
 )  # fmt: skip
 PREFIX_QUERIES = counter("prefix_cache_queries", "Prefill tokens looked up in the prefix cache.")
 PREFIX_HITS = counter("prefix_cache_hits", "Prefill tokens found in the prefix cache.")
+ADAPTERS = gauge(
+    "worker_adapters",
+    "LoRA adapters, by state: in host memory (held), of these in a slot of the device (placed), "
+    "and those that requests need and that wait for a slot (waiting).",
+    "state",
+)  # fmt: skip
+ADAPTER_BYTES = gauge(
+    "worker_adapter_bytes",
+    "Bytes for LoRA adapters: of those in host memory (host), and of all slots on the device "
+    "(device).",
+    "memory",
+)  # fmt: skip
+ADAPTER_COPIES = counter("worker_adapter_copies", "Copies of LoRA adapters to slots of the device.")
+ADAPTER_COPY_S = counter(
+    "worker_adapter_copy_seconds",
+    "Seconds that the engine's thread spends on these copies; on a GPU it only launches them.",
+)
+ADAPTER_REQUESTS = counter(
+    "worker_adapter_requests",
+    "Requests with a LoRA adapter that reach the worker, moved ones included, by adapter: the "
+    "first 32 by name, the rest as other.",
+    "adapter",
+)
 
 ALL = metrics_in(globals())

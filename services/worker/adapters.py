@@ -40,22 +40,22 @@ class EngineAdapters:
     """AdapterHost of foretoken's engine. Files are read in a thread, and stored between two
     steps."""
 
-    def __init__(self, engine: "AdapterEngine", runner: EngineRunner):
-        self._engine, self._runner = engine, runner
+    def __init__(self, store: "AdapterStore", runner: EngineRunner):
+        self._store, self._runner = store, runner
 
     @property
     def held(self) -> Mapping[str, str]:
-        return self._engine.held_adapters
+        return self._store.held
 
     async def hold(self, wanted: Mapping[str, str]) -> Mapping[str, str]:
         for name, path in self.held.items():
             if wanted.get(name) != path:
-                await self._perform(partial(self._engine.unload_adapter, name))
+                await self._perform(partial(self._store.unload, name))
         errors = {}
         for name, path in wanted.items():
             if name not in self.held:
                 try:
-                    load = await asyncio.to_thread(self._engine.read_adapter, name, path)
+                    load = await asyncio.to_thread(self._store.read, name, path)
                     await self._perform(load)
                 except ValueError as error:
                     errors[name] = str(error)[:MAX_ERROR_CHARS]
@@ -89,15 +89,15 @@ class EngineAdapters:
         await done
 
 
-class AdapterEngine(Protocol):
-    """An engine that can hold adapters. Only `held_adapters` and `read_adapter` may be used by
-    other threads than the engine's."""
+class AdapterStore(Protocol):
+    """The adapters of an engine. Only `held` and `read` may be used by other threads than the
+    engine's."""
 
     @property
-    def held_adapters(self) -> Mapping[str, str]: ...
+    def held(self) -> Mapping[str, str]: ...
 
-    def read_adapter(self, name: str, path: str) -> Callable[[], None]:
+    def read(self, name: str, path: str) -> Callable[[], None]:
         """Reads an adapter's files. Returns what stores them in the engine, which may raise
         ValueError, too. Raises ValueError with a sentence."""
 
-    def unload_adapter(self, name: str) -> None: ...
+    def unload(self, name: str) -> None: ...

@@ -78,9 +78,14 @@ class EngineConfig(BaseModel):
     # LoRA adapters that requests may use by name: {"name": "folder"}, in PEFT's format. More can be
     # loaded while serving.
     lora_modules: dict[str, str] = Field(default_factory=dict)
-    # Adapters held at a time, each with memory for `max_lora_rank` in every linear map of the
-    # layers. 0: as many as `lora_modules`, and with none, no adapter can be loaded.
+    # Adapters held at a time, in host memory. 0: as many as `lora_modules`, and with none, no
+    # adapter can be loaded.
     max_adapters: int = Field(default=0, ge=0, le=1024)
+    # Of these, adapters on the device at a time, each with memory for `max_lora_rank` in every
+    # linear map of the layers. 0: all.
+    adapter_slots: int = Field(default=0, ge=0, le=1024)
+    # Steps for which an adapter in use keeps its slot while others wait for one.
+    adapter_turn_steps: int = Field(default=32, ge=1)
     max_lora_rank: int = Field(default=16, ge=1, le=512)  # of an adapter; more are refused
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     report_every_steps: int = Field(default=16, ge=1)
@@ -99,17 +104,21 @@ class EngineConfig(BaseModel):
         count = len(self.lora_modules)
         if 0 < self.max_adapters < count:
             raise ValueError(f"max_adapters {self.max_adapters} is below the {count} lora_modules")
-        if self.adapter_slots and self.tensor_parallel > 1:
+        if self.adapter_slots > self.most_adapters:
             raise ValueError(
-                "adapters need tensor_parallel 1: leave out lora_modules and max_adapters, or set "
-                "tensor_parallel to 1"
+                f"adapter_slots {self.adapter_slots} is above the {self.most_adapters} adapters "
+                "that can be held: set max_adapters higher, or leave adapter_slots out"
             )
         return self
 
     @property
-    def adapter_slots(self) -> int:
+    def most_adapters(self) -> int:
         """Adapters that can be held at a time."""
         return self.max_adapters or len(self.lora_modules)
+
+    @property
+    def most_adapters_on_device(self) -> int:
+        return self.adapter_slots or self.most_adapters
 
     @field_validator("device")
     @classmethod

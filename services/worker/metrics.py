@@ -8,7 +8,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from observability.metrics import worker as catalogue
-from observability.metrics.instruments import Instruments
+from observability.metrics.instruments import OTHER, BoundedLabels, Instruments
 from observability.metrics.metric import Metric
 from services.costs import Direction
 from services.worker.engine.interface import EngineState
@@ -54,11 +54,18 @@ class WorkerMetrics:
         self._batch_tokens = make.histogram(catalogue.BATCH_TOKENS)
         self._swap = make.histogram(catalogue.SWAP, *Direction)
         self._swap_bytes = make.counter(catalogue.SWAP_BYTES, *Direction)
+        self._adapter_requests = make.counter(catalogue.ADAPTER_REQUESTS, OTHER)
+        self._adapters = BoundedLabels()  # bounded: clients may load adapters
         self._block_tokens = state.limits.block_tokens
         self._block_bytes = host_block_bytes
         _read_memory(make, state)
         _read_counters(make, state.counters)
         _read_phases(make, phases)
+
+    def record_request(self, adapter: str) -> None:
+        """Counts a request that has arrived, if it has an adapter."""
+        if adapter:
+            self._adapter_requests.labels(self._adapters.label(adapter)).inc()
 
     def record_tokens(self, tokens: int) -> None:
         """Counts tokens of requests whose static batch ended between two steps."""

@@ -51,6 +51,9 @@ async def test_loaded_adapter_is_listed_and_answers_under_its_name(models: Model
     requests = fakes.scheduler.requests
     assert {request.model for request in requests} == {"large"}
     assert [request.application for request in requests] == ["@terse", "@terse", "app@terse"]
+    shown = (await models.http("GET", "/metrics?name[]=vllm:lora_requests_info")).text
+    labels = 'model_name="large",max_lora="1",running_lora_adapters="",waiting_lora_adapters=""'
+    assert f"vllm:lora_requests_info{{{labels}}} " in shown and 'model_name="small"' not in shown
 
     gateway, scheduler = models.front.gateways["large"], fakes.scheduler
     held, scheduler.adapters = scheduler.adapters, []

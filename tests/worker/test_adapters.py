@@ -2,6 +2,7 @@
 gateway."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,8 @@ async def test_worker_loads_and_unloads_adapters_while_it_serves(tmp_path: Path)
         write_adapter(tmp_path / name, random_weights(reference("llama"), seed))
         for name, seed in (("one", 1), ("two", 2))
     )
-    async with running(tmp_path / "model", lora_modules={"one": one}, max_adapters=2) as world:
+    settings: dict[str, Any] = {"lora_modules": {"one": one}, "max_adapters": 2, "adapter_slots": 1}
+    async with running(tmp_path / "model", **settings) as world:
         scheduler, gateway = world.scheduler, world.gateway()
         assert [(each.name, each.path) for each in scheduler.hellos[0].adapters] == [("one", one)]
 
@@ -49,6 +51,16 @@ async def test_worker_loads_and_unloads_adapters_while_it_serves(tmp_path: Path)
         ask("r3", "two")
         await until(lambda: "r3" in gateway.ended)
         assert len({tuple(gateway.tokens[name]) for name in ("r0", "r1", "r3")}) == 3
+
+        def value(name: str, **labels: str) -> float | None:
+            return world.registry.get_sample_value(f"foretoken_worker_adapter{name}", labels)
+
+        counts = {state: value("s", state=state) for state in ("held", "placed", "waiting")}
+        assert counts == {"held": 2, "placed": 1, "waiting": 0}
+        assert value("_copies_total") == 2 and (value("_copy_seconds_total") or 0) > 0
+        assert [value("_requests_total", adapter=name) for name in ("one", "two")] == [1, 1]
+        held_bytes, slot_bytes = (value("_bytes", memory=kind) for kind in ("host", "device"))
+        assert held_bytes and slot_bytes == held_bytes / 2 * 16 / 4  # a slot has room for rank 16
 
         scheduler.ask_adapters(2, one=two)  # the same name, another folder
         await until(lambda: len(scheduler.adapters) == 2)

@@ -112,8 +112,8 @@ def make_engine(module: PreTrainedModel, **settings: Any) -> Engine:
     config = EngineConfig(model="", **{"kv_tokens": 2048, "host_gib": 0, **settings})
     fuse = config.fused_forward == "auto"
     model = PagedModel(deepcopy(module), torch.device("cpu"), fuse)
-    if config.adapter_slots:
-        model.hold_adapters(config.adapter_slots, config.max_lora_rank)
+    if most := config.most_adapters:
+        model.hold_adapters(most, config.most_adapters_on_device, config.max_lora_rank)
     return Engine(model, config)
 
 

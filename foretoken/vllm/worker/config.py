@@ -42,6 +42,7 @@ INSTEAD = {
     "speculative_tokens": 'set worker.vllm_args={"speculative_config": …}',
     "lora_modules": "foretoken does not load vLLM's adapters",
     "max_adapters": "foretoken does not load vLLM's adapters",
+    "adapter_slots": "foretoken does not load vLLM's adapters",
     "kernels": 'set worker.vllm_args={"attention_backend": …}',
     "cuda_graphs": 'set worker.vllm_args={"enforce_eager": true} for none',
     "compile": 'set worker.vllm_args={"enforce_eager": true} for none',

@@ -171,6 +171,8 @@ def _limits(
         ),
         grammars=True,
         adapters=True,
+        adapter_slots=config.most_adapters_on_device,
+        adapter_turn_steps=config.adapter_turn_steps,
         max_scored_tokens=max(1, SCORED_BYTES // (model.vocab_size * model.dtype.itemsize)),
     )
 

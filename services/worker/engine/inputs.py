@@ -89,8 +89,8 @@ class AdapterInputs:
         self._adapters: StepAdapters | None = None
 
     def prepare(self, batch: StepBatch) -> StepAdapters | None:
-        """None if no row has an adapter. O(tokens) if the worker holds one, else O(1)."""
-        if self._pool.empty:
+        """None if no row has an adapter. O(tokens) if one is in a slot, else O(1)."""
+        if self._pool.is_unplaced:
             self._rows = None
             return None
         if not batch.chunks and batch.decodes is self._rows:
@@ -100,9 +100,9 @@ class AdapterInputs:
         return self._adapters
 
     def _group(self, batch: StepBatch) -> StepAdapters | None:
-        slot, chunks = self._pool.slot, batch.chunks
-        decodes = np.array([slot(s.prompt.adapter) for s in batch.decodes.sequences], np.int64)
-        filled = [np.full(chunk.tokens, slot(chunk.sequence.prompt.adapter)) for chunk in chunks]
+        chunks = batch.chunks
+        decodes = np.array([s.adapter_slot for s in batch.decodes.sequences], np.int64)
+        filled = [np.full(chunk.tokens, chunk.sequence.adapter_slot) for chunk in chunks]
         slots = np.concatenate([decodes, *filled]).astype(np.int64)
         tokens = AdapterRows.by_slot(slots, self._device)
         if tokens is None:

@@ -104,9 +104,12 @@ class EngineLoop:
         match command:
             case AddPrompt(prompt):
                 # A prompt that must wait arrives again, as if it had been sent later.
-                ready = self._engine.prepare(prompt, lambda: self._inbox.put(command))
-                if ready and (refusal := self._engine.add(prompt, time.monotonic())):
+                if not self._engine.prepare(prompt, lambda: self._inbox.put(command)):
+                    return
+                if refusal := self._engine.add(prompt, time.monotonic()):
                     self._post_refusal(prompt, refusal)
+                else:
+                    self._metrics.record_request(prompt.adapter)
             case RefuseRequest(request_id):
                 state.refuse(request_id)
             case OpenStream(origin):

@@ -46,6 +46,15 @@ class Ranks:
     def send_reset(self) -> None:
         """Makes the other ranks cancel all uploads."""
 
+    def send_adapter_load(self, name: str, path: str) -> None:
+        """Makes the other ranks read an adapter, each its part, while steps go on."""
+
+    def send_adapter_placement(self, name: str, slot: int) -> None:
+        """Makes the other ranks copy an adapter to a slot, too."""
+
+    def send_adapter_unload(self, name: str) -> None:
+        """Makes the other ranks free an adapter."""
+
     def check(self) -> None:
         """Raises RanksApart if a rank is gone. O(1)."""
 

@@ -6,10 +6,9 @@ issued on one stream. Blocks that the commit of N frees can therefore be reused 
 still write to them, but the writes of a new owner come later on the stream.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from functools import partial
 from traceback import clear_frames
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from services.worker.config import EngineConfig
+from services.worker.engine.adapter_store import AdapterStore
 from services.worker.engine.assembly import assemble
 from services.worker.engine.graphs.decode_graphs import DecodeGraphs
 from services.worker.engine.graphs.sizes import graphs_wanted
@@ -32,7 +32,6 @@ from services.worker.engine.timed_attention import TimedAttention
 from services.worker.kernels.cpu.kernel_cache import kernel_source
 from services.worker.kernels.interface import AttentionStep
 from services.worker.machine import torch_threads
-from services.worker.model.adapters.files import Adapter
 from services.worker.model.compiled import compiles
 from services.worker.model.paged import PagedModel, load_model
 from services.worker.model.paged_attention import PagedStep
@@ -72,7 +71,8 @@ class Engine:
         self.swapper = parts.swapper
         self._step: AttentionStep = PagedStep(parts.cache, parts.kernels)
         self._inputs = StepInputs(model.device)
-        self._adapters = AdapterInputs(model.adapters, model.device)
+        self.adapters = AdapterStore(model.adapters, self.state, ranks)
+        self._adapter_inputs = AdapterInputs(model.adapters, model.device)
         on_cuda = model.device.type == "cuda"
         if not on_cuda:  # a call on a GPU returns when its work is launched, not computed
             self._step = TimedAttention(self._step, self.phases)
@@ -115,8 +115,9 @@ class Engine:
 
         fuse = config.fused_forward == "auto"
         model = load_model(config.model, device, config.dtype, fuse, set_threads, ranks.sharder)
-        if config.adapter_slots:
-            model.hold_adapters(config.adapter_slots, config.max_lora_rank)
+        if most := config.most_adapters:
+            slots = config.most_adapters_on_device
+            model.hold_adapters(most, slots, config.max_lora_rank, ranks.sharder)
             for name, path in config.lora_modules.items():
                 model.adapters.load(model.adapters.read(name, path))
         lap("model")
@@ -173,9 +174,9 @@ class Engine:
         if field := prompt.beyond(size):
             self.state.refuse(prompt.request_id)
             return f"{field} must lie in [0, {size})"
-        if prompt.adapter and prompt.adapter not in self.model.adapters.held:
+        if unloaded := self.adapters.refusal(prompt):
             self.state.refuse(prompt.request_id)
-            return f"the adapter {prompt.adapter!r} is not loaded"
+            return unloaded
         try:
             if grammar := prompt.sampling.grammar:
                 self._grammars.compile(grammar).result()
@@ -183,32 +184,6 @@ class Engine:
             self.state.refuse(prompt.request_id)
             return str(error)
         return self.state.receive(prompt, now)
-
-    @property
-    def held_adapters(self) -> Mapping[str, str]:
-        return self.model.adapters.held
-
-    def read_adapter(self, name: str, path: str) -> Callable[[], None]:
-        """Reads an adapter's files, in any thread. Returns what stores them for new requests.
-        Both raise ValueError with a sentence if the adapter cannot be held."""
-        return partial(self._store_adapter, self.model.adapters.read(name, path))
-
-    def _store_adapter(self, adapter: Adapter) -> None:
-        self._free_adapters()
-        self.model.adapters.load(adapter)
-
-    def unload_adapter(self, name: str) -> None:
-        """Refuses new requests with an adapter. Those that it has here keep it."""
-        self.model.adapters.retire(name)
-        self._free_adapters()
-
-    def _free_adapters(self) -> None:
-        """Frees unloaded adapters without requests, and the cached KV, of which theirs is a part:
-        another adapter may get the name."""
-        waiting = (prompt for prompt, _ in self.state.pending.prompts.values())
-        here = (sequence.prompt for sequence in self.state.sequences.values())
-        if self.model.adapters.free_unused({prompt.adapter for prompt in (*here, *waiting)}):
-            self.state.pool.unpublish_all()
 
     def reset(self) -> None:
         """Drops all requests and pending moves; the step in flight has no effect."""
@@ -272,13 +247,15 @@ class Engine:
             return None
 
     def _compose(self) -> StepBatch | None:
-        """The next batch. Issues the transfers that must precede its computation."""
+        """The next batch. Issues the copies of KV and adapters that must precede its
+        computation."""
         self.phases.enter(EnginePhase.COMPOSE)
         if settled := self.swapper.settle():
             self.ranks.send_settled(settled)
             self.state.complete_uploads(settled)
         self.state.record_swaps(self.swapper.pop_timings())
         batch = self.state.steps.compose()
+        self.adapters.place()
         if moves := self.state.pop_moves():
             self.ranks.send_moves(moves)
             self.state.drop_lost_kv(self.swapper.start(moves))
@@ -356,7 +333,7 @@ class Engine:
         with self.ranks.run_together(batch):
             with torch.inference_mode():
                 inputs = self._inputs.prepare(batch, in_flight)
-                adapters = self._adapters.prepare(batch)
+                adapters = self._adapter_inputs.prepare(batch)
             # The recorded steps have no adapters.
             if self._graphs is not None and adapters is None and self._graphs.accepts(batch):
                 return self._graphs.run(batch, inputs)

@@ -140,15 +140,16 @@ class LowRankMap:
         return slice(start, start + self.widths[part])
 
     def set(self, slot: int, parts: dict[int, tuple[Tensor, Tensor]]) -> None:
-        """Stores A [rank, in] and scaled B [out, rank] of each part that the adapter changes."""
+        """Stores A [rank, in] and the transpose of the scaled B [out, rank] of each part that the
+        adapter changes. Does not wait for the device if they are in pinned memory."""
         self.clear(slot)
         if not parts:
             return
         rank = max(len(down) for down, _ in parts.values())
         for part, (down, up) in parts.items():
             start = part * rank
-            self.down[slot, start : start + len(down)] = down.to(self.down)
-            self.up[slot, : len(down), self.columns(part)] = up.t().to(self.up)
+            self.down[slot, start : start + len(down)].copy_(down, non_blocking=True)
+            self.up[slot, : len(up), self.columns(part)].copy_(up, non_blocking=True)
         self.ranks[slot] = self.device_ranks[slot] = rank
         self.parts[slot] = tuple(sorted(parts))
 

@@ -68,7 +68,7 @@ class Linear:
     ) -> None:
         """total += product(x), summed by the GEMM itself."""
         if self.ranks is not None:
-            total.add_(self.ranks.sum(self.project(ops, x)))
+            total.add_(self.ranks.sum(self.project(ops, x, added)))
             return
         ops.add_product(total, x, self.weight)
         if self.bias is not None:

@@ -21,7 +21,7 @@ from services.worker.kernels.interface import AttentionStep
 from services.worker.kernels.low_rank import LowRankMap, StepAdapters
 from services.worker.kernels.selection import layer_ops_for, low_rank_for
 from services.worker.model.adapters.hooks import AdapterHooks, find_linears
-from services.worker.model.adapters.pool import AdapterPool, MapPart
+from services.worker.model.adapters.pool import AdapterPool, map_parts
 from services.worker.model.compiled import INDUCTOR, Backend, CompiledForward
 from services.worker.model.dtypes import choose_dtype
 from services.worker.model.fused import FusedForward
@@ -92,7 +92,7 @@ class PagedModel:
         self.parameters: int = module.num_parameters()
         self.eos_ids = _eos_ids(module)
         self._fused: FusedForward | CompiledForward | None = None
-        self.adapters = AdapterPool({}, 0, 0)
+        self.adapters = AdapterPool({}, 0, 0, 0)
         self._hooks = AdapterHooks()
         self.forward_name = TRANSFORMERS_FORWARD
         self._recorded = probe = self._probe(config.num_hidden_layers)
@@ -132,10 +132,14 @@ class PagedModel:
         )
         return cast(Tensor, output.logits[0])
 
-    def hold_adapters(self, slots: int, rank: int) -> None:
-        """Allocates `slots` for adapters of ranks up to `rank`. Called before weights are packed or
-        the forward is compiled. Raises ValueError with a sentence if they do not fit."""
-        require_adapter_memory(self.module, self.device, slots, rank, self.dtype)
+    def hold_adapters(
+        self, most: int, slots: int, rank: int, sharder: TensorSharder | None = None
+    ) -> None:
+        """Makes room for `most` adapters of ranks up to `rank` in host memory, and allocates
+        `slots` on the device. `sharder` has kept this rank's part of the module. Called before
+        weights are packed or the forward is compiled. Raises ValueError with a sentence if they do
+        not fit."""
+        require_adapter_memory(self.module, self.device, most, slots, rank, self.dtype)
 
         def make(inputs: int, widths: Sequence[int]) -> LowRankMap:
             return LowRankMap(slots, rank, inputs, widths, self.dtype, self.device)
@@ -143,14 +147,14 @@ class PagedModel:
         products = low_rank_for(self.device, self.dtype)
         if isinstance(self._fused, FusedForward):
             found = self._fused.hold_adapters(make, products)
-            parts = {path: MapPart(*each) for path, each in found.items()}
         else:
             tokens = min(PROBED, self.max_context_tokens)
             linears = find_linears(self.module, lambda: self.forward_alone(tokens), tokens)
-            parts = {
-                path: self._hooks.attach(linear, make, products) for path, linear in linears.items()
+            found = {
+                path: (self._hooks.attach(linear, make, products), 0)
+                for path, linear in linears.items()
             }
-        self.adapters = AdapterPool(parts, slots, rank)
+        self.adapters = AdapterPool(map_parts(found, sharder), most, slots, rank)
 
     def forward_alone(self, tokens: int) -> None:
         """Runs one sequence without a cache, to measure the memory of a forward."""

@@ -29,8 +29,11 @@ class TensorSharder:
     def __init__(self, group: RankGroup, barrier: Callable[[], object] = lambda: None):
         self.ranks = group
         self._barrier = barrier
+        # Inputs and outputs of the linear maps before they were sharded, by path.
+        self.wholes: dict[str, tuple[int, int]] = {}
         self._parts: dict[tuple[int, int], nn.Parameter] = {}
-        self._wholes: list[nn.Parameter] = []  # referenced until the end, so that ids stay unique
+        # Referenced until the end, so that ids stay unique.
+        self._whole_weights: list[nn.Parameter] = []
 
     def shard(self, module: PreTrainedModel) -> None:
         """Shards `module` in place. Shards are copies, so that the whole weights are freed. Raises
@@ -40,9 +43,11 @@ class TensorSharder:
         modules = dict(module.named_modules())
         for name, part in modules.items():
             if (style := plan.get(_layer_pattern(name))) is not None:
+                if isinstance(part, nn.Linear):
+                    self.wholes[name] = part.in_features, part.out_features
                 STYLES[style](self, part)
         self._parts.clear()
-        self._wholes.clear()
+        self._whole_weights.clear()
         self._barrier()
 
     def colwise(self, linear: nn.Linear) -> None:
@@ -101,7 +106,7 @@ class TensorSharder:
             return
         key = (id(whole), dim)
         if key not in self._parts:
-            self._wholes.append(whole)
+            self._whole_weights.append(whole)
             first, end = self.ranks.bounds(whole.shape[dim])
             taken = whole.detach().narrow(dim, first, end - first)
             part_of_it = taken.clone(memory_format=torch.contiguous_format)

@@ -71,18 +71,23 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def require_adapter_memory(
-    module: nn.Module, device: torch.device, slots: int, rank: int, dtype: torch.dtype
+    module: nn.Module, device: torch.device, most: int, slots: int, rank: int, dtype: torch.dtype
 ) -> None:
-    """Raises ValueError if `slots` adapters of this rank, in every linear map, need more memory
-    than is free."""
+    """Raises ValueError if `most` adapters of this rank, in every linear map, and `slots` of them
+    on the device need more memory than is free."""
     maps = (part for part in module.modules() if type(part) is nn.Linear)
     numbers = sum(part.in_features + part.out_features for part in maps)
-    needed = slots * rank * numbers * dtype.itemsize
-    free = _free_bytes(device)
+    each = rank * numbers * dtype.itemsize
+    _require_free(f"{slots} slots for LoRA adapters", slots * each, _free_bytes(device), rank)
+    in_host = most + slots * (device.type == "cpu")
+    _require_free(f"{most} LoRA adapters", in_host * each, free_host_bytes(), rank)
+
+
+def _require_free(what: str, needed: int, free: int, rank: int) -> None:
     if needed > free:
         raise ValueError(
-            f"{slots} LoRA adapters of rank {rank} take {needed / GIB:.1f} GiB, but only "
-            f"{free / GIB:.1f} GiB of memory are free: set worker.max_adapters or "
+            f"{what} of rank {rank} take {needed / GIB:.1f} GiB, but only {free / GIB:.1f} GiB of "
+            "memory are free: set worker.max_adapters, worker.adapter_slots or "
             "worker.max_lora_rank lower"
         )
 

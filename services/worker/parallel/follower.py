@@ -10,6 +10,8 @@ import os
 import select
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
 from threading import Thread
@@ -22,9 +24,17 @@ from services.worker.config import EngineConfig
 from services.worker.engine.ranks import Ranks, rank_device
 from services.worker.engine.step import Engine
 from services.worker.kv.transfers import TransferPlan
+from services.worker.model.adapters.files import Adapter
+from services.worker.model.adapters.pool import AdapterPool
 from services.worker.model.rank_group import RankGroup, find_store
 from services.worker.model.tensor_sharding import TensorSharder
-from services.worker.parallel.messages import BatchReader, MessageKind, Words, read_moves
+from services.worker.parallel.messages import (
+    BatchReader,
+    MessageKind,
+    Words,
+    read_adapter,
+    read_moves,
+)
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +81,7 @@ class FollowerLoop:
         self._swapper = engine.swapper
         self._batches = BatchReader(engine.state.limits.block_tokens)
         self._arrived: set[int] = set()  # uploads complete here, but not yet on rank 0
+        self._adapters = FollowedAdapters(engine.model.adapters)
 
     def run(self, control: Connection) -> None:
         """Handles messages until END."""
@@ -86,6 +97,12 @@ class FollowerLoop:
                 case MessageKind.RESET:
                     self._arrived.clear()
                     self._swapper.reset()
+                case MessageKind.LOAD_ADAPTER:
+                    self._adapters.load(*read_adapter(message)[1])
+                case MessageKind.PLACE_ADAPTER:
+                    self._adapters.place(*read_adapter(message))
+                case MessageKind.UNLOAD_ADAPTER:
+                    self._adapters.unload(*read_adapter(message)[1])
                 case MessageKind.END:
                     return
 
@@ -100,6 +117,30 @@ class FollowerLoop:
             self._swapper.wait()
             self._arrived.update(self._swapper.settle())
         self._arrived -= serials
+
+
+class FollowedAdapters:
+    """The adapters of rank 0, in this rank's parts. Files that rank 0 has read are read in a
+    thread, and awaited when the adapter is first needed."""
+
+    def __init__(self, pool: AdapterPool):
+        self._pool = pool
+        self._thread = ThreadPoolExecutor(1, "adapters")
+        self._reading: dict[str, Future[Adapter]] = {}
+
+    def load(self, name: str, path: str) -> None:
+        self._reading[name] = self._thread.submit(self._pool.read, name, path)
+
+    def place(self, slot: int, names: Sequence[str]) -> None:
+        [name] = names
+        if reading := self._reading.pop(name, None):
+            self._pool.load(reading.result())
+        self._pool.place(name, slot)
+
+    def unload(self, name: str) -> None:
+        self._reading.pop(name, None)
+        self._pool.retire(name)
+        self._pool.free_unused(self._pool.held)
 
 
 def exit_with(control: Connection) -> None:

@@ -30,6 +30,7 @@ from services.worker.parallel.messages import (
     MessageKind,
     Words,
     encode_message,
+    write_adapter,
     write_moves,
 )
 from services.worker.requests.types.batch import StepBatch
@@ -186,6 +187,15 @@ class Leader(Ranks):
 
     def send_reset(self) -> None:
         self._send(encode_message(MessageKind.RESET))
+
+    def send_adapter_load(self, name: str, path: str) -> None:
+        self._send(write_adapter(MessageKind.LOAD_ADAPTER, 0, name, path))
+
+    def send_adapter_placement(self, name: str, slot: int) -> None:
+        self._send(write_adapter(MessageKind.PLACE_ADAPTER, slot, name))
+
+    def send_adapter_unload(self, name: str) -> None:
+        self._send(write_adapter(MessageKind.UNLOAD_ADAPTER, 0, name))
 
     def _send(self, message: Words) -> None:
         self._send_all(message.data.cast("B"))

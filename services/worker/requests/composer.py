@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from services.worker.requests.adapter_slots import AdapterSlots
 from services.worker.requests.evictor import Evictor
 from services.worker.requests.kv_manager import KVManager
 from services.worker.requests.speculation import Speculation
@@ -24,6 +25,8 @@ class Composer:
     then costs only its new blocks. The batching in use decides which requests may run. Padding
     follows all other prefill. Drafts get what is left of a step's tokens and of blank blocks.
 
+    A request waits while its adapter has no slot on the device (adapter_slots.py).
+
     If prompts have a common beginning, such as the choices of one request, the oldest prefills, and
     the others wait one step for its blocks. After a failed step, `suspects` selects the part that
     is computed next.
@@ -39,6 +42,7 @@ class Composer:
         static: StaticBatching,
         suspects: Suspects,
         speculation: Speculation,
+        adapter_slots: AdapterSlots,
         limits: Limits,
     ):
         self._kv = kv
@@ -46,6 +50,7 @@ class Composer:
         self._static = static
         self._suspects = suspects
         self._speculation = speculation
+        self._adapter_slots = adapter_slots
         self._pool = kv.pool
         self._max_running = limits.max_running
         self._max_batch_tokens = limits.max_batch_tokens
@@ -61,6 +66,8 @@ class Composer:
         """The next step with its memory. None if nothing can run, or nothing can run before the
         step in flight, `ahead_of`, is committed."""
         self._ahead_of = ahead_of
+        if self._adapter_slots.begin_step():
+            self._kv.bump_version()
         if (
             self._steady
             and self._version == self._kv.version
@@ -156,7 +163,8 @@ class Composer:
     def _runnable(self) -> list[Sequence]:
         """Requests that may be in the next step if memory suffices."""
         running = self._kv.running.values()
-        return self._suspects.narrow(self._static.current.select(running, self._max_running))
+        selected = self._static.current.select(running, self._max_running)
+        return self._adapter_slots.narrow(self._suspects.narrow(selected))
 
     def _grow_rows(self, rows: DecodeRows) -> bool:
         """Allocates a block for each row that needs one; False when memory runs out."""

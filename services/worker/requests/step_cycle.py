@@ -11,6 +11,7 @@ from itertools import islice
 
 from services.core import FinishReason
 from services.costs import StepTiming
+from services.worker.requests.adapter_slots import AdapterSlots
 from services.worker.requests.batching import Batching
 from services.worker.requests.composer import Composer
 from services.worker.requests.ends import RequestEnds
@@ -53,7 +54,10 @@ class StepCycle:
         self._reporter = reporter
         self._suspects = Suspects()
         self._speculation = Speculation(limits.drafts, kv.pool, kv.counters)
-        self.composer = Composer(kv, evictor, static, self._suspects, self._speculation, limits)
+        self.adapter_slots = AdapterSlots(limits.adapter_slots, limits.adapter_turn_steps)
+        self.composer = Composer(
+            kv, evictor, static, self._suspects, self._speculation, self.adapter_slots, limits
+        )
         self._flight = InFlight(kv)
 
     @property
@@ -225,5 +229,7 @@ class StepCycle:
             self._reporter.record_eviction(sequence)
 
     def check_integrity(self) -> None:
-        """Every unknown token is drawn by the step in flight. Raises AssertionError."""
+        """Every unknown token is drawn by the step in flight; slots of adapters agree. Raises
+        AssertionError."""
         self._flight.check_integrity()
+        self.adapter_slots.check_integrity()

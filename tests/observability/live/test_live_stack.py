@@ -47,7 +47,11 @@ NO_BATCHER: set[Metric] = {
 }  # only --separate has a batcher process
 NO_PICKER: set[Metric] = set(picker.ALL)  # `foretoken serve` starts none
 NO_LEASE: set[Metric] = {scheduler.LEADER_CHANGES}
-EXCUSED = STATIC_BATCHES | OVERLAP | FAULTS | NO_PICKER | NO_LEASE
+NO_ADAPTERS: set[Metric] = {
+    worker.ADAPTERS, worker.ADAPTER_BYTES, worker.ADAPTER_COPIES, worker.ADAPTER_COPY_S,
+    worker.ADAPTER_REQUESTS, gateway.ADAPTERS,
+}  # fmt: skip
+EXCUSED = STATIC_BATCHES | OVERLAP | FAULTS | NO_PICKER | NO_LEASE | NO_ADAPTERS
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,16 @@ def test_labelled_reading_follows_its_keys() -> None:
     assert registry.get_sample_value("foretoken_room", {"shelf": "top"}) is None
 
 
+def test_reading_of_several_labels_has_their_values_as_keys() -> None:
+    registry = CollectorRegistry()
+    found: dict[tuple[str, ...], float] = {("1", "x"): 2.0}
+    Instruments(registry).reading(TWO, lambda: found)
+    whole = expose([Part(registry)])
+    assert 'foretoken_two{a="1",b="x"} 2.0' in whole
+    found.clear()
+    assert "foretoken_two{" not in expose([Part(registry)])
+
+
 def test_failing_reading_is_omitted_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -94,7 +104,6 @@ def test_known_label_values_start_at_zero() -> None:
         lambda make: make.gauge(APPLES),
         lambda make: make.histogram(APPLES),
         lambda make: make.reading(BITES, lambda: 1.0),
-        lambda make: make.reading(TWO, lambda: 1.0),
     ],
 )
 def test_wrong_instrument_kind_is_an_error(

@@ -56,6 +56,13 @@ EVENTS: Mapping[tuple[Metric, str], tuple[str, ...]] = {
     # Sizes of the workers of tests/observability/live/load.py.
     (worker.CACHE_CONFIG, "block_size"): ("16",),
     (worker.CACHE_CONFIG, "num_gpu_blocks"): ("24",),
+    (gateway.ADAPTERS, "max_lora"): ("2",),
+    (gateway.ADAPTERS, "running_lora_adapters"): ("sql", "sql,terse"),
+    (gateway.ADAPTERS, "waiting_lora_adapters"): ("", "terse"),
+    # Read of the engine's adapters (services/worker/serving.py).
+    (worker.ADAPTERS, "state"): ("held", "placed", "waiting"),
+    (worker.ADAPTER_BYTES, "memory"): ("host", "device"),
+    (worker.ADAPTER_REQUESTS, "adapter"): ("sql",),
 }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from foretoken import AsyncClient
 from foretoken.client.answers import SamplingOptions
 from tests.live import Live, serving
+from tests.system.adapters import write_demo_adapter
 from tests.system.children import children, is_alive
 
 MODULES = {
@@ -25,6 +26,7 @@ MODULES = {
 }
 PROMPTS = [f"Count from {first} to {first + 90}.\n" for first in range(1, 9)]
 GREEDY: SamplingOptions = {"temperature": 0.0, "ignore_eos": True}
+ADAPTERS = ("", "", "murmur", "mutter")  # of requests; the device has a slot for one
 IN_WORDS: SamplingOptions = {"temperature": 2.0, "grammar": "start: /([a-z]{2,8}, ){1000}/"}
 BEGUN_WORDS = "([a-z]{2,8}, )*[a-z]*,? ?"  # no answer of TOKENS completes the grammar
 TOKENS = 220  # long enough that a kill comes while they run
@@ -33,28 +35,43 @@ BACK_S = 60.0
 
 @contextmanager
 def two_workers(folder: Path, *arguments: str) -> Iterator[tuple[Live, Path]]:
-    """A live system of two workers, and the file that holds its stderr. In float32, answers do not
-    depend on the batch in which a token is computed."""
+    """A live system of two workers with adapters, and the file that holds its stderr. In float32,
+    answers do not depend on the batch in which a token is computed."""
     output = folder / "stderr"
-    chosen = ("--dtype=float32", "--workers=2", "--kv-tokens=8192", *arguments)
+    adapters = (
+        *(f"--lora-modules={name}={write_demo_adapter(folder / name)}" for name in ADAPTERS[2:]),
+        "--set=worker.adapter_slots=1",
+    )
+    chosen = ("--dtype=float32", "--workers=2", "--kv-tokens=8192", *adapters, *arguments)
     with serving(*chosen, stderr=output) as live:
         yield live, output
 
 
 async def answer(
-    client: AsyncClient, prompt: str, tokens: int, options: SamplingOptions = GREEDY
+    client: AsyncClient,
+    prompt: str,
+    tokens: int,
+    options: SamplingOptions = GREEDY,
+    adapter: str = "",
 ) -> list[int]:
     limited: SamplingOptions = {**options, "max_tokens": tokens}
-    [choice] = (await client.generate(prompt, **limited).complete()).choices
+    [choice] = (await client.generate(prompt, model=adapter, **limited).complete()).choices
     assert "grammar" not in options or re.fullmatch(BEGUN_WORDS, choice.text), choice.text
     return list(choice.token_ids)
 
 
 async def answers(client: AsyncClient, tokens: int = TOKENS) -> list[list[int]]:
-    """The answers to all prompts: every second one is drawn within a grammar."""
+    """The answers to all prompts: every second one is drawn within a grammar, and every second pair
+    has adapters."""
     return await asyncio.gather(
         *(
-            answer(client, prompt, tokens, {**IN_WORDS, "seed": n} if n % 2 else GREEDY)
+            answer(
+                client,
+                prompt,
+                tokens,
+                {**IN_WORDS, "seed": n} if n % 2 else GREEDY,
+                ADAPTERS[n % 4],
+            )
             for n, prompt in enumerate(PROMPTS)
         )
     )

@@ -11,6 +11,9 @@ from foretoken import AsyncClient
 from foretoken.client.errors import ForetokenError
 from foretoken.running.certificates import ALL, make_certificates
 from tests.system.faults.killed_processes import (
+    PROMPTS,
+    TOKENS,
+    answer,
     answers,
     check_answers_while,
     kill_process,
@@ -24,6 +27,7 @@ async def test_answers_survive_the_loss_of_a_worker_and_the_predictor(tmp_path: 
     with two_workers(tmp_path, "--gateways=0") as (live, output):
         async with AsyncClient(live.grpc) as client:
             expected = await answers(client)
+            assert await answer(client, PROMPTS[2], TOKENS) != expected[2], "without the adapter"
 
         async def kill_both() -> None:
             await kill_process(live, "worker")

@@ -3,11 +3,12 @@ and a moved request gets the same answer. Both workers have the same fixed cost 
 load of the machine does not matter."""
 
 import asyncio
+import json
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -23,11 +24,22 @@ from services.scheduler.core.events import Costed, Place, Reported, SendPlan, St
 from services.scheduler.core.phases import RequestPhase
 from services.scheduler.observe.event_log import read
 from tests.reach import until
+from tests.system.adapters import write_demo_adapter
 
 GREEDY: Any = {"temperature": 0.0, "ignore_eos": True}
 LONG, SHORT = 900, 200
+ADAPTER = "murmur"
 # 1 ms per output token, 0.01 ms per prompt token.
 COST = CostModel(base_s=5e-4, prefill_token_s=1e-5, decode_seq_s=5e-4, context_token_s=0.0)
+
+
+class Prefix(NamedTuple):
+    tokens: list[int]
+    adapter: str = ""
+
+
+def tokens(step: int) -> list[int]:
+    return [5 + (i * step) % 50 for i in range(600)]
 
 
 @asynccontextmanager
@@ -58,23 +70,31 @@ def placed(entries: list[Step]) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["prefix_aware", "max_min_prefix"])
+@pytest.mark.parametrize(
+    ("place", "second"),
+    [("prefix_aware", Prefix(tokens(11))), ("max_min_prefix", Prefix(tokens(7), ADAPTER))],
+    ids=["prefix_aware", "max_min_prefix, with an adapter"],
+)
 async def test_placement_prefers_the_worker_with_the_cached_prefix(
-    tmp_path: Path, place: str
+    tmp_path: Path, place: str, second: Prefix
 ) -> None:
     """Two long prefixes arrive together, so each worker caches one. Later requests go to the worker
-    that caches their prefix, though both workers are idle."""
-    log = tmp_path / "events.jsonl"
-    first, second = ([5 + (i * step) % 50 for i in range(600)] for step in (7, 11))
-    async with two_equal_workers("fcfs", log, f"preset.place={place}") as system:
+    that caches their prefix, though both workers are idle. The second prefix has other tokens, or
+    the same ones and an adapter."""
+    log, first = tmp_path / "events.jsonl", Prefix(tokens(7))
+    adapters = json.dumps({ADAPTER: write_demo_adapter(tmp_path / ADAPTER)})
+    sets = f"preset.place={place}", f"worker.lora_modules={adapters}"
+    async with two_equal_workers("fcfs", log, *sets) as system:
         state = system.control.scheduler.state
         async with AsyncClient(system.grpc) as client:
 
-            async def ask(prompt: list[int], end: int) -> tuple[int, ...]:
-                answer = await client.complete(tokens=[*prompt, end], max_tokens=2, **GREEDY)
+            async def ask(prompt: Prefix, end: int) -> tuple[int, ...]:
+                answer = await client.complete(
+                    tokens=[*prompt.tokens, end], model=prompt.adapter, max_tokens=2, **GREEDY
+                )
                 return tuple(answer.choices[0].token_ids)
 
-            async def alone(prompt: list[int], end: int) -> tuple[int, ...]:
+            async def alone(prompt: Prefix, end: int) -> tuple[int, ...]:
                 await until(lambda: not state.jobs and known() == [CHAIN, CHAIN])
                 return await ask(prompt, end)
 

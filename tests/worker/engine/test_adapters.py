@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from services.worker.config import EngineConfig
 from services.worker.engine.step import Engine
 from services.worker.requests.types.prompt import GREEDY, Prompt, SamplingParams
 from tests.worker.adapter_files import Weights, merged, random_weights, write_adapter
@@ -58,7 +59,7 @@ def expected(weights: Mapping[str, Weights]) -> Answers:
 def load(folder: Path, names: tuple[str, ...] = NAMES[1:], **settings: Any) -> Engine:
     engine = make_engine(reference("llama"), **{"max_adapters": 3, "max_lora_rank": 8, **settings})
     for name in names:
-        engine.read_adapter(name, str(folder / name))()
+        engine.adapters.read(name, str(folder / name))()
     return engine
 
 
@@ -79,6 +80,9 @@ def check(feeder: Feeder, expected: Answers) -> None:
         {"speculative_tokens": 3},
         {"overlap": "on"},
         {"kernels": "torch"},
+        {"adapter_slots": 1, "adapter_turn_steps": 2},
+        {"adapter_slots": 2, "adapter_turn_steps": 1, "overlap": "on", "max_batch_tokens": 7},
+        {"adapter_slots": 2, "speculative_tokens": 3, "fused_forward": "off"},
     ],
     ids=str,
 )
@@ -88,8 +92,12 @@ def test_mixed_batch_has_the_answers_of_merged_models(
     check(Feeder(load(folder, **settings), slice_tokens=4), expected)
 
 
-def test_paused_and_moved_requests_keep_their_adapter(folder: Path, expected: Answers) -> None:
-    check(PausingFeeder(load(folder, host_gib=0.01)), expected)
+@pytest.mark.parametrize("slots", [0, 1])
+def test_paused_and_moved_requests_keep_their_adapter(
+    slots: int, folder: Path, expected: Answers
+) -> None:
+    settings: dict[str, Any] = {"host_gib": 0.01, "adapter_slots": slots, "adapter_turn_steps": 2}
+    check(PausingFeeder(load(folder, **settings)), expected)
 
 
 def test_prefix_cache_is_not_shared_across_adapters(folder: Path, expected: Answers) -> None:
@@ -112,8 +120,8 @@ def test_unloaded_adapter_serves_its_requests_to_the_end(
     feeder = Feeder(engine)
     feeder.add("r", prompt_tokens(40, 40), TOKENS, ENDLESS, "a")
     feeder.step()
-    engine.unload_adapter("a")
-    store = engine.read_adapter("a", str(folder / "b"))
+    engine.adapters.unload("a")
+    store = engine.adapters.read("a", str(folder / "b"))
     with pytest.raises(ValueError, match="requests still use it"):
         store()
     assert feeder.run()["r"] == expected["a", 40]
@@ -127,16 +135,33 @@ def test_unloaded_adapter_serves_its_requests_to_the_end(
 def test_full_pool_refuses_a_further_adapter(folder: Path) -> None:
     engine = load(folder, max_adapters=3)
     with pytest.raises(ValueError, match="as many as worker\\.max_adapters allows"):
-        engine.read_adapter("d", str(folder / "a"))()
-    engine.unload_adapter("b")
-    engine.read_adapter("d", str(folder / "a"))()
-    assert engine.held_adapters.keys() == {"a", "c", "d"}
+        engine.adapters.read("d", str(folder / "a"))()
+    engine.adapters.unload("b")
+    engine.adapters.read("d", str(folder / "a"))()
+    assert engine.adapters.held.keys() == {"a", "c", "d"}
     with pytest.raises(ValueError, match="set worker\\.max_adapters"):
-        make_engine(reference("llama")).read_adapter("a", str(folder / "a"))
-    with pytest.raises(
-        ValueError, match=r"set worker\.max_adapters or worker\.max_lora_rank lower"
-    ):
-        engine.model.hold_adapters(10**6, 10**6)
+        make_engine(reference("llama")).adapters.read("a", str(folder / "a"))
+    with pytest.raises(ValueError, match=r"set worker\.max_adapters, worker\.adapter_slots or"):
+        engine.model.hold_adapters(10**6, 10**6, 10**6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"max_adapters": 1, "lora_modules": {"a": "/a", "b": "/b"}},
+            "is below the 2 lora_modules",
+        ),
+        ({"adapter_slots": 3, "max_adapters": 2}, "adapter_slots 3 is above the 2 adapters"),
+        ({"adapter_slots": 1}, "set max_adapters higher, or leave adapter_slots out"),
+    ],
+    ids=str,
+)
+def test_impossible_numbers_of_adapters_are_refused(
+    settings: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        EngineConfig(**settings)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +189,7 @@ def test_unsupported_adapter_is_refused_with_a_sentence(
 ) -> None:
     path = write_adapter(tmp_path / "x", weights["a"], **settings)
     with pytest.raises(ValueError, match=sentence):
-        load(folder, ()).read_adapter("x", path)
+        load(folder, ()).adapters.read("x", path)
 
 
 def test_adapter_of_another_model_is_refused_with_a_sentence(
@@ -184,12 +209,12 @@ def test_adapter_of_another_model_is_refused_with_a_sentence(
     for number, (sentence, changed) in enumerate(cases.items()):
         folder = Path(write_adapter(tmp_path / str(number), changed))
         with pytest.raises(ValueError, match=sentence):
-            engine.read_adapter("x", str(folder))
+            engine.adapters.read("x", str(folder))
     (folder / "adapter_model.safetensors").write_bytes(b"broken")
     with pytest.raises(ValueError, match="cannot be read"):
-        engine.read_adapter("x", str(folder))
+        engine.adapters.read("x", str(folder))
     (folder / "adapter_config.json").write_text("[1]")
     with pytest.raises(ValueError, match="no JSON object"):
-        engine.read_adapter("x", str(folder))
+        engine.adapters.read("x", str(folder))
     with pytest.raises(ValueError, match="does not exist"):
-        engine.read_adapter("x", str(tmp_path / "none"))
+        engine.adapters.read("x", str(tmp_path / "none"))

@@ -36,7 +36,7 @@ def make(dtype: torch.dtype) -> LowRankMap:
         change.set(
             slot,
             {
-                part: (numbers(slot, rank, INPUTS), numbers(part, WIDTHS[part], rank))
+                part: (numbers(slot, rank, INPUTS), numbers(part, WIDTHS[part], rank).t())
                 for part, rank in parts.items()
             },
         )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.worker.kernels.low_rank import AdapterRows, StepAdapters
+from services.worker.kernels.low_rank import NO_SLOT, AdapterRows, StepAdapters
 from services.worker.model.paged import PagedModel
 from services.worker.model.probe import Probe
 from tests.worker.adapter_files import ALL, merged, random_weights, write_adapter
@@ -13,8 +13,9 @@ CPU = torch.device("cpu")
 PHI3 = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
 
-def load(model: PagedModel, name: str, path: str) -> None:
+def load(model: PagedModel, name: str, slot: int, path: str) -> None:
     model.adapters.load(model.adapters.read(name, path))
+    model.adapters.place(name, slot)
 
 
 @pytest.mark.parametrize(
@@ -34,14 +35,15 @@ def test_packed_rows_of_several_adapters_have_logits_of_merged_weights(
 ):
     base = reference(family)
     model = PagedModel(merged(base, {}), CPU, fuse)
-    model.hold_adapters(3, 8)
+    model.hold_adapters(3, 3, 8)
     weights = [random_weights(base, seed, rank, targets) for seed, rank in ((1, 4), (2, 8))]
+    slot_of = {"": NO_SLOT, "a": 2, "b": 0}
     for name, each in zip("ab", weights, strict=True):
-        load(model, name, write_adapter(tmp_path / name, each))
+        load(model, name, slot_of[name], write_adapter(tmp_path / name, each))
     model.pack_weights()
     tokens = torch.tensor([prompt_tokens(seed, 6) for seed in range(4)])
     adapters = ["b", "", "a", "b"]
-    slots = torch.tensor([model.adapters.slot(name) for name in adapters]).repeat_interleave(6)
+    slots = torch.tensor([slot_of[name] for name in adapters]).repeat_interleave(6)
     rows = torch.tensor([5, 8, 17, 20, 23])
     step = StepAdapters(
         AdapterRows.by_slot(slots.numpy(), CPU), AdapterRows.by_slot(slots[rows].numpy(), CPU)

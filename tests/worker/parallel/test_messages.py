@@ -35,7 +35,7 @@ def across(message: Words) -> Words:
 
 def sequence(tokens: int, computed: int, how: SamplingParams = GREEDY) -> Sequence:
     made = Sequence.start(Prompt("r", tuple(range(100, 100 + tokens)), tokens, 1, how), 1)
-    made.computed = computed
+    made.computed, made.adapter_slot = computed, tokens % 3 - 1
     return made
 
 
@@ -50,6 +50,7 @@ def seen(batch: StepBatch) -> list[Any]:
         None if inputs.rows is None else inputs.rows.tolist(),
         rows.tables[:, :wide].tolist(),
         [(c.start, c.end, c.tokens, c.samples, c.scored, c.table.tolist()) for c in batch.chunks],
+        [s.adapter_slot for s in batch.sequences],
     ]
 
 
@@ -99,7 +100,8 @@ def test_sent_batch_runs_as_the_original(lengths, chunks, steps):
 
 
 def test_steady_decode_message_is_a_few_numbers_per_row():
-    """64 rows of 24 blocks: the tables are sent once, and again when one has grown."""
+    """64 rows of 24 blocks: tables and slots of adapters are sent once; a grown table is sent
+    again."""
     writer = BatchWriter()
     rows = DecodeRows([sequence(95, 94)] * 64, [list(range(24))] * 64, BLOCK_TOKENS)
     sizes = []
@@ -108,7 +110,7 @@ def test_steady_decode_message_is_a_few_numbers_per_row():
         for row in rows.advance().tolist():
             rows.set_block(row, 9)
         rows.set_drawn([1] * 64)
-    assert sizes == [5 + 64 * (3 + 24), 5 + 64 * 3, 5 + 64 * (3 + 25)]
+    assert sizes == [5 + 64 * (3 + 1 + 24), 5 + 64 * 3, 5 + 64 * (3 + 25)]
 
 
 def test_follower_engine_computes_the_same():

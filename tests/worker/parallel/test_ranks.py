@@ -19,6 +19,7 @@ from services.worker.parallel import leader
 from services.worker.parallel.loading import load_engine, settled
 from services.worker.requests.types.prompt import SamplingParams
 from tests.system.children import children
+from tests.worker.adapter_files import random_weights, write_adapter
 from tests.worker.worker_fixtures import Feeder, prompt_tokens, reference
 
 KINDS: tuple[dict[str, Any], ...] = (
@@ -43,6 +44,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return made
 
 
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """Folders by model and name."""
+    folder = tmp_path_factory.mktemp("adapters")
+    return {
+        model: {
+            name: write_adapter(folder / model / name, random_weights(reference(model), seed))
+            for seed, name in enumerate(("a", "b"), 1)
+        }
+        for model in ("llama", "qwen3", "phi3")
+    }
+
+
 @contextmanager
 def engine_over(size: int, model: str, **settings: Any) -> Iterator[Engine]:
     shape = {"device": "cpu", "kv_tokens": 384, "host_gib": 0.01, "block_tokens": 8}
@@ -63,14 +77,16 @@ class Swapping(Feeder):
 
 
 def answers(engine: Engine) -> dict[str, tuple[list[int], FinishReason, list[float]]]:
-    """Answers to a load that needs more KV than fits; a plan pauses some requests and resumes them.
-    Answers with a nearly equal choice are left out, because rounding decides them."""
+    """Answers to a load that needs more KV than fits, of the model and all adapters; a plan pauses
+    some requests and resumes them. Answers with a nearly equal choice are left out, because
+    rounding decides them."""
     feeder = Swapping(engine, slice_tokens=7)
+    adapters = ("", *engine.adapters.held)
     for number in range(REQUESTS):
         length = 3 + 11 * number % 50
         tokens = (ALIKE if number % 3 == 0 else ()) + prompt_tokens(number, length)
         how = SamplingParams(**KINDS[number % len(KINDS)], seed=number, logprobs=2)
-        feeder.add(f"r{number}", tokens, 24, how)
+        feeder.add(f"r{number}", tokens, 24, how, adapters[number % len(adapters)])
         if number % 4 == 3:
             feeder.step()
     for number in (1, 4):
@@ -84,6 +100,16 @@ def answers(engine: Engine) -> dict[str, tuple[list[int], FinishReason, list[flo
         for name in output
         if clear(feeder, name)
     }
+
+
+def replaced(engine: Engine, path: str) -> list[int]:
+    """The answer of adapter a, loaded from another folder while the engine runs."""
+    engine.reset()
+    engine.adapters.unload("a")
+    engine.adapters.read("a", path)()
+    feeder = Feeder(engine)
+    feeder.add("again", ALIKE, 12, SamplingParams(**KINDS[1]), "a")
+    return feeder.run()["again"]
 
 
 def scores(feeder: Feeder, name: str) -> list[float]:
@@ -102,30 +128,42 @@ def clear(feeder: Feeder, name: str) -> bool:
 
 
 CASES = [
-    pytest.param("llama", {}, id="llama"),
+    pytest.param("llama", {"max_adapters": 2, "adapter_slots": 1}, id="llama"),
     pytest.param(
         "qwen3",
-        {"kernels": "torch", "prefix_sharing": False, "fused_forward": "off"},
+        {
+            "kernels": "torch",
+            "prefix_sharing": False,
+            "fused_forward": "off",
+            "max_adapters": 2,
+        },
         marks=pytest.mark.slow,
     ),
     pytest.param("qwen3", {"swap_dtype": "int8"}, marks=pytest.mark.slow),
     pytest.param("qwen3", {"kv_dtype": "int8"}, marks=pytest.mark.slow),
-    pytest.param("phi3", {}, marks=pytest.mark.slow, id="phi3, with replicated heads"),
+    pytest.param(
+        "phi3", {"max_adapters": 2}, marks=pytest.mark.slow, id="phi3, with replicated heads"
+    ),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), CASES)
-def test_two_ranks_answer_as_one(folders, name, settings):
+def test_two_ranks_answer_as_one(folders, adapters, name, settings):
+    named = adapters[name] if "max_adapters" in settings else {}
+    settings = {**settings, "lora_modules": named}
+    difference = 1e-4 if named else CLEAR  # sums have another order
     with engine_over(1, folders[name], **settings) as engine:
-        alone = {  # sums have another order
-            name: (*exact, pytest.approx(scored, abs=CLEAR))
+        alone = {
+            name: (*exact, pytest.approx(scored, abs=difference))
             for name, (*exact, scored) in answers(engine).items()
         }
+        again = replaced(engine, named["b"]) if named else []
         kv_bytes, shapes = engine.kv_bytes_per_token, engine.model.shapes
         counted = engine.state.counters
     with engine_over(2, folders[name], **settings) as engine:
         assert answers(engine) == alone and len(alone) > REQUESTS / 2
+        assert not named or replaced(engine, named["b"]) == again
         assert engine.can_compute()
         assert engine.state.counters == counted
         parts = 1 if name == "phi3" else 2

@@ -6,6 +6,7 @@ that take hundreds of steps. Each seed is a separate run, so that processes can 
 """
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -24,6 +25,7 @@ from tests.worker.requests.worker_transcript import Account
 SEEDS, STEPS = 10, 10_000
 BLOCK = 4
 MOST = 24  # requests at once
+ADAPTERS = ("", "", "", "a", "b", "c", "d")
 COSTS = (KVCosts(), KVCosts(0.6, 0.5, 0.5), KVCosts(0.1, 1.0, 1.0))
 
 
@@ -45,6 +47,9 @@ class LongRun:
             exact_swaps=draw.random() < 0.5,
             prefix_sharing=draw.random() < 0.8,
             max_scored_tokens=draw.choice([5, 256]),
+            adapter_slots=draw.choice([1, 2, 3]),
+            adapter_turn_steps=draw.choice([1, 7]),
+            adapters=True,
         )
         self.state = WorkerState(limits)
         self.device = RuleDevice(BLOCK)
@@ -63,6 +68,7 @@ class LongRun:
 
     def _compose(self) -> StepBatch | None:
         batch = self.state.steps.compose()
+        self.did["waited for a slot"] += self.state.steps.adapter_slots.waiting > 0
         self.did["behind"] += self.state.steps.in_flight and batch is not None
         if batch and self.random.random() < 0.003:
             self.poisoned.add(self.random.choice(batch.sequences).request_id)
@@ -147,7 +153,8 @@ class LongRun:
             prompt_logprobs=draw.choice([None, None, None, 0, 3]),
         )
         most = draw.choice([1, 2, 9, 30])
-        prompt = Prompt(name, tokens, length, most, how, cache_salt=draw.choice(["", "", "t"]))
+        salt, adapter = draw.choice(["", "", "t"]), draw.choice(ADAPTERS)
+        prompt = Prompt(name, tokens, length, most, how, cache_salt=salt, adapter=adapter)
         assert self.state.receive(prompt, 0.0) is None
         self.prompts[name] = prompt
         self.unopened.add(name)
@@ -197,7 +204,7 @@ class LongRun:
             first = prompt.prompt_tokens
             delivered = [answer(name, first + i) for i in range(self.output[name])]
             tokens = (*prompt.token_ids[:first], *delivered)
-            again = Prompt(name, tokens, first, prompt.max_tokens, prompt.sampling)
+            again = replace(prompt, token_ids=tokens)
             assert self.state.receive(again, 0.0) is None
             self.prompts[name] = again
             self.unopened.add(name)
@@ -256,5 +263,6 @@ def test_long_random_life_keeps_integrity(seed, overlap):
     life.live(STEPS)
     life.end()
     assert life.did["steps"] > STEPS / 2 and life.did["errors"] > 0 and life.did["scored"] > 0
+    assert life.did["waited for a slot"] > STEPS / 100
     assert (life.did["behind"] > STEPS / 10) == overlap
     assert bool(life.state.counters.stray_rows) == overlap

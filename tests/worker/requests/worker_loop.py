@@ -63,6 +63,7 @@ class RuleLoop:
     def _launch(self, behind_broken: bool = False) -> Flight | None:
         batch = self.compose()
         self.state.check_integrity()
+        self.device.place(self.state.steps.adapter_slots.pop_placements())
         self.device.carry_out(self.state.pop_moves())
         if batch is None:
             return None

@@ -16,8 +16,9 @@ EOS = 0
 # Scores of the prompt token at an index, none of them 0, and of the k most likely tokens there.
 LOGPROB, TOP_LOGPROB = -1.0, -2.0
 
-Written = tuple[str, tuple[int, ...]]  # the salt, and all tokens up to the one of this KV
-BROKEN: Written = ("", ())  # by a failed step, or one launched behind it
+# The salt and adapter, and all tokens up to the one of this KV.
+Written = tuple[tuple[str, str], tuple[int, ...]]
+BROKEN: Written = (("", ""), ())  # by a failed step, or one launched behind it
 
 
 def answer(request_id: str, length: int) -> int:
@@ -65,6 +66,11 @@ class RuleDevice:
         self._host: dict[int, Written] = {}
         self.pending: dict[int, KVTransfer] = {}
         self.drawn: list[int] = []  # in the last step, read by the next one
+        self._adapters: dict[int, str] = {}  # by slot
+
+    def place(self, placements: list[tuple[str, int]]) -> None:
+        """Copies adapters to slots."""
+        self._adapters |= {slot: name for name, slot in placements}
 
     def carry_out(self, moves: TransferPlan) -> None:
         for serial in moves.recalled:
@@ -136,7 +142,9 @@ class RuleDevice:
         breaks: bool,
     ) -> None:
         """Writes tokens [start, end), then reads all before `end`, as attention does."""
-        salt = sequence.prompt.cache_salt
+        prompt = sequence.prompt
+        salt = prompt.cache_salt, prompt.adapter
+        assert self._adapters.get(sequence.adapter_slot, "") == prompt.adapter
         for position in range(start, end):
             written = BROKEN if breaks else (salt, text[: position + 1])
             self._memory[self._slot(table, position)] = written

@@ -45,12 +45,16 @@ CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter's weights by the path of the linear map that they change: A [rank, in] and B
-    [out, rank] · scaling, in float32 on the CPU."""
+    """An adapter's weights in host memory, by the path of the linear map that they change: A
+    [rank, in] and B [out, rank] · scaling, in float32."""
 
     name: str
     path: str
     weights: Mapping[str, tuple[Tensor, Tensor]]
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.nbytes for pair in self.weights.values() for part in pair)
 
 
 def read_adapter(name: str, path: str, sizes: Mapping[str, tuple[int, int]], rank: int) -> Adapter:

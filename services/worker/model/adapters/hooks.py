@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from services.worker.kernels.low_rank import AdapterRows, LowRankMap, LowRankProducts
-from services.worker.model.adapters.pool import MapPart
 
 
 class AdapterHooks:
@@ -22,7 +21,7 @@ class AdapterHooks:
         linear: nn.Linear,
         make: Callable[[int, Sequence[int]], LowRankMap],
         products: LowRankProducts,
-    ) -> MapPart:
+    ) -> LowRankMap:
         """Gives a linear map room for adapters: `make` takes its inputs and outputs."""
         change = make(linear.in_features, [linear.out_features])
 
@@ -31,8 +30,8 @@ class AdapterHooks:
                 x: Tensor = inputs[0]
                 products.add(change, out.flatten(0, -2), x.flatten(0, -2), self.rows)
 
-        linear.register_forward_hook(add)
-        return MapPart(change, 0)
+        linear.register_forward_hook(add, prepend=True)  # before results of ranks are joined
+        return change
 
 
 def find_linears(

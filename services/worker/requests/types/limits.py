@@ -36,6 +36,8 @@ class Limits:
     drafts: DraftLimits = NO_DRAFTS  # none by default; only where no step is composed ahead
     grammars: bool = False  # whether an answer can be made to follow a grammar
     adapters: bool = False  # whether the engine can hold LoRA adapters
+    adapter_slots: int = 0  # adapters on the device at a time
+    adapter_turn_steps: int = 1  # that one in use keeps its slot while others wait
 
     @property
     def reach_tokens(self) -> int:

@@ -62,6 +62,7 @@ class Sequence:
     lookup: PromptLookup | None = None  # once a draft was looked for
     constrained: bool = False  # its answer follows a grammar
     matcher: GrammarMatcher | None = None  # once a mask of its grammar was needed
+    adapter_slot: int = -1  # of its adapter, in the step being composed; -1: it has none
 
     @classmethod
     def start(cls, prompt: Prompt, limit_tokens: int) -> "Sequence":
