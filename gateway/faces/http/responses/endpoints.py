@@ -124,11 +124,11 @@ class ResponsesApi:
         self, owner: str, gateway: Gateway, call: ClientCall, body: ResponsesBody
     ) -> ResponseWriter:
         described = describe_response(call, call.model_name, body)
-        items = AnswerItems.of(call.choices[0])
+        items = AnswerItems.of(call.choices[0], gateway.text if body.scored else None)
         stores = body.store and not body.background
         keep: Callable[[Entry], None] = partial(self._keep, owner, body) if stores else _discard
-        waits = stores and self._store.shared
-        return ResponseWriter(call, gateway.text, described, items, keep, waits)
+        slow_end = body.scored or (stores and self._store.shared)
+        return ResponseWriter(call, gateway.text, described, items, keep, slow_end)
 
     def _keep(self, owner: str, body: ResponsesBody, response: Entry) -> None:
         """Stores an ended response. If it cannot be stored, its client receives it nevertheless."""

@@ -12,13 +12,14 @@ from gateway.faces.http.answers.items import (
     Started,
     Step,
 )
+from gateway.faces.http.answers.logprobs import encode_scores
 from gateway.faces.http.answers.parts import count_tokens, note_content
 from gateway.faces.http.answers.sse import encode_typed_event
 from gateway.faces.http.errors import http_status
 from gateway.faces.http.responses.body import ResponsesBody
 from gateway.requests.text import Text
 from gateway.sessions.call import ClientCall
-from gateway.sessions.session import ChoiceChunk
+from gateway.sessions.session import ChoiceChunk, Logprob
 from services.core import FinishReason
 from services.runtime.errors import ServiceError
 
@@ -56,7 +57,7 @@ def describe_response(call: ClientCall, model: str, body: ResponsesBody) -> Entr
         "text": {"format": {"type": "text"}, **(body.text or {})},
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
-        "top_logprobs": 0,
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": body.truncation,
         "user": body.user or None,
@@ -85,17 +86,17 @@ class ResponseWriter:
         described: Entry,
         items: AnswerItems,
         on_end: Callable[[Entry], None],
-        waits: bool,
+        slow_end: bool,
     ):
-        """`described`: of `describe_response`. `on_end` receives the ended response; `waits`: it
-        may wait for other processes."""
+        """`described`: of `describe_response`. `on_end` receives the ended response. `slow_end`: a
+        thread has to encode the end, which waits or has many scores."""
         self._call, self._text, self._described = call, text, described
-        self._items, self._on_end, self._waits = items, on_end, waits
+        self._items, self._on_end, self._slow_end = items, on_end, slow_end
         self._number = 0  # of the next event
 
     @property
     def slow(self) -> bool:
-        return self._waits and self._call.choices[0].session.over
+        return self._slow_end and self._call.choices[0].session.over
 
     def encode_whole(self, choices: Sequence[Sequence[ChoiceChunk]]) -> Entry:
         (chunks,) = choices
@@ -166,20 +167,23 @@ class ResponseWriter:
         if item.kind is not ItemKind.CALL:
             named["content_index"] = 0
         name, text_field = EVENTS[item.kind]
-        scores: Entry = {"logprobs": []} if item.kind is ItemKind.CONTENT else {}
         match step:
             case Started():
                 rendered = self._render_item(item, "in_progress")
                 added = {"type": "response.output_item.added", **place, "item": rendered}
-                part = {"type": "response.content_part.added", **named, "part": _render_part(item)}
+                part = self._render_part(item)
+                part = {"type": "response.content_part.added", **named, "part": part}
                 return [added] if item.kind is ItemKind.CALL else [added, part]
-            case Grown(_, text):
-                return [{"type": f"{name}.delta", **named, "delta": text, **scores}]
+            case Grown(_, text, scores):
+                scored = self._render_scores(item, scores)
+                return [{"type": f"{name}.delta", **named, "delta": text, **scored}]
             case Ended():
-                ended = {"type": f"{name}.done", **named, text_field: item.text, **scores}
+                scored = self._render_scores(item, item.scores)
+                ended = {"type": f"{name}.done", **named, text_field: item.text, **scored}
                 if item.kind is ItemKind.CALL:
                     ended["name"] = item.name
-                part = {"type": "response.content_part.done", **named, "part": _render_part(item)}
+                part = self._render_part(item)
+                part = {"type": "response.content_part.done", **named, "part": part}
                 rendered = self._render_item(item)
                 done = {"type": "response.output_item.done", **place, "item": rendered}
                 return [ended, done] if item.kind is ItemKind.CALL else [ended, part, done]
@@ -189,7 +193,7 @@ class ResponseWriter:
         started = bool(status)
         status = status or ("completed" if item.complete else "incomplete")
         named = {"id": self._item_id(item), "status": status}
-        parts = [] if started else [_render_part(item)]
+        parts = [] if started else [self._render_part(item)]
         match item.kind:
             case ItemKind.CONTENT:
                 return {**named, "type": "message", "role": "assistant", "content": parts}
@@ -202,8 +206,14 @@ class ResponseWriter:
     def _item_id(self, item: Item) -> str:
         return f"{PREFIXES[item.kind]}{self._call.request_id}_{item.index}"
 
+    def _render_part(self, item: Item) -> Entry:
+        if item.kind is ItemKind.REASONING:
+            return {"type": "reasoning_text", "text": item.text}
+        scores = self._render_scores(item, item.scores)
+        return {"type": "output_text", "text": item.text, "annotations": [], **scores}
 
-def _render_part(item: Item) -> Entry:
-    if item.kind is ItemKind.REASONING:
-        return {"type": "reasoning_text", "text": item.text}
-    return {"type": "output_text", "text": item.text, "annotations": [], "logprobs": []}
+    def _render_scores(self, item: Item, scores: Sequence[Logprob]) -> Entry:
+        """What content has besides its text."""
+        if item.kind is not ItemKind.CONTENT:
+            return {}
+        return {"logprobs": encode_scores(self._text, scores)}
