@@ -152,7 +152,7 @@ class OpenAnswer(Generic[BodyT]):
     async def collect(self) -> dict[str, object]:
         """The complete answer, once all choices have ended. Raises ServiceError."""
         choices = await collect_chunks(self.call, self.trace)
-        return await self._encode(partial(self.writer.encode_whole, choices))
+        return await self.encode(partial(self.writer.encode_whole, choices))
 
     async def respond(self, request: Request) -> Response:
         """The answer for the client, complete or as a stream."""
@@ -169,13 +169,14 @@ class OpenAnswer(Generic[BodyT]):
         with self.trace.ends_on_error():
             async with aclosing(self.call.chunks()) as chunks:
                 async for chunk in chunks:
-                    if data := await self._encode(partial(self.writer.encode_chunk, chunk)):
+                    if data := await self.encode(partial(self.writer.encode_chunk, chunk)):
                         yield data
                     self.trace.on_chunk_sent()
         if data := self.writer.encode_tail():
             yield data
 
-    async def _encode(self, encode: Callable[[], T]) -> T:
+    async def encode(self, encode: Callable[[], T]) -> T:
+        """What `encode` returns, which a thread runs if the writer is slow now."""
         return await asyncio.to_thread(encode) if self.writer.slow else encode()
 
 

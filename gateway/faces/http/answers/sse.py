@@ -90,11 +90,12 @@ class EventStream(Response):
             try:
                 async for data in events:
                     if not started:
-                        start = {"type": "http.response.start", "status": 200}
-                        await send({**start, "headers": self._all_headers})
+                        await self._start(send)
                         started = True
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                 last = self._encode_last(None)
+                if not started:
+                    await self._start(send)
             except Exception as error:  # no name keeps it longer: its traceback has this frame
                 if not started:
                     response = error_response(_for_client(error), scope["path"])
@@ -102,6 +103,10 @@ class EventStream(Response):
                     return
                 last = await asyncio.to_thread(self._encode_last, _for_client(error))
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _start(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200}
+        await send({**start, "headers": self._all_headers})
 
 
 def _for_client(error: Exception) -> ServiceError:

@@ -23,7 +23,7 @@ RESPONSES_FIELDS: Mapping[str, FieldRule] = {
     "instructions": supported("a system message before the conversation"),
     "previous_response_id": supported("continues a stored response of the same API key"),
     "store": supported("false: the response cannot be named again"),
-    "background": supported("answers at once; poll `GET /v1/responses/{id}`; not with `stream`"),
+    "background": supported("runs without a connection; poll or stream `GET /v1/responses/{id}`"),
     "stream": SHARED_FIELDS["stream"],
     "temperature": SHARED_FIELDS["temperature"],
     "top_p": SHARED_FIELDS["top_p"],

@@ -136,11 +136,8 @@ def read_responses_body(
     """`find` returns a stored response by its id. Raises InvalidArgument naming the first wrong or
     refused field."""
     body = read_body(ResponsesBody, fields)
-    if body.background and body.stream:
-        sentence = "is not available with background; poll GET /v1/responses/{id}"
-        raise InvalidArgument("stream", sentence)
     if body.background and not body.store:
-        raise InvalidArgument("store", "must be true with background: the response is polled")
+        raise InvalidArgument("store", "must be true with background: the response is named again")
     _check_scores(body)
     check_metadata(body.metadata or {})
     body.constrain(_read_format(body.text or {}))

@@ -32,6 +32,7 @@ EVENTS: Mapping[ItemKind, tuple[str, str]] = {
     ItemKind.REASONING: ("response.reasoning_text", "text"),
     ItemKind.CALL: ("response.function_call_arguments", "arguments"),
 }
+CANCELLED = "cancelled"
 CUT_REASONS = {FinishReason.LENGTH: "max_output_tokens"}
 
 
@@ -76,6 +77,14 @@ def with_error(described: Entry, error: ServiceError) -> Entry:
     return with_status(described, "failed", error={"code": code, "message": error.message})
 
 
+def encode_stream_error(error: ServiceError | None) -> bytes:
+    """The event of an error of a stream that is not one of its response; it has no number."""
+    if error is None:
+        return b""
+    code = http_status(error).code
+    return encode_typed_event({"type": "error", "code": code, "message": error.message})
+
+
 class ResponseWriter:
     """Writes one response: an AnswerWriter."""
 
@@ -90,9 +99,15 @@ class ResponseWriter:
     ):
         """`described`: of `describe_response`. `on_end` receives the ended response. `slow_end`: a
         thread has to encode the end, which waits or has many scores."""
-        self._call, self._text, self._described = call, text, described
+        self.described = described
+        self._call, self._text = call, text
         self._items, self._on_end, self._slow_end = items, on_end, slow_end
         self._number = 0  # of the next event
+        self._begun = False
+
+    @property
+    def response_id(self) -> str:
+        return str(self.described["id"])
 
     @property
     def slow(self) -> bool:
@@ -101,27 +116,43 @@ class ResponseWriter:
     def encode_whole(self, choices: Sequence[Sequence[ChoiceChunk]]) -> Entry:
         (chunks,) = choices
         self._items.read(chunks)
-        response = self._render_end(chunks[-1].reason, streamed=False)
+        response = self.render_end(chunks[-1].reason, streamed=False)
         self._on_end(response)
         return response
 
     def encode_chunk(self, chunk: ChoiceChunk) -> bytes:
-        events: list[Entry] = []
-        if not self._number:
-            running = with_status(self._described, "in_progress")
-            events += [
-                {"type": "response.created", "response": running},
-                {"type": "response.in_progress", "response": running},
-            ]
+        events = self.encode_steps(chunk)
+        if chunk.reason is not None:
+            response = self.render_end(chunk.reason, streamed=True)
+            self._on_end(response)
+            events.append(self.encode_end(response))
+        return b"".join(events)
+
+    def encode_queued(self) -> list[bytes]:
+        """The first events of a response that waits to begin."""
+        queued = with_status(self.described, "queued")
+        return self._encode_states(queued, "created", "queued")
+
+    def encode_steps(self, chunk: ChoiceChunk) -> list[bytes]:
+        """The events of a chunk, without the one that ends the response."""
+        events: list[bytes] = []
+        if not self._begun:
+            self._begun = True
+            running = with_status(self.described, "in_progress")
+            states = ("in_progress",) if self._number else ("created", "in_progress")
+            events += self._encode_states(running, *states)
         steps = self._items.read((chunk,))
         if any(isinstance(step, Grown) and step.is_content for step in steps):
             note_content(self._call.choices[0])
-        events += [event for step in steps for event in self._encode_step(step)]
-        if chunk.reason is not None:
-            response = self._render_end(chunk.reason, streamed=True)
-            events.append({"type": f"response.{response['status']}", "response": response})
-            self._on_end(response)
-        return b"".join(map(self._encode_event, events))
+        steps_events = (event for step in steps for event in self._encode_step(step))
+        return [*events, *map(self._encode_event, steps_events)]
+
+    def encode_end(self, response: Entry) -> bytes:
+        """The event of the ended response. OpenAI has none for a cancelled one: that is
+        incomplete."""
+        status = response["status"]
+        (event,) = self._encode_states(response, "incomplete" if status == CANCELLED else status)
+        return event
 
     def encode_tail(self) -> bytes:
         return b""
@@ -129,25 +160,31 @@ class ResponseWriter:
     def encode_last(self, error: ServiceError | None) -> bytes:
         if error is None:
             return b""
-        response = with_error(self._described, error)
+        response = with_error(self.described, error)
         self._on_end(response)
-        return self._encode_event({"type": "response.failed", "response": response})
+        return self.encode_end(response)
+
+    def _encode_states(self, response: Entry, *states: object) -> list[bytes]:
+        return [
+            self._encode_event({"type": f"response.{state}", "response": response})
+            for state in states
+        ]
 
     def _encode_event(self, event: Entry) -> bytes:
         numbered = {**event, "sequence_number": self._number}
         self._number += 1
         return encode_typed_event(numbered)
 
-    def _render_end(self, reason: FinishReason | None, streamed: bool) -> Entry:
+    def render_end(self, reason: FinishReason | None, streamed: bool) -> Entry:
         """A malformed call is only in the output of a stream, which has its events already."""
         items = [item for item in self._items.items if streamed or not item.malformed]
         changed = {"output": [self._render_item(item) for item in items], "usage": self._usage()}
         if reason is FinishReason.STOP:
             now_s = int(time.time())
-            return with_status(self._described, "completed", completed_at=now_s, **changed)
+            return with_status(self.described, "completed", completed_at=now_s, **changed)
         cause = CUT_REASONS.get(reason, str(reason)) if reason else None
         details = {"reason": cause}
-        return with_status(self._described, "incomplete", incomplete_details=details, **changed)
+        return with_status(self.described, "incomplete", incomplete_details=details, **changed)
 
     def _usage(self) -> Entry:
         call = self._call
