@@ -8,15 +8,15 @@ from fastapi.responses import FileResponse, JSONResponse
 
 from gateway.admission.caller import current_caller
 from gateway.config import GatewayConfig
-from gateway.faces.http.batches.pages import PAGE, make_page
 from gateway.faces.http.batches.records import FileRecord, Purpose
 from gateway.faces.http.batches.store import BatchStore
 from gateway.faces.http.batches.upload import Uploads
+from gateway.faces.http.dialect.pages import Paging
 from gateway.faces.http.errors import BodyTooLarge, NoSuchObject
 from services.runtime.errors import InvalidArgument
 
 FILES = "/v1/files"
-DEFAULT_LIMIT = 10_000  # files of a list, as at OpenAI
+PAGES = Paging(10_000, 10_000)  # as at OpenAI
 FORM = {
     "type": "object",
     "required": ["file", "purpose"],
@@ -58,16 +58,15 @@ def add_files(app: FastAPI, config: GatewayConfig, store: BatchStore) -> None:
             )
         return JSONResponse(record.public())
 
-    @app.get(FILES, summary="Files of batches", openapi_extra=PAGE)
+    @app.get(FILES, summary="Files of batches", openapi_extra=PAGES.parameters)
     async def listed(request: Request) -> dict[str, object]:
         owner, purpose = current_caller().key, request.query_params.get("purpose", "")
-        records = [
-            each
+        shown = [
+            each.public()
             for each in await asyncio.to_thread(store.list_files)
             if each.owner == owner and purpose in ("", each.purpose)
         ]
-        shown = [each.public() for each in records]
-        return make_page(records, shown, request.query_params, DEFAULT_LIMIT)
+        return PAGES.select(shown, request.query_params)
 
     @app.get(f"{FILES}/{{file_id}}", summary="One file")
     async def one(file_id: str) -> dict[str, object]:

@@ -36,6 +36,7 @@ RESPONSES_FIELDS: Mapping[str, FieldRule] = {
     "include": supported("`message.output_text.logprobs`; other names of OpenAI add nothing"),
     "user": SHARED_FIELDS["user"],
     "stop": SHARED_FIELDS["stop"],
+    "personality": ignored("a field of `input_tokens`; no chat template uses it"),
     "stream_options": ignored("usage is always reported, and events are not padded"),
     "background_options": ignored("use the header `x-foretoken-sla`"),
     "max_tool_calls": ignored("the server runs no tools"),

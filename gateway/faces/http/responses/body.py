@@ -13,7 +13,7 @@ from gateway.faces.http.dialect.fields import FieldRule
 from gateway.faces.http.dialect.metadata import check_metadata
 from gateway.faces.http.dialect.responses_fields import RESPONSES_FIELDS
 from gateway.faces.http.responses.errors import PreviousNotFound, PreviousUnfinished
-from gateway.faces.http.responses.items import Entry, decode_input
+from gateway.faces.http.responses.items import Entry, decode_input, name_items
 from gateway.faces.http.responses.store import StoredResponse
 from gateway.faces.http.responses.tools import read_response_tools
 from gateway.faces.http.schema import Body, Int32, Json, read_body, read_budget
@@ -63,11 +63,15 @@ class ResponsesBody(Body):
 
     _history: Sequence[Entry] = PrivateAttr(default=())
     _said: Sequence[Entry] = PrivateAttr(default=())
+    _recalled: Sequence[Entry] = PrivateAttr(default=())
+    _inputs: Sequence[Entry] | None = PrivateAttr(default=None)
 
     @property
-    def conversation(self) -> Sequence[Entry]:
-        """The chat messages up to the answer, without the instructions."""
-        return [*self._history, *self._said]
+    def inputs(self) -> Sequence[Entry]:
+        """All items before the answer. They get their ids once."""
+        if self._inputs is None:
+            self._inputs = [*self._recalled, *name_items(self.input)]
+        return self._inputs
 
     @property
     def recalled_bytes(self) -> int:
@@ -90,12 +94,13 @@ class ResponsesBody(Body):
             raise PreviousNotFound(name)
         if stored.running:
             raise PreviousUnfinished(name)
-        self._history = stored.conversation
+        self._recalled = stored.items
+        self._history = decode_input(self._recalled)
 
     def client_requests(self) -> list[ClientRequest]:
         """A list of one."""
         instructed = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        messages = decode_messages([*instructed, *self.conversation])
+        messages = decode_messages([*instructed, *self._history, *self._said])
         if not messages:
             raise InvalidArgument("input", "must not be empty")
         tools, use = read_response_tools(self.tools, self.tool_choice, self.parallel_tool_calls)

@@ -13,19 +13,21 @@ from gateway.admission.caller import current_caller
 from gateway.faces.http.answers.items import AnswerItems
 from gateway.faces.http.answers.sse import EventStream
 from gateway.faces.http.describe import describe_body
+from gateway.faces.http.dialect.pages import Paging
 from gateway.faces.http.generate import GenerationEndpoint, open_answer
 from gateway.faces.http.hot_paths import Endpoints
 from gateway.faces.http.responses.body import ResponsesBody, read_responses_body
 from gateway.faces.http.responses.errors import ResponseNotFound
 from gateway.faces.http.responses.event_log import STARTING_AFTER
 from gateway.faces.http.responses.items import Entry
-from gateway.faces.http.responses.running import RunningResponses, to_stored
+from gateway.faces.http.responses.running import RunningResponses
 from gateway.faces.http.responses.store import ResponseStore, StoredResponse
 from gateway.faces.http.responses.writer import (
     ResponseWriter,
     describe_response,
     encode_stream_error,
 )
+from gateway.faces.http.tokens import count_tokens
 from gateway.front import Front
 from gateway.gateway import Gateway
 from gateway.sessions.call import ClientCall
@@ -38,6 +40,7 @@ RESPONSES_PATH = "/v1/responses"
 SWITCHES = {"": False, "0": False, "false": False, "1": True, "true": True}
 MAX_NUMBER_DIGITS = 9  # of an event
 EXAMPLE = {"input": "Hello"}
+PAGES = Paging(20, 100)  # as at OpenAI
 
 
 def add_responses(app: FastAPI, front: Front) -> Endpoints:
@@ -62,6 +65,20 @@ def add_responses(app: FastAPI, front: Front) -> Endpoints:
     @app.post(RESPONSES_PATH + "/{response_id}/cancel", summary="Cancel a background response")
     async def cancel(response_id: str) -> Response:
         return JSONResponse(await api.cancel(response_id))
+
+    @app.get(
+        RESPONSES_PATH + "/{response_id}/input_items",
+        summary="All items before a response's output",
+        openapi_extra=PAGES.parameters,
+    )
+    async def input_items(response_id: str, request: Request) -> dict[str, object]:
+        return PAGES.select([*reversed(api.find(response_id).inputs)], request.query_params)
+
+    @app.post(
+        RESPONSES_PATH + "/input_tokens", summary="The tokens of an input", openapi_extra=described
+    )
+    async def input_tokens(request: Request) -> dict[str, object]:
+        return await api.count_tokens(request)
 
     return {("POST", RESPONSES_PATH): create}
 
@@ -95,6 +112,12 @@ class ResponsesApi:
         if answer.body.stream:
             return self.follow(str(queued["id"]), headers=answer.headers)
         return JSONResponse(queued, headers=answer.headers)
+
+    async def count_tokens(self, request: Request) -> Entry:
+        """`POST /v1/responses/input_tokens`."""
+        find = partial(self._store.find, owner=current_caller().key)
+        tokens = await count_tokens(self._front, request, partial(read_responses_body, find))
+        return {"object": "response.input_tokens", "input_tokens": tokens}
 
     def find(self, response_id: str) -> StoredResponse:
         """A response of the caller. Raises ResponseNotFound."""
@@ -141,7 +164,7 @@ class ResponsesApi:
     def _keep(self, owner: str, body: ResponsesBody, response: Entry) -> None:
         """Stores an ended response. If it cannot be stored, its client receives it nevertheless."""
         try:
-            self._store.keep(to_stored(owner, response, body))
+            self._store.keep(StoredResponse(str(response["id"]), owner, response, body.inputs))
         except sqlite3.Error:
             log.exception("the response %s is not stored", response["id"])
 

@@ -12,8 +12,7 @@ from gateway.faces.http.errors import internal_error
 from gateway.faces.http.generate import OpenAnswer
 from gateway.faces.http.responses.body import ResponsesBody
 from gateway.faces.http.responses.event_log import EventLog, EventLogs
-from gateway.faces.http.responses.items import Entry, decode_input
-from gateway.faces.http.responses.store import ResponseStore, StoredResponse
+from gateway.faces.http.responses.store import Entry, ResponseStore, StoredResponse
 from gateway.faces.http.responses.writer import ResponseWriter, with_error, with_status
 from services.core import FinishReason
 from services.runtime.errors import InvalidArgument, ServiceError
@@ -22,7 +21,6 @@ from services.runtime.tasks import run_to_completion
 log = logging.getLogger(__name__)
 
 WATCH_S = 0.2
-CUT_CALL = ("function_call", "incomplete")
 NO_EVENTS = (
     "this gateway process keeps no events of it, only those of the last responses that it runs "
     "itself and that were created with background and stream; leave stream out"
@@ -46,7 +44,7 @@ class RunningResponses:
         writer = _writer_of(answer)
         response_id, running = writer.response_id, with_status(writer.described, "in_progress")
         self._tasks.check_room()
-        stored = StoredResponse(response_id, owner, running, (), running=True)
+        stored = StoredResponse(response_id, owner, running, answer.body.inputs, running=True)
         await asyncio.to_thread(self._store.keep, stored)
         events: EventLog | None = None
         if answer.body.stream:
@@ -102,7 +100,7 @@ class RunningResponses:
             log.exception("a background response failed")
             response = with_error(writer.described, internal_error())
         finally:
-            ended = to_stored(owner, response, answer.body)
+            ended = StoredResponse(writer.response_id, owner, response, answer.body.inputs)
             try:
                 await run_to_completion(asyncio.to_thread(self._store.finish, ended))
             finally:
@@ -125,13 +123,3 @@ async def _stream(answer: OpenAnswer[ResponsesBody], events: EventLog) -> Entry:
 def _writer_of(answer: OpenAnswer[ResponsesBody]) -> ResponseWriter:
     assert isinstance(answer.writer, ResponseWriter)
     return answer.writer
-
-
-def to_stored(owner: str, response: Entry, body: ResponsesBody) -> StoredResponse:
-    """What is stored of an ended response. Its output is part of the conversation, except for calls
-    that a limit has cut."""
-    output = response["output"]
-    assert isinstance(output, list)
-    said = [each for each in output if (each["type"], each["status"]) != CUT_CALL]
-    conversation = [*body.conversation, *decode_input(said, "output")]
-    return StoredResponse(str(response["id"]), owner, response, conversation)
