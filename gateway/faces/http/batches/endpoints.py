@@ -1,6 +1,5 @@
 """`/v1/batches`: files of requests that run behind all others."""
 
-import asyncio
 import time
 from secrets import token_hex
 from typing import Any
@@ -13,7 +12,7 @@ from gateway.admission.caller import current_caller
 from gateway.config import GatewayConfig
 from gateway.faces.http.batches.files import add_files, own_file
 from gateway.faces.http.batches.records import WINDOW_S, BatchRecord, Purpose
-from gateway.faces.http.batches.store import ID_BYTES, BatchStore
+from gateway.faces.http.batches.store import ID_BYTES, RETRY_S, BatchStore, in_storage
 from gateway.faces.http.batches.upload import NO_EXPIRY
 from gateway.faces.http.body import parse_json, read_and_decode
 from gateway.faces.http.describe import describe_body
@@ -33,7 +32,6 @@ EXAMPLE = {
 }
 WINDOW = "24h"
 PAGES = Paging(20, 100)  # as at OpenAI
-RETRY_S = 60.0
 FILES_OF_A_BATCH = 2  # that it may write
 
 
@@ -75,7 +73,7 @@ def add_batches(app: FastAPI, front: Front) -> None:
             return body
 
         body = await read_and_decode(front, request, decode)
-        batch = await asyncio.to_thread(_create, store, config, body)
+        batch = await in_storage(_create, store, config, body)
         return JSONResponse(batch.public())
 
     @app.get(BATCHES, summary="Batches", openapi_extra=PAGES.parameters)
@@ -84,11 +82,11 @@ def add_batches(app: FastAPI, front: Front) -> None:
             owner = current_caller().key
             return [_public(store, each) for each in store.list_batches() if each.owner == owner]
 
-        return PAGES.select(await asyncio.to_thread(read), request.query_params)
+        return PAGES.select(await in_storage(read), request.query_params)
 
     @app.get(f"{BATCHES}/{{batch_id}}", summary="One batch")
     async def one(batch_id: str) -> dict[str, Any]:
-        return await asyncio.to_thread(lambda: _public(store, _own_batch(store, batch_id)))
+        return await in_storage(lambda: _public(store, _own_batch(store, batch_id)))
 
     @app.post(f"{BATCHES}/{{batch_id}}/cancel", summary="Cancel a batch")
     async def cancel(batch_id: str) -> dict[str, Any]:
@@ -99,7 +97,7 @@ def add_batches(app: FastAPI, front: Front) -> None:
             store.cancel(batch.id)
             return _public(store, batch)
 
-        return await asyncio.to_thread(mark)
+        return await in_storage(mark)
 
 
 def _create(store: BatchStore, config: GatewayConfig, body: BatchBody) -> BatchRecord:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -72,8 +73,17 @@ class AnswerLines:
 
     def close(self) -> None:
         """The lines survive a crash of the machine."""
-        os.fsync(self._file.fileno())
-        self._file.close()
+        try:
+            os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
+
+
+def close_all(*files: AnswerLines) -> None:
+    """Closes each, also if that of another fails."""
+    with ExitStack() as stack:
+        for file in files:
+            stack.callback(file.close)
 
 
 def _cut_torn_line(file: BinaryIO) -> None:

@@ -73,6 +73,9 @@ async def _closing(parser: MultiPartParser) -> AsyncIterator[Upload]:
         form = await parser.parse()
     except MultiPartException as error:
         raise InvalidArgument("", f"the form is not valid: {error.message}") from None
+    except OSError as error:
+        message = f"the upload cannot be stored now: {error.strerror}; retry later"
+        raise ServiceError(Code.UNAVAILABLE, message, RETRY_S) from None
     try:
         for name in form:
             if name.startswith("expires_after"):
