@@ -191,6 +191,9 @@ class GatewayConfig(ServedSettings):
     # Of one process to all its clients; fewer while messages take 40 % of the time.
     max_messages_per_s: Positive = 15_000.0
     max_pause_s: Positive = 0.1  # the longest that available text waits to be sent
+    # A stream that has nothing to send for so long sends a ping: proxies close a silent connection,
+    # most after 60 s. An error after the first one is an event, and no status.
+    stream_ping_s: Positive = 15.0
     client_stall_s: Positive = 60.0  # a client that reads nothing for so long is disconnected
 
     scheduler_wait_s: Positive = 10.0  # after a longer loss, requests fail with UNAVAILABLE

@@ -163,7 +163,10 @@ class OpenAnswer(Generic[BodyT]):
             stream = direct_stream(request.scope)
             if stream is not None and not self.writer.slow:
                 self.call.sink = EventSink(stream, self.writer, self.trace)
-            return EventStream(self._events(), self.writer.encode_last, self.end, self.headers)
+            writer, ping_s = self.writer, self.gateway.config.stream_ping_s
+            return EventStream(
+                self._events(), writer.encode_last, self.end, ping_s, writer.ping, self.headers
+            )
 
     async def _events(self) -> AsyncGenerator[bytes]:
         with self.trace.ends_on_error():

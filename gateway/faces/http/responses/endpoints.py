@@ -132,7 +132,8 @@ class ResponsesApi:
         """The events of a background response behind the one of a number. A client that leaves
         does not end it. Raises InvalidArgument."""
         events: AsyncGenerator[bytes] = self._running.follow(response_id, after)
-        return EventStream(events, encode_stream_error, lambda: None, headers)
+        ping_s = self._front.config.stream_ping_s
+        return EventStream(events, encode_stream_error, lambda: None, ping_s, headers=headers)
 
     async def delete(self, response_id: str) -> Entry:
         """`DELETE /v1/responses/{id}`. A response that runs is cancelled."""

@@ -14,7 +14,7 @@ from gateway.faces.http.answers.items import (
 )
 from gateway.faces.http.answers.logprobs import encode_scores
 from gateway.faces.http.answers.parts import count_tokens, note_content
-from gateway.faces.http.answers.sse import encode_typed_event
+from gateway.faces.http.answers.sse import COMMENT, encode_typed_event
 from gateway.faces.http.errors import http_status
 from gateway.faces.http.responses.body import ResponsesBody
 from gateway.requests.text import Text
@@ -87,6 +87,8 @@ def encode_stream_error(error: ServiceError | None) -> bytes:
 
 class ResponseWriter:
     """Writes one response: an AnswerWriter."""
+
+    ping = COMMENT
 
     def __init__(
         self,
