@@ -136,7 +136,7 @@ class BatchRunner:
                 await run.run()
             except Exception as error:
                 await run.fail(root_cause(error))
-        except OSError as error:
+        except Exception as error:
             log.warning("%s cannot be stored, and begins again: %s", batch.id, error)
             await asyncio.sleep(STORAGE_RETRY_S)
 

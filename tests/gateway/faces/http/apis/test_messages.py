@@ -266,7 +266,10 @@ async def test_long_wait_sends_pings_and_then_errors_are_events() -> None:
         harness.worker.send(name, 0, tokens_of(WORDS), common.FINISH_REASON_STOP)
         reply = await asking
         assert reply.text.startswith(": ping\n\n")
-        assert "".join(each["choices"][0]["delta"].get("content", "") for each in reply.events) == WORDS
+        assert (
+            "".join(each["choices"][0]["delta"].get("content", "") for each in reply.events)
+            == WORDS
+        )
 
 
 async def test_thinking_budget_limits_reasoning_that_has_marks() -> None:

@@ -168,6 +168,18 @@ async def test_foreign_record_is_not_listed(tmp_path: Path) -> None:
         assert len((await client.batches.list()).data) == 4
 
 
+def test_lines_behind_a_torn_one_are_answered_again(tmp_path: Path) -> None:
+    path = tmp_path / "output"
+    whole = b'{"custom_id": "a"}\n{"custom_id": "b"}\n'
+    for torn in (b'{"custom_id": "c"', b'\0\0\0\n{"custom_id": "c"}\n', b"[]\n", b""):
+        path.write_bytes(whole + torn)
+        lines = AnswerLines(path)
+        assert lines.answered == {"a", "b"}
+        lines.add("c", b'{"custom_id": "c"}\n')
+        lines.close()
+        assert path.read_bytes() == whole + b'{"custom_id": "c"}\n'
+
+
 def test_files_that_a_killed_process_has_begun_are_removed(tmp_path: Path) -> None:
     store = BatchStore(str(tmp_path))
     old, new = tmp_path / "files" / "file-a.0.part", tmp_path / "files" / "file-b.1.part"
