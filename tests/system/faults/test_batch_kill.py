@@ -12,13 +12,13 @@ from tests.system.children import kill_all
 
 LINES = 60
 ANSWERED = 15  # before the kill, at least
-OPTIONS = ("--dtype=float32", "--set", "gateway.batch_idle_in_flight=4")
+OPTIONS = ("--dtype=float32", "--set", "gateway.batch_idle_in_flight=2")
 ENDED_S = 120.0
 
 
 def line(number: int) -> dict[str, Any]:
     """Every third line is drawn, and one is refused."""
-    message = {"role": "user", "content": f"Count from {number} to {number + 8}."}
+    message = {"role": "user", "content": f"Count from {number} to {number + 10}."}
     options = {"temperature": 1.0, "seed": number} if number % 3 == 0 else {"temperature": 0}
     body = {"messages": [message], "max_tokens": 60, **options}
     if number == 7:

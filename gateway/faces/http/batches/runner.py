@@ -108,7 +108,7 @@ class BatchRunner:
                 await asyncio.sleep(POLL_S)
 
     async def _list_batches(self) -> list[BatchRecord]:
-        """None while the folder cannot be read."""
+        """No batches while the folder cannot be read."""
         try:
             return await asyncio.to_thread(self.store.list_batches)
         except OSError as error:

@@ -152,8 +152,8 @@ class BatchStore:
     def remove_parts(self) -> None:
         """Removes what processes have left that were killed while they wrote."""
         oldest_s = time.time() - PART_S
-        for path in self._root.rglob(f"*{PART}"):
-            with suppress(OSError):
+        with suppress(OSError):
+            for path in self._root.rglob(f"*{PART}"):
                 if path.stat().st_mtime < oldest_s:
                     path.unlink()
 

@@ -135,6 +135,17 @@ async def test_headers_and_extra_fields_are_those_of_a_chat(harness: Harness) ->
     assert harness.scheduler.requests[-1].tenant == "u1"
 
 
+async def test_models_have_the_fields_that_anthropic_s_clients_read(harness: Harness) -> None:
+    version = {"anthropic-version": "2023-06-01"}
+    listed = (await harness.http("GET", "/v1/models", None, version)).json
+    (card,) = listed["data"]
+    assert (card["type"], card["display_name"], card["lifecycle"]) == ("model", "demo", "active")
+    assert (listed["first_id"], listed["has_more"]) == ("demo", False)
+    assert (await harness.http("GET", "/v1/models/demo", None, version)).json == card
+    plain = (await harness.http("GET", "/v1/models/demo")).json
+    assert plain.items() < card.items() and "type" not in plain
+
+
 async def test_output_format_constrains_the_answer(harness: Harness) -> None:
     output = {"type": "json_schema", "schema": {"type": "object"}}
     await harness.http("POST", PATH, {**BASE, "output_config": {"format": output}})
