@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import sqlite3
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
@@ -127,11 +127,14 @@ class ResponsesApi:
         return stored
 
     def follow(
-        self, response_id: str, after: int = -1, headers: Mapping[str, str] | None = None
+        self,
+        response_id: str,
+        after: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Response:
-        """The events of a background response behind the one of a number. A client that leaves
-        does not end it. Raises InvalidArgument."""
-        events: AsyncGenerator[bytes] = self._running.follow(response_id, after)
+        """The events of a background response behind the one of a number, or all that are kept. A
+        client that leaves does not end it. Raises InvalidArgument."""
+        events = self._running.follow(response_id, after)
         ping_s = self._front.config.stream_ping_s
         return EventStream(events, encode_stream_error, lambda: None, ping_s, headers=headers)
 

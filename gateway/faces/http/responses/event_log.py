@@ -9,28 +9,28 @@ STARTING_AFTER = "starting_after"
 
 
 class EventLog:
-    """The last events of one response, within a number and a size. Readers wait for more."""
+    """The last events of one response, within a number and a size, and those of its last step.
+    Readers wait for more."""
 
     def __init__(self, max_events: int, max_bytes: int):
         self.ended = False
+        self.first = 0  # number of the oldest one that is kept
         self._max_events, self._max_bytes = max_events, max_bytes
         self._events: list[bytes] = []
-        self._first = 0  # number of the oldest one that is kept
         self._bytes = 0
         self._news = asyncio.Event()  # of those that wait now
 
     def add(self, events: Sequence[bytes]) -> None:
-        """Adds events; the oldest ones make room, except for the last one."""
-        self._events += events
-        self._bytes += sum(map(len, events))
+        """Adds events that belong together. Of those before them, the limits keep the last ones: a
+        reader that waits receives every event, whatever its size."""
         dropped = 0
-        while dropped < len(self._events) - 1 and (
-            len(self._events) - dropped > self._max_events or self._bytes > self._max_bytes
-        ):
+        while len(self._events) - dropped > self._max_events or self._bytes > self._max_bytes:
             self._bytes -= len(self._events[dropped])
             dropped += 1
         del self._events[:dropped]
-        self._first += dropped
+        self.first += dropped
+        self._events += events
+        self._bytes += sum(map(len, events))
         self._wake()
 
     def end(self) -> None:
@@ -40,11 +40,11 @@ class EventLog:
 
     def check(self, after: int) -> None:
         """Raises InvalidArgument if the event that follows is not kept."""
-        if after + 1 < self._first:
+        if after + 1 < self.first:
             raise InvalidArgument(
                 STARTING_AFTER,
-                f"the events up to {self._first - 1} are not kept any more; use a number from "
-                f"{self._first - 1} on, or retrieve the response without stream",
+                f"the events up to {self.first - 1} are not kept any more; use a number from "
+                f"{self.first - 1} on, or retrieve the response without stream",
             )
 
     async def read(self, after: int) -> AsyncGenerator[bytes]:
@@ -53,7 +53,7 @@ class EventLog:
         at = after + 1
         while True:
             self.check(at - 1)
-            if found := self._events[at - self._first :]:
+            if found := self._events[at - self.first :]:
                 at += len(found)
                 yield b"".join(found)
             elif self.ended:

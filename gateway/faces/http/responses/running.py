@@ -58,14 +58,15 @@ class RunningResponses:
             raise
         return with_status(writer.described, "queued")
 
-    def follow(self, response_id: str, after: int = -1) -> AsyncGenerator[bytes]:
-        """The events that follow the one of a number, as they come. Raises InvalidArgument if they
-        are not kept."""
+    def follow(self, response_id: str, after: int | None = None) -> AsyncGenerator[bytes]:
+        """The events that follow the one of a number, as they come; None: those that are kept.
+        Raises InvalidArgument if the next one is not kept."""
         events = self._logs.find(response_id)
         if events is None:
             raise InvalidArgument("stream", NO_EVENTS)
-        events.check(after)
-        return events.read(after)
+        begin = events.first - 1 if after is None else after
+        events.check(begin)
+        return events.read(begin)
 
     async def cancel(self, response_id: str) -> bool:
         """Ends a response. Whether it ran in this process."""

@@ -124,6 +124,15 @@ async def test_events_beyond_the_limits_are_not_kept() -> None:
         assert last.response.output_text == "one two"
 
 
+async def test_response_larger_than_the_log_is_followed_all_the_same() -> None:
+    async with run_harness(max_response_event_bytes=100) as harness, connect(harness) as client:
+        response_id, before = await begin(harness, client)
+        assert [event.sequence_number for event in before] == [*range(len(before))]
+        finish(harness)
+        await harness.until(lambda: not harness.front.background.names)
+        assert (await client.responses.retrieve(response_id)).output_text == "one two"
+
+
 async def test_streams_that_cannot_be_read_say_why(tmp_path: Path) -> None:
     file = str(tmp_path / "responses.db")
     shared: Any = {"responses_file": file, "api_keys": KEYS}
@@ -162,10 +171,14 @@ async def test_log_keeps_the_last_events_within_its_limits() -> None:
     await asyncio.sleep(0)
     log.add([b"e" * 20])
     assert await waiting == b"e" * 20, "the last event is kept whatever its size"
-    with pytest.raises(InvalidArgument, match="up to 3 are not kept"):
-        log.check(1)
+    with pytest.raises(InvalidArgument, match="up to 0 are not kept"):
+        log.check(-1)
+    assert await anext(log.read(0)) == b"bcd" + b"e" * 20
+    log.add([b"f"])
     log.end()
-    assert [data async for data in log.read(3)] == [b"e" * 20]
+    with pytest.raises(InvalidArgument, match="up to 4 are not kept"):
+        log.check(3)
+    assert [data async for data in log.read(4)] == [b"f"]
 
 
 async def test_logs_of_ended_responses_make_room() -> None:
