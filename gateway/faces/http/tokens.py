@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as in vLLM."""
+"""`/tokenize` and `/detokenize`, as in vLLM, and the number of tokens of any body's prompt."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -146,8 +146,8 @@ class ResponseWriter:
         steps = self._items.read((chunk,))
         if any(isinstance(step, Grown) and step.is_content for step in steps):
             note_content(self._call.choices[0])
-        steps_events = (event for step in steps for event in self._encode_step(step))
-        return [*events, *map(self._encode_event, steps_events)]
+        entries = (entry for step in steps for entry in self._encode_step(step))
+        return [*events, *map(self._encode_event, entries)]
 
     def encode_end(self, response: Entry) -> bytes:
         """The event of the ended response. OpenAI has none for a cancelled one: that is
