@@ -170,6 +170,10 @@ class GatewayConfig(ServedSettings):
     # A file in which gateway processes of one machine share them; empty: in this process's memory.
     responses_file: str = ""
     max_background: Count = 256  # responses that run without a connection; more: 429
+    # Events of a background response with stream, which clients may read again; the oldest ones
+    # make room. Those of as many ended responses as may run are kept, too.
+    max_response_events: Count = 4096
+    max_response_event_bytes: Count = 2**20
     max_body_bytes: Count = 8 * 2**20  # a prompt of 100,000 tokens is under 2 MiB of JSON
     body_wait_s: Positive = 20.0  # without any byte of a body: 408
     max_body_s: Positive = 120.0  # for the whole body, 8 MiB at 70 kB/s: 408
@@ -187,6 +191,9 @@ class GatewayConfig(ServedSettings):
     # Of one process to all its clients; fewer while messages take 40 % of the time.
     max_messages_per_s: Positive = 15_000.0
     max_pause_s: Positive = 0.1  # the longest that available text waits to be sent
+    # A stream that has nothing to send for so long sends a ping: proxies close a silent connection,
+    # most after 60 s. An error after the first one is an event, and no status.
+    stream_ping_s: Positive = 15.0
     client_stall_s: Positive = 60.0  # a client that reads nothing for so long is disconnected
 
     scheduler_wait_s: Positive = 10.0  # after a longer loss, requests fail with UNAVAILABLE

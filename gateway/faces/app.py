@@ -19,7 +19,7 @@ from gateway.faces.http.messages.endpoints import add_messages
 from gateway.faces.http.middleware import Cors, HeadMethod, KeyAuthentication, RequestGuard
 from gateway.faces.http.responses.endpoints import add_responses
 from gateway.faces.http.schema import ChatBody, CompletionBody
-from gateway.faces.http.unserved import MAX_PATH_CHARS, suggest_endpoint
+from gateway.faces.http.unserved import MAX_PATH_CHARS, UNSERVED_METHODS, suggest_endpoint
 from gateway.faces.static import Page, add_page, read_page
 from gateway.faces.ui.routes import add_data
 from gateway.front import Front
@@ -116,7 +116,9 @@ def _add_error_handlers(app: FastAPI) -> None:
         if error.status_code == METHOD_NOT_ALLOWED:
             if "GET" in headers.get("Allow", ""):
                 headers["Allow"] += ", HEAD"
+            advice = UNSERVED_METHODS.get((request.method, path))
             message = f"{path} does not allow {request.method}; use {headers.get('Allow', 'GET')}"
+            message = f"{request.method} {path} is not served: {advice}" if advice else message
         body = error_body(InvalidArgument("", message), path, error.status_code)
         return JSONResponse(body, error.status_code, headers)
 

@@ -53,7 +53,8 @@ class AnswerReading:
         use, tokens = request.tools, request.reasoning_tokens
         if tokens is not None and tokens < 0:
             raise InvalidArgument(BUDGET, f"must be at least 0, or -1 for no limit, not {tokens}")
-        if tokens is not None and self.formats.reasoning is None:
+        unknown = self.formats.reasoning is None and not request.limits_known_reasoning
+        if tokens is not None and unknown:
             raise InvalidArgument(BUDGET, UNKNOWN_REASONING)
         if use is None or use.required:
             return

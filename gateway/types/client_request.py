@@ -82,6 +82,7 @@ class ClientRequest:
     separates_reasoning: bool = False  # reasoning is read apart from the content
     adapter: str = ""  # the LoRA adapter that `model` names; empty: the base model
     reasoning_tokens: int | None = None  # the most tokens of reasoning; None: no limit
+    limits_known_reasoning: bool = False  # the limit has no effect if reasoning has no marks
 
     @property
     def choices(self) -> int:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
@@ -22,6 +23,7 @@ BY_ACCEPT = {"vary": "accept"}
 METRICS_PATH = "/metrics"
 MAX_NAMES = 64  # of the series that a scrape asks for
 OK = "ok"
+ANTHROPIC_HEADER = "anthropic-version"  # of Anthropic's clients
 
 
 def add_endpoints(app: FastAPI, front: Front) -> Endpoints:
@@ -67,18 +69,35 @@ def _add_models(app: FastAPI, front: Front) -> None:
         return model_card(gateway) | about
 
     @app.get("/v1/models", summary="The served models, and their LoRA adapters")
-    async def models() -> dict[str, object]:
+    async def models(request: Request) -> dict[str, object]:
         gateways = front.gateways.values()
         cards = [model_card(each) for each in gateways]
         cards += [adapter_card(each, name) for each in gateways for name in each.adapters]
-        return {"object": "list", "data": cards}
+        listed: dict[str, object] = {"object": "list", "data": cards}
+        if ANTHROPIC_HEADER in request.headers:
+            listed["data"] = [_as_anthropic(card, started_unix_s) for card in cards]
+            listed |= {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
+        return listed
 
     @app.get("/v1/models/{name:path}", summary="One served model or adapter")
-    async def model(name: str) -> dict[str, object]:
+    async def model(name: str, request: Request) -> dict[str, object]:
         gateway = front.select(name)
-        if name in front.gateways:
-            return model_card(gateway)
-        return adapter_card(gateway, name)
+        known = name in front.gateways
+        card = model_card(gateway) if known else adapter_card(gateway, name)
+        if ANTHROPIC_HEADER in request.headers:
+            return _as_anthropic(card, started_unix_s)
+        return card
+
+
+def _as_anthropic(card: dict[str, object], created_unix_s: float) -> dict[str, object]:
+    """A card with the fields that Anthropic's clients read, too."""
+    return card | {
+        "type": "model",
+        "display_name": card["id"],
+        "created_at": datetime.fromtimestamp(created_unix_s, UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": card["max_model_len"],
+    }
 
 
 def _add_tokens(app: FastAPI, front: Front) -> None:

@@ -7,6 +7,7 @@ from math import ceil
 
 from fastapi.responses import JSONResponse
 
+from gateway.admission.caller import current_caller
 from gateway.faces.http.responses.errors import PreviousNotFound, ResponseNotFound
 from gateway.types.api_keys import Unauthenticated
 from gateway.types.errors import ContextOverflow
@@ -99,7 +100,8 @@ def error_body(
     if not path.startswith(MESSAGES_PATH):
         return openai_error_body(error)
     kind = MESSAGES_TYPES.get(status or http_status(error).status, MESSAGES_INTERNAL)
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    told = {"type": kind, "message": error.message}
+    return {"type": "error", "error": told, "request_id": current_caller().request_id}
 
 
 def openai_error_body(error: ServiceError) -> dict[str, dict[str, str | None]]:

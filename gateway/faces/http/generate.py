@@ -152,7 +152,7 @@ class OpenAnswer(Generic[BodyT]):
     async def collect(self) -> dict[str, object]:
         """The complete answer, once all choices have ended. Raises ServiceError."""
         choices = await collect_chunks(self.call, self.trace)
-        return await self._encode(partial(self.writer.encode_whole, choices))
+        return await self.encode(partial(self.writer.encode_whole, choices))
 
     async def respond(self, request: Request) -> Response:
         """The answer for the client, complete or as a stream."""
@@ -163,19 +163,23 @@ class OpenAnswer(Generic[BodyT]):
             stream = direct_stream(request.scope)
             if stream is not None and not self.writer.slow:
                 self.call.sink = EventSink(stream, self.writer, self.trace)
-            return EventStream(self._events(), self.writer.encode_last, self.end, self.headers)
+            writer, ping_s = self.writer, self.gateway.config.stream_ping_s
+            return EventStream(
+                self._events(), writer.encode_last, self.end, ping_s, writer.ping, self.headers
+            )
 
     async def _events(self) -> AsyncGenerator[bytes]:
         with self.trace.ends_on_error():
             async with aclosing(self.call.chunks()) as chunks:
                 async for chunk in chunks:
-                    if data := await self._encode(partial(self.writer.encode_chunk, chunk)):
+                    if data := await self.encode(partial(self.writer.encode_chunk, chunk)):
                         yield data
                     self.trace.on_chunk_sent()
         if data := self.writer.encode_tail():
             yield data
 
-    async def _encode(self, encode: Callable[[], T]) -> T:
+    async def encode(self, encode: Callable[[], T]) -> T:
+        """What `encode` returns, which a thread runs if the writer is slow now."""
         return await asyncio.to_thread(encode) if self.writer.slow else encode()
 
 

@@ -13,16 +13,17 @@ from gateway.admission.caller import REQUEST_ID, bind_caller, current_caller
 from gateway.admission.keyring import Keyring
 from gateway.config import ANY_ORIGIN
 from gateway.faces.http.answers.sse import encode_error_event
-from gateway.faces.http.errors import error_body, error_response
+from gateway.faces.http.errors import MESSAGES_PATH, error_body, error_response
 from gateway.types.api_keys import Unauthenticated, parse_bearer
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 
 log = logging.getLogger(__name__)
 
 KEY_HEADER = "x-api-key"  # Anthropic's, beside Authorization
+MESSAGES_REQUEST_ID = "request-id"  # Anthropic's, beside x-request-id
 EVENT_STREAM = b"text/event-stream"
 LAST_MESSAGE_S = 1.0  # to send the answer of a cancelled request
-EXPOSED_HEADERS = (REQUEST_ID, "retry-after", "www-authenticate")
+EXPOSED_HEADERS = (REQUEST_ID, MESSAGES_REQUEST_ID, "retry-after", "www-authenticate")
 PREFLIGHT_MAX_AGE_S = 600
 
 
@@ -41,7 +42,10 @@ class RequestGuard:
             await self._app(scope, receive, send)
             return
         caller = bind_caller(Headers(scope=scope).get(REQUEST_ID, ""))
-        header = (REQUEST_ID.encode(), caller.request_id.encode())
+        names = [REQUEST_ID]
+        if scope["path"].startswith(MESSAGES_PATH):
+            names.append(MESSAGES_REQUEST_ID)
+        named = [(name.encode(), caller.request_id.encode()) for name in names]
         started: Message | None = None
         ended = False
 
@@ -49,7 +53,7 @@ class RequestGuard:
             nonlocal started, ended
             if message["type"] == "http.response.start":
                 started = message
-                message["headers"] = [*message.get("headers", ()), header]
+                message["headers"] = [*message.get("headers", ()), *named]
             else:
                 ended = not message.get("more_body", False)
             await send(message)

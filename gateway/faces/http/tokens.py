@@ -1,6 +1,6 @@
-"""`/tokenize` and `/detokenize`, as in vLLM."""
+"""`/tokenize` and `/detokenize`, as in vLLM, and the number of tokens of any body's prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.faces.http.answers.sse import run_until_disconnect
 from gateway.faces.http.body import parse_json, read_and_decode
+from gateway.faces.http.generate import BodyT
 from gateway.faces.http.schema import ChatBody, CompletionBody, Json, read_body, validate_model
 from gateway.front import Front
 from gateway.gateway import Gateway
@@ -54,6 +55,20 @@ async def tokenize(front: Front, request: Request) -> JSONResponse:
         spelling = partial(_lookup_strings, gateway, tokens)
         answer["token_strs"] = await gateway.intake.read(spelling, TOKEN_BYTES * len(tokens))
     return JSONResponse(answer)
+
+
+async def count_tokens(front: Front, request: Request, read: Callable[[Json], BodyT]) -> int:
+    """The tokens of the prompt of a body that `read` reads; none is generated."""
+
+    def decode(raw: bytes) -> tuple[BodyT, ClientRequest]:
+        body = read(parse_json(raw))
+        (client_request,) = body.client_requests()
+        return body, client_request
+
+    body, client_request = await read_and_decode(front, request, decode)
+    front.unknown_fields.handle(body.unknown, body.fields.keys())
+    gateway = front.select(body.model)
+    return len(await run_until_disconnect(request.receive, gateway.intake.tokenize(client_request)))
 
 
 async def detokenize(front: Front, request: Request) -> JSONResponse:

@@ -13,8 +13,17 @@ TEXT_ONLY = "this server only generates text"
 STATELESS = "use previous_response_id of /v1/responses to continue a conversation"
 NO_BATCHES = "batches are off; start the server with --batch-folder FOLDER"
 NO_REALTIME = (
-    "WebSockets and the Realtime API are not supported; use /v1/chat/completions with stream set "
-    "to true"
+    "WebSockets and the Realtime API are not supported; use /v1/chat/completions or /v1/responses "
+    "with stream set to true"
+)
+NOT_STORED = "chat completions are not stored; use /v1/responses, which are unless store is false"
+NO_MESSAGE_BATCHES = (
+    "batches of messages are not supported; use OpenAI's /v1/files and /v1/batches with lines for "
+    "/v1/chat/completions"
+)
+NO_COMPACTION = (
+    "conversations are not compacted; send a shorter input, or set truncation to auto in "
+    "/v1/responses"
 )
 NO_EMBEDDINGS = "embeddings are off; start the server with --set gateway.embeddings=on"
 NO_POOLING = "this server has no pooling models; use /v1/embeddings"
@@ -22,7 +31,9 @@ SWITCHED_OFF = (NO_BATCHES, NO_EMBEDDINGS)  # advice that holds only while the e
 
 # Endpoints of OpenAI, vLLM, SGLang, TGI, Ollama and Anthropic, by the beginning of their path.
 UNSERVED: Mapping[str, str] = {
+    "/v1/chat/completions": NOT_STORED,
     "/v1/responses": "use /v1/responses and /v1/responses/{id}",
+    "/v1/messages/batches": NO_MESSAGE_BATCHES,
     "/v1/messages": "use /v1/messages and /v1/messages/count_tokens",
     "/v1/realtime": NO_REALTIME,
     "/realtime": NO_REALTIME,
@@ -63,6 +74,14 @@ UNSERVED: Mapping[str, str] = {
     "/get_server_info": "use / and /load",
     "/health_generate": "use /health",
     "/get_load": "use /load",
+}
+
+
+# The same for methods that a served path does not have.
+UNSERVED_METHODS: Mapping[tuple[str, str], str] = {
+    ("GET", "/v1/chat/completions"): NOT_STORED,
+    ("GET", "/v1/responses"): f"name a response, /v1/responses/{{id}}. {NO_REALTIME}",
+    ("POST", "/v1/responses/compact"): NO_COMPACTION,
 }
 
 

@@ -53,6 +53,20 @@ def test_background_responses_are_ended_by_any_gateway(live: Live, end: str):
         assert states <= {"cancelled", "incomplete"}, states
 
 
+def test_background_stream_is_read_again_from_the_gateway_that_runs_it(live: Live):
+    body = {"input": REVERSE, "background": True, "stream": True, "temperature": 0}
+    with httpx.stream("POST", f"{live.http}/v1/responses", json=body, timeout=60) as reply:
+        first = json.loads(next(line for line in reply.iter_lines() if line[:6] == "data: ")[6:])
+    path = f"responses/{first['response']['id']}"
+    wait_for(lambda: ask(live, "GET", path)["status"] == "completed", 30.0)
+    replies = [httpx.get(f"{live.http}/v1/{path}?stream=true", timeout=60) for _ in range(24)]
+    read = [reply.text for reply in replies if reply.status_code == 200]
+    assert len({*read}) == 1 and REVERSED in read[0], "each of its streams has the same events"
+    elsewhere = [reply.text for reply in replies if reply.status_code == 400]
+    assert len(read) + len(elsewhere) == 24
+    assert all("this gateway process keeps no events" in text for text in elsewhere)
+
+
 def load(live: Live) -> int:
     return int(httpx.get(f"{live.http}/load").json()["server_load"])
 

@@ -7,7 +7,7 @@ from json.encoder import encode_basestring
 
 from gateway.faces.http.answers.formats import AnswerFormat
 from gateway.faces.http.answers.logprobs import Entry
-from gateway.faces.http.answers.sse import DONE, encode_event
+from gateway.faces.http.answers.sse import COMMENT, DONE, encode_event
 from gateway.faces.http.errors import error_body
 from gateway.faces.http.schema import StreamOptions
 from gateway.sessions.call import ClientCall
@@ -47,6 +47,8 @@ class EventTemplate:
 class ChunkWriter:
     """The AnswerWriter of choices. In a stream, the part that all events share is encoded once, and
     so is all but the text of events that differ in nothing else."""
+
+    ping = COMMENT
 
     def __init__(
         self,

@@ -4,10 +4,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from gateway.faces.http.answers.scores import TokenScores
 from gateway.readers.content import ContentReader
 from gateway.readers.reasoning import ReasoningReader
+from gateway.requests.text import Text
 from gateway.sessions.call import LiveChoice
-from gateway.sessions.session import ChoiceChunk
+from gateway.sessions.session import ChoiceChunk, Logprob
 from gateway.types.answer_parts import (
     AnswerPart,
     AnswerReader,
@@ -37,6 +39,7 @@ class Item:
     malformed: bool = False  # a call of a stream that turned out to be content
     complete: bool = False
     pieces: list[str] = field(default_factory=list)
+    scores: list[Logprob] = field(default_factory=list)  # of the tokens of content, if wanted
 
     @property
     def text(self) -> str:
@@ -52,6 +55,7 @@ class Started:
 class Grown:
     item: Item
     text: str
+    scores: Sequence[Logprob] = ()
 
     @property
     def is_content(self) -> bool:
@@ -69,17 +73,21 @@ Step = Started | Grown | Ended
 class AnswerItems:
     """Divides the text of one answer into items, in their order; one is open at a time."""
 
-    def __init__(self, reader: AnswerReader | None):
-        """`reader`: None if the text is content as it is."""
+    def __init__(self, reader: AnswerReader | None, scores: TokenScores | None = None):
+        """`reader`: None if the text is content as it is. `scores`: if items have those of their
+        tokens."""
         self._reader = reader or ContentReader()
+        self._scores = scores
         self._open: Item | None = None
         self.items: list[Item] = []
 
     @classmethod
-    def of(cls, live: LiveChoice) -> "AnswerItems":
-        """The items of a choice."""
+    def of(cls, live: LiveChoice, scored: Text | None = None) -> "AnswerItems":
+        """The items of a choice. `scored`: the model's, if items have the scores of tokens."""
         opened = live.request.open_reader
-        return cls(opened() if opened else None)
+        detokenizer = scored and scored.detokenizer(live.request.sampling)
+        scores = TokenScores(detokenizer) if detokenizer else None
+        return cls(opened() if opened else None, scores)
 
     @property
     def reasoning_chars(self) -> int:
@@ -95,11 +103,23 @@ class AnswerItems:
         """What chunks change, and at the end of the answer also what was held back. If a limit ends
         it, its last item is incomplete."""
         reason = chunks[-1].reason
-        parts = [*self._reader.feed("".join(chunk.text for chunk in chunks))]
-        if reason is not None:
-            parts += self._reader.finish(cut=reason is not FinishReason.STOP)
-        steps = [step for part in parts for step in self._add(part)]
+        steps = [step for part in self._read_parts(chunks) for step in self._add(part)]
         return steps if reason is None else [*steps, *self._close(reason is FinishReason.STOP)]
+
+    def _read_parts(self, chunks: Sequence[ChoiceChunk]) -> Iterator[AnswerPart]:
+        for text in self._divide(chunks):
+            yield from self._reader.feed(text)
+        reason = chunks[-1].reason
+        if reason is not None:
+            yield from self._reader.finish(cut=reason is not FinishReason.STOP)
+
+    def _divide(self, chunks: Sequence[ChoiceChunk]) -> Iterator[str]:
+        """The text of chunks, token by token if their scores are wanted."""
+        if self._scores is None:
+            yield "".join(chunk.text for chunk in chunks)
+            return
+        for chunk in chunks:
+            yield from self._scores.split(chunk)
 
     def _add(self, part: AnswerPart) -> Iterable[Step]:
         match part:
@@ -124,7 +144,16 @@ class AnswerItems:
             yield self._start(kind)
         assert self._open is not None
         self._open.pieces.append(text)
-        yield Grown(self._open, text)
+        scores = self._find_scores(kind, text)
+        self._open.scores += scores
+        yield Grown(self._open, text, scores)
+
+    def _find_scores(self, kind: ItemKind, text: str) -> Sequence[Logprob]:
+        """The scores of content. The tokens of a call stay: it may turn out to be content."""
+        if self._scores is None or kind is ItemKind.CALL:
+            return ()
+        found = self._scores.take(text)
+        return found if kind is ItemKind.CONTENT else ()
 
     def _start(self, kind: ItemKind, call_id: str = "", name: str = "") -> Step:
         self._open = Item(len(self.items), kind, call_id, name)

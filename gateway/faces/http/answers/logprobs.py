@@ -17,7 +17,12 @@ VERBATIM = Sampling(seed=0, max_tokens=1, skip_special_tokens=False)
 
 def encode_chat_logprobs(text: Text, logprobs: Sequence[Logprob]) -> Entry:
     """`logprobs` of a chat choice: each token with its bytes and its most likely alternatives."""
-    return {"content": [_encode_chat_entry(text, item) for item in logprobs], "refusal": None}
+    return {"content": encode_scores(text, logprobs), "refusal": None}
+
+
+def encode_scores(text: Text, logprobs: Sequence[Logprob]) -> list[Entry]:
+    """Each token with its bytes and its most likely alternatives."""
+    return [_encode_chat_entry(text, item) for item in logprobs]
 
 
 class LogprobColumns:

@@ -4,7 +4,8 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, closing
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Response
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": ping\n\n"  # which clients skip
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -55,11 +57,33 @@ async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -
         del working, watching, task  # the traceback of their error refers to this frame
 
 
+class Pinger:
+    """Sends pings while a stream sends nothing else, so that neither its client nor a proxy in
+    between gives it up. `close` ends it."""
+
+    def __init__(self, every_s: float, ping: Callable[[], Coroutine[Any, Any, None]]):
+        self.quiet = True  # whether nothing else was sent since the last look
+        self._every_s, self._ping = every_s, ping
+        self._sending: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(every_s, self._look)
+
+    def close(self) -> None:
+        self._timer.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+
+    def _look(self) -> None:
+        if self.quiet and (self._sending is None or self._sending.done()):
+            self._sending = asyncio.ensure_future(self._ping())
+        self.quiet = True
+        self._timer = asyncio.get_running_loop().call_later(self._every_s, self._look)
+
+
 class EventStream(Response):
     """A stream of server-sent events.
 
-    A failure before the first event becomes an error answer with its status; a later one becomes
-    an event at the end of the stream.
+    A failure before the first event or ping becomes an error answer with its status; a later one
+    becomes an event at the end of the stream.
     """
 
     def __init__(
@@ -67,12 +91,17 @@ class EventStream(Response):
         events: AsyncGenerator[bytes],
         encode_last: Callable[[ServiceError | None], bytes],
         on_end: Callable[[], None],
+        ping_s: float,
+        ping: bytes = COMMENT,
         headers: Mapping[str, str] | None = None,
     ):
         """`encode_last`: what follows the events, or the error that ends them; an error is encoded
-        in a thread. `headers` are sent in addition to those of every stream."""
+        in a thread. `ping` is sent when there was no event for `ping_s`. `headers` are sent in
+        addition to those of every stream."""
         super().__init__()
         self._events, self._encode_last, self._on_end = events, encode_last, on_end
+        self._ping_s, self._ping = ping_s, ping
+        self._started = False
         more = (headers or {}).items()
         self._all_headers = HEADERS + [(name.encode(), value.encode()) for name, value in more]
 
@@ -85,23 +114,32 @@ class EventStream(Response):
             self._on_end()
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
+        pinger = Pinger(self._ping_s, partial(self._send_piece, send, self._ping))
         async with aclosing(self._events) as events:
             try:
-                async for data in events:
-                    if not started:
-                        start = {"type": "http.response.start", "status": 200}
-                        await send({**start, "headers": self._all_headers})
-                        started = True
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                with closing(pinger):
+                    async for data in events:
+                        pinger.quiet = False
+                        await self._send_piece(send, data)
                 last = self._encode_last(None)
+                await self._start(send)
             except Exception as error:  # no name keeps it longer: its traceback has this frame
-                if not started:
+                if not self._started:
                     response = error_response(_for_client(error), scope["path"])
                     await response(scope, receive, send)
                     return
                 last = await asyncio.to_thread(self._encode_last, _for_client(error))
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _send_piece(self, send: Send, data: bytes) -> None:
+        await self._start(send)
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _start(self, send: Send) -> None:
+        if not self._started:
+            self._started = True
+            start = {"type": "http.response.start", "status": 200}
+            await send({**start, "headers": self._all_headers})
 
 
 def _for_client(error: Exception) -> ServiceError:

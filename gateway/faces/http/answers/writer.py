@@ -11,6 +11,11 @@ class AnswerWriter(Protocol):
     """Encodes one answer: once with `encode_whole`, or as a stream with the other methods."""
 
     @property
+    def ping(self) -> bytes:
+        """What a stream sends while it has nothing else to send."""
+        ...
+
+    @property
     def slow(self) -> bool:
         """Whether a thread has to encode what is available now: it scores the tokens of a prompt,
         or waits for other processes."""

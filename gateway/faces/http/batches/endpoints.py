@@ -1,6 +1,5 @@
 """`/v1/batches`: files of requests that run behind all others."""
 
-import asyncio
 import time
 from secrets import token_hex
 from typing import Any
@@ -12,12 +11,13 @@ from pydantic import BaseModel, ConfigDict
 from gateway.admission.caller import current_caller
 from gateway.config import GatewayConfig
 from gateway.faces.http.batches.files import add_files, own_file
-from gateway.faces.http.batches.pages import PAGE, make_page
 from gateway.faces.http.batches.records import WINDOW_S, BatchRecord, Purpose
-from gateway.faces.http.batches.store import ID_BYTES, BatchStore
+from gateway.faces.http.batches.store import ID_BYTES, RETRY_S, BatchStore, in_storage
+from gateway.faces.http.batches.upload import NO_EXPIRY
 from gateway.faces.http.body import parse_json, read_and_decode
 from gateway.faces.http.describe import describe_body
 from gateway.faces.http.dialect.metadata import check_metadata
+from gateway.faces.http.dialect.pages import Paging
 from gateway.faces.http.errors import NoSuchObject
 from gateway.faces.http.offline.requests import ENDPOINTS
 from gateway.faces.http.schema import validate_model
@@ -31,8 +31,7 @@ EXAMPLE = {
     "completion_window": "24h",
 }
 WINDOW = "24h"
-DEFAULT_LIMIT = 20  # batches of a list, as at OpenAI
-RETRY_S = 60.0
+PAGES = Paging(20, 100)  # as at OpenAI
 FILES_OF_A_BATCH = 2  # that it may write
 
 
@@ -43,6 +42,7 @@ class BatchBody(BaseModel):
     endpoint: str = ""
     completion_window: str = WINDOW
     metadata: dict[str, str] | None = None
+    output_expires_after: object = None
 
     def check(self) -> None:
         """Raises InvalidArgument naming the field."""
@@ -50,6 +50,8 @@ class BatchBody(BaseModel):
             raise InvalidArgument("endpoint", f"must be one of {', '.join(ENDPOINTS)}")
         if self.completion_window != WINDOW:
             raise InvalidArgument("completion_window", f"must be {WINDOW}")
+        if self.output_expires_after is not None:
+            raise InvalidArgument("output_expires_after", NO_EXPIRY)
         check_metadata(self.metadata or {})
 
 
@@ -71,22 +73,20 @@ def add_batches(app: FastAPI, front: Front) -> None:
             return body
 
         body = await read_and_decode(front, request, decode)
-        batch = await asyncio.to_thread(_create, store, config, body)
+        batch = await in_storage(_create, store, config, body)
         return JSONResponse(batch.public())
 
-    @app.get(BATCHES, summary="Batches", openapi_extra=PAGE)
+    @app.get(BATCHES, summary="Batches", openapi_extra=PAGES.parameters)
     async def listed(request: Request) -> dict[str, object]:
-        def read() -> tuple[list[BatchRecord], list[dict[str, Any]]]:
+        def read() -> list[dict[str, Any]]:
             owner = current_caller().key
-            records = [each for each in store.list_batches() if each.owner == owner]
-            return records, [_public(store, each) for each in records]
+            return [_public(store, each) for each in store.list_batches() if each.owner == owner]
 
-        records, shown = await asyncio.to_thread(read)
-        return make_page(records, shown, request.query_params, DEFAULT_LIMIT)
+        return PAGES.select(await in_storage(read), request.query_params)
 
     @app.get(f"{BATCHES}/{{batch_id}}", summary="One batch")
     async def one(batch_id: str) -> dict[str, Any]:
-        return await asyncio.to_thread(lambda: _public(store, _own_batch(store, batch_id)))
+        return await in_storage(lambda: _public(store, _own_batch(store, batch_id)))
 
     @app.post(f"{BATCHES}/{{batch_id}}/cancel", summary="Cancel a batch")
     async def cancel(batch_id: str) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def add_batches(app: FastAPI, front: Front) -> None:
             store.cancel(batch.id)
             return _public(store, batch)
 
-        return await asyncio.to_thread(mark)
+        return await in_storage(mark)
 
 
 def _create(store: BatchStore, config: GatewayConfig, body: BatchBody) -> BatchRecord:

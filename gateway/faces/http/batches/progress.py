@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -55,15 +56,20 @@ def read_lines(path: Path, limits: InputLimits) -> Iterator[Line]:
 
 
 class AnswerLines:
-    """A growing file of answers. A line that a crash has torn is removed."""
+    """A growing file of answers. What a crash has torn is removed, and what follows it."""
 
     def __init__(self, path: Path):
         self.answered: set[str] = set()
         self._file: BinaryIO = path.open("a+b")
-        _cut_torn_line(self._file)
         self._file.seek(0)
+        whole_bytes = 0
         for line in self._file:
-            self.answered.add(read_custom_id(line))
+            custom_id = _read_whole(line)
+            if custom_id is None:
+                break
+            self.answered.add(custom_id)
+            whole_bytes += len(line)
+        self._file.truncate(whole_bytes)
 
     def add(self, custom_id: str, line: bytes) -> None:
         self.answered.add(custom_id)
@@ -72,22 +78,27 @@ class AnswerLines:
 
     def close(self) -> None:
         """The lines survive a crash of the machine."""
-        os.fsync(self._file.fileno())
-        self._file.close()
+        try:
+            os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
 
 
-def _cut_torn_line(file: BinaryIO) -> None:
-    """Removes what follows the last line break."""
-    end = file.seek(0, os.SEEK_END)
-    while end:
-        begin = max(0, end - CUT_BYTES)
-        file.seek(begin)
-        found = file.read(end - begin).rfind(b"\n")
-        if found >= 0:
-            file.truncate(begin + found + 1)
-            return
-        end = begin
-    file.truncate(0)
+def close_all(*files: AnswerLines) -> None:
+    """Closes each, also if that of another fails."""
+    with ExitStack() as stack:
+        for file in files:
+            stack.callback(file.close)
+
+
+def _read_whole(line: bytes) -> str | None:
+    """The id of a line of answers; None for one that is torn."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        return read_custom_id(line)
+    except ValueError:
+        return None
 
 
 def _numbered_lines(path: Path, most_bytes: int) -> Iterator[tuple[int, bytes]]:

@@ -7,6 +7,7 @@ that nothing else uses, and preempts them for anything else.
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from gateway.faces.http.batches.progress import (
     AnswerLines,
     InputLimits,
     check_input,
+    close_all,
     read_lines,
 )
 from gateway.faces.http.batches.records import (
@@ -94,15 +96,25 @@ class BatchRunner:
     async def run(self) -> None:
         """Runs batches until the server drains."""
         running: dict[str, asyncio.Task[None]] = {}
+        await asyncio.to_thread(self.store.remove_parts)
         async with asyncio.TaskGroup() as group, background(self._watch_others()):
             while not self.front.first.draining:
                 running = {key: task for key, task in running.items() if not task.done()}
-                listed = await asyncio.to_thread(self.store.list_batches)
+                listed = await self._list_batches()
                 for batch in reversed(listed):  # the oldest first
                     if len(running) < ACTIVE and not batch.ended and batch.id not in running:
                         task = group.create_task(self._run_guarded(batch))
                         running[batch.id] = task
                 await asyncio.sleep(POLL_S)
+
+    async def _list_batches(self) -> list[BatchRecord]:
+        """No batches while the folder cannot be read."""
+        try:
+            return await asyncio.to_thread(self.store.list_batches)
+        except OSError as error:
+            log.warning("the folder of batches cannot be read: %s", error)
+            await asyncio.sleep(STORAGE_RETRY_S)
+            return []
 
     async def _watch_others(self) -> None:
         while True:
@@ -115,27 +127,17 @@ class BatchRunner:
         return any(each.request.client.priority < LAST_PRIORITY for t in tables for each in t)
 
     async def _run_guarded(self, batch: BatchRecord) -> None:
-        """A batch that fails, such as for a full disk, does not end the server."""
+        """A batch that fails, such as for a full disk, does not end the server. It begins again if
+        even that cannot be stored."""
         bind_caller("", batch.owner)
+        run = BatchRun(self, batch)
         try:
-            await BatchRun(self, batch).run()
+            try:
+                await run.run()
+            except Exception as error:
+                await run.fail(root_cause(error))
         except Exception as error:
-            cause = root_cause(error)
-            if isinstance(cause, OSError):
-                log.warning("%s failed: %s", batch.id, cause)
-                fault = LineError("storage_error", f"answers cannot be stored: {cause.strerror}")
-            else:
-                log.exception("%s failed", batch.id)
-                fault = LineError("internal", "internal error; see the server's log for details")
-            await self._fail(batch, fault)
-
-    async def _fail(self, batch: BatchRecord, fault: LineError) -> None:
-        current = await asyncio.to_thread(self.store.find_batch, batch.id) or batch
-        failed = current.to(Status.FAILED, time.time(), errors=[fault])
-        try:
-            await asyncio.to_thread(self.store.save, failed)
-        except OSError as error:
-            log.warning("%s cannot be saved, and begins again: %s", batch.id, error)
+            log.warning("%s cannot be stored, and begins again: %s", batch.id, error)
             await asyncio.sleep(STORAGE_RETRY_S)
 
 
@@ -155,8 +157,28 @@ class BatchRun:
         if self._batch.status in (Status.IN_PROGRESS, Status.CANCELLING):
             await self._answer_lines()
         if self._batch.status is Status.FINALIZING:
-            await asyncio.to_thread(self._adopt_files)
-            await self._enter(self._batch.outcome)
+            await self._adopt_files()
+
+    async def fail(self, cause: BaseException) -> None:
+        """Ends the batch with the answers that it has. Raises OSError if that cannot be stored."""
+        fault = self._explain(cause)
+        if self._batch.status is Status.VALIDATING:
+            return await self._enter(Status.FAILED, errors=[fault])
+        if self._batch.status is not Status.FINALIZING:
+            output, errors = await self._open_answers()
+            await asyncio.to_thread(close_all, output, errors)
+            done = self._count(output, errors)
+            await self._finalize((output, errors), done, Status.FAILED, [fault])
+        return await self._adopt_files()
+
+    def _explain(self, cause: BaseException) -> LineError:
+        if not isinstance(cause, OSError):
+            log.error("%s failed", self._batch.id, exc_info=cause)
+            return LineError("internal", "internal error; see the server's log for details")
+        log.warning("%s failed: %s", self._batch.id, cause)
+        if cause.filename == str(self._store.content_path(self._batch.input_file_id)):
+            return LineError("missing_file", f"the input file cannot be read: {cause.strerror}")
+        return LineError("storage_error", f"answers cannot be stored: {cause.strerror}")
 
     async def _validate(self) -> None:
         path = self._store.content_path(self._batch.input_file_id)
@@ -172,9 +194,7 @@ class BatchRun:
 
     async def _answer_lines(self) -> None:
         path = self._store.content_path(self._batch.input_file_id)
-        output, errors = await asyncio.to_thread(
-            lambda: (AnswerLines(self._folder / "output"), AnswerLines(self._folder / "errors"))
-        )
+        output, errors = await self._open_answers()
         try:
             if not await self._must_stop():
                 async with asyncio.TaskGroup() as group:
@@ -188,15 +208,33 @@ class BatchRun:
                 done = replace(done, failed=done.failed + left)
             elif done.completed + done.failed < done.total:
                 return  # the server drains, and continues the batch when it runs again
-            ids = {
-                "output_file_id": self._new_id(bool(output.answered)),
-                "error_file_id": self._new_id(bool(errors.answered)),
-            }
         finally:
-            for lines in (output, errors):
-                await asyncio.to_thread(lines.close)
-        outcome = self._outcome or Status.COMPLETED
-        await self._enter(Status.FINALIZING, counts=done, outcome=outcome, **ids)
+            await asyncio.to_thread(close_all, output, errors)
+        await self._finalize((output, errors), done, self._outcome or Status.COMPLETED)
+
+    async def _open_answers(self) -> tuple[AnswerLines, AnswerLines]:
+        """The answers and the errors so far."""
+        return await asyncio.to_thread(
+            lambda: (AnswerLines(self._folder / "output"), AnswerLines(self._folder / "errors"))
+        )
+
+    async def _finalize(
+        self,
+        written: tuple[AnswerLines, AnswerLines],
+        done: Counts,
+        outcome: Status,
+        faults: Sequence[LineError] = (),
+    ) -> None:
+        """Names the files of the answers before they are made: a restart makes the same ones."""
+        output_id, error_id = (self._new_id(bool(lines.answered)) for lines in written)
+        await self._enter(
+            Status.FINALIZING,
+            counts=done,
+            outcome=outcome,
+            errors=faults,
+            output_file_id=output_id,
+            error_file_id=error_id,
+        )
 
     async def _submit_lines(self, path: Path, output: AnswerLines, errors: AnswerLines) -> None:
         """Returns when each line is answered, or when it is cancelled."""
@@ -242,8 +280,7 @@ class BatchRun:
         while not await self._must_stop():
             if time.monotonic() - saved_s >= SAVE_S:
                 saved_s = time.monotonic()
-                self._batch = replace(self._batch, counts=self._count(output, errors))
-                await self._save()
+                await self._save(replace(self._batch, counts=self._count(output, errors)))
             await asyncio.sleep(POLL_S)
         answering.cancel()
 
@@ -262,8 +299,12 @@ class BatchRun:
         return Counts(self._batch.counts.total, len(output.answered), len(errors.answered))
 
     def _add_unanswered(self, path: Path, output: AnswerLines, errors: AnswerLines) -> int:
+        """The number of lines without an answer; they are errors, unless the input was deleted."""
         assert self._outcome is not None
         code, message = STOPPED[self._outcome]
+        if not path.exists():
+            done = self._count(output, errors)
+            return max(0, done.total - done.completed - done.failed)
         left = 0
         for line in read_lines(path, self._runner.limits):
             if line.custom_id not in output.answered and line.custom_id not in errors.answered:
@@ -274,8 +315,12 @@ class BatchRun:
                 left += 1
         return left
 
-    def _adopt_files(self) -> None:
+    async def _adopt_files(self) -> None:
         """Idempotent: a restarted server does what is left of it."""
+        await asyncio.to_thread(self._move_files)
+        await self._enter(self._batch.outcome)
+
+    def _move_files(self) -> None:
         batch = self._batch
         for name, file_id in (("output", batch.output_file_id), ("errors", batch.error_file_id)):
             if file_id:
@@ -288,12 +333,12 @@ class BatchRun:
                 (self._folder / name).unlink(missing_ok=True)
 
     async def _enter(self, status: Status, **changes: object) -> None:
-        self._batch = self._batch.to(status, time.time(), **changes)
-        await self._save()
+        await self._save(self._batch.to(status, time.time(), **changes))
 
-    async def _save(self) -> None:
+    async def _save(self, batch: BatchRecord) -> None:
         """Writes the record. A cancelled task waits for its write: a later one must replace it."""
-        await run_to_completion(asyncio.to_thread(self._store.save, self._batch))
+        await run_to_completion(asyncio.to_thread(self._store.save, batch))
+        self._batch = batch
 
     @staticmethod
     def _new_id(wanted: bool) -> str | None:

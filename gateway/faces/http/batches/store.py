@@ -6,27 +6,48 @@ batches/ID/batch.json     written by the gateway that received the batch, then b
 batches/ID/cancel         exists once a client has cancelled the batch
 batches/ID/output, errors lines so far; they become files when the batch ends
 
-Records are replaced atomically. All methods block; endpoints call them in threads.
+Records are replaced atomically. All methods block; endpoints call them with `in_storage`.
 """
 
+import asyncio
 import fcntl
 import json
+import logging
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from gateway.faces.http.batches.records import BatchRecord, FileRecord, Purpose
 from services.runtime.config import ConfigError
+from services.runtime.errors import Code, ServiceError
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+RETRY_S = 60.0  # of a client, once the folder cannot be written
 ID_BYTES = 12
+PART = ".part"  # of a file that is not written completely
+PART_S = 3600.0  # after which nothing writes it any more
+Record = TypeVar("Record", FileRecord, BatchRecord)
 FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{24}")
+
+
+async def in_storage(work: Callable[..., T], *values: object) -> T:
+    """The result of work on the folder, in a thread. Raises ServiceError if the folder cannot be
+    read or written now."""
+    try:
+        return await asyncio.to_thread(work, *values)
+    except OSError as error:
+        log.warning("the folder of batches: %s", error)
+        message = f"files and batches cannot be stored now: {error.strerror}; retry later"
+        raise ServiceError(Code.UNAVAILABLE, message, RETRY_S) from None
 
 
 class BatchStore:
@@ -52,10 +73,8 @@ class BatchStore:
             f"file-{token_hex(ID_BYTES)}", owner, size, int(time.time()), name, Purpose.INPUT
         )
         path = self.content_path(record.id)
-        with path.with_suffix(".part").open("wb") as file:
+        with _replacing(path, "wb") as file:
             shutil.copyfileobj(content, file)
-            os.fsync(file.fileno())
-        path.with_suffix(".part").rename(path)
         self._write(self._files / f"{record.id}.json", record.stored())
         return record
 
@@ -70,8 +89,7 @@ class BatchStore:
     def find_file(self, file_id: str) -> FileRecord | None:
         if not FILE_ID.fullmatch(file_id):
             return None
-        fields = _read(self._files / f"{file_id}.json")
-        return None if fields is None else FileRecord.load(fields)
+        return _load(self._files / f"{file_id}.json", FileRecord.load)
 
     def list_files(self) -> list[FileRecord]:
         """The newest first. O(files)."""
@@ -97,8 +115,7 @@ class BatchStore:
     def find_batch(self, batch_id: str) -> BatchRecord | None:
         if not BATCH_ID.fullmatch(batch_id):
             return None
-        fields = _read(self.batch_path(batch_id) / "batch.json")
-        return None if fields is None else BatchRecord.load(fields)
+        return _load(self.batch_path(batch_id) / "batch.json", BatchRecord.load)
 
     def list_batches(self) -> list[BatchRecord]:
         """The newest first. O(batches)."""
@@ -132,19 +149,40 @@ class BatchStore:
         finally:
             fcntl.flock(self._lock_file, fcntl.LOCK_UN)
 
+    def remove_parts(self) -> None:
+        """Removes what processes have left that were killed while they wrote."""
+        oldest_s = time.time() - PART_S
+        with suppress(OSError):
+            for path in self._root.rglob(f"*{PART}"):
+                if path.stat().st_mtime < oldest_s:
+                    path.unlink()
+
     def _write(self, path: Path, fields: Mapping[str, Any]) -> None:
-        part = path.with_suffix(f".{token_hex(4)}.part")
-        with part.open("w") as file:
+        with _replacing(path, "w") as file:
             json.dump(fields, file)
+
+
+@contextmanager
+def _replacing(path: Path, mode: str) -> Iterator[Any]:
+    """A file that takes the place of another at the end of the block; nothing is left of it if the
+    block fails."""
+    part = path.with_suffix(f".{token_hex(4)}{PART}")
+    try:
+        with part.open(mode) as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         part.rename(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    with suppress(OSError, ValueError):  # deleted meanwhile, or foreign
-        fields = json.loads(path.read_text())
-        return fields if isinstance(fields, dict) else None
+def _load(path: Path, load: Callable[[Mapping[str, Any]], Record]) -> Record | None:
+    """None for a record that was deleted meanwhile, or that is not one of this version."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        return load(json.loads(path.read_text()))
     return None
 
 

@@ -18,6 +18,8 @@ MAX_FIELDS = 16
 MAX_UPLOADS = 8  # at a time; each has a file in the temporary folder
 RETRY_S = 1.0
 MULTIPART = "multipart/form-data"
+FIELDS = ("file", "purpose")
+NO_EXPIRY = "is not supported: files are kept until they are deleted; remove it"
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,15 @@ async def _closing(parser: MultiPartParser) -> AsyncIterator[Upload]:
         form = await parser.parse()
     except MultiPartException as error:
         raise InvalidArgument("", f"the form is not valid: {error.message}") from None
+    except OSError as error:
+        message = f"the upload cannot be stored now: {error.strerror}; retry later"
+        raise ServiceError(Code.UNAVAILABLE, message, RETRY_S) from None
     try:
+        for name in form:
+            if name.startswith("expires_after"):
+                raise InvalidArgument("expires_after", NO_EXPIRY)
+            if name not in FIELDS:
+                raise InvalidArgument(name[:80], f"is not one of the fields {' and '.join(FIELDS)}")
         file, purpose = form.get("file"), form.get("purpose")
         if not isinstance(file, UploadFile):
             raise InvalidArgument("file", "is missing, or has no file name")

@@ -36,7 +36,7 @@ MESSAGES_FIELDS: Mapping[str, FieldRule] = {
     "top_p": SHARED_FIELDS["top_p"],
     "top_k": SHARED_FIELDS["top_k"],
     "metadata": supported("`user_id`: tenant for fair sharing"),
-    "thinking": supported("`type`; for a limit, use `thinking_token_budget`"),
+    "thinking": supported("`type`; `budget_tokens`, if the model's reasoning has marks"),
     "output_config": supported("`format`: a JSON schema of the answer; `effort`"),
     "output_format": supported("older name of `output_config.format`"),
     "tools": supported("with `input_schema`; see Tools and reasoning"),

@@ -59,9 +59,19 @@ class CountBody(Body):
                 request,
                 tools=use,
                 separates_reasoning=True,
-                reasoning_tokens=read_budget(self.thinking_token_budget),
+                reasoning_tokens=self._read_budget(),
+                limits_known_reasoning=self.thinking_token_budget is None,
             )
         ]
+
+    def _read_budget(self) -> int | None:
+        """The most tokens of reasoning: of foretoken's field, else of Anthropic's."""
+        if self.thinking_token_budget is not None:
+            return read_budget(self.thinking_token_budget)
+        tokens = (self.thinking or {}).get("budget_tokens")
+        if tokens is not None and (type(tokens) is not int or not 1 <= tokens < 2**31):
+            raise InvalidArgument("thinking.budget_tokens", f"must be at least 1, not {tokens!r}")
+        return tokens
 
     def _template_kwargs(self) -> Mapping[str, object]:
         given = {**self._thinking(), **(self.chat_template_kwargs or {})}

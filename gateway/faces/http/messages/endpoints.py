@@ -6,18 +6,16 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway.faces.http.answers.items import AnswerItems
-from gateway.faces.http.answers.sse import run_until_disconnect
-from gateway.faces.http.body import parse_json, read_and_decode
 from gateway.faces.http.describe import describe_body
 from gateway.faces.http.errors import MESSAGES_PATH
 from gateway.faces.http.generate import GenerationEndpoint, generate
 from gateway.faces.http.hot_paths import Endpoints
 from gateway.faces.http.messages.body import CountBody, MessagesBody, read_messages_body
 from gateway.faces.http.messages.writer import MessageWriter
+from gateway.faces.http.tokens import count_tokens
 from gateway.front import Front
 from gateway.gateway import Gateway
 from gateway.sessions.call import ClientCall
-from gateway.types.client_request import ClientRequest
 from observability import genai
 
 COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
@@ -35,8 +33,9 @@ def add_messages(app: FastAPI, front: Front) -> Endpoints:
     counted = describe_body(CountBody, CONVERSATION)
 
     @app.post(COUNT_PATH, summary="The tokens of an Anthropic conversation", openapi_extra=counted)
-    async def count_tokens(request: Request) -> Response:
-        return await _count_tokens(front, request)
+    async def counted_tokens(request: Request) -> Response:
+        tokens = await count_tokens(front, request, partial(read_messages_body, CountBody))
+        return JSONResponse({"input_tokens": tokens})
 
     return {("POST", MESSAGES_PATH): messages}
 
@@ -46,17 +45,3 @@ def _write_message(gateway: Gateway, call: ClientCall, body: MessagesBody) -> Me
 
 
 MESSAGES = GenerationEndpoint(partial(read_messages_body, MessagesBody), _write_message, genai.CHAT)
-
-
-async def _count_tokens(front: Front, request: Request) -> Response:
-    body, client_request = await read_and_decode(front, request, _decode)
-    front.unknown_fields.handle(body.unknown, body.fields.keys())
-    gateway = front.select(body.model)
-    tokens = await run_until_disconnect(request.receive, gateway.intake.tokenize(client_request))
-    return JSONResponse({"input_tokens": len(tokens)})
-
-
-def _decode(raw: bytes) -> tuple[CountBody, ClientRequest]:
-    body = read_messages_body(CountBody, parse_json(raw))
-    (client_request,) = body.client_requests()
-    return body, client_request

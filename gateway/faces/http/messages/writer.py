@@ -34,6 +34,7 @@ DELTAS: Mapping[ItemKind, tuple[str, str]] = {
 class MessageWriter:
     """Writes one message: an AnswerWriter."""
 
+    ping = encode_typed_event(PING)
     slow = False
 
     def __init__(self, call: ClientCall, model: str, items: AnswerItems):

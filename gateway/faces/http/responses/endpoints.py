@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
@@ -11,34 +11,36 @@ from fastapi.responses import JSONResponse
 
 from gateway.admission.caller import current_caller
 from gateway.faces.http.answers.items import AnswerItems
+from gateway.faces.http.answers.sse import EventStream
 from gateway.faces.http.describe import describe_body
-from gateway.faces.http.errors import internal_error
-from gateway.faces.http.generate import GenerationEndpoint, OpenAnswer, open_answer
+from gateway.faces.http.dialect.pages import Paging
+from gateway.faces.http.generate import GenerationEndpoint, open_answer
 from gateway.faces.http.hot_paths import Endpoints
 from gateway.faces.http.responses.body import ResponsesBody, read_responses_body
 from gateway.faces.http.responses.errors import ResponseNotFound
-from gateway.faces.http.responses.items import Entry, decode_input
+from gateway.faces.http.responses.event_log import STARTING_AFTER
+from gateway.faces.http.responses.items import Entry
+from gateway.faces.http.responses.running import RunningResponses
 from gateway.faces.http.responses.store import ResponseStore, StoredResponse
 from gateway.faces.http.responses.writer import (
     ResponseWriter,
     describe_response,
-    with_error,
-    with_status,
+    encode_stream_error,
 )
+from gateway.faces.http.tokens import count_tokens
 from gateway.front import Front
 from gateway.gateway import Gateway
 from gateway.sessions.call import ClientCall
 from observability import genai
-from services.runtime.errors import InvalidArgument, ServiceError
-from services.runtime.tasks import run_to_completion
+from services.runtime.errors import InvalidArgument
 
 log = logging.getLogger(__name__)
 
-WATCH_S = 0.2
 RESPONSES_PATH = "/v1/responses"
-NO_STREAM = ("false", "0", "")
-CUT_CALL = ("function_call", "incomplete")
+SWITCHES = {"": False, "0": False, "false": False, "1": True, "true": True}
+MAX_NUMBER_DIGITS = 9  # of an event
 EXAMPLE = {"input": "Hello"}
+PAGES = Paging(20, 100)  # as at OpenAI
 
 
 def add_responses(app: FastAPI, front: Front) -> Endpoints:
@@ -50,11 +52,11 @@ def add_responses(app: FastAPI, front: Front) -> Endpoints:
     async def create(request: Request) -> Response:
         return await api.create(request)
 
-    @app.get(RESPONSES_PATH + "/{response_id}", summary="A stored response")
-    async def retrieve(response_id: str, stream: str = "false") -> Response:
-        if stream.lower() not in NO_STREAM:
-            raise InvalidArgument("stream", "is not available for a stored response; poll it")
-        return JSONResponse(api.find(response_id).content)
+    @app.get(RESPONSES_PATH + "/{response_id}", summary="A stored response, or its events")
+    async def retrieve(response_id: str, stream: str = "", starting_after: str = "") -> Response:
+        content = api.find(response_id).content
+        after = _read_after(stream, starting_after)
+        return JSONResponse(content) if after is None else api.follow(response_id, after)
 
     @app.delete(RESPONSES_PATH + "/{response_id}", summary="Delete a stored response")
     async def delete(response_id: str) -> Response:
@@ -63,6 +65,20 @@ def add_responses(app: FastAPI, front: Front) -> Endpoints:
     @app.post(RESPONSES_PATH + "/{response_id}/cancel", summary="Cancel a background response")
     async def cancel(response_id: str) -> Response:
         return JSONResponse(await api.cancel(response_id))
+
+    @app.get(
+        RESPONSES_PATH + "/{response_id}/input_items",
+        summary="All items before a response's output",
+        openapi_extra=PAGES.parameters,
+    )
+    async def input_items(response_id: str, request: Request) -> dict[str, object]:
+        return PAGES.select([*reversed(api.find(response_id).inputs)], request.query_params)
+
+    @app.post(
+        RESPONSES_PATH + "/input_tokens", summary="The tokens of an input", openapi_extra=described
+    )
+    async def input_tokens(request: Request) -> dict[str, object]:
+        return await api.count_tokens(request)
 
     return {("POST", RESPONSES_PATH): create}
 
@@ -79,8 +95,7 @@ class ResponsesApi:
             config.max_stored_response_bytes,
             config.gateway_id,
         )
-        if self._store.shared:
-            front.background.companion = self._watch
+        self._running = RunningResponses(config, front.background, self._store)
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/responses`."""
@@ -93,8 +108,16 @@ class ResponsesApi:
         if not answer.body.background:
             return await answer.respond(request)
         with answer.ends_on_error():
-            queued = await self._start(answer, owner)
+            queued = await self._running.start(answer, owner)
+        if answer.body.stream:
+            return self.follow(str(queued["id"]), headers=answer.headers)
         return JSONResponse(queued, headers=answer.headers)
+
+    async def count_tokens(self, request: Request) -> Entry:
+        """`POST /v1/responses/input_tokens`."""
+        find = partial(self._store.find, owner=current_caller().key)
+        tokens = await count_tokens(self._front, request, partial(read_responses_body, find))
+        return {"object": "response.input_tokens", "input_tokens": tokens}
 
     def find(self, response_id: str) -> StoredResponse:
         """A response of the caller. Raises ResponseNotFound."""
@@ -103,12 +126,24 @@ class ResponsesApi:
             raise ResponseNotFound(response_id)
         return stored
 
+    def follow(
+        self,
+        response_id: str,
+        after: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Response:
+        """The events of a background response behind the one of a number, or all that are kept. A
+        client that leaves does not end it. Raises InvalidArgument."""
+        events = self._running.follow(response_id, after)
+        ping_s = self._front.config.stream_ping_s
+        return EventStream(events, encode_stream_error, lambda: None, ping_s, headers=headers)
+
     async def delete(self, response_id: str) -> Entry:
         """`DELETE /v1/responses/{id}`. A response that runs is cancelled."""
         owner = current_caller().key
         if not await asyncio.to_thread(self._store.delete, response_id, owner):
             raise ResponseNotFound(response_id)
-        await self._front.background.cancel(response_id)
+        await self._running.delete(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
     async def cancel(self, response_id: str) -> Entry:
@@ -116,7 +151,7 @@ class ResponsesApi:
         stored = self.find(response_id)
         if not stored.content["background"]:
             raise InvalidArgument("", "only a response with background: true can be cancelled")
-        if stored.running and not await self._front.background.cancel(response_id):
+        if stored.running and not await self._running.cancel(response_id):
             await asyncio.to_thread(self._store.cancel, response_id)  # it runs in another process
         return self.find(response_id).content
 
@@ -124,68 +159,34 @@ class ResponsesApi:
         self, owner: str, gateway: Gateway, call: ClientCall, body: ResponsesBody
     ) -> ResponseWriter:
         described = describe_response(call, call.model_name, body)
-        items = AnswerItems.of(call.choices[0])
+        items = AnswerItems.of(call.choices[0], gateway.text if body.scored else None)
         stores = body.store and not body.background
         keep: Callable[[Entry], None] = partial(self._keep, owner, body) if stores else _discard
-        waits = stores and self._store.shared
-        return ResponseWriter(call, gateway.text, described, items, keep, waits)
+        slow_end = body.scored or (stores and self._store.shared)
+        return ResponseWriter(call, gateway.text, described, items, keep, slow_end)
 
     def _keep(self, owner: str, body: ResponsesBody, response: Entry) -> None:
         """Stores an ended response. If it cannot be stored, its client receives it nevertheless."""
         try:
-            self._store.keep(_ended(owner, response, body))
+            self._store.keep(StoredResponse(str(response["id"]), owner, response, body.inputs))
         except sqlite3.Error:
             log.exception("the response %s is not stored", response["id"])
 
-    async def _start(self, answer: OpenAnswer[ResponsesBody], owner: str) -> Entry:
-        """Runs an answer in the background; returns the response as of now."""
-        described = describe_response(answer.call, answer.call.model_name, answer.body)
-        response_id, running = str(described["id"]), with_status(described, "in_progress")
-        background = self._front.background
-        background.check_room()
-        stored = StoredResponse(response_id, owner, running, (), running=True)
-        await asyncio.to_thread(self._store.keep, stored)
-        try:
-            background.start(response_id, partial(self._run, answer, owner, described))
-        except ServiceError:
-            await asyncio.to_thread(self._store.delete, response_id, owner)
-            raise
-        return with_status(described, "queued")
-
-    async def _watch(self) -> None:
-        """Ends the responses that other processes cancel or delete, while there are some."""
-        background = self._front.background
-        while names := background.names:
-            await asyncio.sleep(WATCH_S)
-            for name in names - self._store.wanted():
-                await background.cancel(name)
-
-    async def _run(self, answer: OpenAnswer[ResponsesBody], owner: str, described: Entry) -> None:
-        response = with_status(described, "cancelled")
-        try:
-            with answer.ends_on_error():
-                response = await answer.collect()
-                answer.call.on_whole_sent()
-            answer.end()
-        except ServiceError as error:
-            response = with_error(described, error)
-        except Exception:
-            log.exception("a background response failed")
-            response = with_error(described, internal_error())
-        finally:
-            ended = _ended(owner, response, answer.body)
-            await run_to_completion(asyncio.to_thread(self._store.finish, ended))
-
 
 def _discard(response: Entry) -> None:
-    """A response that is not stored, or that `_run` stores."""
+    """A response that is not stored, or that `RunningResponses` stores."""
 
 
-def _ended(owner: str, response: Entry, body: ResponsesBody) -> StoredResponse:
-    """What is stored of a response. Its output is part of the conversation, except for calls that
-    a limit has cut."""
-    output = response["output"]
-    assert isinstance(output, list)
-    said = [each for each in output if (each["type"], each["status"]) != CUT_CALL]
-    conversation = [*body.conversation, *decode_input(said, "output")]
-    return StoredResponse(str(response["id"]), owner, response, conversation)
+def _read_after(stream: str, starting_after: str) -> int | None:
+    """The number of the event that a stream begins behind; None: no stream. Raises
+    InvalidArgument."""
+    streams = SWITCHES.get(stream.lower())
+    if streams is None:
+        raise InvalidArgument("stream", f"must be true or false, not {stream[:80]!r}")
+    if not starting_after:
+        return -1 if streams else None
+    if not streams:
+        raise InvalidArgument(STARTING_AFTER, "needs stream=true")
+    if not (starting_after.isascii() and starting_after.isdigit()):
+        raise InvalidArgument(STARTING_AFTER, "must be the sequence_number of an event")
+    return int(starting_after[:MAX_NUMBER_DIGITS])

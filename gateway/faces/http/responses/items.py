@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from secrets import token_hex
 
 from gateway.faces.http.dialect.content import require_text
 from services.runtime.errors import InvalidArgument
@@ -11,7 +12,33 @@ Item = Mapping[str, object]
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+ID_PREFIXES = {
+    "message": "msg_",
+    "function_call": "fc_",
+    "function_call_output": "fco_",
+    "reasoning": "rs_",
+}
+ID_BYTES = 12  # random ones of an item without an id
 STATELESS = "is not supported; send the item itself, or previous_response_id"
+
+
+def name_items(given: object) -> list[Entry]:
+    """The items of a decoded input as clients list them: each with a type, an id and parts."""
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    assert isinstance(items, list)
+    return [_name_item(item) for item in items]
+
+
+def _name_item(item: Item) -> Entry:
+    kind = str(item.get("type", "message"))
+    made = {"type": kind, "id": f"{ID_PREFIXES[kind]}{token_hex(ID_BYTES)}", "status": "completed"}
+    named: Entry = {**made, **{name: value for name, value in item.items() if value is not None}}
+    text = item.get("content")
+    if kind == "message" and isinstance(text, str):
+        said = item.get("role") == "assistant"
+        answer = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        named["content"] = [answer if said else {"type": "input_text", "text": text}]
+    return named
 
 
 def decode_input(given: object, where: str = "input") -> list[Entry]:

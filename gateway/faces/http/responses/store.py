@@ -14,12 +14,13 @@ from services.runtime.config import ConfigError
 Entry = dict[str, object]
 
 IN_MEMORY = ":memory:"
+CUT_CALL = ("function_call", "incomplete")
 # The longest waits for another process that writes: of methods that a thread calls, and of those
 # that the event loop calls.
 WRITE_WAIT_S, READ_WAIT_S = 5.0, 0.005
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS responses (
-    id TEXT PRIMARY KEY, owner TEXT NOT NULL, content TEXT NOT NULL, conversation TEXT NOT NULL,
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, content TEXT NOT NULL, inputs TEXT NOT NULL,
     bytes INTEGER NOT NULL, used_s REAL NOT NULL, running INTEGER NOT NULL, process TEXT NOT NULL,
     cancelled INTEGER NOT NULL DEFAULT 0
 )""",
@@ -48,13 +49,22 @@ AND EXISTS (SELECT 1 FROM totals WHERE number > ? OR bytes > ?) RETURNING id"""
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response as its client receives it, and the chat messages up to its end."""
+    """A response as its client receives it, and all items before its output."""
 
     response_id: str
     owner: str  # the name of the API key that created it; no other key reads it
     content: Entry
-    conversation: Sequence[Entry]
+    inputs: Sequence[Entry]
     running: bool = False  # in the background
+
+    @property
+    def items(self) -> Sequence[Entry]:
+        """The items up to its end, which the next response begins with: without a call that a
+        limit has cut, and without the scores of tokens."""
+        output = self.content["output"]
+        assert isinstance(output, list)
+        said = [each for each in output if (each["type"], each["status"]) != CUT_CALL]
+        return [*self.inputs, *map(_without_scores, said)]
 
 
 class ResponseStore:
@@ -95,7 +105,7 @@ class ResponseStore:
     def find(self, response_id: str, owner: str) -> StoredResponse | None:
         """None if there is none, it was evicted, or another owner has it."""
         rows = self._read.run(
-            "SELECT content, conversation, running FROM responses WHERE id = ? AND owner = ?",
+            "SELECT content, inputs, running FROM responses WHERE id = ? AND owner = ?",
             response_id,
             owner,
         )
@@ -104,9 +114,9 @@ class ResponseStore:
         with suppress(sqlite3.OperationalError):  # another process writes: the use is not noted
             used = "UPDATE responses SET used_s = ? WHERE id = ?"
             self._read.run(used, time.time(), response_id)
-        ((content, conversation, running),) = rows
+        ((content, inputs, running),) = rows
         return StoredResponse(
-            response_id, owner, json.loads(content), json.loads(conversation), bool(running)
+            response_id, owner, json.loads(content), json.loads(inputs), bool(running)
         )
 
     def delete(self, response_id: str, owner: str) -> bool:
@@ -124,11 +134,11 @@ class ResponseStore:
         return {str(response_id) for (response_id,) in rows}
 
     def _insert(self, stored: StoredResponse) -> None:
-        content, conversation = _encode(stored.content), _encode(stored.conversation)
-        size = len(content.encode()) + len(conversation.encode())
+        content, inputs = _encode(stored.content), _encode(stored.inputs)
+        size = len(content.encode()) + len(inputs.encode())
         self._written.run(
             "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0)",
-            *(stored.response_id, stored.owner, content, conversation, size),
+            *(stored.response_id, stored.owner, content, inputs, size),
             *(time.time(), stored.running, self._process),
         )
         while self._written.run(EVICT, self._max_count, self._max_bytes):
@@ -161,6 +171,14 @@ class _Database:
                 self._connection.commit()
             finally:
                 self._connection.rollback()  # nothing if the block is committed
+
+
+def _without_scores(item: Entry) -> Entry:
+    if item["type"] != "message":
+        return item
+    parts = item["content"]
+    assert isinstance(parts, list)
+    return {**item, "content": [{**part, "logprobs": []} for part in parts]}
 
 
 def _encode(value: object) -> str:

@@ -12,13 +12,14 @@ from gateway.faces.http.answers.items import (
     Started,
     Step,
 )
+from gateway.faces.http.answers.logprobs import encode_scores
 from gateway.faces.http.answers.parts import count_tokens, note_content
-from gateway.faces.http.answers.sse import encode_typed_event
+from gateway.faces.http.answers.sse import COMMENT, encode_typed_event
 from gateway.faces.http.errors import http_status
 from gateway.faces.http.responses.body import ResponsesBody
 from gateway.requests.text import Text
 from gateway.sessions.call import ClientCall
-from gateway.sessions.session import ChoiceChunk
+from gateway.sessions.session import ChoiceChunk, Logprob
 from services.core import FinishReason
 from services.runtime.errors import ServiceError
 
@@ -31,6 +32,7 @@ EVENTS: Mapping[ItemKind, tuple[str, str]] = {
     ItemKind.REASONING: ("response.reasoning_text", "text"),
     ItemKind.CALL: ("response.function_call_arguments", "arguments"),
 }
+CANCELLED = "cancelled"
 CUT_REASONS = {FinishReason.LENGTH: "max_output_tokens"}
 
 
@@ -56,7 +58,7 @@ def describe_response(call: ClientCall, model: str, body: ResponsesBody) -> Entr
         "text": {"format": {"type": "text"}, **(body.text or {})},
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
-        "top_logprobs": 0,
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": body.truncation,
         "user": body.user or None,
@@ -75,8 +77,18 @@ def with_error(described: Entry, error: ServiceError) -> Entry:
     return with_status(described, "failed", error={"code": code, "message": error.message})
 
 
+def encode_stream_error(error: ServiceError | None) -> bytes:
+    """The event of an error of a stream that is not one of its response; it has no number."""
+    if error is None:
+        return b""
+    code = http_status(error).code
+    return encode_typed_event({"type": "error", "code": code, "message": error.message})
+
+
 class ResponseWriter:
     """Writes one response: an AnswerWriter."""
+
+    ping = COMMENT
 
     def __init__(
         self,
@@ -85,42 +97,64 @@ class ResponseWriter:
         described: Entry,
         items: AnswerItems,
         on_end: Callable[[Entry], None],
-        waits: bool,
+        slow_end: bool,
     ):
-        """`described`: of `describe_response`. `on_end` receives the ended response; `waits`: it
-        may wait for other processes."""
-        self._call, self._text, self._described = call, text, described
-        self._items, self._on_end, self._waits = items, on_end, waits
+        """`described`: of `describe_response`. `on_end` receives the ended response. `slow_end`: a
+        thread has to encode the end, which waits or has many scores."""
+        self.described = described
+        self._call, self._text = call, text
+        self._items, self._on_end, self._slow_end = items, on_end, slow_end
         self._number = 0  # of the next event
+        self._begun = False
+
+    @property
+    def response_id(self) -> str:
+        return str(self.described["id"])
 
     @property
     def slow(self) -> bool:
-        return self._waits and self._call.choices[0].session.over
+        return self._slow_end and self._call.choices[0].session.over
 
     def encode_whole(self, choices: Sequence[Sequence[ChoiceChunk]]) -> Entry:
         (chunks,) = choices
         self._items.read(chunks)
-        response = self._render_end(chunks[-1].reason, streamed=False)
+        response = self.render_end(chunks[-1].reason, streamed=False)
         self._on_end(response)
         return response
 
     def encode_chunk(self, chunk: ChoiceChunk) -> bytes:
-        events: list[Entry] = []
-        if not self._number:
-            running = with_status(self._described, "in_progress")
-            events += [
-                {"type": "response.created", "response": running},
-                {"type": "response.in_progress", "response": running},
-            ]
+        events = self.encode_steps(chunk)
+        if chunk.reason is not None:
+            response = self.render_end(chunk.reason, streamed=True)
+            self._on_end(response)
+            events.append(self.encode_end(response))
+        return b"".join(events)
+
+    def encode_queued(self) -> list[bytes]:
+        """The first events of a response that waits to begin."""
+        queued = with_status(self.described, "queued")
+        return self._encode_states(queued, "created", "queued")
+
+    def encode_steps(self, chunk: ChoiceChunk) -> list[bytes]:
+        """The events of a chunk, without the one that ends the response."""
+        events: list[bytes] = []
+        if not self._begun:
+            self._begun = True
+            running = with_status(self.described, "in_progress")
+            states = ("in_progress",) if self._number else ("created", "in_progress")
+            events += self._encode_states(running, *states)
         steps = self._items.read((chunk,))
         if any(isinstance(step, Grown) and step.is_content for step in steps):
             note_content(self._call.choices[0])
-        events += [event for step in steps for event in self._encode_step(step)]
-        if chunk.reason is not None:
-            response = self._render_end(chunk.reason, streamed=True)
-            events.append({"type": f"response.{response['status']}", "response": response})
-            self._on_end(response)
-        return b"".join(map(self._encode_event, events))
+        entries = (entry for step in steps for entry in self._encode_step(step))
+        return [*events, *map(self._encode_event, entries)]
+
+    def encode_end(self, response: Entry) -> bytes:
+        """The event of the ended response. OpenAI has none for a cancelled one: that is
+        incomplete."""
+        status = response["status"]
+        (event,) = self._encode_states(response, "incomplete" if status == CANCELLED else status)
+        return event
 
     def encode_tail(self) -> bytes:
         return b""
@@ -128,25 +162,31 @@ class ResponseWriter:
     def encode_last(self, error: ServiceError | None) -> bytes:
         if error is None:
             return b""
-        response = with_error(self._described, error)
+        response = with_error(self.described, error)
         self._on_end(response)
-        return self._encode_event({"type": "response.failed", "response": response})
+        return self.encode_end(response)
+
+    def _encode_states(self, response: Entry, *states: object) -> list[bytes]:
+        return [
+            self._encode_event({"type": f"response.{state}", "response": response})
+            for state in states
+        ]
 
     def _encode_event(self, event: Entry) -> bytes:
         numbered = {**event, "sequence_number": self._number}
         self._number += 1
         return encode_typed_event(numbered)
 
-    def _render_end(self, reason: FinishReason | None, streamed: bool) -> Entry:
+    def render_end(self, reason: FinishReason | None, streamed: bool) -> Entry:
         """A malformed call is only in the output of a stream, which has its events already."""
         items = [item for item in self._items.items if streamed or not item.malformed]
         changed = {"output": [self._render_item(item) for item in items], "usage": self._usage()}
         if reason is FinishReason.STOP:
             now_s = int(time.time())
-            return with_status(self._described, "completed", completed_at=now_s, **changed)
+            return with_status(self.described, "completed", completed_at=now_s, **changed)
         cause = CUT_REASONS.get(reason, str(reason)) if reason else None
         details = {"reason": cause}
-        return with_status(self._described, "incomplete", incomplete_details=details, **changed)
+        return with_status(self.described, "incomplete", incomplete_details=details, **changed)
 
     def _usage(self) -> Entry:
         call = self._call
@@ -166,20 +206,23 @@ class ResponseWriter:
         if item.kind is not ItemKind.CALL:
             named["content_index"] = 0
         name, text_field = EVENTS[item.kind]
-        scores: Entry = {"logprobs": []} if item.kind is ItemKind.CONTENT else {}
         match step:
             case Started():
                 rendered = self._render_item(item, "in_progress")
                 added = {"type": "response.output_item.added", **place, "item": rendered}
-                part = {"type": "response.content_part.added", **named, "part": _render_part(item)}
+                part = self._render_part(item)
+                part = {"type": "response.content_part.added", **named, "part": part}
                 return [added] if item.kind is ItemKind.CALL else [added, part]
-            case Grown(_, text):
-                return [{"type": f"{name}.delta", **named, "delta": text, **scores}]
+            case Grown(_, text, scores):
+                scored = self._render_scores(item, scores)
+                return [{"type": f"{name}.delta", **named, "delta": text, **scored}]
             case Ended():
-                ended = {"type": f"{name}.done", **named, text_field: item.text, **scores}
+                scored = self._render_scores(item, item.scores)
+                ended = {"type": f"{name}.done", **named, text_field: item.text, **scored}
                 if item.kind is ItemKind.CALL:
                     ended["name"] = item.name
-                part = {"type": "response.content_part.done", **named, "part": _render_part(item)}
+                part = self._render_part(item)
+                part = {"type": "response.content_part.done", **named, "part": part}
                 rendered = self._render_item(item)
                 done = {"type": "response.output_item.done", **place, "item": rendered}
                 return [ended, done] if item.kind is ItemKind.CALL else [ended, part, done]
@@ -189,7 +232,7 @@ class ResponseWriter:
         started = bool(status)
         status = status or ("completed" if item.complete else "incomplete")
         named = {"id": self._item_id(item), "status": status}
-        parts = [] if started else [_render_part(item)]
+        parts = [] if started else [self._render_part(item)]
         match item.kind:
             case ItemKind.CONTENT:
                 return {**named, "type": "message", "role": "assistant", "content": parts}
@@ -202,8 +245,14 @@ class ResponseWriter:
     def _item_id(self, item: Item) -> str:
         return f"{PREFIXES[item.kind]}{self._call.request_id}_{item.index}"
 
+    def _render_part(self, item: Item) -> Entry:
+        if item.kind is ItemKind.REASONING:
+            return {"type": "reasoning_text", "text": item.text}
+        scores = self._render_scores(item, item.scores)
+        return {"type": "output_text", "text": item.text, "annotations": [], **scores}
 
-def _render_part(item: Item) -> Entry:
-    if item.kind is ItemKind.REASONING:
-        return {"type": "reasoning_text", "text": item.text}
-    return {"type": "output_text", "text": item.text, "annotations": [], "logprobs": []}
+    def _render_scores(self, item: Item, scores: Sequence[Logprob]) -> Entry:
+        """What content has besides its text."""
+        if item.kind is not ItemKind.CONTENT:
+            return {}
+        return {"logprobs": encode_scores(self._text, scores)}

@@ -135,6 +135,17 @@ async def test_headers_and_extra_fields_are_those_of_a_chat(harness: Harness) ->
     assert harness.scheduler.requests[-1].tenant == "u1"
 
 
+async def test_models_have_the_fields_that_anthropic_s_clients_read(harness: Harness) -> None:
+    version = {"anthropic-version": "2023-06-01"}
+    listed = (await harness.http("GET", "/v1/models", None, version)).json
+    (card,) = listed["data"]
+    assert (card["type"], card["display_name"], card["lifecycle"]) == ("model", "demo", "active")
+    assert (listed["first_id"], listed["has_more"]) == ("demo", False)
+    assert (await harness.http("GET", "/v1/models/demo", None, version)).json == card
+    plain = (await harness.http("GET", "/v1/models/demo")).json
+    assert plain.items() < card.items() and "type" not in plain
+
+
 async def test_output_format_constrains_the_answer(harness: Harness) -> None:
     output = {"type": "json_schema", "schema": {"type": "object"}}
     await harness.http("POST", PATH, {**BASE, "output_config": {"format": output}})
@@ -159,6 +170,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"system": 7}, "system: must be a string or a list of text blocks"),
     ({"stop_sequences": "x"}, "stop_sequences: input should be a valid list"),
     ({"thinking": {"type": "deep"}}, "thinking.type: must be one of enabled"),
+    (
+        {"thinking": {"type": "enabled", "budget_tokens": 0}},
+        "thinking.budget_tokens: must be at least 1, not 0",
+    ),
     ({"output_config": {"effort": "huge"}}, "output_config.effort: must be one of low"),
     ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
     ({"output_format": {"type": "json_schema"}}, "output_format.schema: is missing"),
@@ -190,6 +205,7 @@ async def test_bad_body_is_named_in_anthropic_s_shape(harness: Harness) -> None:
         reply = await harness.http("POST", PATH, {**BASE, **fields})
         assert reply.status == 400, fields
         assert reply.json["type"] == "error" and reply.json["error"].keys() == {"type", "message"}
+        assert reply.json["request_id"] == reply.headers["request-id"]
         assert reply.json["error"]["type"] == "invalid_request_error"
         assert sentence in reply.json["error"]["message"], (fields, reply.text)
 
@@ -231,5 +247,50 @@ async def test_failure_within_a_stream_is_an_error_event() -> None:
         await asyncio.sleep(0.2)  # the failure comes behind the first events
         harness.worker.send(name, 2, (), common.FINISH_REASON_ERROR, "out of luck")
         reply = await asking
-    error = {"type": "error", "error": {"type": "api_error", "message": "out of luck"}}
+    told = {"type": "api_error", "message": "out of luck"}
+    error = {"type": "error", "error": told, "request_id": reply.headers["request-id"]}
     assert (reply.status, read_events(reply)[-1]) == (200, error)
+
+
+async def test_long_wait_sends_pings_and_then_errors_are_events() -> None:
+    async with run_harness(stream_ping_s=0.05) as harness:
+        asking = asyncio.ensure_future(harness.http("POST", PATH, {**BASE, "stream": True}))
+        name = await first_prompt(harness)
+        await asyncio.sleep(0.2)
+        harness.worker.send(name, 0, tokens_of(WORDS), common.FINISH_REASON_STOP)
+        kinds = [event["type"] for event in read_events(await asking)]
+        start = kinds.index("message_start")
+        assert start > 0 and {*kinds[:start]} == {"ping"} and kinds[-1] == "message_stop"
+        asking = asyncio.ensure_future(harness.http("POST", PATH, {**BASE, "stream": True}))
+        await harness.until(lambda: len(harness.worker.prompts) == 2)
+        await asyncio.sleep(0.2)
+        name = harness.worker.prompts[1].request_id
+        harness.worker.send(name, 0, (), common.FINISH_REASON_ERROR, "out of luck")
+        reply = await asking
+        kinds = [event["type"] for event in read_events(reply)]
+        assert (reply.status, kinds[0], kinds[-1]) == (200, "ping", "error")
+        chat = {"messages": [USER], "stream": True}
+        asking = asyncio.ensure_future(harness.http("POST", "/v1/chat/completions", chat))
+        await harness.until(lambda: len(harness.worker.prompts) == 3)
+        await asyncio.sleep(0.2)
+        name = harness.worker.prompts[2].request_id
+        harness.worker.send(name, 0, tokens_of(WORDS), common.FINISH_REASON_STOP)
+        reply = await asking
+        assert reply.text.startswith(": ping\n\n")
+        assert (
+            "".join(each["choices"][0]["delta"].get("content", "") for each in reply.events)
+            == WORDS
+        )
+
+
+async def test_thinking_budget_limits_reasoning_that_has_marks() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 4}
+    thought = "<think>one two three four</think>five"
+    async with run_harness(lambda _: tokens_of(thought), reasoning_parser="qwen3") as harness:
+        message = (await harness.http("POST", PATH, {**BASE, "thinking": thinking})).json
+        assert len(message["content"][0]["thinking"]) < 8, message
+    async with run_harness(lambda _: tokens_of(WORDS), reasoning_parser="none") as harness:
+        body = {**BASE, "thinking": thinking}
+        assert (await harness.http("POST", PATH, body)).json["content"][0]["text"] == WORDS
+        reply = await harness.http("POST", PATH, {**BASE, "thinking_token_budget": 4})
+        assert "thinking_token_budget" in reply.json["error"]["message"]

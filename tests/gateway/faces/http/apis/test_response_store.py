@@ -15,7 +15,7 @@ LARGE = 2**30
 
 def response(name: str, text: str = "", running: bool = False) -> StoredResponse:
     status = "in_progress" if running else "completed"
-    content: Entry = {"id": name, "status": status, "text": text}
+    content: Entry = {"id": name, "status": status, "text": text, "output": []}
     return StoredResponse(name, "me", content, [{"role": "user", "content": "é"}], running)
 
 

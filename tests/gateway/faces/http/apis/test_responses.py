@@ -202,7 +202,7 @@ async def test_only_background_responses_are_cancelled(client: Any) -> None:
     response = await client.responses.create(input="1,")
     with pytest.raises(openai.BadRequestError, match="only a response with background"):
         await client.responses.cancel(response.id)
-    with pytest.raises(openai.BadRequestError, match="stream: is not available"):
+    with pytest.raises(openai.BadRequestError, match="stream: this gateway process"):
         await client.responses.retrieve(response.id, stream=True)
 
 
@@ -267,12 +267,14 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "previous_response_id"),
     ({"instructions": 7}, "instructions", "valid string"),
     ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
-    ({"background": True, "stream": True}, "stream", "not available with background"),
     ({"background": True, "store": False}, "store", "must be true with background"),
     ({"truncation": "left"}, "truncation", "'auto' or 'disabled'"),
     ({"metadata": {"k" * 65: "v"}}, "metadata", "at most 64 characters"),
     ({"metadata": {str(n): "v" for n in range(17)}}, "metadata", "at most 16 keys"),
-    ({"include": ["message.output_text.logprobs"]}, "include", "is not supported"),
+    ({"include": ["logprobs"]}, "include[0]", "must be one of message.output_text.logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs", "needs include"),
+    ({"include": ["message.output_text.logprobs"], "top_logprobs": 21},
+     "top_logprobs", "between 0 and 20"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "must be one of text"),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "missing"),
     ({"text": {"colour": "red"}}, "text.colour", "is not a field"),

@@ -112,6 +112,7 @@ async def test_files_are_listed_read_and_deleted(harness: Harness) -> None:
     assert (await client.files.content(first)).content == content
     listed = [each.id async for each in client.files.list(limit=1)]
     assert set(listed) == {first, second}
+    assert [each.id async for each in client.files.list(order="asc")] == listed[::-1]
     assert (await client.files.delete(first)).deleted
     for gone in (first, "file-..", "nothing"):
         with pytest.raises(openai.NotFoundError, match="No such File"):
@@ -240,6 +241,7 @@ async def test_mistakes_are_named(tmp_path: Path) -> None:
             ({"completion_window": "1h"}, "completion_window: must be 24h"),
             ({"input_file_id": "file-x"}, "input_file_id: No such File object: file-x"),
             ({"metadata": {"a": "b" * 600}}, "metadata: at most 64 characters"),
+            ({"output_expires_after": {}}, "output_expires_after: is not supported"),
             ({"input_file_id": 5}, "input_file_id: input should be a valid string"),
         ):
             valid = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
@@ -252,6 +254,11 @@ async def test_mistakes_are_named(tmp_path: Path) -> None:
             await upload(client, b"")
         with pytest.raises(openai.BadRequestError, match="purpose: must be batch"):
             await client.files.create(file=("a", b"x"), purpose="assistants")
+        with pytest.raises(openai.BadRequestError, match="expires_after: is not supported"):
+            await client.files.create(
+                file=("a", b"x"), purpose="batch",
+                expires_after={"anchor": "created_at", "seconds": 3600},
+            )  # fmt: skip
         reply = await harness.http("POST", "/v1/files", {"file": "x"})
         assert reply.status == 400
         assert reply.json["error"]["message"].startswith("send the file as multipart/form-data")
