@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
+from gateway.grammars.lark import write_mark
 from gateway.types.constraint import CallsSource, Pieces
 
 TEXT = "TEXT: /(.|\\n)*/"
@@ -62,9 +63,4 @@ def join_grammars(lark: str, inner: str, name: str) -> str:
 
 
 def _write(pieces: Pieces) -> str:
-    """Literals of Lark; special tokens by their ids."""
-    return " ".join(
-        f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece, ensure_ascii=False)
-        for piece in pieces
-        if piece != ""
-    )
+    return " ".join(write_mark(piece) for piece in pieces if piece != "")

@@ -4,7 +4,6 @@ Runs only in a process that may be killed: `gateway.grammars.process`.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,10 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
 
 from gateway.grammars.calls import ANSWER, join_grammars, put_after, write_calls
 from gateway.grammars.ebnf import ebnf_to_lark, is_ebnf
-from gateway.grammars.places import find_place, walk_schema
+from gateway.grammars.faults import GrammarFault
+from gateway.grammars.lark import write_mark
+from gateway.grammars.places import find_place
+from gateway.grammars.schemas import PLAIN_ESCAPES, allows_other_names, write_exactly
 from gateway.types.constraint import CallsSource, Constraint, ConstraintKind
 
 if TYPE_CHECKING:
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
 # Where JSON allows whitespace, a model may write so much of it: nine levels of indentation. Without
 # a bound, a model that does not know what to write next fills its answer with whitespace.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"
-# What a client's own `x-guidance` cannot switch on: both would weaken a schema silently.
-STRICT: "JsonCompileOptions" = {"lenient": False, "coerce_one_of": False}
 SILENT = 0  # log level
 BRIEF = LLParserLimits(verbose_errors=False)
 # Sentences for what llguidance only names.
@@ -32,11 +32,6 @@ STOPS = {
     "LexerTooComplex": "has a regular expression that is too complex; make it simpler",
 }
 MAX_FAULT_CHARS = 500
-CONTROL = re.compile(r"[\x7f-\x9f]")
-
-
-class GrammarFault(Exception):
-    """The constraint cannot be enforced; the message says why."""
 
 
 def compile_constraint(constraint: Constraint, tokenizer: LLTokenizer) -> str:
@@ -74,19 +69,12 @@ def _schema_grammar(schema: object, whitespace: str | None) -> str:
         schema = {} if schema else {"enum": []}
     if not isinstance(schema, dict):
         raise GrammarFault("a JSON schema must be an object")
-    _drop_defaults(schema)
+    write_exactly(schema)
     return LLMatcher.grammar_from_json_schema(
         json.dumps(schema, ensure_ascii=False),
         defaults=_whitespace_options(whitespace),
-        overrides=STRICT,
+        overrides=_strict_options(schema),
     )
-
-
-def _drop_defaults(schema: object) -> None:
-    """Removes from a schema what has no effect, but is refused by llguidance."""
-    for _, inner in walk_schema(schema):
-        if inner.get("uniqueItems") is False:
-            del inner["uniqueItems"]
 
 
 def _whitespace_options(whitespace: str | None) -> "JsonCompileOptions":
@@ -95,10 +83,17 @@ def _whitespace_options(whitespace: str | None) -> "JsonCompileOptions":
     return {"whitespace_pattern": WHITESPACE if whitespace is None else whitespace}
 
 
+def _strict_options(schema: dict[str, object]) -> "JsonCompileOptions":
+    """What a client's own `x-guidance` cannot change: it would weaken the schema silently."""
+    escapes = PLAIN_ESCAPES if allows_other_names(schema) else None
+    return {"lenient": False, "coerce_one_of": False, "json_allowed_escapes": escapes}
+
+
 def _embed(schema: Mapping[str, object], whitespace: str | None) -> dict[str, object]:
     """The schema as Lark grammars embed it, with its options."""
-    _drop_defaults(schema)
-    return {**schema, "x-guidance": {**_whitespace_options(whitespace), **STRICT}}
+    exact = {**schema}
+    write_exactly(exact)
+    return {**exact, "x-guidance": {**_whitespace_options(whitespace), **_strict_options(exact)}}
 
 
 def _serialize_grammar(constraint: Constraint) -> str:
@@ -108,14 +103,8 @@ def _serialize_grammar(constraint: Constraint) -> str:
 
 def _serialize_choice(constraint: Constraint) -> str:
     choices = json.loads(constraint.source)
-    alternatives = " | ".join(map(_quote, choices))
+    alternatives = " | ".join(map(write_mark, choices))
     return LLMatcher.grammar_from_lark(f"start: {alternatives}")
-
-
-def _quote(text: str) -> str:
-    """A literal of Lark: JSON's, with the control characters escaped that JSON allows."""
-    quoted = json.dumps(text, ensure_ascii=False)
-    return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)
 
 
 def _serialize_tags(constraint: Constraint) -> str:

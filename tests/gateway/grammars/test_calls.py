@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.grammars.compilation import GrammarFault, compile_constraint
+from gateway.grammars.compilation import compile_constraint
+from gateway.grammars.faults import GrammarFault
 from gateway.readers.call_formats import CALL_FORMATS, JsonCallFormat, WrittenCalls
 from gateway.readers.constraints import constrain_calls
 from gateway.readers.formats import select_formats

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from gateway.grammars.compilation import GrammarFault
+from gateway.grammars.faults import GrammarFault
 from gateway.types.constraint import ConstraintKind
 from tests.examples import examples
 from tests.gateway.grammars.walks import accepts, compile_text, draw_answer
