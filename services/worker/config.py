@@ -82,6 +82,9 @@ class EngineConfig(BaseModel):
     # layers. 0: as many as `lora_modules`, and with none, no adapter can be loaded.
     max_adapters: int = Field(default=0, ge=0, le=1024)
     max_lora_rank: int = Field(default=16, ge=1, le=512)  # of an adapter; more are refused
+    # The longest that a request waits until its grammar is compiled here; longer: it fails. The
+    # gateway has compiled it within its own limit before.
+    grammar_limit_s: float = Field(default=10.0, gt=0)
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     report_every_steps: int = Field(default=16, ge=1)
 
