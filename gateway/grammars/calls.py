@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from gateway.grammars.lark import write_mark
+from gateway.grammars.lark import read_grammars, write_mark
 from gateway.types.constraint import CallsSource, Pieces
 
 TEXT = "TEXT: /(.|\\n)*/"
@@ -56,7 +56,7 @@ def put_after(end: Pieces, grammar: str) -> str:
 
 def join_grammars(lark: str, inner: str, name: str) -> str:
     """A grammar in Lark and a serialized one, to which it refers by this name."""
-    first, *others = json.loads(inner)["grammars"]
+    first, *others = read_grammars(inner)
     outer = {"name": "outer", "lark_grammar": lark}
     grammars = [outer, {**first, "name": name}, *others]
     return json.dumps({"grammars": grammars}, ensure_ascii=False)

@@ -1,8 +1,9 @@
-"""Literals of Lark grammars. Pure."""
+"""Lark grammars, as llguidance reads them. Pure."""
 
 import json
 import re
 
+Grammars = list[dict[str, object]]  # as llguidance serializes them
 CONTROL = re.compile(r"[\x7f-\x9f]")
 
 
@@ -12,3 +13,12 @@ def write_mark(mark: str | int) -> str:
         return f"<[{mark}]>"
     quoted = json.dumps(mark, ensure_ascii=False)
     return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)  # JSON allows them
+
+
+def read_grammars(text: str) -> Grammars:
+    """The grammars of a serialized one, which may be Lark as it is."""
+    try:
+        grammars: Grammars = json.loads(text)["grammars"]
+    except ValueError:
+        return [{"lark_grammar": text}]
+    return grammars

@@ -86,6 +86,19 @@ def test_constraint_applies_behind_reasoning():
     assert replace(YES_NO, after=["</think>"]).digest != YES_NO.digest
 
 
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        (ConstraintKind.CHOICE, '["yes", "no"]'),
+        (ConstraintKind.GRAMMAR, 'root ::= "yes" | "no"'),
+        (ConstraintKind.STRUCTURAL_TAG, '{"type": "const_string", "value": "yes"}'),
+    ],
+)
+def test_constraint_of_each_kind_applies_behind_reasoning(kind: ConstraintKind, source: str):
+    made = compile_constraint(Constraint(kind, source, after=["</think>"]), demo_tokenizer())
+    assert accepts(made, "so</think>yes") and not accepts(made, "so</think>perhaps")
+
+
 def test_tool_that_cannot_be_enforced_is_named():
     use = ToolUse((Tool("f"), Tool("g", parameters={"properties": {"a": {"not": {}}}})))
     with pytest.raises(GrammarFault, match=r"the parameters of g: .*\(at #/properties/a/not\)"):

@@ -10,7 +10,6 @@ from tests.gateway.grammars.walks import accepts, compile_text
 
 SCHEMA, REGEX = ConstraintKind.JSON_SCHEMA, ConstraintKind.REGEX
 CHOICE, GRAMMAR = ConstraintKind.CHOICE, ConstraintKind.GRAMMAR
-TAG = ConstraintKind.STRUCTURAL_TAG
 
 PERSON = {
     "type": "object",
@@ -32,11 +31,6 @@ TAGGED = {
     "discriminator": {"propertyName": "kind"},  # pydantic writes it
 }  # fmt: skip
 ARITHMETIC = 'root ::= term ("+" term)*\nterm ::= [0-9]+ | "(" root ")"'
-TAGS = {
-    "triggers": ["<f"],
-    "structures": [{"begin": "<f=a>", "schema": PERSON, "end": "</f>"}],
-}
-
 # Constraint, texts that follow it, texts that do not.
 ANSWERS = [
     (SCHEMA, JSON_OBJECT, ["{}", '{"a": [1, {"b": null}]}'], ["[]", "1", '{"a":}']),
@@ -88,7 +82,6 @@ ANSWERS = [
     (GRAMMAR, r'root ::= "\u00e9" [\u4e00-\u9fff] "\\u0041" "\u0022"', ['é中\\u0041"'], ["é"]),
     (GRAMMAR, 'start: "yes" | "no" /[0-9]+/', ["yes", "no12"], ["no"]),
     (GRAMMAR, '?start: NUMBER "+" NUMBER\nNUMBER: /[0-9]+/\n%ignore " "', ["1 + 2"], ["1+"]),
-    (TAG, TAGS, ["hi", 'hi <f=a>{"age": 1}</f> you'], ['<f=a>{"age":"1"}</f>', "<f=b>"]),
 ]  # fmt: skip
 
 
@@ -157,8 +150,6 @@ FAULTS = [
     (GRAMMAR, "root ::= missing", "missing", ""),
     (GRAMMAR, "start: missing", "missing", ""),
     (GRAMMAR, "not a grammar", "", ""),
-    (TAG, {"triggers": ["<"], "structures": [{"begin": "<a", "schema": {"not": {}}, "end": ""}]},
-     "not", ""),
 ]  # fmt: skip
 
 
