@@ -64,9 +64,10 @@ def _change(schema: Schema) -> None:
     if isinstance(pattern := schema.get("pattern"), str):
         schema["pattern"] = translate_pattern(pattern)
     if isinstance(patterns := schema.get("patternProperties"), dict):
-        schema["patternProperties"] = {
-            translate_pattern(str(pattern)): inner for pattern, inner in patterns.items()
-        }
+        translated = {translate_pattern(str(each)): inner for each, inner in patterns.items()}
+        if len(translated) < len(patterns):
+            raise GrammarFault("two patterns of patternProperties are the same")
+        schema["patternProperties"] = translated
     format = schema.get("format")
     if isinstance(format, str) and format in FORMATS:
         del schema["format"]

@@ -179,4 +179,5 @@ def _give_up(compiled: "Future[LLMatcher]", limit_s: float) -> None:
 def _lower_priority() -> None:
     """Steps come before this thread, where the system has priorities of threads."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, get_native_id(), LARGE_NICE)
+        with suppress(OSError):  # where it is forbidden
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), LARGE_NICE)
