@@ -130,6 +130,8 @@ def _read_tag(name: str, value: object) -> Constraint:
         kind = ConstraintKind.STRUCTURAL_TAG
         return Constraint(kind, _dump(format), field_name=f"{name}.format")
     _allow(name, given, "structures", "triggers")
+    if not given:
+        raise InvalidArgument(f"{name}.format", "is missing")
     triggers, structures = given.get("triggers"), given.get("structures")
     if not isinstance(triggers, list) or not all(isinstance(t, str) and t for t in triggers):
         raise InvalidArgument(f"{name}.triggers", "must be a list of strings that are not empty")
