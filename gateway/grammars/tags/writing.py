@@ -88,14 +88,12 @@ class TagWriter:
         ids = [mark for mark in ends if isinstance(mark, int)]
         choices = [f"{terminal} {_write_marks(ids)}"] if ids or not ends else []
         if words:
-            name = f"text_{len(self._rules)}"
-            self._rules.append(f"{name}[lazy]: {terminal} {_write_marks(words)}")
-            choices.append(name)
+            choices.append(self._name(f"{terminal} {_write_marks(words)}", "[lazy]"))
         return f"({' | '.join(choices)})"
 
     def _write_dispatch(self, dispatch: Dispatch, ends: Sequence[Mark]) -> str:
         text, parts = dispatch.text, dispatch.parts.items()
-        written = [(mark, self._write(part, ())) for mark, part in parts]
+        written = [(mark, self._name(self._write(part, ()))) for mark, part in parts]
         each = " | ".join(f"{self._write_text(text, [mark])} {part}" for mark, part in written)
         first = " | ".join(f"{_write_marks([mark])} {part}" for mark, part in written)
         if dispatch.repeated:
@@ -104,6 +102,12 @@ class TagWriter:
         if dispatch.needed:
             return f"({first}) {_write_marks(ends)}"
         return f"(({each}) {_write_marks(ends)} | {self._write_text(text, ends)})"
+
+    def _name(self, written: str, options: str = "") -> str:
+        """A new rule of this text."""
+        name = f"rule_{len(self._rules)}"
+        self._rules.append(f"{name}{options}: {written}")
+        return name
 
     def _define(self, text: Text) -> str:
         """The terminal of a text."""
