@@ -32,8 +32,8 @@ def _typed(name: str, *parts: st.SearchStrategy[dict]) -> st.SearchStrategy[dict
     )
 
 
-PATTERNS = ["^[a-c]+$", "x", r"^\d{2}-\w$"]
-FORMATS = ["date", "uuid", "ipv4", "time"]
+PATTERNS = ["^[a-c]+$", "x", r"^\d{2}-\w$", r"^.\S[^&[]$"]
+FORMATS = ["date", "uuid", "ipv4", "time", "date-time"]
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-99, 99), st.text(max_size=4))
 LEAVES = st.one_of(
     st.sampled_from(["null", "boolean"]).map(lambda name: {"type": name}),
