@@ -141,6 +141,9 @@ class GatewayConfig(ServedSettings):
     grammar_memory_bytes: Count = 512 * 2**20  # for one compilation; more: 400
     grammar_cache_bytes: Count = 64 * 2**20  # of compiled constraints and of the faults of others
     max_grammars_waiting: Count = 64  # for compilation; more: 429
+    # Of one API key; without keys, of one tenant. Keys take turns, so that one that sends many does
+    # not delay the others.
+    max_grammars_waiting_per_tenant: Count = 16
     # `/v1/embeddings`, `/v1/rerank` and `/score`, by a sentence encoder that starts with the first
     # request, in a process of about 0.5 GB. off: these endpoints do not exist.
     embeddings: bool = True

@@ -134,10 +134,12 @@ class RequestIntake:
         parsing = partial(self._parser.parse, request, limit, arrival)
         size_bytes += count_tool_bytes(request.prompt)
         parsed = self._answers.apply(await self.read(parsing, size_bytes, arrival.sla_class))
+        key_name = current_caller().key
         if (constraint := parsed.client.constraint) is not None:
+            tenant = key_name or parsed.tenant  # clients choose the latter's name
             with self._counting_refusals(arrival.sla_class):
-                parsed = apply_grammar(parsed, await self.grammars.compile(constraint))
-        if key_name := current_caller().key:
+                parsed = apply_grammar(parsed, await self.grammars.compile(constraint, tenant))
+        if key_name:
             client = replace(parsed.client, user=parsed.client.user or key_name)
             parsed = replace(parsed, client=client)
         if trace is NO_TRACE:

@@ -20,6 +20,7 @@ def make_compiler(config: GatewayConfig, text: Text) -> GrammarCompiler:
         max_source_bytes=config.max_grammar_bytes,
         cache_bytes=config.grammar_cache_bytes,
         max_waiting=config.max_grammars_waiting,
+        max_waiting_per_tenant=config.max_grammars_waiting_per_tenant,
         limit_s=config.grammar_limit_s,
         memory_bytes=config.grammar_memory_bytes,
     )

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
+from gateway.grammars.lark import read_grammars, write_mark
 from gateway.types.constraint import CallsSource, Pieces
 
 TEXT = "TEXT: /(.|\\n)*/"
@@ -55,16 +56,11 @@ def put_after(end: Pieces, grammar: str) -> str:
 
 def join_grammars(lark: str, inner: str, name: str) -> str:
     """A grammar in Lark and a serialized one, to which it refers by this name."""
-    first, *others = json.loads(inner)["grammars"]
+    first, *others = read_grammars(inner)
     outer = {"name": "outer", "lark_grammar": lark}
     grammars = [outer, {**first, "name": name}, *others]
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 
 def _write(pieces: Pieces) -> str:
-    """Literals of Lark; special tokens by their ids."""
-    return " ".join(
-        f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece, ensure_ascii=False)
-        for piece in pieces
-        if piece != ""
-    )
+    return " ".join(write_mark(piece) for piece in pieces if piece != "")

@@ -4,15 +4,22 @@ Runs only in a process that may be killed: `gateway.grammars.process`.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from gateway.grammars.calls import ANSWER, join_grammars, put_after, write_calls
 from gateway.grammars.ebnf import ebnf_to_lark, is_ebnf
-from gateway.grammars.places import find_place, walk_schema
+from gateway.grammars.faults import GrammarFault
+from gateway.grammars.lark import Grammars, read_grammars, write_mark
+from gateway.grammars.places import find_place
+from gateway.grammars.schemas import PLAIN_ESCAPES, allows_other_names, write_exactly
+from gateway.grammars.tags.formats import read_format
+from gateway.grammars.tags.parts import Grammar, Regex, Schema
+from gateway.grammars.tags.reading import FormatReader
+from gateway.grammars.tags.writing import TagWriter
 from gateway.types.constraint import CallsSource, Constraint, ConstraintKind
 
 if TYPE_CHECKING:
@@ -21,8 +28,6 @@ if TYPE_CHECKING:
 # Where JSON allows whitespace, a model may write so much of it: nine levels of indentation. Without
 # a bound, a model that does not know what to write next fills its answer with whitespace.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"
-# What a client's own `x-guidance` cannot switch on: both would weaken a schema silently.
-STRICT: "JsonCompileOptions" = {"lenient": False, "coerce_one_of": False}
 SILENT = 0  # log level
 BRIEF = LLParserLimits(verbose_errors=False)
 # Sentences for what llguidance only names.
@@ -32,18 +37,13 @@ STOPS = {
     "LexerTooComplex": "has a regular expression that is too complex; make it simpler",
 }
 MAX_FAULT_CHARS = 500
-CONTROL = re.compile(r"[\x7f-\x9f]")
-
-
-class GrammarFault(Exception):
-    """The constraint cannot be enforced; the message says why."""
 
 
 def compile_constraint(constraint: Constraint, tokenizer: LLTokenizer) -> str:
     """The grammar, serialized by llguidance, which a matcher of this tokenizer accepts. Raises
     GrammarFault."""
     try:
-        grammar = _SERIALIZERS[constraint.kind](constraint)
+        grammar = _SERIALIZERS[constraint.kind](constraint, tokenizer)
         if constraint.after:
             grammar = put_after(constraint.after, grammar)
     except (GrammarFault, MemoryError, RecursionError):
@@ -60,33 +60,27 @@ def compile_constraint(constraint: Constraint, tokenizer: LLTokenizer) -> str:
     return grammar
 
 
-def _serialize_schema(constraint: Constraint) -> str:
+def _serialize_schema(constraint: Constraint, tokenizer: LLTokenizer) -> str:
     try:
         schema = json.loads(constraint.source)
     except ValueError as error:
         raise GrammarFault(f"is not valid JSON: {error}") from None
-    return _schema_grammar(schema, constraint.whitespace)
-
-
-def _schema_grammar(schema: object, whitespace: str | None) -> str:
-    """`true` and `false` are schemas, too."""
-    if isinstance(schema, bool):
-        schema = {} if schema else {"enum": []}
-    if not isinstance(schema, dict):
-        raise GrammarFault("a JSON schema must be an object")
-    _drop_defaults(schema)
+    schema = _require_schema(schema)
+    write_exactly(schema)
     return LLMatcher.grammar_from_json_schema(
         json.dumps(schema, ensure_ascii=False),
-        defaults=_whitespace_options(whitespace),
-        overrides=STRICT,
+        defaults=_whitespace_options(constraint.whitespace),
+        overrides=_strict_options(schema),
     )
 
 
-def _drop_defaults(schema: object) -> None:
-    """Removes from a schema what has no effect, but is refused by llguidance."""
-    for _, inner in walk_schema(schema):
-        if inner.get("uniqueItems") is False:
-            del inner["uniqueItems"]
+def _require_schema(schema: object) -> dict[str, object]:
+    """`true` and `false` are schemas, too."""
+    if isinstance(schema, bool):
+        return {} if schema else {"enum": []}
+    if not isinstance(schema, dict):
+        raise GrammarFault("a JSON schema must be an object")
+    return schema
 
 
 def _whitespace_options(whitespace: str | None) -> "JsonCompileOptions":
@@ -95,48 +89,63 @@ def _whitespace_options(whitespace: str | None) -> "JsonCompileOptions":
     return {"whitespace_pattern": WHITESPACE if whitespace is None else whitespace}
 
 
+def _strict_options(schema: dict[str, object]) -> "JsonCompileOptions":
+    """What a client's own `x-guidance` cannot change: it would weaken the schema silently."""
+    escapes = PLAIN_ESCAPES if allows_other_names(schema) else None
+    return {"lenient": False, "coerce_one_of": False, "json_allowed_escapes": escapes}
+
+
 def _embed(schema: Mapping[str, object], whitespace: str | None) -> dict[str, object]:
     """The schema as Lark grammars embed it, with its options."""
-    _drop_defaults(schema)
-    return {**schema, "x-guidance": {**_whitespace_options(whitespace), **STRICT}}
+    exact = {**schema}
+    write_exactly(exact)
+    return {**exact, "x-guidance": {**_whitespace_options(whitespace), **_strict_options(exact)}}
 
 
-def _serialize_grammar(constraint: Constraint) -> str:
+def _serialize_regex(constraint: Constraint, tokenizer: LLTokenizer) -> str:
+    return LLMatcher.grammar_from_regex(constraint.source)
+
+
+def _serialize_grammar(constraint: Constraint, tokenizer: LLTokenizer) -> str:
     source = constraint.source
     return LLMatcher.grammar_from_lark(ebnf_to_lark(source) if is_ebnf(source) else source)
 
 
-def _serialize_choice(constraint: Constraint) -> str:
+def _serialize_choice(constraint: Constraint, tokenizer: LLTokenizer) -> str:
     choices = json.loads(constraint.source)
-    alternatives = " | ".join(map(_quote, choices))
+    alternatives = " | ".join(map(write_mark, choices))
     return LLMatcher.grammar_from_lark(f"start: {alternatives}")
 
 
-def _quote(text: str) -> str:
-    """A literal of Lark: JSON's, with the control characters escaped that JSON allows."""
-    quoted = json.dumps(text, ensure_ascii=False)
-    return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)
+def _serialize_tags(constraint: Constraint, tokenizer: LLTokenizer) -> str:
+    reader = FormatReader(partial(_find_special, tokenizer))
+
+    def embed(given: Schema) -> Mapping[str, object]:
+        whitespace = constraint.whitespace if given.whitespace is None else given.whitespace
+        return _embed(_require_schema(given.schema), whitespace)
+
+    def serialize(given: Regex | Grammar) -> Grammars:
+        kind = ConstraintKind.REGEX if isinstance(given, Regex) else ConstraintKind.GRAMMAR
+        inner = Constraint(kind, given.source)
+        return read_grammars(_SERIALIZERS[kind](inner, tokenizer))
+
+    writer = TagWriter(embed, serialize)
+    lark = writer.write(reader.read(read_format(constraint.source)))
+    return json.dumps({"grammars": [{"lark_grammar": lark}, *writer.inner]}, ensure_ascii=False)
 
 
-def _serialize_tags(constraint: Constraint) -> str:
-    given = json.loads(constraint.source)
-    tags = [_read_tag(tag, given["triggers"], constraint) for tag in given["structures"]]
-    return LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False))
+def _find_special(tokenizer: LLTokenizer, token: str | int) -> int:
+    """The id of a special token, by its text or id."""
+    if isinstance(token, int):
+        ids = [token] if 0 <= token < tokenizer.vocab_size else []
+    else:
+        ids = tokenizer.tokenize_str(token, parse_special=True)
+    if len(ids) != 1 or not tokenizer.is_special_token(ids[0]):
+        raise GrammarFault(f"{str(token)[:80]!r} is not a special token of this model")
+    return ids[0]
 
 
-def _read_tag(tag: Mapping[str, object], triggers: list[str], constraint: Constraint) -> StructTag:
-    begin = str(tag["begin"])
-    trigger = next((each for each in triggers if begin.startswith(each)), None)
-    if not trigger:
-        raise GrammarFault(f"begin {begin[:80]!r} starts with none of the triggers")
-    schema = tag.get("schema")
-    if not isinstance(schema, dict | None):
-        raise GrammarFault("the schema of a structure must be an object")
-    grammar = _embed(schema or {}, constraint.whitespace)
-    return StructTag(trigger=trigger, begin=begin, grammar=grammar, end=str(tag["end"]))
-
-
-def _serialize_calls(constraint: Constraint) -> str:
+def _serialize_calls(constraint: Constraint, tokenizer: LLTokenizer) -> str:
     source: CallsSource = json.loads(constraint.source)
     schemas = [_embed(call["schema"], constraint.whitespace) for call in source["calls"]]
     answer = source["answer"]
@@ -144,8 +153,8 @@ def _serialize_calls(constraint: Constraint) -> str:
     if answer is None:
         return LLMatcher.grammar_from_lark(lark)
     kind = ConstraintKind(answer["kind"])
-    inner = _SERIALIZERS[kind](Constraint(kind, answer["source"], answer["whitespace"]))
-    return join_grammars(lark, inner, ANSWER)
+    inner = Constraint(kind, answer["source"], answer["whitespace"])
+    return join_grammars(lark, _SERIALIZERS[kind](inner, tokenizer), ANSWER)
 
 
 def _explain_calls(constraint: Constraint, tokenizer: LLTokenizer) -> None:
@@ -161,9 +170,9 @@ def _explain_calls(constraint: Constraint, tokenizer: LLTokenizer) -> None:
             raise GrammarFault(f"the parameters of {call['name']}: {fault}") from None
 
 
-_SERIALIZERS: Mapping[ConstraintKind, Callable[[Constraint], str]] = {
+_SERIALIZERS: Mapping[ConstraintKind, Callable[[Constraint, LLTokenizer], str]] = {
     ConstraintKind.JSON_SCHEMA: _serialize_schema,
-    ConstraintKind.REGEX: lambda constraint: LLMatcher.grammar_from_regex(constraint.source),
+    ConstraintKind.REGEX: _serialize_regex,
     ConstraintKind.CHOICE: _serialize_choice,
     ConstraintKind.GRAMMAR: _serialize_grammar,
     ConstraintKind.STRUCTURAL_TAG: _serialize_tags,

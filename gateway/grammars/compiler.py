@@ -4,7 +4,6 @@ import asyncio
 import logging
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -12,6 +11,7 @@ from cachetools import LRUCache
 
 from gateway.grammars.frames import FrameReader, Message, Setup, encode_frame
 from gateway.grammars.limits import GrammarLimits
+from gateway.grammars.turns import TenantQueues
 from gateway.types.constraint import Constraint
 from gateway.types.errors import RefusalReason, RequestRefused
 from services.runtime.errors import Code, InvalidArgument, ServiceError
@@ -41,6 +41,7 @@ class Compiled:
 
 @dataclass(slots=True, eq=False)
 class _Job:
+    tenant: str
     constraint: Constraint
     done: asyncio.Future[Compiled]
     slow: bool = False
@@ -50,11 +51,14 @@ class _Job:
 class GrammarCompiler:
     """Compiles constraints while `run` runs, in a process that starts with the first one.
 
-    Equal concurrent constraints are compiled once. Results, faults too, are cached within a byte
-    budget. At most `quick_jobs` run at once. A job that takes longer than `slow_s` goes on at low
-    priority, beside at most `slow_jobs` like it, and the next one starts; if there are as many, it
-    is stopped and begins again when one of them has ended. So a constraint waits at most `slow_s`
-    for each one before it, whatever that one needs. Used from one event loop.
+    Equal concurrent constraints of a tenant are compiled once. Results, faults too, are cached
+    within a byte budget. At most `quick_jobs` run at once. A job that takes longer than `slow_s`
+    goes on at low priority, beside at most `slow_jobs` like it, and the next one starts; if there
+    are as many, it is stopped and begins again when one of them has ended.
+
+    Tenants take turns, among quick and among slow jobs, and none has all places of either: beside
+    one that sends expensive constraints without pause, another's starts at once, and beside several
+    of them it waits at most `slow_s` for each. Used from one event loop.
     """
 
     def __init__(self, limits: GrammarLimits, make_setup: Callable[[], Setup]):
@@ -63,22 +67,22 @@ class GrammarCompiler:
         self._cache: LRUCache[bytes, Compiled] = LRUCache(
             limits.cache_bytes, lambda compiled: compiled.size_bytes
         )
-        self._pending: dict[bytes, asyncio.Future[Compiled]] = {}
-        self._waiting: deque[_Job] = deque()
-        self._held: deque[_Job] = deque()  # known to be slow
+        self._pending: dict[tuple[str, bytes], asyncio.Future[Compiled]] = {}
+        self._waiting = TenantQueues[_Job]()
+        self._held = TenantQueues[_Job]()  # known to be slow
         self._running: dict[int, _Job] = {}
         self._wanted = asyncio.Event()
         self._process: Process | None = None  # ready for jobs
         self._unsupported: Compiled | None = None  # the fault of every constraint
         self._last_id = 0
 
-    async def compile(self, constraint: Constraint) -> str:
-        """The grammar of a constraint, serialized by llguidance. Raises InvalidArgument naming its
-        field, RequestRefused if too many others wait, or another ServiceError."""
+    async def compile(self, constraint: Constraint, tenant: str = "") -> str:
+        """The grammar of a tenant's constraint, serialized by llguidance. Raises InvalidArgument
+        naming its field, RequestRefused if too many others wait, or another ServiceError."""
         compiled = self._unsupported or self._cache.get(constraint.digest)
         if compiled is None:
             self._check_size(constraint)
-            compiled = await self._join(constraint)
+            compiled = await self._join(constraint, tenant)
         if compiled.fault:
             raise InvalidArgument(constraint.field_name, compiled.fault)
         return compiled.grammar
@@ -106,12 +110,12 @@ class GrammarCompiler:
             sentence = f"at most {most} bytes, got {size}; make it shorter"
             raise InvalidArgument(constraint.field_name, sentence)
 
-    async def _join(self, constraint: Constraint) -> Compiled:
-        """The result of a new job, or of one that already compiles the same."""
-        key = constraint.digest
+    async def _join(self, constraint: Constraint, tenant: str) -> Compiled:
+        """The result of a new job, or of one of this tenant that already compiles the same."""
+        key = tenant, constraint.digest
         done = self._pending.get(key)
         if done is None:
-            done = self._pending[key] = self._enqueue(constraint)
+            done = self._pending[key] = self._enqueue(constraint, tenant)
             done.add_done_callback(lambda _: self._pending.pop(key))
         try:
             async with asyncio.timeout(self._limits.wait_s):
@@ -119,25 +123,43 @@ class GrammarCompiler:
         except TimeoutError:
             raise ServiceError(Code.UNAVAILABLE, BUSY, 1.0) from None
 
-    def _enqueue(self, constraint: Constraint) -> asyncio.Future[Compiled]:
-        waiting = len(self._waiting) + len(self._held)
-        if waiting >= self._limits.max_waiting:
-            message = f"{waiting} grammars wait for compilation"
-            raise RequestRefused(RefusalReason.GRAMMAR, message, waiting * TYPICAL_COMPILE_S)
+    def _enqueue(self, constraint: Constraint, tenant: str) -> asyncio.Future[Compiled]:
+        self._check_room(tenant)
         done: asyncio.Future[Compiled] = asyncio.get_running_loop().create_future()
         done.add_done_callback(_retrieve)
-        self._waiting.append(_Job(constraint, done))
+        self._waiting.push(tenant, _Job(tenant, constraint, done))
         self._wanted.set()
         self._start_jobs()
         return done
 
-    def _start_jobs(self) -> None:
-        if self._process is None:
+    def _check_room(self, tenant: str) -> None:
+        own = self._waiting.count(tenant) + self._held.count(tenant)
+        every = len(self._waiting) + len(self._held)
+        if own >= self._limits.max_waiting_per_tenant:
+            message, waiting = f"{own} grammars of this tenant wait for compilation", own
+        elif every >= self._limits.max_waiting:
+            message, waiting = f"{every} grammars wait for compilation", every
+        else:
             return
-        while self._waiting and self._count(slow=False) < self._limits.quick_jobs:
-            self._start(self._process, self._waiting.popleft())
-        while self._held and self._count(slow=True) < self._limits.slow_jobs:
-            self._start(self._process, self._held.popleft())
+        raise RequestRefused(RefusalReason.GRAMMAR, message, waiting * TYPICAL_COMPILE_S)
+
+    def _start_jobs(self) -> None:
+        if self._process is not None:
+            self._start_from(self._waiting, self._process, False, self._limits.quick_jobs)
+            self._start_from(self._held, self._process, True, self._limits.slow_jobs)
+
+    def _start_from(
+        self, queues: TenantQueues[_Job], process: Process, slow: bool, places: int
+    ) -> None:
+        """Starts jobs while there are places; one is never the last of a tenant that has others."""
+        while self._count(slow) < places:
+            job = queues.pop(lambda tenant: self._count(slow, tenant) < max(1, places - 1))
+            if job is None:
+                return
+            if known := self._cache.get(job.constraint.digest):  # another tenant's equal job ended
+                self._finish(job, known)
+            else:
+                self._start(process, job)
 
     def _start(self, process: Process, job: _Job) -> None:
         self._last_id += 1
@@ -153,14 +175,17 @@ class GrammarCompiler:
         }
         _send(process, message)
 
-    def _count(self, slow: bool) -> int:
-        return sum(job.slow == slow for job in self._running.values())
+    def _count(self, slow: bool, tenant: str | None = None) -> int:
+        """Running jobs, of one tenant or of all."""
+        jobs = (job for job in self._running.values() if tenant in (None, job.tenant))
+        return sum(job.slow == slow for job in jobs)
 
     def _on_slow(self, process: Process, job_id: int) -> None:
-        job = self._running[job_id]
-        if self._count(slow=True) >= self._limits.slow_jobs:
+        job, places = self._running[job_id], self._limits.slow_jobs
+        full = self._count(slow=True) >= places
+        if full or self._count(slow=True, tenant=job.tenant) >= max(1, places - 1):
             _send(process, {"id": job_id, "kill": True})
-            self._held.append(self._running.pop(job_id))
+            self._held.push(job.tenant, self._running.pop(job_id))
         job.slow = True
 
     def _finish(self, job: _Job, compiled: Compiled) -> None:
@@ -225,7 +250,7 @@ class GrammarCompiler:
                 job.done.set_exception(ServiceError(Code.UNAVAILABLE, ENDED, 1.0))
             else:
                 job.slow, job.retried = False, job in ended
-                self._waiting.append(job)
+                self._waiting.push(job.tenant, job)
                 self._wanted.set()
 
 

@@ -10,6 +10,7 @@ class GrammarLimits:
     max_source_bytes: int
     cache_bytes: int
     max_waiting: int
+    max_waiting_per_tenant: int
     limit_s: float  # of one compilation
     memory_bytes: int  # of one compilation
     slow_s: float = 0.1  # most constraints take about 1 ms

@@ -21,7 +21,8 @@ from typing import Any
 
 from llguidance import LLTokenizer
 
-from gateway.grammars.compilation import GrammarFault, compile_constraint
+from gateway.grammars.compilation import compile_constraint
+from gateway.grammars.faults import GrammarFault
 from gateway.grammars.frames import FrameReader, Message, Setup, encode_frame
 from gateway.types.constraint import Constraint, ConstraintKind
 

@@ -18,7 +18,7 @@ class ConstraintKind(StrEnum):
     REGEX = "regex"
     CHOICE = "choice"  # JSON text of a list of strings
     GRAMMAR = "grammar"  # Lark, or EBNF as GBNF and XGrammar write it
-    STRUCTURAL_TAG = "structural_tag"  # JSON text: `structures` and `triggers`
+    STRUCTURAL_TAG = "structural_tag"  # JSON text: a format of XGrammar's
     TOOL_CALLS = "tool_calls"  # JSON text: the fields of `CallsSource`
 
 

@@ -87,6 +87,9 @@ class EngineConfig(BaseModel):
     # Steps for which an adapter in use keeps its slot while others wait for one.
     adapter_turn_steps: int = Field(default=32, ge=1)
     max_lora_rank: int = Field(default=16, ge=1, le=512)  # of an adapter; more are refused
+    # The longest that a request waits until its grammar is compiled here; longer: it fails. The
+    # gateway has compiled it within its own limit before.
+    grammar_limit_s: float = Field(default=10.0, gt=0)
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     report_every_steps: int = Field(default=16, ge=1)
 

@@ -84,7 +84,7 @@ def run(tmp_path: Path) -> Run:
 
 
 @contextmanager
-def _installed(name: str) -> Iterator[None]:
+def installed(name: str) -> Iterator[None]:
     if not environments.current(name):
         try:
             environments.check_room()
@@ -99,7 +99,7 @@ def python() -> Callable[[str], Path]:
     """The interpreter of a group's environment; skips where the disk has no room for it."""
 
     def python(group: str) -> Path:
-        with _installed(group):
+        with installed(group):
             return environments.python_of(group)
 
     return python
@@ -120,7 +120,7 @@ def node_output(run: Run, url: str) -> Callable[[str], dict]:
     def script_output(script: str) -> dict:
         if not (shutil.which("node") and shutil.which("npm")):
             pytest.skip("node or npm is not installed (on Debian: apt-get install nodejs npm)")
-        with _installed("node"):
+        with installed("node"):
             packages = {"NODE_PATH": str(environments.node_home() / "node_modules")}
         return _json(run("node", SCRIPTS / script, url, env=packages))
 

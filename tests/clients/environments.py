@@ -26,6 +26,7 @@ NODE_FILES = ("package.json", "package-lock.json")
 PARALLEL = 2  # installing waits for the network half of the time
 MIN_FREE_GIB = 12.0
 
+SUITE = "schemas"  # the schemas of the JSON-Schema-Test-Suite, as the sdist of jsonschema has them
 VLLM_VERSIONS = ("0.30", "0.31", "0.32")
 TORCH = ("torch", "triton")
 UNLOADABLE = ("torchvision", "torchaudio", "torchcodec")  # beside PyTorch's build for the CPU
@@ -68,6 +69,12 @@ def python_of(group: str) -> Path:
 def node_home() -> Path:
     """The folder with the packages of `package.json`."""
     return HOME / "node"
+
+
+def schema_suite() -> Path:
+    """The folder of the JSON-Schema-Test-Suite, with a folder for each draft."""
+    (tests,) = (HOME / SUITE).glob("jsonschema-*/json/tests")
+    return tests
 
 
 def current(name: str) -> bool:
@@ -118,6 +125,18 @@ def make_node() -> None:
         shutil.copy(HERE / "node" / name, folder)
     _run("npm", "ci", "--prefix", str(folder), "--no-audit", "--no-fund", "--ignore-scripts")
     (folder / ".made-of").write_text(_wanted("node"))
+
+
+def make_suite() -> None:
+    """Unpack the source distribution that has the JSON-Schema-Test-Suite."""
+    folder = HOME / SUITE
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    sources = ("--no-deps", "--no-binary", "jsonschema", "--requirement", str(_pins(SUITE)))
+    _run(sys.executable, "-m", "pip", "download", *sources, "--dest", str(folder), "--quiet")
+    (archive,) = folder.glob("*.tar.gz")
+    shutil.unpack_archive(archive, folder, filter="data")
+    (folder / ".made-of").write_text(_wanted(SUITE))
 
 
 def _link(name: str, packages: Path) -> None:
@@ -179,13 +198,14 @@ def missing(names: Iterable[str]) -> dict[str, Callable[[], None]]:
     makers: dict[str, Callable[[], None]] = {
         **{name: lambda group=group: make(group) for name, group in GROUPS.items()},  # type: ignore[misc]
         "node": make_node,
+        SUITE: make_suite,
     }
     return {name: makers[name] for name in names if not current(name)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=[*GROUPS, "node"])
+    parser.add_argument("names", nargs="*", default=[*GROUPS, "node", SUITE])
     parser.add_argument("--lock", action="store_true", help="write requirements/*.txt")
     given = parser.parse_args()
     HOME.mkdir(exist_ok=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache
 from random import Random
+from threading import Event
 from typing import Any
 
 import torch
@@ -149,6 +150,14 @@ def clear_cases(name: str, lengths: Sequence[int], new_tokens: int) -> dict[str,
     return cases
 
 
+def add_prepared(engine: Engine, prompt: Prompt) -> str | None:
+    """Adds a prompt once its grammar is compiled, as the engine's loop does."""
+    ready = Event()
+    if not engine.prepare(prompt, ready.set):
+        assert ready.wait(60)
+    return engine.add(prompt, 0.0)
+
+
 class Feeder:
     """A scheduler that admits requests, extends ended slices, and admits evicted requests again."""
 
@@ -175,7 +184,7 @@ class Feeder:
         prompt = Prompt(
             request_id, tuple(tokens), len(tokens), max_tokens, sampling, adapter=adapter
         )
-        assert self.engine.add(prompt, 0.0) is None
+        assert add_prepared(self.engine, prompt) is None
         self._max_tokens[request_id] = max_tokens
         self.plan(admit=(self._grant(request_id),))
 

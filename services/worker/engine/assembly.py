@@ -94,7 +94,7 @@ def assemble(model: PagedModel, config: EngineConfig, ranks: Ranks = SINGLE_RANK
     graphs = _graphs(model, cache, limits, recorder, set_aside) if recorder else None
     draws = sampling_for(model.device, config.kernels)
     sampler = Sampler(model.device, model.vocab_size, model.eos_ids, draws, streams)
-    grammars = Grammars(config.model, model.vocab_size, model.eos_ids)
+    grammars = Grammars(config.model, model.vocab_size, model.eos_ids, config.grammar_limit_s)
     return Parts(
         limits=limits,
         cache=cache,

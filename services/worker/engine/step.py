@@ -6,7 +6,7 @@ issued on one stream. Blocks that the commit of N frees can therefore be reused 
 still write to them, but the writes of a new owner come later on the stream.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from traceback import clear_frames
@@ -157,13 +157,15 @@ class Engine:
             torch.cuda.set_device(self.model.device)
 
     def prepare(self, prompt: Prompt, on_ready: Callable[[], None]) -> bool:
-        """Begins what `add` would wait for: the compilation of a grammar. Returns whether there is
-        nothing to wait for; else another thread calls `on_ready` afterwards."""
+        """Begins what `add` needs: the compilation of a grammar. Returns whether there is nothing
+        to wait for; else another thread calls `on_ready` afterwards."""
         grammar = prompt.sampling.grammar
-        if not grammar:
+        if not grammar or self._grammars.is_full:
             return True
         compiled = self._grammars.compile(grammar)
-        if compiled.done() or self._grammars.is_full:
+        if self._grammars.keeps_too_many:
+            self._grammars.forget_unused(self._awaited_grammars() | {grammar})
+        if compiled.done():
             return True
         compiled.add_done_callback(lambda _: on_ready())
         return False
@@ -177,13 +179,18 @@ class Engine:
         if unloaded := self.adapters.refusal(prompt):
             self.state.refuse(prompt.request_id)
             return unloaded
-        try:
-            if grammar := prompt.sampling.grammar:
-                self._grammars.compile(grammar).result()
-        except ValueError as error:
+        grammar = prompt.sampling.grammar
+        if grammar and (fault := self._grammars.find_fault(grammar)):
             self.state.refuse(prompt.request_id)
-            return str(error)
+            return fault
         return self.state.receive(prompt, now)
+
+    def _awaited_grammars(self) -> Set[str]:
+        """Grammars of which a request here has no matcher yet. O(requests)."""
+        here = self.state.sequences.values()
+        prompts = [prompt for prompt, _ in self.state.pending.prompts.values()]
+        prompts += [sequence.prompt for sequence in here if sequence.matcher is None]
+        return {prompt.sampling.grammar for prompt in prompts}
 
     def reset(self) -> None:
         """Drops all requests and pending moves; the step in flight has no effect."""

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.grammars.compilation import GrammarFault, compile_constraint
+from gateway.grammars.compilation import compile_constraint
+from gateway.grammars.faults import GrammarFault
 from gateway.readers.call_formats import CALL_FORMATS, JsonCallFormat, WrittenCalls
 from gateway.readers.constraints import constrain_calls
 from gateway.readers.formats import select_formats
@@ -83,6 +84,19 @@ def test_constraint_applies_behind_reasoning():
     made = compile_constraint(replace(YES_NO, after=["</think>"]), demo_tokenizer())
     assert accepts(made, "so</think>yes") and not accepts(made, "so</think>perhaps")
     assert replace(YES_NO, after=["</think>"]).digest != YES_NO.digest
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        (ConstraintKind.CHOICE, '["yes", "no"]'),
+        (ConstraintKind.GRAMMAR, 'root ::= "yes" | "no"'),
+        (ConstraintKind.STRUCTURAL_TAG, '{"type": "const_string", "value": "yes"}'),
+    ],
+)
+def test_constraint_of_each_kind_applies_behind_reasoning(kind: ConstraintKind, source: str):
+    made = compile_constraint(Constraint(kind, source, after=["</think>"]), demo_tokenizer())
+    assert accepts(made, "so</think>yes") and not accepts(made, "so</think>perhaps")
 
 
 def test_tool_that_cannot_be_enforced_is_named():

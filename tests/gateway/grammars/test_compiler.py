@@ -25,6 +25,7 @@ LIMITS = GrammarLimits(
     max_source_bytes=2**23,
     cache_bytes=2**20,
     max_waiting=64,
+    max_waiting_per_tenant=32,
     limit_s=0.4,
     memory_bytes=512 * 2**20,
     slow_s=0.05,

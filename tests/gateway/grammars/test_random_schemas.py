@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from gateway.grammars.compilation import GrammarFault
+from gateway.grammars.faults import GrammarFault
 from gateway.types.constraint import ConstraintKind
 from tests.examples import examples
 from tests.gateway.grammars.walks import accepts, compile_text, draw_answer
@@ -32,8 +32,8 @@ def _typed(name: str, *parts: st.SearchStrategy[dict]) -> st.SearchStrategy[dict
     )
 
 
-PATTERNS = ["^[a-c]+$", "x", r"^\d{2}-\w$"]
-FORMATS = ["date", "uuid", "ipv4", "time"]
+PATTERNS = ["^[a-c]+$", "x", r"^\d{2}-\w$", r"^.\S[^&[]$"]
+FORMATS = ["date", "uuid", "ipv4", "time", "date-time"]
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-99, 99), st.text(max_size=4))
 LEAVES = st.one_of(
     st.sampled_from(["null", "boolean"]).map(lambda name: {"type": name}),

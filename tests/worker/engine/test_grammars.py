@@ -34,7 +34,7 @@ from tests.worker.engine.grammar_cases import (
     regex_grammar,
     text_of,
 )
-from tests.worker.worker_fixtures import Feeder, PausingFeeder
+from tests.worker.worker_fixtures import Feeder, PausingFeeder, add_prepared
 
 PERSON = {
     "type": "object",
@@ -231,7 +231,7 @@ def test_resubmitted_answers_continue_at_another_worker(alone, engine):
         for delivered in {1, 3, len(answer) // 2, len(answer) - 1} & set(range(1, len(answer))):
             engine.reset()
             tokens = (*prompt, *answer[:delivered])
-            assert engine.add(Prompt(name, tokens, len(prompt), most, sampling), 0.0) is None
+            assert add_prepared(engine, Prompt(name, tokens, len(prompt), most, sampling)) is None
             feeder = Feeder(engine)
             feeder._max_tokens[name] = most
             feeder.output[name] = list(answer[:delivered])
@@ -324,7 +324,7 @@ def test_delivered_tokens_outside_the_grammar_end_the_request(overlap):
     prompt = asked("Count from 1 to 5.")
     how = SamplingParams(temperature=0, grammar=regex_grammar("[0-9]+"))
     wrong = (*prompt, *ids_of("x"))
-    engine.add(Prompt("r", wrong, len(prompt), 20, how), 0.0)
+    add_prepared(engine, Prompt("r", wrong, len(prompt), 20, how))
     feeder = FailingFeeder(engine)
     feeder._max_tokens["r"] = 20
     feeder.plan(admit=(feeder._grant("r"),))
@@ -368,7 +368,7 @@ def test_defect_of_llguidance_ends_one_request(engine, alone, monkeypatch):
 def test_unusable_grammar_is_refused(engine, grammar, why):
     engine.reset()
     prompt = Prompt("r", asked("hi"), len(asked("hi")), 9, SamplingParams(grammar=grammar))
-    refusal = engine.add(prompt, 0.0)
+    refusal = add_prepared(engine, prompt)
     assert refusal is not None and why in refusal and len(refusal) < 500
 
 

@@ -120,14 +120,18 @@ def _read_choice(name: str, value: object) -> Constraint:
 
 
 def _read_tag(name: str, value: object) -> Constraint:
-    """Structural tags with `structures` and `triggers`, as an object or as JSON text."""
+    """Structural tags, as an object or as JSON text: a format of XGrammar's, or the older
+    `structures` and `triggers`, which are one."""
     given = dict(_require_object(name, _decode_text(name, value)))
     given.pop("type", None)
     if "format" in given:
-        raise InvalidArgument(
-            f"{name}.format", "is not supported; give structures and triggers, or a grammar"
-        )
+        _allow(name, given, "format")
+        format = _require_object(f"{name}.format", given["format"])
+        kind = ConstraintKind.STRUCTURAL_TAG
+        return Constraint(kind, _dump(format), field_name=f"{name}.format")
     _allow(name, given, "structures", "triggers")
+    if not given:
+        raise InvalidArgument(f"{name}.format", "is missing")
     triggers, structures = given.get("triggers"), given.get("structures")
     if not isinstance(triggers, list) or not all(isinstance(t, str) and t for t in triggers):
         raise InvalidArgument(f"{name}.triggers", "must be a list of strings that are not empty")
@@ -135,8 +139,14 @@ def _read_tag(name: str, value: object) -> Constraint:
         raise InvalidArgument(f"{name}.structures", "must be a list, at least of one structure")
     for at, structure in enumerate(structures):
         _check_structure(f"{name}.structures[{at}]", structure, triggers)
-    source = _dump({"structures": structures, "triggers": triggers})
+    tags = [_make_tag(structure) for structure in structures]
+    source = _dump({"type": "triggered_tags", "triggers": triggers, "tags": tags})
     return Constraint(ConstraintKind.STRUCTURAL_TAG, source, field_name=name)
+
+
+def _make_tag(structure: Mapping[str, object]) -> Mapping[str, object]:
+    content = {"type": "json_schema", "json_schema": structure.get("schema") or {}}
+    return {"begin": structure["begin"], "content": content, "end": structure["end"]}
 
 
 def _check_structure(name: str, value: object, triggers: Sequence[str]) -> None:

@@ -22,7 +22,13 @@ SCHEMA = {
 }
 TEXT = json.dumps(SCHEMA, separators=(",", ":"))
 TAGS = {"structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}], "triggers": ["<"]}
-TAGS_TEXT = json.dumps(TAGS, separators=(",", ":"))
+TAG_CONTENT = {"type": "json_schema", "json_schema": SCHEMA}
+FORMAT = {
+    "type": "triggered_tags",
+    "triggers": ["<"],
+    "tags": [{"begin": "<a>", "content": TAG_CONTENT, "end": "</a>"}],
+}
+TAGS_TEXT = json.dumps(FORMAT, separators=(",", ":"))
 JSON, REGEX = ConstraintKind.JSON_SCHEMA, ConstraintKind.REGEX
 CHOICE, GRAMMAR = ConstraintKind.CHOICE, ConstraintKind.GRAMMAR
 TAG = ConstraintKind.STRUCTURAL_TAG
@@ -54,7 +60,11 @@ def structured(**fields: object) -> dict[str, object]:
          "structured_outputs.choice"),
         (structured(grammar="root ::= x"), GRAMMAR, "root ::= x", None,
          "structured_outputs.grammar"),
-        (structured(structural_tag=TAGS_TEXT), TAG, TAGS_TEXT, None,
+        ({"response_format": {"type": "structural_tag", "format": FORMAT}}, TAG, TAGS_TEXT, None,
+         "response_format.format"),
+        (structured(structural_tag=json.dumps({"type": "structural_tag", "format": FORMAT})), TAG,
+         TAGS_TEXT, None, "structured_outputs.structural_tag.format"),
+        (structured(structural_tag=json.dumps(TAGS)), TAG, TAGS_TEXT, None,
          "structured_outputs.structural_tag"),
         (structured(json_object=True, regex=None), JSON, ANY_OBJECT, None,
          "structured_outputs.json_object"),
@@ -104,8 +114,10 @@ def test_no_constraint(fields: dict[str, object]):
         (json_format(schema={}, lax=1), "response_format.json_schema.lax", "remove it"),
         ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema",
          "remove it"),
-        ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format.format",
-         "is not supported"),
+        ({"response_format": {"type": "structural_tag", "format": []}}, "response_format.format",
+         "must be an object"),
+        ({"response_format": {"type": "structural_tag", "format": FORMAT, "triggers": ["<"]}},
+         "response_format.triggers", "remove it"),
         ({"response_format": {"type": "structural_tag", "structures": [], "triggers": ["<"]}},
          "response_format.structures", "at least"),
         ({"response_format": {"type": "structural_tag", "triggers": ["<"],
