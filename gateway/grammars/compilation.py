@@ -13,7 +13,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
 from gateway.grammars.calls import ANSWER, join_grammars, put_after, write_calls
 from gateway.grammars.ebnf import ebnf_to_lark, is_ebnf
 from gateway.grammars.places import find_place, walk_schema
-from gateway.types.constraint import CallsSource, Constraint, ConstraintKind
+from gateway.grammars.shortest import count_least_tokens
+from gateway.grammars.token_index import TokenIndex
+from gateway.types.constraint import CallsSource, Constraint, ConstraintKind, Grammar
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # exists in the stub only
@@ -42,6 +44,26 @@ class GrammarFault(Exception):
 def compile_constraint(constraint: Constraint, tokenizer: LLTokenizer) -> str:
     """The grammar, serialized by llguidance, which a matcher of this tokenizer accepts. Raises
     GrammarFault."""
+    return _compile(constraint, tokenizer)[0]
+
+
+def compile_and_measure(
+    constraint: Constraint, tokenizer: LLTokenizer, index: TokenIndex
+) -> Grammar:
+    """The grammar with the fewest tokens of an answer. `index` is of the same tokenizer. Raises
+    GrammarFault."""
+    text, matcher = _compile(constraint, tokenizer)
+    if matcher.is_accepting():
+        return Grammar(text)
+    return Grammar(text, count_least_tokens(constraint, matcher.compute_ff_bytes(), index))
+
+
+def make_index(tokenizer: LLTokenizer) -> TokenIndex:
+    """The bytes of each token of a tokenizer."""
+    return TokenIndex(tokenizer.decode_bytes([token]) for token in range(tokenizer.vocab_size))
+
+
+def _compile(constraint: Constraint, tokenizer: LLTokenizer) -> tuple[str, LLMatcher]:
     try:
         grammar = _SERIALIZERS[constraint.kind](constraint)
         if constraint.after:
@@ -57,7 +79,7 @@ def compile_constraint(constraint: Constraint, tokenizer: LLTokenizer) -> str:
     if matcher.is_error():
         _explain_calls(constraint, tokenizer)
         raise GrammarFault(_explain(constraint, matcher.get_error()))
-    return grammar
+    return grammar, matcher
 
 
 def _serialize_schema(constraint: Constraint) -> str:

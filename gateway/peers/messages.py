@@ -43,6 +43,7 @@ def new_request(
         include_forecast=request.client.include_forecast,
         traceparent=request.traceparent,
         priority=request.client.priority,
+        min_tokens=request.sampling.least_tokens,
     )
     if request.deadline_s < float("inf"):
         message.deadline_in_s = max(0.0, request.deadline_s - now_s)
