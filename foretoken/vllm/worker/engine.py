@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 
 from foretoken.vllm.worker.core import VllmCore
+from foretoken.vllm.worker.grammars import find_grammar_refusal
 from foretoken.vllm.worker.state import VllmState
 from services.runtime.errors import UnrecoverableError
 from services.worker.engine.interface import StepFailed
@@ -19,6 +20,8 @@ from services.worker.requests.types.prompt import Prompt
 log = logging.getLogger(__name__)
 
 LOST = "a process of vLLM's replica has ended"
+FAILED = "vLLM ended requests with an error"
+STUCK = "the answer cannot follow its schema or grammar any further"
 
 
 class VllmEngine:
@@ -42,21 +45,26 @@ class VllmEngine:
         """Needs no preparation."""
 
     def prepare(self, prompt: Prompt, on_ready: Callable[[], None]) -> bool:
-        """There is nothing to wait for."""
-        return True
+        """Begins to compile a grammar. Returns whether there is nothing to wait for; else another
+        thread calls `on_ready` afterwards."""
+        return self._core.grammars.prepare(prompt.sampling.grammar, on_ready)
 
     def add(self, prompt: Prompt, now: float) -> str | None:
         """Adds a prompt. Returns why it can never run here, else None."""
         if field := prompt.beyond(self._core.vocab_size):
             self.state.refuse(prompt.request_id)
             return f"{field} must lie in [0, {self._core.vocab_size})"
+        if why := find_grammar_refusal(self._core.grammars, prompt):
+            self.state.refuse(prompt.request_id)
+            return why
         return self.state.receive(prompt, now)
 
     def step(self) -> StepResult | None:
         """Computes one step and returns its result; None if nothing can run. Raises StepFailed for
         requests that vLLM has ended with an error, and UnrecoverableError if its engine fails."""
         if failed := self.state.pop_failed():
-            raise StepFailed("vLLM ended requests with an error", failed)
+            constrained = all(request.prompt.sampling.grammar for request in failed)
+            raise StepFailed(STUCK if constrained else FAILED, failed)
         try:
             if not self._core.has_work:
                 self._core.forget_ended()

@@ -158,14 +158,7 @@ class Engine:
     def prepare(self, prompt: Prompt, on_ready: Callable[[], None]) -> bool:
         """Begins what `add` would wait for: the compilation of a grammar. Returns whether there is
         nothing to wait for; else another thread calls `on_ready` afterwards."""
-        grammar = prompt.sampling.grammar
-        if not grammar:
-            return True
-        compiled = self._grammars.compile(grammar)
-        if compiled.done() or self._grammars.is_full:
-            return True
-        compiled.add_done_callback(lambda _: on_ready())
-        return False
+        return self._grammars.prepare(prompt.sampling.grammar, on_ready)
 
     def add(self, prompt: Prompt, now: float) -> str | None:
         """Adds a prompt. Returns why it can never run here, else None."""
@@ -177,8 +170,7 @@ class Engine:
             self.state.refuse(prompt.request_id)
             return f"the adapter {prompt.adapter!r} is not loaded"
         try:
-            if grammar := prompt.sampling.grammar:
-                self._grammars.compile(grammar).result()
+            self._grammars.check(prompt)
         except ValueError as error:
             self.state.refuse(prompt.request_id)
             return str(error)

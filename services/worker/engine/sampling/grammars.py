@@ -5,7 +5,7 @@ milliseconds that this takes, because a request is added when its grammar is com
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -15,6 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from services.runtime.bounded_dict import BoundedDict
 from services.worker.folder import load_tokenizer
 from services.worker.requests.types.grammar import Words, short_reason
+from services.worker.requests.types.prompt import Prompt
 
 MAX_COMPILED = 256  # grammars kept for later requests, and for those that have not begun
 WORD_BITS = 32  # tokens of one word of a mask
@@ -79,6 +80,23 @@ class Grammars:
             compiled = self._thread.submit(self._compile, grammar)
         self._compiled[grammar] = compiled  # as the newest
         return compiled
+
+    def prepare(self, grammar: str, on_ready: Callable[[], None]) -> bool:
+        """Begins to compile a grammar; empty: none. Returns whether there is nothing to wait for;
+        else another thread calls `on_ready` afterwards."""
+        if not grammar:
+            return True
+        compiled = self.compile(grammar)
+        if compiled.done() or self.is_full:
+            return True
+        compiled.add_done_callback(lambda _: on_ready())
+        return False
+
+    def check(self, prompt: Prompt) -> None:
+        """Waits until the grammar of a prompt is compiled. Raises ValueError with a sentence if it
+        cannot be used."""
+        if prompt.sampling.grammar:
+            self.compile(prompt.sampling.grammar).result()
 
     def _compile(self, grammar: str) -> LLMatcher:
         if self._tokenizer is None:
