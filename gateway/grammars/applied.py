@@ -48,5 +48,10 @@ def apply_grammar(request: GenerationRequest, grammar: Grammar) -> GenerationReq
     if constraint is not None and not client.application:
         name = f"grammar-{constraint.digest.hex()[:DIGEST_CHARS]}"
         client = replace(client, application=name)
-    sampling = replace(request.sampling, grammar=grammar.text, grammar_tokens=grammar.least_tokens)
+    sampling = replace(
+        request.sampling,
+        grammar=grammar.text,
+        constraint=constraint,
+        grammar_tokens=grammar.least_tokens,
+    )
     return replace(request, client=replace(client, constraint=None), sampling=sampling)

@@ -6,6 +6,7 @@ from math import inf
 
 from gateway.types.answer_parts import AnswerReader
 from gateway.types.client_request import ClientRequest
+from gateway.types.constraint import Constraint
 from services.core import Sla
 
 SEED_SPAN = 2**64  # seeds are int64
@@ -38,6 +39,7 @@ class Sampling:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     grammar: str = field(default="", repr=False)  # serialized by llguidance; empty: none
+    constraint: Constraint | None = None  # that was compiled to the grammar
     grammar_tokens: int = 0  # of the shortest answer that follows the grammar, without the end
 
     @property
