@@ -130,9 +130,13 @@ async def _names_ids(client: BackendClient, model: str) -> bool:
 
 
 async def _find_style(client: BackendClient, model: str) -> str:
-    """The name of the first style of constraints that has an effect; empty if none has."""
+    """The name of the first style of constraints that has an effect; empty if none has. A server
+    may fail on a field that it does not expect."""
     for style in STYLES:
-        answer = await _try(client, _body(model, PROBE, returns_ids=False) | style.probe)
+        try:
+            answer = await _try(client, _body(model, PROBE, returns_ids=False) | style.probe)
+        except Lost:
+            continue
         text = (answer or {}).get("text")
         if isinstance(text, str) and text and ONLY_ANSWER.startswith(text):
             return style.name
