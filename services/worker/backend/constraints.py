@@ -66,7 +66,7 @@ def _choice_regex(source: SourceText) -> Fields:
 
 
 def _choice_gbnf(source: SourceText) -> Fields:
-    choices = map(json.dumps, json.loads(source.text))
+    choices = (json.dumps(each, ensure_ascii=False) for each in json.loads(source.text))
     return {"grammar": f"root ::= {' | '.join(choices)}"}
 
 
