@@ -66,7 +66,8 @@ class Request:
     `max_tokens` and must be in KV like the prompt. `worker_id` is the worker that holds the request
     according to its gateway, empty if none does. `prefix_hashes` name the first blocks of the
     prompt where the placement uses them. With `include_forecast`, forecasts are sent to the client.
-    A lower `priority` runs first; the policy orders requests within one.
+    A lower `priority` runs first; the policy orders requests within one. The answer has at least
+    `min_tokens`, which bounds its forecast.
     """
 
     request_id: str
@@ -83,6 +84,7 @@ class Request:
     tenant: str = ""
     include_forecast: bool = False
     priority: int = 0
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ and Wang, 2024, §3.1). No result exceeds `max_tokens` or is below `g`: a reques
 nothing left.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_POINTS = 64
+TAIL_POINTS = 16  # of an exponential distribution that is made one of points
 MAX_FORECAST_TOKENS = 2**24 - 1  # longer than any context; keeps a table's arithmetic exact
 UNCAPPED = MAX_FORECAST_TOKENS  # max_tokens of a shared forecast
 
@@ -132,6 +133,20 @@ class Forecast:
         if generated >= self.points[-1]:
             return float(max(self.max_tokens, generated))
         return self.quantile(share, generated)
+
+    def at_least(self, tokens: int) -> "Forecast":
+        """The forecast of L | L ≥ tokens, or of `max_tokens` if `tokens` are more."""
+        tokens = min(tokens, self.max_tokens)
+        if tokens <= self.points[0]:
+            return self
+        first = bisect_left(self.points, tokens)
+        if first < len(self.points):
+            mass = sum(self.weights[first:])
+            weights = tuple(weight / mass for weight in self.weights[first:])
+            return replace(self, points=self.points[first:], weights=weights)
+        shares = ((part + 0.5) / TAIL_POINTS for part in range(TAIL_POINTS))
+        lengths = [max(tokens, self.quantile(share, tokens - 1)) for share in shares]
+        return from_lengths(lengths, self.max_tokens, self.source, self.version, self.shared_key)
 
     def truncated(self, max_tokens: int) -> "Forecast":
         """The forecast of min(L, max_tokens)."""

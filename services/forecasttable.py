@@ -35,8 +35,9 @@ class ForecastTable:
         self._uses = [0] * rows
         self._editions = np.zeros(rows, np.int64)
         self._free = list(range(rows))[::-1]
-        self._shared: dict[str, int] = {}  # rows by shared_key
-        self._names: dict[int, str] = {}
+        # Rows by shared_key, and by the least tokens of their requests.
+        self._shared: dict[str, dict[int, int]] = {}
+        self._names: dict[int, tuple[str, int]] = {}
 
     def __len__(self) -> int:
         """Rows in use."""
@@ -54,31 +55,40 @@ class ForecastTable:
     def editions(self, which: Ints) -> Ints:
         return self._editions[which]
 
-    def intern(self, forecast: Forecast) -> int:
-        """The row of this forecast. A population shared by many requests has one row, which `renew`
-        rewrites for all."""
+    def intern(self, forecast: Forecast, least: int = 0) -> int:
+        """The row of this forecast for requests with at least `least` tokens. A population shared
+        by many of them has one row, which `renew` rewrites for all."""
         key = forecast.shared_key
-        row = self._shared.get(key) if key else None
+        row = self._shared.get(key, {}).get(least) if key else None
         if row is None:
             row = self._take()
-            self.put(row, forecast.points, forecast.weights)
+            self._write(row, forecast, least)
             if key:
-                self._shared[key], self._names[row] = row, key
+                self._shared.setdefault(key, {})[least] = row
+                self._names[row] = key, least
         self._uses[row] += 1
         return row
 
-    def renew(self, forecast: Forecast) -> int | None:
-        """Replaces a population's forecast; returns its row, None without one."""
-        row = self._shared.get(forecast.shared_key)
-        if row is not None:
-            self.put(row, forecast.points, forecast.weights)
-        return row
+    def renew(self, forecast: Forecast) -> list[int]:
+        """Replaces a population's forecast; returns its rows."""
+        rows = self._shared.get(forecast.shared_key, {})
+        for least, row in rows.items():
+            self._write(row, forecast, least)
+        return list(rows.values())
+
+    def _write(self, row: int, forecast: Forecast, least: int) -> None:
+        bounded = forecast.at_least(least)
+        self.put(row, bounded.points, bounded.weights)
 
     def release(self, row: int) -> None:
         """Drops a reference; the last one frees the row."""
         self._uses[row] -= 1
         if not self._uses[row]:
-            self._shared.pop(self._names.pop(row, ""), None)
+            if row in self._names:
+                key, least = self._names.pop(row)
+                del self._shared[key][least]
+                if not self._shared[key]:
+                    del self._shared[key]
             self._free.append(row)
 
     def put(

@@ -45,6 +45,7 @@ class RequestReader:
             sla=self._sla(request),
             tenant=request.cache_salt or "",
             priority=request.priority if self._by_priority else 0,
+            min_tokens=_least_tokens(request),
         )
 
     def _sla(self, request: VllmRequest) -> Sla:
@@ -57,3 +58,12 @@ class RequestReader:
         except SlaError as error:
             log.warning_once("%s: %s; the default is used", SLA_ARGUMENT, str(error))
             return self._classes[self._default_sla]
+
+
+def _least_tokens(request: VllmRequest) -> int:
+    """The fewest output tokens, with the end; 0 if it is not known."""
+    sampling = request.sampling_params
+    if sampling is None or request.use_structured_output or not sampling.min_tokens:
+        return 0
+    least: int = min(sampling.min_tokens + 1, request.max_tokens)
+    return least

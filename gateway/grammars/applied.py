@@ -7,6 +7,7 @@ from gateway.grammars.compiler import GrammarCompiler
 from gateway.grammars.frames import Setup
 from gateway.grammars.limits import GrammarLimits
 from gateway.requests.text import Text
+from gateway.types.constraint import CompiledGrammar
 from gateway.types.generation import GenerationRequest
 from services.runtime.errors import InvalidArgument
 
@@ -38,7 +39,7 @@ def make_compiler(config: GatewayConfig, text: Text) -> GrammarCompiler:
     return GrammarCompiler(limits, make_setup)
 
 
-def apply_grammar(request: GenerationRequest, grammar: str) -> GenerationRequest:
+def apply_grammar(request: GenerationRequest, grammar: CompiledGrammar) -> GenerationRequest:
     """The request with its compiled constraint. Answers of one constraint have similar lengths:
     unless the client names an application, they are forecast as one. Raises InvalidArgument if few
     tokens are allowed: often none of them could continue the answer."""
@@ -48,5 +49,10 @@ def apply_grammar(request: GenerationRequest, grammar: str) -> GenerationRequest
     if constraint is not None and not client.application:
         name = f"grammar-{constraint.digest.hex()[:DIGEST_CHARS]}"
         client = replace(client, application=name)
-    sampling = replace(request.sampling, grammar=grammar)
+    sampling = replace(
+        request.sampling,
+        grammar=grammar.text,
+        constraint=constraint,
+        grammar_tokens=grammar.least_tokens,
+    )
     return replace(request, client=replace(client, constraint=None), sampling=sampling)

@@ -16,11 +16,13 @@ from gateway.grammars.faults import GrammarFault
 from gateway.grammars.lark import Grammars, read_grammars, write_mark
 from gateway.grammars.places import find_place
 from gateway.grammars.schemas import PLAIN_ESCAPES, allows_other_names, write_exactly
+from gateway.grammars.shortest import count_least_tokens
 from gateway.grammars.tags.formats import read_format
 from gateway.grammars.tags.parts import Grammar, Regex, Schema
 from gateway.grammars.tags.reading import FormatReader
 from gateway.grammars.tags.writing import TagWriter
-from gateway.types.constraint import CallsSource, Constraint, ConstraintKind
+from gateway.grammars.token_index import TokenIndex
+from gateway.types.constraint import CallsSource, CompiledGrammar, Constraint, ConstraintKind
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # exists in the stub only
@@ -42,6 +44,26 @@ MAX_FAULT_CHARS = 500
 def compile_constraint(constraint: Constraint, tokenizer: LLTokenizer) -> str:
     """The grammar, serialized by llguidance, which a matcher of this tokenizer accepts. Raises
     GrammarFault."""
+    return _compile(constraint, tokenizer)[0]
+
+
+def compile_and_measure(
+    constraint: Constraint, tokenizer: LLTokenizer, index: TokenIndex
+) -> CompiledGrammar:
+    """The grammar with the fewest tokens of an answer. `index` is of the same tokenizer. Raises
+    GrammarFault."""
+    text, matcher = _compile(constraint, tokenizer)
+    if matcher.is_accepting():
+        return CompiledGrammar(text)
+    return CompiledGrammar(text, count_least_tokens(constraint, matcher.compute_ff_bytes(), index))
+
+
+def make_index(tokenizer: LLTokenizer) -> TokenIndex:
+    """The bytes of each token of a tokenizer."""
+    return TokenIndex(tokenizer.decode_bytes([token]) for token in range(tokenizer.vocab_size))
+
+
+def _compile(constraint: Constraint, tokenizer: LLTokenizer) -> tuple[str, LLMatcher]:
     try:
         grammar = _SERIALIZERS[constraint.kind](constraint, tokenizer)
         if constraint.after:
@@ -57,7 +79,7 @@ def compile_constraint(constraint: Constraint, tokenizer: LLTokenizer) -> str:
     if matcher.is_error():
         _explain_calls(constraint, tokenizer)
         raise GrammarFault(_explain(constraint, matcher.get_error()))
-    return grammar
+    return grammar, matcher
 
 
 def _serialize_schema(constraint: Constraint, tokenizer: LLTokenizer) -> str:

@@ -12,7 +12,7 @@ from cachetools import LRUCache
 from gateway.grammars.frames import FrameReader, Message, Setup, encode_frame
 from gateway.grammars.limits import GrammarLimits
 from gateway.grammars.turns import TenantQueues
-from gateway.types.constraint import Constraint
+from gateway.types.constraint import CompiledGrammar, Constraint
 from gateway.types.errors import RefusalReason, RequestRefused
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 
@@ -24,6 +24,7 @@ ENTRY_BYTES = 500  # of a cached grammar besides its text
 TYPICAL_COMPILE_S = 0.01  # to compute a refused request's retry time
 BUSY = "the compiler of grammars is too busy; retry later"
 ENDED = "the compiler of grammars ended unexpectedly; retry later"
+NO_GRAMMAR = CompiledGrammar("")
 UNSUPPORTED = "structured output is not available with this model's tokenizer: {fault}"
 
 
@@ -31,12 +32,12 @@ UNSUPPORTED = "structured output is not available with this model's tokenizer: {
 class Compiled:
     """The outcome of a compilation: the grammar, or a sentence with the fault."""
 
-    grammar: str = ""
+    grammar: CompiledGrammar = NO_GRAMMAR
     fault: str = ""
 
     @property
     def size_bytes(self) -> int:
-        return ENTRY_BYTES + len(self.grammar) + len(self.fault)
+        return ENTRY_BYTES + len(self.grammar.text) + len(self.fault)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,9 +77,9 @@ class GrammarCompiler:
         self._unsupported: Compiled | None = None  # the fault of every constraint
         self._last_id = 0
 
-    async def compile(self, constraint: Constraint, tenant: str = "") -> str:
-        """The grammar of a tenant's constraint, serialized by llguidance. Raises InvalidArgument
-        naming its field, RequestRefused if too many others wait, or another ServiceError."""
+    async def compile(self, constraint: Constraint, tenant: str = "") -> CompiledGrammar:
+        """The grammar of a tenant's constraint. Raises InvalidArgument naming its field,
+        RequestRefused if too many others wait, or another ServiceError."""
         compiled = self._unsupported or self._cache.get(constraint.digest)
         if compiled is None:
             self._check_size(constraint)
@@ -230,7 +231,7 @@ class GrammarCompiler:
                 self._on_slow(process, message["id"])
             else:
                 job = self._running.pop(message["id"])
-                self._finish(job, Compiled(message.get("grammar", ""), message.get("fault", "")))
+                self._finish(job, _read_result(message))
         self._start_jobs()
 
     def _recover(self, ready: bool) -> None:
@@ -258,6 +259,12 @@ def _send(process: Process, message: Message) -> None:
     """Writes a message without waiting: the setup, and then few, each of limited size."""
     assert process.stdin is not None
     process.stdin.write(encode_frame(message))
+
+
+def _read_result(message: Message) -> Compiled:
+    if "fault" in message:
+        return Compiled(fault=message["fault"])
+    return Compiled(CompiledGrammar(message["grammar"], message["least_tokens"]))
 
 
 def _retrieve(done: asyncio.Future[Compiled]) -> None:

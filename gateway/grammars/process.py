@@ -2,9 +2,9 @@
 
 The tokenizer is read once. A constraint that takes too much time or memory, or that crashes the
 compiler, ends only its own process. The first message on stdin is a `Setup`; each further one is a
-job with an `id`, or `{"id": …, "kill": true}`. Answers on stdout have the job's id and `grammar`,
-`fault`, or `slow`: the job takes long and now runs at low priority. The end of stdin ends
-everything.
+job with an `id`, or `{"id": …, "kill": true}`. Answers on stdout have the job's id and `grammar`
+with `least_tokens`, `fault`, or `slow`: the job takes long and now runs at low priority. The end of
+stdin ends everything.
 """
 
 import gc
@@ -21,9 +21,10 @@ from typing import Any
 
 from llguidance import LLTokenizer
 
-from gateway.grammars.compilation import compile_constraint
+from gateway.grammars.compilation import compile_and_measure, make_index
 from gateway.grammars.faults import GrammarFault
 from gateway.grammars.frames import FrameReader, Message, Setup, encode_frame
+from gateway.grammars.token_index import TokenIndex
 from gateway.types.constraint import Constraint, ConstraintKind
 
 SLOW_NICE = 10  # generation and other constraints come first
@@ -53,6 +54,7 @@ class CompilerServer:
         self._tokenizer = LLTokenizer(
             setup.tokenizer, n_vocab=setup.vocabulary_tokens, eos_token=setup.eos_ids
         )
+        self._index = make_index(self._tokenizer)
         self._jobs: dict[int, Job] = {}  # by pipe
         self._selector = selectors.DefaultSelector()
         self._selector.register(STDIN, selectors.EVENT_READ)
@@ -85,7 +87,7 @@ class CompilerServer:
         pid = os.fork()
         if pid == 0:
             os.close(reading)
-            _compile(message, writing, self._tokenizer, self._setup)
+            _compile(message, writing, self._tokenizer, self._index, self._setup)
         os.close(writing)
         slow_at_s = time.monotonic() + self._setup.slow_s
         if message["slow"]:
@@ -123,13 +125,16 @@ class CompilerServer:
             os.kill(job.pid, signal.SIGKILL)
 
 
-def _compile(message: Message, writing: int, tokenizer: LLTokenizer, setup: Setup) -> None:
+def _compile(
+    message: Message, writing: int, tokenizer: LLTokenizer, index: TokenIndex, setup: Setup
+) -> None:
     """In the forked process: writes the answer and ends the process."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)  # a client must not fill the log with panics
     _limit(setup)
     answer: dict[str, Any] = {"id": message["id"]}
     try:
-        answer["grammar"] = compile_constraint(_read_constraint(message), tokenizer)
+        grammar = compile_and_measure(_read_constraint(message), tokenizer, index)
+        answer |= {"grammar": grammar.text, "least_tokens": grammar.least_tokens}
     except GrammarFault as fault:
         answer["fault"] = str(fault)
     except (MemoryError, RecursionError):

@@ -1,6 +1,7 @@
 """Messages to the scheduler and the workers, and the reading of theirs. Pure."""
 
 from gateway.types.client_request import ClientRequest
+from gateway.types.constraint import Constraint, ConstraintKind
 from gateway.types.errors import MIN_RETRY_S, ContextOverflow
 from gateway.types.forecasts import SchedulerForecast
 from gateway.types.generation import GenerationRequest, Sampling
@@ -43,6 +44,7 @@ def new_request(
         include_forecast=request.client.include_forecast,
         traceparent=request.traceparent,
         priority=request.client.priority,
+        min_tokens=request.sampling.least_tokens,
     )
     if request.deadline_s < float("inf"):
         message.deadline_in_s = max(0.0, request.deadline_s - now_s)
@@ -108,6 +110,16 @@ def _encode_sampling(sampling: Sampling, choice: int, scored: bool) -> common_pb
         bad_tokens=[common_pb2.TokenIds(ids=ids) for ids in sampling.bad_tokens],
         prompt_logprobs=None if scored else sampling.prompt_logprobs,
         grammar=sampling.grammar,
+        source=_encode_source(sampling.constraint),
+    )
+
+
+def _encode_source(constraint: Constraint | None) -> common_pb2.GrammarSource | None:
+    """None where other servers have nothing like it: for calls of tools, and behind reasoning."""
+    if constraint is None or constraint.after or constraint.kind is ConstraintKind.TOOL_CALLS:
+        return None
+    return common_pb2.GrammarSource(
+        kind=constraint.kind, text=constraint.source, whitespace=constraint.whitespace
     )
 
 

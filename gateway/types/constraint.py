@@ -5,10 +5,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from hashlib import sha256
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 Pieces = Sequence[str | int]
 JSON_OBJECT = '{"type":"object"}'  # the schema of any JSON object
+
+
+class CompiledGrammar(NamedTuple):
+    """A compiled constraint. `text` is serialized by llguidance."""
+
+    text: str
+    least_tokens: int = 0  # of an answer, without the end
 
 
 class ConstraintKind(StrEnum):

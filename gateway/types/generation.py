@@ -6,6 +6,7 @@ from math import inf
 
 from gateway.types.answer_parts import AnswerReader
 from gateway.types.client_request import ClientRequest
+from gateway.types.constraint import Constraint
 from services.core import Sla
 
 SEED_SPAN = 2**64  # seeds are int64
@@ -38,6 +39,17 @@ class Sampling:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     grammar: str = field(default="", repr=False)  # serialized by llguidance; empty: none
+    constraint: Constraint | None = None  # that was compiled to the grammar
+    grammar_tokens: int = 0  # of the shortest answer that follows the grammar, without the end
+
+    @property
+    def least_tokens(self) -> int:
+        """The fewest output tokens of an answer, with its end. A grammar comes before `min_tokens`,
+        and a stop string or token of the request may end an answer before its grammar does."""
+        least = self.min_tokens
+        if self.grammar:
+            least = 0 if self.stop or self.stop_token_ids else self.grammar_tokens
+        return min(least + 1, self.max_tokens)
 
     def choice_seed(self, choice: int) -> int:
         """The seed of one choice: consecutive choices have consecutive seeds, wrapped to int64."""

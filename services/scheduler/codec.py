@@ -42,6 +42,7 @@ def decode_request(message: scheduler_pb2.NewRequest, now: float) -> Request:
         tenant=message.tenant[:MAX_TENANT_CHARS],
         include_forecast=message.include_forecast,
         priority=message.priority,
+        min_tokens=min(message.min_tokens, message.max_tokens),
     )
 
 

@@ -10,7 +10,7 @@ from services.runtime.codecs.common import encode_reason, encode_swap, encode_ti
 from services.worker.config import WorkerConfig
 from services.worker.requests.types.batch import NewToken, TokenLogprobs
 from services.worker.requests.types.limits import Limits
-from services.worker.requests.types.prompt import Prompt, SamplingParams
+from services.worker.requests.types.prompt import Prompt, SamplingParams, SourceText
 from services.worker.requests.types.scores import Opening
 
 
@@ -39,12 +39,15 @@ def _decode_sampling(message: common_pb2.Sampling) -> SamplingParams:
     return SamplingParams(**given)
 
 
-# Fields with several values, as immutable tuples.
+# Fields that are messages or have several values, as immutable tuples.
 _SEVERAL: Mapping[str, Callable[[Any], Any]] = {
     "stop_token_ids": tuple,
     "logit_bias": lambda bias: tuple(sorted(bias.items())),
     "allowed_token_ids": tuple,
     "bad_tokens": lambda bad: tuple(tuple(sequence.ids) for sequence in bad),
+    "source": lambda source: SourceText(
+        source.kind, source.text, source.whitespace if source.HasField("whitespace") else None
+    ),
 }
 
 

@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 KV_TOKENS, BLOCK_TOKENS = 8_192, 32
 PROMPTS = [f"Count from {first} to {first + 40}.\n" for first in range(1, 17)]
 KEY = "key-of-vllm"
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"],
+          "additionalProperties": False}  # fmt: skip
 
 
 def ask(url: str, prompt: str, **fields: Any) -> Any:
@@ -48,6 +50,9 @@ def test_unmodified_server_serves_a_front(python: Callable[[str], Path]) -> None
             {"extra_body": {"stop_token_ids": [40, 41, 42, 43, 44, 45]}},
             {"extra_body": {"min_tokens": 90, "ignore_eos": True}},
             {"logit_bias": {"40": 5.0}, "frequency_penalty": 0.5},
+            {"extra_body": {"structured_outputs": {"regex": "[a-f]{4}-[0-9]{2}"}}},
+            {"extra_body": {"structured_outputs": {"choice": ["certainly not", "perhaps"]}}},
+            {"extra_body": {"structured_outputs": {"json": SCHEMA}}, "temperature": 1.0, "seed": 3},
         ):
             theirs, ours = (ask(url, PROMPTS[0], **fields) for url in (vllm.http, front.http))
             assert (ours.text, ours.finish_reason) == (theirs.text, theirs.finish_reason), fields

@@ -2,7 +2,9 @@
 memory, on pauses, or on the loss of a worker; greedy ones are those of foretoken's own engine."""
 
 import asyncio
+import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -33,6 +35,16 @@ START_S = 300.0  # vLLM compiles parts of its sampler
 LONGEST = 120
 MODULE = "foretoken.vllm.worker"
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": LONGEST}
+PROPERTIES = {"n": {"type": "integer", "minimum": 0}, "s": {"type": "string", "maxLength": 20}}
+SCHEMA = "start: %json " + json.dumps(
+    {
+        "type": "object",
+        "properties": PROPERTIES,
+        "required": ["n", "s"],
+        "additionalProperties": False,
+    }
+)
+WORDS = "start: /([a-c]{2,8} )+/"
 
 
 @dataclass(frozen=True)
@@ -59,6 +71,8 @@ def sampling(number: int) -> dict[str, Any]:
         {**GREEDY, "logprobs": 2, "min_tokens": 12},
         {**GREEDY, "bad_words": [" I", "e"], "logit_bias": {5: -50.0}},
         {**seeded, "allowed_token_ids": list(range(10, 200)), "max_tokens": 30},
+        {**seeded, "grammar": SCHEMA, "temperature": 1.5},
+        {**seeded, "grammar": WORDS, "min_tokens": 25, "ignore_eos": True, "bad_words": ["a"]},
     )
     return kinds[number % len(kinds)]
 
@@ -130,11 +144,25 @@ def different(ours: list[list[Choice]], expected: list[list[Choice]]) -> list[in
     ]
 
 
+def assert_grammars_are_followed(answers: list[list[Choice]]) -> None:
+    complete = 0
+    for number, [choice, *_] in enumerate(answers):
+        asked = sampling(number)
+        complete += "grammar" in asked and choice.reason == "stop"
+        if asked.get("grammar") == WORDS:
+            pattern = "([a-c]{2,8} )+" if choice.reason == "stop" else "[a-c ]+"
+            assert re.fullmatch(pattern, choice.text) and len(choice.tokens) > 25
+        elif "grammar" in asked and choice.reason == "stop":
+            assert json.loads(choice.text).keys() == PROPERTIES.keys()
+    assert complete > 0
+
+
 async def test_answers_survive_pauses_and_the_loss_of_a_worker(
     live: Live, users: list[str]
 ) -> None:
     calm = await ask_all(live, users, 2)
     assert all(choice.tokens for answer in calm for choice in answer)
+    assert_grammars_are_followed(calm)
     busy = await ask_all(live, users, IN_FLIGHT)
     assert different(busy, calm) == []
     assert counted(live.http, "num_preemptions") > 0
@@ -157,11 +185,11 @@ async def test_greedy_answers_equal_those_of_foretokens_engine(
     live: Live, users: list[str]
 ) -> None:
     greedy = [user for number, user in enumerate(users) if number % 2]
-    asked = (GREEDY, {**GREEDY, "logprobs": 2})
+    asked = (GREEDY, {**GREEDY, "logprobs": 2}, {**GREEDY, "grammar": SCHEMA})
 
     async def answers(of: Live) -> list[list[Choice]]:
         async with AsyncClient(of.grpc) as client:
-            some = [ask(client, user, asked[n % 2]) for n, user in enumerate(greedy)]
+            some = [ask(client, user, asked[n % 3]) for n, user in enumerate(greedy)]
             return await asyncio.gather(*some)
 
     theirs = await answers(live)

@@ -42,6 +42,25 @@ def test_output_beyond_forecast_is_expected_to_be_as_long_again() -> None:
     assert HAND.sample(np.random.default_rng(0), generated=40) == 64
 
 
+def test_forecast_of_an_answer_with_a_least_length_matches_worked_example() -> None:
+    assert HAND.at_least(10) is HAND
+    assert HAND.at_least(11) == replace(HAND, points=(20.0, 40.0), weights=(0.5, 0.5))
+    assert HAND.at_least(40) == replace(HAND, points=(40.0,), weights=(1.0,))
+    beyond = HAND.at_least(50)
+    assert 50 <= beyond.points[0] < 51 and beyond.points[-1] == HAND.max_tokens == 64
+    assert beyond.mean() == pytest.approx(HAND.mean(49), abs=0.5)
+    assert HAND.at_least(100) == replace(HAND, points=(64.0,), weights=(1.0,))
+
+
+@given(forecasts(), st.integers(0, 600), st.integers(0, 500))
+def test_least_length_bounds_a_forecast_as_progress_does(f: Forecast, least: int, g: int) -> None:
+    bounded = f.at_least(least)
+    assert bounded.points[0] >= min(least, f.max_tokens)
+    assert (bounded.max_tokens, bounded.source) == (f.max_tokens, f.source)
+    if least <= f.points[-1]:
+        assert bounded.mean(g) == pytest.approx(f.mean(max(g, least - 1)))
+
+
 @given(forecasts(), st.data())
 def test_expectation_past_the_last_point_is_monotone_and_within_the_cap(
     f: Forecast, data: st.DataObject

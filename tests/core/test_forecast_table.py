@@ -163,16 +163,32 @@ def test_population_has_one_row_while_in_use() -> None:
     row = table.intern(first)
     assert table.intern(first) == row
     assert (len(table), means(table, row), table.edition(row)) == (1, [10], 1)
-    assert table.renew(newer) == row
+    assert table.renew(newer) == [row]
     assert (means(table, row), table.edition(row)) == ([20], 2)
     table.release(row)
-    assert table.renew(first) == row
+    assert table.renew(first) == [row]
     table.release(row)
     assert len(table) == 0
-    assert table.renew(newer) is None
+    assert table.renew(newer) == []
     assert table.intern(certain(7)) == row
-    assert table.renew(newer) is None
+    assert table.renew(newer) == []
     assert (means(table, row), table.edition(row)) == ([7], 4)
+
+
+def test_population_has_a_row_for_each_least_length() -> None:
+    table = ForecastTable(2)
+    before = Forecast((10.0, 30.0), (0.5, 0.5), UNCAPPED, "history", 1, "history/demo")
+    after = replace(before, points=(20.0, 40.0), version=2)
+    plain, long = table.intern(before), table.intern(before, 11)
+    assert table.intern(before, 11) == long != plain
+    assert [means(table, row) for row in (plain, long)] == [[20], [30]]
+    assert sorted(table.renew(after)) == sorted([plain, long])
+    assert [means(table, row) for row in (plain, long)] == [[30], [30]]
+    table.release(plain)
+    assert table.renew(before) == [long] and means(table, long) == [30]
+    table.release(long)
+    table.release(long)
+    assert len(table) == 0 and table.renew(after) == []
 
 
 @given(forecasts(), forecasts(), st.integers(0, 40))
@@ -214,11 +230,11 @@ def test_references_match_model_under_random_interning(news: list[Forecast | int
             if used:
                 table.release(used.pop(new % len(used))[0])
         else:
-            row = table.renew(new) if new.shared_key else None
+            rows = table.renew(new) if new.shared_key else []
             key = new.shared_key
             used = [(r, new if key and f.shared_key == key else f) for r, f in used]
             used.append((table.intern(new), new))
-            assert row in (None, used[-1][0])
+            assert rows in ([], [used[-1][0]])
         assert len(table) == len({row for row, _ in used})
         for row, f in used:
             points, weights = table.points_of(row)

@@ -14,11 +14,13 @@ from vllm.v1.executor import Executor
 from vllm.v1.request import Request, RequestStatus
 
 from foretoken.vllm.worker.config import VllmWorkerConfig, engine_arguments
+from foretoken.vllm.worker.grammars import MaskBackend, constrain
 from foretoken.vllm.worker.hosted_request import Generated
 from foretoken.vllm.worker.sampling import sampling_arguments
 from foretoken.vllm.worker.scheduler import StepObserver
 from services.core import FinishReason
 from services.costs import StepTiming
+from services.worker.engine.sampling.grammars import Grammars
 from services.worker.requests.types.batch import TokenLogprobs
 from services.worker.requests.types.limits import Limits
 from services.worker.requests.types.prompt import Prompt
@@ -123,6 +125,10 @@ class VllmCore:
         self.config = made
         self.vocab_size: int = made.model_config.get_vocab_size()
         self.eos_ids = _eos_ids(made.model_config)
+        self.grammars = Grammars(config.model, self.vocab_size, self.eos_ids)
+        self.grammars.load()
+        manager: Any = self._core.structured_output_manager
+        manager.backend = MaskBackend(self.grammars.words)
 
     def limits(self, report_every_steps: int) -> Limits:
         view = self._requests.view
@@ -135,6 +141,7 @@ class VllmCore:
             report_every_steps=report_every_steps,
             eos_ids=self.eos_ids,
             prefix_sharing=bool(self.config.cache_config.enable_prefix_caching),
+            grammars=True,
         )
 
     # Requests
@@ -144,7 +151,8 @@ class VllmCore:
         been preempted after it."""
         sampling = SamplingParams(**sampling_arguments(prompt, self.eos_ids, self._by_position))
         sampling._all_stop_token_ids.update(self.eos_ids)  # not drawn before min_tokens
-        sampling._bad_words_token_ids = [list(bad) for bad in prompt.sampling.bad_tokens]
+        if not prompt.sampling.grammar:
+            sampling._bad_words_token_ids = [list(bad) for bad in prompt.sampling.bad_tokens]
         prompt_ids = list(prompt.token_ids[: prompt.prompt_tokens])
         output_ids = list(prompt.token_ids[prompt.prompt_tokens :])
         asked = EngineCoreRequest(
@@ -159,6 +167,10 @@ class VllmCore:
             data_parallel_rank=None,
         )
         request, _ = self._core.preprocess_add_request(asked)
+        if prompt.sampling.grammar:
+            request.structured_output_request = constrain(
+                self.grammars, prompt.sampling, output_ids
+            )
         if output_ids:
             request.append_output_token_ids(output_ids)
             request.status = RequestStatus.PREEMPTED

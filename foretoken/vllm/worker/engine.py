@@ -6,9 +6,10 @@ As a step of vLLM either succeeds or ends its engine, the worker ends with it, a
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from foretoken.vllm.worker.core import VllmCore
+from foretoken.vllm.worker.grammars import find_grammar_refusal
 from foretoken.vllm.worker.state import VllmState
 from services.runtime.errors import UnrecoverableError
 from services.worker.engine.interface import StepFailed
@@ -19,6 +20,8 @@ from services.worker.requests.types.prompt import Prompt
 log = logging.getLogger(__name__)
 
 LOST = "a process of vLLM's replica has ended"
+FAILED = "vLLM ended requests with an error"
+STUCK = "the answer cannot follow its schema or grammar any further"
 
 
 class VllmEngine:
@@ -42,21 +45,34 @@ class VllmEngine:
         """Needs no preparation."""
 
     def prepare(self, prompt: Prompt, on_ready: Callable[[], None]) -> bool:
-        """There is nothing to wait for."""
-        return True
+        """Begins to compile a grammar. Returns whether there is nothing to wait for; else another
+        thread calls `on_ready` afterwards."""
+        grammars = self._core.grammars
+        return grammars.prepare(prompt.sampling.grammar, on_ready, self._used_grammars)
+
+    def _used_grammars(self) -> Set[str]:
+        """Grammars of the requests here, for which vLLM makes a matcher at their start and after
+        each pause. O(requests)."""
+        prompts = [prompt for prompt, _ in self.state.pending.prompts.values()]
+        prompts += [request.prompt for request in self.state.sequences.values()]
+        return {prompt.sampling.grammar for prompt in prompts}
 
     def add(self, prompt: Prompt, now: float) -> str | None:
         """Adds a prompt. Returns why it can never run here, else None."""
         if field := prompt.beyond(self._core.vocab_size):
             self.state.refuse(prompt.request_id)
             return f"{field} must lie in [0, {self._core.vocab_size})"
+        if why := find_grammar_refusal(self._core.grammars, prompt):
+            self.state.refuse(prompt.request_id)
+            return why
         return self.state.receive(prompt, now)
 
     def step(self) -> StepResult | None:
         """Computes one step and returns its result; None if nothing can run. Raises StepFailed for
         requests that vLLM has ended with an error, and UnrecoverableError if its engine fails."""
         if failed := self.state.pop_failed():
-            raise StepFailed("vLLM ended requests with an error", failed)
+            constrained = all(request.prompt.sampling.grammar for request in failed)
+            raise StepFailed(STUCK if constrained else FAILED, failed)
         try:
             if not self._core.has_work:
                 self._core.forget_ended()

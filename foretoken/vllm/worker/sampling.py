@@ -18,14 +18,15 @@ def sampling_arguments(
     token by seed and position; else runner_extension.py does."""
     sampling = prompt.sampling
     stops = set(sampling.stop_token_ids)
-    if not sampling.ignore_eos:
+    if not sampling.ignore_eos or sampling.grammar:  # nothing can follow a complete grammar
         stops.update(eos_ids)
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
-        "min_tokens": min(sampling.min_tokens, prompt.max_tokens),
+        # With a grammar, grammars.py masks the end.
+        "min_tokens": 0 if sampling.grammar else min(sampling.min_tokens, prompt.max_tokens),
         "max_tokens": prompt.max_tokens,
         "ignore_eos": True,
         "stop_token_ids": sorted(stops),

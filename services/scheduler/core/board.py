@@ -88,11 +88,13 @@ class Board:
         self.jobs.forecast[row] = self._unknown
         self._free.append(row)
 
-    def set_forecast(self, row: int, forecast: Forecast) -> None:
-        """Replaces a row's forecast. The earlier one is dropped with its last user."""
+    def set_forecast(self, row: int, forecast: Forecast, least: int = 0) -> None:
+        """Replaces a row's forecast by that of L | L ≥ least. The earlier one is dropped with its
+        last user."""
         jobs, known = self.jobs, int(self.jobs.forecast[row])
-        jobs.forecast[row] = self.forecasts.intern(forecast)
-        jobs.total[row] = forecast.mean(int(jobs.output[row]), int(jobs.cap[row]))
+        jobs.forecast[row] = self.forecasts.intern(forecast, least)
+        bounded = forecast.at_least(least)
+        jobs.total[row] = bounded.mean(int(jobs.output[row]), int(jobs.cap[row]))
         self._outdated[row] = False
         self._release(known)
 
@@ -102,9 +104,8 @@ class Board:
 
     def renew(self, forecast: Forecast) -> None:
         """Replaces a population's forecast for every row that uses an earlier version of it."""
-        row = self.forecasts.renew(forecast)
-        if row is not None:
-            live = (self.jobs.forecast == row) & (self.phase != RequestPhase.NONE)
+        if rows := self.forecasts.renew(forecast):
+            live = np.isin(self.jobs.forecast, rows) & (self.phase != RequestPhase.NONE)
             self._outdated |= live
             self.update_totals()
 

@@ -51,7 +51,7 @@ class ForecastUpdates:
         newer = {forecast.shared_key: forecast for forecast in forecasts}
         found = [job for job in self._ledger.with_forecast.values() if job.shared_key in newer]
         for job in found:
-            job.forecast = newer[job.shared_key]
+            job.accept(newer[job.shared_key])
         if not found or now < self._resent_s + RESEND_S:
             return []
         self._resent_s = now

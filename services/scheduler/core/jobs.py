@@ -40,6 +40,12 @@ class Job:
     def request_id(self) -> str:
         return self.request.request_id
 
+    def accept(self, forecast: Forecast) -> bool:
+        """Replaces the forecast to send by this one, for at least the request's `min_tokens`.
+        Returns whether it is another."""
+        before, self.forecast = self.forecast, forecast.at_least(self.request.min_tokens)
+        return self.forecast != before
+
 
 @dataclass(slots=True, eq=False)
 class Draft:

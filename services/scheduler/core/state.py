@@ -174,9 +174,8 @@ class SchedulerState:
         for request_id, forecast in event.forecasts:
             if job := self.jobs.get(request_id):
                 job.shared_key = forecast.shared_key
-                self.ledger.board.set_forecast(job.row, forecast)
-                if job.request.include_forecast and job.forecast != forecast:
-                    job.forecast = forecast
+                self.ledger.board.set_forecast(job.row, forecast, job.request.min_tokens)
+                if job.request.include_forecast and job.accept(forecast):
                     changed.append(job)
                 if self.ledger.phase(job) is RequestPhase.FORECASTING:
                     self.ledger.enqueue(job)

@@ -23,6 +23,7 @@ class _Traced:
     parent: str
     waits_since_s: float  # infinite while it runs
     max_tokens: int = 0  # known once its forecast is asked for
+    min_tokens: int = 0
     why: str = "arrival"
     forecast: Span = NO_SPAN
 
@@ -63,16 +64,18 @@ class SchedulerSpans:
                 traced.forecast.end(now)  # submitted again: the first question is over
                 attributes = {REQUEST_ID: request.request_id}
                 traced.max_tokens = request.max_tokens
+                traced.min_tokens = request.min_tokens
                 traced.forecast = self._spans.begin("forecast", traced.parent, now, attributes)
 
     def _forecasted(self, request_id: str, forecast: Forecast, now: float) -> None:
         traced = self._traced.get(request_id)
         if traced is None or traced.forecast is NO_SPAN:
             return
+        mean = forecast.at_least(traced.min_tokens).mean(0, traced.max_tokens)
         traced.forecast.put(
             {
                 "foretoken.forecast.source": forecast.source,
-                "foretoken.forecast.mean_tokens": float(forecast.mean(0, traced.max_tokens)),
+                "foretoken.forecast.mean_tokens": float(mean),
             }
         )
         traced.forecast.end(now)

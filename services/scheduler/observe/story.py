@@ -177,6 +177,8 @@ def _arrived(request: Request, now: float, others: int) -> str:
         parts.append(f"{others} other requests wait" if others > 1 else "1 other request waits")
     if request.deadline_s < inf:
         parts.append(f"deadline in {request.deadline_s - now:.3g} s")
+    if request.min_tokens > 1:
+        parts.append(f"at least {request.min_tokens} output tokens")
     if request.delivered_tokens:
         parts.append(f"submitted again after {request.delivered_tokens} delivered output tokens")
     return "; ".join(parts)

@@ -99,7 +99,8 @@ class StoryRecorder:
             version = (forecast.source, forecast.version)
             if story and story.forecast != version:
                 story.forecast = version
-                values = (forecast, total.item(story.row), story.request.max_tokens)
+                bounded = forecast.at_least(story.request.min_tokens)
+                values = (bounded, total.item(story.row), story.request.max_tokens)
                 self._writer.add(story, now, Kind.FORECAST, values)
 
     def _reported(self, event: ev.Reported, now: float, state: SchedulerState) -> None:

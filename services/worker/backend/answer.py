@@ -1,5 +1,6 @@
 """BackendAnswer: the tokens of one answer, from a server's events. Pure."""
 
+from collections import deque
 from collections.abc import Iterable
 
 from tokenizers import Tokenizer
@@ -10,6 +11,10 @@ from services.worker.backend.requests import Arrival
 from services.worker.backend.retokenizer import Retokenizer
 
 DONE = b"[DONE]"
+ANOTHER = (
+    "the answer follows a schema or grammar and had to begin anew at a backend, which gave another "
+    "one; ask again"
+)
 
 
 class BackendAnswer:
@@ -73,6 +78,22 @@ class BackendAnswer:
         """The token with this text, if it is a single one."""
         ids = Retokenizer(self._tokenizer).feed(text)
         return ids[0] if len(ids) == 1 else None
+
+
+class Replay:
+    """Leaves out of an answer that a server begins anew the tokens that its client has."""
+
+    def __init__(self, known: Iterable[int]):
+        self._known = deque(known)
+
+    def skip(self, arrivals: list[Arrival]) -> list[Arrival]:
+        """Those behind the known ones. Raises ValueError with a sentence for another answer."""
+        for at, arrival in enumerate(arrivals):
+            if not self._known:
+                return arrivals[at:]
+            if arrival.token_id != self._known.popleft() or arrival.reason is not None:
+                raise ValueError(ANOTHER)
+        return []
 
 
 def _as_arrivals(ids: Iterable[int]) -> list[Arrival]:

@@ -10,7 +10,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from services.runtime.network.backoff import Backoff
-from services.worker.backend.answer import BackendAnswer
+from services.worker.backend.answer import BackendAnswer, Replay
 from services.worker.backend.client import BackendClient, Busy, Denied, Lost, Refused
 from services.worker.backend.dialect import encode_request, find_refusal
 from services.worker.backend.discovery import Backend
@@ -107,8 +107,12 @@ class BackendCalls:
         backend, prompt = self._backend, sequence.prompt
         if why := find_refusal(prompt, backend.dialect):
             raise Refused(why)
+        known: list[int] = []
+        if sequence.constrained:  # begins anew: a grammar allows its beginning first
+            tokens, known = tokens[: prompt.prompt_tokens], tokens[prompt.prompt_tokens :]
         body = encode_request(prompt, tokens, backend.dialect, backend.model, self._decode)
         answer = BackendAnswer(backend.dialect, self._tokenizer, self._eos_id)
+        replay = Replay(known)
         self._outcomes.on_sent(sequence.request_id, len(tokens))
         async with asyncio.timeout(None) as limit, aclosing(self._client.events(body)) as pieces:
             async for events in pieces:
@@ -117,6 +121,10 @@ class BackendCalls:
                     # Reads the rest alone: a connection is used again once it has been read.
                     del self._calls[sequence.request_id]
                     limit.reschedule(asyncio.get_running_loop().time() + REST_S)
+                try:
+                    arrivals = replay.skip(arrivals)
+                except ValueError as error:
+                    raise Refused(str(error)) from None
                 if arrivals:
                     self._failures = 0
                     self._outcomes.on_arrivals(sequence.request_id, arrivals)

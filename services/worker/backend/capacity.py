@@ -74,6 +74,7 @@ def limits_of(config: WorkerConfig, told: Capacity, eos_ids: frozenset[int]) -> 
         max_context_tokens=sizes.max_context_tokens,
         report_every_steps=0,
         eos_ids=eos_ids,
+        grammars=True,  # as far as the server has them: constraints.py
     )
 
 

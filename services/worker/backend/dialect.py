@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.core import FinishReason
+from services.worker.backend.constraints import encode_constraint, find_constraint_refusal
 from services.worker.requests.types.batch import TokenLogprobs
 from services.worker.requests.types.prompt import Prompt, SamplingParams
 
@@ -30,10 +31,13 @@ class Dialect:
     takes_ids: bool = True  # a prompt of token ids; else its text
     returns_ids: bool = True  # token ids of the answer
     names_ids: bool = False  # NAME_IDS: ids of the alternatives; their texts may be ambiguous
+    constraints: str = ""  # the name of its style in constraints.py; empty: it has none of these
 
     def __str__(self) -> str:
         prompt = "token ids" if self.takes_ids else "text"
-        return f"prompts as {prompt}, answers as {'token ids' if self.returns_ids else 'text'}"
+        answers = "token ids" if self.returns_ids else "text"
+        constraints = self.constraints or "none"
+        return f"prompts as {prompt}, answers as {answers}, constraints by {constraints}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,11 @@ FIELDS: Mapping[str, Mapped] = {
     "top_k": Mapped(lambda s, _: s.top_k, 0),
     "min_p": Mapped(lambda s, _: s.min_p, 0.0),
     "seed": Mapped(lambda s, _: s.seed % SEED_LIMIT if s.temperature else None),
-    "min_tokens": Mapped(lambda s, delivered: max(0, s.min_tokens - delivered), 0),
-    "ignore_eos": Mapped(lambda s, _: s.ignore_eos, False),
+    # Nothing can follow what completes a grammar.
+    "min_tokens": Mapped(
+        lambda s, delivered: 0 if s.grammar else max(0, s.min_tokens - delivered), 0
+    ),
+    "ignore_eos": Mapped(lambda s, _: s.ignore_eos and not s.grammar, False),
     "repetition_penalty": Mapped(lambda s, _: s.repetition_penalty, 1.0),
     "presence_penalty": Mapped(lambda s, _: s.presence_penalty, 0.0),
     "frequency_penalty": Mapped(lambda s, _: s.frequency_penalty, 0.0),
@@ -92,14 +99,15 @@ def find_refusal(prompt: Prompt, dialect: Dialect) -> str:
         return "prompt_logprobs are not available: a backend does not stream them"
     if sampling.logprobs is not None and not dialect.returns_ids:
         return "logprobs are not available: the backend does not say to which tokens they belong"
-    return ""
+    return find_constraint_refusal(sampling, dialect.constraints)
 
 
 def encode_request(
     prompt: Prompt, tokens: Sequence[int], dialect: Dialect, model: str, decode: Decode
 ) -> Fields:
     """The body that continues `tokens`, prompt and output so far, up to the prompt's max_tokens.
-    `decode` gives the text of tokens, with special ones."""
+    `decode` gives the text of tokens, with special ones. No server continues an answer that follows
+    a grammar: such `tokens` are the prompt."""
     delivered = len(tokens) - prompt.prompt_tokens
     body: Fields = {
         "model": model,
@@ -111,6 +119,7 @@ def encode_request(
         value = field.encode(prompt.sampling, delivered)
         if value is not None and value != field.neutral:
             body[name] = value
+    body |= encode_constraint(prompt.sampling, dialect.constraints)
     if words := _bad_words(prompt.sampling, decode):
         body["bad_words"] = words
     if prompt.cache_salt:

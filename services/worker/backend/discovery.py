@@ -17,6 +17,7 @@ from services.worker.backend.capacity import (
     parse_metrics,
 )
 from services.worker.backend.client import BackendClient, Denied, Lost, Missing, Refused
+from services.worker.backend.constraints import ONLY_ANSWER, STYLES
 from services.worker.backend.dialect import NAME_IDS, TOKEN_ID, Dialect, Fields
 
 PROBE = "Count from 3 to 12: "  # a text that tokenizers of different models split differently
@@ -117,7 +118,8 @@ async def _probe(client: BackendClient, tokenizer: Tokenizer, model: str) -> Dia
     takes_ids = await _try(client, _body(model, ids, returns_ids)) is not None
     if not takes_ids and await _try(client, _body(model, PROBE, returns_ids)) is None:
         raise ConfigError(f"the backend {client.url} answers no request at /v1/completions")
-    return Dialect(takes_ids, returns_ids, returns_ids and await _names_ids(client, model))
+    names_ids = returns_ids and await _names_ids(client, model)
+    return Dialect(takes_ids, returns_ids, names_ids, await _find_style(client, model))
 
 
 async def _names_ids(client: BackendClient, model: str) -> bool:
@@ -125,6 +127,20 @@ async def _names_ids(client: BackendClient, model: str) -> bool:
     asked = {"logprobs": 1, **NAME_IDS}
     answer = await _try(client, _body(model, PROBE, returns_ids=True) | asked)
     return TOKEN_ID in json.dumps((answer or {}).get("logprobs"))
+
+
+async def _find_style(client: BackendClient, model: str) -> str:
+    """The name of the first style of constraints that has an effect; empty if none has. A server
+    may fail on a field that it does not expect."""
+    for style in STYLES:
+        try:
+            answer = await _try(client, _body(model, PROBE, returns_ids=False) | style.probe)
+        except Lost:
+            continue
+        text = (answer or {}).get("text")
+        if isinstance(text, str) and text and ONLY_ANSWER.startswith(text):
+            return style.name
+    return ""
 
 
 def _body(model: str, prompt: str | list[int], returns_ids: bool) -> Fields:

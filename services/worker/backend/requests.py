@@ -6,6 +6,9 @@ them, instead of step by step. Pure: `pop_changes` says which requests begin and
 A server keeps no KV of a request that is cut off: a paused one is continued from its tokens. It
 cannot stop at a budget either: tokens beyond a budget wait here, and once `SURPLUS_MAX` wait, the
 request is cut off until its budget grows.
+
+An answer that follows a grammar can only begin anew, so that no plan cuts it off: all that the
+server sends waits here until its budget grows, or a plan admits it again.
 """
 
 from collections import deque
@@ -133,7 +136,7 @@ class BackendRequests:
 
     def pop_changes(self) -> Changes:
         """What must change at the server since the last call. O(requests)."""
-        wanted = {r: s for r, s in self.running.items() if s.within_budget and self._has_room(r)}
+        wanted = {r: s for r, s in self.running.items() if s.within_budget and self._has_room(s)}
         known = self._at_server
         cut = tuple(r for r, s in known.items() if self._is_over(r, s))
         begin = tuple(s for r, s in wanted.items() if known.get(r) is not s)
@@ -145,13 +148,15 @@ class BackendRequests:
     def _is_over(self, request_id: str, sequence: Sequence) -> bool:
         """Whether the server must not go on with it. One that has used up its budget goes on while
         its surplus has room."""
-        return self.running.get(request_id) is not sequence or not self._has_room(request_id)
+        here = self.held.sequences if sequence.constrained else self.running
+        return here.get(request_id) is not sequence or not self._has_room(sequence)
 
-    def _has_room(self, request_id: str) -> bool:
-        surplus = self._surplus.get(request_id)
+    def _has_room(self, sequence: Sequence) -> bool:
+        surplus = self._surplus.get(sequence.request_id)
         if not surplus:
             return True
-        return surplus[-1].reason is None and len(surplus) < SURPLUS_MAX
+        has_room = sequence.constrained or len(surplus) < SURPLUS_MAX
+        return surplus[-1].reason is None and has_room
 
     # Prompts and plans
 

@@ -159,16 +159,7 @@ class Engine:
     def prepare(self, prompt: Prompt, on_ready: Callable[[], None]) -> bool:
         """Begins what `add` needs: the compilation of a grammar. Returns whether there is nothing
         to wait for; else another thread calls `on_ready` afterwards."""
-        grammar = prompt.sampling.grammar
-        if not grammar or self._grammars.is_full:
-            return True
-        compiled = self._grammars.compile(grammar)
-        if self._grammars.keeps_too_many:
-            self._grammars.forget_unused(self._awaited_grammars() | {grammar})
-        if compiled.done():
-            return True
-        compiled.add_done_callback(lambda _: on_ready())
-        return False
+        return self._grammars.prepare(prompt.sampling.grammar, on_ready, self._awaited_grammars)
 
     def add(self, prompt: Prompt, now: float) -> str | None:
         """Adds a prompt. Returns why it can never run here, else None."""
@@ -179,8 +170,7 @@ class Engine:
         if unloaded := self.adapters.refusal(prompt):
             self.state.refuse(prompt.request_id)
             return unloaded
-        grammar = prompt.sampling.grammar
-        if grammar and (fault := self._grammars.find_fault(grammar)):
+        if fault := self._grammars.find_fault(prompt.sampling.grammar):
             self.state.refuse(prompt.request_id)
             return fault
         return self.state.receive(prompt, now)

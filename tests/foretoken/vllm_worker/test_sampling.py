@@ -42,6 +42,8 @@ def test_each_parameter_has_its_counterpart() -> None:
         ({"stop_token_ids": (9,)}, "stop_token_ids", [2, 3, 9]),
         ({"stop_token_ids": (9,), "ignore_eos": True}, "stop_token_ids", [9]),
         ({"min_tokens": 99}, "min_tokens", 10),
+        ({"min_tokens": 99, "grammar": "{}"}, "min_tokens", 0),
+        ({"ignore_eos": True, "grammar": "{}"}, "stop_token_ids", [2, 3]),
         ({"logit_bias": ((5, -1.5),)}, "logit_bias", {5: -1.5}),
         ({}, "logit_bias", None),
         ({"allowed_token_ids": (4, 5)}, "allowed_token_ids", [4, 5]),

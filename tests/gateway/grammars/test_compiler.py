@@ -73,7 +73,8 @@ async def test_grammar_is_compiled_and_cached() -> None:
         constraint = regex("[a-c]+")
         assert not compiler.knows(constraint)
         grammar = await compiler.compile(constraint)
-        assert accepts(grammar, "abc") and not accepts(grammar, "abd")
+        assert accepts(grammar.text, "abc") and not accepts(grammar.text, "abd")
+        assert grammar.least_tokens == 1
         assert compiler.knows(constraint)
         assert await compiler.compile(replace(constraint, field_name="ebnf")) == grammar
 

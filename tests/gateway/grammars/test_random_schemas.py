@@ -10,7 +10,15 @@ from jsonschema import Draft202012Validator
 from gateway.grammars.faults import GrammarFault
 from gateway.types.constraint import ConstraintKind
 from tests.examples import examples
-from tests.gateway.grammars.walks import accepts, compile_text, draw_answer
+from tests.gateway.grammars.walks import (
+    CLOSING_SHARE,
+    accepts,
+    compile_text,
+    demo_tokenizer,
+    draw_answer,
+    draw_tokens,
+    measure_text,
+)
 
 NAMES = st.sampled_from(["a", "b", "key", "é", 'quo"te', "with space", "x/y", "$ref"])
 SMALL = st.integers(0, 4)
@@ -79,16 +87,19 @@ def _nest(inner: st.SearchStrategy[dict]) -> st.SearchStrategy[dict]:
 @given(st.recursive(LEAVES, _nest, max_leaves=8), st.integers(0, 2**32))
 def test_every_answer_of_a_random_schema_is_valid(schema: dict, seed: int) -> None:
     try:
-        grammar = compile_text(ConstraintKind.JSON_SCHEMA, json.dumps(_root(schema)))
+        grammar, least = measure_text(ConstraintKind.JSON_SCHEMA, json.dumps(_root(schema)))
     except GrammarFault as fault:  # contradictions, and what llguidance does not implement
         assert "cannot be enforced" in str(fault)
         return
     validator = Draft202012Validator(_root(schema))
     for at in range(3):
-        answer = draw_answer(grammar, Random(seed + at), max_tokens=150)
-        if answer is not None:
+        closing_share = (CLOSING_SHARE, CLOSING_SHARE, 1.0)[at]  # the last one is short
+        tokens = draw_tokens(grammar, Random(seed + at), 150, closing_share)
+        if tokens is not None:
+            answer = demo_tokenizer().decode_bytes(tokens).decode()
             validator.validate(json.loads(answer))
             assert accepts(grammar, answer)
+            assert least <= len(tokens)
 
 
 def _root(schema: dict) -> dict:

@@ -5,8 +5,9 @@ from random import Random
 
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway.grammars.compilation import compile_constraint
-from gateway.types.constraint import Constraint, ConstraintKind
+from gateway.grammars.compilation import compile_and_measure, compile_constraint, make_index
+from gateway.grammars.token_index import TokenIndex
+from gateway.types.constraint import CompiledGrammar, Constraint, ConstraintKind
 from tests.gateway.gateway_fakes import demo_text
 
 CLOSING_SHARE = 0.5  # of the steps that draw a token which may end a string, list or object
@@ -32,6 +33,16 @@ def compile_text(kind: ConstraintKind, source: str, whitespace: str | None = Non
     return compile_constraint(Constraint(kind, source, whitespace), demo_tokenizer())
 
 
+@cache
+def demo_index() -> TokenIndex:
+    return make_index(demo_tokenizer())
+
+
+def measure_text(kind: ConstraintKind, source: str) -> CompiledGrammar:
+    """The grammar of a constraint with its fewest tokens; raises GrammarFault."""
+    return compile_and_measure(Constraint(kind, source), demo_tokenizer(), demo_index())
+
+
 def allowed_tokens(matcher: LLMatcher) -> list[int]:
     mask = matcher.compute_bitmask()
     assert not matcher.is_error(), matcher.get_error()
@@ -41,19 +52,27 @@ def allowed_tokens(matcher: LLMatcher) -> list[int]:
 
 def draw_answer(grammar: str, random: Random, max_tokens: int = 400) -> str | None:
     """A complete answer; None if it does not end within `max_tokens`."""
+    answer = draw_tokens(grammar, random, max_tokens)
+    return None if answer is None else demo_tokenizer().decode_bytes(answer).decode()
+
+
+def draw_tokens(
+    grammar: str, random: Random, max_tokens: int, closing_share: float = CLOSING_SHARE
+) -> list[int] | None:
+    """The tokens of a complete answer, without the end."""
     matcher = LLMatcher(demo_tokenizer(), grammar, log_level=0)
     answer: list[int] = []
     eos_ids = demo_text().eos_ids
     for _ in range(max_tokens):
         allowed = allowed_tokens(matcher)
         closing = [token for token in allowed if token in _closing_tokens() or token in eos_ids]
-        token = random.choice(closing if closing and random.random() < CLOSING_SHARE else allowed)
+        token = random.choice(closing if closing and random.random() < closing_share else allowed)
         if token in eos_ids:
-            return demo_tokenizer().decode_bytes(answer).decode()
+            return answer
         assert matcher.consume_token(token), matcher.get_error()
         answer.append(token)
         if matcher.is_stopped():
-            return demo_tokenizer().decode_bytes(answer).decode()
+            return answer
     return None
 
 

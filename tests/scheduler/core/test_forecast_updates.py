@@ -63,6 +63,21 @@ def test_admitted_request_gets_forecast_with_first_plan() -> None:
     assert word.ttft_s == pytest.approx(0.5 + 0.15)
 
 
+def test_least_tokens_bound_a_request_s_own_forecast_and_its_population_s() -> None:
+    s = served()
+    [word] = submitted(s, asker(arrival_s=1.5, min_tokens=20), 2.0)
+    assert word.forecast == replace(SOME, points=(30.0,), weights=(1.0,))
+    shared = replace(SOME, max_tokens=UNCAPPED, shared_key="history/demo")
+    run_step(s, ev.Submitted(G, replace(request("other"))), 2.0)
+    run_step(s, ev.Forecasted((("other", shared), ("r", shared))), 2.0)
+    rows = [s.jobs[name].row for name in ("r", "other")]
+    assert s.ledger.board.jobs.total[rows].tolist() == [30, 20]
+    newer = replace(shared, points=(4.0, 40.0), version=2)
+    words = forecast_updates(s.step(ev.Refreshed((newer,)), 2.0 + RESEND_S))
+    assert [word.forecast.points for word in words] == [(40.0,)]
+    assert s.ledger.board.jobs.total[rows].tolist() == [40, 22]
+
+
 def test_token_takes_a_part_of_a_step_with_speculation() -> None:
     """The worker's report divides the time of a token, not that of a prompt. It outlasts the next
     cost model, and a change of less than 2 % makes no other."""

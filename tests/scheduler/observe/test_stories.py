@@ -73,6 +73,15 @@ def report(r: Run, seq: int, now: float, **what: Any) -> None:
     r.step(ev.Reported("w0#1", "w0", Report(seq, 99, **what)), now)
 
 
+def test_story_tells_the_least_length() -> None:
+    r = run()
+    r.submit(Request("a", "demo", 20, 60, 10.0, min_tokens=25), 10.0, tokens=30)
+    assert r.sentences("a")[0] == (
+        "0.0 arrived with 20 prompt tokens and max_tokens 60; SLA default; "
+        "at least 25 output tokens"
+    )
+
+
 def test_story_of_request_that_waits_for_memory() -> None:
     """Prompts of 90 and 70 tokens are 96 and 80 in whole blocks: 176 together, more than 152. Later
     80 and the 16 of "c" are admitted together."""

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from benchmarks.harness.system import read_metrics
 from foretoken.running.options import demo_model
@@ -25,6 +25,10 @@ pytestmark = pytest.mark.slow
 OPTIONS = ("--dtype", "float32", "--kv-tokens", "8192", "--api-key", KEY, *ONE_PROCESS, *NO_DRAIN)
 COUNTS = [f"Count from {first} to {first + 60}.\n" for first in range(1, 13)]
 TOKENS = 150
+WORDS = "([a-z]{2,9} ){40}"
+OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+CHOICES: dict[str, Any] = {"guided_choice": ["certainly not", "perhaps"]}
+CALL = {"type": "function", "function": {"name": "f", "parameters": OBJECT}}
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +57,10 @@ def ask_all(live: Live, key: str = "", **fields: Any) -> list[dict[str, Any]]:
         {"temperature": 0},
         {"temperature": 0, "min_tokens": 9, "ignore_eos": False, "stop": [" 20"]},
         {"temperature": 0, "logit_bias": {"40": 5.0}, "repetition_penalty": 1.1, "top_k": 5},
+        {"temperature": 0, "regex": WORDS},
+        {"temperature": 0, "structured_outputs": {"json": OBJECT}},
     ],
-    ids=["greedy", "stop", "biased"],
+    ids=["greedy", "stop", "biased", "regex", "schema"],
 )
 def test_answers_are_those_of_a_server(fleet: Fleet, fields: dict[str, Any]) -> None:
     expected = ask_all(fleet.servers[0], KEY, **fields)
@@ -94,6 +100,15 @@ def test_streams_of_openai_client(fleet: Fleet) -> None:
     assert "".join(map(str, chat(fleet.servers[0], KEY))) == "green blue red"
 
 
+def test_constraints_are_handed_on_or_refused(fleet: Fleet) -> None:
+    assert complete(fleet.front, "a", **CHOICES)["text"] in CHOICES["guided_choice"]
+    client = OpenAI(base_url=f"{fleet.front.http}/v1", api_key="none")
+    chat: Any = client.chat.completions.create
+    asked = [{"role": "user", "content": "hi"}]
+    with pytest.raises(BadRequestError, match="calls of tools and answers behind reasoning"):
+        chat(model="demo", messages=asked, tools=[CALL], tool_choice="required")
+
+
 @pytest.mark.parametrize("takes_ids", [True, False])
 async def test_text_of_a_server_without_token_ids_is_tokenized(
     fleet: Fleet, takes_ids: bool
@@ -120,9 +135,10 @@ async def test_text_of_a_server_without_token_ids_is_tokenized(
 
 def test_requests_of_a_killed_server_move(fleet: Fleet) -> None:
     """The last test of this module: it leaves one server."""
-    expected = ask_all(fleet.servers[0], KEY)
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask_all, fleet.front)
+    kinds: tuple[dict[str, Any], ...] = ({}, {"regex": WORDS})
+    expected, words = (ask_all(fleet.servers[0], KEY, **kind) for kind in kinds)
+    with ThreadPoolExecutor(2) as pool:
+        asked, asked_words = (pool.submit(ask_all, fleet.front, **kind) for kind in kinds)
         wait_for(
             lambda: all(
                 read_metrics(server.http)["worker_requests_running"] > 0 for server in fleet.servers
@@ -130,5 +146,6 @@ def test_requests_of_a_killed_server_move(fleet: Fleet) -> None:
         )
         kill(fleet.servers[1])
         assert asked.result() == expected
+        assert asked_words.result() == words
     wait_for(lambda: "its requests move to other workers" in fleet.log.read_text())
     assert ask_all(fleet.front) == expected

@@ -79,6 +79,27 @@ def stream_with_forecasts(live: Live) -> tuple[list[Chunk], int]:
 
 
 @pytest.mark.slow
+def test_forecast_of_a_schema_begins_at_its_shortest_answer(live: Live) -> None:
+    """The names alone take 100 tokens; earlier answers of the application were shorter."""
+    names = [f"a_rather_long_name_{letter}" for letter in "abcdef"]
+    properties = {name: {"type": "null"} for name in names}
+    schema = {"type": "object", "properties": properties, "required": names}
+    with OpenAI(base_url=f"{live.http}/v1", api_key="none", max_retries=0) as client:
+        named = {"x-foretoken-application": "named"}
+        ask: Any = client.completions.create
+        for _ in range(3):
+            ask(model="demo", prompt="Reverse: red blue\n", temperature=0, extra_headers=named)
+        with paused_workers_of(live):
+            chunks = iter(ask(
+                model="demo", prompt=LONG, max_tokens=MOST, temperature=0, stream=True,
+                stream_options=OPTIONS, extra_headers=named, extra_body={"guided_json": schema},
+            ))  # fmt: skip
+            first = next(chunks)
+        *_, last = chunks
+    assert min(first.forecast["low_tokens"], last.usage.completion_tokens) > 100
+
+
+@pytest.mark.slow
 def test_openai_client_receives_forecasts_per_choice(live: Live) -> None:
     with OpenAI(base_url=f"{live.http}/v1", api_key="none", max_retries=0) as client:
         ask: Any = client.chat.completions.create

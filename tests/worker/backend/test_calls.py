@@ -1,6 +1,7 @@
 """What becomes of a request, by the server's answers over HTTP."""
 
 import asyncio
+from collections.abc import Sequence as Seq
 
 import pytest
 
@@ -13,7 +14,7 @@ from services.worker.backend.dialect import Dialect
 from services.worker.backend.discovery import Backend
 from services.worker.backend.requests import Arrival
 from services.worker.folder import load_tokenizer
-from services.worker.requests.types.prompt import GREEDY, Prompt
+from services.worker.requests.types.prompt import GREEDY, Prompt, SamplingParams, SourceText
 from services.worker.requests.types.sequence import Sequence
 from tests.foretoken.bench.openai_fake import ScriptedAnswer, error_answer, event, fake_server
 
@@ -47,11 +48,18 @@ class Seen:
         self._end("lost", why)
 
 
-async def outcomes(answer: ScriptedAnswer, returns_ids: bool = True) -> list[tuple[str, object]]:
+async def outcomes(
+    answer: ScriptedAnswer,
+    returns_ids: bool = True,
+    delivered: Seq[int] = (),
+    sampling: SamplingParams = GREEDY,
+) -> list[tuple[str, object]]:
     """Those of a request for which the server has this answer, after it is sent."""
     seen = Seen()
-    prompt = Prompt("r", [5, 6], 2, 9, GREEDY, "gateway")
-    backend = Backend("m", Dialect(True, returns_ids), Capacity(), False)
+    prompt = Prompt("r", [5, 6, *delivered], 2, 9, sampling, "gateway")
+    backend = Backend(
+        "m", Dialect(True, returns_ids, constraints="structured_outputs"), Capacity(), False
+    )
     async with (
         fake_server(lambda _: answer) as server,
         BackendClient(server.url, BackendConfig()) as client,
@@ -94,6 +102,21 @@ async def test_outcome_by_answer(
     answer: ScriptedAnswer, expected: list[tuple[str, object]]
 ) -> None:
     assert await outcomes(answer) == expected
+
+
+SIX = SamplingParams(temperature=0.0, grammar="{}", source=SourceText("regex", "6+"))
+
+
+async def test_answer_with_a_grammar_begins_anew_behind_what_its_client_has() -> None:
+    """With another answer it ends."""
+    same = ScriptedAnswer([TOKEN + TOKEN, TOKEN + BROKEN])
+    known = [7, 7]
+    assert await outcomes(same, delivered=known, sampling=SIX) == [
+        ("arrivals", [Arrival(7)]),
+        ("lost", "out of memory"),
+    ]
+    ((outcome, why),) = await outcomes(same, delivered=[7, 8], sampling=SIX)
+    assert outcome == "refused" and "gave another one" in str(why)
 
 
 async def test_text_that_no_tokenizer_takes_concerns_its_request_alone() -> None:

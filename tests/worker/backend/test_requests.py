@@ -17,10 +17,11 @@ from services.core import (
     RequestProgress,
     Residency,
 )
-from services.worker.backend.requests import SURPLUS_MAX, Arrival, BackendRequests
+from services.worker.backend.requests import SURPLUS_MAX, Arrival, BackendRequests, Changes
 from services.worker.requests.types.batch import NewToken
 from services.worker.requests.types.limits import Limits
 from services.worker.requests.types.prompt import GREEDY, Prompt, SamplingParams
+from services.worker.requests.types.sequence import Sequence as WorkerSequence
 
 EOS = 9
 LIMITS = Limits(kv_blocks=100, block_tokens=4, max_running=8, eos_ids=frozenset({EOS}))
@@ -68,12 +69,36 @@ def test_request_runs_once_prompt_and_plan_are_here() -> None:
         assert requests.pop_changes() == type(requests.pop_changes())()  # begins once
 
 
-def test_request_with_a_grammar_is_refused() -> None:
-    requests = BackendRequests(LIMITS)
+def started_with_grammar() -> tuple[BackendRequests, WorkerSequence]:
+    """A request with a budget of 2 tokens, which runs at the server."""
+    requests = BackendRequests(replace(LIMITS, grammars=True))
     requests.attach()
-    asked = replace(prompt(), sampling=SamplingParams(grammar="{}"))
-    assert "cannot make answers follow a schema or grammar" in requests.receive(asked, 0.0)
-    assert report(requests).finished == (Completion("a", 0, ERROR),)
+    requests.receive(replace(prompt(), sampling=SamplingParams(grammar="{}")), 0.0)
+    requests.apply_plan(Plan(1, admit=(Grant("a", 2),)), 0.0)
+    (sequence,) = requests.pop_changes().begin
+    return requests, sequence
+
+
+def test_answer_with_a_grammar_is_not_cut_off_by_a_pause() -> None:
+    requests, _ = started_with_grammar()
+    assert len(requests.add("a", arrivals(*[7] * 80))) == 2
+    requests.apply_plan(Plan(2, pause=(Pause("a", Residency.DROP),)), 0.0)
+    assert requests.add("a", arrivals(8)) == []
+    assert requests.pop_changes() == Changes()
+    assert len(requests.apply_plan(Plan(3, admit=(Grant("a", 90),)), 0.0)) == 79
+    assert requests.pop_changes() == Changes()
+    assert [t.offset for t in requests.add("a", arrivals(7))] == [81]
+
+
+def test_answer_with_a_grammar_is_cut_off_by_a_cancel_and_begins_anew_after_a_loss() -> None:
+    requests, sequence = started_with_grammar()
+    requests.add("a", arrivals(7))
+    requests.evict("a")
+    requests.apply_plan(Plan(2, admit=(Grant("a", 9),)), 0.0)
+    assert requests.pop_changes() == Changes(begin=(sequence,))
+    requests.apply_plan(Plan(3, pause=(Pause("a", Residency.DROP),)), 0.0)
+    requests.apply_plan(Plan(4, cancel=("a",)), 0.0)
+    assert requests.pop_changes() == Changes(cut=("a",))
 
 
 def test_tokens_have_offsets_and_the_first_one_opens() -> None:

@@ -9,7 +9,7 @@ interpreter's lock, and bounds the work and memory of a grammar by `LIMITS`.
 import logging
 import os
 import sys
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
@@ -91,14 +91,32 @@ class Grammars:
         self._compiled[grammar] = compiled  # as the newest
         return compiled
 
+    def prepare(
+        self, grammar: str, on_ready: Callable[[], None], awaited: Callable[[], Set[str]]
+    ) -> bool:
+        """Begins to compile a grammar; empty: none. Returns whether there is nothing to wait for;
+        else another thread calls `on_ready` afterwards. `awaited` returns the grammars of requests
+        that have not begun, which are kept."""
+        if not grammar or self.is_full:
+            return True
+        compiled = self.compile(grammar)
+        if self.keeps_too_many:
+            self.forget_unused(awaited() | {grammar})
+        if compiled.done():
+            return True
+        compiled.add_done_callback(lambda _: on_ready())
+        return False
+
     @property
     def is_full(self) -> bool:
         """Whether no other grammar can wait for its compilation. O(grammars)."""
         return sum(not each.done() for each in self._compiled.values()) >= MAX_COMPILING
 
     def find_fault(self, grammar: str) -> str:
-        """Why a grammar cannot be used, a sentence; empty if it can be. Never waits: a grammar that
-        is not compiled was not begun, because too many others wait."""
+        """Why a grammar cannot be used, a sentence; empty if it can be, or for none. Never waits: a
+        grammar that is not compiled was not begun, because too many others wait."""
+        if not grammar:
+            return ""
         compiled = self._compiled.get(grammar)
         if compiled is None or not compiled.done():
             return TOO_MANY

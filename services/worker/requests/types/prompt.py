@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.worker.requests.types.scores import SCORES_BYTES, encoded_bytes
 
@@ -12,6 +13,15 @@ MAX_BIAS = 100.0
 MAX_NAMED = 4_096
 MAX_BAD_TOKENS, LONGEST_BAD = 1_024, 64  # sequences, and tokens of one: both size a table
 MAX_GRAMMAR = 2**20  # characters of a serialized grammar
+
+
+class SourceText(NamedTuple):
+    """What a grammar was compiled from. `kind` is json_schema, regex, choice, grammar or
+    structural_tag; `whitespace` of JSON is a regular expression, None the server's default."""
+
+    kind: str
+    text: str
+    whitespace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()
     bad_tokens: tuple[tuple[int, ...], ...] = ()
     grammar: str = ""
+    source: SourceText | None = None  # of the grammar; None: it cannot be told to other servers
 
     def __post_init__(self) -> None:
         for field, lowest, highest in _RANGES:

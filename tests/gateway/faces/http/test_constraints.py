@@ -12,7 +12,7 @@ from gateway.types.constraint import Constraint, ConstraintKind
 from protos.generated.worker_pb2 import Prompt
 from services.runtime.errors import InvalidArgument
 from tests.gateway.gateway_fakes import demo_text, run_harness
-from tests.gateway.grammars.walks import draw_answer
+from tests.gateway.grammars.walks import demo_index, draw_answer
 
 SCHEMA = {
     "type": "object",
@@ -195,6 +195,30 @@ async def test_answers_follow_the_grammar_and_are_forecast_as_one_population() -
         applications = [request.application for request in harness.scheduler.requests]
         assert applications[0].startswith("grammar-")
         assert applications == [applications[0]] * 4 + ["mine"] * 2 + [""]
+
+
+async def test_scheduler_knows_the_least_tokens_of_an_answer() -> None:
+    """The end counts. A stop string or token may end an answer before its grammar does."""
+    longest = {"prompt": "a", "max_tokens": 20}
+    choice = {"guided_choice": ["perhaps tomorrow", "perhaps"]}
+    shortest = demo_index().spell(b"perhaps") + 1
+    assert shortest > 2
+    asked: list[tuple[dict[str, Any], int]] = [
+        (choice, shortest),
+        ({**choice, "max_tokens": 2}, 2),
+        ({**choice, "stop": ["x"]}, 1),
+        ({**choice, "stop_token_ids": [5]}, 1),
+        ({**choice, "min_tokens": 15}, shortest),
+        ({"min_tokens": 15}, 16),
+        ({"min_tokens": 20}, 20),
+        ({}, 1),
+    ]
+    async with run_harness(draw) as harness:
+        for fields, _ in asked:
+            reply = await harness.http("POST", "/v1/completions", longest | fields)
+            assert reply.status == 200
+        found = [request.min_tokens for request in harness.scheduler.requests]
+        assert found == [least for _, least in asked]
 
 
 async def test_stream_of_a_constrained_answer() -> None:
