@@ -4,16 +4,17 @@ Runs only in a process that may be killed: `gateway.grammars.process`.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
 
+from gateway.grammars.arguments import ArgumentFault, write_arguments
 from gateway.grammars.calls import ANSWER, join_grammars, put_after, write_calls
 from gateway.grammars.ebnf import ebnf_to_lark, is_ebnf
+from gateway.grammars.lark import quote
 from gateway.grammars.places import find_place, walk_schema
-from gateway.types.constraint import CallsSource, Constraint, ConstraintKind
+from gateway.types.constraint import ArgumentsSource, CallsSource, Constraint, ConstraintKind
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # exists in the stub only
@@ -32,7 +33,6 @@ STOPS = {
     "LexerTooComplex": "has a regular expression that is too complex; make it simpler",
 }
 MAX_FAULT_CHARS = 500
-CONTROL = re.compile(r"[\x7f-\x9f]")
 
 
 class GrammarFault(Exception):
@@ -95,8 +95,12 @@ def _whitespace_options(whitespace: str | None) -> "JsonCompileOptions":
     return {"whitespace_pattern": WHITESPACE if whitespace is None else whitespace}
 
 
-def _embed(schema: Mapping[str, object], whitespace: str | None) -> dict[str, object]:
-    """The schema as Lark grammars embed it, with its options."""
+def _embed(schema: object, whitespace: str | None) -> dict[str, object]:
+    """The schema as Lark grammars embed it, with its options. Raises GrammarFault."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    if not isinstance(schema, dict):
+        raise GrammarFault("a JSON schema must be an object")
     _drop_defaults(schema)
     return {**schema, "x-guidance": {**_whitespace_options(whitespace), **STRICT}}
 
@@ -108,14 +112,8 @@ def _serialize_grammar(constraint: Constraint) -> str:
 
 def _serialize_choice(constraint: Constraint) -> str:
     choices = json.loads(constraint.source)
-    alternatives = " | ".join(map(_quote, choices))
+    alternatives = " | ".join(map(quote, choices))
     return LLMatcher.grammar_from_lark(f"start: {alternatives}")
-
-
-def _quote(text: str) -> str:
-    """A literal of Lark: JSON's, with the control characters escaped that JSON allows."""
-    quoted = json.dumps(text, ensure_ascii=False)
-    return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)
 
 
 def _serialize_tags(constraint: Constraint) -> str:
@@ -138,9 +136,8 @@ def _read_tag(tag: Mapping[str, object], triggers: list[str], constraint: Constr
 
 def _serialize_calls(constraint: Constraint) -> str:
     source: CallsSource = json.loads(constraint.source)
-    schemas = [_embed(call["schema"], constraint.whitespace) for call in source["calls"]]
     answer = source["answer"]
-    lark = write_calls(source, schemas)
+    lark = write_calls(source, lambda schema: _embed(schema, constraint.whitespace))
     if answer is None:
         return LLMatcher.grammar_from_lark(lark)
     kind = ConstraintKind(answer["kind"])
@@ -155,10 +152,18 @@ def _explain_calls(constraint: Constraint, tokenizer: LLTokenizer) -> None:
     source: CallsSource = json.loads(constraint.source)
     for call in source["calls"]:
         try:
+            if source["arguments"]:
+                _write_alone(call["schema"], source["arguments"])
             schema = json.dumps(call["schema"])
             compile_constraint(Constraint(ConstraintKind.JSON_SCHEMA, schema), tokenizer)
-        except GrammarFault as fault:
+        except (ArgumentFault, GrammarFault) as fault:
             raise GrammarFault(f"the parameters of {call['name']}: {fault}") from None
+
+
+def _write_alone(schema: Mapping[str, object], arguments: ArgumentsSource) -> None:
+    """Raises ArgumentFault if the arguments cannot be written."""
+    for _ in write_arguments("arguments", schema, arguments, lambda _: {}):
+        pass
 
 
 _SERIALIZERS: Mapping[ConstraintKind, Callable[[Constraint], str]] = {

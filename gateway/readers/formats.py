@@ -4,13 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gateway.readers.call_formats import (
-    CALL_FORMATS,
-    HERMES,
-    CallFormat,
-    JsonCallFormat,
-    find_call_format,
-)
+from gateway.readers.calls.formats import CALL_FORMATS, HERMES, find_call_format
+from gateway.readers.calls.kinds import CallFormat
 from gateway.readers.reasoning import (
     REASONING_FORMATS,
     ReasoningFormat,
@@ -31,14 +26,12 @@ class AnswerFormats:
     reasoning: ReasoningFormat | None = None
     template: Mapping[str, object] | None = None  # of the tokenizer, in place of both
 
-    @property
-    def forced_calls(self) -> JsonCallFormat:
-        """How the model is made to write calls."""
-        return self.calls if isinstance(self.calls, JsonCallFormat) else HERMES
-
     def calls_of(self, use: ToolUse) -> CallFormat | None:
-        """How an answer to a request with these tools writes calls."""
-        return self.forced_calls if use.required else self.calls
+        """How an answer to a request with these tools writes calls. Calls are forced in the
+        model's format, or as in HERMES if that cannot express one of the tools."""
+        if not use.required or (self.calls and not any(map(self.calls.find_fault, use.tools))):
+            return self.calls
+        return HERMES
 
 
 def select_formats(

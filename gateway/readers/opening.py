@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from gateway.readers.call_formats import open_call_reader
+from gateway.readers.calls.kinds import open_call_reader
 from gateway.readers.formats import AnswerFormats
 from gateway.readers.reasoning import ReasoningFormat, ReasoningReader
 from gateway.readers.response_template import TemplateReader

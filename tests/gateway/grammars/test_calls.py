@@ -1,11 +1,14 @@
-"""Grammars of tool calls in every format that has JSON arguments: texts they accept, and not."""
+"""Grammars of tool calls in every format: texts they accept, and not."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from gateway.grammars.compilation import GrammarFault, compile_constraint
-from gateway.readers.call_formats import CALL_FORMATS, JsonCallFormat, WrittenCalls
+from gateway.readers.calls.formats import CALL_FORMATS
+from gateway.readers.calls.kinds import WrittenCalls
 from gateway.readers.constraints import constrain_calls
 from gateway.readers.formats import select_formats
 from gateway.types.constraint import Constraint, ConstraintKind
@@ -21,13 +24,31 @@ SCHEMA = {
 }
 AUTO = ToolUse((Tool("f", parameters=SCHEMA, strict=True), Tool("g")))
 REQUIRED = replace(AUTO, required=True)
-FORMATS = {name: form for name, form in CALL_FORMATS.items() if isinstance(form, JsonCallFormat)}
-F, G, BAD = ("f", '{"a": 1}'), ("g", '{"x": []}'), ("f", '{"b": 1}')
+FORMATS = CALL_FORMATS
+Arguments = Mapping[str, object]
+F: tuple[str, Arguments] = ("f", {"a": 1})
+G: tuple[str, Arguments] = ("g", {"x": []})
+BAD: tuple[str, Arguments] = ("f", {"b": [1]})
 YES_NO = Constraint(ConstraintKind.REGEX, "yes|no")
 
 
-def write(written: WrittenCalls, *calls: tuple[str, str]) -> str:
-    texts = [written.before.replace("NAME", name) + args + written.after for name, args in calls]
+def write_arguments(written: WrittenCalls, arguments: Arguments) -> str:
+    one = written.arguments
+    if one is None:
+        return json.dumps(arguments)
+    texts = []
+    for key, value in arguments.items():
+        is_text = bool(one.close) and isinstance(value, str)
+        before = one.before.replace("IS_TEXT", str(is_text).lower()).replace("KEY", key)
+        texts.append(before + (str(value) if is_text else json.dumps(value)) + one.after)
+    return one.separator.join(texts)
+
+
+def write(written: WrittenCalls, *calls: tuple[str, Arguments]) -> str:
+    texts = [
+        written.before.replace("NAME", name) + write_arguments(written, arguments) + written.after
+        for name, arguments in calls
+    ]
     return written.opening + written.separator.join(texts) + written.closing
 
 
@@ -55,14 +76,18 @@ def test_required_calls_follow_their_schemas(name: str):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_strict_calls_within_free_text_follow_their_schemas(name: str):
-    written, made = FORMATS[name].written, grammar(name, AUTO)
-    assert (made is None) == (not written.trigger)
-    if made is None:
-        return
-    good = write(written, F)
-    assert all(accepts(made, text) for text in ("", "Hi", good, f"Hi {good} and {good}"))
-    assert accepts(made, write(written, G, F))
-    assert not accepts(made, f"Hi {write(written, BAD)}")
+    form, made = FORMATS[name], grammar(name, AUTO)
+    written = form.written
+    assert made is not None
+    good, bad = write(written, F), write(written, BAD)
+    assert all(accepts(made, text) for text in ("", "Hi", good, write(written, G, F)))
+    assert not accepts(made, bad)
+    bare = good.removeprefix(form.begins[0]) if form.begins else good
+    for mark in form.begins:
+        assert accepts(made, f"Hi {mark}{bare}")
+        assert not accepts(made, f"Hi {mark}{bad.removeprefix(form.begins[0])}")
+    if form.begins and not written.bare:
+        assert accepts(made, f"Hi {good} and {good}")
     lax = ToolUse([Tool("f", parameters=SCHEMA)])
     assert grammar(name, lax) is None
 

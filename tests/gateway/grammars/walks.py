@@ -1,5 +1,6 @@
 """Answers drawn at random under a grammar, token by token, with the demo model's tokenizer."""
 
+from collections.abc import Sequence
 from functools import cache
 from random import Random
 
@@ -10,6 +11,7 @@ from gateway.types.constraint import Constraint, ConstraintKind
 from tests.gateway.gateway_fakes import demo_text
 
 CLOSING_SHARE = 0.5  # of the steps that draw a token which may end a string, list or object
+SNIPPET_SHARE = 0.3  # of the steps that begin with a snippet, if there are any
 CLOSING = '"]},:'
 
 
@@ -39,12 +41,25 @@ def allowed_tokens(matcher: LLMatcher) -> list[int]:
     return [token for token in range(size) if mask[token // 8] >> (token % 8) & 1]
 
 
-def draw_answer(grammar: str, random: Random, max_tokens: int = 400) -> str | None:
-    """A complete answer; None if it does not end within `max_tokens`."""
+def draw_answer(
+    grammar: str,
+    random: Random,
+    max_tokens: int = 400,
+    start: str = "",
+    snippets: Sequence[str] = (),
+) -> str | None:
+    """A complete answer; None if it does not end within `max_tokens`. It begins with `start`. Some
+    steps continue it by one of the `snippets`, as far as that is allowed."""
     matcher = LLMatcher(demo_tokenizer(), grammar, log_level=0)
-    answer: list[int] = []
+    answer: list[int] = demo_tokenizer().tokenize_str(start)
+    assert matcher.try_consume_tokens(answer) == len(answer)
     eos_ids = demo_text().eos_ids
     for _ in range(max_tokens):
+        if snippets and random.random() < SNIPPET_SHARE:
+            tokens = demo_tokenizer().tokenize_str(random.choice(snippets))
+            answer += tokens[: matcher.try_consume_tokens(tokens)]
+            if matcher.is_stopped():
+                return demo_tokenizer().decode_bytes(answer).decode()
         allowed = allowed_tokens(matcher)
         closing = [token for token in allowed if token in _closing_tokens() or token in eos_ids]
         token = random.choice(closing if closing and random.random() < CLOSING_SHARE else allowed)

@@ -1,0 +1,120 @@
+"""The kinds of formats in which models write tool calls. Pure."""
+
+from dataclasses import dataclass
+from uuid import uuid4
+
+from gateway.readers.calls.json_reader import JsonCallReader, JsonCallSyntax
+from gateway.readers.calls.parameters import find_fault, is_python_key
+from gateway.readers.calls.python_reader import HEAD, PythonCallReader
+from gateway.readers.calls.reader import CallRules, MakeId
+from gateway.readers.calls.xml_reader import XmlCallReader, XmlCallSyntax
+from gateway.readers.patterns import compile_pattern
+from gateway.types.answer_parts import AnswerReader
+from gateway.types.tools import Tool, ToolUse
+
+MISTRAL_ID_CHARS = 9  # what Mistral's templates accept
+XML_KEY = compile_pattern(r"""[^<>"'\s]{1,256}""")
+
+
+def make_call_id(name: str, index: int) -> str:
+    return f"call_{uuid4().hex[:24]}"
+
+
+def make_mistral_id(name: str, index: int) -> str:
+    return uuid4().hex[:MISTRAL_ID_CHARS]
+
+
+def make_kimi_id(name: str, index: int) -> str:
+    return f"functions.{name}:{index}"
+
+
+@dataclass(frozen=True)
+class WrittenArguments:
+    """How a model is made to write arguments one by one."""
+
+    before: str  # a value, with KEY for its key, and IS_TEXT for `true` or `false`
+    after: str  # a value
+    separator: str = ""  # between two arguments
+    close: str = ""  # ends a text, which is written as it is; empty: strings are quoted
+
+
+@dataclass(frozen=True)
+class WrittenCalls:
+    """How a model is made to write calls, with arguments that follow a schema."""
+
+    opening: str  # before the first call
+    before: str  # before the arguments, with NAME for the function's name
+    after: str  # after the arguments
+    separator: str  # between two calls
+    closing: str = ""  # after the last call
+    trigger: str = ""  # the mark with which `opening`, or else `before`, begins
+    arguments: WrittenArguments | None = None  # None: a JSON object
+    # Of a format without need of marks: a pattern of texts that begin like a call, with NAMES for
+    # the functions' names.
+    bare: str = ""
+
+
+@dataclass(frozen=True)
+class JsonCallFormat:
+    """Calls with arguments that are a JSON object, read as they arrive."""
+
+    syntaxes: tuple[JsonCallSyntax, ...]
+    written: WrittenCalls
+    begins: tuple[str, ...] = ()
+    make_id: MakeId = make_call_id
+
+    def open(self, rules: CallRules) -> AnswerReader:
+        return JsonCallReader(rules, self.syntaxes)
+
+    def find_fault(self, tool: Tool) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class XmlCallFormat:
+    """Calls with an XML element for each argument, read as they arrive."""
+
+    syntax: XmlCallSyntax
+    written: WrittenCalls
+    begins: tuple[str, ...] = ()
+    make_id: MakeId = make_call_id
+
+    def open(self, rules: CallRules) -> AnswerReader:
+        return XmlCallReader(rules, (self.syntax,))
+
+    def find_fault(self, tool: Tool) -> str:
+        return find_fault(tool.parameters, _is_xml_key, text=True)
+
+
+@dataclass(frozen=True)
+class PythonCallFormat:
+    """A list of calls in Python, read when it is complete."""
+
+    written: WrittenCalls
+    begins: tuple[str, ...] = ()
+    after: str = ""  # a mark that may follow
+    make_id: MakeId = make_call_id
+
+    def open(self, rules: CallRules) -> AnswerReader:
+        return PythonCallReader(rules, self.after)
+
+    def find_fault(self, tool: Tool) -> str:
+        if not all(map(is_python_key, tool.name.split("."))) or not HEAD.match(f"[{tool.name}("):
+            return "its name cannot be written where the model calls functions in Python; rename it"
+        return find_fault(tool.parameters, is_python_key, text=False)
+
+
+CallFormat = JsonCallFormat | XmlCallFormat | PythonCallFormat
+
+
+def open_call_reader(call_format: CallFormat, use: ToolUse) -> AnswerReader:
+    """A reader of one answer's calls of the offered tools."""
+    tools = {tool.name: tool for tool in use.tools}
+    bare = bool(call_format.written.bare)
+    rules = CallRules(call_format.begins, bare, tools, use.parallel, call_format.make_id)
+    return call_format.open(rules)
+
+
+def _is_xml_key(key: str) -> bool:
+    found = XML_KEY.match(key)
+    return found is not None and found.end() == len(key)

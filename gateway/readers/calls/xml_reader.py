@@ -1,0 +1,112 @@
+"""Reads calls that have each argument as a tag with a key and a value, as the text arrives. Pure.
+
+A value is text as it is, or JSON: the schema of the function says which. The text of a JSON value
+ends where JSON does, so that its strings may contain the tags.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.readers.calls.parameters import find_parameter, is_text
+from gateway.readers.calls.reader import CallReader
+from gateway.readers.patterns import Pattern
+from gateway.readers.scanning import BracketScanner
+from gateway.requests.incremental import count_overlap
+
+
+@dataclass(frozen=True)
+class XmlCallSyntax:
+    """A `CallSyntax`."""
+
+    head: Pattern
+    argument: Pattern  # up to the value of an argument, group `key`, or to the end of the call
+    close: str  # the tag behind a value
+    trims: bool = False  # one line feed on each side of a value is not part of it
+    tells_text: bool = False  # the group `text` of an argument is `true` or `false`
+    between: Pattern | None = None
+
+
+class XmlCallReader(CallReader[XmlCallSyntax]):
+    """A call without its end, or with other text between its arguments, is content."""
+
+    def _begin_arguments(self, name: str) -> None:
+        self._parameters: Mapping[str, object] = self._rules.tools[name].parameters
+        self._count = 0  # arguments of the call
+
+    def _read_arguments(self, final: bool) -> bool:
+        """What precedes the value of an argument, or the end of the call."""
+        found = self._syntax.argument.match(self._text, partial=True)
+        if found is None or (found.partial and final and not self._cut):
+            return self._withdraw()
+        if found.partial:
+            return False
+        self._take(found.end())
+        key = found.group("key")
+        if key is None:
+            self._add_arguments("}" if self._count else "{}")
+            self._end_call()
+            return True
+        self._add_arguments(f"{', ' if self._count else '{'}{_write(key)}: ")
+        self._count += 1
+        told = found.group("text") if self._syntax.tells_text else None
+        schema = find_parameter(self._parameters, key)
+        text = is_text(schema, self._parameters) if told is None else told == "true"
+        self._scanner, self._scanned = BracketScanner(), 0
+        self._scanner.feed("[")  # the value is read as the item of a list
+        self._state = self._read_text_start if text else self._read_json
+        return True
+
+    def _read_json(self, final: bool) -> bool:
+        scanner, close = self._scanner, self._syntax.close
+        if not (scanner.ended or scanner.failed):
+            self._scanned += scanner.feed(self._text[self._scanned :])
+        rest = self._text[self._scanned : self._scanned + len(close)]
+        waits = close.startswith(rest) if scanner.failed else not scanner.ended
+        if rest == close and scanner.failed and _is_json(self._text[: self._scanned]):
+            self._add_arguments(self._take(self._scanned).strip())
+            self._take(len(close))
+            self._state = self._read_arguments
+            return True
+        if waits and rest != close and not final:
+            return False
+        self._state = self._read_text_start
+        return True
+
+    def _read_text_start(self, final: bool) -> bool:
+        if not self._text and not final:
+            return False
+        self._add_arguments('"')
+        if self._syntax.trims and self._text.startswith("\n"):
+            self._take(1)
+        self._state = self._read_text
+        return True
+
+    def _read_text(self, final: bool) -> bool:
+        close, trims = self._syntax.close, self._syntax.trims
+        at = self._text.find(close)
+        if at < 0:
+            held = max(count_overlap(self._text, mark) for mark in (close, f"\n{close}"))
+            self._add_arguments(_write(self._take(len(self._text) - held))[1:-1])
+            return self._withdraw() if final and not self._cut else False
+        value = self._take(at)
+        self._add_arguments(_write(value.removesuffix("\n") if trims else value)[1:-1] + '"')
+        self._take(len(close))
+        self._state = self._read_arguments
+        return True
+
+
+def _write(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
