@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gateway.grammars.arguments import write_arguments
 from gateway.grammars.lark import TEXT, write_pieces
-from gateway.types.constraint import CallsSource, Pieces
+from gateway.types.constraint import CallsSource, ChannelsSource, Pieces
 
 ANSWER, BEHIND = "answer", "behind"  # names of grammars within others
 MAX_BLANKS = 4  # between the end of free text and the answer
@@ -38,7 +38,10 @@ def write_calls(source: CallsSource, embed: Embed) -> str:
 
 
 def _write_start(source: CallsSource) -> Iterator[str]:
-    free = source["free"]
+    free, channels = source["free"], source["channels"]
+    if channels is not None:
+        yield from _write_channels(source, channels)
+        return
     if free is None:
         yield f"start: calls | @{ANSWER}" if source["answer"] else "start: calls"
         return
@@ -56,6 +59,16 @@ def _write_start(source: CallsSource) -> Iterator[str]:
     yield from _write_items("first_item", "first_free", "OTHER", free["triggers"])
     more = rest if source["parallel"] else ""
     yield f"start: calls | other | first_item {more}"
+
+
+def _write_channels(source: CallsSource, channels: ChannelsSource) -> Iterator[str]:
+    yield write_free("thought", channels["end"])
+    begins = " | ".join(map(write_pieces, channels["thoughts"]))
+    yield f"thoughts: (({begins}) thought)*"
+    answer = f"@{ANSWER}" if source["answer"] else "TEXT"
+    yield f"final: {write_pieces(channels['final'])} {answer}"
+    required = source["answer"] is None and source["free"] is None
+    yield f"start: thoughts {'calls' if required else '(calls | final)'}"
 
 
 def _write_items(item: str, free: str, text: str, triggers: Sequence[Pieces]) -> Iterator[str]:

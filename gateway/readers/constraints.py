@@ -5,13 +5,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import cast
 
-from gateway.readers.calls.kinds import CallFormat, WrittenArguments
+from gateway.readers.calls.kinds import CallFormat, WrittenArguments, WrittenChannels
 from gateway.readers.calls.parameters import relax
 from gateway.readers.formats import AnswerFormats
 from gateway.types.constraint import (
     ArgumentsSource,
     CallSource,
     CallsSource,
+    ChannelsSource,
     Constraint,
     ConstraintKind,
     FreeText,
@@ -49,6 +50,12 @@ def constrain_calls(
     return _make(form, use, answer, spell, free=answer is None)
 
 
+def last_message(formats: AnswerFormats) -> str:
+    """What precedes the content in a model's answers; empty if nothing has to."""
+    channels = formats.calls.written.channels if formats.calls else None
+    return channels.final if channels else ""
+
+
 def _make(
     form: CallFormat, use: ToolUse, answer: Constraint | None, spell: Spell, free: bool = False
 ) -> Constraint:
@@ -66,7 +73,8 @@ def _make(
         separator=spell(written.separator),
         closing=spell(written.closing),
         arguments=_spell_arguments(written.arguments, spell) if written.arguments else None,
-        parallel=use.parallel,
+        parallel=use.parallel and written.channels is None,
+        channels=_spell_channels(written.channels, spell) if written.channels else None,
         free=_free_text(form, use, spell) if free else None,
         answer=None
         if answer is None
@@ -92,6 +100,14 @@ def _spell_arguments(written: WrittenArguments, spell: Spell) -> ArgumentsSource
         after=spell(written.after),
         separator=spell(written.separator),
         close=spell(written.close),
+    )
+
+
+def _spell_channels(written: WrittenChannels, spell: Spell) -> ChannelsSource:
+    return ChannelsSource(
+        thoughts=[spell(begin) for begin in written.thoughts],
+        end=spell(written.end),
+        final=spell(written.final),
     )
 
 

@@ -35,6 +35,7 @@ class CallsSource(TypedDict):
     closing: Pieces  # after the last call
     arguments: "ArgumentsSource | None"  # None: a JSON object
     parallel: bool  # the answer may have more than one call
+    channels: "ChannelsSource | None"  # messages before the calls, or in place of them
     free: "FreeText | None"  # around the calls; None: only calls
     answer: "SourceOf | None"  # what the answer may follow instead
 
@@ -54,6 +55,14 @@ class ArgumentsSource(TypedDict):
     after: Pieces  # a value
     separator: Pieces  # between two arguments
     close: Pieces  # ends a text, which is written as it is; empty: strings are quoted
+
+
+class ChannelsSource(TypedDict):
+    """Messages in which an answer is written, one after another."""
+
+    thoughts: Sequence[Pieces]  # the beginnings of those before the last
+    end: Pieces  # of those before the last
+    final: Pieces  # the beginning of the last, if it is no call
 
 
 class FreeText(TypedDict):

@@ -2,22 +2,26 @@
 
 from collections.abc import Mapping
 
+from gateway.readers.calls.ids import make_kimi_id, make_mistral_id
 from gateway.readers.calls.json_reader import JsonCallSyntax
 from gateway.readers.calls.kinds import (
     CallFormat,
+    ChannelCallFormat,
     JsonCallFormat,
     PythonCallFormat,
     WrittenArguments,
     WrittenCalls,
-    make_kimi_id,
-    make_mistral_id,
+    WrittenChannels,
 )
 from gateway.readers.calls.xml_formats import XML_FORMATS
 from gateway.readers.patterns import compile_pattern, escape
 
 NAME = r'(?P<name>[^"\\]{1,256})'
 # `{"name": "f", "arguments": {`, with what some models put before it.
-OBJECT_HEAD = rf' \{{ ("(id|type)" : "[^"\\]{{0,99}}" , )*"name" : "{NAME}" , "(arguments|parameters)" : (?=\{{)'
+OBJECT_HEAD = (
+    rf' \{{ ("(id|type)" : "[^"\\]{{0,99}}" , )*"name" : "{NAME}" , '
+    r'"(arguments|parameters)" : (?=\{)'
+)
 OBJECT_TAIL = r' (, "(id|type)" : "[^"\\]{0,99}" )*\}'
 LIST_BETWEEN = compile_pattern(r" ((?P<more>[,;])|\])")
 
@@ -151,6 +155,20 @@ PYTHON = WrittenCalls(
 )
 PYTHONIC = PythonCallFormat(PYTHON)
 LLAMA4_PYTHONIC = PythonCallFormat(PYTHON, ("<|python_start|>",), "<|python_end|>")
+NEXT = "<|end|><|start|>assistant"
+HARMONY = ChannelCallFormat(
+    WrittenCalls(
+        "",
+        "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
+        "",
+        "",
+        channels=WrittenChannels(
+            ("<|channel|>analysis<|message|>", "<|channel|>commentary<|message|>"),
+            NEXT,
+            "<|channel|>final<|message|>",
+        ),
+    )
+)
 GRANITE = _listed("<|tool_call|>", "<tool_call>", bare=True)
 
 CALL_FORMATS: Mapping[str, CallFormat] = {
@@ -173,9 +191,11 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
     "phi4_mini_json": _listed("functools"),
     "xlam": _listed("[TOOL_CALLS]", "<tool_call>", bare=True),
     **XML_FORMATS,
+    "openai": HARMONY,
 }
 # Texts in chat templates and the format that they show; the first that is found counts.
 TEMPLATE_MARKS: tuple[tuple[str, str], ...] = (
+    ("<|channel|>analysis<|message|>", "openai"),
     ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>", "deepseek_v3"),
     (CALL_BEGIN + "function" + SEP, "deepseek_v3"),
     (CALLS_BEGIN, "deepseek_v31"),

@@ -1,31 +1,19 @@
 """The kinds of formats in which models write tool calls. Pure."""
 
 from dataclasses import dataclass
-from uuid import uuid4
 
+from gateway.readers.calls.ids import make_call_id
 from gateway.readers.calls.json_reader import JsonCallReader, JsonCallSyntax
 from gateway.readers.calls.parameters import find_fault, is_python_key
 from gateway.readers.calls.python_reader import HEAD, PythonCallReader
 from gateway.readers.calls.reader import CallRules, MakeId
 from gateway.readers.calls.xml_reader import XmlCallReader, XmlCallSyntax
+from gateway.readers.harmony import HarmonyReader
 from gateway.readers.patterns import compile_pattern
 from gateway.types.answer_parts import AnswerReader
 from gateway.types.tools import Tool, ToolUse
 
-MISTRAL_ID_CHARS = 9  # what Mistral's templates accept
 XML_KEY = compile_pattern(r"""[^<>"'\s]{1,256}""")
-
-
-def make_call_id(name: str, index: int) -> str:
-    return f"call_{uuid4().hex[:24]}"
-
-
-def make_mistral_id(name: str, index: int) -> str:
-    return uuid4().hex[:MISTRAL_ID_CHARS]
-
-
-def make_kimi_id(name: str, index: int) -> str:
-    return f"functions.{name}:{index}"
 
 
 @dataclass(frozen=True)
@@ -36,6 +24,15 @@ class WrittenArguments:
     after: str  # a value
     separator: str = ""  # between two arguments
     close: str = ""  # ends a text, which is written as it is; empty: strings are quoted
+
+
+@dataclass(frozen=True)
+class WrittenChannels:
+    """The messages beside calls in which a model writes its answers."""
+
+    thoughts: tuple[str, ...]  # the beginnings of messages before the calls or the last message
+    end: str  # of those messages
+    final: str  # the beginning of the last message, if the answer has no call
 
 
 @dataclass(frozen=True)
@@ -52,6 +49,7 @@ class WrittenCalls:
     # Of a format without need of marks: a pattern of texts that begin like a call, with NAMES for
     # the functions' names.
     bare: str = ""
+    channels: WrittenChannels | None = None  # then an answer has one call at most
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,22 @@ class PythonCallFormat:
         return find_fault(tool.parameters, is_python_key, text=False)
 
 
-CallFormat = JsonCallFormat | XmlCallFormat | PythonCallFormat
+@dataclass(frozen=True)
+class ChannelCallFormat:
+    """Calls in messages of their own, which a reader of whole answers reads."""
+
+    written: WrittenCalls
+    begins: tuple[str, ...] = ()
+    make_id: MakeId = make_call_id
+
+    def open(self, rules: CallRules) -> AnswerReader:
+        return HarmonyReader(rules.tools, rules.parallel)
+
+    def find_fault(self, tool: Tool) -> str:
+        return ""
+
+
+CallFormat = JsonCallFormat | XmlCallFormat | PythonCallFormat | ChannelCallFormat
 
 
 def open_call_reader(call_format: CallFormat, use: ToolUse) -> AnswerReader:

@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from gateway.readers.calls.parameters import find_parameter, is_text
 from gateway.readers.calls.reader import CallReader
 from gateway.readers.patterns import Pattern
-from gateway.readers.scanning import BracketScanner
+from gateway.readers.scanning import JSON_PLAIN, BracketScanner
 from gateway.requests.incremental import count_overlap
+
+
+# What some chat templates write in place of JSON's names.
+PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
+PLAIN = JSON_PLAIN.union(*PYTHON_NAMES)
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class XmlCallReader(CallReader[XmlCallSyntax]):
         told = found.group("text") if self._syntax.tells_text else None
         schema = find_parameter(self._parameters, key)
         text = is_text(schema, self._parameters) if told is None else told == "true"
-        self._scanner, self._scanned = BracketScanner(), 0
+        self._scanner, self._scanned = BracketScanner(plain=PLAIN), 0
         self._scanner.feed("[")  # the value is read as the item of a list
         self._state = self._read_text_start if text else self._read_json
         return True
@@ -63,9 +68,11 @@ class XmlCallReader(CallReader[XmlCallSyntax]):
             self._scanned += scanner.feed(self._text[self._scanned :])
         rest = self._text[self._scanned : self._scanned + len(close)]
         waits = close.startswith(rest) if scanner.failed else not scanner.ended
-        if rest == close and scanner.failed and _is_json(self._text[: self._scanned]):
-            self._add_arguments(self._take(self._scanned).strip())
-            self._take(len(close))
+        value = self._text[: self._scanned].strip()
+        value = PYTHON_NAMES.get(value, value)
+        if rest == close and scanner.failed and _is_json(value):
+            self._add_arguments(value)
+            self._take(self._scanned + len(close))
             self._state = self._read_arguments
             return True
         if waits and rest != close and not final:

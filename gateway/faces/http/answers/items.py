@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from gateway.readers.content import ContentReader
+from gateway.readers.harmony import HarmonyReader
 from gateway.readers.reasoning import ReasoningReader
 from gateway.sessions.call import LiveChoice
 from gateway.sessions.session import ChoiceChunk
@@ -85,7 +86,7 @@ class AnswerItems:
     def reasoning_chars(self) -> int:
         """Characters of the answer up to the end of its reasoning."""
         reader = self._reader
-        return reader.reasoning_chars if isinstance(reader, ReasoningReader) else 0
+        return reader.reasoning_chars if isinstance(reader, ReasoningReader | HarmonyReader) else 0
 
     @property
     def has_calls(self) -> bool:
