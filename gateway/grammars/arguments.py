@@ -75,24 +75,24 @@ def _write_any(rule: str, source: ArgumentsSource, embed: Embed) -> Iterator[str
         else:
             parts.append(write_pieces([piece]))
     value = f"%json {json.dumps(embed({}))} {write_pieces(source['after'])}"
-    yield f"{rule}: ({' '.join(parts)} {value}){'*' if source['close'] else '?'}"
+    yield f"{rule}: ({' '.join(parts)} {value}){'*' if source['not_text'] else '?'}"
 
 
 def _write_argument(
     rule: str, key: str, schema: object, root: Schema, source: ArgumentsSource, embed: Embed
 ) -> Iterator[str]:
     after = source["after"]
-    text = bool(source["close"]) and is_text(schema, root)
+    text = bool(source["not_text"]) and is_text(schema, root)
     before = write_pieces([_fill(p, key, str(text).lower()) for p in source["before"]])
     if text:
         found = cast(Schema, resolve(schema, root))
         terminal = rule.upper()
         ending, rest = _split(after)
-        yield f"{terminal}: {_write_text(key, found, source['close'])} {quote(ending)}"
+        yield f"{terminal}: {_write_text(key, found, source['not_text'])} {quote(ending)}"
         yield f"{rule}: {before} {terminal} {write_pieces(rest)}"
         return
     meant = resolve(schema, root)
-    kind = meant.get("type") if isinstance(meant, Mapping) and not source["close"] else None
+    kind = meant.get("type") if isinstance(meant, Mapping) and not source["not_text"] else None
     if isinstance(kind, str) and kind in PYTHON_NAMES:
         value = PYTHON_NAMES[kind]
     else:
@@ -106,8 +106,8 @@ def _with_definitions(schema: object, root: Schema) -> object:
     return {**schema, **{each: root[each] for each in DEFINITIONS if each in root}}
 
 
-def _write_text(key: str, schema: Schema, close: Pieces) -> str:
-    """The terminal of a text that follows a schema and does not contain `close`."""
+def _write_text(key: str, schema: Schema, not_text: str) -> str:
+    """The terminal of a text that follows a schema and is not `not_text`."""
     parts: list[str] = []
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, list):
@@ -120,9 +120,7 @@ def _write_text(key: str, schema: Schema, close: Pieces) -> str:
         if name not in FORMATS:
             raise ArgumentFault(f"format {name[:80]!r} of {key[:80]} cannot be enforced in a text")
         parts.append(write_regex(FORMATS[name]))
-    if all(isinstance(piece, str) for piece in close):
-        escaped = re.escape("".join(map(str, close)))
-        parts.append(f"~{write_regex(f'(?s:.*{escaped}.*)')}")
+    parts.append(f"~{write_regex(not_text)}")
     return f"({' & '.join([TEXT, *parts])})"
 
 

@@ -1,10 +1,11 @@
 """Lark grammars of tool calls, and of what follows free text. Pure."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gateway.grammars.arguments import write_arguments
-from gateway.grammars.lark import TEXT, write_pieces
+from gateway.grammars.lark import TEXT, write_pieces, write_regex
 from gateway.types.constraint import CallsSource, ChannelsSource, Pieces
 
 ANSWER, BEHIND = "answer", "behind"  # names of grammars within others
@@ -45,13 +46,15 @@ def _write_start(source: CallsSource) -> Iterator[str]:
     if free is None:
         yield f"start: calls | @{ANSWER}" if source["answer"] else "start: calls"
         return
-    yield from _write_items("item", "free", "TEXT", free["triggers"])
-    yield "rest: TEXT"
+    never = "".join(f" & ~{write_regex(f'(?s:.*{re.escape(text)}.*)')}" for text in free["never"])
+    yield f"FREE: {TEXT}{never}"
+    yield from _write_items("item", "free", "FREE", free["triggers"])
+    yield "rest: FREE"
     rest = "item* rest" if source["parallel"] else "rest"
     if not free["bare"]:
         yield f"start: {rest if source['parallel'] else 'item | rest'}"
         return
-    yield f"OTHER: {TEXT} & ~/(?s:{free['bare']}.*)/"
+    yield f"OTHER: FREE & ~/(?s:{free['bare']}.*)/"
     yield "other: OTHER"
     if not free["triggers"]:
         yield "start: calls | other"

@@ -99,7 +99,7 @@ def _spell_arguments(written: WrittenArguments, spell: Spell) -> ArgumentsSource
         before=spell(written.before),
         after=spell(written.after),
         separator=spell(written.separator),
-        close=spell(written.close),
+        not_text=written.not_text,
     )
 
 
@@ -114,6 +114,7 @@ def _spell_channels(written: WrittenChannels, spell: Spell) -> ChannelsSource:
 def _free_text(form: CallFormat, use: ToolUse, spell: Spell) -> FreeText:
     names = "|".join(re.escape(tool.name) for tool in use.tools)
     return FreeText(
-        triggers=[spell(mark) for mark in form.begins],
+        triggers=[spell(mark) for mark in form.begins if mark not in form.written.unwritten],
+        never=form.written.unwritten,
         bare=form.written.bare.replace(" ", BLANKS).replace("NAMES", names),
     )

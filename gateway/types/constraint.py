@@ -54,7 +54,9 @@ class ArgumentsSource(TypedDict):
     before: Pieces  # a value, with KEY for its key, and IS_TEXT for `true` or `false`
     after: Pieces  # a value
     separator: Pieces  # between two arguments
-    close: Pieces  # ends a text, which is written as it is; empty: strings are quoted
+    # A regular expression of what a text, which is written as it is, cannot be; empty: strings are
+    # quoted.
+    not_text: str
 
 
 class ChannelsSource(TypedDict):
@@ -69,6 +71,7 @@ class FreeText(TypedDict):
     """Text in which calls may begin."""
 
     triggers: Sequence[Pieces]  # the marks that begin calls
+    never: Sequence[str]  # what it does not contain
     bare: str  # a regular expression of the beginnings of answers that are calls; empty: none
 
 

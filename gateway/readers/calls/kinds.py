@@ -23,7 +23,9 @@ class WrittenArguments:
     before: str  # a value, with KEY for its key, and IS_TEXT for `true` or `false`
     after: str  # a value
     separator: str = ""  # between two arguments
-    close: str = ""  # ends a text, which is written as it is; empty: strings are quoted
+    # A regular expression of what a text, which is written as it is, cannot be; empty: strings are
+    # quoted.
+    not_text: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class WrittenCalls:
     # Of a format without need of marks: a pattern of texts that begin like a call, with NAMES for
     # the functions' names.
     bare: str = ""
+    # Marks of `begins` that calls within constrained text do not have.
+    unwritten: tuple[str, ...] = ()
     channels: WrittenChannels | None = None  # then an answer has one call at most
 
 

@@ -10,12 +10,16 @@ NAME = r"(?P<name>[\w.:-]{1,256})"
 
 
 def _qwen(begin: str, end: str) -> XmlCallFormat:
-    """`<function=NAME>` and `<parameter=KEY>` between two marks."""
+    """`<function=NAME>` and `<parameter=KEY>` between two marks, of which models may forget one."""
     argument = rf" (<parameter=(?P<key>[^>]{{1,256}})>|(</function> )?{escape(end)})"
-    close = "</parameter>"
+    close, early = "</parameter>", ("<parameter=", "</function>")
     return XmlCallFormat(
         XmlCallSyntax(
-            compile_pattern(rf" <function={NAME}>"), compile_pattern(argument), close, trims=True
+            compile_pattern(rf" (<function=)?{NAME}>"),
+            compile_pattern(argument),
+            close,
+            early,
+            True,
         ),
         WrittenCalls(
             "",
@@ -23,9 +27,14 @@ def _qwen(begin: str, end: str) -> XmlCallFormat:
             f"</function>\n{end}",
             "\n",
             trigger=begin,
-            arguments=WrittenArguments("<parameter=KEY>\n", f"\n{close}\n", close=close),
+            unwritten=("<function=",),
+            arguments=WrittenArguments(
+                "<parameter=KEY>\n",
+                f"\n{close}\n",
+                not_text=rf"(?s:(.*\n)?({'|'.join((close, *early))}).*)",
+            ),
         ),
-        (begin,),
+        (begin, "<function="),
     )
 
 
@@ -43,7 +52,9 @@ def _glm(blank: str) -> XmlCallFormat:
             "\n",
             trigger="<tool_call>",
             arguments=WrittenArguments(
-                f"<arg_key>KEY</arg_key>{blank}<arg_value>", f"{close}{blank}", close=close
+                f"<arg_key>KEY</arg_key>{blank}<arg_value>",
+                f"{close}{blank}",
+                not_text=f"(?s:.*{close}.*)",
             ),
         ),
         ("<tool_call>",),
@@ -74,7 +85,7 @@ def _invoked(begin: str, end: str, prefix: str, attribute: str = "") -> XmlCallF
             end,
             trigger=begin,
             arguments=WrittenArguments(
-                f'<{parameter} name="KEY"{shown}>', f"{close}\n", close=close
+                f'<{parameter} name="KEY"{shown}>', f"{close}\n", not_text=f"(?s:.*{close}.*)"
             ),
         ),
         (begin,),

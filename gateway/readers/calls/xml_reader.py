@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from gateway.readers.calls.parameters import find_parameter, is_text
 from gateway.readers.calls.reader import CallReader
 from gateway.readers.patterns import Pattern
-from gateway.readers.scanning import JSON_PLAIN, BracketScanner
+from gateway.readers.scanning import JSON_PLAIN, BracketScanner, find_mark
 from gateway.requests.incremental import count_overlap
-
 
 # What some chat templates write in place of JSON's names.
 PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
@@ -27,7 +26,10 @@ class XmlCallSyntax:
     head: Pattern
     argument: Pattern  # up to the value of an argument, group `key`, or to the end of the call
     close: str  # the tag behind a value
-    trims: bool = False  # one line feed on each side of a value is not part of it
+    early: tuple[str, ...] = ()  # tags that end a value without `close`
+    # A value may have a line feed on each side that is not part of it. Then it ends only at tags
+    # that begin a line.
+    in_lines: bool = False
     tells_text: bool = False  # the group `text` of an argument is `true` or `false`
     between: Pattern | None = None
 
@@ -63,44 +65,58 @@ class XmlCallReader(CallReader[XmlCallSyntax]):
         return True
 
     def _read_json(self, final: bool) -> bool:
-        scanner, close = self._scanner, self._syntax.close
+        scanner, marks = self._scanner, (self._syntax.close, *self._syntax.early)
         if not (scanner.ended or scanner.failed):
             self._scanned += scanner.feed(self._text[self._scanned :])
-        rest = self._text[self._scanned : self._scanned + len(close)]
-        waits = close.startswith(rest) if scanner.failed else not scanner.ended
+        rest = self._text[self._scanned :]
+        ended = scanner.failed and rest.startswith(marks)
+        if not (ended or final or scanner.ended) and (
+            not scanner.failed or any(mark.startswith(rest) for mark in marks)
+        ):
+            return False
         value = self._text[: self._scanned].strip()
         value = PYTHON_NAMES.get(value, value)
-        if rest == close and scanner.failed and _is_json(value):
+        if ended and _is_json(value):
             self._add_arguments(value)
-            self._take(self._scanned + len(close))
-            self._state = self._read_arguments
-            return True
-        if waits and rest != close and not final:
-            return False
-        self._state = self._read_text_start
+            self._end_value(self._scanned)
+        else:
+            self._state = self._read_text_start
         return True
+
+    def _end_value(self, chars: int) -> None:
+        """Reads a value of so many characters, which are told, and its end."""
+        self._take(chars)
+        self._take(len(self._syntax.close) if self._text.startswith(self._syntax.close) else 0)
+        self._state = self._read_arguments
 
     def _read_text_start(self, final: bool) -> bool:
         if not self._text and not final:
             return False
         self._add_arguments('"')
-        if self._syntax.trims and self._text.startswith("\n"):
-            self._take(1)
+        self._marks = (self._syntax.close, *self._syntax.early)
+        self._in_lines = self._syntax.in_lines and self._text.startswith("\n")
+        if self._in_lines:
+            self._marks = tuple(f"\n{mark}" for mark in self._marks)
         self._state = self._read_text
         return True
 
     def _read_text(self, final: bool) -> bool:
-        close, trims = self._syntax.close, self._syntax.trims
-        at = self._text.find(close)
-        if at < 0:
-            held = max(count_overlap(self._text, mark) for mark in (close, f"\n{close}"))
-            self._add_arguments(_write(self._take(len(self._text) - held))[1:-1])
-            return self._withdraw() if final and not self._cut else False
-        value = self._take(at)
-        self._add_arguments(_write(value.removesuffix("\n") if trims else value)[1:-1] + '"')
-        self._take(len(close))
-        self._state = self._read_arguments
-        return True
+        at, mark = find_mark(self._text, self._marks)
+        end = at if mark else len(self._text) - max(map(self._count_overlap, self._marks))
+        if self._in_lines and end > 0:
+            self._take(1)
+            self._in_lines = False
+            return True
+        self._add_arguments(_write(self._take(end))[1:-1])
+        if mark:
+            self._add_arguments('"')
+            self._end_value(len(mark) - len(mark.lstrip("\n")))
+        elif final and not self._cut:
+            return self._withdraw()
+        return bool(mark)
+
+    def _count_overlap(self, mark: str) -> int:
+        return count_overlap(self._text, mark)
 
 
 def _write(text: str) -> str:
