@@ -1,5 +1,4 @@
-"""The readers of calls and reasoning, on the answers of canitoolcall: what models write, with what a
-reader must find."""
+"""The readers of calls and reasoning, on canitoolcall's answers of models."""
 
 import json
 from collections.abc import Callable, Iterator

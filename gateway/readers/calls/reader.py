@@ -61,10 +61,12 @@ class CallReader(CallFinder, Generic[S]):
         """The head of a call."""
         waits = False
         for syntax in self._syntaxes:
-            found = syntax.head.match(self._text, partial=not final)
+            found = syntax.head.match(self._text, partial=not final or self._cut)
             if found is not None and not found.partial:
                 return self._start(syntax, found["name"], found.end())
             waits |= found is not None
+        if final and waits and self._call_text.strip():  # a limit cut a call that has its mark
+            self._text = self._call_text = ""
         return self._reject_call() if final or not waits else False
 
     def _start(self, syntax: S, name: str, chars: int) -> bool:

@@ -167,8 +167,7 @@ def test_reader_does_not_backtrack_within_many_blanks(name: str):
     ],
 )
 def test_call_without_the_end_of_an_argument_is_content(name: str, begin: str, argument: str):
-    """In linear time."""
-    text = f"{begin}{argument * 50_000}</tool_call>"
+    text = f"{begin}{argument * 2_000}</tool_call>"
     assert joined(formats(name), [text]) == (text, "", [])
 
 
