@@ -1,6 +1,7 @@
 """The formats in which models write tool calls, by vLLM's names of their parsers."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gateway.readers.calls.ids import make_kimi_id, make_mistral_id
 from gateway.readers.calls.json_reader import JsonCallSyntax
@@ -75,6 +76,11 @@ MISTRAL = JsonCallFormat(
     WrittenCalls("[TOOL_CALLS][", OBJECT, "}", ", ", "]", trigger="[TOOL_CALLS]"),
     ("[TOOL_CALLS]",),
     make_id=make_mistral_id,
+)
+# As Mistral's models write since version 11 of its tokenizers.
+MISTRAL_V11 = replace(
+    MISTRAL,
+    written=WrittenCalls("", "[TOOL_CALLS]NAME[ARGS]", "", "", trigger="[TOOL_CALLS]"),
 )
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END, SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -180,6 +186,7 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
     "llama4_pythonic": LLAMA4_PYTHONIC,
     "olmo3": PYTHONIC,
     "mistral": MISTRAL,
+    "mistral_v11": MISTRAL_V11,
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v31": DEEPSEEK_V31,
     "kimi_k2": KIMI_K2,
@@ -210,6 +217,7 @@ TEMPLATE_MARKS: tuple[tuple[str, str], ...] = (
     ("<parameter=", "qwen3_coder"),
     ("<|python_start|>", "llama4_pythonic"),
     ("<|action_start|><|plugin|>", "internlm"),
+    ("[ARGS]", "mistral_v11"),
     ("[TOOL_CALLS]", "mistral"),
     ("<|tool_call|>", "granite"),
     ("<tool_calls>", "jamba"),
