@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gateway.readers.calls.formats import HERMES
 from gateway.readers.constraints import constrain_calls, last_message
 from gateway.readers.formats import AnswerFormats, check_names, select_formats
 from gateway.readers.opening import select_reader
@@ -40,8 +41,7 @@ class AnswerReading:
             text.chat_template, tool_call_parser, reasoning_parser, text.response_template
         )
         self._shows_tools = "tools" in text.chat_template
-        forced = _marks(self.formats, ToolUse(required=True))
-        marks = {*_marks(self.formats, ToolUse()), *forced}
+        marks = {*_marks(self.formats, ToolUse()), *HERMES.begins}  # of forced calls, too
         self._special_marks = frozenset(filter(self._has_special, marks))
 
     def check(self, request: ClientRequest) -> None:
