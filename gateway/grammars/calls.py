@@ -2,16 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from gateway.grammars.arguments import write_arguments
+from gateway.grammars.arguments import Embed, write_arguments
 from gateway.grammars.lark import TEXT, write_pieces, write_regex
 from gateway.types.constraint import CallsSource, ChannelsSource, Pieces
 
 ANSWER, BEHIND = "answer", "behind"  # names of grammars within others
 MAX_BLANKS = 4  # between the end of free text and the answer
-
-Embed = Callable[[object], Mapping[str, object]]  # a schema, as Lark grammars embed it
 
 
 def write_calls(source: CallsSource, embed: Embed) -> str:
