@@ -45,7 +45,6 @@ DEVIATIONS = {
     "mistral/vllm-v3-arguments-before-name": "a call is told from its name on",
     "mistral/vllm-v3-name-inside-arguments": "a call is told from its name on",
     "mistral/vllm-v11-think-text": "another reasoning parser reads <think>",
-    "mistral/v13think-stop-at-open-marker": "a mark without a call is content",
     "qwen3-xml/llamacpp-q35-call-inside-think": "reasoning may speak of calls",
 }
 Read = tuple[str | None, str | None, list[tuple[str, Any]]]
