@@ -1,53 +1,97 @@
 """Lark grammars of tool calls, and of what follows free text. Pure."""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 
-from gateway.grammars.lark import read_grammars, write_mark
-from gateway.types.constraint import CallsSource, Pieces
+from gateway.grammars.arguments import Embed, write_arguments
+from gateway.grammars.lark import TEXT, read_grammars, write_pieces, write_regex
+from gateway.types.constraint import CallsSource, ChannelsSource, Pieces
 
-TEXT = "TEXT: /(.|\\n)*/"
 ANSWER, BEHIND = "answer", "behind"  # names of grammars within others
 MAX_BLANKS = 4  # between the end of free text and the answer
 
 
-def write_calls(source: CallsSource, schemas: Sequence[Mapping[str, object]]) -> str:
+def write_calls(source: CallsSource, embed: Embed) -> str:
     """The grammar of an answer with calls; with `source["answer"]` it refers to the grammar
-    ANSWER. `schemas` are those of the calls."""
+    ANSWER."""
     numbers = range(len(source["calls"]))
-    rules = [
-        f"call_{n}: {_write(source['calls'][n]['begin'])} %json {json.dumps(schemas[n])} "
-        f"{_write(source['end'])}"
-        for n in numbers
-    ]
-    rules.append(f"call: {' | '.join(f'call_{n}' for n in numbers)}")
-    more = f"({_write(source['separator'])} call)*" if source["parallel"] else ""
-    rules.append(f"calls: {_write(source['opening'])} call {more} {_write(source['closing'])}")
-    rules.append(_write_start(source))
+    rules = [f"TEXT: {TEXT}"]
+    head = [*source["mark"], *source["opening"]]
+    between = [*source["separator"], *(source["mark"] if source["each_marked"] else ())]
+    end, closing = write_pieces(source["end"]), write_pieces(source["closing"])
+    for n in numbers:
+        call = source["calls"][n]
+        rules += write_arguments(f"arguments_{n}", call["schema"], source["arguments"], embed)
+        # One text up to the arguments: a lexer cannot go back to a shorter one.
+        rules.append(f"first_{n}: {write_pieces([*head, *call['begin']])} arguments_{n} {end}")
+        rules.append(f"call_{n}: {write_pieces(call['begin'])} arguments_{n} {end}")
+    for name in ("first", "call"):
+        rules.append(f"{name}: {' | '.join(f'{name}_{n}' for n in numbers)}")
+    more = f"({write_pieces(between)} call)*" if source["parallel"] else ""
+    rules.append(f"calls: first {more} {closing}")
+    begun = "call" if source["each_marked"] else f"call {more} {closing}"
+    rules.append(f"begun: {write_pieces(source['opening'])} {begun}")
+    rules += _write_start(source)
     return "\n".join(rules)
 
 
-def _write_start(source: CallsSource) -> str:
-    if not source["trigger"]:
-        return f"start: calls | @{ANSWER}" if source["answer"] else "start: calls"
-    begun = "call" if source["each_begins"] else "calls"
-    item = f"{write_free('free', source['trigger'])}\nitem: free {begun}\nrest: TEXT\n{TEXT}"
-    return f"{item}\nstart: {'item* rest' if source['parallel'] else 'item | rest'}"
+def _write_start(source: CallsSource) -> Iterator[str]:
+    free, channels = source["free"], source["channels"]
+    if channels is not None:
+        yield from _write_channels(source, channels)
+        return
+    if free is None:
+        yield f"start: calls | @{ANSWER}" if source["answer"] else "start: calls"
+        return
+    never = "".join(f" & ~{write_regex(f'(?s:.*{re.escape(text)}.*)')}" for text in free["never"])
+    yield f"FREE: {TEXT}{never}"
+    yield from _write_items("item", "free", "FREE", free["triggers"])
+    yield "rest: FREE"
+    rest = "item* rest" if source["parallel"] else "rest"
+    if not free["bare"]:
+        yield f"start: {rest if source['parallel'] else 'item | rest'}"
+        return
+    yield f"OTHER: FREE & ~/(?s:{free['bare']}.*)/"
+    yield "other: OTHER"
+    if not free["triggers"]:
+        yield "start: calls | other"
+        return
+    yield from _write_items("first_item", "first_free", "OTHER", free["triggers"])
+    more = rest if source["parallel"] else ""
+    yield f"start: calls | other | first_item {more}"
 
 
-def write_free(name: str, end: Pieces) -> str:
+def _write_channels(source: CallsSource, channels: ChannelsSource) -> Iterator[str]:
+    yield write_free("thought", channels["end"])
+    begins = " | ".join(map(write_pieces, channels["thoughts"]))
+    yield f"thoughts: (({begins}) thought)*"
+    answer = f"@{ANSWER}" if source["answer"] else "TEXT"
+    yield f"final: {write_pieces(channels['final'])} {answer}"
+    required = source["answer"] is None and source["free"] is None
+    yield f"start: thoughts {'calls' if required else '(calls | final)'}"
+
+
+def _write_items(item: str, free: str, text: str, triggers: Sequence[Pieces]) -> Iterator[str]:
+    """The rule `item`: free text up to a trigger, and the calls that it begins."""
+    for at, trigger in enumerate(triggers):
+        yield write_free(f"{free}_{at}", trigger, text)
+    yield f"{item}: ({' | '.join(f'{free}_{at}' for at in range(len(triggers)))}) begun"
+
+
+def write_free(name: str, end: Pieces, text: str = "TEXT") -> str:
     """A rule of free text up to `end`, its first occurrence, and with it."""
-    lazy = "" if isinstance(end[0], int) else "[lazy]"
-    if lazy:
-        return f"{name}_end[lazy]: TEXT {_write(end[:1])}\n{name}: {name}_end {_write(end[1:])}"
-    return f"{name}: TEXT {_write(end)}"
+    if isinstance(end[0], int):
+        return f"{name}: {text} {write_pieces(end)}"
+    first, others = write_pieces(end[:1]), write_pieces(end[1:])
+    return f"{name}_end[lazy]: {text} {first}\n{name}: {name}_end {others}"
 
 
 def put_after(end: Pieces, grammar: str) -> str:
     """The grammar behind free text up to `end`."""
     outer = [
         write_free("free", end),
-        TEXT,
+        f"TEXT: {TEXT}",
         f"BLANKS: /[ \\n]{{0,{MAX_BLANKS}}}/",
         f"start: free BLANKS @{BEHIND}",
     ]
@@ -60,7 +104,3 @@ def join_grammars(lark: str, inner: str, name: str) -> str:
     outer = {"name": "outer", "lark_grammar": lark}
     grammars = [outer, {**first, "name": name}, *others]
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
-
-
-def _write(pieces: Pieces) -> str:
-    return " ".join(write_mark(piece) for piece in pieces if piece != "")

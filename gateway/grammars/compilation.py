@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from gateway.grammars.arguments import ArgumentFault, write_arguments
 from gateway.grammars.calls import ANSWER, join_grammars, put_after, write_calls
 from gateway.grammars.ebnf import ebnf_to_lark, is_ebnf
 from gateway.grammars.faults import GrammarFault
-from gateway.grammars.lark import Grammars, read_grammars, write_mark
+from gateway.grammars.lark import Grammars, quote, read_grammars
 from gateway.grammars.places import find_place
 from gateway.grammars.schemas import PLAIN_ESCAPES, allows_other_names, write_exactly
 from gateway.grammars.shortest import count_least_tokens
@@ -22,7 +23,13 @@ from gateway.grammars.tags.parts import Grammar, Regex, Schema
 from gateway.grammars.tags.reading import FormatReader
 from gateway.grammars.tags.writing import TagWriter
 from gateway.grammars.token_index import TokenIndex
-from gateway.types.constraint import CallsSource, CompiledGrammar, Constraint, ConstraintKind
+from gateway.types.constraint import (
+    ArgumentsSource,
+    CallsSource,
+    CompiledGrammar,
+    Constraint,
+    ConstraintKind,
+)
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # exists in the stub only
@@ -117,9 +124,9 @@ def _strict_options(schema: dict[str, object]) -> "JsonCompileOptions":
     return {"lenient": False, "coerce_one_of": False, "json_allowed_escapes": escapes}
 
 
-def _embed(schema: Mapping[str, object], whitespace: str | None) -> dict[str, object]:
-    """The schema as Lark grammars embed it, with its options."""
-    exact = {**schema}
+def _embed(schema: object, whitespace: str | None) -> dict[str, object]:
+    """The schema as Lark grammars embed it, with its options. Raises GrammarFault."""
+    exact = {**_require_schema(schema)}
     write_exactly(exact)
     return {**exact, "x-guidance": {**_whitespace_options(whitespace), **_strict_options(exact)}}
 
@@ -135,7 +142,7 @@ def _serialize_grammar(constraint: Constraint, tokenizer: LLTokenizer) -> str:
 
 def _serialize_choice(constraint: Constraint, tokenizer: LLTokenizer) -> str:
     choices = json.loads(constraint.source)
-    alternatives = " | ".join(map(write_mark, choices))
+    alternatives = " | ".join(map(quote, choices))
     return LLMatcher.grammar_from_lark(f"start: {alternatives}")
 
 
@@ -144,7 +151,7 @@ def _serialize_tags(constraint: Constraint, tokenizer: LLTokenizer) -> str:
 
     def embed(given: Schema) -> Mapping[str, object]:
         whitespace = constraint.whitespace if given.whitespace is None else given.whitespace
-        return _embed(_require_schema(given.schema), whitespace)
+        return _embed(given.schema, whitespace)
 
     def serialize(given: Regex | Grammar) -> Grammars:
         kind = ConstraintKind.REGEX if isinstance(given, Regex) else ConstraintKind.GRAMMAR
@@ -169,9 +176,8 @@ def _find_special(tokenizer: LLTokenizer, token: str | int) -> int:
 
 def _serialize_calls(constraint: Constraint, tokenizer: LLTokenizer) -> str:
     source: CallsSource = json.loads(constraint.source)
-    schemas = [_embed(call["schema"], constraint.whitespace) for call in source["calls"]]
     answer = source["answer"]
-    lark = write_calls(source, schemas)
+    lark = write_calls(source, lambda schema: _embed(schema, constraint.whitespace))
     if answer is None:
         return LLMatcher.grammar_from_lark(lark)
     kind = ConstraintKind(answer["kind"])
@@ -186,10 +192,18 @@ def _explain_calls(constraint: Constraint, tokenizer: LLTokenizer) -> None:
     source: CallsSource = json.loads(constraint.source)
     for call in source["calls"]:
         try:
+            if source["arguments"]:
+                _write_alone(call["schema"], source["arguments"])
             schema = json.dumps(call["schema"])
             compile_constraint(Constraint(ConstraintKind.JSON_SCHEMA, schema), tokenizer)
-        except GrammarFault as fault:
+        except (ArgumentFault, GrammarFault) as fault:
             raise GrammarFault(f"the parameters of {call['name']}: {fault}") from None
+
+
+def _write_alone(schema: Mapping[str, object], arguments: ArgumentsSource) -> None:
+    """Raises ArgumentFault if the arguments cannot be written."""
+    for _ in write_arguments("arguments", schema, arguments, lambda _: {}):
+        pass
 
 
 _SERIALIZERS: Mapping[ConstraintKind, Callable[[Constraint, LLTokenizer], str]] = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from gateway.grammars.token_index import TokenIndex
-from gateway.types.constraint import CallsSource, Constraint, ConstraintKind, Pieces
+from gateway.types.constraint import CallSource, CallsSource, Constraint, ConstraintKind, Pieces
 
 MAX_SCHEMAS = 2_000  # of one constraint that are looked at
 MAX_DEPTH = 40
@@ -100,19 +100,23 @@ def _measure_schema(source: str, literals: Literals) -> Floor:
 
 
 def _measure_calls(source: str, literals: Literals) -> Floor:
-    """Of one call, or of the answer that may take its place. None within free text."""
+    """Of one call, or of the answer that may take its place. None within free text or messages."""
     calls: CallsSource = json.loads(source)
-    if calls["trigger"]:
+    if calls["free"] or calls["channels"]:
         return NOTHING
 
     def write(pieces: Pieces) -> Floor:
         return _all_of(literals.cover(each.encode()) for each in pieces if isinstance(each, str))
 
-    each = (
-        write(call["begin"]) + SchemaMeasure(call["schema"], literals).of_root()
-        for call in calls["calls"]
-    )
-    floor = write(calls["opening"]) + _any_of(each) + write(calls["end"]) + write(calls["closing"])
+    def measure_arguments(call: CallSource) -> Floor:
+        """Of JSON; other syntaxes can be shorter."""
+        if calls["arguments"]:
+            return NOTHING
+        return SchemaMeasure(call["schema"], literals).of_root()
+
+    each = (write(call["begin"]) + measure_arguments(call) for call in calls["calls"])
+    outer = [calls["mark"], calls["opening"], calls["end"], calls["closing"]]
+    floor = _all_of(map(write, outer)) + _any_of(each)
     if answer := calls["answer"]:
         kind = ConstraintKind(answer["kind"])
         floor |= _measure(Constraint(kind, answer["source"]), literals)

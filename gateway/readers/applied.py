@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gateway.readers.constraints import constrain_calls
+from gateway.readers.calls.formats import HERMES
+from gateway.readers.constraints import constrain_calls, last_message
 from gateway.readers.formats import AnswerFormats, check_names, select_formats
 from gateway.readers.opening import select_reader
 from gateway.readers.reasoning import ReasoningFormat
-from gateway.readers.response_template import check_template
 from gateway.requests.text import Text
 from gateway.types.client_request import ClientRequest
 from gateway.types.generation import GenerationRequest, ReasoningLimit
@@ -40,11 +40,8 @@ class AnswerReading:
         self.formats = select_formats(
             text.chat_template, tool_call_parser, reasoning_parser, text.response_template
         )
-        if self.formats.template is not None:
-            check_template(self.formats.template)
         self._shows_tools = "tools" in text.chat_template
-        forced = _marks(self.formats, ToolUse(required=True))
-        marks = {*_marks(self.formats, ToolUse()), *forced}
+        marks = {*_marks(self.formats, ToolUse()), *HERMES.begins}  # of forced calls, too
         self._special_marks = frozenset(filter(self._has_special, marks))
 
     def check(self, request: ClientRequest) -> None:
@@ -60,19 +57,19 @@ class AnswerReading:
             return
         if not self._shows_tools:
             raise InvalidArgument("tools", NOT_SHOWN)
-        if self.formats.calls is None and self.formats.template is None:
+        if self.formats.calls is None and self.formats.whole is None:
             raise InvalidArgument("tools", UNKNOWN_FORMAT)
 
     def apply(self, request: GenerationRequest) -> GenerationRequest:
         """The request with the reader of its answers, and with what they must follow."""
         client = request.client
         reasoning = self.formats.reasoning if client.separates_reasoning else None
-        template = self.formats.template if client.separates_reasoning or client.tools else None
-        if client.tools is None and reasoning is None and template is None:
+        whole = self.formats.whole if client.separates_reasoning or client.tools else None
+        if client.tools is None and reasoning is None and whole is None:
             return request
-        formats = replace(self.formats, reasoning=reasoning, template=template)
+        formats = replace(self.formats, reasoning=reasoning, whole=whole)
         end = ""
-        if reasoning is not None or template is not None:
+        if reasoning is not None or whole is not None:
             end = self._text.decode(request.prompt_ids[-END_TOKENS:], skip_special_tokens=False)
         reader = select_reader(formats, client.tools, end)
         if reader is None:
@@ -80,10 +77,12 @@ class AnswerReading:
         constraint = client.constraint
         if client.tools is not None:
             constraint = constrain_calls(formats, client.tools, constraint, self._spell)
+        elif constraint is not None and whole is not None and (last := last_message(formats)):
+            constraint = replace(constraint, after=self._spell(last))
         if constraint is not None and reasoning and reasoning.is_opened_by(end):
             constraint = replace(constraint, after=self._spell(reasoning.end))
         sampling, marks = request.sampling, _marks(formats, client.tools)
-        if template is not None or not self._special_marks.isdisjoint(marks):
+        if whole is not None or not self._special_marks.isdisjoint(marks):
             sampling = replace(sampling, skip_special_tokens=False)
         return replace(
             request,

@@ -1,26 +1,27 @@
 """How a model writes tool calls and reasoning: selected by name, or by its templates. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
-from gateway.readers.call_formats import (
-    CALL_FORMATS,
-    HERMES,
-    CallFormat,
-    JsonCallFormat,
-    find_call_format,
-)
+from gateway.readers.calls.formats import CALL_FORMATS, HARMONY, HERMES, find_call_format
+from gateway.readers.calls.kinds import CallFormat
+from gateway.readers.harmony import HarmonyReader
 from gateway.readers.reasoning import (
     REASONING_FORMATS,
     ReasoningFormat,
     find_reasoning_format,
 )
-from gateway.types.tools import ToolUse
+from gateway.readers.response_template import TemplateReader, check_template
+from gateway.types.answer_parts import AnswerReader
+from gateway.types.tools import Tools, ToolUse
 from services.runtime.config import ConfigError
 
 F = TypeVar("F")
 AUTO, NONE = "auto", "none"
+GPT_OSS = "openai_gptoss"  # the reasoning of answers in the harmony format
+REASONING_NAMES: Mapping[str, ReasoningFormat | None] = {**REASONING_FORMATS, GPT_OSS: None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +30,16 @@ class AnswerFormats:
 
     calls: CallFormat | None = None  # None: unknown
     reasoning: ReasoningFormat | None = None
-    template: Mapping[str, object] | None = None  # of the tokenizer, in place of both
-
-    @property
-    def forced_calls(self) -> JsonCallFormat:
-        """How the model is made to write calls."""
-        return self.calls if isinstance(self.calls, JsonCallFormat) else HERMES
+    # Reads all of an answer, in place of the readers of both. Arguments: the end of the prompt, the
+    # tools, and whether the answer may have more than one call.
+    whole: Callable[[str, Tools, bool], AnswerReader] | None = None
 
     def calls_of(self, use: ToolUse) -> CallFormat | None:
-        """How an answer to a request with these tools writes calls."""
-        return self.forced_calls if use.required else self.calls
+        """How an answer to a request with these tools writes calls. Calls are forced in the
+        model's format, or as in HERMES if that cannot express one of the tools."""
+        if not use.required or (self.calls and not any(map(self.calls.find_fault, use.tools))):
+            return self.calls
+        return HERMES
 
 
 def select_formats(
@@ -48,24 +49,32 @@ def select_formats(
     response_template: Mapping[str, object] | None = None,
 ) -> AnswerFormats:
     """The formats by name. `auto`: those that the chat template shows, or that of the response
-    template if it shows no known one; `none`: none. Raises ValueError with the names."""
+    template if it shows no known one; `none`: none. Raises ValueError with the names, and
+    ConfigError for a response template that cannot be used."""
     found = AnswerFormats(
         _select(CALL_FORMATS, find_call_format(chat_template) if calls == AUTO else calls),
         _select(
-            REASONING_FORMATS,
+            REASONING_NAMES,
             find_reasoning_format(chat_template) if reasoning == AUTO else reasoning,
         ),
     )
+    if found.calls is HARMONY or reasoning == GPT_OSS:
+        return AnswerFormats(found.calls, whole=_open_harmony)
     if response_template and calls == reasoning == AUTO and found == AnswerFormats():
-        return AnswerFormats(template=response_template)
+        check_template(response_template)
+        return AnswerFormats(whole=partial(TemplateReader, response_template))
     return found
+
+
+def _open_harmony(prompt_end: str, tools: Tools, parallel: bool) -> AnswerReader:
+    return HarmonyReader(tools, parallel)
 
 
 def check_names(calls: str, reasoning: str) -> None:
     """Raises ConfigError for a name that is not known; an empty one is not given."""
     for option, known, name in (
         ("tool_call_parser", CALL_FORMATS, calls),
-        ("reasoning_parser", REASONING_FORMATS, reasoning),
+        ("reasoning_parser", REASONING_NAMES, reasoning),
     ):
         try:
             _select(known, "" if name == AUTO else name)

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from functools import partial
 
-from gateway.readers.call_formats import open_call_reader
+from gateway.readers.calls.kinds import open_call_reader
 from gateway.readers.formats import AnswerFormats
 from gateway.readers.reasoning import ReasoningFormat, ReasoningReader
-from gateway.readers.response_template import TemplateReader
 from gateway.types.answer_parts import AnswerReader
 from gateway.types.tools import ToolUse
 
@@ -19,10 +18,11 @@ def select_reader(formats: AnswerFormats, use: ToolUse | None, prompt_end: str) 
     `use`: the tools that the answer may call, or None. `prompt_end`: the last characters of the
     prompt as text, which may open the reasoning.
     """
-    if formats.template is not None and not (use is not None and use.required):
+    forced_otherwise = use is not None and use.required and formats.calls is None
+    if formats.whole is not None and not forced_otherwise:
         tools = {} if use is None else {tool.name: tool for tool in use.tools}
         parallel = use is None or use.parallel
-        return partial(TemplateReader, formats.template, prompt_end, tools, parallel)
+        return partial(formats.whole, prompt_end, tools, parallel)
     open_calls: Opener | None = None
     if use is not None and use.tools and (call_format := formats.calls_of(use)):
         open_calls = partial(open_call_reader, call_format, use)

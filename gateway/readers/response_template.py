@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
-from gateway.readers.call_formats import make_call_id
+from gateway.readers.calls.ids import make_call_id
 from gateway.readers.content import add_part
 from gateway.types.answer_parts import (
     AnswerPart,

@@ -34,14 +34,16 @@ class CallsSource(TypedDict):
     token, its id."""
 
     calls: Sequence["CallSource"]
-    opening: Pieces  # before the first call
+    mark: Pieces  # before the first call, or with `each_marked` before each; may be empty
+    each_marked: bool
+    opening: Pieces  # from the mark to the first call
     end: Pieces  # of each call
     separator: Pieces
     closing: Pieces  # after the last call
+    arguments: "ArgumentsSource | None"  # None: a JSON object
     parallel: bool  # the answer may have more than one call
-    # Free text, in which this begins a call (`each_begins`) or the opening; empty: only calls.
-    trigger: Pieces
-    each_begins: bool
+    channels: "ChannelsSource | None"  # messages before the calls, or in place of them
+    free: "FreeText | None"  # around the calls; None: only calls
     answer: "SourceOf | None"  # what the answer may follow instead
 
 
@@ -49,8 +51,35 @@ class CallSource(TypedDict):
     """One tool of `CallsSource`."""
 
     name: str
-    begin: Pieces  # up to the arguments
+    begin: Pieces  # from the mark or the last separator to the arguments
     schema: Mapping[str, object]
+
+
+class ArgumentsSource(TypedDict):
+    """Arguments that are written one by one."""
+
+    before: Pieces  # a value, with KEY for its key, and IS_TEXT for `true` or `false`
+    after: Pieces  # a value
+    separator: Pieces  # between two arguments
+    # A regular expression of what a text, which is written as it is, cannot be; empty: strings are
+    # quoted.
+    not_text: str
+
+
+class ChannelsSource(TypedDict):
+    """Messages in which an answer is written, one after another."""
+
+    thoughts: Sequence[Pieces]  # the beginnings of those before the last
+    end: Pieces  # of those before the last
+    final: Pieces  # the beginning of the last, if it is no call
+
+
+class FreeText(TypedDict):
+    """Text in which calls may begin."""
+
+    triggers: Sequence[Pieces]  # the marks that begin calls
+    never: Sequence[str]  # what it does not contain
+    bare: str  # a regular expression of the beginnings of answers that are calls; empty: none
 
 
 class SourceOf(TypedDict):

@@ -29,6 +29,9 @@ class Tool:
         return len(json.dumps(self.shown))
 
 
+Tools = Mapping[str, Tool]  # by name
+
+
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """Tools of one request, and the rules for their calls."""

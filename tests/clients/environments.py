@@ -48,6 +48,7 @@ GROUPS = {
         Group("openai"),
         Group("agents"),
         Group("anthropic"),
+        Group("canitoolcall"),
         Group("envoy"),
         Group("litellm"),
         Group("locust"),

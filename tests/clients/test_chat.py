@@ -113,7 +113,7 @@ def test_llamaindex_client_completes_chats_and_texts(script_output: ScriptOutput
     assert seen["text"] == DRAWN and seen["text_streamed"] == "sun"
 
 
-def test_litellm_client_completes_chat_and_falls_back_on_overflow(
+def test_litellm_client_completes_chat_calls_tools_and_falls_back_on_overflow(
     script_output: ScriptOutput,
 ) -> None:
     seen = script_output("litellm", "litellm_chat.py")
@@ -123,6 +123,11 @@ def test_litellm_client_completes_chat_and_falls_back_on_overflow(
     overflows = [seen["overflow"], seen["overflow_vllm"]]
     assert [each["kind"] for each in overflows] == ["ContextWindowExceededError"] * 2, overflows
     assert seen["fallen_back"] == "from the larger model"
+    assert seen["called"] == seen["called_vllm"] == {
+        "calls": [["get_weather", {"city": "Paris"}]] * 2,
+        "reason": "tool_calls",
+        "concluded": "Paris: sunny, 5 degrees",
+    }  # fmt: skip
 
 
 def test_aisuite_client_completes_chat(script_output: ScriptOutput) -> None:

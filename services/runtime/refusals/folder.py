@@ -27,7 +27,8 @@ QUANTIZED_FILES = {
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
 }
-TOKENIZER_NAMES = frozenset(("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json"))
+TEKKEN = "tekken.json"
+TOKENIZER_NAMES = frozenset(("tokenizer.json", "vocab.json", "vocab.txt", TEKKEN))
 TOKENIZER_ENDS = (".model", ".tiktoken")  # tokenizer.model, spiece.model, qwen.tiktoken …
 LFS_POINTER = b"version https://git-lfs"
 POINTER_BYTES = 1024  # a pointer is shorter
@@ -72,6 +73,12 @@ def find_tokenizer_fault(folder: Path) -> str:
         return (
             "has no tokenizer files, such as tokenizer.json: copy them from the checkpoint that "
             "its weights come from"
+        )
+    if all(each.name == TEKKEN for each in files):
+        return (
+            f"has its tokenizer only as Mistral's {TEKKEN}, which foretoken does not read: copy "
+            "tokenizer.json, tokenizer_config.json and the chat template from a checkpoint of this "
+            "model in transformers' format"
         )
     return _find_pointer(files)
 

@@ -9,6 +9,8 @@ import litellm
 URL = f"{sys.argv[1]}/v1"
 TO = {"api_base": URL, "api_key": "none", "temperature": 0, "num_retries": 0}
 ASK = [{"role": "user", "content": "Reverse: red blue green"}]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
 LONG = [{"role": "user", "content": "red " * 3000}]
 
 
@@ -37,6 +39,25 @@ def fallen_back() -> str:
     return router.completion(model="small", messages=LONG).choices[0].message.content
 
 
+def called(model: str) -> dict:
+    """The call of a tool, complete and streamed, and the answer with its result."""
+    asked = {"role": "user", "content": "What is the weather in Paris?"}
+    given = {"model": model, "tools": [WEATHER], **TO}
+    message = litellm.completion(messages=[asked], **given).choices[0].message
+    chunks = list(litellm.completion(messages=[asked], stream=True, **given))
+    streamed = litellm.stream_chunk_builder(chunks).choices[0]
+    result = {"tool_call_id": message.tool_calls[0].id, "content": "sunny, 5 degrees"}
+    history = [asked, message.model_dump(), {"role": "tool", **result}]
+    return {
+        "calls": [
+            [each.function.name, json.loads(each.function.arguments)]
+            for each in (*message.tool_calls, *streamed.message.tool_calls)
+        ],
+        "reason": streamed.finish_reason,
+        "concluded": litellm.completion(messages=history, **given).choices[0].message.content,
+    }
+
+
 answer = litellm.completion(model="openai/demo", messages=ASK, **TO)
 usage = {"include_usage": True}
 chunks = list(
@@ -58,4 +79,6 @@ print(json.dumps({
     "overflow": overflow("openai/demo"),
     "overflow_vllm": overflow("hosted_vllm/demo"),
     "fallen_back": fallen_back(),
+    "called": called("openai/demo"),
+    "called_vllm": called("hosted_vllm/demo"),
 }))  # fmt: skip

@@ -1,16 +1,20 @@
-"""Grammars of tool calls in every format that has JSON arguments: texts they accept, and not."""
+"""Grammars of tool calls in every format: texts they accept, and not."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from gateway.grammars.compilation import compile_constraint
 from gateway.grammars.faults import GrammarFault
-from gateway.readers.call_formats import CALL_FORMATS, JsonCallFormat, WrittenCalls
-from gateway.readers.constraints import constrain_calls
+from gateway.readers.calls.formats import CALL_FORMATS, HERMES
+from gateway.readers.calls.kinds import WrittenCalls
+from gateway.readers.constraints import Spell, constrain_calls
 from gateway.readers.formats import select_formats
 from gateway.types.constraint import Constraint, ConstraintKind
 from gateway.types.tools import Tool, ToolUse
+from services.runtime.errors import InvalidArgument
 from tests.gateway.gateway_fakes import demo_text
 from tests.gateway.grammars.walks import accepts, demo_tokenizer
 
@@ -22,21 +26,43 @@ SCHEMA = {
 }
 AUTO = ToolUse((Tool("f", parameters=SCHEMA, strict=True), Tool("g")))
 REQUIRED = replace(AUTO, required=True)
-FORMATS = {name: form for name, form in CALL_FORMATS.items() if isinstance(form, JsonCallFormat)}
-F, G, BAD = ("f", '{"a": 1}'), ("g", '{"x": []}'), ("f", '{"b": 1}')
+FORMATS = {name: form for name, form in CALL_FORMATS.items() if not form.written.channels}
+Arguments = Mapping[str, object]
+F: tuple[str, Arguments] = ("f", {"a": 1})
+G: tuple[str, Arguments] = ("g", {"x": []})
+BAD: tuple[str, Arguments] = ("f", {"b": [1]})
 YES_NO = Constraint(ConstraintKind.REGEX, "yes|no")
 
 
-def write(written: WrittenCalls, *calls: tuple[str, str]) -> str:
-    texts = [written.before.replace("NAME", name) + args + written.after for name, args in calls]
+def write_arguments(written: WrittenCalls, arguments: Arguments) -> str:
+    one = written.arguments
+    if one is None:
+        return json.dumps(arguments)
+    texts = []
+    for key, value in arguments.items():
+        is_text = bool(one.not_text) and isinstance(value, str)
+        before = one.before.replace("IS_TEXT", str(is_text).lower()).replace("KEY", key)
+        texts.append(before + (str(value) if is_text else json.dumps(value)) + one.after)
+    return one.separator.join(texts)
+
+
+def write(written: WrittenCalls, *calls: tuple[str, Arguments]) -> str:
+    texts = [
+        written.before.replace("NAME", name) + write_arguments(written, arguments) + written.after
+        for name, arguments in calls
+    ]
     return written.opening + written.separator.join(texts) + written.closing
 
 
 def grammar(
-    name: str, use: ToolUse, answer: Constraint | None = None, after: str = ""
+    name: str,
+    use: ToolUse,
+    answer: Constraint | None = None,
+    after: str = "",
+    spell: Spell | None = None,
 ) -> str | None:
     formats = select_formats("", name, "none")
-    constraint = constrain_calls(formats, use, answer, demo_text().split_specials)
+    constraint = constrain_calls(formats, use, answer, spell or demo_text().split_specials)
     if constraint is None:
         return None
     behind = replace(constraint, after=[after] if after else ())
@@ -56,14 +82,18 @@ def test_required_calls_follow_their_schemas(name: str):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_strict_calls_within_free_text_follow_their_schemas(name: str):
-    written, made = FORMATS[name].written, grammar(name, AUTO)
-    assert (made is None) == (not written.trigger)
-    if made is None:
-        return
-    good = write(written, F)
-    assert all(accepts(made, text) for text in ("", "Hi", good, f"Hi {good} and {good}"))
-    assert accepts(made, write(written, G, F))
-    assert not accepts(made, f"Hi {write(written, BAD)}")
+    form, made = FORMATS[name], grammar(name, AUTO)
+    written = form.written
+    assert made is not None
+    good, bad = write(written, F), write(written, BAD)
+    assert all(accepts(made, text) for text in ("", "Hi", good, write(written, G, F)))
+    assert not accepts(made, bad)
+    bare = good.removeprefix(form.begins[0]) if form.begins else good
+    for mark in (each for each in form.begins if each not in written.unwritten):
+        assert accepts(made, f"Hi {mark}{bare}")
+        assert not accepts(made, f"Hi {mark}{bad.removeprefix(form.begins[0])}")
+    if form.begins and not written.bare:
+        assert accepts(made, f"Hi {good} and {good}")
     lax = ToolUse([Tool("f", parameters=SCHEMA)])
     assert grammar(name, lax) is None
 
@@ -78,6 +108,70 @@ def test_answer_follows_its_constraint_or_calls_tools(name: str):
     assert behind is not None
     assert accepts(behind, "why < 2</think>\n\nyes") and accepts(behind, f"</think>{good}")
     assert not accepts(behind, "yes") and not accepts(behind, "</think>perhaps")
+
+
+def test_channels_hold_thoughts_and_then_a_call_or_the_content():
+    written = CALL_FORMATS["openai"].written
+    call, bad = write(written, F), write(written, BAD)
+    think = "<|channel|>analysis<|message|>so<|fin|><|start|>assistant"
+    final = "<|channel|>final<|message|>"
+
+    def spell(text: str) -> list[str | int]:  # <|end|> ends the answers of the demo model
+        return [text.replace("<|end|>", "<|fin|>")]
+
+    forced = grammar("openai", REQUIRED, spell=spell)
+    strict = grammar("openai", AUTO, spell=spell)
+    answered = grammar("openai", AUTO, YES_NO, spell=spell)
+    assert forced and strict and answered
+    for made in (forced, strict, answered):
+        assert accepts(made, call) and accepts(made, think + think + call)
+        assert not any(accepts(made, text) for text in (bad, think + bad, think, "", call + call))
+    assert not accepts(forced, f"{final}Hi")
+    assert accepts(strict, f"{think}{final}Hi")
+    assert accepts(answered, f"{think}{final}yes") and not accepts(answered, f"{final}Hi")
+
+
+def test_text_is_what_its_reader_reads():
+    schema = {"type": "object", "properties": {"s": {"type": "string"}}, "required": ["s"]}
+    use = ToolUse((Tool("f", parameters=schema, strict=True),), required=True)
+    made = grammar("qwen3_coder", use)
+    assert made is not None
+    for value in ("", "\n", "a</parameter>b", " <function=f>", "é\n\n"):
+        assert accepts(made, write(CALL_FORMATS["qwen3_coder"].written, ("f", {"s": value})))
+    for value in ("</parameter>", "a\n</function>", "\n<parameter=a>"):
+        assert not accepts(made, write(CALL_FORMATS["qwen3_coder"].written, ("f", {"s": value})))
+    made = grammar("glm45", use)
+    assert made is not None
+    for value, good in (("</tool_call>", True), ("a</arg_value>", False)):
+        text = write(CALL_FORMATS["glm45"].written, ("f", {"s": value}))
+        assert accepts(made, text) == good
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "sentence"),
+    [
+        ("glm45", Tool("f", parameters={"minProperties": 1}), "of f: minProperties cannot be"),
+        ("glm45", Tool("f", parameters={"properties": {"a b": {}}}), "the name 'a b' cannot be"),
+        ("pythonic", Tool("f", parameters={"properties": {"from": {}}}), "the name 'from' cannot"),
+        ("pythonic", Tool("f-g"), "f-g: its name cannot be written"),
+        ("qwen3_coder", Tool("f", parameters={"properties": {"a": {"type": "string", "not": {}}}}),
+         "not of a cannot be enforced"),
+        ("glm47", Tool("f", parameters={"properties": {"a": {"$ref": "#"}}}), "must refer to"),
+    ],
+)  # fmt: skip
+def test_tool_that_a_format_cannot_express_is_refused_or_forced_as_hermes(name, tool, sentence):
+    with pytest.raises(InvalidArgument, match=sentence) as error:
+        grammar(name, ToolUse([replace(tool, strict=True)]))
+    assert error.value.field == "tools"
+    assert select_formats("", name, "none").calls_of(ToolUse([tool], required=True)) is HERMES
+
+
+@pytest.mark.parametrize("text", [{"pattern": "^a|b$"}, {"pattern": "a$b"}, {"format": "iri"}])
+def test_text_that_cannot_be_enforced_names_the_tool(text: dict):
+    parameters = {"properties": {"a": {"type": "string", **text}}}
+    use = ToolUse([Tool("f", parameters=parameters)], required=True)
+    with pytest.raises(GrammarFault, match=rf"the parameters of f: {next(iter(text))} "):
+        grammar("glm45", use)
 
 
 def test_constraint_applies_behind_reasoning():

@@ -1,5 +1,6 @@
 """Answers drawn at random under a grammar, token by token, with the demo model's tokenizer."""
 
+from collections.abc import Sequence
 from functools import cache
 from random import Random
 
@@ -11,6 +12,7 @@ from gateway.types.constraint import CompiledGrammar, Constraint, ConstraintKind
 from tests.gateway.gateway_fakes import demo_text
 
 CLOSING_SHARE = 0.5  # of the steps that draw a token which may end a string, list or object
+SNIPPET_SHARE = 0.3  # of the steps that begin with a snippet, if there are any
 CLOSING = '"]},:'
 
 
@@ -50,20 +52,38 @@ def allowed_tokens(matcher: LLMatcher) -> list[int]:
     return [token for token in range(size) if mask[token // 8] >> (token % 8) & 1]
 
 
-def draw_answer(grammar: str, random: Random, max_tokens: int = 400) -> str | None:
-    """A complete answer; None if it does not end within `max_tokens`."""
-    answer = draw_tokens(grammar, random, max_tokens)
+def draw_answer(
+    grammar: str,
+    random: Random,
+    max_tokens: int = 400,
+    start: str = "",
+    snippets: Sequence[str] = (),
+) -> str | None:
+    """A complete answer; None if it does not end within `max_tokens`. It begins with `start`. Some
+    steps continue it by one of the `snippets`, as far as that is allowed."""
+    answer = draw_tokens(grammar, random, max_tokens, start=start, snippets=snippets)
     return None if answer is None else demo_tokenizer().decode_bytes(answer).decode()
 
 
 def draw_tokens(
-    grammar: str, random: Random, max_tokens: int, closing_share: float = CLOSING_SHARE
+    grammar: str,
+    random: Random,
+    max_tokens: int,
+    closing_share: float = CLOSING_SHARE,
+    start: str = "",
+    snippets: Sequence[str] = (),
 ) -> list[int] | None:
     """The tokens of a complete answer, without the end."""
     matcher = LLMatcher(demo_tokenizer(), grammar, log_level=0)
-    answer: list[int] = []
+    answer: list[int] = demo_tokenizer().tokenize_str(start)
+    assert matcher.try_consume_tokens(answer) == len(answer)
     eos_ids = demo_text().eos_ids
     for _ in range(max_tokens):
+        if snippets and random.random() < SNIPPET_SHARE:
+            tokens = demo_tokenizer().tokenize_str(random.choice(snippets))
+            answer += tokens[: matcher.try_consume_tokens(tokens)]
+            if matcher.is_stopped():
+                return answer
         allowed = allowed_tokens(matcher)
         closing = [token for token in allowed if token in _closing_tokens() or token in eos_ids]
         token = random.choice(closing if closing and random.random() < closing_share else allowed)

@@ -47,8 +47,8 @@ def test_answer_says_the_same_in_every_division(prompt_end, text, content, reaso
 
 
 def test_known_format_of_the_chat_template_comes_first():
-    assert select_formats("<tool_call>", response_template=TEMPLATE).template is None
-    assert select_formats("", "none", "none", TEMPLATE).template is None
+    assert select_formats("<tool_call>", response_template=TEMPLATE).whole is None
+    assert select_formats("", "none", "none", TEMPLATE).whole is None
 
 
 def test_readers_import_no_torch():

@@ -195,6 +195,10 @@ def test_missing_tokenizer_is_reported(tmp_path: Path):
         "has no tokenizer files, such as tokenizer.json: copy them from the checkpoint that its "
         "weights come from"
     )
+    (tmp_path / "tekken.json").touch()
+    assert "only as Mistral's tekken.json, which foretoken does not read: copy tokenizer.json" in (
+        find_tokenizer_fault(tmp_path)
+    )
     (tmp_path / "tokenizer.json").write_text(POINTER)
     assert find_tokenizer_fault(tmp_path) == (
         "has a Git LFS pointer in place of tokenizer.json: run git lfs pull in its folder"

@@ -6,6 +6,7 @@ from enum import Enum, auto
 
 from gateway.faces.http.answers.scores import TokenScores
 from gateway.readers.content import ContentReader
+from gateway.readers.harmony import HarmonyReader
 from gateway.readers.reasoning import ReasoningReader
 from gateway.requests.text import Text
 from gateway.sessions.call import LiveChoice
@@ -93,7 +94,7 @@ class AnswerItems:
     def reasoning_chars(self) -> int:
         """Characters of the answer up to the end of its reasoning."""
         reader = self._reader
-        return reader.reasoning_chars if isinstance(reader, ReasoningReader) else 0
+        return reader.reasoning_chars if isinstance(reader, ReasoningReader | HarmonyReader) else 0
 
     @property
     def has_calls(self) -> bool:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from gateway.faces.http.answers.logprobs import Entry
+from gateway.readers.harmony import HarmonyReader
 from gateway.readers.joined import join_parts
 from gateway.readers.reasoning import ReasoningReader
 from gateway.requests.text import Text
@@ -36,7 +37,7 @@ class ChoiceParts:
     def reasoning_chars(self) -> int:
         """Characters of the answer up to the end of its reasoning."""
         reader = self._reader
-        return reader.reasoning_chars if isinstance(reader, ReasoningReader) else 0
+        return reader.reasoning_chars if isinstance(reader, ReasoningReader | HarmonyReader) else 0
 
     def read(self, chunk: ChoiceChunk) -> Sequence[AnswerPart]:
         """The parts of a chunk, and at the end of the choice of all that was held back."""
@@ -47,7 +48,7 @@ class ChoiceParts:
             self._calls += isinstance(part, ToolCallStart)
             self._calls -= isinstance(part, ToolCallMalformed)
         reader = self._reader
-        self.passes = isinstance(reader, ReasoningReader) and reader.passes_content
+        self.passes = isinstance(reader, ReasoningReader | HarmonyReader) and reader.passes_content
         return parts
 
     def encode_reason(self, reason: FinishReason | None) -> str | None:

@@ -33,7 +33,23 @@ def split_prompts(prompt: object) -> Sequence[str | TokenIds]:
 
 def decode_messages(messages: Iterable[object]) -> list[dict[str, object]]:
     """The messages as chat templates read them. Raises InvalidArgument naming the place."""
-    return [_decode_message(f"messages[{at}]", message) for at, message in enumerate(messages)]
+    decoded = [_decode_message(f"messages[{at}]", message) for at, message in enumerate(messages)]
+    _check_results(decoded)
+    return decoded
+
+
+def _check_results(messages: Sequence[dict[str, object]]) -> None:
+    """Raises InvalidArgument for the result of a call that no earlier message has."""
+    known: set[object] = set()
+    for at, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        known.update(call["id"] for call in (calls if isinstance(calls, list) else ()))
+        call_id = message.get("tool_call_id")
+        if call_id is not None and call_id not in known:
+            raise InvalidArgument(
+                f"messages[{at}].tool_call_id",
+                f"{str(call_id)[:80]!r} is not the id of a call in an earlier message",
+            )
 
 
 def require_text(where: str, text: object) -> str:

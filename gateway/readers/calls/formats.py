@@ -1,84 +1,27 @@
 """The formats in which models write tool calls, by vLLM's names of their parsers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from uuid import uuid4
+from dataclasses import replace
 
-from gateway.readers.json_calls import JsonCallReader, JsonCallSyntax, MakeId
-from gateway.readers.patterns import compile_pattern, escape
-from gateway.readers.whole_calls import (
-    WholeCallReader,
-    WholeCallSyntax,
-    XmlCallSyntax,
-    read_python_calls,
+from gateway.readers.calls.ids import make_kimi_id, make_mistral_id
+from gateway.readers.calls.json_reader import JsonCallSyntax
+from gateway.readers.calls.kinds import (
+    CallFormat,
+    ChannelCallFormat,
+    JsonCallFormat,
+    PythonCallFormat,
+    WrittenArguments,
+    WrittenCalls,
+    WrittenChannels,
 )
-from gateway.types.answer_parts import AnswerReader
-from gateway.types.tools import Tool, ToolUse
-
-MISTRAL_ID_CHARS = 9  # what Mistral's templates accept
-
-
-def make_call_id(name: str, index: int) -> str:
-    return f"call_{uuid4().hex[:24]}"
-
-
-def make_mistral_id(name: str, index: int) -> str:
-    return uuid4().hex[:MISTRAL_ID_CHARS]
-
-
-def make_kimi_id(name: str, index: int) -> str:
-    return f"functions.{name}:{index}"
-
-
-@dataclass(frozen=True)
-class WrittenCalls:
-    """How a model is made to write calls, with arguments that follow a schema."""
-
-    opening: str  # before the first call
-    before: str  # before the arguments, with NAME for the function's name
-    after: str  # after the arguments
-    separator: str  # between two calls
-    closing: str = ""  # after the last call
-    trigger: str = ""  # begins a call within free text; empty: no mark does
-
-
-@dataclass(frozen=True)
-class JsonCallFormat:
-    """Calls with arguments that are a JSON object, read as they arrive."""
-
-    syntaxes: tuple[JsonCallSyntax, ...]
-    written: WrittenCalls
-    begins: tuple[str, ...] = ()
-    bare: bool = False  # a call may be the beginning of the answer, without a mark
-    make_id: MakeId = make_call_id
-
-    def open(self, tools: Mapping[str, Tool], parallel: bool) -> AnswerReader:
-        return JsonCallReader(
-            self.begins, self.bare, self.syntaxes, tools.keys(), parallel, self.make_id
-        )
-
-
-@dataclass(frozen=True)
-class WholeCallFormat:
-    """Calls that are read at once when they are complete. Forced calls are written as HERMES."""
-
-    syntax: WholeCallSyntax
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return self.syntax.begins
-
-    def open(self, tools: Mapping[str, Tool], parallel: bool) -> AnswerReader:
-        return WholeCallReader(self.syntax, tools, parallel, make_call_id)
-
-
-CallFormat = JsonCallFormat | WholeCallFormat
-
+from gateway.readers.calls.xml_formats import XML_FORMATS
+from gateway.readers.patterns import compile_pattern, escape
 
 NAME = r'(?P<name>[^"\\]{1,256})'
 # `{"name": "f", "arguments": {`, with what some models put before it.
 OBJECT_HEAD = (
-    rf' \{{ ("(id|type)" : "[^"\\]{{0,99}}" , )*"name" : "{NAME}" , "(arguments|parameters)" : \{{'
+    rf' \{{ ("(id|type)" : "[^"\\]{{0,99}}" , )*"name" : "{NAME}" , '
+    r'"(arguments|parameters)" : (?=\{)'
 )
 OBJECT_TAIL = r' (, "(id|type)" : "[^"\\]{0,99}" )*\}'
 LIST_BETWEEN = compile_pattern(r" ((?P<more>[,;])|\])")
@@ -92,9 +35,9 @@ def _listed(*begins: str, end: str = "", bare: bool = False) -> JsonCallFormat:
     head = compile_pattern(rf"{prefix} \[?{OBJECT_HEAD}")
     syntax = JsonCallSyntax(head, compile_pattern(OBJECT_TAIL), between)
     first = begins[0] if begins else ""
-    trigger = "" if bare else first
-    written = WrittenCalls(f"{first}[", OBJECT, "}", ", ", f"]{end}", trigger)
-    return JsonCallFormat((syntax,), written, begins, bare)
+    beginning = r" (\[ )?\{" if bare else ""
+    written = WrittenCalls(f"{first}[", OBJECT, "}", ", ", f"]{end}", trigger=first, bare=beginning)
+    return JsonCallFormat((syntax,), written, begins)
 
 
 OBJECT = '{"name": "NAME", "arguments": '
@@ -115,9 +58,8 @@ LLAMA3_JSON = JsonCallFormat(
             compile_pattern(r" (?P<more>;)"),
         ),
     ),
-    WrittenCalls("", '{"name": "NAME", "parameters": ', "}", "; "),
+    WrittenCalls("", '{"name": "NAME", "parameters": ', "}", "; ", bare=r" \{"),
     ("<|python_tag|>",),
-    bare=True,
 )
 MISTRAL = JsonCallFormat(
     (
@@ -125,13 +67,20 @@ MISTRAL = JsonCallFormat(
             compile_pattern(rf" \[?{OBJECT_HEAD}"), compile_pattern(OBJECT_TAIL), LIST_BETWEEN
         ),
         JsonCallSyntax(
-            compile_pattern(r" (?P<name>[\w.-]{1,256}) (\[CALL_ID\][\w-]{0,64} )?(\[ARGS\] )?\{"),
+            compile_pattern(
+                r" (?P<name>[\w.:-]{1,256}) (\[CALL_ID\][\w-]{0,64} )?(\[ARGS\] )?(?=\{)"
+            ),
             compile_pattern(""),
         ),
     ),
     WrittenCalls("[TOOL_CALLS][", OBJECT, "}", ", ", "]", trigger="[TOOL_CALLS]"),
     ("[TOOL_CALLS]",),
     make_id=make_mistral_id,
+)
+# As Mistral's models write since version 11 of its tokenizers.
+MISTRAL_V11 = replace(
+    MISTRAL,
+    written=WrittenCalls("", "[TOOL_CALLS]NAME[ARGS]", "", "", trigger="[TOOL_CALLS]"),
 )
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END, SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -140,7 +89,7 @@ DEEPSEEK_V3 = JsonCallFormat(
     (
         JsonCallSyntax(
             compile_pattern(
-                rf" {CALL_BEGIN} function {SEP} (?P<name>[\w.-]{{1,256}})\n```json \{{"
+                rf" {CALL_BEGIN} function {SEP} (?P<name>[\w.:-]{{1,256}})\n```json (?=\{{)"
             ),
             compile_pattern(f" ``` {CALL_END}"),
             DEEPSEEK_BETWEEN,
@@ -159,7 +108,7 @@ DEEPSEEK_V3 = JsonCallFormat(
 DEEPSEEK_V31 = JsonCallFormat(
     (
         JsonCallSyntax(
-            compile_pattern(rf" {CALL_BEGIN} (?P<name>[\w.-]{{1,256}}) {SEP} \{{"),
+            compile_pattern(rf" {CALL_BEGIN} (?P<name>[\w.:-]{{1,256}}) {SEP} (?=\{{)"),
             compile_pattern(f" {CALL_END}"),
             DEEPSEEK_BETWEEN,
         ),
@@ -174,8 +123,8 @@ KIMI_K2 = JsonCallFormat(
     (
         JsonCallSyntax(
             compile_pattern(
-                r" <\|tool_call_begin\|> (functions\.)?(?P<name>[\w-]{1,256})(:\d+)? "
-                r"<\|tool_call_argument_begin\|> \{"
+                r" <\|tool_call_begin\|> (functions\.)?(?P<name>[\w.:-]{1,256}?)(:\d+)? "
+                r"<\|tool_call_argument_begin\|> (?=\{)"
             ),
             compile_pattern(r" <\|tool_call_end\|>"),
             compile_pattern(rf" ((?P<more>(?=<\|tool_call_begin\|>))|{escape(KIMI_END)})"),
@@ -195,38 +144,35 @@ KIMI_K2 = JsonCallFormat(
 FUNCTION_TAG = JsonCallFormat(
     (
         JsonCallSyntax(
-            compile_pattern(r"(?P<name>[\w.-]{1,256})> \{"), compile_pattern(" </function>")
+            compile_pattern(r"(?P<name>[\w.:-]{1,256})> (?=\{)"), compile_pattern(" </function>")
         ),
     ),
     WrittenCalls("", "<function=NAME>", "</function>", "", trigger="<function="),
     ("<function=",),
 )
-PYTHONIC = WholeCallFormat(WholeCallSyntax((), read_python_calls, bare=True))
-LLAMA4_PYTHONIC = WholeCallFormat(
-    WholeCallSyntax(("<|python_start|>",), read_python_calls, bare=True, after="<|python_end|>")
+PYTHON = WrittenCalls(
+    "[",
+    "NAME(",
+    ")",
+    ", ",
+    "]",
+    arguments=WrittenArguments("KEY=", "", ", "),
+    bare=r" \[ (NAMES) \(",
 )
-QWEN3_XML = WholeCallFormat(
-    WholeCallSyntax(
-        ("<tool_call>",),
-        XmlCallSyntax(
-            compile_pattern(r" <function=(?P<name>[\w.-]{1,256})>"),
-            compile_pattern(r"<parameter=(?P<key>[^>]{1,256})>\n?(?P<value>.*?)\n?</parameter>"),
-            "</parameter>",
-        ).read,
-        end="</tool_call>",
-    )
-)
-GLM_XML = WholeCallFormat(
-    WholeCallSyntax(
-        ("<tool_call>",),
-        XmlCallSyntax(
-            compile_pattern(r" (?P<name>[\w.-]{1,256})"),
-            compile_pattern(
-                r"<arg_key>(?P<key>[^<]{1,256})</arg_key> <arg_value>(?P<value>.*?)</arg_value>"
-            ),
-            "</arg_value>",
-        ).read,
-        end="</tool_call>",
+PYTHONIC = PythonCallFormat(PYTHON)
+LLAMA4_PYTHONIC = PythonCallFormat(PYTHON, ("<|python_start|>",), "<|python_end|>")
+NEXT = "<|end|><|start|>assistant"
+HARMONY = ChannelCallFormat(
+    WrittenCalls(
+        "",
+        "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
+        "",
+        "",
+        channels=WrittenChannels(
+            ("<|channel|>analysis<|message|>", "<|channel|>commentary<|message|>"),
+            NEXT,
+            "<|channel|>final<|message|>",
+        ),
     )
 )
 GRANITE = _listed("<|tool_call|>", "<tool_call>", bare=True)
@@ -240,6 +186,7 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
     "llama4_pythonic": LLAMA4_PYTHONIC,
     "olmo3": PYTHONIC,
     "mistral": MISTRAL,
+    "mistral_v11": MISTRAL_V11,
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v31": DEEPSEEK_V31,
     "kimi_k2": KIMI_K2,
@@ -250,22 +197,27 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
     "jamba": _listed("<tool_calls>", end="</tool_calls>"),
     "phi4_mini_json": _listed("functools"),
     "xlam": _listed("[TOOL_CALLS]", "<tool_call>", bare=True),
-    "qwen3_coder": QWEN3_XML,
-    "qwen3_xml": QWEN3_XML,
-    "glm45": GLM_XML,
-    "glm47": GLM_XML,
+    **XML_FORMATS,
+    "openai": HARMONY,
 }
 # Texts in chat templates and the format that they show; the first that is found counts.
 TEMPLATE_MARKS: tuple[tuple[str, str], ...] = (
+    ("<|channel|>analysis<|message|>", "openai"),
     ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>", "deepseek_v3"),
     (CALL_BEGIN + "function" + SEP, "deepseek_v3"),
     (CALLS_BEGIN, "deepseek_v31"),
     (KIMI_BEGIN, "kimi_k2"),
-    ("<arg_key>", "glm45"),
+    ("<｜DSML｜function_calls>", "deepseek_v32"),
+    ("<｜DSML｜tool_calls>", "deepseek_v4"),
+    ("<minimax:tool_call>", "minimax_m2"),
+    ("<seed:tool_call>", "seed_oss"),
+    ("</arg_key>\\n<arg_value>", "glm45"),
+    ("<arg_key>", "glm47"),
     ("<function=example_function_name>", "qwen3_coder"),
     ("<parameter=", "qwen3_coder"),
     ("<|python_start|>", "llama4_pythonic"),
     ("<|action_start|><|plugin|>", "internlm"),
+    ("[ARGS]", "mistral_v11"),
     ("[TOOL_CALLS]", "mistral"),
     ("<|tool_call|>", "granite"),
     ("<tool_calls>", "jamba"),
@@ -280,8 +232,3 @@ TEMPLATE_MARKS: tuple[tuple[str, str], ...] = (
 def find_call_format(chat_template: str) -> str:
     """The name of the format that a chat template shows; empty if there is none."""
     return next((name for mark, name in TEMPLATE_MARKS if mark in chat_template), "")
-
-
-def open_call_reader(call_format: CallFormat, use: ToolUse) -> AnswerReader:
-    """A reader of one answer's calls of the offered tools."""
-    return call_format.open({tool.name: tool for tool in use.tools}, use.parallel)
