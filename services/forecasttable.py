@@ -236,7 +236,7 @@ class After:
         O(times · rows)."""
         table, which = self._table, self._which
         ahead = tokens.astype(np.float32)
-        column = _search(table._reached, which, (self._generated + 1).astype(np.float32) + ahead)
+        column = self._count_upto((self._generated + 1).astype(np.float32) + ahead)
         column += which * (MAX_POINTS + 1)
         share = table._mass.reshape(-1).take(column, mode="clip")
         share /= np.where(self._known, self._left, 1.0)
@@ -246,6 +246,29 @@ class After:
             share[:, outlived] = np.exp(-tokens[:, outlived] / tail)
         share *= tokens < self._caps - self._generated
         return share
+
+
+    def _count_upto(self, target: NDArray[np.float32]) -> Ints:
+        """How many points of each row are reached below the targets, (times, rows), none of which is
+        below the first point beyond. Most lie within NEAR points of it: these are compared one
+        after the other, and only the other rows are searched."""
+        reached, which = self._table._reached, self._which
+        start = which * MAX_POINTS + self._first
+        last = start + np.minimum(MAX_POINTS - 1 - self._first, NEAR)
+        far = (reached.reshape(-1).take(last, mode="clip") < target.max(axis=0)).nonzero()[0]
+        if len(far) > len(which) // 2:
+            return _search(reached, which, target)
+        beyond = np.zeros(target.shape, np.int8)
+        below = np.empty(target.shape, bool)
+        for nth in range(NEAR):
+            point = reached.reshape(-1).take(np.minimum(start + nth, last), mode="clip")
+            if not np.less(point, target, out=below).any():
+                break
+            beyond += below.view(np.int8)
+        column = beyond + self._first
+        if len(far):
+            column[:, far] = _search(reached, which[far], target[:, far])
+        return column
 
 
 def _search(table: NDArray[_Float], which: Ints, target: NDArray[_Float]) -> Ints:
@@ -276,5 +299,6 @@ _TAIL_AHEAD = -np.log1p(-(np.arange(MAX_POINTS) + 0.5) / MAX_POINTS)  # means; a
 _ENDLESS = 1e18  # the last point of a row without points: it reaches every cap
 _NEVER = 2.0  # above every share of mass
 _NOTHING = 1e-12  # mass below this is rounding
+NEAR = 16  # points that are compared one after the other before a search is cheaper
 _ROUNDING = 2.0**-40  # of a point; tokens are far coarser than this
 _STEPS = (32, 16, 8, 4, 2, 1, 1)  # all 64 points

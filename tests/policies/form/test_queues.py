@@ -36,7 +36,8 @@ def test_curves_of_several_queues_equal_those_of_each(
     )
     runs, numbers = rng.random(count) < 0.5, {INTERVAL_S: interval_s}
     jobs_of_all = made.select(np.arange(count))
-    queues = WorkerQueues(jobs_of_all, runs, limits, workers, np.array(sizes), forecasts, numbers)
+    tables, all_ = (forecasts, numbers), np.ones(count, bool)
+    queues = WorkerQueues(jobs_of_all, runs, limits, workers, np.array(sizes), *tables, all_)
     params = resolve("curve", FORMS["curve"].params, {})
     together = FORMS["curve"].demands(queues, params, rng)
     for found, queue in zip(together, queues, strict=True):
