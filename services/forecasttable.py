@@ -32,6 +32,9 @@ class ForecastTable:
         # Mass and moment from each point on; zero after the last.
         self._mass = np.zeros((rows, MAX_POINTS + 1))
         self._moment = np.zeros((rows, MAX_POINTS + 1))
+        # By row, how many points are reached by the tokens that were last asked for.
+        self._asked = np.full(rows, _NEVER_ASKED)
+        self._counted = np.zeros(rows, np.int64)
         self._uses = [0] * rows
         self._editions = np.zeros(rows, np.int64)
         self._free = list(range(rows))[::-1]
@@ -88,6 +91,7 @@ class ForecastTable:
         while row >= len(self._uses):
             self._grow()
         self._editions[row] += 1
+        self._asked[row] = _NEVER_ASKED
         n = len(points)
         at = self._points[row]
         at[:n], at[n:] = points, np.inf
@@ -112,9 +116,11 @@ class ForecastTable:
 
     def mean(self, which: Ints, generated: Ints, caps: Ints) -> Floats:
         """E[min(L, cap) | L > generated] per row."""
-        counts = self._count_upto(which, np.stack([generated, caps]))
-        first: Ints = counts[0]
-        last: Ints = np.maximum(first, counts[1])
+        first = self._count_generated(which, generated)
+        last = np.full(len(which), MAX_POINTS)  # as good as the count of all points
+        cut = (self._longest[which] > caps).nonzero()[0]
+        if len(cut):
+            last[cut] = np.maximum(first[cut], self._count_upto(which[cut], caps[cut]))
         left, over = self._mass[which, first], self._mass[which, last]
         moment = self._moment[which, first] - self._moment[which, last]
         known = left > _NOTHING
@@ -135,9 +141,20 @@ class ForecastTable:
 
     def after(self, which: Ints, generated: Ints, caps: Ints) -> "After":
         """The remaining distribution of each, for several queries."""
-        first = self._count_upto(which, generated)
+        first = self._count_generated(which, generated)
         left = self._mass[which, first]
         return After(self, which, generated, caps, first, left, left > _NOTHING)
+
+    def _count_generated(self, which: Ints, generated: Ints) -> Ints:
+        """`_count_upto`, which finds the counts of the last call for a row again: a round asks
+        several times for the same progress."""
+        counts = self._counted[which]
+        new = (self._asked[which] != generated).nonzero()[0]
+        if len(new):
+            rows, tokens = which[new], generated[new]
+            counts[new] = found = self._count_upto(rows, tokens)
+            self._asked[rows], self._counted[rows] = tokens, found
+        return counts
 
     def _count_upto(self, which: Ints, tokens: Ints) -> Ints:
         """How many points of each row are <= tokens."""
@@ -292,12 +309,14 @@ def _search(table: NDArray[_Float], which: Ints, target: NDArray[_Float]) -> Int
 
 
 _ARRAYS = (
-    "_points", "_reached", "_longest", "_weights", "_cdf", "_mass", "_moment", "_editions"
+    "_points", "_reached", "_longest", "_weights", "_cdf", "_mass", "_moment", "_editions",
+    "_asked", "_counted",
 )  # fmt: skip
 _COLUMNS = np.arange(MAX_POINTS)
 _TAIL_AHEAD = -np.log1p(-(np.arange(MAX_POINTS) + 0.5) / MAX_POINTS)  # means; ascending
 _ENDLESS = 1e18  # the last point of a row without points: it reaches every cap
 _NEVER = 2.0  # above every share of mass
+_NEVER_ASKED = -1
 _NOTHING = 1e-12  # mass below this is rounding
 NEAR = 16  # points that are compared one after the other before a search is cheaper
 _ROUNDING = 2.0**-40  # of a point; tokens are far coarser than this
