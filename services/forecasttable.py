@@ -252,8 +252,7 @@ class After:
         that this many more are generated and at least one more follows; 0 from the cap on.
         O(times · rows)."""
         table, which = self._table, self._which
-        ahead = tokens.astype(np.float32)
-        column = self._count_upto((self._generated + 1).astype(np.float32) + ahead)
+        column = self._count_ahead(tokens)
         column += which * (MAX_POINTS + 1)
         share = table._mass.reshape(-1).take(column, mode="clip")
         share /= np.where(self._known, self._left, 1.0)
@@ -265,27 +264,33 @@ class After:
         return share
 
 
-    def _count_upto(self, target: NDArray[np.float32]) -> Ints:
-        """How many points of each row are reached below the targets, (times, rows), none of which is
-        below the first point beyond. Most lie within NEAR points of it: these are compared one
-        after the other, and only the other rows are searched."""
-        reached, which = self._table._reached, self._which
-        start = which * MAX_POINTS + self._first
-        last = start + np.minimum(MAX_POINTS - 1 - self._first, NEAR)
-        far = (reached.reshape(-1).take(last, mode="clip") < target.max(axis=0)).nonzero()[0]
-        if len(far) > len(which) // 2:
-            return _search(reached, which, target)
-        beyond = np.zeros(target.shape, np.int8)
-        below = np.empty(target.shape, bool)
-        for nth in range(NEAR):
-            point = reached.reshape(-1).take(np.minimum(start + nth, last), mode="clip")
-            if not np.less(point, target, out=below).any():
-                break
-            beyond += below.view(np.int8)
-        column = beyond + self._first
+    def _count_ahead(self, tokens: Ints) -> Ints:
+        """How many points of each row are reached before this many more tokens are generated and
+        one more follows, (times, rows). Most of these lie within NEAR points of the first one
+        beyond, which are compared as short numbers; only other rows are searched."""
+        reached, which, first = self._table._reached, self._which, self._first
+        begin = (self._generated + 1).astype(np.float32)
+        start = which * MAX_POINTS + np.minimum(first, MAX_POINTS - NEAR)
+        ahead = _windows(reached, NEAR)[start].T - begin  # those before the first one are negative
+        most = tokens.max(axis=0)
+        far = ((ahead[-1] < most) & (first < MAX_POINTS - NEAR)).nonzero()[0]
+        if len(far) > len(which) // 2 or int(most.max(initial=0)) > LONGEST_NEAR:
+            return _search(reached, which, begin + tokens.astype(np.float32))
+        near = np.clip(ahead, -1.0, LONGEST_NEAR).astype(np.int16, order="C")
+        short, below = tokens.astype(np.int16), np.empty(tokens.shape, bool)
+        count = np.zeros(tokens.shape, np.int8)
+        for point in near:
+            count += np.less(point, short, out=below).view(np.int8)
+        column = count + np.minimum(first, MAX_POINTS - NEAR)
         if len(far):
-            column[:, far] = _search(reached, which[far], target[:, far])
+            targets = begin[far] + tokens[:, far].astype(np.float32)
+            column[:, far] = _search(reached, which[far], targets)
         return column
+
+
+def _windows(table: NDArray[_Float], size: int) -> NDArray[_Float]:
+    """All runs of so many values of a table, as a view."""
+    return np.lib.stride_tricks.sliding_window_view(table.reshape(-1), size)
 
 
 def _search(table: NDArray[_Float], which: Ints, target: NDArray[_Float]) -> Ints:
@@ -318,6 +323,7 @@ _ENDLESS = 1e18  # the last point of a row without points: it reaches every cap
 _NEVER = 2.0  # above every share of mass
 _NEVER_ASKED = -1
 _NOTHING = 1e-12  # mass below this is rounding
-NEAR = 16  # points that are compared one after the other before a search is cheaper
+NEAR = 16  # points that are compared one after the other where a search costs more
+LONGEST_NEAR = 2**15 - 1  # tokens ahead that these comparisons can tell apart
 _ROUNDING = 2.0**-40  # of a point; tokens are far coarser than this
 _STEPS = (32, 16, 8, 4, 2, 1, 1)  # all 64 points

@@ -108,7 +108,8 @@ def curves(queues: WorkerQueues, params: Params, rng: np.random.Generator) -> li
     firsts = np.minimum((grid <= _steps_to_next_plan(queues)).sum(axis=0), counts)
     lead = int(firsts.min())
     at = queues.in_reach.nonzero()[0]
-    times = np.minimum(grid[max(0, lead - 1) :, which[at]], ahead[at])
+    times = grid[max(0, lead - 1) :].take(which[at], axis=1)
+    np.minimum(times, ahead[at], out=times)
     moments = _moments(queues, after, at, held[at], times, z > 0, lead == 0)
     columns = queues.in_reach.cumsum() - 1
     bounds = np.concatenate([[0], columns[queues.sizes.cumsum() - 1] + 1]).tolist()
