@@ -213,27 +213,38 @@ class After:
             masses[:, outlived] = 1 / MAX_POINTS
         return np.minimum(points, self._caps[at], out=points), masses
 
-    def quantiles(self, shares: Floats, to_cap: bool = False, upto: Ints | None = None) -> Floats:
+    def quantiles(self, shares: Floats, to_cap: bool = False) -> Floats:
         """The smallest l with P(min(L, cap) ≤ l | L > generated) ≥ share, for `shares` of shape
-        (rows,) or (times, rows). With `to_cap`, the cap if nothing is longer. Quantiles above
-        `upto`, (rows,), may be any number above it: only the others are searched."""
-        table, which = self._table, self._which
-        target = 1.0 - self._left * (1.0 - shares)
-        target -= 1e-12
-        if upto is None:
-            column = _search(table._cdf, which, target)
-        else:
-            last = table._count_upto(which, upto)
-            column = np.broadcast_to(last, target.shape).copy()
-            near = (target <= table._cdf[which, last - 1]) & (last > 0)
-            rows = np.broadcast_to(which, target.shape)[near]
-            column[near] = _search(table._cdf, rows, target[near])
+        (rows,) or (times, rows). With `to_cap`, the cap if nothing is longer."""
+        column = _search(self._table._cdf, self._which, self._target(shares))
         column = np.maximum(column, self._first)
-        drawn = table._points[which, np.minimum(column, MAX_POINTS - 1)]
+        drawn = self._table._points[self._which, np.minimum(column, MAX_POINTS - 1)]
         if self._known.all():
             return np.asarray(np.minimum(drawn, self._caps))
         beyond = self._caps if to_cap else self._beyond(shares)
         return np.minimum(np.where(self._known, drawn, beyond), self._caps)
+
+    def quantiles_upto(self, upto: Ints, shares: Floats) -> tuple[Floats, Ints]:
+        """Of the `quantiles` of these shares, (times, rows), all that are at most the row's `upto`
+        and perhaps others, with the row of each. Only these are searched."""
+        table, which = self._table, self._which
+        target, last = self._target(shares), table._count_upto(which, upto)
+        ends_by = table._cdf[which, np.maximum(last - 1, 0)]
+        ends_by[last == 0] = 0.0
+        near = target <= np.where(self._known, ends_by, _NEVER)
+        row = np.broadcast_to(np.arange(len(which)), near.shape)[near]
+        own = self.select(row)
+        column = np.maximum(_search(table._cdf, own._which, target[near]), own._first)
+        drawn = table._points[own._which, np.minimum(column, MAX_POINTS - 1)]
+        if not own._known.all():
+            drawn = np.where(own._known, drawn, own._beyond(shares[near]))
+        return np.minimum(drawn, own._caps), row
+
+    def _target(self, shares: Floats) -> Floats:
+        """The cumulative mass at which these shares of the rest are reached."""
+        target = 1.0 - self._left * (1.0 - shares)
+        target -= 1e-12
+        return target
 
     def _beyond(self, shares: Floats) -> Floats:
         """The quantiles past the last point."""

@@ -171,12 +171,15 @@ def _times(queues: WorkerQueues, after: After, most: Ints) -> tuple[Ints, Ints]:
     each = np.minimum(np.maximum(POOLED // queues.sizes, 1), FINEST)
     found = [_clipped(np.maximum.reduceat(after.longest() - output, starts), most)]
     found[0] += span * np.arange(count)
+    beyond = each * queues.sizes  # quantiles above the last time
     for quantiles in distinct(each):
         at = (each == quantiles)[which].nonzero()[0]
         shares = (np.arange(1, quantiles + 1)[:, None] - offset[at]) / quantiles
-        upto = output[at] + most[which[at]]
-        ends = after.select(at).quantiles(shares, upto=upto) - output[at]
-        found.append((_clipped(ends, highest[at]) + begins[at]).ravel())
+        ends, row = after.select(at).quantiles_upto(output[at] + most[which[at]], shares)
+        at = at[row]
+        found.append(_clipped(ends - output[at], highest[at]) + begins[at])
+        beyond -= np.bincount(which[at], minlength=count)
+    found.append((most + span * np.arange(count))[beyond > 0])
     times = np.concatenate(found)
     times.sort()
     times = times[np.concatenate([[True], times[1:] != times[:-1]])]
