@@ -171,15 +171,16 @@ def _times(queues: WorkerQueues, after: After, most: Ints) -> tuple[Ints, Ints]:
     each = np.minimum(np.maximum(POOLED // queues.sizes, 1), FINEST)
     found = [_clipped(np.maximum.reduceat(after.longest() - output, starts), most)]
     found[0] += span * np.arange(count)
-    beyond = each * queues.sizes  # quantiles above the last time
+    above = each[which]  # how many of its quantiles lie above the last time
     for quantiles in distinct(each):
         at = (each == quantiles)[which].nonzero()[0]
         shares = (np.arange(1, quantiles + 1)[:, None] - offset[at]) / quantiles
         ends, row = after.select(at).quantiles_upto(output[at] + most[which[at]], shares)
         at = at[row]
         found.append(_clipped(ends - output[at], highest[at]) + begins[at])
-        beyond -= np.bincount(which[at], minlength=count)
-    found.append((most + span * np.arange(count))[beyond > 0])
+        above -= np.bincount(at, minlength=len(which))
+    at = (above > 0).nonzero()[0]  # their ends are at the last time, or earlier at the cap
+    found.append(_clipped(queues.jobs.cap[at] - output[at], highest[at]) + begins[at])
     times = np.concatenate(found)
     times.sort()
     times = times[np.concatenate([[True], times[1:] != times[:-1]])]
