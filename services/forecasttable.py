@@ -274,7 +274,6 @@ class After:
         share *= tokens < self._caps - self._generated
         return share
 
-
     def _count_ahead(self, tokens: Ints) -> Ints:
         """How many points of each row are reached before this many more tokens are generated and
         one more follows, (times, rows). Most of these lie within NEAR points of the first one

@@ -41,30 +41,20 @@ def plan_moves(candidates: Candidates, gain: float) -> Ints:
     if not len(to):
         return at
     queue_key = candidates.queue_key
-    last = _last_with_room(queue_key, finals, home, paused, to, free_slots, free_tokens)
+    last = -np.inf
+    for worker in to.tolist():
+        own = paused[home[paused] == worker]
+        own = own[queue_key[own].argsort(kind="stable")]
+        upto = finals[own].cumsum().searchsorted(free_tokens[worker], "right")
+        fit = min(int(free_slots[worker]), 1 + int(upto))
+        # Behind so many of its own paused requests it has no room for any other.
+        last = max(last, float(queue_key[own[fit - 1]]) if fit <= len(own) else np.inf)
     near = paused[queue_key[paused] <= last]
     moved, numbers = _find_moves(candidates, gain, near, to)
     if len(near) < len(paused) and np.isin(home[moved], to).any():  # there is more room than before
         moved, numbers = _find_moves(candidates, gain, paused, to)
     at[moved] = numbers
     return at
-
-
-def _last_with_room(
-    queue_key: Floats, finals: Floats, home: Ints, paused: Ints, to: Ints,
-    free_slots: Ints, free_tokens: Floats,
-) -> float:  # fmt: skip
-    """The queue key of the last request that a worker of `to` has room for: behind it, the paused
-    requests there have taken the free slots or tokens of each."""
-    lasts = [-np.inf]
-    for worker in to.tolist():
-        own = paused[home[paused] == worker]
-        keys = np.sort(queue_key[own])
-        order = queue_key[own].argsort(kind="stable")
-        taken = finals[own[order]].cumsum()
-        full = min(int(free_slots[worker]) - 1, int(taken.searchsorted(free_tokens[worker], "right")))
-        lasts.append(float(keys[full]) if full < len(keys) else np.inf)
-    return max(lasts)
 
 
 def _find_moves(

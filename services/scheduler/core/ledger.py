@@ -7,7 +7,7 @@ Directives for workers collect in each worker's draft. The state and its rounds 
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise, repeat
+from itertools import groupby, islice, repeat
 from math import inf
 
 import numpy as np
@@ -211,11 +211,9 @@ class Ledger:
         """Lets running requests run up to these limits. Rows of one worker are consecutive."""
         self.board.jobs.limit[rows] = limits
         pairs = zip(self.board.names[rows].tolist(), limits.tolist(), strict=True)
-        grants = list(map(tuple.__new__, repeat(Grant), pairs))
-        firsts = np.flatnonzero(np.diff(self.board.jobs.home[rows], prepend=NOWHERE))
-        bounds = pairwise([*firsts.tolist(), len(rows)])
-        for home, (first, last) in zip(self._homes(rows[firsts]), bounds, strict=True):
-            home.draft.extend += grants[first:last]
+        grants = map(tuple.__new__, repeat(Grant), pairs)
+        for home, here in groupby(self._homes(rows)):
+            home.draft.extend += islice(grants, len(list(here)))
 
     def progress(self, progress: Sequence[RequestProgress], number: int) -> None:
         """Applies what a worker reports of the live jobs among these that have their home there.
