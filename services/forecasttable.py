@@ -117,14 +117,14 @@ class ForecastTable:
     def mean(self, which: Ints, generated: Ints, caps: Ints) -> Floats:
         """E[min(L, cap) | L > generated] per row."""
         first = self._count_generated(which, generated)
-        last = np.full(len(which), MAX_POINTS)  # as good as the count of all points
+        left, mean = self._mass[which, first], self._moment[which, first]
         cut = (self._longest[which] > caps).nonzero()[0]
         if len(cut):
-            last[cut] = np.maximum(first[cut], self._count_upto(which[cut], caps[cut]))
-        left, over = self._mass[which, first], self._mass[which, last]
-        moment = self._moment[which, first] - self._moment[which, last]
+            rows = which[cut]
+            last = np.maximum(first[cut], self._count_upto(rows, caps[cut]))
+            mean[cut] = mean[cut] - self._moment[rows, last] + caps[cut] * self._mass[rows, last]
         known = left > _NOTHING
-        mean = (moment + caps * over) / np.where(known, left, 1.0)
+        mean /= np.where(known, left, 1.0)
         if known.all():
             return np.minimum(np.maximum(mean, generated), caps)
         tail, room = self._longest[which], np.maximum(caps - generated, 0)
