@@ -291,7 +291,7 @@ class After:
         count = np.zeros(tokens.shape, np.int8)
         for point in near:
             count += np.less(point, short, out=below).view(np.int8)
-        column = count + np.minimum(first, MAX_POINTS - NEAR)
+        column: Ints = np.add(np.minimum(first, MAX_POINTS - NEAR), count, dtype=np.int64)
         if len(far):
             targets = begin[far] + tokens[:, far].astype(np.float32)
             column[:, far] = _search(reached, which[far], targets)

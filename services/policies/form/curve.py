@@ -192,7 +192,7 @@ def _times(queues: WorkerQueues, after: After, most: Ints) -> tuple[Ints, Ints]:
     return (times[bounds[:-1] + nth] - span * np.arange(count)).astype(np.int64), counts
 
 
-def _clipped(ends: Floats, most: Ints | Floats) -> Floats:
+def _clipped(ends: Ints | Floats, most: Ints | Floats) -> Floats:
     """Whole times from 1 to `most`."""
     return np.minimum(np.maximum(np.ceil(ends), 1.0), most)
 
