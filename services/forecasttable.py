@@ -32,6 +32,9 @@ class ForecastTable:
         # Mass and moment from each point on; zero after the last.
         self._mass = np.zeros((rows, MAX_POINTS + 1))
         self._moment = np.zeros((rows, MAX_POINTS + 1))
+        # By row, how many points are reached by the tokens that were last asked for.
+        self._asked = np.full(rows, _NEVER_ASKED)
+        self._counted = np.zeros(rows, np.int64)
         self._uses = [0] * rows
         self._editions = np.zeros(rows, np.int64)
         self._free = list(range(rows))[::-1]
@@ -98,6 +101,7 @@ class ForecastTable:
         while row >= len(self._uses):
             self._grow()
         self._editions[row] += 1
+        self._asked[row] = _NEVER_ASKED
         n = len(points)
         at = self._points[row]
         at[:n], at[n:] = points, np.inf
@@ -122,13 +126,15 @@ class ForecastTable:
 
     def mean(self, which: Ints, generated: Ints, caps: Ints) -> Floats:
         """E[min(L, cap) | L > generated] per row."""
-        counts = self._count_upto(which, np.stack([generated, caps]))
-        first: Ints = counts[0]
-        last: Ints = np.maximum(first, counts[1])
-        left, over = self._mass[which, first], self._mass[which, last]
-        moment = self._moment[which, first] - self._moment[which, last]
+        first = self._count_generated(which, generated)
+        left, mean = self._mass[which, first], self._moment[which, first]
+        cut = (self._longest[which] > caps).nonzero()[0]
+        if len(cut):
+            rows = which[cut]
+            last = np.maximum(first[cut], self._count_upto(rows, caps[cut]))
+            mean[cut] = mean[cut] - self._moment[rows, last] + caps[cut] * self._mass[rows, last]
         known = left > _NOTHING
-        mean = (moment + caps * over) / np.where(known, left, 1.0)
+        mean /= np.where(known, left, 1.0)
         if known.all():
             return np.minimum(np.maximum(mean, generated), caps)
         tail, room = self._longest[which], np.maximum(caps - generated, 0)
@@ -145,9 +151,20 @@ class ForecastTable:
 
     def after(self, which: Ints, generated: Ints, caps: Ints) -> "After":
         """The remaining distribution of each, for several queries."""
-        first = self._count_upto(which, generated)
+        first = self._count_generated(which, generated)
         left = self._mass[which, first]
         return After(self, which, generated, caps, first, left, left > _NOTHING)
+
+    def _count_generated(self, which: Ints, generated: Ints) -> Ints:
+        """`_count_upto`, which finds the counts of the last call for a row again: a round asks
+        several times for the same progress."""
+        counts = self._counted[which]
+        new = (self._asked[which] != generated).nonzero()[0]
+        if len(new):
+            rows, tokens = which[new], generated[new]
+            counts[new] = found = self._count_upto(rows, tokens)
+            self._asked[rows], self._counted[rows] = tokens, found
+        return counts
 
     def _count_upto(self, which: Ints, tokens: Ints) -> Ints:
         """How many points of each row are <= tokens."""
@@ -206,27 +223,38 @@ class After:
             masses[:, outlived] = 1 / MAX_POINTS
         return np.minimum(points, self._caps[at], out=points), masses
 
-    def quantiles(self, shares: Floats, to_cap: bool = False, upto: Ints | None = None) -> Floats:
+    def quantiles(self, shares: Floats, to_cap: bool = False) -> Floats:
         """The smallest l with P(min(L, cap) ≤ l | L > generated) ≥ share, for `shares` of shape
-        (rows,) or (times, rows). With `to_cap`, the cap if nothing is longer. Quantiles above
-        `upto`, (rows,), may be any number above it: only the others are searched."""
-        table, which = self._table, self._which
-        target = 1.0 - self._left * (1.0 - shares)
-        target -= 1e-12
-        if upto is None:
-            column = _search(table._cdf, which, target)
-        else:
-            last = table._count_upto(which, upto)
-            column = np.broadcast_to(last, target.shape).copy()
-            near = (target <= table._cdf[which, last - 1]) & (last > 0)
-            rows = np.broadcast_to(which, target.shape)[near]
-            column[near] = _search(table._cdf, rows, target[near])
+        (rows,) or (times, rows). With `to_cap`, the cap if nothing is longer."""
+        column = _search(self._table._cdf, self._which, self._target(shares))
         column = np.maximum(column, self._first)
-        drawn = table._points[which, np.minimum(column, MAX_POINTS - 1)]
+        drawn = self._table._points[self._which, np.minimum(column, MAX_POINTS - 1)]
         if self._known.all():
             return np.asarray(np.minimum(drawn, self._caps))
         beyond = self._caps if to_cap else self._beyond(shares)
         return np.minimum(np.where(self._known, drawn, beyond), self._caps)
+
+    def quantiles_upto(self, upto: Ints, shares: Floats) -> tuple[Floats, Ints]:
+        """Of the `quantiles` of these shares, (times, rows), all that are at most the row's `upto`
+        and perhaps others, with the row of each. Only these are searched."""
+        table, which = self._table, self._which
+        target, last = self._target(shares), table._count_upto(which, upto)
+        ends_by = table._cdf[which, np.maximum(last - 1, 0)]
+        ends_by[last == 0] = 0.0
+        near = target <= np.where(self._known, ends_by, _NEVER)
+        row = np.broadcast_to(np.arange(len(which)), near.shape)[near]
+        own = self.select(row)
+        column = np.maximum(_search(table._cdf, own._which, target[near]), own._first)
+        drawn = table._points[own._which, np.minimum(column, MAX_POINTS - 1)]
+        if not own._known.all():
+            drawn = np.where(own._known, drawn, own._beyond(shares[near]))
+        return np.minimum(drawn, own._caps), row
+
+    def _target(self, shares: Floats) -> Floats:
+        """The cumulative mass at which these shares of the rest are reached."""
+        target = 1.0 - self._left * (1.0 - shares)
+        target -= 1e-12
+        return target
 
     def _beyond(self, shares: Floats) -> Floats:
         """The quantiles past the last point."""
@@ -245,8 +273,7 @@ class After:
         that this many more are generated and at least one more follows; 0 from the cap on.
         O(times · rows)."""
         table, which = self._table, self._which
-        ahead = tokens.astype(np.float32)
-        column = _search(table._reached, which, (self._generated + 1).astype(np.float32) + ahead)
+        column = self._count_ahead(tokens)
         column += which * (MAX_POINTS + 1)
         share = table._mass.reshape(-1).take(column, mode="clip")
         share /= np.where(self._known, self._left, 1.0)
@@ -256,6 +283,34 @@ class After:
             share[:, outlived] = np.exp(-tokens[:, outlived] / tail)
         share *= tokens < self._caps - self._generated
         return share
+
+    def _count_ahead(self, tokens: Ints) -> Ints:
+        """How many points of each row are reached before this many more tokens are generated and
+        one more follows, (times, rows). Most of these lie within NEAR points of the first one
+        beyond, which are compared as short numbers; only other rows are searched."""
+        reached, which, first = self._table._reached, self._which, self._first
+        begin = (self._generated + 1).astype(np.float32)
+        start = which * MAX_POINTS + np.minimum(first, MAX_POINTS - NEAR)
+        ahead = _windows(reached, NEAR)[start].T - begin  # those before the first one are negative
+        most = tokens.max(axis=0)
+        far = ((ahead[-1] < most) & (first < MAX_POINTS - NEAR)).nonzero()[0]
+        if len(far) > len(which) // 2 or int(most.max(initial=0)) > LONGEST_NEAR:
+            return _search(reached, which, begin + tokens.astype(np.float32))
+        near = np.clip(ahead, -1.0, LONGEST_NEAR).astype(np.int16, order="C")
+        short, below = tokens.astype(np.int16), np.empty(tokens.shape, bool)
+        count = np.zeros(tokens.shape, np.int8)
+        for point in near:
+            count += np.less(point, short, out=below).view(np.int8)
+        column: Ints = np.add(np.minimum(first, MAX_POINTS - NEAR), count, dtype=np.int64)
+        if len(far):
+            targets = begin[far] + tokens[:, far].astype(np.float32)
+            column[:, far] = _search(reached, which[far], targets)
+        return column
+
+
+def _windows(table: NDArray[_Float], size: int) -> NDArray[_Float]:
+    """All runs of so many values of a table, as a view."""
+    return np.lib.stride_tricks.sliding_window_view(table.reshape(-1), size)
 
 
 def _search(table: NDArray[_Float], which: Ints, target: NDArray[_Float]) -> Ints:
@@ -279,12 +334,16 @@ def _search(table: NDArray[_Float], which: Ints, target: NDArray[_Float]) -> Int
 
 
 _ARRAYS = (
-    "_points", "_reached", "_longest", "_weights", "_cdf", "_mass", "_moment", "_editions"
+    "_points", "_reached", "_longest", "_weights", "_cdf", "_mass", "_moment", "_editions",
+    "_asked", "_counted",
 )  # fmt: skip
 _COLUMNS = np.arange(MAX_POINTS)
 _TAIL_AHEAD = -np.log1p(-(np.arange(MAX_POINTS) + 0.5) / MAX_POINTS)  # means; ascending
 _ENDLESS = 1e18  # the last point of a row without points: it reaches every cap
 _NEVER = 2.0  # above every share of mass
+_NEVER_ASKED = -1
 _NOTHING = 1e-12  # mass below this is rounding
+NEAR = 16  # points that are compared one after the other where a search costs more
+LONGEST_NEAR = 2**15 - 1  # tokens ahead that these comparisons can tell apart
 _ROUNDING = 2.0**-40  # of a point; tokens are far coarser than this
 _STEPS = (32, 16, 8, 4, 2, 1, 1)  # all 64 points

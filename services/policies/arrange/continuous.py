@@ -165,9 +165,13 @@ def _fill(
         held, blocks = np.where(here, jobs.held, 0), np.where(here, jobs.blocks, 0)
         jobs = jobs.replaced(held=held, blocks=blocks)
     limits = SLICES[preset.slice].limits(candidates, homes, at, preset.params)
-    queues = WorkerQueues(jobs, is_running, limits, workers, sizes, forecasts, candidates.numbers)
-    demands = FORMS[preset.form].demands(queues, preset.params, rng)
     held_fast = RESIDENCIES[preset.residency].held_fast
+    # A queue is filled from its front: no waiting request behind as many as there are slots runs.
+    slots = np.array([worker.max_running for worker in workers])
+    in_reach = held_fast | is_running | (_nth_of_each(sizes) <= slots[which])
+    tables = forecasts, candidates.numbers
+    queues = WorkerQueues(jobs, is_running, limits, workers, sizes, *tables, in_reach)
+    demands = FORMS[preset.form].demands(queues, preset.params, rng)
     holds = is_running | (candidates.is_paused_with_kv()[at] & here) if held_fast else is_running
     longest = jobs.longest
     found, first = [], 0
@@ -182,6 +186,11 @@ def _fill(
         found.append(_FilledQueue(worker, at[part], limits[part], filled))
         first += size
     return found
+
+
+def _nth_of_each(sizes: Ints) -> Ints:
+    """The positions in each of the parts of these sizes, from 0 on."""
+    return np.arange(sizes.sum()) - (sizes.cumsum() - sizes).repeat(sizes)
 
 
 def _explain(

@@ -39,22 +39,25 @@ STEP = 0.1  # change of z per eviction, in standard deviations
 
 @dataclass(frozen=True, slots=True)
 class CurveDemand(Demand):
-    """`moments`, (2, times, jobs), are the mean and the variance of each job's memory at each time;
-    with a `z` of 0 without the variance. max over times of Σ mean + z · √(Σ variance) must fit.
-    O(times · jobs)."""
+    """`moments`, (2, times, columns), are the mean and the variance of the jobs' memory at each
+    time; with a `z` of 0 without the variance. `columns` are those of the jobs; jobs that cannot
+    run next have none. max over times of Σ mean + z · √(Σ variance) must fit. O(times · jobs)."""
 
     moments: Floats
     z: float
+    columns: Ints
 
     def count_fitting(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
-        stay, next_ones = order[:base], order[base : base + most + 1]
+        columns = self.columns[order[: base + most + 1]]
+        stay, next_ones = columns[:base], columns[base:]
         needs = self._highest(_running_sums(self.moments, stay, next_ones))
         fit = int(np.searchsorted(needs, self.limit, side="right")) - 1
         return min(most, max(0, fit)), lambda count: float(needs[count])
 
     def able(self, kept: Ints, later: Ints) -> Bools:
         """Exact for this demand."""
-        moments = _sum(self.moments, kept) + self.moments.take(later, axis=2)
+        stay, next_ones = self.columns[kept], self.columns[later]
+        moments = _sum(self.moments, stay) + self.moments.take(next_ones, axis=2)
         fits: Bools = self._highest(moments) <= self.limit
         return fits
 
@@ -91,39 +94,57 @@ def curves(queues: WorkerQueues, params: Params, rng: np.random.Generator) -> li
     """
     z = queues.numbers.get(Z, params["z"]) if params["eviction_share"] else params["z"]
     limits = [(1 - params["reserved"]) * worker.room_tokens for worker in queues.workers]
-    jobs, which = queues.jobs, queues.which
-    held, block_tokens = needed_tokens(queues), queues.block_tokens
+    jobs, which, held = queues.jobs, queues.which, needed_tokens(queues)
     if not len(jobs):
-        return [CurveDemand(held, limit, np.zeros((1 + (z > 0), 1, 0)), z) for limit in limits]
+        nothing = np.zeros((1 + (z > 0), 1, 0))
+        return [CurveDemand(held, limit, nothing, z, jobs.rows) for limit in limits]
     after = queues.forecasts.after(jobs.forecast, jobs.output, jobs.cap)
     ahead = np.maximum(queues.limits - jobs.output, 1)
     most = np.maximum.reduceat(ahead, queues.starts)
     ends = queues.limits >= jobs.cap
     ahead[ends] = most[which[ends]]  # it ends there, and keeps nothing
     grid, counts = _times(queues, after, most)
-    times = np.minimum(grid[:, which], ahead)
-    holds = np.empty((1 + len(times), len(jobs)))
-    holds[0] = held
-    np.maximum(whole_blocks(jobs.context + times, block_tokens), held, out=holds[1:])
-    moments = np.empty((1 + (z > 0), *holds.shape))
-    mean = moments[0]
-    mean[0] = held
-    np.multiply(holds[1:], after.survival(times - 1), out=mean[1:])
-    for variance in moments[1:]:
-        np.subtract(holds, mean, out=variance)
-        variance *= mean  # m² p (1 − p)
     # Row 0 is now. The curve counts from the last time that is not after the next plan.
     firsts = np.minimum((grid <= _steps_to_next_plan(queues)).sum(axis=0), counts)
+    lead = int(firsts.min())
+    at = queues.in_reach.nonzero()[0]
+    times = grid[max(0, lead - 1) :].take(which[at], axis=1)
+    np.minimum(times, ahead[at], out=times)
+    moments = _moments(queues, after, at, held[at], times, z > 0, lead == 0)
+    columns = queues.in_reach.cumsum() - 1
+    bounds = np.concatenate([[0], columns[queues.sizes.cumsum() - 1] + 1]).tolist()
     demands: list[Demand] = []
     begin = 0
-    for limit, size, first, count in zip(
-        limits, queues.sizes.tolist(), firsts.tolist(), counts.tolist(), strict=True
+    for nth, (limit, size, first, count) in enumerate(
+        zip(limits, queues.sizes.tolist(), firsts.tolist(), counts.tolist(), strict=True)
     ):
         part = slice(begin, begin + size)
-        own = np.ascontiguousarray(moments[:, first : 1 + count, part])
-        demands.append(CurveDemand(held[part], limit, own, z))
+        own = moments[:, first - lead : 1 + count - lead, bounds[nth] : bounds[nth + 1]]
+        at_own = columns[part] - bounds[nth]
+        demands.append(CurveDemand(held[part], limit, np.ascontiguousarray(own), z, at_own))
         begin += size
     return demands
+
+
+def _moments(
+    queues: WorkerQueues,
+    after: After,
+    at: Ints,
+    held: Floats,
+    times: Ints,
+    with_variance: bool,
+    from_now: bool,
+) -> Floats:
+    """The moments of these jobs at these times, (2 or 1, times, at); with `from_now` first those of
+    now."""
+    block_tokens = queues.block_tokens
+    if not isinstance(block_tokens, int):
+        block_tokens = block_tokens[at]
+    holds = np.maximum(whole_blocks(queues.jobs.context[at] + times, block_tokens), held)
+    mean = holds * after.select(at).survival(times - 1)
+    if from_now:
+        holds, mean = np.concatenate([[held], holds]), np.concatenate([[held], mean])
+    return np.stack([mean, (holds - mean) * mean] if with_variance else [mean])  # m² p (1 − p)
 
 
 def _steps_to_next_plan(queues: WorkerQueues) -> Floats:
@@ -150,12 +171,16 @@ def _times(queues: WorkerQueues, after: After, most: Ints) -> tuple[Ints, Ints]:
     each = np.minimum(np.maximum(POOLED // queues.sizes, 1), FINEST)
     found = [_clipped(np.maximum.reduceat(after.longest() - output, starts), most)]
     found[0] += span * np.arange(count)
+    above = each[which]  # how many of its quantiles lie above the last time
     for quantiles in distinct(each):
         at = (each == quantiles)[which].nonzero()[0]
         shares = (np.arange(1, quantiles + 1)[:, None] - offset[at]) / quantiles
-        upto = output[at] + most[which[at]]
-        ends = after.select(at).quantiles(shares, upto=upto) - output[at]
-        found.append((_clipped(ends, highest[at]) + begins[at]).ravel())
+        ends, row = after.select(at).quantiles_upto(output[at] + most[which[at]], shares)
+        at = at[row]
+        found.append(_clipped(ends - output[at], highest[at]) + begins[at])
+        above -= np.bincount(at, minlength=len(which))
+    at = (above > 0).nonzero()[0]  # their ends are at the last time, or earlier at the cap
+    found.append(_clipped(queues.jobs.cap[at] - output[at], highest[at]) + begins[at])
     times = np.concatenate(found)
     times.sort()
     times = times[np.concatenate([[True], times[1:] != times[:-1]])]
@@ -167,7 +192,7 @@ def _times(queues: WorkerQueues, after: After, most: Ints) -> tuple[Ints, Ints]:
     return (times[bounds[:-1] + nth] - span * np.arange(count)).astype(np.int64), counts
 
 
-def _clipped(ends: Floats, most: Ints | Floats) -> Floats:
+def _clipped(ends: Ints | Floats, most: Ints | Floats) -> Floats:
     """Whole times from 1 to `most`."""
     return np.minimum(np.maximum(np.ceil(ends), 1.0), most)
 

@@ -77,7 +77,8 @@ class WorkerQueue:
 @dataclass(frozen=True)
 class WorkerQueues:
     """The queues of several workers as parts of the same columns: the first `sizes[0]` jobs are the
-    queue of the first worker, and so on. None is empty unless it is the only one."""
+    queue of the first worker, and so on. None is empty unless it is the only one. Jobs that are
+    not `in_reach` count for the forecast of the queue's ends, but none of them can run next."""
 
     jobs: SelectedColumns
     is_running: Bools
@@ -86,6 +87,7 @@ class WorkerQueues:
     sizes: Ints
     forecasts: ForecastTable
     numbers: Mapping[str, float]
+    in_reach: Bools
 
     @cached_property
     def starts(self) -> Ints:
@@ -141,7 +143,8 @@ class Form:
         """The demand of one queue."""
         sizes, jobs = np.array([len(queue.jobs)]), queue.jobs.select(np.arange(len(queue.jobs)))
         workers, tables = (queue.worker,), (queue.forecasts, queue.numbers)
-        queues = WorkerQueues(jobs, queue.is_running, queue.limits, workers, sizes, *tables)
+        all_ = np.ones(len(jobs), bool)
+        queues = WorkerQueues(jobs, queue.is_running, queue.limits, workers, sizes, *tables, all_)
         return self.demands(queues, params, rng)[0]
 
 

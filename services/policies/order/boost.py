@@ -28,9 +28,9 @@ import numpy as np
 
 from services.forecast import Floats
 from services.policies.memory import PolicyMemory
-from services.policies.order.deadlines import gap_slack_s, slack_s
+from services.policies.order.deadlines import any_budget, gap_slack_s, slack_s
 from services.policies.order.fairness import is_over_share
-from services.policies.order.pace import Spread, measure_pace
+from services.policies.order.pace import Pace, Spread, measure_pace
 from services.policies.order.ranking import (
     HYSTERESIS,
     Ranking,
@@ -39,7 +39,7 @@ from services.policies.order.ranking import (
 )
 from services.policies.order.shortest import known_sizes, least_ratio
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Snapshot
+from services.policies.snapshot import SelectedColumns, Snapshot
 
 LEAST_BACKLOG_S = 1e-3
 GAP_WORK = 0.5  # with 0.25, goodput is 0.01 higher at 1.6 × capacity and 0.01 lower at 3 ×
@@ -70,9 +70,11 @@ def boost(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     whole_s, kept, memory = known_sizes(snapshot, memory, pace, work)
     slack = slack_s(snapshot, pace)
     spare_s = _next_token_slack_s(snapshot, split, slack) - params["early_s"]
-    token_s = np.minimum(pace.remaining_s(jobs, np.ones(len(rows))), whole_s)
-    due_s = np.where(jobs.output == 0, np.sqrt(token_s * whole_s), GAP_WORK * whole_s)
-    work_s = np.where(spare_s <= 0, due_s, whole_s)
+    due = (spare_s <= 0).nonzero()[0]
+    work_s = whole_s
+    if len(due):
+        work_s = whole_s.copy()
+        work_s[due] = _due_work_s(jobs.select(due), whole_s[due], pace)
     key = jobs.arrival_s - snapshot.now - boost_s(work_s / workers, gamma)
     over = is_over_share(snapshot, rows, split, key)
     if over.any():
@@ -86,11 +88,20 @@ def boost(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     return Ranking(rows, split, key, queue_key, remaining_s, no_lift, next_s, memory)
 
 
+def _due_work_s(jobs: SelectedColumns, whole_s: Floats, pace: Pace) -> Floats:
+    """The work as which each of these counts, given the whole: its next token is due."""
+    token_s = np.minimum(pace.remaining_s(jobs, np.ones(len(jobs))), whole_s)
+    due_s: Floats = np.where(jobs.output == 0, np.sqrt(token_s * whole_s), GAP_WORK * whole_s)
+    return due_s
+
+
 def _next_token_slack_s(snapshot: Snapshot, split: int, slack: Floats) -> Floats:
     """Time until the next token of each request is due: the first after `ttft_s`, the next of a
     paused request after `mtpot_s` while the SLA can be met, by its `slack`. Infinite for running
     requests with a token."""
     jobs = snapshot.live
+    if not any_budget(jobs.board.ttft_s, jobs.board.mtpot_s):
+        return np.full(len(jobs), inf)
     left_s = gap_slack_s(snapshot, split)
     left_s[(left_s <= 0) | (slack <= 0)] = inf
     first_s = jobs.arrival_s + jobs.ttft_s - snapshot.now

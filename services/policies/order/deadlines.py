@@ -18,7 +18,7 @@ from services.policies.memory import PolicyMemory
 from services.policies.order.pace import Pace, measure_pace
 from services.policies.order.ranking import CLASS, Ranking, earliest_s, limit_preemption
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Bools, Columns, SelectedColumns, Snapshot
+from services.policies.snapshot import Bools, SelectedColumns, Snapshot
 
 # A running request counts as due earlier, or shorter of time, by this much. Infinite: no request is
 # preempted.
@@ -44,10 +44,9 @@ def slack(snapshot: Snapshot, params: Params, memory: PolicyMemory) -> Ranking:
     return _ranking(snapshot, params, memory, pace, spare_s, first, next_s)
 
 
-def _any_budget(board: Columns) -> bool:
-    """Whether any row has a budget that `slack_s` reads. Most traffic without SLAs has none."""
-    budgets = (board.ttft_s, board.tpot_s, board.deadline_s)
-    return min(float(column.min(initial=inf)) for column in budgets) < inf
+def any_budget(*columns: Floats) -> bool:
+    """Whether any row of the board has one of these budgets. Most traffic without SLAs has none."""
+    return min(float(column.min(initial=inf)) for column in columns) < inf
 
 
 def next_deadline_s(jobs: SelectedColumns) -> Floats:
@@ -64,7 +63,8 @@ def slack_s(snapshot: Snapshot, pace: Pace) -> Floats:
     at the end, so earlier tokens may have used less of it.
     """
     jobs, now = snapshot.live, snapshot.now
-    if not _any_budget(jobs.board):
+    board = jobs.board
+    if not any_budget(board.ttft_s, board.tpot_s, board.deadline_s):
         return np.full(len(jobs), inf)
     step_s = pace.step_s(snapshot)
     total = jobs.total

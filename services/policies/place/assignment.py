@@ -5,7 +5,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
 
-from services.forecast import Ints
+from services.forecast import Floats, Ints
 from services.policies.place.eligibility import (
     can_serve,
     can_serve_each,
@@ -25,15 +25,15 @@ class Assignment:
     def __init__(self, loads: Loads, free: list[int]):
         self.spare = [i for i, slots in enumerate(free) if slots > 0]  # workers with a slot
         self.slots = sum(free)
-        self._loads, self._free = loads, free
+        self._free = free
         self._there: list[float] = loads.there.tolist()
         # The workers by load, as a heap; an entry with an earlier load is skipped.
         self._by_load = [(self._there[i], i) for i in self.spare]
         heapify(self._by_load)
 
-    def look_at(self, rows: Ints) -> None:
-        """Begins a part."""
-        self._adds, self._scores = self._loads.added(rows)
+    def look_at(self, adds: Floats, scores: Floats) -> None:
+        """Begins a part, given what `Loads.added` returns for it."""
+        self._adds, self._scores = adds, scores
         alike = self._scores[:, :1] == self._scores
         self._alike: list[bool] = alike.all(axis=1).tolist()
 
@@ -103,14 +103,17 @@ def assign(
         at[able] = workers[0].number
         return at
     loads = measure_loads()
+    added: tuple[Floats, Floats] | None = None
     if longest_first:
         fresh, grades = select_placeable(candidates, workers, free, fresh)
-        longest = loads.added(fresh)[0].min(axis=1)
-        fresh = fresh[np.lexsort((-longest, -grades))]
+        adds, scores = loads.added(fresh)
+        order = np.lexsort((-adds.min(axis=1), -grades))
+        fresh, added = fresh[order], (adds[order], scores[order])
     assignment, first = Assignment(loads, free), 0
     while assignment.slots and first < len(fresh):  # parts: most of a long queue finds no slot
-        rows = fresh[first : first + max(assignment.slots, MIN_PART)]
-        assignment.look_at(rows)
+        part = slice(first, first + max(assignment.slots, MIN_PART))
+        rows = fresh[part]
+        assignment.look_at(*((added[0][part], added[1][part]) if added else loads.added(rows)))
         able_rows = can_serve_each(candidates, workers, rows)
         everywhere = np.logical_and.reduce(able_rows, axis=1).tolist()
         for nth in range(len(rows)):

@@ -67,8 +67,14 @@ def loads_less_cached(candidates: Candidates, at: Ints, weight: float) -> Loads:
 
 
 def work_by_worker_s(candidates: Candidates, rows: Ints, cached: Ints | None = None) -> Floats:
-    """`work_s` of these rows at each worker, (rows, workers)."""
-    return work_s(candidates, rows[:, None], np.arange(len(candidates.workers)), cached)
+    """`work_s` of these rows at each worker, (rows, workers). Without KV anywhere it is the same at
+    all workers of equal costs."""
+    costs = [worker.token_costs for worker in candidates.workers]
+    if cached is not None or candidates.jobs.held[rows].any():
+        return work_s(candidates, rows[:, None], np.arange(len(costs)), cached)
+    kinds = {cost: nth for nth, cost in enumerate(dict.fromkeys(costs))}
+    firsts = np.array([costs.index(cost) for cost in kinds])
+    return work_s(candidates, rows[:, None], firsts)[:, [kinds[cost] for cost in costs]]
 
 
 def work_s(candidates: Candidates, rows: Ints, at: Ints, cached: Ints | None = None) -> Floats:

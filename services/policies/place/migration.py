@@ -35,10 +35,39 @@ def plan_moves(candidates: Candidates, gain: float) -> Ints:
     finals = jobs.context + jobs.expected_remaining
     runs = (candidates.is_running & known).nonzero()[0]
     seqs = np.bincount(home[runs], minlength=len(workers))
-    tokens = np.bincount(home[runs], finals[runs], len(workers)) + finals[paused].min()
-    to = ((seqs < slots) & (tokens <= rooms + ROUNDING)).nonzero()[0]  # others can take none
+    tokens = np.bincount(home[runs], finals[runs], len(workers))
+    free_slots, free_tokens = slots - seqs, rooms - tokens - finals[paused].min() + ROUNDING
+    to = ((free_slots > 0) & (free_tokens >= 0)).nonzero()[0]  # others can take none
     if not len(to):
         return at
+    queue_key = candidates.queue_key
+    last = -np.inf
+    for worker in to.tolist():
+        own = paused[home[paused] == worker]
+        own = own[queue_key[own].argsort(kind="stable")]
+        upto = finals[own].cumsum().searchsorted(free_tokens[worker], "right")
+        fit = min(int(free_slots[worker]), 1 + int(upto))
+        # Behind so many of its own paused requests it has no room for any other.
+        last = max(last, float(queue_key[own[fit - 1]]) if fit <= len(own) else np.inf)
+    near = paused[queue_key[paused] <= last]
+    moved, numbers = _find_moves(candidates, gain, near, to)
+    if len(near) < len(paused) and np.isin(home[moved], to).any():  # there is more room than before
+        moved, numbers = _find_moves(candidates, gain, paused, to)
+    at[moved] = numbers
+    return at
+
+
+def _find_moves(
+    candidates: Candidates, gain: float, paused: Ints, to: Ints
+) -> tuple[Ints, list[int]]:
+    """Which of these paused requests move, and to which workers, by their numbers; `to` are the
+    indices of workers that may take any."""
+    jobs, workers = candidates.jobs, candidates.workers
+    home = candidates.indices_of(jobs.home)
+    slots = np.array([worker.max_running for worker in workers])
+    rooms = np.array([worker.room_tokens for worker in workers], float)
+    finals = jobs.context + jobs.expected_remaining
+    runs = (candidates.is_running & (home != NOWHERE)).nonzero()[0]
     rows = np.concatenate([runs, paused])
     rows = rows[np.lexsort((rows, ~candidates.is_running[rows], candidates.queue_key[rows]))]
     waits = ~candidates.is_running[rows]
@@ -63,6 +92,8 @@ def plan_moves(candidates: Candidates, gain: float) -> Ints:
     # Most rows stay: parts of them are judged together, again from each move on, because it changes
     # what is ahead of later rows.
     first, part = 0, PART
+    moved: list[int] = []
+    numbers: list[int] = []
     while first < len(paused):
         moves, wins = find_movers(slice(first, first + part))
         if not moves.any():
@@ -72,7 +103,8 @@ def plan_moves(candidates: Candidates, gain: float) -> Ints:
         nth = first + int(moves.argmax())
         cost_s = there[0, nth] + recompute_s[nth]
         chosen = int(np.where(wins[nth - first], cost_s, np.inf).argmin())
-        at[paused[nth]] = workers[to[chosen]].number
+        moved.append(int(paused[nth]))
+        numbers.append(workers[to[chosen]].number)
         leaves, enters = mine[:, nth, None], mine[:, nth, None].copy()
         enters[0] = work_there_s[nth, chosen]
         later, first = slice(nth + 1, None), nth + 1
@@ -80,7 +112,7 @@ def plan_moves(candidates: Candidates, gain: float) -> Ints:
         there[:, later, chosen] += enters
         here[:, later] -= leaves * (homes[later] == homes[nth])
         here[:, later] += enters * (homes[later] == to[chosen])
-    return at
+    return np.array(moved, np.int64), numbers
 
 
 def _recompute_s(candidates: Candidates, at: Ints, to: Ints) -> Floats:

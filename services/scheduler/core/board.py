@@ -26,6 +26,7 @@ from services.scheduler.core.phases import RequestPhase
 from services.scheduler.core.tenants import Tenants
 
 INITIAL_ROWS = 256
+BUDGETS = frozenset(("deadline_s", "ttft_s", "tpot_s", "mtpot_s"))
 QUEUED, RUNNING = int(RequestPhase.QUEUED), int(RequestPhase.RUNNING)
 UNKNOWN = Forecast((float(UNCAPPED),), (1.0,), UNCAPPED, "unknown", 0, "unknown")
 
@@ -38,7 +39,7 @@ class Board:
         self.forecasts = ForecastTable(INITIAL_ROWS)
         self.phase: NDArray[np.int8] = np.zeros(INITIAL_ROWS, np.int8)
         self.names: NDArray[np.object_] = _no_names(INITIAL_ROWS)  # request ids
-        self.jobs = _zeroed(INITIAL_ROWS)
+        self.jobs = _free_rows(INITIAL_ROWS)
         self._frozen = _read_only(self.jobs)
         self.chains: Ints = np.zeros((INITIAL_ROWS, CHAIN), np.int64)
         self.evictions = self.endings = 0  # totals
@@ -86,6 +87,8 @@ class Board:
         self._outdated[row] = False
         self.names[row] = ""
         self.jobs.forecast[row] = self._unknown
+        for name in BUDGETS:
+            getattr(self.jobs, name)[row] = inf
         self._free.append(row)
 
     def set_forecast(self, row: int, forecast: Forecast, least: int = 0) -> None:
@@ -160,7 +163,7 @@ class Board:
 
     def _grow(self) -> None:
         rows = len(self.phase)
-        more = _zeroed(rows)
+        more = _free_rows(rows)
         self.jobs = RequestColumns(
             *(
                 np.concatenate([getattr(self.jobs, each.name), getattr(more, each.name)])
@@ -179,13 +182,18 @@ def _no_names(rows: int) -> NDArray[np.object_]:
     return np.full(rows, "", object)
 
 
-def _zeroed(rows: int) -> RequestColumns:
+def _free_rows(rows: int) -> RequestColumns:
+    """Zeros, without budgets: a policy looks at whole columns to find out whether any has one."""
     return RequestColumns(
         *(
-            np.zeros(rows, float if each.name in FLOATS else np.int64)
+            np.full(rows, inf if each.name in BUDGETS else 0, _kind(each.name))
             for each in fields(RequestColumns)
         )
     )
+
+
+def _kind(column: str) -> type:
+    return float if column in FLOATS else np.int64
 
 
 def _read_only(jobs: RequestColumns) -> RequestColumns:

@@ -35,10 +35,10 @@ class Job:
     forecast: Forecast | None = None
     ttft_s: float | None = None
     promised: bool = False
+    request_id: str = field(init=False)  # the request's: rounds read it of hundreds of jobs
 
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
+    def __post_init__(self) -> None:
+        self.request_id = self.request.request_id
 
     def accept(self, forecast: Forecast) -> bool:
         """Replaces the forecast to send by this one, for at least the request's `min_tokens`.

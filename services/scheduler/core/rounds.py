@@ -16,7 +16,7 @@ import numpy as np
 
 from services.core import Plan, QueueOrder, StaticBatch
 from services.costs import UNMEASURED_KV
-from services.forecast import Ints
+from services.forecast import Floats, Ints
 from services.policies.decide import (
     arrange,
     complete_decision,
@@ -197,12 +197,15 @@ class Rounds:
         orders = None
         if changed and self.ranking is not None and self.preset.keeps_kv:
             orders = QueueOrders(self._ledger, self.ranking)
+        victims = self._victims([worker for _, worker in changed])
         return [
-            SendPlan(worker_id, worker.link, self._plan(worker, orders))
-            for worker_id, worker in changed
+            SendPlan(worker_id, worker.link, self._plan(worker, named, orders))
+            for (worker_id, worker), named in zip(changed, victims, strict=True)
         ]
 
-    def _plan(self, worker: WorkerJobs, orders: "QueueOrders | None") -> Plan:
+    def _plan(
+        self, worker: WorkerJobs, victims: tuple[str, ...], orders: "QueueOrders | None"
+    ) -> Plan:
         draft, worker.draft = worker.draft, Draft()
         worker.plan_seq += 1
         keeps_kv = self.preset.keeps_kv
@@ -212,7 +215,7 @@ class Rounds:
             extend=tuple(draft.extend),
             pause=tuple(draft.pause),
             cancel=tuple(draft.cancel),
-            victims=self._victims(worker),
+            victims=victims,
             order=orders.for_worker(worker.number) if orders else QueueOrder(),
             residency=self.preset.residency if keeps_kv else "",
             costs=worker.cost.kv_costs if keeps_kv else UNMEASURED_KV,
@@ -220,12 +223,22 @@ class Rounds:
             prefix_blocks=self.prefix_blocks,
         )
 
-    def _victims(self, worker: WorkerJobs) -> tuple[str, ...]:
-        runs, names = worker.running, self._ledger.board.names[worker.victims[:MAX_VICTIMS]]
-        named = tuple(filter(runs.__contains__, names.tolist()))
-        if worker.draining:  # no round decides about it: those adopted since the last one follow
-            named = tuple(dict.fromkeys((*named, *reversed(runs))))
-        return named[:MAX_VICTIMS]
+    def _victims(self, workers: Sequence[WorkerJobs]) -> list[tuple[str, ...]]:
+        """The names of each worker's victims that still run there."""
+        if not workers:
+            return []
+        board = self._ledger.board
+        rows, which = _columns([worker.victims[:MAX_VICTIMS] for worker in workers])
+        numbers = np.array([worker.number for worker in workers])
+        here = (board.phase[rows] == RUNNING) & (board.jobs.home[rows] == numbers[which])
+        names, ends = board.names[rows[here]].tolist(), np.arange(1, len(workers) + 1)
+        found, first = [], 0
+        for worker, last in zip(workers, which[here].searchsorted(ends).tolist(), strict=True):
+            named, first = tuple(names[first:last]), last
+            if worker.draining:  # no round decides about it: those adopted since then follow
+                named = tuple(dict.fromkeys((*named, *reversed(worker.running))))[:MAX_VICTIMS]
+            found.append(named)
+        return found
 
 
 class QueueOrders:
@@ -239,7 +252,6 @@ class QueueOrders:
     """
 
     def __init__(self, ledger: Ledger, ranking: Ranking):
-        self._ranking = ranking
         board, rows = ledger.board, ranking.rows
         # By board row, in which columns are read in sequence.
         phase, held, placed = board.phase, board.jobs.held, board.jobs.home != NOWHERE
@@ -249,28 +261,37 @@ class QueueOrders:
         there = there[sorted_order(ranking.key[there], board.jobs.serial[rows[there]])]
         homes = board.jobs.home[rows[there]]
         by_home = stable_order(homes)
-        self._there, self._homes = there[by_home], homes[by_home]
-        self._rests = ~runs[rows[self._there]]
-        runs_first = stable_order(2 * self._homes + self._rests)
-        self._names = board.names[rows[self._there[runs_first]]].tolist()
-        self._others_s = np.zeros(len(there))  # of requests without KV, ahead of those that rest
-        if self._rests.any():
+        there, self._homes = there[by_home], homes[by_home]
+        rests = ~runs[rows[there]]
+        waits_s = np.zeros(len(there))
+        if rests.any():
             share = np.where(waits & (held == 0), 1 / max(1, len(ledger.workers)), 0.0)[rows]
-            ahead_s = work_ahead_s(ranking, self._there[self._rests], share)
-            self._others_s[self._rests] = ahead_s
+            ahead_s = _ahead_at_home_s(ranking, there, self._homes)[rests]
+            ahead_s += work_ahead_s(ranking, there[rests], share)
+            waits_s[rests] = np.minimum(ahead_s, ranking.lift_s[there[rests]])
+        runs_first = stable_order(2 * self._homes + rests)
+        self._names = board.names[rows[there[runs_first]]].tolist()
+        self._waits_s = waits_s[runs_first].tolist()
 
     def for_worker(self, number: int) -> QueueOrder:
-        first, last = self._homes.searchsorted([number, number + 1]).tolist()
-        ranking, names = self._ranking, tuple(self._names[first:last])
-        rests = self._rests[first:last].nonzero()[0]
-        if not len(rests):
-            return QueueOrder(names, (0.0,) * len(names))
-        at = self._there[first:last]
-        key, remaining_s = ranking.key[at], ranking.remaining_s[at]
-        totals_s = np.concatenate([[0.0], remaining_s.cumsum()])
-        ahead_s = totals_s[key.searchsorted(key[rests])] + self._others_s[first:last][rests]
-        wait_s = np.minimum(ahead_s, ranking.lift_s[at[rests]])
-        return QueueOrder(names, (*(0.0,) * (len(names) - len(rests)), *wait_s.tolist()))
+        part = slice(*self._homes.searchsorted([number, number + 1]).tolist())
+        return QueueOrder(tuple(self._names[part]), tuple(self._waits_s[part]))
+
+
+def _ahead_at_home_s(ranking: Ranking, at: Ints, homes: Ints) -> Floats:
+    """The remaining time of all requests at its home that are ahead of each of these, which are
+    sorted by home, then by key."""
+    key = ranking.key[at]
+    begins = np.ones((2, len(at)), bool)  # requests of one home, and those with the same key
+    np.not_equal(homes[1:], homes[:-1], out=begins[0, 1:])
+    np.not_equal(key[1:], key[:-1], out=begins[1, 1:])
+    begins[1] |= begins[0]
+    first, level = np.maximum.accumulate(np.where(begins, np.arange(len(at)), 0), axis=1)
+    nth, which = np.arange(len(at)) - first, begins[0].cumsum() - 1
+    totals_s = np.zeros((which[-1] + 1, nth.max() + 2))
+    totals_s[which, nth + 1] = ranking.remaining_s[at]
+    ahead_s: Floats = totals_s.cumsum(axis=1)[which, level - first]
+    return ahead_s
 
 
 def _columns(parts: Sequence[Ints]) -> tuple[Ints, Ints]:

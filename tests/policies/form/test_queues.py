@@ -36,12 +36,15 @@ def test_curves_of_several_queues_equal_those_of_each(
     )
     runs, numbers = rng.random(count) < 0.5, {INTERVAL_S: interval_s}
     jobs_of_all = made.select(np.arange(count))
-    queues = WorkerQueues(jobs_of_all, runs, limits, workers, np.array(sizes), forecasts, numbers)
+    in_reach, tables = rng.random(count) < rng.choice([0.5, 1.0]), (forecasts, numbers)
+    queues = WorkerQueues(jobs_of_all, runs, limits, workers, np.array(sizes), *tables, in_reach)
     params = resolve("curve", FORMS["curve"].params, {})
     together = FORMS["curve"].demands(queues, params, rng)
-    for found, queue in zip(together, queues, strict=True):
+    parts = np.split(in_reach, np.cumsum(sizes)[:-1])
+    for found, queue, kept in zip(together, queues, parts, strict=True):
         alone = FORMS["curve"].demand(queue, params, rng)
         assert isinstance(found, CurveDemand) and isinstance(alone, CurveDemand)
         assert np.array_equal(found.held, alone.held)
-        assert np.array_equal(found.moments, alone.moments)
+        assert np.array_equal(found.moments, alone.moments[:, :, kept])
+        assert found.columns[kept].tolist() == list(range(np.count_nonzero(kept)))
         assert (found.limit, found.z) == (alone.limit, alone.z)
