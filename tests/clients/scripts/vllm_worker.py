@@ -25,7 +25,7 @@ from services.core import Grant, Pause, Plan, Residency
 from services.worker.requests.types.prompt import Prompt, SamplingParams
 
 IN_FLIGHT, LONGEST = 40, 40
-PAUSED, LOST = 0.2, 0.03  # shares of the steps before which a request is paused or lost
+PAUSED, LOST = 0.2, 0.08  # shares of the steps before which a request is paused or lost
 # 40 requests need about 3,000 tokens at once. Prompts are computed in parts of 64 tokens.
 SIZES = {"kv_tokens": 1280, "block_tokens": 32, "max_running": 48, "max_batch_tokens": 64}
 
