@@ -32,7 +32,7 @@ def check_vllm(scheduler: SchedulerConfig) -> None:
     if find_spec("vllm") is None:
         raise ConfigError(
             "--engine vllm needs vLLM in this environment: install foretoken in the environment of "
-            "vLLM 0.32, with pip install 'foretoken[vllm]', and run it there"
+            "vLLM 0.30, 0.31 or 0.32, with pip install 'foretoken[vllm]', and run it there"
         )
     known = presets(scheduler.presets_file)
     require_continuous(scheduler.policy, scheduler.chosen(), known)

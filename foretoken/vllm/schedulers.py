@@ -101,10 +101,10 @@ def wait_without_spinning() -> None:
 
 
 def require_tested(version: str, settings: VllmConfig) -> None:
-    """Raises RuntimeError for an untested version of vLLM, unless the settings allow it."""
+    """Raises ValueError for an untested version of vLLM, unless the settings allow it."""
     tested = any(version.startswith(f"{each}.") for each in TESTED)
     if not tested and not settings.untested_vllm:
-        raise RuntimeError(
+        raise ValueError(
             f"foretoken.vllm is tested with vLLM {', '.join(TESTED)}, and this is {version}: vLLM "
             "changes its scheduler between versions. Set FORETOKEN_VLLM_UNTESTED_VLLM=1 to try it"
         )

@@ -4,6 +4,7 @@ from observability.grafana.board import Board, Section
 from observability.grafana.parts import (
     BYTES_S,
     COUNT,
+    EVENTS_S,
     REQUESTS_S,
     SECONDS,
     SELDOM,
@@ -187,6 +188,12 @@ PRESSURE = Section(
             REQUESTS_S,
             Line("dropped", Q.rate(w.DROPPED)),
             Line("host memory full", Q.rate(w.HOST_FULL)),
+            limits=SELDOM,
+        ),
+        plot(
+            "Dropped KV events",
+            EVENTS_S,
+            Line("{{worker}}", Q.rate(w.KV_EVENTS_DROPPED, "worker")),
             limits=SELDOM,
         ),
         plot(

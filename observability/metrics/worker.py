@@ -78,6 +78,9 @@ UPLOADED_TOKENS = counter("kv_uploaded_tokens", "Tokens of KV moved back from ho
 DROPPED = counter(
     "kv_dropped", "Preemptions that dropped the request's KV, which is recomputed later."
 )
+KV_EVENTS_DROPPED = counter(
+    "worker_kv_events_dropped", "KV events that were not published because their queue was full."
+)
 HOST_FULL = counter(
     "kv_host_full", "Preemptions that dropped the request's KV because host memory was full."
 )

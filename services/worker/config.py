@@ -92,6 +92,15 @@ class EngineConfig(BaseModel):
     grammar_limit_s: float = Field(default=10.0, gt=0)
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     report_every_steps: int = Field(default=16, ge=1)
+    # Endpoint of ZeroMQ at which changes of the prefix cache are published as vLLM publishes them,
+    # for routers: bound if it contains * or begins with ipc://, such as tcp://*:5557, else
+    # connected to. Empty: none. A machine's worker N binds the port + N. Needs
+    # `foretoken[kv-events]`.
+    kv_events_endpoint: str = ""
+    kv_events_replay_endpoint: str = ""  # where subscribers ask for earlier events; empty: nowhere
+    kv_events_topic: str = ""  # of the messages; llm-d expects kv@ADDRESS@MODEL
+    # Events that wait to be sent; further ones are dropped.
+    kv_events_queue: int = Field(default=10_000, ge=1)
 
     @model_validator(mode="after")
     def _looks_up(self) -> Self:
@@ -113,6 +122,23 @@ class EngineConfig(BaseModel):
                 "that can be held: set max_adapters higher, or leave adapter_slots out"
             )
         return self
+
+    @model_validator(mode="after")
+    def _publishes_events(self) -> Self:
+        if not self.kv_events_endpoint:
+            for key in ("kv_events_replay_endpoint", "kv_events_topic"):
+                if getattr(self, key):
+                    raise ValueError(f"{key} needs kv_events_endpoint")
+        elif not self.prefix_sharing:
+            raise ValueError("kv_events_endpoint needs prefix_sharing")
+        return self
+
+    @field_validator("kv_events_endpoint", "kv_events_replay_endpoint")
+    @classmethod
+    def _known_transport(cls, endpoint: str) -> str:
+        if endpoint and not re.fullmatch(r"tcp://.+:\d+|ipc://.+", endpoint):
+            raise ValueError("Input should be tcp://HOST:PORT, tcp://*:PORT or ipc://PATH")
+        return endpoint
 
     @property
     def most_adapters(self) -> int:

@@ -1,6 +1,8 @@
 """Loads the engine that computes, and serves it."""
 
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import transformers
 from prometheus_client import CollectorRegistry
@@ -19,6 +21,9 @@ from services.worker.engine.step import Engine
 from services.worker.parallel.loading import load_engine
 from services.worker.unit import build_unit
 
+if TYPE_CHECKING:
+    from services.worker.kv_events.publisher import KVEventPublisher
+
 
 def build(
     config: WorkerConfig,
@@ -29,12 +34,33 @@ def build(
 ) -> Unit:
     """Raises ValueError with a sentence if the model cannot be served."""
     transformers.utils.logging.disable_progress_bar()
+    events = _kv_events(config, registry)
     thread = engine_thread()
     engine = thread.submit(load_engine, config, laps.lap).result()
     about = engine.model.forward_name + _drafts(config, engine) + _adapters(engine)
     adapters = partial(EngineAdapters, engine.adapters)
     _read_adapters(registry, engine.adapters)
-    return build_unit(config, engine, thread, registry, laps, tracing, about, connector, adapters)
+    beside: Callable[[], Coroutine[Any, Any, None]] | None = events.run if events else None
+    unit = build_unit(
+        config, engine, thread, registry, laps, tracing, about, connector, adapters, beside
+    )
+    if events:
+        engine.state.listen(events)  # the measured steps are no news
+    return unit
+
+
+def _kv_events(config: WorkerConfig, registry: CollectorRegistry) -> "KVEventPublisher | None":
+    """Raises ValueError with a sentence if events are asked for and cannot be published."""
+    if not config.kv_events_endpoint:
+        return None
+    try:
+        from services.worker.kv_events.publisher import KVEventPublisher
+    except ImportError as error:
+        raise ValueError(
+            f"worker.kv_events_endpoint needs pyzmq and msgspec ({error}): "
+            "pip install 'foretoken[kv-events]'"
+        ) from error
+    return KVEventPublisher(config, registry)
 
 
 def _adapters(engine: Engine) -> str:

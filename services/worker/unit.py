@@ -43,9 +43,11 @@ def build_unit(
     about: str,
     connector: Connector,
     adapters: Callable[[EngineRunner], AdapterHost] | None = None,
+    beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> Unit:
     """Measures the engine and serves it, both in `thread`. `about` describes its computation in the
-    log. `adapters` makes what loads LoRA adapters; None: the engine holds none."""
+    log. `adapters` makes what loads LoRA adapters; None: the engine holds none. `beside` runs as
+    long as the service."""
     swaps: Sequence[SwapTiming] = []
     timings: list[StepTiming] = []
     if limit_s := config.profile_s:
@@ -59,7 +61,15 @@ def build_unit(
     runner = EngineRunner(partial(EngineLoop, engine, metrics), thread)
     host = adapters(runner) if adapters else None
     return serve_runner(
-        config, runner, hello, tracing, connector, engine.check, engine.close, adapters=host
+        config,
+        runner,
+        hello,
+        tracing,
+        connector,
+        engine.check,
+        engine.close,
+        adapters=host,
+        beside=beside,
     )
 
 
@@ -87,10 +97,11 @@ def serve_runner(
     close: Callable[[], None],
     attach: Callable[[Attachment], Coroutine[Any, Any, None]] = Attachment.run,
     adapters: AdapterHost | None = None,
+    beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> Unit:
     """Serves a runner's engine to gateways and to the scheduler. `check` raises ValueError once the
     engine is lost, even if it is idle; `close` ends it. `attach` runs the attachment, and may read
-    `hello` only then."""
+    `hello` only then; `beside` runs as long."""
     spans = WorkerSpans(tracing.service(config.section))
     service = WorkerService(runner, config.outbox_tokens, spans)
     channel = connector.connect_to_leader(config.scheduler_address)
@@ -102,6 +113,8 @@ def serve_runner(
                 tasks.create_task(runner.run())
                 tasks.create_task(attach(attachment))
                 tasks.create_task(_watch(check))
+                if beside:
+                    tasks.create_task(beside())
         finally:
             close()
             await channel.close()

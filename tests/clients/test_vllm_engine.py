@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,17 @@ from typing import Any
 import pytest
 
 from foretoken import AsyncClient
+from foretoken.running.options import demo_model
 from models.tasks import examples
 from tests.clients import environments
-from tests.clients.conftest import QUIET
+from tests.clients.conftest import QUIET, SCRIPTS, Run
 from tests.live import Live, command, counted, serving, wait_for
 from tests.system.children import children, is_alive
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
 
-GROUP = "vllm-0.32"
+*EARLIER, NEWEST = environments.VLLM_VERSIONS
+GROUP = f"vllm-{NEWEST}"
 REQUESTS, IN_FLIGHT = 120, 60
 # 60 requests need about 5,000 tokens at once. Prompts are computed in parts of 64 tokens.
 SIZES = (
@@ -34,6 +36,7 @@ EAGER = '--set=worker.vllm_args={"enforce_eager": true}'  # vLLM compiles for mi
 START_S = 300.0  # vLLM compiles parts of its sampler
 LONGEST = 120
 MODULE = "foretoken.vllm.worker"
+DISTURBED = 60  # requests to an engine without a server
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": LONGEST}
 PROPERTIES = {"n": {"type": "integer", "minimum": 0}, "s": {"type": "string", "maxLength": 20}}
 SCHEMA = "start: %json " + json.dumps(
@@ -200,6 +203,25 @@ async def test_greedy_answers_equal_those_of_foretokens_engine(
         assert [len(c.logprobs) for c in a] == [len(c.logprobs) for c in b]
         for one, other in zip(a[0].logprobs, b[0].logprobs, strict=True):
             assert one == pytest.approx(other, abs=1e-3)
+
+
+@pytest.mark.parametrize("version", EARLIER)
+def test_answers_of_earlier_versions_survive_pauses(
+    run: Run, python: Callable[[str], Path], version: str
+) -> None:
+    printed = run(
+        python(f"vllm-{version}"), SCRIPTS / "vllm_worker.py", demo_model(), str(DISTURBED),
+        env={
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        },
+    )  # fmt: skip
+    (line,) = (line for line in printed.splitlines() if line.startswith('{"different"'))
+    result = json.loads(line)
+    assert result["different"] == []
+    assert (result["answered"], result["kv_in_use"]) == (DISTURBED, 0)
+    assert min(result["evicted"], result["paused"], result["lost"]) > 0
 
 
 def test_why_tells_the_story_of_a_request(live: Live) -> None:

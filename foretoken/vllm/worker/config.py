@@ -35,6 +35,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "quantization": ("none",),
     "kv_dtype": ("auto",),
 }
+VLLMS_EVENTS = 'set worker.vllm_args={"kv_events_config": {"enable_kv_cache_events": true, …}}'
 INSTEAD = {
     "host_gib": "vLLM frees the KV of paused requests",
     "quantization": "vLLM loads quantized checkpoints by itself",
@@ -43,6 +44,10 @@ INSTEAD = {
     "lora_modules": "foretoken does not load vLLM's adapters",
     "max_adapters": "foretoken does not load vLLM's adapters",
     "adapter_slots": "foretoken does not load vLLM's adapters",
+    "kv_events_endpoint": VLLMS_EVENTS,
+    "kv_events_replay_endpoint": VLLMS_EVENTS,
+    "kv_events_topic": VLLMS_EVENTS,
+    "kv_events_queue": VLLMS_EVENTS,
     "kernels": 'set worker.vllm_args={"attention_backend": …}',
     "cuda_graphs": 'set worker.vllm_args={"enforce_eager": true} for none',
     "compile": 'set worker.vllm_args={"enforce_eager": true} for none',

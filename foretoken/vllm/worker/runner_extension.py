@@ -17,6 +17,7 @@ from torch import nn
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from foretoken.vllm.worker.sampling import SEED, draw_seed
+from foretoken.vllm.worker.token_masks import mend_token_masks
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -67,7 +68,8 @@ class RunnerExtension:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def foretoken_seed_draws(self) -> None:
-        """Replaces the draws of V1. Once, before any request."""
+        """Replaces the draws of V1, and mends its masks. Once, before any request."""
+        mend_token_masks()
         sampler = self.model_runner.sampler
         sampler.topk_topp_sampler = SeededDraws(sampler.topk_topp_sampler, self.model_runner)
 

@@ -4,6 +4,7 @@ import vllm
 from prometheus_client import CollectorRegistry
 from vllm.platforms import current_platform
 
+from foretoken.vllm.schedulers import require_tested
 from foretoken.vllm.settings import load_settings
 from foretoken.vllm.worker.config import VllmWorkerConfig
 from foretoken.vllm.worker.core import VllmCore
@@ -17,8 +18,6 @@ from services.worker.engine.runner import engine_thread
 from services.worker.requests.types.prompt import Prompt, SamplingParams
 from services.worker.unit import build_unit
 
-# With vLLM 0.30 on a CPU, some answers under load were wrong, for a reason that is not known yet.
-TESTED = "0.32."
 WARM_UP = SamplingParams(
     temperature=1.0, top_k=2, top_p=0.9, repetition_penalty=1.1, logprobs=1, ignore_eos=True
 )
@@ -42,11 +41,7 @@ def build(
 def load_engine(config: VllmWorkerConfig) -> VllmEngine:
     """In the thread that steps it. Raises ValueError for an untested version of vLLM, unless the
     settings of section `vllm` allow it."""
-    if not vllm.__version__.startswith(TESTED) and not load_settings().untested_vllm:
-        raise ValueError(
-            f"vLLM as the engine is tested with vLLM {TESTED}x, and this is {vllm.__version__}: "
-            "install that one; FORETOKEN_VLLM_UNTESTED_VLLM=1 tries this one"
-        )
+    require_tested(vllm.__version__, load_settings())
     asked = config.device.partition(":")[0]
     if asked not in ("auto", kind := current_platform.device_type):
         raise ValueError(

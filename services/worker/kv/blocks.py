@@ -11,13 +11,13 @@ memory.
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
-from services.worker.kv.prefixes import CachedPrefixes
+from services.worker.kv.prefixes import CachedPrefixes, PrefixListener
 
 
 class BlockPool:
     """Allocates blocks 0 … blocks-1. All operations are O(blocks changed)."""
 
-    def __init__(self, blocks: int, block_tokens: int):
+    def __init__(self, blocks: int, block_tokens: int, listener: PrefixListener | None = None):
         self.blocks = blocks
         self.block_tokens = block_tokens
         # LIFO: the last freed block is the most likely one to be in a CPU cache.
@@ -29,6 +29,7 @@ class BlockPool:
         self._by_key: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
         self.cached = CachedPrefixes()
+        self.listener = listener
 
     @property
     def free_blocks(self) -> int:
@@ -129,16 +130,19 @@ class BlockPool:
         """Returns the length of the longest prefix of `keys` whose blocks are all published."""
         return next((i for i, key in enumerate(keys) if key not in self._by_key), len(keys))
 
-    def publish(self, owner: str, index: int, key: bytes) -> None:
+    def publish(self, owner: str, index: int, key: bytes) -> bool:
         """Registers the owner's block `index`, which must be full, under `key`.
 
-        A block whose key is already registered to another block stays private to its owner.
+        A block whose key is already registered to another block stays private to its owner: returns
+        False.
         """
         block = self._tables[owner][index]
-        if key not in self._by_key and block not in self._keys:
-            self._by_key[key] = block
-            self._keys[block] = key
-            self.cached.add(key, index)
+        if key in self._by_key or block in self._keys:
+            return False
+        self._by_key[key] = block
+        self._keys[block] = key
+        self.cached.add(key, index)
+        return True
 
     def unpublish_all(self) -> None:
         """Removes all keys. Owners keep their blocks."""
@@ -148,6 +152,8 @@ class BlockPool:
         self._keys.clear()
         self._free.extend(self._cached)
         self._cached.clear()
+        if self.listener:
+            self.listener.cleared()
 
     def _allocate(self, table: list[int], count: int) -> None:
         """Extends a table by blocks without content, then by the least recently used cached
@@ -161,6 +167,8 @@ class BlockPool:
             key = self._keys.pop(block)
             del self._by_key[key]
             self.cached.remove(key)
+            if self.listener:
+                self.listener.removed(key)
             table.append(block)
         for block in table[first:]:
             holders[block] = 1

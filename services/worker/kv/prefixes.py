@@ -1,8 +1,29 @@
 """CachedPrefixes: hashes of the shareable blocks of a worker, reported as changes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from services.runtime.prefix import MAX_PREFIX_CHANGES, MAX_REPORTED_PREFIXES, hash_of
+
+
+class PrefixListener(Protocol):
+    """Called when blocks become, and cease to be, shareable, by the engine's thread."""
+
+    def stored(
+        self,
+        tokens: Sequence[int],
+        keys: Sequence[bytes],
+        indexes: Sequence[int],
+        cache_salt: str,
+        adapter: str,
+    ) -> None:
+        """The blocks `indexes` of a text are shareable now. `keys` are those of its first
+        blocks."""
+
+    def removed(self, key: bytes) -> None: ...
+
+    def cleared(self) -> None:
+        """No block is shareable any more."""
 
 
 class CachedPrefixes:

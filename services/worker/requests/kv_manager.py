@@ -295,9 +295,15 @@ class KVManager:
         full = sequence.computed // self.pool.block_tokens
         if full == sequence.published or not (self.sharing and sequence.exact):
             return
-        keys = self._keys_of(sequence, full)
-        for index in range(sequence.published, full):
-            self.pool.publish(sequence.request_id, index, keys[index])
+        keys, pool = self._keys_of(sequence, full), self.pool
+        new = [
+            index
+            for index in range(sequence.published, full)
+            if pool.publish(sequence.request_id, index, keys[index])
+        ]
+        if new and pool.listener:
+            prompt = sequence.prompt
+            pool.listener.stored(sequence.tokens, keys, new, prompt.cache_salt, prompt.adapter)
         sequence.published = full
 
     def _share(self, sequence: Sequence, blocks: int) -> int:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from services.core import FinishReason, Grant, HeldRequest, Pause, Plan, Report, Residency
 from services.costs import SwapTiming
 from services.worker.kv.blocks import BlockPool
+from services.worker.kv.prefixes import PrefixListener
 from services.worker.kv.transfers import TransferPlan
 from services.worker.requests.ends import RequestEnds
 from services.worker.requests.evictor import Evictor
@@ -35,12 +36,19 @@ class WorkerState:
     def __init__(self, limits: Limits):
         self.limits = limits
         self.counters = Counters()
+        self._listener: PrefixListener | None = None
         self.reset()
+
+    def listen(self, listener: PrefixListener) -> None:
+        """Calls `listener` for each change of the prefixes that the device has."""
+        self._listener = self.pool.listener = listener
 
     def reset(self) -> None:
         """Drops everything; the step in flight has no effect."""
         limits = self.limits
-        self.pool = BlockPool(limits.kv_blocks, limits.block_tokens)
+        self.pool = BlockPool(limits.kv_blocks, limits.block_tokens, self._listener)
+        if self._listener:
+            self._listener.cleared()
         self.host = BlockPool(limits.host_blocks, limits.block_tokens)
         self.pending = PendingRequests()
         self._kv = KVManager(

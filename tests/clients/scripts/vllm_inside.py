@@ -118,6 +118,7 @@ async def main(model: str, texts: list[str], scheduler: str, mode: str, *numbers
                 third.set()
                 if engine.errored:
                     return
+        third.set()  # also if time has run out before
 
     async def reset() -> None:
         """Preempts all running requests."""

@@ -39,7 +39,7 @@ FAULTS: set[Metric] = {  # no process is lost, and no queue overflows
     gateway.RESUBMISSIONS, gateway.ANNOUNCEMENTS, scheduler.WORKERS_LOST, scheduler.ADVICE_DROPPED,
     predictor.FALLBACKS, predictor.UNREAD_DROPPED, predictor.IMPROVED_DROPPED,
     predictor.PENDING_DROPPED, predictor.LOG_DROPPED, predictor.LOG_UNREADABLE,
-    predictor.LOG_FROM_FUTURE,
+    predictor.LOG_FROM_FUTURE, worker.KV_EVENTS_DROPPED,
 }  # fmt: skip
 NO_BATCHER: set[Metric] = {
     *batcher.ALL,
