@@ -1,5 +1,6 @@
 """Converts a batch to the model's input tensors, in the order of the packed row."""
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,14 +57,18 @@ class StepInputs:
 
     def _mixed_inputs(self, batch: StepBatch) -> Inputs:
         decodes, chunks = batch.decodes, batch.chunks
-        tokens = [_tokens(chunk) for chunk in chunks]
-        positions = [np.arange(chunk.start, chunk.end) for chunk in chunks]
-        slots = [_slots(chunk, decodes.block_tokens) for chunk in chunks]
+        tokens = list[int]()
+        for chunk in chunks:
+            tokens += chunk.sequence.tokens[chunk.start : chunk.known_end]
+            tokens += chunk.drafts
+        counts = np.array([chunk.tokens for chunk in chunks])
+        positions = np.array([chunk.start for chunk in chunks]).repeat(counts) + _within(counts)
+        slots = _slots(chunks, counts, positions, decodes.block_tokens)
         return Inputs(
-            self._to_device(np.concatenate([decodes.tokens, *tokens])),
-            self._to_device(np.concatenate([decodes.positions, *positions])),
-            self._to_device(np.concatenate([decodes.slots, *slots])),
-            self._to_device(_logit_rows(batch)),
+            self._to_device(np.concatenate([decodes.tokens, np.array(tokens, np.int64)])),
+            self._to_device(np.concatenate([decodes.positions, positions])),
+            self._to_device(np.concatenate([decodes.slots, slots])),
+            self._to_device(_logit_rows(batch, counts)),
         )
 
     def _insert_drawn(self, tokens: Tensor, fed: Ints, drawn: Tensor) -> Tensor:
@@ -102,40 +107,46 @@ class AdapterInputs:
     def _group(self, batch: StepBatch) -> StepAdapters | None:
         chunks = batch.chunks
         decodes = np.array([s.adapter_slot for s in batch.decodes.sequences], np.int64)
-        filled = [np.full(chunk.tokens, chunk.sequence.adapter_slot) for chunk in chunks]
-        slots = np.concatenate([decodes, *filled]).astype(np.int64)
+        counts = np.array([chunk.tokens for chunk in chunks], np.int64)
+        in_chunks = np.array([chunk.sequence.adapter_slot for chunk in chunks], np.int64)
+        slots = np.concatenate([decodes, in_chunks.repeat(counts)])
         tokens = AdapterRows.by_slot(slots, self._device)
         if tokens is None:
             return None
         if not chunks:
             return StepAdapters(tokens, tokens)
-        return StepAdapters(tokens, AdapterRows.by_slot(slots[_logit_rows(batch)], self._device))
+        return StepAdapters(
+            tokens, AdapterRows.by_slot(slots[_logit_rows(batch, counts)], self._device)
+        )
 
 
-def _tokens(chunk: PrefillChunk) -> Ints:
-    return np.array(
-        [*chunk.sequence.tokens[chunk.start : chunk.known_end], *chunk.drafts], np.int64
+def _within(counts: Ints) -> Ints:
+    """The number of each item in its group, for groups of these sizes."""
+    firsts = counts.cumsum() - counts
+    return np.arange(counts.sum()) - firsts.repeat(counts)
+
+
+def _slots(chunks: Seq[PrefillChunk], counts: Ints, positions: Ints, block_tokens: int) -> Ints:
+    """The position in the cache of each token of the chunks."""
+    blocks = np.concatenate([chunk.table for chunk in chunks])
+    widths = np.array([len(chunk.table) for chunk in chunks])
+    firsts = (widths.cumsum() - widths).repeat(counts)
+    slots: Ints = blocks[firsts + positions // block_tokens] * block_tokens
+    return slots + positions % block_tokens
+
+
+def _logit_rows(batch: StepBatch, counts: Ints) -> Ints:
+    """`counts` are the tokens of each chunk."""
+    chunks, decodes = batch.chunks, len(batch.decodes)
+    ends = decodes + counts.cumsum() - 1
+    draws = np.array([chunk.samples for chunk in chunks])
+    drafts = np.array([len(chunk.drafts) for chunk in chunks])
+    scored = np.array([chunk.scored for chunk in chunks])
+    return np.concatenate(
+        [
+            np.arange(decodes),
+            (ends - drafts)[draws],
+            (ends + 1 - drafts).repeat(drafts) + _within(drafts),
+            (ends + 1 - counts).repeat(scored) + _within(scored),
+        ]
     )
-
-
-def _slots(chunk: PrefillChunk, block_tokens: int) -> Ints:
-    positions = np.arange(chunk.start, chunk.end)
-    return chunk.table[positions // block_tokens] * block_tokens + positions % block_tokens
-
-
-def _logit_rows(batch: StepBatch) -> Ints:
-    decodes = np.arange(len(batch.decodes))
-    ends = len(batch.decodes) + np.cumsum([chunk.tokens for chunk in batch.chunks]) - 1
-    draws = np.array([chunk.samples for chunk in batch.chunks])
-    draft_tokens = np.array([len(chunk.drafts) for chunk in batch.chunks])
-    drafts = [
-        np.arange(end + 1 - len(chunk.drafts), end + 1)
-        for end, chunk in zip(ends.tolist(), batch.chunks, strict=True)
-        if chunk.drafts
-    ]
-    scores = [
-        np.arange(end + 1 - chunk.tokens, end + 1 - chunk.tokens + chunk.scored)
-        for end, chunk in zip(ends.tolist(), batch.chunks, strict=True)
-        if chunk.scored
-    ]
-    return np.concatenate([decodes, (ends - draft_tokens)[draws], *drafts, *scores])

@@ -341,14 +341,14 @@ class Panic(BaseException):
 
 def test_defect_of_llguidance_ends_one_request(engine, alone, monkeypatch):
     """It panics on the second mask of one request."""
-    consume = GrammarMatcher.consume
+    note = GrammarMatcher.note
 
     def panics(matcher: GrammarMatcher, tokens: Sequence[int]) -> None:
         if list(tokens) == [*ids_of("!")]:
             raise Panic
-        consume(matcher, tokens)
+        note(matcher, tokens)
 
-    monkeypatch.setattr(GrammarMatcher, "consume", panics)
+    monkeypatch.setattr(GrammarMatcher, "note", panics)
     engine.reset()
     feeder = TryingFeeder(engine)
     how = SamplingParams(temperature=0, grammar=regex_grammar("![0-9]{4}"))

@@ -117,6 +117,30 @@ class DrawPlan:
         self.lengths += 1
 
 
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What does not change of sequences: their numbers by column, top_k, the generator's keys, and
+    tokens of their prompts; `rows` are their places in these."""
+
+    rows: dict[Sequence, int]
+    numbers: Numbers
+    top_k: Ints
+    keys: Ints
+    prompts: Ints
+
+    @classmethod
+    def of(cls, sequences: list[Sequence]) -> "Parameters":
+        samplings = [sequence.prompt.sampling for sequence in sequences]
+        seeds = np.array([s.seed & ALL_BITS for s in samplings], np.uint64).view(np.int64)
+        return cls(
+            {sequence: row for row, sequence in enumerate(sequences)},
+            np.array([_numbers(s) for s in samplings]),
+            np.array([s.top_k or NO_TOP_K for s in samplings], np.int64),
+            stream_keys(torch.from_numpy(seeds)).numpy(),
+            np.array([sequence.prompt_tokens for sequence in sequences], np.int64),
+        )
+
+
 class Planner:
     """Makes draw plans. O(rows) each."""
 
@@ -124,26 +148,38 @@ class Planner:
         self._device = device
         self._eos = tuple(eos_ids)
         self._seen = seen
+        self._parameters = Parameters.of([])
+
+    def clear(self) -> None:
+        """Drops all sequences."""
+        self._parameters = Parameters.of([])
 
     def plan(self, sequences: list[Sequence], lengths: Ints, newest: Tensor) -> DrawPlan:
         """The plan of a batch. `newest` are the tokens of the last step. Raises ValueError if a
         penalty or a bad word depends on a token that is neither known nor drawn here."""
         samplings = [sequence.prompt.sampling for sequence in sequences]
-        numbers = np.array([_numbers(s) for s in samplings])
-        top_k = np.array([s.top_k or NO_TOP_K for s in samplings], np.int64)
-        seeds = np.array([s.seed & ALL_BITS for s in samplings], np.uint64).view(np.int64)
-        prompts = np.array([sequence.prompt_tokens for sequence in sequences], np.int64)
+        rows = self._find_rows(sequences)
+        numbers = self._parameters.numbers[rows]
         return DrawPlan(
             sequences=list(sequences),
             lengths=lengths,
-            positions=self._tensor(lengths - prompts),
-            keys=stream_keys(self._tensor(seeds)),
+            positions=self._tensor(lengths - self._parameters.prompts[rows]),
+            keys=self._tensor(self._parameters.keys[rows]),
             greedy=bool((numbers[:, TEMPERATURE] == 0).any()),
-            random=self._random(numbers, top_k),
+            random=self._random(numbers, self._parameters.top_k[rows]),
             penalized=self._penalized(sequences, numbers),
             masks=build_masks(sequences, self._eos, newest, self._tensor),
             logprob_rows=self._logprob_rows(samplings),
         )
+
+    def _find_rows(self, sequences: list[Sequence]) -> list[int]:
+        """The rows of these sequences in the table of parameters. It is made anew if one is
+        missing: with drafts, a batch has the same sequences in another order at each step."""
+        known = self._parameters.rows
+        if any(sequence not in known for sequence in sequences):
+            self._parameters = Parameters.of(list(dict.fromkeys(sequences)))
+            known = self._parameters.rows
+        return [known[sequence] for sequence in sequences]
 
     def _random(self, numbers: Numbers, top_k: Ints) -> list[Random]:
         """Rows with top_k form a group of their own, because fewer of their tokens are examined."""

@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
-from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+from llguidance.numpy import (
+    fill_next_token_bitmask_par,
+    fill_next_token_bitmask_par_with_draft_tokens,
+)
 from torch import Tensor
 
 from services.worker.engine.sampling.grammars import Grammars
@@ -63,14 +66,17 @@ class GrammarMask(Mask):
 
 
 class GrammarMasks:
-    """Fills the masks of one step at a time."""
+    """Fills the masks of one step at a time.
+
+    llguidance handles all requests of a step in one call, without Python's lock: after a call for
+    each, this thread and the engine's would wait for each other, 64 times in a step of 64 requests.
+    """
 
     def __init__(self, grammars: Grammars, threads: int):
-        """`threads` compute masks. One thread needs no hand-over, which takes longer than most
-        masks of a small vocabulary."""
+        """`threads` compute masks."""
         self._grammars = grammars
         self._threads = threads
-        self._executor: LLExecutor | None = None  # of several threads, once there is a grammar
+        self._executor: LLExecutor | None = None  # once there is a grammar
         self._thread = ThreadPoolExecutor(1, "grammar-masks")
 
     def begin(self, batch: StepBatch) -> "Future[FilledMasks] | None":
@@ -98,67 +104,76 @@ class GrammarMasks:
         try:
             return self._fill(asked, compiled, drafts)
         except BaseException as error:  # a panic in Rust is no Exception
+            for sequence, *_ in asked:  # what its matcher has consumed is unknown
+                sequence.matcher = None
             raise RuntimeError("llguidance failed to fill the masks of a step") from error
 
     def _fill(self, asked: list[Constrained], compiled: Compiled, drafts: Drafts) -> FilledMasks:
-        """The masks of next tokens, then those behind drafts."""
-        matchers = [self._advance(each, compiled) for each in asked]
-        rows = [each.row for each in asked]
-        rows += [row for behind, _ in drafts.values() for row in behind]
+        """The masks of each request: of its next token, then behind its drafts, up to the first
+        draft that its grammar does not allow, or that ends the answer: no token behind counts."""
+        executor = self._executor = self._executor or LLExecutor(self._threads)
+        matchers = [self._matcher_for(each.sequence, compiled) for each in asked]
+        _consume(executor, matchers, asked)
+        rows, places = list[int](), list[int]()
+        plain, drafted = list[tuple[LLMatcher, int]](), list[tuple[LLMatcher, int, list[int]]]()
+        for (sequence, row, _), matcher in zip(asked, matchers, strict=True):
+            place = len(rows)
+            places.append(place)
+            rows.append(row)
+            if sequence in drafts:
+                behind, tokens = drafts[sequence]
+                rows += behind
+                drafted.append((matcher.matcher, place, list(tokens)))
+            else:
+                plain.append((matcher.matcher, place))
         words = np.full((len(rows), self._grammars.words), ALL_TOKENS, np.int32)
-        self._fill_first(matchers, words)
-        self._fill_behind(drafts, words[len(asked) :])
-        failed: list[tuple[Sequence, str]] = []
-        for place, count in enumerate(np.count_nonzero(words[: len(asked)], -1).tolist()):
-            matcher = matchers[place]
-            if why := matcher.error or ("" if count else NOTHING_ALLOWED):
-                words[place] = ALL_TOKENS
-                failed.append((asked[place].sequence, why))
-            elif count == 1 and _has_one_bit(words[place]):
-                matcher.find_forced()
+        if plain:
+            fill_next_token_bitmask_par(executor, plain, words)
+        if drafted:
+            fill_next_token_bitmask_par_with_draft_tokens(executor, drafted, words)
+        failed = _examine(asked, matchers, words, places)
         return FilledMasks(np.array(rows, np.int64), words, failed)
 
-    def _advance(self, asked: Constrained, compiled: Compiled) -> GrammarMatcher:
-        """The request's matcher, after all known tokens of its answer."""
-        sequence = asked.sequence
+    def _matcher_for(self, sequence: Sequence, compiled: Compiled) -> GrammarMatcher:
         if sequence.matcher is None:
             allowed = self._grammars.allowed_words(sequence.prompt.sampling.allowed_token_ids)
             copied = compiled[sequence].result().deep_copy()
             sequence.matcher = GrammarMatcher(copied, allowed)
-        sequence.matcher.consume(asked.unread)
         return sequence.matcher
 
-    def _fill_first(self, matchers: Seq[GrammarMatcher], words: Words) -> None:
-        """Fills the masks of the next tokens."""
-        if self._threads == 1:
-            start, size = words.ctypes.data, words.strides[0]
-            for place, each in enumerate(matchers):
-                each.matcher.unsafe_compute_mask_ptr(start + place * size, size)
-        else:
-            self._executor = self._executor or LLExecutor(self._threads)
-            places = [(each.matcher, place) for place, each in enumerate(matchers)]
-            fill_next_token_bitmask_par(self._executor, places, words)
-        for place, each in enumerate(matchers):
-            each.read_error()
-            if each.allowed is not None:
-                words[place] &= each.allowed
 
-    def _fill_behind(self, drafts: Drafts, words: Words) -> None:
-        """Fills the masks behind the drafts of each request, up to the first draft that its grammar
-        does not allow, or that ends the answer: no token behind that counts."""
-        first = 0
-        for sequence, (_, tokens) in drafts.items():
-            assert sequence.matcher is not None, "a request with drafts was advanced"
-            matcher, consumed = sequence.matcher.matcher, 0
-            for token in tokens:
-                if token in self._grammars.eos_ids or not matcher.try_consume_tokens([token]):
-                    break
-                fill_next_token_bitmask(matcher, words, first + consumed)
-                consumed += 1
-            if consumed:
-                matcher.rollback(consumed)
-            sequence.matcher.read_error()
-            first += len(tokens)
+def _consume(executor: LLExecutor, matchers: Seq[GrammarMatcher], asked: Seq[Constrained]) -> None:
+    """Advances each request's matcher by the known tokens of its answer: one for most requests."""
+    single = list[tuple[LLMatcher, int]]()
+    for matcher, (_, _, unread) in zip(matchers, asked, strict=True):
+        matcher.note(unread)
+        if len(unread) == 1:
+            single.append((matcher.matcher, unread[0]))
+        elif unread:
+            matcher.matcher.consume_tokens(list(unread))
+    if single:
+        executor.consume_token_par(single)
+
+
+def _examine(
+    asked: Seq[Constrained], matchers: Seq[GrammarMatcher], words: Words, places: Seq[int]
+) -> list[tuple[Sequence, str]]:
+    """The requests that cannot continue, with a sentence for each: their masks, at `places`, become
+    open. Looks up what follows where such a mask has one token."""
+    failed: list[tuple[Sequence, str]] = []
+    for place, matcher in zip(places, matchers, strict=True):
+        matcher.read_error()
+        if matcher.allowed is not None:
+            words[place] &= matcher.allowed
+    filled = np.count_nonzero(words, -1).tolist()
+    sums = words.sum(-1, dtype=np.int64).tolist()  # with one word that is not 0: that word
+    for (sequence, *_), place, matcher in zip(asked, places, matchers, strict=True):
+        if why := matcher.error or ("" if filled[place] else NOTHING_ALLOWED):
+            words[place] = ALL_TOKENS
+            failed.append((sequence, why))
+        elif filled[place] == 1 and (sums[place] & FULL_WORD).bit_count() == 1:
+            matcher.find_forced()
+    return failed
 
 
 def _unread(sequence: Sequence) -> Seq[int]:
@@ -177,9 +192,3 @@ def _constrained_drafts(batch: StepBatch) -> Drafts:
                 drafts[chunk.sequence] = rows, chunk.drafts
             first = rows.stop
     return drafts
-
-
-def _has_one_bit(words: Words) -> bool:
-    """Whether a mask with one word that is not 0 allows one token."""
-    word = int(words[words.nonzero()[0][0]]) & FULL_WORD
-    return word.bit_count() == 1

@@ -61,6 +61,7 @@ class Sampler:
     def clear(self) -> None:
         """Drops all requests."""
         self._plain, self._plan, self._newest = [], None, NOTHING
+        self._planner.clear()
         self.seen.clear()
 
     @torch.inference_mode()

@@ -57,13 +57,18 @@ class _Rows:
         width = max(decodes.tables.shape[1], *(len(chunk.table) for _, chunk in chunks))
         tables = np.zeros((count + len(chunks), width), np.int64)
         tables[:count, : decodes.tables.shape[1]] = decodes.tables
-        owners, positions, places = [each], [decodes.positions], [each]
-        for number, (first, chunk) in enumerate(chunks):
+        for number, (_, chunk) in enumerate(chunks):
             tables[count + number, : len(chunk.table)] = chunk.table
-            owners.append(np.full(chunk.tokens, count + number))
-            positions.append(np.arange(chunk.start, chunk.end))
-            places.append(np.arange(first, first + chunk.tokens))
-        return cls(tables, *map(np.concatenate, (owners, positions, places)))
+        counts = np.array([chunk.tokens for _, chunk in chunks])
+        within = np.arange(counts.sum()) - (counts.cumsum() - counts).repeat(counts)
+        starts = np.array([chunk.start for _, chunk in chunks])
+        firsts = np.array([first for first, _ in chunks])
+        return cls(
+            tables,
+            np.concatenate([each, np.arange(count, len(tables)).repeat(counts)]),
+            np.concatenate([decodes.positions, starts.repeat(counts) + within]),
+            np.concatenate([each, firsts.repeat(counts) + within]),
+        )
 
 
 class _Span(NamedTuple):

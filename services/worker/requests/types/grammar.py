@@ -29,13 +29,11 @@ class GrammarMatcher:
         self.consumed = 0  # output tokens
         self.forced: Seq[int] = ()  # what must follow those consumed, if it was looked up
 
-    def consume(self, tokens: Seq[int]) -> None:
-        """Advances by the next tokens of the answer."""
+    def note(self, tokens: Seq[int]) -> None:
+        """Notes that `matcher` consumes the next tokens of the answer."""
         if tokens:
             self.consumed += len(tokens)
             self.forced = ()
-            if not self.matcher.consume_tokens(list(tokens)):
-                self.read_error()
 
     def read_error(self) -> None:
         """Sets `error` if the matcher has failed: a token does not fit, or a limit is exceeded."""
