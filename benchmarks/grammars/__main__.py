@@ -21,7 +21,7 @@ from benchmarks.grammars import engines
 from benchmarks.grammars.schemas import make_schemas
 from benchmarks.harness.report import parser, show, write
 from foretoken.running.options import demo_model
-from gateway.grammars.compilation import compile_constraint
+from gateway.grammars.compiling.compilation import compile_constraint
 from gateway.grammars.faults import GrammarFault
 from gateway.types.constraint import Constraint, ConstraintKind
 from services.worker.folder import load_tokenizer, read_eos_ids

@@ -14,7 +14,7 @@ Compile = Callable[[str], tuple[Callable[[], object], Step]]  # also returns wha
 def _llguidance(job: Mapping[str, Any]) -> Compile:
     from llguidance import LLMatcher, LLTokenizer
 
-    from gateway.grammars.compilation import compile_constraint
+    from gateway.grammars.compiling.compilation import compile_constraint
     from gateway.types.constraint import Constraint, ConstraintKind
 
     tokenizer = LLTokenizer(job["tokenizer"], eos_token=job["eos_ids"])

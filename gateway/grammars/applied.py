@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from gateway.config import GatewayConfig
-from gateway.grammars.compiler import GrammarCompiler
-from gateway.grammars.frames import Setup
-from gateway.grammars.limits import GrammarLimits
+from gateway.grammars.compiling.compiler import GrammarCompiler
+from gateway.grammars.compiling.frames import Setup
+from gateway.grammars.compiling.limits import GrammarLimits
 from gateway.requests.text import Text
 from gateway.types.constraint import CompiledGrammar
 from gateway.types.generation import GenerationRequest

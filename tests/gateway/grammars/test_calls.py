@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.grammars.compilation import compile_constraint
+from gateway.grammars.compiling.compilation import compile_constraint
 from gateway.grammars.faults import GrammarFault
 from gateway.readers.calls.formats import CALL_FORMATS, HERMES
 from gateway.readers.calls.kinds import WrittenCalls

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.grammars.compiler import GrammarCompiler
-from gateway.grammars.frames import Setup
-from gateway.grammars.limits import GrammarLimits
+from gateway.grammars.compiling.compiler import GrammarCompiler
+from gateway.grammars.compiling.frames import Setup
+from gateway.grammars.compiling.limits import GrammarLimits
 from gateway.types.constraint import Constraint, ConstraintKind
 from gateway.types.errors import RequestRefused
 from services.runtime.errors import InvalidArgument, ServiceError

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from gateway.grammars.compilation import compile_constraint
+from gateway.grammars.compiling.compilation import compile_constraint
 from gateway.readers.calls.formats import CALL_FORMATS
 from gateway.readers.calls.kinds import CallFormat
 from gateway.readers.constraints import constrain_calls

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.grammars.compilation import compile_and_measure
+from gateway.grammars.compiling.compilation import compile_and_measure
 from gateway.grammars.shortest import count_least_tokens
 from gateway.grammars.token_index import LONGEST_TEXT, TokenIndex
 from gateway.readers.constraints import constrain_calls

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.grammars.turns import TenantQueues
+from gateway.grammars.compiling.turns import TenantQueues
 from gateway.types.errors import RequestRefused
 from tests.gateway.grammars.test_compiler import LIMITS, compiling, many_choices, regex
 

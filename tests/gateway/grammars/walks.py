@@ -6,7 +6,11 @@ from random import Random
 
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway.grammars.compilation import compile_and_measure, compile_constraint, make_index
+from gateway.grammars.compiling.compilation import (
+    compile_and_measure,
+    compile_constraint,
+    make_index,
+)
 from gateway.grammars.token_index import TokenIndex
 from gateway.types.constraint import CompiledGrammar, Constraint, ConstraintKind
 from tests.gateway.gateway_fakes import demo_text

@@ -1,4 +1,4 @@
-"""`python -m gateway.grammars.process` compiles constraints, each in a process forked for it.
+"""`python -m gateway.grammars.compiling.process` compiles constraints, each in a forked process.
 
 The tokenizer is read once. A constraint that takes too much time or memory, or that crashes the
 compiler, ends only its own process. The first message on stdin is a `Setup`; each further one is a
@@ -21,9 +21,9 @@ from typing import Any
 
 from llguidance import LLTokenizer
 
-from gateway.grammars.compilation import compile_and_measure, make_index
+from gateway.grammars.compiling.compilation import compile_and_measure, make_index
+from gateway.grammars.compiling.frames import FrameReader, Message, Setup, encode_frame
 from gateway.grammars.faults import GrammarFault
-from gateway.grammars.frames import FrameReader, Message, Setup, encode_frame
 from gateway.grammars.token_index import TokenIndex
 from gateway.types.constraint import Constraint, ConstraintKind
 

@@ -1,6 +1,6 @@
 """Turns constraints into grammars of llguidance, or into a sentence that says what to change.
 
-Runs only in a process that may be killed: `gateway.grammars.process`.
+Runs only in a process that may be killed: `gateway.grammars.compiling.process`.
 """
 
 import json

@@ -9,16 +9,16 @@ from dataclasses import asdict, dataclass
 
 from cachetools import LRUCache
 
-from gateway.grammars.frames import FrameReader, Message, Setup, encode_frame
-from gateway.grammars.limits import GrammarLimits
-from gateway.grammars.turns import TenantQueues
+from gateway.grammars.compiling.frames import FrameReader, Message, Setup, encode_frame
+from gateway.grammars.compiling.limits import GrammarLimits
+from gateway.grammars.compiling.turns import TenantQueues
 from gateway.types.constraint import CompiledGrammar, Constraint
 from gateway.types.errors import RefusalReason, RequestRefused
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 
 log = logging.getLogger(__name__)
 
-MODULE = "gateway.grammars.process"
+MODULE = "gateway.grammars.compiling.process"
 CHUNK = 2**16
 ENTRY_BYTES = 500  # of a cached grammar besides its text
 TYPICAL_COMPILE_S = 0.01  # to compute a refused request's retry time
