@@ -42,6 +42,11 @@ class ForecastTable:
         self._shared: dict[str, dict[int, int]] = {}
         self._names: dict[int, tuple[str, int]] = {}
 
+    def __getstate__(self) -> dict[str, object]:
+        """Without the counts of earlier questions, which change no answer."""
+        never = np.full(self.rows, _NEVER_ASKED)
+        return {**self.__dict__, "_asked": never, "_counted": np.zeros_like(never)}
+
     def __len__(self) -> int:
         """Rows in use."""
         return len(self._uses) - len(self._free)

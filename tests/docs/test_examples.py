@@ -22,6 +22,7 @@ REASONS = {
     "needs Envoy",
     "needs two servers",
     "needs Redis and several hosts",
+    "needs several hosts",
     "takes minutes",
     "needs a file of requests",
     "keeps files",

@@ -113,7 +113,7 @@ def test_log_level_reaches_every_process() -> None:
     assert levels == {
         **dict.fromkeys(services, "DEBUG"),
         "worker": "ERROR",
-        **dict.fromkeys(("emulation", "backend", "log", "tracing", "logging")),
+        **dict.fromkeys(("emulation", "backend", "log", "tracing", "logging", "tls")),
     }
     for child in arrange([overrides], Shape.SEPARATE, 1, 1, "/tmp").children:
         assert {s.get("log_level") for s in child.overrides.values()} & {"DEBUG", "ERROR"}
