@@ -4,7 +4,7 @@ The plan of a row depends only on the parameters of that row. While the same seq
 builds no tensors and copies nothing to the device: positions advance there.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,18 +125,19 @@ class Parameters:
     rows: dict[Sequence, int]
     numbers: Numbers
     top_k: Ints
-    keys: Ints
+    keys: Tensor
     prompts: Ints
 
     @classmethod
-    def of(cls, sequences: list[Sequence]) -> "Parameters":
+    def of(cls, sequences: list[Sequence], tensor: Callable[[Ints], Tensor]) -> "Parameters":
+        """`tensor` copies to the device, where the keys are: they are never read on the host."""
         samplings = [sequence.prompt.sampling for sequence in sequences]
         seeds = np.array([s.seed & ALL_BITS for s in samplings], np.uint64).view(np.int64)
         return cls(
             {sequence: row for row, sequence in enumerate(sequences)},
             np.array([_numbers(s) for s in samplings]),
             np.array([s.top_k or NO_TOP_K for s in samplings], np.int64),
-            stream_keys(torch.from_numpy(seeds)).numpy(),
+            stream_keys(tensor(seeds)),
             np.array([sequence.prompt_tokens for sequence in sequences], np.int64),
         )
 
@@ -148,11 +149,11 @@ class Planner:
         self._device = device
         self._eos = tuple(eos_ids)
         self._seen = seen
-        self._parameters = Parameters.of([])
+        self._parameters = Parameters.of([], self._tensor)
 
     def clear(self) -> None:
         """Drops all sequences."""
-        self._parameters = Parameters.of([])
+        self._parameters = Parameters.of([], self._tensor)
 
     def plan(self, sequences: list[Sequence], lengths: Ints, newest: Tensor) -> DrawPlan:
         """The plan of a batch. `newest` are the tokens of the last step. Raises ValueError if a
@@ -164,7 +165,7 @@ class Planner:
             sequences=list(sequences),
             lengths=lengths,
             positions=self._tensor(lengths - self._parameters.prompts[rows]),
-            keys=self._tensor(self._parameters.keys[rows]),
+            keys=self._parameters.keys[self._tensor(rows)],
             greedy=bool((numbers[:, TEMPERATURE] == 0).any()),
             random=self._random(numbers, self._parameters.top_k[rows]),
             penalized=self._penalized(sequences, numbers),
@@ -172,14 +173,14 @@ class Planner:
             logprob_rows=self._logprob_rows(samplings),
         )
 
-    def _find_rows(self, sequences: list[Sequence]) -> list[int]:
+    def _find_rows(self, sequences: list[Sequence]) -> Ints:
         """The rows of these sequences in the table of parameters. It is made anew if one is
         missing: with drafts, a batch has the same sequences in another order at each step."""
         known = self._parameters.rows
         if any(sequence not in known for sequence in sequences):
-            self._parameters = Parameters.of(list(dict.fromkeys(sequences)))
+            self._parameters = Parameters.of(list(dict.fromkeys(sequences)), self._tensor)
             known = self._parameters.rows
-        return [known[sequence] for sequence in sequences]
+        return np.array([known[sequence] for sequence in sequences], np.int64)
 
     def _random(self, numbers: Numbers, top_k: Ints) -> list[Random]:
         """Rows with top_k form a group of their own, because fewer of their tokens are examined."""
