@@ -13,7 +13,6 @@ from gateway.readers.reasoning import (
     ReasoningFormat,
     find_reasoning_format,
 )
-from gateway.readers.response_template import TemplateReader, check_template
 from gateway.types.answer_parts import AnswerReader
 from gateway.types.tools import Tools, ToolUse
 from services.runtime.config import ConfigError
@@ -61,6 +60,11 @@ def select_formats(
     if found.calls is HARMONY or reasoning == GPT_OSS:
         return AnswerFormats(found.calls, whole=_open_harmony)
     if response_template and calls == reasoning == AUTO and found == AnswerFormats():
+        from gateway.readers.response_template import (  # imports transformers
+            TemplateReader,
+            check_template,
+        )
+
         check_template(response_template)
         return AnswerFormats(whole=partial(TemplateReader, response_template))
     return found

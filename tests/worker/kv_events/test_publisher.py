@@ -41,7 +41,7 @@ class Worker:
         )
         self.publisher = KVEventPublisher(config, self.registry)
         self.subscriber = Subscriber(endpoint, replay, TOPIC)
-        self.state = WorkerState(Limits(BLOCKS, BLOCK, adapters=True))
+        self.state = WorkerState(Limits(BLOCKS, BLOCK, adapters=True, adapter_slots=2))
         self.state.listen(self.publisher)
         self._loop = RuleLoop(self.state, RuleDevice(BLOCK), overlap=False)
         self._plans = 0
