@@ -34,7 +34,10 @@ def build(
 ) -> Unit:
     """Raises ValueError with a sentence if the model cannot be served."""
     transformers.utils.logging.disable_progress_bar()
-    events = _kv_events(config, registry)
+    events = _kv_events(config)
+    Instruments(registry).reading(
+        catalogue.KV_EVENTS_DROPPED, lambda: events.dropped if events else 0
+    )
     thread = engine_thread()
     engine = thread.submit(load_engine, config, laps.lap).result()
     about = engine.model.forward_name + _drafts(config, engine) + _adapters(engine)
@@ -49,7 +52,7 @@ def build(
     return unit
 
 
-def _kv_events(config: WorkerConfig, registry: CollectorRegistry) -> "KVEventPublisher | None":
+def _kv_events(config: WorkerConfig) -> "KVEventPublisher | None":
     """Raises ValueError with a sentence if events are asked for and cannot be published."""
     if not config.kv_events_endpoint:
         return None
@@ -60,7 +63,7 @@ def _kv_events(config: WorkerConfig, registry: CollectorRegistry) -> "KVEventPub
             f"worker.kv_events_endpoint needs pyzmq and msgspec ({error}): "
             "pip install 'foretoken[kv-events]'"
         ) from error
-    return KVEventPublisher(config, registry)
+    return KVEventPublisher(config)
 
 
 def _adapters(engine: Engine) -> str:

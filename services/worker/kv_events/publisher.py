@@ -17,10 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 import zmq.asyncio
-from prometheus_client import CollectorRegistry
 
-from observability.metrics import worker as catalogue
-from observability.metrics.instruments import Instruments
 from services.worker.config import EngineConfig
 from services.worker.kv_events.messages import (
     DEVICE,
@@ -42,14 +39,14 @@ END = (-1).to_bytes(8, "big", signed=True)
 class KVEventPublisher:
     """A `PrefixListener`, called by the engine's thread; `run` publishes in the event loop."""
 
-    def __init__(self, config: EngineConfig, registry: CollectorRegistry):
+    def __init__(self, config: EngineConfig):
         """Binds or connects the sockets. Raises ValueError with a sentence if that fails."""
         self._block_tokens = config.block_tokens
         self._rank = config.local_rank
         self._topic = config.kv_events_topic.encode()
         self._limit = config.kv_events_queue
         self._queue: deque[KVEvent] = deque([AllBlocksCleared()])
-        self._dropped = 0
+        self.dropped = 0  # events
         self._woken = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = asyncio.Event()
@@ -61,7 +58,6 @@ class KVEventPublisher:
         self._replaying: zmq.asyncio.Socket | None = None
         if config.kv_events_replay_endpoint:
             self._replaying = self._open(zmq.ROUTER, "kv_events_replay_endpoint", config)
-        Instruments(registry).reading(catalogue.KV_EVENTS_DROPPED, lambda: self._dropped)
 
     def _open(self, kind: int, setting: str, config: EngineConfig) -> zmq.asyncio.Socket:
         socket = self._context.socket(kind)
@@ -97,7 +93,7 @@ class KVEventPublisher:
 
     def _put(self, event: KVEvent) -> None:
         if len(self._queue) >= self._limit:
-            self._dropped += 1
+            self.dropped += 1
             return
         self._queue.append(event)
         if self._loop and not self._woken:
@@ -135,8 +131,8 @@ class KVEventPublisher:
                 self._keep(number, payload)
                 frames = (self._topic, number.to_bytes(8, "big"), payload)
                 await self._publishing.send_multipart(frames)
-            if self._dropped != dropped:
-                dropped, self._next = self._dropped, self._next + 1  # a gap tells subscribers
+            if self.dropped != dropped:
+                dropped, self._next = self.dropped, self._next + 1  # a gap tells subscribers
 
     def _keep(self, number: int, payload: bytes) -> None:
         self._sent.append((number, payload))

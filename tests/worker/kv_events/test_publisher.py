@@ -7,7 +7,6 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 import pytest
-from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
 from services.core import Grant, Plan
@@ -31,7 +30,6 @@ class Worker:
 
     def __init__(self, folder: str, queue: int = 10_000):
         endpoint, replay = f"ipc://{folder}/events", f"ipc://{folder}/replay"
-        self.registry = CollectorRegistry()
         config = EngineConfig(
             block_tokens=BLOCK,
             kv_events_endpoint=endpoint,
@@ -39,7 +37,7 @@ class Worker:
             kv_events_topic=TOPIC,
             kv_events_queue=queue,
         )
-        self.publisher = KVEventPublisher(config, self.registry)
+        self.publisher = KVEventPublisher(config)
         self.subscriber = Subscriber(endpoint, replay, TOPIC)
         self.state = WorkerState(Limits(BLOCKS, BLOCK, adapters=True, adapter_slots=2))
         self.state.listen(self.publisher)
@@ -75,10 +73,6 @@ class Worker:
         yield
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-
-    @property
-    def dropped(self) -> float | None:
-        return self.registry.get_sample_value("foretoken_worker_kv_events_dropped_total")
 
 
 @pytest.fixture
@@ -126,7 +120,7 @@ async def test_a_subscriber_knows_the_prefix_cache(worker: Worker) -> None:
         worker.state.reset()
         while worker.subscriber.texts:
             await asyncio.to_thread(worker.subscriber.receive)
-    assert worker.dropped == 0
+    assert worker.publisher.dropped == 0
 
 
 async def test_a_late_subscriber_catches_up(worker: Worker) -> None:
@@ -144,7 +138,7 @@ async def test_a_full_queue_drops_events_and_leaves_a_gap(folder: str) -> None:
     worker = Worker(folder, queue=2)
     for prompt in prompts_with_common_beginnings(3):
         worker.answer(prompt)
-    assert worker.dropped
+    assert worker.publisher.dropped
     async with worker.published():
         subscriber = worker.subscriber
         while not subscriber.next:
@@ -170,7 +164,7 @@ async def test_messages_are_bounded(worker: Worker) -> None:
 def test_an_endpoint_that_cannot_be_bound_is_refused_with_a_sentence(folder: str) -> None:
     config = EngineConfig(kv_events_endpoint=f"ipc://{folder}/missing/events")
     with pytest.raises(ValueError, match=r"worker.kv_events_endpoint: ipc://.* cannot be used"):
-        KVEventPublisher(config, CollectorRegistry())
+        KVEventPublisher(config)
 
 
 @pytest.mark.parametrize(
