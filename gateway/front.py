@@ -27,6 +27,7 @@ from protos.generated import scheduler_pb2
 from services.runtime.errors import Code, ServiceError
 
 Connect = Callable[[str], aio.Channel]
+RETRY_AFTER_S = 1.0
 
 
 class Front:
@@ -113,7 +114,8 @@ class Front:
 
     def select(self, name: str) -> Gateway:
         """The gateway of a model, or of an adapter's base model; of the first one for an empty
-        name. Raises UnknownModel. O(models)."""
+        name. Raises UnknownModel, or ServiceError while a scheduler has not told its adapters.
+        O(models)."""
         if not name:
             return self.first
         if name in self.gateways:
@@ -121,6 +123,9 @@ class Front:
         for gateway in self.gateways.values():
             if name in gateway.adapters:
                 return gateway
+        if not all(each.sessions.peers.scheduler_connected for each in self.gateways.values()):
+            message = f"model: {name[:MAX_NAME_CHARS]!r} is not known before the scheduler connects"
+            raise ServiceError(Code.UNAVAILABLE, f"{message}; retry", RETRY_AFTER_S)
         adapters = (each for gateway in self.gateways.values() for each in gateway.adapters)
         raise UnknownModel(name[:MAX_NAME_CHARS], ", ".join((*self.gateways, *adapters)))
 

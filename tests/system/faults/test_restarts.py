@@ -10,6 +10,7 @@ import pytest
 from foretoken import AsyncClient
 from foretoken.client.errors import ForetokenError
 from foretoken.running.certificates import ALL, make_certificates
+from tests.live import Live, wait_for
 from tests.system.faults.killed_processes import (
     PROMPTS,
     TOKENS,
@@ -20,6 +21,14 @@ from tests.system.faults.killed_processes import (
     two_workers,
     wait_for_output,
 )
+
+
+def answers_health(live: Live) -> bool:
+    try:
+        with urllib.request.urlopen(f"{live.http}/health", timeout=10) as health:
+            return bool(health.status == 200)
+    except OSError:
+        return False
 
 
 @pytest.mark.slow
@@ -93,10 +102,9 @@ async def test_connections_recover_from_a_gateway_restart(tmp_path: Path) -> Non
             with pytest.raises(ForetokenError):
                 await cut
         await wait_for_output(output, "gateway is back after")
+        await asyncio.to_thread(wait_for, lambda: answers_health(live))  # then it knows adapters
         async with AsyncClient(live.grpc) as client:
             assert await answers(client) == expected
-        health = await asyncio.to_thread(urllib.request.urlopen, f"{live.http}/health", timeout=10)
-        assert health.status == 200
         assert live.stop() == 0
 
 
