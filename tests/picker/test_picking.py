@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.picker.core.lines import Line, LineFit, mean_line
+from services.picker.core.lines import MAX_RATIO, Line, LineFit, mean_line
 from services.picker.core.picking import Ask, Cause, Load, estimate, rank, retry_after_s, shed
 
 STEPS, PREFILL = Line(0.01, 0.001), Line(0.1, 0.0005)
@@ -120,6 +120,9 @@ def test_line_fit_finds_a_line_and_keeps_the_shape_of_the_prior_without_spread()
         one.add(4, 0.028)  # twice what STEPS has there
     assert one.line(STEPS).base == pytest.approx(0.02)
     assert one.line(STEPS).slope == pytest.approx(0.002)
+    without_base = LineFit(spread=16.0)
+    without_base.add(0, 4.0)
+    assert without_base.line(Line(1e-17, 0.5)) == Line(4.0, 0.5 * MAX_RATIO)
     assert mean_line([], STEPS) == STEPS
     assert mean_line([Line(1, 3), Line(3, 5)], STEPS) == Line(2, 4)
 

@@ -4,6 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 DECAY = 0.98  # weight of a sample after the next one: about 50 samples count
+# An engine is at most so many times slower than the line that its fit starts from. Rounding can
+# leave that line a base of next to 0, which is no scale.
+MAX_RATIO = 1e4
+MIN_LEVEL = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class LineFit:
         spread = max(0.0, self._xx - self._weight * x * x)
         common = self._xy - self._weight * x * y
         y = (self._y + like_samples * like.at(x)) / (self._weight + like_samples)
-        prior = like.slope * y / level if (level := like.at(x)) > 0 else 0.0
+        prior = like.slope * min(MAX_RATIO, y / max(like.at(x), MIN_LEVEL))
         slope = (common + self._spread * prior) / (spread + self._spread)
         slope = max(0.0, min(slope, y / x if x > 0 else prior))
         return Line(max(0.0, y - slope * x), slope)
