@@ -2,6 +2,7 @@
 # make test: tests that are not marked slow, one process per core; property tests use fixed seeds
 # make test-slow: tests marked slow, except property tests
 # make soak: property tests with fresh seeds; EXAMPLES=sample draws fewer, as CI does
+# make lock, make audit, make sbom: the packages of the container (needs PyPI)
 # make test-clients: third-party clients against a live server, at pinned versions in separate
 # environments (about 9 GB, created by make clients)
 PYTHON ?= python3
@@ -12,6 +13,7 @@ STAMP := $(VENV)/.installed
 DASHBOARDS := 'observability/grafana/*.json' 'observability/prometheus/*.yml'
 
 .PHONY: setup serve test test-slow soak clients test-clients lint types imports proto proto-check
+.PHONY: lock audit sbom
 .PHONY: metrics metrics-check dashboards dashboards-check docs docs-pages docs-check docs-serve check
 
 setup: $(STAMP)
@@ -86,6 +88,24 @@ docs-check: docs-pages
 
 docs: docs-check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# The packages of the container: pinned with hashes, searched for known vulnerabilities, listed.
+RELEASE := $(VENV)-release
+
+$(RELEASE)/.installed: pyproject.toml
+	test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet uv pip-audit cyclonedx-bom
+	touch $@
+
+lock: $(RELEASE)/.installed
+	$(RELEASE)/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --upgrade --generate-hashes --no-header --no-annotate --quiet --output-file requirements.lock
+
+# A package that the database of PyPI does not know fails the audit, too.
+audit: $(RELEASE)/.installed
+	$(RELEASE)/bin/pip-audit --strict --disable-pip --requirement requirements.lock
+
+sbom: $(RELEASE)/.installed
+	$(RELEASE)/bin/cyclonedx-py requirements requirements.lock --output-file sbom.json
 
 docs-serve: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
