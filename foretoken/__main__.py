@@ -101,7 +101,7 @@ def main() -> None:
 
         exit_with_error("foretoken", error)
     except Exception as error:
-        # An error of the command line parser, whose classes are not public.
+        # An error of the command line parser. Its classes are not public.
         if not hasattr(error, "format_message"):
             raise
         if message := " ".join(error.format_message().split()):  # empty: help was printed

@@ -207,8 +207,8 @@ class GatewayConfig(ServedSettings):
     connect_backoff_s: Positive = 0.05  # doubles with each attempt
     max_connect_backoff_s: Positive = 1.0
 
-    # Addresses of processes whose metrics `/metrics` includes; `foretoken serve` lists all that it
-    # starts.
+    # Addresses of processes: `/metrics` includes their metrics. `foretoken serve` lists all that
+    # it starts.
     metrics_peers: tuple[str, ...] = ()
     # Timeout for all of them together, half of Prometheus' scrape timeout; later ones are omitted.
     metrics_wait_s: Positive = 5.0

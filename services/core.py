@@ -218,7 +218,7 @@ class Report:
     """What happened at a worker since its last report. Applying one twice changes nothing.
 
     An `evicted` entry's held tokens are its KV in host memory, 0 if it was dropped. `progress` has
-    every request whose blocks changed since they were last reported. `shared_blocks` counts the
+    every request with blocks that changed since they were last reported. `shared_blocks` counts the
     holders of device blocks beyond the first, so the last reported blocks of resident requests
     - `shared_blocks` + `free_blocks` are the device's blocks. Requests that finished or were
     cancelled by `applied_plan_seq` hold none. `prefixes_added` and `prefixes_gone` are hashes of

@@ -160,7 +160,7 @@ class CostModel:
         """Seconds of `seqs` prompts padded to this length, prefilled together, then this many steps
         of all.
 
-        SCLS' T_serve (Eq. 1-4) in closed form: the k-th step reads N·(L + k) tokens, whose sum
+        SCLS' T_serve (Eq. 1-4) in closed form: the k-th step reads N·(L + k) tokens; the sum
         over k = 1..S is N·(S·L + S·(S + 1)/2). O(1), or vectorised over columns.
         """
         prompts = seqs * length_tokens

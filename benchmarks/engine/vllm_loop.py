@@ -13,7 +13,7 @@ from importlib import import_module
 
 
 def main() -> None:
-    del sys.path[0]  # this folder, whose names would shadow vLLM's
+    del sys.path[0]  # this folder: its names would shadow vLLM's
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     vllm = import_module("vllm")

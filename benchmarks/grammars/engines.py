@@ -28,7 +28,7 @@ def _llguidance(job: Mapping[str, Any]) -> Compile:
 
 
 def _xgrammar(job: Mapping[str, Any]) -> Compile:
-    import xgrammar as library  # type: ignore[import-not-found] # only in the peer's environment
+    import xgrammar as library  # type: ignore[import-not-found]  # only in its own environment
 
     vocabulary = [bytes.fromhex(each) for each in job["vocabulary"]]
     info = library.TokenizerInfo(vocabulary, stop_token_ids=job["eos_ids"])
@@ -65,5 +65,6 @@ def measure(compile_schema: Compile, schema: str, answer: list[int]) -> dict[str
 
 if __name__ == "__main__":
     given = json.load(sys.stdin)
-    of_library, pairs = LIBRARIES[sys.argv[1]](given), zip(given["schemas"], given["answers"])  # noqa: B905 # equally long
-    print(json.dumps([measure(of_library, *pair) for pair in pairs]))
+    compiling = LIBRARIES[sys.argv[1]](given)
+    pairs = zip(given["schemas"], given["answers"], strict=True)
+    print(json.dumps([measure(compiling, *pair) for pair in pairs]))

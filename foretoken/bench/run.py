@@ -34,7 +34,7 @@ class Workload:
     """The requests to send: prompts of a file, synthetic prompts, or the demo model's tasks.
 
     `vocabulary` holds the words of synthetic prompts. `ignore_eos` None ignores EOS for synthetic
-    prompts, whose answers have drawn lengths.
+    prompts: their answers have drawn lengths.
     """
 
     vocabulary: Sequence[str]

@@ -25,7 +25,7 @@ class ServedModel:
 
     @property
     def is_demo(self) -> bool:
-        """Whether this is the demo model, whose tasks are known."""
+        """Whether this is the demo model. Its tasks are known."""
         return self.owner == FORETOKEN and self.model == DEMO
 
 

@@ -3,10 +3,18 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 
 from gateway.grammars.arguments import Embed, write_arguments
 from gateway.grammars.lark import TEXT, read_grammars, write_pieces, write_regex
-from gateway.types.constraint import CallsSource, ChannelsSource, Pieces
+from gateway.grammars.places import walk_schema
+from gateway.types.constraint import (
+    CallSource,
+    CallsSource,
+    ChannelsSource,
+    ConstraintKind,
+    Pieces,
+)
 
 ANSWER, BEHIND = "answer", "behind"  # names of grammars within others
 MAX_BLANKS = 4  # between the end of free text and the answer
@@ -17,14 +25,12 @@ def write_calls(source: CallsSource, embed: Embed) -> str:
     ANSWER."""
     numbers = range(len(source["calls"]))
     rules = [f"TEXT: {TEXT}"]
-    head = [*source["mark"], *source["opening"]]
     between = [*source["separator"], *(source["mark"] if source["each_marked"] else ())]
     end, closing = write_pieces(source["end"]), write_pieces(source["closing"])
     for n in numbers:
         call = source["calls"][n]
         rules += write_arguments(f"arguments_{n}", call["schema"], source["arguments"], embed)
-        # One text up to the arguments: a lexer cannot go back to a shorter one.
-        rules.append(f"first_{n}: {write_pieces([*head, *call['begin']])} arguments_{n} {end}")
+        rules.append(f"first_{n}: {_write_first(source, n, embed)}")
         rules.append(f"call_{n}: {write_pieces(call['begin'])} arguments_{n} {end}")
     for name in ("first", "call"):
         rules.append(f"{name}: {' | '.join(f'{name}_{n}' for n in numbers)}")
@@ -34,6 +40,49 @@ def write_calls(source: CallsSource, embed: Embed) -> str:
     rules.append(f"begun: {write_pieces(source['opening'])} {begun}")
     rules += _write_start(source)
     return "\n".join(rules)
+
+
+def may_be_json(source: CallsSource) -> bool:
+    """Whether the answer may be JSON, or a call that does not begin with a mark."""
+    answer = source["answer"]
+    return (
+        answer is not None and answer["kind"] == ConstraintKind.JSON_SCHEMA and not source["mark"]
+    )
+
+
+def _write_first(source: CallsSource, n: int, embed: Embed) -> str:
+    """The first call, of the `n`-th tool. A lexer that has begun a text cannot go back to a shorter
+    one: the beginning of the call is one text, but not where JSON may come in its place."""
+    call, head = source["calls"][n], [*source["mark"], *source["opening"]]
+    rest = f"arguments_{n} {write_pieces(source['end'])}"
+    if not may_be_json(source):
+        return f"{write_pieces([*head, *call['begin']])} {rest}"
+    apart = f"{write_pieces(head)} {write_pieces(call['begin'])} {rest}"
+    return _write_object(call, source["end"], embed) or apart
+
+
+def _write_object(call: CallSource, end: Pieces, embed: Embed) -> str:
+    """A call that is a JSON object; empty for another one."""
+    begin, after = ("".join(map(str, each)) for each in (call["begin"], end))
+    try:
+        members = list(json.loads(f"{begin}{{}}{after}").items())
+    except (ValueError, AttributeError):
+        return ""
+    schema = deepcopy(dict(call["schema"]))
+    found = [inner for _, inner in walk_schema(schema)]
+    if any("$id" in inner for inner in found):  # its references mean places of their own
+        return ""
+    *others, (key, _) = members
+    for inner in found:
+        if isinstance(ref := inner.get("$ref"), str) and (ref == "#" or ref.startswith("#/")):
+            inner["$ref"] = f"#/properties/{key}{ref[1:]}"
+    whole = {
+        "type": "object",
+        "properties": {**{name: {"const": value} for name, value in others}, key: schema},
+        "required": [name for name, _ in members],
+        "additionalProperties": False,
+    }
+    return f"%json {json.dumps(embed(whole))}"
 
 
 def _write_start(source: CallsSource) -> Iterator[str]:

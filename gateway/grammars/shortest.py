@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 
+from gateway.grammars.calls import may_be_json
 from gateway.grammars.token_index import TokenIndex
 from gateway.types.constraint import CallSource, CallsSource, Constraint, ConstraintKind, Pieces
 
@@ -100,9 +101,10 @@ def _measure_schema(source: str, literals: Literals) -> Floor:
 
 
 def _measure_calls(source: str, literals: Literals) -> Floor:
-    """Of one call, or of the answer that may take its place. None within free text or messages."""
+    """Of one call, or of the answer that may take its place. None within free text or messages, and
+    none of a call that may be JSON with other blanks."""
     calls: CallsSource = json.loads(source)
-    if calls["free"] or calls["channels"]:
+    if calls["free"] or calls["channels"] or may_be_json(calls):
         return NOTHING
 
     def write(pieces: Pieces) -> Floor:

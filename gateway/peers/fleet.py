@@ -22,7 +22,7 @@ class Fleet:
     queued: int = 0
     drain_s: float = 0.0  # until the queue is empty, estimated
     block_tokens: int = 0  # of every worker's cache; 0 if they differ or are unknown
-    prefix_blocks: int = 0  # prompt blocks whose hashes the scheduler uses for placement
+    prefix_blocks: int = 0  # leading prompt blocks: the scheduler places by their hashes
     reported_s: float = 0.0  # on the gateway's clock
     # The folder of each LoRA adapter that all workers of the model hold, by name.
     adapters: Mapping[str, str] = field(default_factory=dict)

@@ -53,8 +53,8 @@ class Link(Generic[Up, Down]):
         return 0.0 if self._lost_since_s is None else now_s - self._lost_since_s
 
     def send(self, message: Up) -> bool:
-        """Queues a message; False without an open stream. A peer whose queue overflows counts as
-        lost."""
+        """Queues a message; False without an open stream. A peer with a queue that overflows
+        counts as lost."""
         if self._outbox is None:
             return False
         self._outbox.put(message)

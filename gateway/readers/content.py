@@ -1,30 +1,10 @@
 """The text around the calls of an answer. Pure."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from gateway.readers.scanning import count_held, find_mark
-from gateway.types.answer_parts import AnswerPart, Content, Reasoning, ToolCallArguments
-
-State = Callable[[bool], bool]  # reads on; whether it advanced. Its argument: the text has ended
-
-
-def over(final: bool) -> bool:
-    """The state at the end. It does not refer to its reader, which is then freed at once."""
-    return False
-
-
-def add_part(parts: list[AnswerPart], part: AnswerPart) -> None:
-    """Appends a part, or its text to the last one if that is of the same kind."""
-    last = parts[-1] if parts else None
-    match last, part:
-        case Content(before), Content(text):
-            parts[-1] = Content(before + text)
-        case Reasoning(before), Reasoning(text):
-            parts[-1] = Reasoning(before + text)
-        case ToolCallArguments(same, before), ToolCallArguments(index, text) if same == index:
-            parts[-1] = ToolCallArguments(index, before + text)
-        case _:
-            parts.append(part)
+from gateway.readers.states import StateReader
+from gateway.types.answer_parts import AnswerPart, Content
 
 
 class ContentReader:
@@ -37,7 +17,7 @@ class ContentReader:
         return []
 
 
-class CallFinder:
+class CallFinder(StateReader):
     """Content, up to the marks at which calls begin.
 
     Blanks before a mark and after a call are dropped. A subclass reads the calls: `_read_call` is
@@ -46,29 +26,10 @@ class CallFinder:
 
     def __init__(self, begins: Collection[str], bare: bool):
         """`bare`: a call can be the beginning of the answer, without a mark."""
+        super().__init__(self._read_start if bare else self._read_content)
         self._begins = begins
-        self._text = ""  # not read yet
-        self._call_text = ""  # what was read of the current call, with the blanks before it
-        self._parts: list[AnswerPart] = []
-        self._state: State = self._read_start if bare else self._read_content
+        self._call: list[str] = []  # what was read of the current call, with the blanks before it
         self._drops_blanks = False
-        self._cut = False
-
-    def feed(self, text: str) -> Sequence[AnswerPart]:
-        self._text += text
-        return self._run(final=False)
-
-    def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
-        self._cut = cut
-        parts = self._run(final=True)
-        self._state = over
-        return parts
-
-    def _run(self, final: bool) -> Sequence[AnswerPart]:
-        while self._state(final):
-            pass
-        parts, self._parts = self._parts, []
-        return parts
 
     def _read_call(self, final: bool) -> bool:
         raise NotImplementedError
@@ -88,7 +49,7 @@ class CallFinder:
         if mark:
             before = text[:at].rstrip()
             self._add_content(before)
-            self._call_text, self._text = text[len(before) : at + len(mark)], text[at + len(mark) :]
+            self._call, self._text = [text[len(before) : at + len(mark)]], text[at + len(mark) :]
             self._state = self._read_call
             return True
         keep = 0 if final else count_held(text, self._begins)
@@ -103,22 +64,26 @@ class CallFinder:
 
     def _take(self, chars: int) -> str:
         """Reads so many characters of the current call."""
-        taken, self._text = self._text[:chars], self._text[chars:]
-        self._call_text += taken
+        taken = super()._take(chars)
+        self._call.append(taken)
         return taken
 
+    def _pop_call(self) -> str:
+        """What was read of the current call, which ends."""
+        text, self._call = "".join(self._call), []
+        return text
+
     def _end_call(self) -> None:
-        self._call_text = ""
+        self._call = []
         self._drops_blanks = True
 
     def _reject_call(self) -> bool:
         """What was read of a call is content, and so is what follows, up to the next mark."""
-        self._add_content(self._call_text)
-        self._call_text = ""
+        self._add_content(self._pop_call())
         self._state = self._read_content
         return True
 
     def _add_content(self, text: str) -> None:
         if text:
-            add_part(self._parts, Content(text))
+            self._add(Content(text))
             self._drops_blanks = False

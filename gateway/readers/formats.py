@@ -1,18 +1,14 @@
 """How a model writes tool calls and reasoning: selected by name, or by its templates. Pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from gateway.readers.calls.formats import CALL_FORMATS, HARMONY, HERMES, find_call_format
+from gateway.readers.calls.formats import CALL_FORMATS, CALL_MARKS, HARMONY, HERMES
 from gateway.readers.calls.kinds import CallFormat
 from gateway.readers.harmony import HarmonyReader
-from gateway.readers.reasoning import (
-    REASONING_FORMATS,
-    ReasoningFormat,
-    find_reasoning_format,
-)
+from gateway.readers.reasoning import REASONING_FORMATS, REASONING_MARKS, ReasoningFormat
 from gateway.types.answer_parts import AnswerReader
 from gateway.types.tools import Tools, ToolUse
 from services.runtime.config import ConfigError
@@ -51,11 +47,8 @@ def select_formats(
     template if it shows no known one; `none`: none. Raises ValueError with the names, and
     ConfigError for a response template that cannot be used."""
     found = AnswerFormats(
-        _select(CALL_FORMATS, find_call_format(chat_template) if calls == AUTO else calls),
-        _select(
-            REASONING_NAMES,
-            find_reasoning_format(chat_template) if reasoning == AUTO else reasoning,
-        ),
+        _select(CALL_FORMATS, _find_name(calls, CALL_MARKS, chat_template)),
+        _select(REASONING_NAMES, _find_name(reasoning, REASONING_MARKS, chat_template)),
     )
     if found.calls is HARMONY or reasoning == GPT_OSS:
         return AnswerFormats(found.calls, whole=_open_harmony)
@@ -84,6 +77,14 @@ def check_names(calls: str, reasoning: str) -> None:
             _select(known, "" if name == AUTO else name)
         except ValueError as error:
             raise ConfigError(f"gateway.{option}: {error}") from None
+
+
+def _find_name(name: str, marks: Iterable[tuple[str, str]], chat_template: str) -> str:
+    """The name; for `auto`, that of the first format that a chat template shows, empty if there is
+    none."""
+    if name != AUTO:
+        return name
+    return next((shown for mark, shown in marks if mark in chat_template), "")
 
 
 def _select(known: Mapping[str, F], name: str) -> F | None:

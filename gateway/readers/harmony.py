@@ -6,14 +6,12 @@ Source: OpenAI, "OpenAI harmony response format", sections "Channels" and "Funct
 """
 
 import json
-from collections.abc import Sequence
 
 from gateway.readers.calls.ids import make_call_id
-from gateway.readers.content import State, add_part, over
 from gateway.readers.patterns import Found, compile_pattern
 from gateway.readers.scanning import BracketScanner, count_held, find_mark
+from gateway.readers.states import StateReader
 from gateway.types.answer_parts import (
-    AnswerPart,
     Content,
     Reasoning,
     ToolCallArguments,
@@ -34,7 +32,7 @@ HEADER = compile_pattern(
 )
 
 
-class HarmonyReader:
+class HarmonyReader(StateReader):
     """Reads the messages of one answer. Text without a header, and a call that is not JSON or that
     the request does not offer, is content. What a message tells another recipient than a function
     is dropped."""
@@ -42,33 +40,13 @@ class HarmonyReader:
     passes_content = False
 
     def __init__(self, tools: Tools, parallel: bool):
+        super().__init__(self._read_header)
         self._tools, self._parallel = tools, parallel
-        self._text = ""  # not read yet
-        self._read_chars = 0
-        self._call_text = ""  # of the current call
-        self._arguments = ""
+        self._header = ""  # of the current call, with the blanks behind it
+        self._arguments: list[str] = []  # pieces
         self._index = -1
         self._scanner = BracketScanner()
-        self._parts: list[AnswerPart] = []
-        self._state: State = self._read_header
-        self._cut = False
         self.reasoning_chars = 0  # of the answer, up to the end of the last reasoning
-
-    def feed(self, text: str) -> Sequence[AnswerPart]:
-        self._text += text
-        return self._run(final=False)
-
-    def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
-        self._cut = cut
-        parts = self._run(final=True)
-        self._state = over
-        return parts
-
-    def _run(self, final: bool) -> Sequence[AnswerPart]:
-        while self._state(final):
-            pass
-        parts, self._parts = self._parts, []
-        return parts
 
     def _read_header(self, final: bool) -> bool:
         found = HEADER.match(self._text, partial=True)
@@ -91,9 +69,9 @@ class HarmonyReader:
         name = recipient.removeprefix(FUNCTIONS)
         if recipient.startswith(FUNCTIONS) and name in self._tools:
             self._index += 1
-            self._call_text, self._arguments, self._scanner = header, "", BracketScanner()
+            self._header, self._arguments, self._scanner = header, [], BracketScanner()
             call_id = make_call_id(name, self._index)
-            self._parts.append(ToolCallStart(self._index, call_id, name))
+            self._add(ToolCallStart(self._index, call_id, name))
             self._state = self._read_arguments
         elif recipient.startswith(FUNCTIONS):
             self._add(Content(header))
@@ -143,15 +121,13 @@ class HarmonyReader:
     def _read_arguments(self, final: bool) -> bool:
         scanner = self._scanner
         if not self._arguments:
-            self._call_text += self._take(len(self._text) - len(self._text.lstrip()))
-        if self._text and not self._arguments and not self._text.startswith("{"):
-            return self._withdraw()
-        piece = self._take(scanner.feed(self._text))
-        self._call_text += piece
-        self._arguments += piece
-        if piece:
+            self._header += self._take(len(self._text) - len(self._text.lstrip()))
+            if self._text and not self._text.startswith("{"):
+                return self._withdraw()
+        if piece := self._take(scanner.feed(self._text)):
+            self._arguments.append(piece)
             self._add(ToolCallArguments(self._index, piece))
-        if scanner.ended and _is_json(self._arguments):
+        if scanner.ended and _is_json("".join(self._arguments)):
             self._state = self._read_after_call
             return True
         if scanner.ended or scanner.failed or (final and not self._cut):
@@ -173,20 +149,9 @@ class HarmonyReader:
         return False
 
     def _withdraw(self) -> bool:
-        self._parts.append(ToolCallMalformed(self._index, self._call_text))
+        self._add(ToolCallMalformed(self._index, "".join((self._header, *self._arguments))))
         self._state = self._read_content
         return True
-
-    def _take(self, chars: int) -> str:
-        taken, self._text = self._text[:chars], self._text[chars:]
-        self._read_chars += chars
-        return taken
-
-    def _add(self, part: AnswerPart) -> None:
-        match part:
-            case Content("") | Reasoning(""):
-                return
-        add_part(self._parts, part)
 
 
 def _is_json(text: str) -> bool:

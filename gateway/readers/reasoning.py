@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.readers.content import ContentReader, State, add_part, over
+from gateway.readers.content import ContentReader
 from gateway.readers.scanning import count_held, find_mark
+from gateway.readers.states import StateReader, merge_parts
 from gateway.types.answer_parts import AnswerPart, AnswerReader, Reasoning
 
 
@@ -51,7 +52,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
 }
 # Texts in chat templates and the format that they show; the first that is found counts.
-TEMPLATE_MARKS: tuple[tuple[str, str], ...] = (
+REASONING_MARKS: tuple[tuple[str, str], ...] = (
     ("<seed:think>", "seed_oss"),
     ("[THINK]", "mistral"),
     ("Here is my thought process:", "granite"),
@@ -60,12 +61,7 @@ TEMPLATE_MARKS: tuple[tuple[str, str], ...] = (
 )
 
 
-def find_reasoning_format(chat_template: str) -> str:
-    """The name of the format that a chat template shows; empty if there is none."""
-    return next((name for mark, name in TEMPLATE_MARKS if mark in chat_template), "")
-
-
-class ReasoningReader:
+class ReasoningReader(StateReader):
     """Reads the reasoning, then leaves the text to another reader. Blanks around the reasoning are
     dropped."""
 
@@ -73,12 +69,9 @@ class ReasoningReader:
         self, form: ReasoningFormat, opened: bool | None, rest: AnswerReader | None = None
     ):
         """`opened`: whether the answer begins within the reasoning; None: if it has the mark."""
+        super().__init__(self._leave if opened is False else self._read_start)
         self._format, self._opened = form, opened
         self._rest: AnswerReader = rest or ContentReader()
-        self._text = ""  # not read yet
-        self._read_chars = 0
-        self._parts: list[AnswerPart] = []
-        self._state: State = self._leave if opened is False else self._read_start
         self.reasoning_chars = 0  # of the answer, up to the end of the reasoning and of its mark
         self.passes = False  # whether further text goes to the other reader as it is
 
@@ -88,23 +81,10 @@ class ReasoningReader:
         return self.passes and isinstance(self._rest, ContentReader)
 
     def feed(self, text: str) -> Sequence[AnswerPart]:
-        if self.passes:
-            return self._rest.feed(text)
-        self._text += text
-        return self._run(final=False)
+        return self._rest.feed(text) if self.passes else super().feed(text)
 
     def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
-        parts = list(self._run(final=True))
-        self._state = over
-        for part in self._rest.finish(cut):
-            add_part(parts, part)
-        return parts
-
-    def _run(self, final: bool) -> Sequence[AnswerPart]:
-        while self._state(final):
-            pass
-        parts, self._parts = self._parts, []
-        return parts
+        return merge_parts([*super().finish(cut), *self._rest.finish(cut)])
 
     def _read_start(self, final: bool) -> bool:
         """The mark before the reasoning; a prompt that has it may be repeated."""
@@ -132,13 +112,13 @@ class ReasoningReader:
         text, marks = self._text, (self._format.end,)
         at, mark = find_mark(text, marks)
         if mark:
-            self._add(self._take(at).rstrip())
+            self._add(Reasoning(self._take(at).rstrip()))
             self._take(len(mark))
             self.reasoning_chars = self._read_chars
             self._state = self._skip_blanks_after
             return True
-        self._add(self._take(len(text) - (0 if final else count_held(text, marks))))
-        self.reasoning_chars = self._read_chars + len(self._text)
+        self._add(Reasoning(self._take(len(text) - (0 if final else count_held(text, marks)))))
+        self.reasoning_chars = self._fed_chars
         return False
 
     def _skip_blanks_after(self, final: bool) -> bool:
@@ -151,17 +131,6 @@ class ReasoningReader:
 
     def _leave(self, final: bool) -> bool:
         """The rest is the other reader's."""
-        rest, self._text, self.passes, self._state = self._text, "", True, over
-        if rest:
-            for part in self._rest.feed(rest):
-                add_part(self._parts, part)
+        self.passes = True
+        self._parts += self._rest.feed(self._take(len(self._text)))
         return False
-
-    def _take(self, chars: int) -> str:
-        taken, self._text = self._text[:chars], self._text[chars:]
-        self._read_chars += chars
-        return taken
-
-    def _add(self, text: str) -> None:
-        if text:
-            add_part(self._parts, Reasoning(text))

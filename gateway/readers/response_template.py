@@ -7,7 +7,7 @@ from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
 from gateway.readers.calls.ids import make_call_id
-from gateway.readers.content import add_part
+from gateway.readers.states import merge_parts
 from gateway.types.answer_parts import (
     AnswerPart,
     Content,
@@ -47,11 +47,7 @@ class TemplateReader:
             self._parser, self._failed = ResponseParser(dict(template), prefix=""), True
 
     def feed(self, text: str) -> Sequence[AnswerPart]:
-        parts: list[AnswerPart] = []
-        for char in text:
-            for part in self._feed_char(char):
-                add_part(parts, part)
-        return parts
+        return merge_parts([part for char in text for part in self._feed_char(char)])
 
     def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
         if self._failed:
@@ -59,11 +55,10 @@ class TemplateReader:
         parts: list[AnswerPart] = []
         try:
             _, events = self._parser.finalize()
-            for part in self._read(events):
-                add_part(parts, part)
+            parts.extend(self._read(events))
         except Exception:  # of a content parser or a transform, of many types
             parts += self._fail()
-        return parts
+        return merge_parts(parts)
 
     def _feed_char(self, char: str) -> Iterator[AnswerPart]:
         if self._failed:

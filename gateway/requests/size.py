@@ -1,4 +1,4 @@
-"""Refuses prompts whose size in bytes alone exceeds the context, before tokenization."""
+"""Refuses prompts that exceed the context by their size in bytes alone, before tokenization."""
 
 import re
 from collections.abc import Iterable

@@ -118,7 +118,7 @@ class ClientCall:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens whose KV was in the prefix cache."""
+        """Prompt tokens that had their KV in the prefix cache."""
         return sum(live.session.cached_tokens for live in self.choices if live.choice == 0)
 
     @property
@@ -195,7 +195,7 @@ class ClientCall:
             self._complete(self.choices[session.index], chunk.reason, now_s)
 
     def _complete_undelivered(self) -> None:
-        """Completes choices whose end was not delivered."""
+        """Completes choices without a delivered end."""
         now_s = time.monotonic()
         sessions = [live.session for live in self.choices]
         broken = None

@@ -87,7 +87,7 @@ class Session:
         self.failure: Exception | None = None
         self.stopped_by_text = False
         self.content_s = inf  # the client's first content, of an answer with reasoning or calls
-        self.cached_tokens = 0  # prompt tokens whose KV was in the prefix cache
+        self.cached_tokens = 0  # prompt tokens with KV in the prefix cache
         self.prompt_logprobs: Sequence[Logprob] = ()
         self._max_tokens, self._min_tokens = sampling.max_tokens, sampling.min_tokens
         self._detokenizer = detokenizer

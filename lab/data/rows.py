@@ -77,7 +77,7 @@ def parse_source(spec: str) -> Source:
 def read_rows(source: Source, limit: int = 0, seed: int = 0) -> list[Row]:
     """Returns the rows in file order, or a seeded sample of `limit` rows (0: all).
 
-    Skips empty answers, answers whose samples were all truncated, and rows without the source's
+    Skips empty answers, answers with truncated samples only, and rows without the source's
     field. Raises DataError.
     """
     rows = [row for record in _records(source.path) if (row := _row(source, record)) is not None]

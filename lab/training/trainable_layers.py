@@ -14,7 +14,7 @@ _MASKED = -1e9  # attention bias of padding
 
 
 class PartiallyTrainedEncoder(nn.Module):
-    """Token states of an encoder whose upper `trained` layers are trainable.
+    """Token states of an encoder with `trained` upper layers that are trainable.
 
     Repeated texts cost only the upper layers. Raises ValueError for an encoder without BERT's
     structure (embeddings, then encoder.layer) or with fewer layers.

@@ -615,7 +615,7 @@ class FleetView(_message.Message):
     drain_s: _builtins.float
     """estimated time until the queue is empty"""
     prefix_blocks: _builtins.int
-    """leading prompt blocks whose hashes are useful for placement; 0: none"""
+    """leading prompt blocks with hashes that placement can use; 0: none"""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerInfo]: ...
     @_builtins.property
@@ -1124,7 +1124,7 @@ Global___StaticBatch: _TypeAlias = StaticBatch  # noqa: Y015
 
 @_typing.final
 class Plan(_message.Message):
-    """Absolute directives; a worker skips a plan whose seq it has applied. Unnamed requests continue."""
+    """Absolute directives; a worker skips a plan if it has applied the seq. Unnamed requests continue."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1327,8 +1327,8 @@ class Report(_message.Message):
     """Requests that may run at present, at most the hello's max_running; 0: that many."""
     @_builtins.property
     def progress(self) -> Global___ProgressColumns:
-        """All running requests, after each plan and periodically, and every other request whose blocks
-        changed since they were last reported. The last reported blocks of all requests here therefore
+        """All running requests, after each plan and periodically, and every other request with blocks
+        that changed since they were last reported. The last reported blocks of all requests here therefore
         add up: their sum - shared_blocks + free_blocks are the device's blocks.
         """
 
@@ -1336,7 +1336,7 @@ class Report(_message.Message):
     def finished(self) -> _containers.RepeatedCompositeFieldContainer[Global___FinishedRequest]: ...
     @_builtins.property
     def evicted(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]:
-        """Requests whose device memory was freed; the scheduler queues them again. Held tokens are in host
+        """Requests that lost their device memory; the scheduler queues them again. Held tokens are in host
         memory; 0 if the KV was dropped.
         """
 

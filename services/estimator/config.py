@@ -21,7 +21,7 @@ class EstimatorConfig(LabelledSettings):
     # The shortest time between two fits: under 1 % of CPU time, however short the steps are.
     refit_interval_s: float = Field(default=2.0, ge=0)
     workers_max: int = Field(default=1_024, ge=1)
-    # How often to learn from batches whose estimate is off by more than both limits (as Magnus).
+    # How often to learn from batches with an estimate off by more than both limits (as Magnus).
     batch_refresh_s: float = Field(default=120.0, gt=0)
     batch_off_s: float = Field(default=2.0, ge=0)
     batch_off_share: float = Field(default=0.2, ge=0)

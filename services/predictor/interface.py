@@ -68,7 +68,7 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A request whose output length is to be forecast.
+    """A request with an output length to forecast.
 
     features: None when no encoder runs or it failed.
     prompt: the text, for predictors that use it directly. It is not stored.

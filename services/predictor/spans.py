@@ -7,7 +7,7 @@ from protos.generated import predictor_pb2
 from services.predictor.serving.forecaster import ImmediateForecast, ReadingResult
 from services.runtime.bounded_dict import BoundedDict
 
-MAX_UNREAD_SPANS = 4_096  # traced requests whose prompts are unread; the oldest is evicted
+MAX_UNREAD_SPANS = 4_096  # traced requests with unread prompts; the oldest is evicted
 
 
 class PredictorSpans:

@@ -63,7 +63,7 @@ class SchedulerConfig(LabelledSettings):
     forecast_pause_max_s: float = Field(5.0, gt=0)
     batcher_timeout_s: float = Field(0.05, gt=0)  # then the scheduler arranges the round
     refresh_interval_s: float = Field(0.25, gt=0)  # between refreshes of shared forecasts
-    # Ended requests whose story `foretoken why` keeps: 30 MB at most.
+    # Ended requests that `foretoken why` can explain: 30 MB at most.
     story_requests: int = Field(4_096, ge=0)
     event_log: str = ""  # file for the event log, from which `foretoken why --log` replays a run
     event_log_max_bytes: int = Field(256 * 2**20, gt=0)

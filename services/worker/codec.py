@@ -82,7 +82,7 @@ def _encode_logprobs(token_id: int, logprobs: TokenLogprobs) -> common_pb2.Token
 
 
 def encode_error(message: str) -> worker_pb2.RequestTokens:
-    """The error fields of a message whose other fields are already set."""
+    """The error fields of a message. Its other fields are already set."""
     return worker_pb2.RequestTokens(finish_reason=common_pb2.FINISH_REASON_ERROR, message=message)
 
 

@@ -68,7 +68,7 @@ class WorkerMetrics:
             self._adapter_requests.labels(self._adapters.label(adapter)).inc()
 
     def record_tokens(self, tokens: int) -> None:
-        """Counts tokens of requests whose static batch ended between two steps."""
+        """Counts tokens of requests of a static batch that ended between two steps."""
         self._decoded.inc(tokens)
 
     def record_step(self, result: StepResult) -> None:

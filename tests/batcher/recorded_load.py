@@ -1,5 +1,5 @@
 """A load as a list of events, recorded from a scheduler that arranges rounds in process, to replay
-on one whose rounds a batcher arranges."""
+on one that has a batcher arrange its rounds."""
 
 from dataclasses import dataclass, field
 

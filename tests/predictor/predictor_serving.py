@@ -1,4 +1,4 @@
-"""A running predictor service, and requests whose answer length follows their prompt."""
+"""A running predictor service, and requests with a length that follows from their prompt."""
 
 import asyncio
 import random
@@ -140,7 +140,7 @@ def ended(request_id: str, tokens: int, **fields: Any) -> predictor_pb2.Outcome:
 def requests(
     count: int, seed: int = 0
 ) -> list[tuple[predictor_pb2.ForecastInput, predictor_pb2.Outcome]]:
-    """Requests and outcomes whose length follows the prompt."""
+    """Requests and outcomes with a length that follows from the prompt."""
     rng = random.Random(seed)
     pairs = []
     for number in range(count):

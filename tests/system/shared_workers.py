@@ -134,9 +134,9 @@ def _start(
 async def running_system(
     workers: Workers, policy: str, choices: Mapping[str, object], oracle_file: str = ""
 ) -> AsyncIterator[System]:
-    """A control plane with all workers attached, whose preset has `choices` replaced. The predictor
-    runs in this process; a predictor that reads prompts uses the real encoder within a small CPU
-    budget, and models are not refitted, which would take longer than the load."""
+    """A control plane with all workers attached; `choices` replace those of its preset. The
+    predictor runs in this process; a predictor that reads prompts uses the real encoder within a
+    small CPU budget, and models are not refitted, which would take longer than the load."""
     sets = [f"preset.{key}={value}" for key, value in choices.items()]
     overrides = sections(ServeOptions(policy=policy, http_port=0, grpc_port=0, sets=sets))
     preset = chosen_preset(overrides)

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 # Health checks and reflection reveal nothing about requests.
 OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/")
 TELEMETRY_PREFIX = f"/{TELEMETRY}/"
-UNIX = "unix:"  # a peer over a socket file, whose permissions control access
+UNIX = "unix:"  # a peer over a socket file: the permissions of the file control access
 
 
 class KeyInterceptor(aio.ServerInterceptor):

@@ -5,6 +5,7 @@ Runs only in a process that may be killed: `gateway.grammars.compiling.process`.
 
 import json
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -126,7 +127,7 @@ def _strict_options(schema: dict[str, object]) -> "JsonCompileOptions":
 
 def _embed(schema: object, whitespace: str | None) -> dict[str, object]:
     """The schema as Lark grammars embed it, with its options. Raises GrammarFault."""
-    exact = {**_require_schema(schema)}
+    exact = deepcopy(_require_schema(schema))
     write_exactly(exact)
     return {**exact, "x-guidance": {**_whitespace_options(whitespace), **_strict_options(exact)}}
 

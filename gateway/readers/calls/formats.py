@@ -201,7 +201,7 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
     "openai": HARMONY,
 }
 # Texts in chat templates and the format that they show; the first that is found counts.
-TEMPLATE_MARKS: tuple[tuple[str, str], ...] = (
+CALL_MARKS: tuple[tuple[str, str], ...] = (
     ("<|channel|>analysis<|message|>", "openai"),
     ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>", "deepseek_v3"),
     (CALL_BEGIN + "function" + SEP, "deepseek_v3"),
@@ -227,8 +227,3 @@ TEMPLATE_MARKS: tuple[tuple[str, str], ...] = (
     ('"parameters": dictionary of argument name', "llama3_json"),
     ("[func_name1(", "pythonic"),
 )
-
-
-def find_call_format(chat_template: str) -> str:
-    """The name of the format that a chat template shows; empty if there is none."""
-    return next((name for mark, name in TEMPLATE_MARKS if mark in chat_template), "")

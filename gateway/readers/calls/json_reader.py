@@ -21,14 +21,12 @@ class JsonCallReader(CallReader[JsonCallSyntax]):
     """A call with arguments that are not JSON is content."""
 
     def _begin_arguments(self, name: str) -> None:
-        self._scanner, self._arguments = BracketScanner(), ""
+        self._scanner, self._before = BracketScanner(), len(self._call)
 
     def _read_arguments(self, final: bool) -> bool:
         scanner = self._scanner
-        piece = self._take(scanner.feed(self._text))
-        self._arguments += piece
-        self._add_arguments(piece)
-        if scanner.ended and _is_object(self._arguments):
+        self._add_arguments(self._take(scanner.feed(self._text)))
+        if scanner.ended and _is_object("".join(self._call[self._before :])):
             self._state = self._read_tail
             return True
         if scanner.ended or scanner.failed or (final and not self._cut):

@@ -59,8 +59,8 @@ class PythonCallReader(CallFinder):
         for name, text in written if self._rules.parallel else written[:1]:
             self._index += 1
             call_id = self._rules.make_id(name, self._index)
-            self._parts.append(ToolCallStart(self._index, call_id, name))
-            self._parts.append(ToolCallArguments(self._index, text))
+            self._add(ToolCallStart(self._index, call_id, name))
+            self._add(ToolCallArguments(self._index, text))
         self._end_call()
         self._state = self._read_after if self._rules.parallel else self._skip_rest
         return True

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from gateway.readers.content import CallFinder, add_part
+from gateway.readers.content import CallFinder
 from gateway.readers.patterns import Pattern
 from gateway.types.answer_parts import ToolCallArguments, ToolCallMalformed, ToolCallStart
 from gateway.types.tools import Tools
@@ -65,8 +65,8 @@ class CallReader(CallFinder, Generic[S]):
             if found is not None and not found.partial:
                 return self._start(syntax, found["name"], found.end())
             waits |= found is not None
-        if final and waits and self._call_text.strip():  # a limit cut a call that has its mark
-            self._text = self._call_text = ""
+        if final and waits and "".join(self._call).strip():  # a limit cut a call that has its mark
+            self._text, self._call = "", []
         return self._reject_call() if final or not waits else False
 
     def _start(self, syntax: S, name: str, chars: int) -> bool:
@@ -75,14 +75,13 @@ class CallReader(CallFinder, Generic[S]):
         self._take(chars)
         self._index += 1
         call_id = self._rules.make_id(name, self._index)
-        self._parts.append(ToolCallStart(self._index, call_id, name))
+        self._add(ToolCallStart(self._index, call_id, name))
         self._syntax, self._state = syntax, self._read_arguments
         self._begin_arguments(name)
         return True
 
     def _add_arguments(self, text: str) -> None:
-        if text:
-            add_part(self._parts, ToolCallArguments(self._index, text))
+        self._add(ToolCallArguments(self._index, text))
 
     def _end_call(self) -> None:
         super()._end_call()
@@ -101,11 +100,11 @@ class CallReader(CallFinder, Generic[S]):
         more = found is not None and found.group("more") is not None
         self._state = self._read_call if more else self._read_content
         if not more:
-            self._call_text = ""
+            self._call = []
         return True
 
     def _withdraw(self) -> bool:
-        self._parts.append(ToolCallMalformed(self._index, self._call_text))
-        self._call_text, self._drops_blanks = "", False
+        self._add(ToolCallMalformed(self._index, self._pop_call()))
+        self._drops_blanks = False
         self._state = self._read_content
         return True

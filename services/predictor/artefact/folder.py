@@ -42,7 +42,7 @@ _MAX_ASIDE_NAMES = 1_000  # attempts to find a free name
 
 @dataclass(frozen=True)
 class Artefact:
-    """A ranker ready to forecast and the encoder whose features it reads.
+    """A ranker ready to forecast and the encoder of the features that it reads.
 
     encoder: argument of `Encoder.load`.
     """

@@ -53,7 +53,7 @@ class OutcomeRecorder:
         return bool(excess) and self._forecaster.compare(excess)
 
     def late_row(self, ended: EndedRequest, packed: bytes) -> Row:
-        """Returns the second row of an outcome whose prompt was read after the request ended."""
+        """Returns the second row of an outcome: its prompt was read after the request ended."""
         pending = replace(ended.pending, packed=packed, prompt=None)
         return encode(
             ended.outcome, pending, self._encoder, self._writer, ended.finished_at_s, READ_LATE

@@ -24,7 +24,7 @@ MAX_NAME_CHARS = 256
 
 @dataclass(frozen=True, slots=True)
 class EncodedBy:
-    """The encoder whose features are learned from: its name and the shape of its embeddings."""
+    """The encoder of the learned features: its name and the shape of its embeddings."""
 
     name: str
     shape: tuple[int, ...]

@@ -108,8 +108,8 @@ class TwoStageForecaster:
         self._in_progress: dict[str, EndedRequest | None] = {}
 
     def answer(self, batch: Sequence[ForecastQuery]) -> list[ImmediateForecast]:
-        """Returns one forecast per query, in order, and queues the prompts whose forecasts can
-        improve."""
+        """Returns one forecast per query, in order, and queues the prompts with
+        forecasts that can improve."""
         if self._at_once:
             return self._read_and_answer(batch, self._at_once)
         cached = [self._cache.get(r.query) if self._reads else None for r in batch]

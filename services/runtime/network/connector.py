@@ -17,7 +17,7 @@ from services.runtime.network.identity import (
 )
 from services.runtime.network.leader_channel import leader_target
 
-KEPT = 2  # earlier channels, whose streams go on after a change of certificate
+KEPT = 2  # earlier channels: their streams go on after a change of certificate
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The link to a batcher process, which arranges rounds.
 
-The link keeps one stream open, on which each forecast is sent once. A round whose answer is late or
-invalid, or that cannot be sent, is arranged by the scheduler: admission never waits for a peer.
-After a failure the link reconnects with exponential backoff.
+The link keeps one stream open, on which each forecast is sent once. If a round cannot be sent, or
+its answer is late or invalid, the scheduler arranges it: admission never waits for a peer. After a
+failure the link reconnects with exponential backoff.
 """
 
 import asyncio

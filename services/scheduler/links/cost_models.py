@@ -32,7 +32,7 @@ GATHER_S = 0.2  # between deliveries: one call per report costs as much as a rou
 
 @dataclass
 class FollowedWorker:
-    """A worker whose cost model is followed once its start-up profile has been delivered."""
+    """A worker with a cost model to follow once its start-up profile has been delivered."""
 
     profile: estimator_pb2.ObserveTimingsRequest
     task: asyncio.Task[None] | None = None

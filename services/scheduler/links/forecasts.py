@@ -40,7 +40,7 @@ REFRESH_S = 1.0  # no request waits for a refresh of shared forecasts
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request whose forecast is asked for; history answers at `due_s`."""
+    """A request for a forecast; history answers at `due_s`."""
 
     request: Request
     asked_s: float
@@ -140,7 +140,7 @@ class Forecasts:
                 await self._send(questions)
 
     def _pop_questions(self) -> list[Question]:
-        """The oldest questions whose answer is still useful."""
+        """The oldest questions with an answer that is still useful."""
         oldest_s = _now() - self._config.forecast_late_s
         names = list(islice(self._questions, MAX_PER_CALL))
         popped = [self._questions.pop(name) for name in names]

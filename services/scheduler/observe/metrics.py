@@ -41,7 +41,7 @@ class SchedulerMetrics:
         self.round_seconds = make.histogram(catalogue.ROUND)
         self.arranged = make.counter(catalogue.ARRANGED, "batcher", "late", "gone", "wrong")
         self._classes = BoundedLabels()
-        self._round = 0  # last round whose decision was counted
+        self._round = 0  # last round with a counted decision
         self._sent: dict[str, deque[tuple[int, float]]] = {}  # by link: plan, time of its round
 
     def watch(self, state: SchedulerState) -> None:

@@ -208,7 +208,7 @@ class StoryRecorder:
         self._writer.open(story, job.row, len(state.ledger.board.phase))
 
     def _refused_on_arrival(self, t: Transition, event: ev.Event, state: SchedulerState) -> None:
-        """A request that was not accepted, or whose deadline had passed already."""
+        """A request that was not accepted, or that came after its deadline."""
         if isinstance(event, ev.Submitted) and event.request.request_id == t.request_id:
             story = open_story(event.request, event.link, t.at_s, state.ledger.waiting)
             story.add((t.at_s, Kind.REFUSED, (t.message,)))

@@ -101,7 +101,7 @@ class StoryWriter:
         self.columns = StoryColumns()
         self.rows: dict[int, OpenStory] = {}
         self.unstarted: dict[int, OpenStory] = {}  # admitted, no token reported yet
-        self.watched = 0  # rows whose KV is followed
+        self.watched = 0  # rows with KV that is followed
         self.decided_s = 0.0  # time of the last round
         self.rounds = 0
         self.deciding = False  # whether the current step carries a new decision

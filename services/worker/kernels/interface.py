@@ -96,7 +96,7 @@ class AttentionKernels(Protocol):
 
 
 class RecordableAttention(AttentionKernels, Protocol):
-    """AttentionKernels for decodes only, whose launches can be recorded once and replayed.
+    """AttentionKernels for decodes only. Launches can be recorded once and replayed.
 
     `prepare`, which is not recorded, copies the changes of a batch to the device. `slots` may be
     longer than the batch: the further rows are padding at position 0, each attending to its own

@@ -38,12 +38,12 @@ class BlockPool:
 
     @property
     def blank_blocks(self) -> int:
-        """Free blocks whose content is not published."""
+        """Free blocks without published content."""
         return len(self._free)
 
     @property
     def cached_blocks(self) -> int:
-        """Free blocks whose content is still found by its key."""
+        """Free blocks with content that is still found by its key."""
         return len(self._cached)
 
     @property
@@ -127,14 +127,14 @@ class BlockPool:
         return len(shared)
 
     def known(self, keys: Sequence[bytes]) -> int:
-        """Returns the length of the longest prefix of `keys` whose blocks are all published."""
+        """Returns the length of the longest prefix of `keys` with published blocks only."""
         return next((i for i, key in enumerate(keys) if key not in self._by_key), len(keys))
 
     def publish(self, owner: str, index: int, key: bytes) -> bool:
         """Registers the owner's block `index`, which must be full, under `key`.
 
-        A block whose key is already registered to another block stays private to its owner: returns
-        False.
+        If the key is already registered to another block, this one stays private to its owner:
+        returns False.
         """
         block = self._tables[owner][index]
         if key in self._by_key or block in self._keys:

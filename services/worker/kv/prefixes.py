@@ -1,24 +1,25 @@
 """CachedPrefixes: hashes of the shareable blocks of a worker, reported as changes."""
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from services.runtime.prefix import MAX_PREFIX_CHANGES, MAX_REPORTED_PREFIXES, hash_of
+
+
+class StoredBlocks(NamedTuple):
+    """Blocks of one text that have become shareable."""
+
+    indexes: Sequence[int]  # ascending
+    keys: Sequence[bytes]  # of the text's first blocks
+    tokens: Sequence[int]  # of the text
+    cache_salt: str
+    adapter: str
 
 
 class PrefixListener(Protocol):
     """Called when blocks become, and cease to be, shareable, by the engine's thread."""
 
-    def stored(
-        self,
-        tokens: Sequence[int],
-        keys: Sequence[bytes],
-        indexes: Sequence[int],
-        cache_salt: str,
-        adapter: str,
-    ) -> None:
-        """The blocks `indexes` of a text are shareable now. `keys` are those of its first
-        blocks."""
+    def stored(self, blocks: StoredBlocks) -> None: ...
 
     def removed(self, key: bytes) -> None: ...
 

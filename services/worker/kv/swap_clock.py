@@ -24,7 +24,7 @@ class TransferTimer:
 
 
 class SwapClock:
-    """Issued transfers whose last part has not completed. O(parts) per transfer."""
+    """Issued transfers with a last part that has not completed. O(parts) per transfer."""
 
     def __init__(self, streams: Streams):
         self._streams = streams

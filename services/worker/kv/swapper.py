@@ -124,7 +124,7 @@ class Swapper:
 
     def settle(self) -> list[int]:
         """Scatters arrived chunks; does not wait for others. Returns the serials of the completed
-        uploads, whose blocks later compute may read, in the order they were started.
+        uploads, in the order they were started. Later compute may read their blocks.
 
         If a kernel raises, no upload in progress is valid any more: call `reset`.
         """

@@ -1,12 +1,13 @@
 """vLLM's messages about a prefix cache, as msgpack (vllm/distributed/kv_events.py, vLLM 0.30 to
 0.32): llm-d, Dynamo and other routers read them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 
 import msgspec
 
 from services.runtime.prefix import hash_of
+from services.worker.kv.prefixes import StoredBlocks
 
 DEVICE = "GPU"  # the first tier of memory, on a CPU, too
 
@@ -42,16 +43,9 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     data_parallel_rank: int
 
 
-def stored_blocks(
-    tokens: Sequence[int],
-    keys: Sequence[bytes],
-    indexes: Iterable[int],
-    block_tokens: int,
-    cache_salt: str,
-    adapter: str,
-) -> Iterator[BlockStored]:
-    """The events for these blocks of a text, in ascending order: one for each run of successive
-    blocks. `keys` are those of the text's first blocks."""
+def stored_events(stored: StoredBlocks, block_tokens: int) -> Iterator[BlockStored]:
+    """One event for each run of successive blocks, in ascending order."""
+    indexes, keys, tokens, cache_salt, adapter = stored
 
     def extra(index: int) -> tuple[str, ...] | None:
         return tuple(filter(None, (adapter, "" if index else cache_salt))) or None

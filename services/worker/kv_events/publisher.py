@@ -13,12 +13,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
 
 import msgspec
 import zmq.asyncio
 
 from services.worker.config import EngineConfig
+from services.worker.kv.prefixes import StoredBlocks
 from services.worker.kv_events.messages import (
     DEVICE,
     AllBlocksCleared,
@@ -26,7 +26,7 @@ from services.worker.kv_events.messages import (
     EventBatch,
     KVEvent,
     block_hash,
-    stored_blocks,
+    stored_events,
 )
 
 log = logging.getLogger(__name__)
@@ -73,16 +73,8 @@ class KVEventPublisher:
 
     # The engine's thread
 
-    def stored(
-        self,
-        tokens: Sequence[int],
-        keys: Sequence[bytes],
-        indexes: Sequence[int],
-        cache_salt: str,
-        adapter: str,
-    ) -> None:
-        size = self._block_tokens
-        for event in stored_blocks(tokens, keys, indexes, size, cache_salt, adapter):
+    def stored(self, blocks: StoredBlocks) -> None:
+        for event in stored_events(blocks, self._block_tokens):
             self._put(event)
 
     def removed(self, key: bytes) -> None:

@@ -20,8 +20,8 @@ PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", 
 COMMON: frozenset[type] = frozenset(
     (nn.ModuleList, nn.Linear, nn.Embedding, nn.Dropout, nn.SiLU, SiLUActivation)
 )
-# Rope whose frequencies do not depend on the sequence length. "dynamic" and "longrope" change them
-# with the longest sequence of a batch.
+# Rope with frequencies that do not depend on the sequence length. "dynamic" and "longrope" change
+# them with the longest sequence of a batch.
 STEADY_ROPE = frozenset(("default", "linear", "llama3", "yarn"))
 
 Window = Callable[[Any], int | None]  # the sliding window of an attention module

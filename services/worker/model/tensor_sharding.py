@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from services.worker.model.rank_group import RankGroup
 
 LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
-# Linear maps whose shards must be whole heads.
+# Linear maps with shards that must be whole heads.
 HEADS = ("q_proj", "k_proj", "v_proj", "query_key_value")
 
 

@@ -11,6 +11,7 @@ from services.core import Residency
 from services.costs import Direction
 from services.runtime.prefix import extend_keys, key_salt
 from services.worker.kv.blocks import BlockPool
+from services.worker.kv.prefixes import StoredBlocks
 from services.worker.kv.transfers import KVTransfer, TransferPlan
 from services.worker.requests.types.batch import PrefillChunk
 from services.worker.requests.types.limits import Counters
@@ -302,8 +303,8 @@ class KVManager:
             if pool.publish(sequence.request_id, index, keys[index])
         ]
         if new and pool.listener:
-            prompt = sequence.prompt
-            pool.listener.stored(sequence.tokens, keys, new, prompt.cache_salt, prompt.adapter)
+            salt, adapter = sequence.prompt.cache_salt, sequence.prompt.adapter
+            pool.listener.stored(StoredBlocks(new, keys, sequence.tokens, salt, adapter))
         sequence.published = full
 
     def _share(self, sequence: Sequence, blocks: int) -> int:

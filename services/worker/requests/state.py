@@ -161,7 +161,7 @@ class WorkerState:
         return None
 
     def apply_plan(self, plan: Plan, now: float) -> None:
-        """Applies a plan. A plan whose seq was applied before changes nothing.
+        """Applies a plan. A plan with a seq that was applied before changes nothing.
 
         Budgets include the token in flight. A paused or offloaded request keeps the KV that the
         step in flight stores, and gets its token later. A new static batch begins after that step.

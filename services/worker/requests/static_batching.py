@@ -71,7 +71,7 @@ class StaticBatching(Batching):
         self._reach_tokens = reach_tokens
         self._batches: dict[int, Batch] = {}
         self._batch_of: dict[str, Batch] = {}  # by member
-        # batches whose members came, left, ended or used up their budgets
+        # batches with members that came, left, ended or used up their budgets
         self._changed: dict[int, Batch] = {}
 
     @property

@@ -110,6 +110,48 @@ def test_answer_follows_its_constraint_or_calls_tools(name: str):
     assert not accepts(behind, "yes") and not accepts(behind, "</think>perhaps")
 
 
+ANY_JSON = Constraint(ConstraintKind.JSON_SCHEMA, "{}")
+NAMED = '{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}'
+NAMED_JSON = Constraint(ConstraintKind.JSON_SCHEMA, NAMED)
+OBJECTS = ('{"name":"f"}', '{"name": "f", "n": 1}', '{ "name":"ff","m":[]}', '{"name": ""}')
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_answer_is_json_in_any_spacing_or_calls_tools(name: str):
+    written = FORMATS[name].written
+    for after in ("", "</think>"):
+        named, any_json = (grammar(name, AUTO, each, after) for each in (NAMED_JSON, ANY_JSON))
+        assert named is not None and any_json is not None
+        for text in (write(written, F), write(written, F, G), *OBJECTS):
+            assert accepts(named, after + text) and accepts(any_json, after + text), text
+        assert not any(accepts(named, after + text) for text in ('{"a":1}', '{"name": 1}', "[]"))
+        for text in ('{"a":1}', "{}", "[false]", "[[]]", "[1, 2]", "null", '{"name":{"name":1}}'):
+            assert accepts(any_json, after + text), text
+        assert written.bare or not accepts(named, after + write(written, BAD))
+
+
+def test_call_in_place_of_json_follows_references_and_patterns():
+    parameters = {
+        "type": "object",
+        "properties": {"n": {"$ref": "#/$defs/n"}, "f": {"$ref": "#"}},
+        "required": ["n"],
+        "additionalProperties": False,
+        "$defs": {"n": {"type": "string", "pattern": "^.b$"}},
+    }
+    use = ToolUse((Tool("f", parameters=parameters, strict=True),))
+    needs_x = Constraint(ConstraintKind.JSON_SCHEMA, '{"type": "object", "required": ["x"]}')
+    made, written = grammar("llama3_json", use, needs_x), FORMATS["llama3_json"].written
+    assert made is not None and accepts(made, '{"x":1}')
+    for arguments, good in (
+        ({"n": "ab"}, True),
+        ({"n": "abc"}, False),
+        ({"n": "ab", "f": {"n": "bb"}}, True),
+        ({"n": "ab", "f": {"n": "b"}}, False),
+    ):
+        assert accepts(made, write(written, ("f", arguments))) == good
+        assert accepts(made, write(written, ("f", {"n": "ab"}), ("f", arguments))) == good
+
+
 def test_channels_hold_thoughts_and_then_a_call_or_the_content():
     written = CALL_FORMATS["openai"].written
     call, bad = write(written, F), write(written, BAD)

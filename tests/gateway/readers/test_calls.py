@@ -7,6 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.readers.calls.formats import CALL_FORMATS
+from gateway.readers.calls.reader import CallRules
+from gateway.readers.calls.xml_formats import XML_FORMATS
+from gateway.readers.calls.xml_reader import XmlCallReader
 from gateway.readers.formats import select_formats
 from gateway.readers.joined import join_parts
 from gateway.types.answer_parts import (
@@ -169,6 +172,29 @@ def test_reader_does_not_backtrack_within_many_blanks(name: str):
 def test_call_without_the_end_of_an_argument_is_content(name: str, begin: str, argument: str):
     text = f"{begin}{argument * 2_000}</tool_call>"
     assert joined(formats(name), [text]) == (text, "", [])
+
+
+class CountingReader(XmlCallReader):
+    copied_chars = 0
+
+    def _take(self, chars: int) -> str:
+        self.copied_chars += len(self._text)
+        return super()._take(chars)
+
+
+def test_work_of_an_answer_in_one_piece_grows_with_its_length():
+    form = XML_FORMATS["qwen3_coder"]
+    rules = CallRules(form.begins, False, {"f": Tool("f")}, True, form.make_id)
+
+    def count(arguments: int) -> float:
+        reader = CountingReader(rules, [form.syntax])
+        each = "<parameter=a>\n1\n</parameter>\n"
+        text = f"<tool_call>\n<function=f>\n{each * arguments}</function>\n</tool_call>"
+        parts = [*reader.feed(text), *reader.finish()]
+        assert [type(part) for part in parts] == [ToolCallStart, ToolCallArguments]
+        return reader.copied_chars / len(text)
+
+    assert count(4_000) < 1.2 * count(500)
 
 
 def test_unknown_name_is_an_error_with_the_known_ones():

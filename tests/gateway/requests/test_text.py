@@ -260,7 +260,7 @@ def test_stop_token_within_an_answer_is_text() -> None:
 
 
 def test_spaces_between_special_tokens_are_optional() -> None:
-    """With a tokenizer whose decoder joins tokens by spaces."""
+    """With a tokenizer that joins tokens by spaces."""
     vocabulary = {"<a>": 0, "<b>": 1, "x": 2, "?": 3}
     words = Tokenizer(tokenizer_models.WordLevel(vocabulary, unk_token="?"))
     words.add_special_tokens(["<a>", "<b>"])

@@ -1,4 +1,4 @@
-"""Synthetic requests whose answer lengths follow known features."""
+"""Synthetic requests with answer lengths that follow known features."""
 
 from collections.abc import Sequence
 

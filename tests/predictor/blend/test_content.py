@@ -1,4 +1,4 @@
-"""Content predictors on requests whose lengths follow from embeddings and words."""
+"""Content predictors on requests with lengths that follow from embeddings and words."""
 
 import pickle
 import warnings

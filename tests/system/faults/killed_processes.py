@@ -1,4 +1,4 @@
-"""Kill processes of a live system under a load whose answers are known."""
+"""Kill processes of a live system under a load with known answers."""
 
 import asyncio
 import os

@@ -72,7 +72,7 @@ async def check(live: Live, cases: list[Case], concurrency: int) -> None:
 
 @pytest.fixture(scope="module")
 def chunked() -> Iterator[Live]:
-    """One worker whose prompts enter in chunks of at most 24 tokens."""
+    """One worker; prompts enter in chunks of at most 24 tokens."""
     with serving("--dtype", "float32", "--set", "worker.max_batch_tokens=24") as live:
         yield live
 

@@ -1,4 +1,4 @@
-"""Streams of the real stack carry forecasts whose intervals narrow to the answer length."""
+"""Streams of the real stack carry forecasts with intervals that narrow to the answer length."""
 
 import json
 import urllib.request
@@ -65,7 +65,7 @@ def test_grpc_stream_carries_the_same_forecasts(live: Live) -> None:
 
 
 def stream_with_forecasts(live: Live) -> tuple[list[Chunk], int]:
-    """An answer whose forecast precedes its first token, and its token count."""
+    """An answer with a forecast that precedes its first token, and its token count."""
     with Client(live.grpc) as client:
         stream = client.generate(
             LONG, max_tokens=MOST, temperature=0, sla="batch", include_forecast=True

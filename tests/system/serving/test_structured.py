@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -11,8 +10,6 @@ import pytest
 from jsonschema import validate
 from openai import AsyncOpenAI, BadRequestError
 from pydantic import BaseModel, Field
-
-from tests.live import Live, serving
 
 pytestmark = pytest.mark.slow
 MODEL = "demo"
@@ -65,17 +62,6 @@ class Report(BaseModel):
     count: int = Field(ge=0, le=99)
     note: str | None = Field(max_length=8)
     shapes: list[Circle | Square] = Field(min_length=1, max_length=2)
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[Live]:
-    with serving() as system:
-        yield system
-
-
-@pytest.fixture
-def client(live: Live) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{live.http}/v1", api_key="none", max_retries=0)
 
 
 def json_format(schema: dict[str, Any]) -> Any:

@@ -3,15 +3,12 @@ stream and each refusal must have."""
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError, pydantic_function_tool
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
-
-from tests.live import Live, serving
 
 pytestmark = pytest.mark.slow
 BOTH = "What is the weather in Paris and in Rome?"
@@ -26,17 +23,6 @@ CALLS = [("get_weather", {"city": "Paris"}), ("get_weather", {"city": "Rome"})]
 
 class GetWeather(BaseModel):
     city: str
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[Live]:
-    with serving() as system:
-        yield system
-
-
-@pytest.fixture
-def client(live: Live) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{live.http}/v1", api_key="none", max_retries=0)
 
 
 def fields(**given: Any) -> Any:

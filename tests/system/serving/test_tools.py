@@ -3,14 +3,11 @@ schemas, at any temperature."""
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from jsonschema import validate
 from openai import AsyncOpenAI, BadRequestError
-
-from tests.live import Live, serving
 
 pytestmark = pytest.mark.slow
 MODEL = "demo"
@@ -34,17 +31,6 @@ def function(name: str, **fields: Any) -> Any:
 
 TOOLS: list[Any] = [function(name) for name in SCHEMAS]
 NAMED: Any = {"type": "function", "function": {"name": "add"}}
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[Live]:
-    with serving() as system:
-        yield system
-
-
-@pytest.fixture
-def client(live: Live) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{live.http}/v1", api_key="none", max_retries=0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 2.0])

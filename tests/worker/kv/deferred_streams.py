@@ -162,7 +162,7 @@ class DeferredStreams:
 
 
 class DeferredCopies:
-    """BlockCopies whose work is issued on the compute lane."""
+    """BlockCopies that issue their work on the compute lane."""
 
     def __init__(self, copies: BlockCopies, streams: DeferredStreams):
         self._copies = copies

@@ -77,7 +77,7 @@ class Worker:
 
 @pytest.fixture
 def folder() -> Iterator[str]:
-    """A folder whose path is short enough for sockets."""
+    """A folder with a path that is short enough for sockets."""
     with TemporaryDirectory() as folder:
         yield folder
 

@@ -218,7 +218,7 @@ def test_missing_weights_are_an_error(tmp_path: Path):
 
 
 def changed(folder: Path, **values: Any) -> Path:
-    """A saved model whose config.json says something else."""
+    """A saved model with a config.json that says something else."""
     reference("llama").save_pretrained(folder)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))

@@ -1,4 +1,4 @@
-"""A step composed and launched behind one whose tokens are not known yet."""
+"""A step composed and launched behind one with tokens that are not known yet."""
 
 import pytest
 

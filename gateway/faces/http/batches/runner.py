@@ -58,7 +58,7 @@ POLL_S = 0.5  # between two looks at the folder, and at what stops a batch
 SAVE_S = 1.0  # between two counts on disk
 ACTIVE = 4  # batches that run at a time, so that a long one does not hold up the others
 PATIENCE_S = 3600.0  # for a line that the server is too busy for
-STORAGE_RETRY_S = 10.0  # between two attempts of a batch whose record cannot be written
+STORAGE_RETRY_S = 10.0  # between two attempts to write the record of a batch
 STOPPED = {
     Status.EXPIRED: ("batch_expired", "the batch expired before this line was answered"),
     Status.CANCELLED: ("batch_cancelled", "the batch was cancelled before this line was answered"),

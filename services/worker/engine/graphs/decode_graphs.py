@@ -94,7 +94,7 @@ class DecodeGraphs:
 
     @classmethod
     def record(cls, parts: GraphParts, eager: Callable[[StepBatch], Tensor]) -> "DecodeGraphs":
-        """Records every size whose logits agree with `eager`'s, within the available time and
+        """Records every size with logits that agree with `eager`'s, within the available time and
         memory. Logs the result, and warns about omitted sizes."""
         most, block_tokens = parts.sizes[-1], parts.cache.block_tokens
         blocks = min(parts.blocks, most + SHARED_BLOCKS)  # those that the check uses

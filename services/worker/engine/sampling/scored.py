@@ -12,7 +12,7 @@ from services.worker.kv.device_streams import to_device
 from services.worker.requests.types.batch import PrefillChunk
 from services.worker.requests.types.scores import Ids, PromptLogprobs
 
-SLICE = 256  # rows whose float32 probabilities exist at once
+SLICE = 256  # rows that have float32 probabilities at once
 
 
 class PromptScores(NamedTuple):

@@ -1,4 +1,4 @@
-"""Decode attention whose launches can be recorded in a CUDA graph and replayed.
+"""Decode attention with launches that can be recorded in a CUDA graph and replayed.
 
 Kernels, grids, pointers and numbers of a graph are constant. The contexts of a step are therefore
 passed in memory at fixed addresses. Changed tables and splits are copied there. The device derives

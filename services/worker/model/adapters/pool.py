@@ -51,7 +51,7 @@ def map_parts(
 
 class AdapterPool:
     """Up to `most` adapters by name, of ranks up to `rank`. `slots` of them are on the device at a
-    time, whose memory is allocated at the start. An unloaded adapter is kept while requests use it.
+    time; their memory is allocated at the start. An unloaded adapter is kept while requests use it.
 
     All but `read` is called by the engine's thread, between two steps."""
 

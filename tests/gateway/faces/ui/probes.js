@@ -19,7 +19,7 @@ window.probes = {
       .map(outline);
   },
 
-  // Visible text whose contrast is below WCAG's AA: 4.5, or 3 where it is large.
+  // Visible text with a contrast below WCAG's AA: 4.5, or 3 where it is large.
   pale() {
     const apart = ".sr, .skip, noscript, option";
     const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);

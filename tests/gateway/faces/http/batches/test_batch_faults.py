@@ -1,4 +1,4 @@
-"""Batches whose folder, input or process fails: a state or a sentence, and no answer twice."""
+"""Batches with a folder, input or process that fails: a state or a sentence, no answer twice."""
 
 import json
 import os
