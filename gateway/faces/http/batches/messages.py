@@ -222,9 +222,10 @@ def _read_results(store: BatchStore, batch: BatchRecord, limits: InputLimits) ->
                 line = json.loads(text)
                 answered.add(line["custom_id"])
                 yield _encode({"custom_id": line["custom_id"], "result": _read_result(line)})
-    if len(answered) < batch.counts.total:
+    given = store.input_path(batch)
+    if len(answered) < batch.counts.total and given.exists():
         failed: Entry = {"type": "errored", "error": error_body(internal_error(), MESSAGES_PATH)}
-        for request in read_lines(store.input_path(batch), limits):
+        for request in read_lines(given, limits):
             if request.custom_id not in answered:
                 yield _encode({"custom_id": request.custom_id, "result": failed})
 

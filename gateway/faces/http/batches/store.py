@@ -175,7 +175,9 @@ class BatchStore:
             for path in self._root.rglob(f"*{PART}"):
                 if path.stat().st_mtime < oldest_s:
                     path.unlink()
-            for folder in self._batches.iterdir():
+            for folder in filter(
+                lambda each: BATCH_ID.fullmatch(each.name), self._batches.iterdir()
+            ):
                 if not (folder / "batch.json").exists() and folder.stat().st_mtime < oldest_s:
                     self.remove_batch(folder.name)
 
