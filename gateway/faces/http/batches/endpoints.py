@@ -112,13 +112,7 @@ def _create(store: BatchStore, config: GatewayConfig, body: BatchBody) -> BatchR
         raise InvalidArgument("input_file_id", error.message) from None
     if file.purpose is not Purpose.INPUT:
         raise InvalidArgument("input_file_id", f"is of the purpose {file.purpose}")
-    unfinished = make_room(store, config)
-    if store.count_files() + FILES_OF_A_BATCH * (unfinished + 1) > config.batch_files:
-        raise InvalidArgument(
-            "input_file_id",
-            f"at most {config.batch_files} files are stored, and the batch may write "
-            f"{FILES_OF_A_BATCH}; delete some before",
-        )
+    make_room(store, config, FILES_OF_A_BATCH)
     now_s = int(time.time())
     batch = BatchRecord(
         f"batch_{token_hex(ID_BYTES)}",
