@@ -199,6 +199,9 @@ class GatewayConfig(ServedSettings):
     stream_ping_s: Positive = 15.0
     client_stall_s: Positive = 60.0  # a client that reads nothing for so long is disconnected
 
+    # From the start. A name that no model is known to have may be that of an adapter: it is a 503
+    # while a model has had no worker, and a 404 afterwards.
+    adapters_wait_s: Annotated[float, Field(ge=0)] = 600.0
     scheduler_wait_s: Positive = 10.0  # after a longer loss, requests fail with UNAVAILABLE
     finish_wait_s: Positive = 2.0  # for expected tokens, while the worker's stream delivers nothing
     late_wait_s: Positive = 60.0  # for expected tokens, while the worker's stream delivers others

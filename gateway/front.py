@@ -1,6 +1,7 @@
 """The front of a process: the gateways of its models, and what they share. All faces call it."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
@@ -19,7 +20,7 @@ from gateway.requests.reading_pool import ReadingPool
 from gateway.requests.unknown import UnknownFields
 from gateway.sessions.event_pace import EventPace
 from gateway.sessions.table import SessionTable
-from gateway.types.errors import UnknownModel
+from gateway.types.errors import AdaptersUnknown, UnknownModel
 from gateway.types.generation import RequestArrival
 from observability.exposition import Part
 from observability.tracing import NO_SPANS, Spans
@@ -27,7 +28,6 @@ from protos.generated import scheduler_pb2
 from services.runtime.errors import Code, ServiceError
 
 Connect = Callable[[str], aio.Channel]
-RETRY_AFTER_S = 1.0
 
 
 class Front:
@@ -51,6 +51,7 @@ class Front:
         an address; it may stay in this process. `other_parts` are further metrics of the process.
         Raises ConfigError if a model's tokenizer cannot be loaded."""
         self.config = config
+        self._started_s = time.monotonic()
         self.keyring = Keyring(config.api_keys, config.api_key_file)
         self.unknown_fields = UnknownFields(config.unknown_fields == "refuse")
         self.background = BackgroundTasks(config.max_background)
@@ -114,8 +115,8 @@ class Front:
 
     def select(self, name: str) -> Gateway:
         """The gateway of a model, or of an adapter's base model; of the first one for an empty
-        name. Raises UnknownModel, or ServiceError while a scheduler has not told its adapters.
-        O(models)."""
+        name. Raises UnknownModel, or AdaptersUnknown while a model has had no worker, for up to
+        `adapters_wait_s` from the start: its adapters are not known yet. O(models)."""
         if not name:
             return self.first
         if name in self.gateways:
@@ -123,11 +124,12 @@ class Front:
         for gateway in self.gateways.values():
             if name in gateway.adapters:
                 return gateway
-        if not all(each.sessions.peers.scheduler_connected for each in self.gateways.values()):
-            message = f"model: {name[:MAX_NAME_CHARS]!r} is not known before the scheduler connects"
-            raise ServiceError(Code.UNAVAILABLE, f"{message}; retry", RETRY_AFTER_S)
         adapters = (each for gateway in self.gateways.values() for each in gateway.adapters)
-        raise UnknownModel(name[:MAX_NAME_CHARS], ", ".join((*self.gateways, *adapters)))
+        shown, known = name[:MAX_NAME_CHARS], ", ".join((*self.gateways, *adapters))
+        waiting = [each for each, gateway in self.gateways.items() if not gateway.knows_adapters]
+        if waiting and time.monotonic() - self._started_s < self.config.adapters_wait_s:
+            raise AdaptersUnknown(shown, known, ", ".join(waiting))
+        raise UnknownModel(shown, known)
 
     def admit(self, timeout_s: float = inf, sla_class: str = "") -> RequestArrival:
         """Admits a request of which nothing else has been read, not even its model: it is refused

@@ -135,7 +135,13 @@ class Gateway:
     @property
     def adapters(self) -> Mapping[str, str]:
         """The folder of each LoRA adapter that requests may name as their model, by name."""
-        return self.sessions.peers.fleet.adapters
+        return self.sessions.peers.fleet.adapters or {}
+
+    @property
+    def knows_adapters(self) -> bool:
+        """Whether a worker has been attached since the start. The adapters stay known while the
+        scheduler or all workers are away."""
+        return self.sessions.peers.fleet.adapters is not None
 
     async def load_adapter(self, name: str, path: str) -> None:
         """Makes all workers of the model hold an adapter. Raises ServiceError."""

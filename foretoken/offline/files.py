@@ -50,7 +50,7 @@ class AnswerFile:
         self._add(encode_answer(*_ids(request), body))
 
     def add_fault(self, request: OfflineRequest, error: ServiceError) -> None:
-        self._add(encode_fault(*_ids(request), error))
+        self._add(encode_fault(*_ids(request), error, request.url))
 
     def _read_whole_lines(self) -> int:
         """Adds the ids of the answers. Returns the bytes before a line that a killed job has not

@@ -1,7 +1,7 @@
 """The gateway's view of the workers: the scheduler's last FleetView. Pure."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gateway.types.generation import ContextLimit, GenerationRequest
 from protos.generated import scheduler_pb2
@@ -24,8 +24,9 @@ class Fleet:
     block_tokens: int = 0  # of every worker's cache; 0 if they differ or are unknown
     prefix_blocks: int = 0  # leading prompt blocks: the scheduler places by their hashes
     reported_s: float = 0.0  # on the gateway's clock
-    # The folder of each LoRA adapter that all workers of the model hold, by name.
-    adapters: Mapping[str, str] = field(default_factory=dict)
+    # The folder of each LoRA adapter that all workers of the model hold, by name; None without a
+    # worker.
+    adapters: Mapping[str, str] | None = None
 
     def prefix_hashes(self, request: GenerationRequest) -> bytes:
         """Hashes of the prompt's first blocks; empty if the scheduler does not use them."""
@@ -55,6 +56,7 @@ def read_fleet(view: scheduler_pb2.FleetView, model: str, now_s: float) -> Fleet
     """The fleet of a report for requests to `model`. Its context limit is that of the worker with
     the longest one."""
     workers = [worker for worker in view.workers if worker.model == model]
+    adapters = {each.name: each.path for each in view.adapters if each.model == model}
     blocks = {worker.block_tokens for worker in workers}
     limits = [
         ContextLimit(worker.kv_tokens, "the cache")
@@ -72,5 +74,5 @@ def read_fleet(view: scheduler_pb2.FleetView, model: str, now_s: float) -> Fleet
         block_tokens=blocks.pop() if len(blocks) == 1 else 0,
         prefix_blocks=view.prefix_blocks,
         reported_s=now_s,
-        adapters={each.name: each.path for each in view.adapters if each.model == model},
+        adapters=adapters if workers else None,
     )

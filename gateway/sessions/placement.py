@@ -46,7 +46,7 @@ class PlacementHandler:
     def on_event(self, event: scheduler_pb2.SchedulerEvent, now_s: float) -> None:
         if event.WhichOneof("kind") == "fleet":
             fleet = read_fleet(event.fleet, self._peers.model, now_s)
-            if not fleet.addresses:  # adapters come back with the workers
+            if fleet.adapters is None:  # the last ones stay known until workers are back
                 fleet = replace(fleet, adapters=self._peers.fleet.adapters)
             self._peers.fleet = fleet
             if not self._peers.scheduler_connected:

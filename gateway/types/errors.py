@@ -14,6 +14,16 @@ class UnknownModel(ServiceError):
         super().__init__(Code.NOT_FOUND, f"model: {name!r} is not served here; known: {known}")
 
 
+class AdaptersUnknown(ServiceError):
+    """A name that may be that of an adapter: the models of `waiting` have had no worker since the
+    gateway started. `known`: all names that are known."""
+
+    def __init__(self, name: str, known: str, waiting: str):
+        sentence = f"adapters of {waiting} are known once a worker is attached; retry later"
+        message = f"model: {name!r} is not served here yet; known: {known}; {sentence}"
+        super().__init__(Code.UNAVAILABLE, message, MIN_RETRY_S)
+
+
 class ContextOverflow(InvalidArgument):
     """A prompt and answer longer than any worker can hold.
 

@@ -43,9 +43,11 @@ Run = Callable[..., str]
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[str]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base URL of a `foretoken serve` of the demo model."""
-    with serving("--dtype=float32") as system:  # as the scores are compared in
+    folder = tmp_path_factory.mktemp("batches")
+    # In the dtype that the scores are compared in.
+    with serving("--dtype=float32", f"--batch-folder={folder}") as system:
         yield system.http
 
 

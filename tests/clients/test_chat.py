@@ -65,6 +65,15 @@ def test_anthropic_python_client_receives_messages(script_output: ScriptOutput) 
     assert seen["called_in_stream"] == seen["called"]
 
 
+def test_anthropic_batches_client_receives_results(script_output: ScriptOutput) -> None:
+    seen = script_output("anthropic", "anthropic_batches.py")
+    counted = {"processing": 0, "succeeded": 1, "errored": 1, "canceled": 0, "expired": 0}
+    assert seen["listed"] and seen["counts"] == counted
+    assert seen["answer"] == REVERSED and seen["fault"].startswith("temperature: ")
+    assert seen["refused"] == "the batch has ended"
+    assert seen["deleted"] == "message_batch_deleted"
+
+
 def test_openai_node_client_completes_chats_and_texts(node_output: Callable[[str], dict]) -> None:
     seen = node_output("openai_node.cjs")
     assert seen["models"] == ["demo"]

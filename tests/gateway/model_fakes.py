@@ -1,6 +1,6 @@
 """A front for several models, each with a fake scheduler and a fake worker, on real sockets."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -48,10 +48,13 @@ def _script(text: str) -> Callable[[worker_pb2.Prompt], Sequence[int]]:
 
 @asynccontextmanager
 async def run_models(
-    answers: Mapping[str, str], spans: Spans = NO_SPANS, **config: Any
+    answers: Mapping[str, str],
+    spans: Spans = NO_SPANS,
+    workerless: Collection[str] = (),
+    **config: Any,
 ) -> AsyncIterator[Models]:
     """Serves the models by name; each answers every prompt with its text, or as the test says if
-    the text is empty."""
+    the text is empty. The workers of `workerless` are not attached to their schedulers."""
     async with AsyncExitStack() as stack:
         made: dict[str, tuple[FakeScheduler, FakeWorker, Any, Any]] = {}
         for name, text in answers.items():
@@ -61,7 +64,7 @@ async def run_models(
             plan = await stack.enter_async_context(
                 listening([scheduler_mount(scheduler)], "127.0.0.1:0")
             )
-            scheduler.worker_address = f"127.0.0.1:{work.port}"
+            scheduler.worker_address = "" if name in workerless else f"127.0.0.1:{work.port}"
             made[name] = scheduler, worker, plan, work
         entries = {
             name: ModelEntry(model=demo_folder(), scheduler_address=f"127.0.0.1:{plan.port}")
@@ -81,5 +84,6 @@ async def run_models(
             for name, (scheduler, worker, plan, work) in made.items()
         }
         running = Models(fakes, front)
-        await running.first.until(lambda: all(g.ready for g in front.gateways.values()))
+        awaited = [each for name, each in front.gateways.items() if name not in workerless]
+        await running.first.until(lambda: all(each.ready for each in awaited))
         yield running

@@ -1,6 +1,6 @@
 """LoRA adapters at the gateway: names, loading, and what the peers receive."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
@@ -98,3 +98,48 @@ async def test_clients_load_no_adapters_by_default() -> None:
             answer = await models.http("POST", path, {"lora_name": "a", "lora_path": "/a"})
             assert answer.status == 400
             assert "gateway.adapter_loading" in answer.json["error"]["message"]
+
+
+async def ask_unknown(models: Models) -> tuple[int, str]:
+    answer = await models.http("POST", COMPLETIONS, {"model": "terse", "prompt": "1,"})
+    assert (await models.http("GET", "/v1/models/terse")).status == answer.status
+    return answer.status, answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "known"),
+    [({"large": "2"}, "large"), ({"small": "1", "large": "2"}, "small, large")],
+)
+async def test_unknown_name_is_503_until_each_model_has_had_a_worker(
+    answers: Mapping[str, str], known: str
+) -> None:
+    async with run_models(answers, workerless=["large"]) as models:
+        awaited = (
+            f"model: 'terse' is not served here yet; known: {known}; "
+            "adapters of large are known once a worker is attached; retry later"
+        )
+        assert await ask_unknown(models) == (503, awaited)
+        gateway, scheduler = models.front.gateways["large"], models.fakes["large"].scheduler
+        await models.first.until(lambda: bool(scheduler.streams))
+        scheduler.streams[-1].put_nowait(scheduler.fleet([]))
+        await models.first.until(lambda: gateway.sessions.peers.scheduler_connected)
+        assert await ask_unknown(models) == (503, awaited)
+        scheduler.streams[-1].put_nowait(scheduler.fleet(["127.0.0.1:1"]))
+        unknown = 404, f"model: 'terse' is not served here; known: {known}"
+        await models.first.until(lambda: gateway.knows_adapters)
+        assert await ask_unknown(models) == unknown
+        scheduler.streams[-1].put_nowait(scheduler.fleet([]))  # all workers leave
+        await models.first.until(lambda: not gateway.sessions.peers.fleet.addresses)
+        assert await ask_unknown(models) == unknown
+        await models.fakes["large"].scheduler_server.stop(0)
+        await models.first.until(lambda: not gateway.sessions.peers.scheduler_connected)
+        assert await ask_unknown(models) == unknown
+
+
+async def test_unknown_name_is_404_once_a_missing_worker_is_not_awaited() -> None:
+    async with run_models(
+        {"small": "1", "large": "2"}, workerless=["large"], adapters_wait_s=0
+    ) as models:
+        assert await ask_unknown(models) == (
+            404, "model: 'terse' is not served here; known: small, large"
+        )  # fmt: skip

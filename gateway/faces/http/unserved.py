@@ -17,10 +17,6 @@ NO_REALTIME = (
     "with stream set to true"
 )
 NOT_STORED = "chat completions are not stored; use /v1/responses, which are unless store is false"
-NO_MESSAGE_BATCHES = (
-    "batches of messages are not supported; use OpenAI's /v1/files and /v1/batches with lines for "
-    "/v1/chat/completions"
-)
 NO_COMPACTION = (
     "conversations are not compacted; send a shorter input, or set truncation to auto in "
     "/v1/responses"
@@ -33,7 +29,7 @@ SWITCHED_OFF = (NO_BATCHES, NO_EMBEDDINGS)  # advice that holds only while the e
 UNSERVED: Mapping[str, str] = {
     "/v1/chat/completions": NOT_STORED,
     "/v1/responses": "use /v1/responses and /v1/responses/{id}",
-    "/v1/messages/batches": NO_MESSAGE_BATCHES,
+    "/v1/messages/batches": NO_BATCHES,
     "/v1/messages": "use /v1/messages and /v1/messages/count_tokens",
     "/v1/realtime": NO_REALTIME,
     "/realtime": NO_REALTIME,

@@ -11,8 +11,10 @@ from pydantic import BaseModel, ConfigDict
 from gateway.admission.caller import current_caller
 from gateway.config import GatewayConfig
 from gateway.faces.http.batches.files import add_files, own_file
+from gateway.faces.http.batches.messages import add_message_batches
 from gateway.faces.http.batches.records import WINDOW_S, BatchRecord, Purpose
-from gateway.faces.http.batches.store import ID_BYTES, RETRY_S, BatchStore, in_storage
+from gateway.faces.http.batches.room import make_room
+from gateway.faces.http.batches.store import ID_BYTES, BatchStore, in_storage
 from gateway.faces.http.batches.upload import NO_EXPIRY
 from gateway.faces.http.body import parse_json, read_and_decode
 from gateway.faces.http.describe import describe_body
@@ -22,7 +24,7 @@ from gateway.faces.http.errors import NoSuchObject
 from gateway.faces.http.offline.requests import ENDPOINTS
 from gateway.faces.http.schema import validate_model
 from gateway.front import Front
-from services.runtime.errors import Code, InvalidArgument, ServiceError
+from services.runtime.errors import InvalidArgument
 
 BATCHES = "/v1/batches"
 EXAMPLE = {
@@ -63,6 +65,7 @@ def add_batches(app: FastAPI, front: Front) -> None:
         return
     store = BatchStore(config.batch_folder)
     add_files(app, config, store)
+    add_message_batches(app, front, store)
     described = describe_body(BatchBody, EXAMPLE)
 
     @app.post(BATCHES, summary="Run the requests of a file", openapi_extra=described)
@@ -80,7 +83,8 @@ def add_batches(app: FastAPI, front: Front) -> None:
     async def listed(request: Request) -> dict[str, object]:
         def read() -> list[dict[str, Any]]:
             owner = current_caller().key
-            return [_public(store, each) for each in store.list_batches() if each.owner == owner]
+            owned = (each for each in store.list_batches() if each.owner == owner)
+            return [_public(store, each) for each in owned if not each.is_of_messages]
 
         return PAGES.select(await in_storage(read), request.query_params)
 
@@ -108,20 +112,7 @@ def _create(store: BatchStore, config: GatewayConfig, body: BatchBody) -> BatchR
         raise InvalidArgument("input_file_id", error.message) from None
     if file.purpose is not Purpose.INPUT:
         raise InvalidArgument("input_file_id", f"is of the purpose {file.purpose}")
-    known = store.list_batches()
-    unfinished = sum(not each.ended for each in known)
-    if unfinished >= config.batches_kept:
-        message = f"{unfinished} batches have not ended; retry later"
-        raise ServiceError(Code.RESOURCE_EXHAUSTED, message, RETRY_S)
-    if store.count_files() + FILES_OF_A_BATCH * (unfinished + 1) > config.batch_files:
-        raise InvalidArgument(
-            "input_file_id",
-            f"at most {config.batch_files} files are stored, and the batch may write "
-            f"{FILES_OF_A_BATCH}; delete some before",
-        )
-    ended = [each for each in known if each.ended]
-    for oldest in ended[max(0, config.batches_kept - unfinished - 1) :]:
-        store.remove_batch(oldest.id)
+    make_room(store, config, FILES_OF_A_BATCH)
     now_s = int(time.time())
     batch = BatchRecord(
         f"batch_{token_hex(ID_BYTES)}",
@@ -139,7 +130,7 @@ def _create(store: BatchStore, config: GatewayConfig, body: BatchBody) -> BatchR
 def _own_batch(store: BatchStore, batch_id: str) -> BatchRecord:
     """A batch of the caller's key. Raises NoSuchObject."""
     batch = store.find_batch(batch_id)
-    if batch is None or batch.owner != current_caller().key:
+    if batch is None or batch.owner != current_caller().key or batch.is_of_messages:
         raise NoSuchObject("batch", batch_id)
     return batch
 

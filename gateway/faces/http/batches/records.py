@@ -85,7 +85,14 @@ class BatchRecord:
     error_file_id: str | None = None
     counts: Counts = field(default_factory=Counts)
     times: Mapping[str, int] = field(default_factory=dict)  # when each status began
+    unanswered: int = 0  # lines that had no answer when the batch expired or was cancelled
     metadata: Mapping[str, str] | None = None
+
+    @property
+    def is_of_messages(self) -> bool:
+        """Whether it is one of Anthropic's: its lines and answers stay in its folder, and are no
+        files."""
+        return not self.input_file_id
 
     @property
     def ended(self) -> bool:

@@ -176,12 +176,12 @@ class BatchRun:
             log.error("%s failed", self._batch.id, exc_info=cause)
             return LineError("internal", "internal error; see the server's log for details")
         log.warning("%s failed: %s", self._batch.id, cause)
-        if cause.filename == str(self._store.content_path(self._batch.input_file_id)):
+        if cause.filename == str(self._store.input_path(self._batch)):
             return LineError("missing_file", f"the input file cannot be read: {cause.strerror}")
         return LineError("storage_error", f"answers cannot be stored: {cause.strerror}")
 
     async def _validate(self) -> None:
-        path = self._store.content_path(self._batch.input_file_id)
+        path = self._store.input_path(self._batch)
         if not path.exists():
             gone = LineError("missing_file", "the input file was deleted")
             return await self._enter(Status.FAILED, errors=[gone])
@@ -193,7 +193,7 @@ class BatchRun:
         return await self._enter(Status.IN_PROGRESS, counts=Counts(count))
 
     async def _answer_lines(self) -> None:
-        path = self._store.content_path(self._batch.input_file_id)
+        path = self._store.input_path(self._batch)
         output, errors = await self._open_answers()
         try:
             if not await self._must_stop():
@@ -202,7 +202,7 @@ class BatchRun:
                     watching = group.create_task(self._watch(answering, output, errors))
                     await asyncio.wait({answering})
                     watching.cancel()
-            done = self._count(output, errors)
+            done, left = self._count(output, errors), 0
             if self._outcome:
                 left = await asyncio.to_thread(self._add_unanswered, path, output, errors)
                 done = replace(done, failed=done.failed + left)
@@ -210,7 +210,8 @@ class BatchRun:
                 return  # the server drains, and continues the batch when it runs again
         finally:
             await asyncio.to_thread(close_all, output, errors)
-        await self._finalize((output, errors), done, self._outcome or Status.COMPLETED)
+        outcome = self._outcome or Status.COMPLETED
+        await self._finalize((output, errors), done, outcome, unanswered=left)
 
     async def _open_answers(self) -> tuple[AnswerLines, AnswerLines]:
         """The answers and the errors so far."""
@@ -224,9 +225,13 @@ class BatchRun:
         done: Counts,
         outcome: Status,
         faults: Sequence[LineError] = (),
+        unanswered: int = 0,
     ) -> None:
         """Names the files of the answers before they are made: a restart makes the same ones."""
-        output_id, error_id = (self._new_id(bool(lines.answered)) for lines in written)
+        makes_files = not self._batch.is_of_messages
+        output_id, error_id = (
+            self._new_id(makes_files and bool(lines.answered)) for lines in written
+        )
         await self._enter(
             Status.FINALIZING,
             counts=done,
@@ -234,6 +239,7 @@ class BatchRun:
             errors=faults,
             output_file_id=output_id,
             error_file_id=error_id,
+            unanswered=unanswered,
         )
 
     async def _submit_lines(self, path: Path, output: AnswerLines, errors: AnswerLines) -> None:
@@ -262,7 +268,7 @@ class BatchRun:
         except ServiceError as error:
             if runner.front.first.draining:
                 return  # the line is answered when the server runs again
-            fault = encode_fault(line_id, line.custom_id, request_id, error)
+            fault = encode_fault(line_id, line.custom_id, request_id, error, line.url)
             errors.add(line.custom_id, fault)
         else:
             output.add(line.custom_id, encode_answer(line_id, line.custom_id, request_id, body))
@@ -317,7 +323,8 @@ class BatchRun:
 
     async def _adopt_files(self) -> None:
         """Idempotent: a restarted server does what is left of it."""
-        await asyncio.to_thread(self._move_files)
+        if not self._batch.is_of_messages:
+            await asyncio.to_thread(self._move_files)
         await self._enter(self._batch.outcome)
 
     def _move_files(self) -> None:

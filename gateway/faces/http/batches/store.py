@@ -5,6 +5,7 @@ files/ID.data       its content
 batches/ID/batch.json     written by the gateway that received the batch, then by the runner alone
 batches/ID/cancel         exists once a client has cancelled the batch
 batches/ID/output, errors lines so far; they become files when the batch ends
+batches/ID/input          the lines of a batch of Messages, which has no files: answers stay here
 
 Records are replaced atomically. All methods block; endpoints call them with `in_storage`.
 """
@@ -17,7 +18,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
@@ -112,6 +113,18 @@ class BatchStore:
         self.batch_path(batch.id).mkdir(exist_ok=True)
         self._write(self.batch_path(batch.id) / "batch.json", batch.stored())
 
+    def add_batch_of_messages(self, batch: BatchRecord, lines: Iterable[bytes]) -> None:
+        """Stores a batch with its lines."""
+        self.batch_path(batch.id).mkdir()
+        with _replacing(self.input_path(batch), "wb") as file:
+            file.writelines(lines)
+        self.save(batch)
+
+    def input_path(self, batch: BatchRecord) -> Path:
+        if batch.is_of_messages:
+            return self.batch_path(batch.id) / "input"
+        return self.content_path(batch.input_file_id)
+
     def find_batch(self, batch_id: str) -> BatchRecord | None:
         if not BATCH_ID.fullmatch(batch_id):
             return None
@@ -131,8 +144,14 @@ class BatchStore:
     def cancel(self, batch_id: str) -> None:
         (self.batch_path(batch_id) / "cancel").touch()
 
+    def cancelled_at(self, batch_id: str) -> float | None:
+        """When a client has cancelled the batch, Unix time."""
+        with suppress(FileNotFoundError):
+            return (self.batch_path(batch_id) / "cancel").stat().st_mtime
+        return None
+
     def is_cancelled(self, batch_id: str) -> bool:
-        return (self.batch_path(batch_id) / "cancel").exists()
+        return self.cancelled_at(batch_id) is not None
 
     # The process that runs the batches
 
@@ -156,6 +175,11 @@ class BatchStore:
             for path in self._root.rglob(f"*{PART}"):
                 if path.stat().st_mtime < oldest_s:
                     path.unlink()
+            for folder in filter(
+                lambda each: BATCH_ID.fullmatch(each.name), self._batches.iterdir()
+            ):
+                if not (folder / "batch.json").exists() and folder.stat().st_mtime < oldest_s:
+                    self.remove_batch(folder.name)
 
     def _write(self, path: Path, fields: Mapping[str, Any]) -> None:
         with _replacing(path, "w") as file:

@@ -55,10 +55,12 @@ def encode_answer(line_id: str, custom_id: str, request_id: str, body: Mapping[s
     return _encode(line_id, custom_id, OK, request_id, body)
 
 
-def encode_fault(line_id: str, custom_id: str, request_id: str, error: ServiceError) -> bytes:
+def encode_fault(
+    line_id: str, custom_id: str, request_id: str, error: ServiceError, url: str
+) -> bytes:
     """A line that was refused, with the body and status of the HTTP answer."""
     status = http_status(error).status
-    return _encode(line_id, custom_id, status, request_id, error_body(error))
+    return _encode(line_id, custom_id, status, request_id, error_body(error, url))
 
 
 def encode_unanswered(line_id: str, custom_id: str, code: str, message: str) -> bytes:

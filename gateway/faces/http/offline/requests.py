@@ -12,7 +12,9 @@ from typing import TypeVar
 
 from gateway.faces.http.answers.writer import AnswerWriter
 from gateway.faces.http.choices import CHAT, COMPLETIONS
+from gateway.faces.http.errors import MESSAGES_PATH
 from gateway.faces.http.generate import BodyT, GenerationEndpoint, check_choices, collect_chunks
+from gateway.faces.http.messages.endpoints import MESSAGES
 from gateway.faces.http.schema import Json
 from gateway.front import Front
 from gateway.gateway import Gateway
@@ -78,6 +80,7 @@ CHAT_URL, COMPLETION_URL = "/v1/chat/completions", "/v1/completions"
 ENDPOINTS: Mapping[str, Callable[[Front, Json, Urgency], Awaitable[PreparedRequest]]] = {
     CHAT_URL: partial(_prepare, CHAT),
     COMPLETION_URL: partial(_prepare, COMPLETIONS),
+    MESSAGES_PATH: partial(_prepare, MESSAGES),
 }
 
 

@@ -99,4 +99,4 @@ async def test_calls_that_are_not_served_say_what_to_use(harness: Harness, clien
         reply = await harness.http("GET", path, None, upgrade)
         assert "WebSockets and the Realtime API are not supported" in reply.text
     reply = await harness.http("POST", "/v1/messages/batches", {})
-    assert reply.status == 404 and "batches of messages are not supported" in reply.text
+    assert reply.status == 404 and "start the server with --batch-folder" in reply.text

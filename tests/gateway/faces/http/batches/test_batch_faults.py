@@ -185,7 +185,13 @@ def test_files_that_a_killed_process_has_begun_are_removed(tmp_path: Path) -> No
     old, new = tmp_path / "files" / "file-a.0.part", tmp_path / "files" / "file-b.1.part"
     for path in (old, new):
         path.touch()
+    begun, fresh = [tmp_path / "batches" / f"batch_{digit * 24}" for digit in "01"]
+    foreign = tmp_path / "batches" / "other"
+    for folder in (begun, fresh, foreign):
+        folder.mkdir()
     past_s = time.time() - 2 * PART_S
-    os.utime(old, (past_s, past_s))
+    for path in (old, begun, foreign):
+        os.utime(path, (past_s, past_s))
     store.remove_parts()
     assert [*(tmp_path / "files").iterdir()] == [new], "another process may still write it"
+    assert {*(tmp_path / "batches").iterdir()} == {fresh, foreign}
