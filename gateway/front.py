@@ -129,12 +129,16 @@ class Front:
         adapters = (each for gateway in self.gateways.values() for each in gateway.adapters)
         raise UnknownModel(name[:MAX_NAME_CHARS], ", ".join((*self.gateways, *adapters)))
 
-    def admit(self, timeout_s: float = inf, sla_class: str = "") -> RequestArrival:
+    def admit(
+        self, timeout_s: float = inf, sla_class: str = "", arrival_s: float | None = None
+    ) -> RequestArrival:
         """Admits a request of which nothing else has been read, not even its model: it is refused
-        if each model would refuse it. Raises ServiceError. O(models)."""
+        if each model would refuse it. Its time runs from `arrival_s`; None: from here. Raises
+        ServiceError. O(models)."""
         gateways = self.gateways.values()
         admitting = (each for each in gateways if each.intake.has_room(timeout_s))
-        return next(admitting, self.first).intake.admit(timeout_s, sla_class=sla_class)
+        intake = next(admitting, self.first).intake
+        return intake.admit(timeout_s, sla_class=sla_class, arrival_s=arrival_s)
 
     # State
 

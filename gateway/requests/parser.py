@@ -77,7 +77,7 @@ class Parser:
             sampling,
             sla,
             arrival.arrival_s,
-            arrival.arrival_s + arrival.timeout_s,
+            arrival.deadline_s,
             instruction,
             user_input,
             _estimate_answer_tokens(request, len(prompt_ids)),

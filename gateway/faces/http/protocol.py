@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import time
 from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
@@ -12,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.admission.caller import REQUEST_ID
-from gateway.faces.http.answers.direct import STREAM, DirectStream
+from gateway.faces.http.answers.direct import HEAD_READ_S, STREAM, DirectStream
 from gateway.faces.http.errors import error_body, error_response
 from gateway.faces.http.middleware import RequestGuard
 from services.runtime.errors import Code, InvalidArgument, ServiceError
@@ -100,7 +101,11 @@ class BoundedProtocol(HttpToolsProtocol):
         ):
             raise ValueError("the Host header is missing")
         super().on_headers_complete()  # creates the cycle, which runs later
-        self.scope["extensions"] = {STREAM: DirectStream(self.cycle)}  # type: ignore[dict-item]  # any value is allowed
+        extensions: dict[str, Any] = {
+            STREAM: DirectStream(self.cycle),
+            HEAD_READ_S: time.monotonic(),
+        }
+        self.scope["extensions"] = extensions
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0

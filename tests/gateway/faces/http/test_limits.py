@@ -111,6 +111,27 @@ async def test_stalled_body_times_out() -> None:
         assert await line.end() == b""
 
 
+async def test_deadline_within_a_body_is_504() -> None:
+    async with run_harness() as harness:
+        line = await RawConnection.to(harness)
+        timeout = b"content-length: 1000\r\nx-request-timeout-s: 0.2\r\n"
+        begin = POST.replace(b"content-length: 1000\r\n", timeout)
+        status, _, body = await line.ask(begin + b'{"prompt"')
+        assert (status, body["error"]["code"]) == (504, "deadline_exceeded")
+        assert body["error"]["message"] == "the deadline passes before the request is read"
+        line.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/v1/embeddings"])
+async def test_announced_body_above_the_limit_is_413_before_it_arrives(path: str) -> None:
+    async with run_harness() as harness:
+        line = await RawConnection.to(harness)
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n"
+        status, _, body = await line.ask(head.encode())
+        assert (status, body["error"]["code"]) == (413, "body_too_large")
+        line.close()
+
+
 async def test_body_behind_an_error_answer_is_not_awaited() -> None:
     async with run_harness(header_wait_s=0.2) as harness:
         line = await RawConnection.to(harness)
