@@ -56,7 +56,12 @@ class Front:
         self.background = BackgroundTasks(config.max_background)
         tables: list[SessionTable] = []  # of every model
         self._shared = Shared(
-            TokenizationQueue(config.max_arriving, config.arriving_hold_s, config.arriving_burst_s),
+            TokenizationQueue(
+                config.max_arriving,
+                config.arriving_hold_s,
+                config.arriving_burst_s,
+                config.max_arriving_s,
+            ),
             ReadingPool(config.reading_threads, config.max_reading, config.max_reading_bytes),
             EventPace(config.max_messages_per_s, config.max_pause_s),
             lambda: sum(map(len, tables)),

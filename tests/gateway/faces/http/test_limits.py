@@ -263,6 +263,35 @@ async def test_connection_above_the_limit_is_503() -> None:
         held[1].close()
 
 
+async def test_connection_above_the_share_of_its_client_is_503() -> None:
+    async with run_harness(max_client_connections=1) as harness:
+        first = await RawConnection.to(harness)
+        assert (await first.ask(PING))[0] == 200
+        over = await RawConnection.to(harness)
+        assert (await over.ask(PING))[0] == 503
+        assert await over.end() == b""
+        host, port = harness.http_url.removeprefix("http://").split(":")
+        other = await asyncio.open_connection(host, int(port), local_addr=("127.0.0.2", 0))
+        assert (await RawConnection(*other).ask(PING))[0] == 200
+        other[1].close()
+        first.close()
+
+
+async def test_client_that_reads_nothing_is_disconnected() -> None:
+    async with run_harness(client_stall_s=0.2) as harness:
+        line = await RawConnection.to(harness)
+        line.writer.transport.pause_reading()
+        asks = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 400
+        line.writer.write(asks)
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    line.writer.write(PING)
+                    await line.writer.drain()
+                    await asyncio.sleep(0.05)
+        line.close()
+
+
 async def test_low_open_file_limit_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
