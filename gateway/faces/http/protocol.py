@@ -4,14 +4,14 @@ import asyncio
 import json
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
 
 import httptools
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.admission.caller import REQUEST_ID
 from gateway.faces.http.answers.direct import HEAD_READ_S, STREAM, DirectStream
@@ -65,6 +65,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stall: asyncio.TimerHandle | None = None  # runs while the client reads too little
         self._unread_bytes = 0  # when that timer began
         self._timer: asyncio.TimerHandle | None = None  # runs while headers are incomplete
+        self._cycles: deque[RequestResponseCycle] = deque()  # not answered yet, in order
         self._in_head = self._completed = False
         self._fed = self._unparsed = b""
         self._head_bytes = 0  # received since the last headers, body piece, or end of a request
@@ -107,6 +108,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._stop_stall()
         self._clients.leave(self._address)
+        self._disconnect_cycles()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -136,6 +138,7 @@ class BoundedProtocol(HttpToolsProtocol):
         ):
             raise ValueError("the Host header is missing")
         super().on_headers_complete()  # creates the cycle, which runs later
+        self._cycles.append(self.cycle)
         extensions: dict[str, Any] = {
             STREAM: DirectStream(self.cycle),
             HEAD_READ_S: time.monotonic(),
@@ -153,6 +156,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        if self._cycles:
+            self._cycles.popleft()
         super().on_response_complete()
         if self.cycle.more_body:  # the rest of a body that no endpoint reads
             self._unset_keepalive_if_required()
@@ -188,6 +193,14 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _disconnect_cycles(self) -> None:
+        """Ends every request of the connection. uvicorn itself ends only the last of them, and
+        others would write to a closed transport."""
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._cycles.clear()
 
     def _watch_stall(self) -> None:
         self._unread_bytes = self.transport.get_write_buffer_size()
@@ -225,6 +238,7 @@ class BoundedProtocol(HttpToolsProtocol):
             )
             self.transport.write(head.encode() + body)
         self.transport.close()
+        self._disconnect_cycles()
 
 
 async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:

@@ -291,6 +291,23 @@ async def test_client_that_reads_nothing_is_disconnected() -> None:
         line.close()
 
 
+@pytest.mark.parametrize("invalid", [False, True])
+async def test_requests_of_one_connection_end_with_it(invalid: bool) -> None:
+    async with run_harness(place=False) as harness:
+        line = await RawConnection.to(harness)
+        body = b'{"prompt": "1,"}'
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+        line.writer.write((head % len(body) + body) * 2)
+        await harness.until(lambda: bool(harness.scheduler.requests))
+        if invalid:
+            line.writer.write(b"no request\r\n\r\n")
+        else:
+            line.close()
+        await harness.until(lambda: bool(harness.scheduler.cancels))
+        await harness.until(lambda: not len(harness.gateway.sessions.table))
+        line.close()
+
+
 async def test_low_open_file_limit_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
