@@ -57,7 +57,7 @@ SLA_CLASSES = {
 # Limits of a server, which its gateways divide.
 SHARED_LIMITS = (
     "max_sessions", "max_arriving", "max_reading", "max_reading_bytes", "max_connections",
-    "max_background",
+    "max_client_connections", "max_background",
 )  # fmt: skip
 # Limits of a gateway, which its models divide: a model without requests leaves its part unused, and
 # one with too many cannot take that of another.
@@ -101,8 +101,9 @@ class GatewayConfig(ServedSettings):
     models: dict[str, ModelEntry] = Field(default_factory=dict)
     gateway_id: str = ""  # label `gateway` of its metrics; empty: random, and no label
     # Gateway processes that listen on the same ports (SO_REUSEPORT). Each enforces its share of
-    # max_sessions, max_arriving, max_reading, max_reading_bytes, max_connections, max_background
-    # and retry_floor_per_s. 0: the ports are this process's own.
+    # max_sessions, max_arriving, max_reading, max_reading_bytes, max_connections,
+    # max_client_connections, max_background and retry_floor_per_s. 0: the ports are this process's
+    # own.
     replicas: Annotated[int, Field(ge=0)] = 0
 
     sla_classes: dict[str, SlaClass] = SLA_CLASSES
@@ -125,6 +126,9 @@ class GatewayConfig(ServedSettings):
     max_sessions: Count = 4096  # live choices; more are refused with 429
     max_queued: Count = 4096  # waiting at the scheduler, like its max_queue; more: 429
     max_arriving: Count = 2048  # waiting for tokenization; 2,000 take a few seconds
+    # While the oldest of them has waited for longer, as under a lasting overload, others are
+    # refused unread with 429: they would miss the TTFT of the class standard.
+    max_arriving_s: Positive = 5.0
     # The longest that continuous tokens delay an arrival. At a load that just fills two cores, 0.02
     # left the event loop too little time for the scheduler, and the engine waited for plans.
     arriving_hold_s: Positive = 0.1
@@ -189,6 +193,8 @@ class GatewayConfig(ServedSettings):
     )
     # Two per session: one with an answer and an idle one. More: 503.
     max_connections: Count = 8192
+    # Of one client address, of which a proxy has one for all its clients; more: 503.
+    max_client_connections: Count = 4096
     max_stop_chars: Count = 512  # of one stop string; an answer may hold back as many
     max_text_bytes: Count = 8192  # of each part of a prompt sent to the predictor
     # Of one process to all its clients; fewer while messages take 40 % of the time.

@@ -57,7 +57,12 @@ class Front:
         self.background = BackgroundTasks(config.max_background)
         tables: list[SessionTable] = []  # of every model
         self._shared = Shared(
-            TokenizationQueue(config.max_arriving, config.arriving_hold_s, config.arriving_burst_s),
+            TokenizationQueue(
+                config.max_arriving,
+                config.arriving_hold_s,
+                config.arriving_burst_s,
+                config.max_arriving_s,
+            ),
             ReadingPool(config.reading_threads, config.max_reading, config.max_reading_bytes),
             EventPace(config.max_messages_per_s, config.max_pause_s),
             lambda: sum(map(len, tables)),
@@ -131,12 +136,16 @@ class Front:
             raise AdaptersUnknown(shown, known, ", ".join(waiting))
         raise UnknownModel(shown, known)
 
-    def admit(self, timeout_s: float = inf, sla_class: str = "") -> RequestArrival:
+    def admit(
+        self, timeout_s: float = inf, sla_class: str = "", arrival_s: float | None = None
+    ) -> RequestArrival:
         """Admits a request of which nothing else has been read, not even its model: it is refused
-        if each model would refuse it. Raises ServiceError. O(models)."""
+        if each model would refuse it. Its time runs from `arrival_s`; None: from here. Raises
+        ServiceError. O(models)."""
         gateways = self.gateways.values()
         admitting = (each for each in gateways if each.intake.has_room(timeout_s))
-        return next(admitting, self.first).intake.admit(timeout_s, sla_class=sla_class)
+        intake = next(admitting, self.first).intake
+        return intake.admit(timeout_s, sla_class=sla_class, arrival_s=arrival_s)
 
     # State
 

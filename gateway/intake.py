@@ -82,14 +82,18 @@ class RequestIntake:
     # Admission
 
     def admit(
-        self, timeout_s: float = inf, choices: int = 1, sla_class: str = ""
+        self,
+        timeout_s: float = inf,
+        choices: int = 1,
+        sla_class: str = "",
+        arrival_s: float | None = None,
     ) -> RequestArrival:
-        """Admits a request of which nothing else has been read; its time runs from here. Raises
-        ServiceError if it would be refused anyway. O(1)."""
-        now_s = time.monotonic()
+        """Admits a request of which nothing else has been read. Its time runs from `arrival_s`;
+        None: from here. Raises ServiceError if it would be refused anyway. O(1)."""
         self.check_draining()
         timeout_s = min(timeout_s, self._config.default_deadline_s)
-        arrival = RequestArrival(now_s, timeout_s, sla_class)
+        since_s = time.monotonic() if arrival_s is None else arrival_s
+        arrival = RequestArrival(since_s, timeout_s, sla_class)
         with self._counting_refusals(sla_class, choices):
             self._queue.check()
         self.check_room(choices, arrival)
@@ -102,7 +106,7 @@ class RequestIntake:
 
     def check_room(self, choices: int, arrival: RequestArrival) -> None:
         """Raises ServiceError if so many choices would be refused now. O(1)."""
-        self._check_room(choices, arrival.arrival_s + arrival.timeout_s, arrival.sla_class)
+        self._check_room(choices, arrival.deadline_s, arrival.sla_class)
 
     def check_requests(self, requests: Sequence[GenerationRequest]) -> None:
         """Raises ServiceError if all choices of parsed requests would be refused now."""

@@ -6,6 +6,7 @@ that arrive together would block all tokens for one long turn.
 
 import asyncio
 from collections import deque
+from math import inf
 
 from gateway.types.errors import RefusalReason, RequestRefused
 
@@ -20,8 +21,9 @@ class TokenizationQueue:
     A request that finds the queue free passes at once, without a turn of the loop.
     """
 
-    def __init__(self, max_waiting: int, hold_s: float, burst_s: float):
+    def __init__(self, max_waiting: int, hold_s: float, burst_s: float, max_wait_s: float = inf):
         self._max_waiting, self._hold_s, self._burst_s = max_waiting, hold_s, burst_s
+        self._max_wait_s = max_wait_s
         self._waiting: deque[tuple[asyncio.Future[None], float]] = deque()  # with arrival time
         self._free = True
         self._turns = self._calm_turns = 0  # since the last admission; without tokens
@@ -34,11 +36,16 @@ class TokenizationQueue:
         return len(self._waiting)
 
     def check(self) -> None:
-        """Raises RequestRefused if the queue is full. The retry time is as long as the next request
-        has waited: a request that joins the queue now would wait about as long."""
-        if len(self._waiting) >= self._max_waiting:
+        """Raises RequestRefused if the queue is full, or if the next request has waited for more
+        than `max_wait_s`: a request that joins the queue now would wait about as long, which is
+        also the retry time. O(1), amortized."""
+        while self._waiting and self._waiting[0][0].done():  # a cancelled request has left
+            self._waiting.popleft()
+        if not self._waiting:
+            return
+        waited_s = asyncio.get_running_loop().time() - self._waiting[0][1]
+        if len(self._waiting) >= self._max_waiting or waited_s > self._max_wait_s:
             message = f"{len(self._waiting)} requests wait for tokenization"
-            waited_s = asyncio.get_running_loop().time() - self._waiting[0][1]
             raise RequestRefused(RefusalReason.ARRIVING, message, waited_s)
 
     def on_tokens(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.config import GatewayConfig
-from gateway.requests.prompts import tokenize_prompt, truncate_prompt
+from gateway.requests.prompts import count_kept_tokens, tokenize_prompt
 from gateway.requests.sampling import (
     MAX_STOP_TOKENS,
     RANGES,
@@ -62,11 +62,9 @@ class Parser:
         _check_names(request)
         sla = self._resolve_sla(request)
         self._check_sampling(request)
-        prompt_ids = tokenize_prompt(self._text, request)
         wanted = 1 if request.scores_only else request.sampling.get("max_tokens")
-        if request.truncate_prompt_tokens is not None:
-            room = limit.tokens - (wanted or 1)
-            prompt_ids = truncate_prompt(prompt_ids, request.truncate_prompt_tokens, room)
+        kept = count_kept_tokens(request.truncate_prompt_tokens, limit.tokens - (wanted or 1))
+        prompt_ids = tokenize_prompt(self._text, request, kept)[-kept:]
         sampling = self._resolve_sampling(request.sampling, wanted, len(prompt_ids), limit)
         instruction, user_input = _select_predictor_text(request, self._config.max_text_bytes)
         name = self._config.model_name
@@ -77,7 +75,7 @@ class Parser:
             sampling,
             sla,
             arrival.arrival_s,
-            arrival.arrival_s + arrival.timeout_s,
+            arrival.deadline_s,
             instruction,
             user_input,
             _estimate_answer_tokens(request, len(prompt_ids)),

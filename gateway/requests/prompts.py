@@ -21,16 +21,18 @@ RESERVED = frozenset(
 )  # fmt: skip
 
 
-def tokenize_prompt(text: Text, request: ClientRequest) -> Sequence[int]:
-    """All token ids, however many; safe in any thread. Raises InvalidArgument naming the field."""
+def tokenize_prompt(text: Text, request: ClientRequest, keep_tokens: int = 0) -> Sequence[int]:
+    """All token ids, however many; with `keep_tokens`, at least as many of the last ones. Safe in
+    any thread. Raises InvalidArgument naming the field."""
     match request.prompt:
         case None:
             raise InvalidArgument("prompt", "missing; give prompt, prompt_tokens or chat")
         case str() as prompt:
             special = request.add_special_tokens is not False
-            ids: Sequence[int] = text.encode(prompt, special) if prompt else ()
+            kept = text.cut(prompt, keep_tokens)
+            ids: Sequence[int] = text.encode(kept, special) if kept else ()
         case Conversation() as conversation:
-            ids = _render(text, conversation, request.add_special_tokens is True)
+            ids = _render(text, conversation, request.add_special_tokens is True, keep_tokens)
         case list() as ids:
             _check_ids(text, ids)
         case unknown:
@@ -42,12 +44,15 @@ def tokenize_prompt(text: Text, request: ClientRequest) -> Sequence[int]:
     return ids
 
 
-def truncate_prompt(ids: Sequence[int], keep_tokens: int, room_tokens: int) -> Sequence[int]:
-    """The last `keep_tokens` ids; for -1 the last `room_tokens`. Raises InvalidArgument."""
-    if keep_tokens < -1 or keep_tokens == 0:
-        message = f"must be at least 1, or -1 for as many as fit, not {keep_tokens}"
+def count_kept_tokens(given: int | None, room_tokens: int) -> int:
+    """The number of the last tokens that `truncate_prompt_tokens` keeps: `room_tokens` for -1; 0
+    without it, for all. Raises InvalidArgument."""
+    if given is None:
+        return 0
+    if given < -1 or given == 0:
+        message = f"must be at least 1, or -1 for as many as fit, not {given}"
         raise InvalidArgument("truncate_prompt_tokens", message)
-    return ids[-(keep_tokens if keep_tokens > 0 else max(1, room_tokens)) :]
+    return given if given > 0 else max(1, room_tokens)
 
 
 def parse_template_kwargs(content: str) -> Mapping[str, object]:
@@ -85,7 +90,9 @@ def _check_tokens(text: Text, ids: Sequence[int]) -> None:
         raise InvalidArgument("prompt", message)
 
 
-def _render(text: Text, conversation: Conversation, add_special_tokens: bool) -> Sequence[int]:
+def _render(
+    text: Text, conversation: Conversation, add_special_tokens: bool, keep_tokens: int
+) -> Sequence[int]:
     messages = conversation.messages
     if not messages:
         raise InvalidArgument("messages", "must not be empty")
@@ -111,6 +118,7 @@ def _render(text: Text, conversation: Conversation, add_special_tokens: bool) ->
             conversation.template_kwargs,
             add_special_tokens,
             conversation.tools,
+            keep_tokens,
         )
     except TemplateError as error:
         raise InvalidArgument("messages", str(error)) from None

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from gateway.requests.byte_tokens import BYTE_OF, ByteTokens, is_byte_level
 from gateway.requests.incremental import AnswerDetokenizer, ByteDetokenizer, Detokenizer
+from gateway.requests.suffix import SuffixCutter
 from gateway.types.client_request import Message
 from gateway.types.generation import Sampling
 from gateway.types.tools import Tool
@@ -45,6 +46,7 @@ class Text:
         self.response_template: Mapping[str, object] | None = response
         self.backend = cast(Tokenizer, self._tokenizer.backend_tokenizer)
         self.backend.no_truncation()
+        self._cutter = SuffixCutter(self.backend)
         config = _text_config(read_json(Path(model) / "config.json"))
         size = config.get("vocab_size")
         self.vocabulary_tokens = size if isinstance(size, int) else len(self._tokenizer)
@@ -80,8 +82,10 @@ class Text:
         template_kwargs: Mapping[str, object] | None = None,
         add_special_tokens: bool = False,
         tools: Sequence[Tool] = (),
+        keep_tokens: int = 0,
     ) -> list[int]:
-        """Token ids of a conversation, up to the assistant's answer or its continuation."""
+        """Token ids of a conversation, up to the assistant's answer or its continuation; with
+        `keep_tokens`, at least as many of the last ones."""
         if not self._tokenizer.chat_template:
             raise TemplateError("this model has no chat template; send a prompt instead")
         try:
@@ -97,7 +101,12 @@ class Text:
             raise TemplateError(
                 (str(error).splitlines() or ["the chat template failed"])[0][:300]
             ) from None
-        return self.encode(cast(str, rendered), add_special_tokens)
+        return self.encode(self.cut(cast(str, rendered), keep_tokens), add_special_tokens)
+
+    def cut(self, text: str, keep_tokens: int) -> str:
+        """The end of a text, with the same last `keep_tokens` tokens; for 0 all of it. Raises
+        InvalidArgument."""
+        return self._cutter.cut(text, keep_tokens) if keep_tokens else text
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)

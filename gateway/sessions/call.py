@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -96,6 +96,7 @@ class ClientCall:
         self._next_s = 0.0
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
         self._closed = False
         self._broken: Exception | None = None  # the sink failed
 
@@ -125,6 +126,16 @@ class ClientCall:
     def waits_for_client(self) -> bool:
         """Whether news is ready that the writer has not requested."""
         return bool(self._news) and self._waiter is None
+
+    def limit(self, deadline_s: float, end: Callable[["ClientCall", float], None]) -> None:
+        """Runs `end` at the deadline unless the call is closed before."""
+
+        def on_deadline() -> None:
+            self._deadline = None
+            end(self, time.monotonic())
+
+        left_s = max(0.0, deadline_s - time.monotonic())
+        self._deadline = asyncio.get_running_loop().call_later(left_s, on_deadline)
 
     def notify(self, session: Session, now_s: float) -> None:
         """A session has news. Called for each token message: O(1)."""
@@ -171,6 +182,9 @@ class ClientCall:
         if not self._closed:
             self._closed = True
             self._drop_timer()
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
             self._owner.release(self, time.monotonic())
             self._complete_undelivered()
 

@@ -17,8 +17,6 @@ from services.runtime.errors import Code, ServiceError
 
 log = logging.getLogger(__name__)
 
-DEADLINE_SLACK_S = 0.1  # time for the scheduler to report a missed deadline first
-
 
 class Recovery:
     """Resubmits what was lost, within the retry budget, and ends what waits too long."""
@@ -60,6 +58,13 @@ class Recovery:
         if self._peers.scheduler_connected:
             self._submitter.submit(live, now_s)
 
+    def end_at_deadline(self, call: ClientCall, now_s: float) -> None:
+        """The deadline of a call has passed: ends and cancels its choices."""
+        for live in call.choices:
+            if not live.session.over:
+                self._submitter.cancel(live, FinishReason.DEADLINE)
+                self._table.end(live, FinishReason.DEADLINE, now_s)
+
     def sweep(self, now_s: float, scheduler_lost_s: float) -> None:
         """Ends or resubmits whatever waits too long. Called a few times per second; O(live)."""
         turn_s = max(0.0, now_s - self._swept_s)
@@ -68,10 +73,7 @@ class Recovery:
         for live in self._table:
             if live.session.over:  # ended during this sweep, with another choice of its call
                 continue
-            if now_s > live.request.deadline_s + DEADLINE_SLACK_S:
-                self._submitter.cancel(live)
-                self._table.end(live, FinishReason.DEADLINE, now_s)
-            elif scheduler_lost_s > self._config.scheduler_wait_s:
+            if scheduler_lost_s > self._config.scheduler_wait_s:
                 failure = ServiceError(Code.UNAVAILABLE, "the scheduler is not reachable")
                 self._table.end(live, FinishReason.ERROR, now_s, failure)
             elif live.submission.pending_end is not None:

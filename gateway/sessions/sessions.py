@@ -13,6 +13,7 @@ None of them does I/O: messages leave through the two `send` functions and arriv
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from uuid import uuid4
 
 from gateway.admission.retry_budget import RetryBudget
@@ -101,6 +102,9 @@ class Sessions:
             self.table.add(live)
             if self.peers.scheduler_connected:
                 self._submitter.submit(live, now_s)
+        deadline_s = min((request.deadline_s for request in requests), default=inf)
+        if deadline_s < inf:
+            call.limit(deadline_s, self.recovery.end_at_deadline)
         return call
 
     def _make_session(self, index: int, request: GenerationRequest) -> Session:

@@ -104,6 +104,10 @@ class RequestArrival:
     timeout_s: float = inf
     sla_class: str = ""  # as the client named it; empty: the default
 
+    @property
+    def deadline_s(self) -> float:
+        return self.arrival_s + self.timeout_s
+
 
 @dataclass(frozen=True, slots=True)
 class ContextLimit:

@@ -7,6 +7,7 @@ from typing import Any, cast
 from google.protobuf.message import DecodeError
 from grpc import aio
 
+from gateway.admission.deadline import within_deadline
 from gateway.faces.grpc.authentication import KeyInterceptor
 from gateway.faces.grpc.decode import decode_request, read_sla_class
 from gateway.faces.grpc.metadata import read_key, read_metadata, read_timeout, set_caller
@@ -47,8 +48,10 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
             choices = max(1, min(request.sampling.n, gateway.config.max_choices))
             sla_class = read_sla_class(request.sla)
             arrival = gateway.intake.admit(read_timeout(context, metadata), choices, sla_class)
-            await gateway.intake.wait_for_turn(sla_class)
-            generation_request = await gateway.intake.parse(decode_request(request), arrival, trace)
+            async with within_deadline(arrival):
+                await gateway.intake.wait_for_turn(sla_class)
+                client_request = decode_request(request)
+                generation_request = await gateway.intake.parse(client_request, arrival, trace)
             call = gateway.open([generation_request], trace=trace)
             context.add_done_callback(lambda _: _close(call, trace))
             async with aclosing(call.chunks()) as chunks:

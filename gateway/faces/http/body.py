@@ -34,6 +34,8 @@ async def read_pieces(
     request: Request, config: GatewayConfig, limit_bytes: int, limit_s: float
 ) -> AsyncGenerator[bytes]:
     """The pieces of the body. Raises BodyTooLarge, BodyTooSlow, or ClientDisconnected."""
+    if _announced_bytes(request) > limit_bytes:
+        raise BodyTooLarge(limit_bytes)
     size, loop = 0, asyncio.get_running_loop()
     until_s = loop.time() + limit_s
     more = True
@@ -94,6 +96,12 @@ def read_sla(request: Request) -> tuple[str, dict[str, float]]:
         return parse_header(request.headers.get(SLA_HEADER, ""))
     except SlaError as error:
         raise InvalidArgument(SLA_HEADER, str(error)) from None
+
+
+def _announced_bytes(request: Request) -> int:
+    """The length of the body in its header; 0 if there is none or it is no number."""
+    text = request.headers.get("content-length", "")
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -11,7 +11,8 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from gateway.faces.http.answers.direct import DirectStream, direct_stream
+from gateway.admission.deadline import within_deadline
+from gateway.faces.http.answers.direct import DirectStream, direct_stream, head_read_s
 from gateway.faces.http.answers.sse import EventStream, run_until_disconnect
 from gateway.faces.http.answers.writer import AnswerWriter
 from gateway.faces.http.body import (
@@ -197,22 +198,24 @@ async def open_answer(
     trace = front.tracer.begin(endpoint.operation, request.headers, attributes)
     with trace.ends_on_error():
         sla_class = request.headers.get(SLA_HEADER, "").strip()
-        arrival = front.admit(read_timeout(request), sla_class)
+        since_s = head_read_s(request.scope)
+        arrival = front.admit(read_timeout(request), sla_class, since_s)
 
         def decode(raw: bytes) -> tuple[BodyT, Sequence[ClientRequest], int]:
             body = endpoint.read(parse_json(raw))
             return body, body.client_requests(), len(raw) + body.recalled_bytes
 
-        body, requests, size_bytes = await read_and_decode(front, request, decode, sla_class)
-        gateway = front.select(body.model)
-        trace.on_model(gateway.config.model_name)
-        ignored = front.unknown_fields.handle(body.unknown, body.fields.keys())
-        parsing = _parse_all(gateway, request, arrival, requests, trace)
-        # The prompts are at most as long as the body and what it recalls.
-        if gateway.intake.reads_quickly(size_bytes, requests[0]):
-            generation_requests = await parsing
-        else:
-            generation_requests = await run_until_disconnect(request.receive, parsing)
+        async with within_deadline(arrival):
+            body, requests, size_bytes = await read_and_decode(front, request, decode, sla_class)
+            gateway = front.select(body.model)
+            trace.on_model(gateway.config.model_name)
+            ignored = front.unknown_fields.handle(body.unknown, body.fields.keys())
+            parsing = _parse_all(gateway, request, arrival, requests, trace)
+            # The prompts are at most as long as the body and what it recalls.
+            if gateway.intake.reads_quickly(size_bytes, requests[0]):
+                generation_requests = await parsing
+            else:
+                generation_requests = await run_until_disconnect(request.receive, parsing)
         call = gateway.open(generation_requests, whole=not body.stream, trace=trace)
     headers = {IGNORED_HEADER: ignored} if ignored else {}
     answer = OpenAnswer(gateway, call, body, headers, trace)

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.config import GatewayConfig
-from gateway.faces.http.protocol import BoundedProtocol
+from gateway.faces.http.protocol import BoundedProtocol, ClientConnections
 from services.runtime.config import ConfigError
 from services.runtime.process_limits import open_file_limit
 from services.runtime.tasks import background
@@ -35,7 +35,8 @@ def bind_http(host: str, port: int, shared: bool = False) -> socket.socket:
     """A listening socket, so that its port is known before the server starts. `shared`: other
     processes may listen on the port, too. Raises ConfigError if the address is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sets TCP_NODELAY on connections whose protocol is named.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shared:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -60,8 +61,10 @@ async def serve_http(
     connection = partial(
         BoundedProtocol,
         max_connections=limits.max_connections,
+        clients=ClientConnections(limits.max_client_connections),
         max_header_bytes=limits.max_header_bytes,
         header_wait_s=limits.header_wait_s,
+        stall_s=limits.client_stall_s,
     )
     server = _Server(
         uvicorn.Config(

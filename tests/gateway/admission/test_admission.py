@@ -214,6 +214,18 @@ async def test_full_tokenization_queue_has_a_retry_time() -> None:
     await asyncio.gather(waiting, last)
 
 
+async def test_tokenization_queue_refuses_while_its_oldest_request_has_waited_too_long() -> None:
+    queue = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=0.0, max_wait_s=1e-9)
+    await queue.wait_for_turn()
+    waiting = asyncio.ensure_future(queue.wait_for_turn())
+    await asyncio.sleep(0)
+    with pytest.raises(RequestRefused, match="1 requests wait for tokenization"):
+        queue.check()
+    waiting.cancel()
+    await asyncio.sleep(0)
+    queue.check()  # a cancelled request does not wait
+
+
 async def test_tokenization_queue_skips_cancelled_request() -> None:
     queue = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=0.0)
     await queue.wait_for_turn()

@@ -201,6 +201,7 @@ async def test_gateway_enforces_a_deadline_without_the_scheduler(
     with pytest.raises(DeadlineExceeded):
         await client.complete("1,", timeout_s=1)
     await harness.until(lambda: bool(harness.scheduler.cancels))
+    assert harness.scheduler.cancels[0].reason == common.FINISH_REASON_DEADLINE
 
 
 async def test_grpc_deadline_reaches_the_scheduler(harness: Harness) -> None:

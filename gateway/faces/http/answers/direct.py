@@ -11,6 +11,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 STREAM = "foretoken.stream"  # the extension's name
+HEAD_READ_S = "foretoken.head_read_s"  # another one: when the request's headers were complete
 
 
 class DirectStream:
@@ -33,6 +34,12 @@ class DirectStream:
         the request."""
         if cycle := self._cycle():
             cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+def head_read_s(scope: Scope) -> float | None:
+    """When the headers of a request were complete, on the monotonic clock; None if its server does
+    not tell."""
+    return cast(float | None, (scope.get("extensions") or {}).get(HEAD_READ_S))
 
 
 def direct_stream(scope: Scope) -> DirectStream | None:

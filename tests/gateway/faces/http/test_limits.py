@@ -111,6 +111,27 @@ async def test_stalled_body_times_out() -> None:
         assert await line.end() == b""
 
 
+async def test_deadline_within_a_body_is_504() -> None:
+    async with run_harness() as harness:
+        line = await RawConnection.to(harness)
+        timeout = b"content-length: 1000\r\nx-request-timeout-s: 0.2\r\n"
+        begin = POST.replace(b"content-length: 1000\r\n", timeout)
+        status, _, body = await line.ask(begin + b'{"prompt"')
+        assert (status, body["error"]["code"]) == (504, "deadline_exceeded")
+        assert body["error"]["message"] == "the deadline passes before the request is read"
+        line.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/v1/embeddings"])
+async def test_announced_body_above_the_limit_is_413_before_it_arrives(path: str) -> None:
+    async with run_harness() as harness:
+        line = await RawConnection.to(harness)
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n"
+        status, _, body = await line.ask(head.encode())
+        assert (status, body["error"]["code"]) == (413, "body_too_large")
+        line.close()
+
+
 async def test_body_behind_an_error_answer_is_not_awaited() -> None:
     async with run_harness(header_wait_s=0.2) as harness:
         line = await RawConnection.to(harness)
@@ -240,6 +261,51 @@ async def test_connection_above_the_limit_is_503() -> None:
             while not await comes_in():  # noqa: ASYNC110 - a test polls what has no event
                 await asyncio.sleep(0.02)
         held[1].close()
+
+
+async def test_connection_above_the_share_of_its_client_is_503() -> None:
+    async with run_harness(max_client_connections=1) as harness:
+        first = await RawConnection.to(harness)
+        assert (await first.ask(PING))[0] == 200
+        over = await RawConnection.to(harness)
+        assert (await over.ask(PING))[0] == 503
+        assert await over.end() == b""
+        host, port = harness.http_url.removeprefix("http://").split(":")
+        other = await asyncio.open_connection(host, int(port), local_addr=("127.0.0.2", 0))
+        assert (await RawConnection(*other).ask(PING))[0] == 200
+        other[1].close()
+        first.close()
+
+
+async def test_client_that_reads_nothing_is_disconnected() -> None:
+    async with run_harness(client_stall_s=0.2) as harness:
+        line = await RawConnection.to(harness)
+        asks = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 400
+        line.writer.write(asks)
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    line.writer.write(PING)
+                    await line.writer.drain()
+                    await asyncio.sleep(0.05)
+        line.close()
+
+
+@pytest.mark.parametrize("invalid", [False, True])
+async def test_requests_of_one_connection_end_with_it(invalid: bool) -> None:
+    async with run_harness(place=False) as harness:
+        line = await RawConnection.to(harness)
+        body = b'{"prompt": "1,"}'
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+        line.writer.write((head % len(body) + body) * 2)
+        await harness.until(lambda: bool(harness.scheduler.requests))
+        if invalid:
+            line.writer.write(b"no request\r\n\r\n")
+        else:
+            line.close()
+        await harness.until(lambda: bool(harness.scheduler.cancels))
+        await harness.until(lambda: not len(harness.gateway.sessions.table))
+        line.close()
 
 
 async def test_low_open_file_limit_is_logged(

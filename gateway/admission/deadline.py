@@ -1,0 +1,25 @@
+"""The deadline of a request that has no call yet: it is being read, or waits to be."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from math import isinf
+
+from gateway.types.generation import RequestArrival
+from services.runtime.errors import Code, ServiceError
+
+
+@asynccontextmanager
+async def within_deadline(arrival: RequestArrival) -> AsyncIterator[None]:
+    """Ends what the block awaits at the request's deadline. Raises ServiceError then."""
+    if isinf(arrival.timeout_s):
+        yield
+        return
+    left_s = arrival.deadline_s - time.monotonic()
+    try:
+        async with asyncio.timeout(left_s):
+            yield
+    except TimeoutError:
+        message = "the deadline passes before the request is read"
+        raise ServiceError(Code.DEADLINE_EXCEEDED, message) from None

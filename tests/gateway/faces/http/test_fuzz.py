@@ -1,0 +1,21 @@
+"""Mutated requests end no server, log no traceback and get documented answers."""
+
+import pytest
+
+from tests.gateway.faces.http.fuzz import check, fuzz
+from tests.gateway.gateway_fakes import run_harness, tokens_of
+
+REQUESTS = 5000
+
+
+@pytest.mark.slow
+async def test_mutated_requests_get_documented_answers(caplog: pytest.LogCaptureFixture) -> None:
+    async with run_harness(lambda _: tokens_of("1")) as harness:
+        host, port = harness.http_url.removeprefix("http://").split(":")
+        statuses = await fuzz(host, int(port), REQUESTS)
+        reply = await harness.http("POST", "/v1/completions", {"prompt": "1,", "max_tokens": 1})
+        assert reply.status == 200
+        await harness.until(lambda: not len(harness.gateway.sessions.table))
+    check(statuses)
+    assert statuses[200] and statuses[400]
+    assert not [each.getMessage() for each in caplog.records if each.exc_info]
