@@ -192,7 +192,11 @@ class SchedulerState:
 
     def _cancelled(self, event: ev.Cancelled) -> None:
         job = self.jobs.get(event.request_id)
-        if job and job.link == event.link:
+        if not job or job.link != event.link:
+            return
+        if event.reason is FinishReason.DEADLINE:  # by the gateway's clock
+            self._end_at_deadline(job, "the deadline passed")
+        else:
             self._learn(job, event.reason, event.output_tokens)
             cause = TransitionCause.CANCELLED
             self._drop(job, cause, event.reason, output_tokens=event.output_tokens)
