@@ -110,10 +110,11 @@ async def test_prefix_salt_is_that_of_the_key_unless_the_key_shares() -> None:
             lambda _: tokens_of("123"), api_keys=(KEY, OTHER), **config
         ) as harness:
             for key in (KEY, OTHER, KEY):
+                bearer = {"authorization": f"Bearer {key}"}
                 for salt in ("", "mine"):
                     body = {**BODY, "cache_salt": salt}
-                    bearer = {"authorization": f"Bearer {key}"}
-                    assert (await harness.http("POST", "/v1/completions", body, bearer)).status == 200
+                    reply = await harness.http("POST", "/v1/completions", body, bearer)
+                    assert reply.status == 200
             return [prompt.cache_salt for prompt in harness.worker.prompts]
 
     own, own_named, other, other_named, *again = await salts()
