@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from gateway.types.api_keys import name_keys
+from gateway.types.api_keys import NAME, name_keys
 from gateway.types.model_entry import ModelEntry
 from gateway.types.sla_classes import OTHER
 from services.core import Sla
@@ -21,6 +21,7 @@ from services.runtime.network.leader_channel import LeaderAddress
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 ANY_ORIGIN = "*"
+ALL_KEYS = "*"
 
 
 def _split(value: object) -> object:
@@ -114,12 +115,15 @@ class GatewayConfig(ServedSettings):
     ui: bool = True  # the live page at /ui and its data
 
     # Without keys, the server accepts every request that reaches its ports. A key's name is the
-    # tenant of requests without cache_salt and user: the tenant has its share, but cached prefixes
-    # are common to all. The environment variable FORETOKEN_API_KEY(S) sets api_keys, too.
+    # tenant of requests without cache_salt and user. Keys with the same name share cached prefixes,
+    # others do not. The environment variable FORETOKEN_API_KEY(S) sets api_keys, too.
     api_keys: Listed = Field(
         default=(), repr=False
     )  # plain keys, each named key- and 8 digits of its hash
     api_key_file: str = ""  # lines name:sha256hex, `#` begins a comment; reread when it changes
+    # Names of keys that share cached prefixes with each other; `*`: all keys. By timing, one can
+    # learn whether another has sent a prompt.
+    shared_prefixes: Listed = ()
     metrics_open: bool = True  # /metrics and /load need no key
     cors_origins: Listed = ()  # origins that may call the API, such as https://a.org; `*`: all
 
@@ -269,6 +273,14 @@ class GatewayConfig(ServedSettings):
             raise ValueError("the file does not exist; create it with `foretoken key NAME`")
         return path
 
+    @field_validator("shared_prefixes")
+    @classmethod
+    def _check_shared_prefixes(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name != ALL_KEYS and not NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is not a key's name; write the names of keys, or *")
+        return names
+
     @field_validator("cors_origins")
     @classmethod
     def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
@@ -344,6 +356,10 @@ class GatewayConfig(ServedSettings):
         shares = {name: ceil(getattr(self, name) / parts) for name in SHARED_LIMITS}
         floor = {"retry_floor_per_s": self.retry_floor_per_s / parts}
         return self.model_copy(update=shares | floor)
+
+    def shares_prefixes(self, key_name: str) -> bool:
+        """Whether the prefixes of a key's requests are common to all keys that share. O(names)."""
+        return key_name in self.shared_prefixes or ALL_KEYS in self.shared_prefixes
 
     @property
     def slas(self) -> Mapping[str, Sla]:

@@ -145,7 +145,8 @@ class RequestIntake:
                 parsed = apply_grammar(parsed, await self.grammars.compile(constraint, tenant))
         if key_name:
             client = replace(parsed.client, user=parsed.client.user or key_name)
-            parsed = replace(parsed, client=client)
+            owner = "" if self._config.shares_prefixes(key_name) else key_name
+            parsed = replace(parsed, client=client, prefix_owner=owner)
         if trace is NO_TRACE:
             return parsed
         trace.on_tokenized(since_s, parsed.prompt_tokens)

@@ -33,7 +33,7 @@ class Fleet:
         if not (self.prefix_blocks and self.block_tokens):
             return b""
         blocks = min(self.prefix_blocks, MAX_PREFIX_BLOCKS)
-        salt = key_salt(request.client.cache_salt, request.client.adapter)
+        salt = key_salt(request.prefix_salt, request.client.adapter)
         return encode_hashes(prompt_hashes(request.prompt_ids, blocks, self.block_tokens, salt))
 
     def context_limit_or(self, context_tokens: int) -> ContextLimit:

@@ -75,7 +75,7 @@ def prompt(
             prompt_tokens=request.prompt_tokens,
             max_tokens=request.sampling.max_tokens,
             sampling=_encode_sampling(request.sampling, choice, scored),
-            cache_salt=request.client.cache_salt,
+            cache_salt=request.prefix_salt,
             traceparent=request.traceparent,
             adapter=request.client.adapter,
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from math import inf
 
 from gateway.types.answer_parts import AnswerReader
@@ -83,6 +84,7 @@ class GenerationRequest:
     answer_tokens: tuple[int, ...] = ()  # of the conversation's earlier answers, approximate
     traceparent: str = ""  # empty: not traced
     reasoning_limit: ReasoningLimit | None = None
+    prefix_owner: str = ""  # the API key that cached prefixes belong to; empty: common to all
     # Opens the reader of one choice; None: its text is content as it is.
     open_reader: Callable[[], AnswerReader] | None = field(default=None, repr=False)
 
@@ -90,6 +92,15 @@ class GenerationRequest:
     def tenant(self) -> str:
         """The tenant for fair sharing: the salt if there is one, else the user."""
         return self.client.cache_salt or self.client.user
+
+    @property
+    def prefix_salt(self) -> str:
+        """Requests with the same salt share cached prefixes: the client's salt, within its owner's
+        prefixes. A client cannot name a salt of another owner."""
+        salt = self.client.cache_salt
+        if not self.prefix_owner:
+            return salt
+        return sha256(f"{self.prefix_owner}\0{salt}".encode(errors="surrogatepass")).hexdigest()
 
     @property
     def prompt_tokens(self) -> int:

@@ -1,6 +1,7 @@
 """Prefix keys from gateway to worker, reports of cached prefixes, and placement by prefix."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.peers import messages
 from gateway.peers.fleet import MAX_PREFIX_BLOCKS, read_fleet
 from gateway.types.client_request import ClientRequest
 from gateway.types.generation import GenerationRequest, Sampling
@@ -76,6 +78,23 @@ def test_gateway_hashes_equal_worker_keys() -> None:
     assert decode_hashes(longer, CHAIN) == report.prefixes_added
     other = fleet(4).prefix_hashes(generation(range(1, 14), "yours"))
     assert not set(decode_hashes(other, CHAIN)) & set(report.prefixes_added)
+
+
+def test_gateway_hashes_equal_worker_keys_of_the_same_api_key_only() -> None:
+    """The prompt that the worker receives and the hashes for placement have the same salt."""
+    request, other = (
+        replace(generation(range(1, 14), "mine"), prefix_owner=name) for name in ("ann", "bob")
+    )
+    t = sharing()
+    t.prompt("a", 13, salt=messages.prompt("a", request, 0, []).prompt.cache_salt)
+    t.plan(admit=[Grant("a", 9)], prefix_blocks=CHAIN)
+    t.step(times=2)
+    t.plan()
+    report = t.state.report()
+    assert report is not None and len(report.prefixes_added) == 3
+    assert decode_hashes(fleet(4).prefix_hashes(request), CHAIN) == report.prefixes_added
+    hashes = decode_hashes(fleet(4).prefix_hashes(other), CHAIN)
+    assert not set(hashes) & set(report.prefixes_added)
 
 
 def test_gateway_hashes_only_requested_blocks() -> None:

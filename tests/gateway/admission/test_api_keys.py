@@ -195,6 +195,7 @@ def test_config_validates_keys_and_file(tmp_path: Path) -> None:
         ({"api_keys": '["", "secret"]'}, "gateway.api_keys: an API key is empty"),
         ({"api_keys": ""}, "gateway.api_keys: an API key is empty"),
         ({"api_key_file": str(tmp_path / "none")}, "gateway.api_key_file: the file does not exist"),
+        ({"shared_prefixes": "a, b c"}, "gateway.shared_prefixes: 'b c' is not a key's name"),
     ):
         with pytest.raises(ConfigError, match=line) as caught:
             load(GatewayConfig, given)

@@ -16,6 +16,7 @@ from gateway.config import GatewayConfig
 from gateway.faces.grpc.service import mount
 from gateway.faces.http.middleware import RequestGuard
 from gateway.faces.http.serve import serving_http
+from gateway.types.api_keys import name_keys
 from protos.generated import (
     gateway_pb2,
     gateway_pb2_grpc,
@@ -101,7 +102,27 @@ async def test_key_name_is_the_tenant_of_requests_without_user(
     reply = await locked.http("POST", "/v1/completions", {**BODY, **fields}, WITH_KEY)
     assert reply.status == 200
     assert locked.scheduler.requests[0].tenant.startswith(tenant)
-    assert locked.worker.prompts[0].cache_salt == fields.get("cache_salt", "")
+
+
+async def test_prefix_salt_is_that_of_the_key_unless_the_key_shares() -> None:
+    async def salts(**config: Any) -> list[str]:
+        async with run_harness(
+            lambda _: tokens_of("123"), api_keys=(KEY, OTHER), **config
+        ) as harness:
+            for key in (KEY, OTHER, KEY):
+                bearer = {"authorization": f"Bearer {key}"}
+                for salt in ("", "mine"):
+                    body = {**BODY, "cache_salt": salt}
+                    reply = await harness.http("POST", "/v1/completions", body, bearer)
+                    assert reply.status == 200
+            return [prompt.cache_salt for prompt in harness.worker.prompts]
+
+    own, own_named, other, other_named, *again = await salts()
+    assert len({own, own_named, other, other_named, "", "mine"}) == 6
+    assert again == [own, own_named]
+    assert await salts(shared_prefixes=("*",)) == ["", "mine"] * 3
+    names = [name.name for name in name_keys((KEY, OTHER))]
+    assert await salts(shared_prefixes=names[:1]) == ["", "mine", other, other_named, "", "mine"]
 
 
 async def test_missing_key_is_401_before_the_body_is_read(locked: Harness) -> None:
