@@ -159,7 +159,9 @@ EACH_WORKER = Section(
             "Lost workers",
             COUNT,
             Line("lost", Q.increase(s.WORKERS_LOST, window="15m")),
-            description="Worker streams that ended in the last 15 minutes.",
+            Line("suspected", Q.increase(s.SUSPECTED, window="15m")),
+            description="Worker streams that ended, and suspicions of silent workers, in the last "
+            "15 minutes.",
             limits=SELDOM,
         ),
     ),

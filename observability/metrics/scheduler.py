@@ -42,6 +42,9 @@ PEAK = gauge(
 )  # fmt: skip
 WORKERS = gauge("workers_attached", "Attached workers.")
 WORKERS_LOST = counter("workers_lost", "Worker streams that ended.")
+SUSPECTED = counter(
+    "workers_suspected", "Suspicions of workers that were silent for scheduler.suspect_s."
+)
 LEADS = gauge("scheduler_leads", "1 while this scheduler leads; 0 for a standby.")
 LEADER_CHANGES = counter(
     "scheduler_leader_changes",

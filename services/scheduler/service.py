@@ -18,10 +18,7 @@ from prometheus_client import CollectorRegistry
 from observability.tracing import NO_SPANS, Spans
 from protos.generated import scheduler_pb2, scheduler_pb2_grpc
 from services.core import FinishReason
-from services.runtime.codecs.attach import (
-    decode_worker_hello,
-    encode_plan,
-)
+from services.runtime.codecs.attach import decode_worker_hello, encode_plan
 from services.runtime.codecs.common import decode_reason
 from services.runtime.errors import Code, InvalidArgument, ServiceError, UnrecoverableError
 from services.runtime.network.streams import Outbox, duplex
@@ -213,6 +210,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 self._peers.learn(action.outcome)
             case ev.Timed():
                 self._peers.cost_models.observe_batch(action.worker_id, action.timing)
+            case ev.Suspect():
+                says = "is silent: it is suspected to hang" if action.suspected else "is back"
+                log.warning("worker %s %s", action.worker_id, says)
             case ev.Displace():
                 if to_worker := self._workers.get(action.link):
                     self._displaced.add(action.link)  # its stream ends with the reason
@@ -388,9 +388,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
 
 def scheduler_limits(config: SchedulerConfig) -> SchedulerLimits:
-    return SchedulerLimits(
-        config.max_queue, config.adopt_s, config.forecast_patience_s, config.tenant_weights
-    )
+    patience_s, weights = config.forecast_patience_s, config.tenant_weights
+    suspicion = config.suspect_s, config.suspect_gaps
+    return SchedulerLimits(config.max_queue, config.adopt_s, patience_s, weights, *suspicion)
 
 
 def _differs(value: float, sent: float) -> bool:

@@ -59,6 +59,7 @@ class SchedulerMetrics:
         read(catalogue.SLOTS_IDLE, lambda: _idle(state, _free_slots_share))
         read(catalogue.WORKERS, lambda: len(state.workers))
         read(catalogue.WORKERS_LOST, lambda: ledger.lost_workers)
+        read(catalogue.SUSPECTED, lambda: ledger.suspicions)
         read(catalogue.PRESET, lambda: {state.preset.name: 1})
 
     def watch_leadership(self, leadership: Leadership) -> None:
