@@ -160,8 +160,11 @@ EACH_WORKER = Section(
             COUNT,
             Line("lost", Q.increase(s.WORKERS_LOST, window="15m")),
             Line("suspected", Q.increase(s.SUSPECTED, window="15m")),
-            description="Worker streams that ended, and suspicions of silent workers, in the last "
-            "15 minutes.",
+            Line(
+                "{{peer}}: invalid {{field}}", Q.increase(s.INVALID, "peer", "field", window="15m")
+            ),
+            description="Worker streams that ended, suspicions of silent workers, and invalid "
+            "messages of workers and gateways, in the last 15 minutes.",
             limits=SELDOM,
         ),
     ),
