@@ -48,7 +48,8 @@ class DeliveryHandler:
         total, messages = 0, self._messages
         for tokens in batch.requests:
             live = self._table.get(tokens.request_id)
-            if live is not None:
+            # A worker that was taken for lost may be late: its requests continue elsewhere.
+            if live is not None and live.submission.address == address:
                 total += self._feed(live, tokens, now_s)
         self._metrics.generation_tokens.inc(total)
         elapsed_s = time.monotonic() - now_s

@@ -159,7 +159,12 @@ EACH_WORKER = Section(
             "Lost workers",
             COUNT,
             Line("lost", Q.increase(s.WORKERS_LOST, window="15m")),
-            description="Worker streams that ended in the last 15 minutes.",
+            Line("suspected", Q.increase(s.SUSPECTED, window="15m")),
+            Line(
+                "{{peer}}: invalid {{field}}", Q.increase(s.INVALID, "peer", "field", window="15m")
+            ),
+            description="Worker streams that ended, suspicions of silent workers, and invalid "
+            "messages of workers and gateways, in the last 15 minutes.",
             limits=SELDOM,
         ),
     ),

@@ -42,6 +42,14 @@ PEAK = gauge(
 )  # fmt: skip
 WORKERS = gauge("workers_attached", "Attached workers.")
 WORKERS_LOST = counter("workers_lost", "Worker streams that ended.")
+SUSPECTED = counter(
+    "workers_suspected", "Suspicions of workers that were silent for scheduler.suspect_s."
+)
+INVALID = counter(
+    "scheduler_invalid_messages",
+    "Invalid messages, each of which ended its stream, by the kind of peer and the field.",
+    "peer", "field",
+)  # fmt: skip
 LEADS = gauge("scheduler_leads", "1 while this scheduler leads; 0 for a standby.")
 LEADER_CHANGES = counter(
     "scheduler_leader_changes",

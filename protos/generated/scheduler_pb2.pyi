@@ -806,6 +806,7 @@ class WorkerMessage(_message.Message):
     REPORT_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    ALIVE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello: ...
     @_builtins.property
@@ -814,6 +815,8 @@ class WorkerMessage(_message.Message):
     def draining(self) -> Global___WorkerDraining: ...
     @_builtins.property
     def adapters(self) -> Global___AdapterStates: ...
+    @_builtins.property
+    def alive(self) -> Global___WorkerAlive: ...
     def __init__(
         self,
         *,
@@ -821,16 +824,34 @@ class WorkerMessage(_message.Message):
         report: Global___Report | None = ...,
         draining: Global___WorkerDraining | None = ...,
         adapters: Global___AdapterStates | None = ...,
+        alive: Global___WorkerAlive | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "draining", b"draining", "hello", b"hello", "kind", b"kind", "report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "alive", b"alive", "draining", b"draining", "hello", b"hello", "kind", b"kind", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "draining", b"draining", "hello", b"hello", "kind", b"kind", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "alive", b"alive", "draining", b"draining", "hello", b"hello", "kind", b"kind", "report", b"report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "report", "draining", "adapters"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "report", "draining", "adapters", "alive"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___WorkerMessage: _TypeAlias = WorkerMessage  # noqa: Y015
+
+@_typing.final
+class WorkerAlive(_message.Message):
+    """The worker's process runs; sent when it has said nothing else for `worker.heartbeat_s`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerAlive: _TypeAlias = WorkerAlive  # noqa: Y015
 
 @_typing.final
 class WorkerDraining(_message.Message):

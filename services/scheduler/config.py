@@ -49,6 +49,16 @@ class SchedulerConfig(LabelledSettings):
     fleet_interval_s: float = Field(0.25, gt=0)  # between updates of queue and drain time
     # For all workers to load a LoRA adapter, from the request to load it.
     adapter_wait_s: float = Field(60.0, gt=0)
+    # Streams at a time, also those that have not said hello yet; further ones are refused.
+    max_gateways: int = Field(1_024, gt=0)
+    max_workers: int = Field(4_096, gt=0)
+    hello_wait_s: float = Field(30.0, gt=0)  # for the first message of a stream
+    # A worker is suspected to hang after this silence: it gets no more requests, and its own
+    # continue at workers with room. A worker says something every worker.heartbeat_s.
+    suspect_s: float = Field(3.0, gt=0)
+    # The same in multiples of the longest recent gap between two of its messages: a busy machine
+    # lengthens the gaps of all.
+    suspect_gaps: float = Field(3.0, ge=1)
     outbox_limit: int = Field(65_536, gt=0)  # messages queued for a peer before it is cut off
     # How long a request waits for its first forecast. Without one it runs only if there is room for
     # max_tokens, behind requests that have a forecast, so an idle system loses no time.

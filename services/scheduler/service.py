@@ -18,12 +18,9 @@ from prometheus_client import CollectorRegistry
 from observability.tracing import NO_SPANS, Spans
 from protos.generated import scheduler_pb2, scheduler_pb2_grpc
 from services.core import FinishReason
-from services.runtime.codecs.attach import (
-    decode_worker_hello,
-    encode_plan,
-)
+from services.runtime.codecs.attach import decode_worker_hello, encode_plan
 from services.runtime.codecs.common import decode_reason
-from services.runtime.errors import Code, InvalidArgument, ServiceError, UnrecoverableError
+from services.runtime.errors import Code, ServiceError, UnrecoverableError
 from services.runtime.network.streams import Outbox, duplex
 from services.scheduler.codec import (
     decode_request,
@@ -41,6 +38,7 @@ from services.scheduler.leadership.keeper import SOLE, Leadership
 from services.scheduler.links.adapters import AdapterRegistry
 from services.scheduler.links.batcher import BatcherLink
 from services.scheduler.links.border import check_hello
+from services.scheduler.links.peer_limits import PeerLimits
 from services.scheduler.links.peers import PeerChannels, PeerServices
 from services.scheduler.links.worker_reader import WorkerReader
 from services.scheduler.observe.event_log import EventLog, Head, our_version
@@ -97,6 +95,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             self.metrics,
             self.dispatch,
         )
+        most = {"gateway": config.max_gateways, "worker": config.max_workers}
+        self._limits = PeerLimits(most, config.hello_wait_s, self.metrics)
         self._links = count(1)
         self._gateways: dict[str, Outbox[scheduler_pb2.SchedulerEvent]] = {}
         self._workers: dict[str, Outbox[scheduler_pb2.Plan]] = {}
@@ -213,6 +213,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 self._peers.learn(action.outcome)
             case ev.Timed():
                 self._peers.cost_models.observe_batch(action.worker_id, action.timing)
+            case ev.Suspect():
+                says = "is silent: it is suspected to hang" if action.suspected else "is back"
+                log.warning("worker %s %s", action.worker_id, says)
             case ev.Displace():
                 if to_worker := self._workers.get(action.link):
                     self._displaced.add(action.link)  # its stream ends with the reason
@@ -311,20 +314,19 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def Submit(
         self, requests: AsyncIterator[scheduler_pb2.SubmitMessage], context: Any
     ) -> AsyncIterator[scheduler_pb2.SchedulerEvent]:
-        first = await anext(aiter(requests), None)
-        if first is None or not first.HasField("hello"):
-            raise InvalidArgument("hello", "the first message of Submit must be a hello")
-        self._require_serving()
-        link = f"{first.hello.gateway_id}#{next(self._links)}"
-        outbox: Outbox[scheduler_pb2.SchedulerEvent] = Outbox(self.config.outbox_limit)
-        self._gateways[link] = outbox
-        outbox.put(scheduler_pb2.SchedulerEvent(fleet=self._view_fleet(self.state.fleet())))
-        try:
-            async for message in duplex(self._read_gateway(link, requests), outbox):
-                yield message
-        finally:
-            del self._gateways[link]
-            self.dispatch(ev.GatewayLost(link))
+        with self._limits.stream("gateway"):
+            first = await self._limits.read_hello(requests)
+            self._require_serving()
+            link = f"{first.hello.gateway_id}#{next(self._links)}"
+            outbox: Outbox[scheduler_pb2.SchedulerEvent] = Outbox(self.config.outbox_limit)
+            self._gateways[link] = outbox
+            outbox.put(scheduler_pb2.SchedulerEvent(fleet=self._view_fleet(self.state.fleet())))
+            try:
+                async for message in duplex(self._read_gateway(link, requests), outbox):
+                    yield message
+            finally:
+                del self._gateways[link]
+                self.dispatch(ev.GatewayLost(link))
 
     async def _read_gateway(
         self, link: str, requests: AsyncIterator[scheduler_pb2.SubmitMessage]
@@ -348,32 +350,31 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def Attach(
         self, requests: AsyncIterator[scheduler_pb2.WorkerMessage], context: Any
     ) -> AsyncIterator[scheduler_pb2.Plan]:
-        first = await anext(aiter(requests), None)
-        if first is None or not first.HasField("hello"):
-            raise InvalidArgument("hello", "the first message of Attach must be a hello")
-        self._require_serving()
-        check_hello(first.hello)
-        view = decode_worker_hello(first.hello)
-        link = f"{view.worker_id}#{next(self._links)}"
-        outbox: Outbox[scheduler_pb2.Plan] = Outbox(self.config.outbox_limit)
-        self._workers[link] = outbox
-        try:
-            reader = self._reader.read(link, first.hello, outbox, requests)
-            async for plan in duplex(reader, outbox):
-                yield plan
-            if link in self._displaced:
-                raise ServiceError(
-                    Code.ALREADY_EXISTS, f"another worker attached as {view.worker_id}"
-                )
-        finally:
-            del self._workers[link]
-            self._adapters.detach(link)
-            self._displaced.discard(link)
-            self.dispatch(ev.WorkerLost(link, view.worker_id))
-            if view.worker_id not in self.state.workers:
-                self._peers.cost_models.forget_worker(view.worker_id)
-            self._send_fleet()
-            log.info("worker %s detached", view.worker_id)
+        with self._limits.stream("worker"):
+            first = await self._limits.read_hello(requests)
+            self._require_serving()
+            check_hello(first.hello)
+            view = decode_worker_hello(first.hello)
+            link = f"{view.worker_id}#{next(self._links)}"
+            outbox: Outbox[scheduler_pb2.Plan] = Outbox(self.config.outbox_limit)
+            self._workers[link] = outbox
+            try:
+                reader = self._reader.read(link, first.hello, outbox, requests)
+                async for plan in duplex(reader, outbox):
+                    yield plan
+                if link in self._displaced:
+                    raise ServiceError(
+                        Code.ALREADY_EXISTS, f"another worker attached as {view.worker_id}"
+                    )
+            finally:
+                del self._workers[link]
+                self._adapters.detach(link)
+                self._displaced.discard(link)
+                self.dispatch(ev.WorkerLost(link, view.worker_id))
+                if view.worker_id not in self.state.workers:
+                    self._peers.cost_models.forget_worker(view.worker_id)
+                self._send_fleet()
+                log.info("worker %s detached", view.worker_id)
 
     def _require_serving(self) -> None:
         if self._over:
@@ -388,9 +389,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
 
 def scheduler_limits(config: SchedulerConfig) -> SchedulerLimits:
-    return SchedulerLimits(
-        config.max_queue, config.adopt_s, config.forecast_patience_s, config.tenant_weights
-    )
+    patience_s, weights = config.forecast_patience_s, config.tenant_weights
+    suspicion = config.suspect_s, config.suspect_gaps
+    return SchedulerLimits(config.max_queue, config.adopt_s, patience_s, weights, *suspicion)
 
 
 def _differs(value: float, sent: float) -> bool:

@@ -50,9 +50,11 @@ class UpStream:
     def __init__(self, limit: int):
         self.unsent: deque[Report] = deque()
         self._outbox: Outbox[scheduler_pb2.WorkerMessage] = Outbox(limit)
+        self._greeted = False
 
     def send_hello(self, hello: scheduler_pb2.WorkerHello) -> None:
         self._outbox.put(scheduler_pb2.WorkerMessage(hello=hello))
+        self._greeted = True
 
     def send_draining(self, drain_s: float) -> None:
         message = scheduler_pb2.WorkerDraining(drain_s=drain_s)
@@ -60,6 +62,11 @@ class UpStream:
 
     def send_adapters(self, states: scheduler_pb2.AdapterStates) -> None:
         self._outbox.put(scheduler_pb2.WorkerMessage(adapters=states))
+
+    def send_alive(self) -> None:
+        """Says that the process runs, once the hello is sent and nothing else waits."""
+        if self._greeted and self._outbox.empty:
+            self._outbox.put(scheduler_pb2.WorkerMessage(alive=scheduler_pb2.WorkerAlive()))
 
     def close(self) -> None:
         """Ends the outgoing side once everything is written."""
@@ -140,6 +147,7 @@ class Attachment:
         established = False
         wanted: asyncio.Queue[scheduler_pb2.AdapterSet] = asyncio.Queue(MAX_ADAPTER_SETS)
         holding = asyncio.create_task(self._hold_adapters(wanted, upstream))
+        beating = asyncio.create_task(self._beat(upstream))
         try:
             async with asyncio.timeout(CONNECT_S):
                 await call.wait_for_connection()
@@ -169,6 +177,7 @@ class Attachment:
             log.warning("scheduler at %s: the stream was cut", self._config.scheduler_address)
         finally:
             holding.cancel()
+            beating.cancel()
             call.cancel()
             attached = self._upstream is upstream
             if attached:
@@ -176,6 +185,11 @@ class Attachment:
             else:
                 upstream.close()  # gRPC's writer waits for messages otherwise
         return attached
+
+    async def _beat(self, upstream: UpStream) -> None:
+        while True:
+            await asyncio.sleep(self._config.heartbeat_s)
+            upstream.send_alive()
 
     async def _hold_adapters(
         self, wanted: asyncio.Queue[scheduler_pb2.AdapterSet], upstream: UpStream

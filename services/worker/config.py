@@ -180,6 +180,9 @@ class WorkerConfig(ServedSettings, EngineConfig):
     # Tokens that wait for one gateway; above, its stream is closed and reopened.
     outbox_tokens: int = Field(default=262_144, ge=1)
     outbox_reports: int = Field(default=4_096, ge=1)  # the same for the scheduler
+    # The longest silence towards the scheduler. After one of scheduler.suspect_s this worker is
+    # suspected to hang.
+    heartbeat_s: float = Field(default=0.5, gt=0)
     reconnect_s: float = Field(default=2.0, gt=0)  # the longest pause between two attempts
     # Without a scheduler, requests wait this long for adoption. A restarted scheduler is back
     # within seconds; later, requests have been restarted elsewhere.

@@ -32,6 +32,10 @@ class Outbox(Generic[T]):
         if not self.overflowed:
             self._queue.put_nowait(message)
 
+    @property
+    def empty(self) -> bool:
+        return self._queue.empty()
+
     def close(self) -> None:
         """Ends the stream after the queued messages."""
         self._queue.put_nowait(None)

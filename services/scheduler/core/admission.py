@@ -21,12 +21,14 @@ class SchedulerLimits:
     `patience_s`: how long a new request waits for its first forecast, and nothing else; after that
     it is queued, and the scheduler assumes that it generates max_tokens until a forecast arrives.
     A served scheduler sets it to `forecast_patience_s`. `tenant_weights`: the default weight
-    is 1."""
+    is 1. `suspect_s` and `suspect_gaps`: the silence after which a worker is suspected."""
 
     max_queue: int = 4_096
     adopt_s: float = 10.0
     patience_s: float = 0.001
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    suspect_s: float = inf
+    suspect_gaps: float = 3.0
 
 
 def find_refusal(

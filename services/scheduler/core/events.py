@@ -84,6 +84,14 @@ class WorkerDraining:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerAlive:
+    """A worker that has nothing to report says that it runs."""
+
+    link: str
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reported:
     link: str
     worker_id: str
@@ -156,6 +164,7 @@ Event = (
     | WorkerAttached
     | WorkerLost
     | WorkerDraining
+    | WorkerAlive
     | Reported
     | Costed
     | Round
@@ -185,6 +194,14 @@ class Displace:
 
     link: str
     worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A worker is suspected to hang, or no longer."""
+
+    worker_id: str
+    suspected: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +283,7 @@ class Timed:
 
 
 GatewayMessage = Place | Preempt | Resume | SendForecast | Finish | Refuse
-Action = AskForecast | AskArrange | SendPlan | Displace | GatewayMessage | Learn | Timed
+Action = AskForecast | AskArrange | SendPlan | Displace | Suspect | GatewayMessage | Learn | Timed
 
 
 class Step(NamedTuple):

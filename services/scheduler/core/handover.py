@@ -1,4 +1,4 @@
-"""Keeps requests at workers that come back, and moves them away from workers that drain.
+"""Keeps requests at workers that come back, and moves them away from workers that drain or hang.
 
 After a restart of the scheduler or a reconnect of a worker, two sides announce a request that the
 worker still has, in any order: the worker lists it in its hello, and a gateway that received
@@ -14,16 +14,22 @@ request is queued from its tokens.
 A running request of a draining worker is paused as a round pauses it: the worker confirms that it
 stopped before the request starts elsewhere. A request that no other worker could run continues to
 its end there.
+
+A suspected worker confirms nothing. Its requests are queued at once where others have room. Its
+copies are cancelled when it reads its plans again, and gateways drop its late tokens.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from services.core import HeldRequest, Request, Residency
 from services.scheduler.core.admission import check_servable
-from services.scheduler.core.events import Displace, WorkerAttached
+from services.scheduler.core.events import Displace, Suspect, WorkerAttached
 from services.scheduler.core.jobs import Job, WorkerJobs
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.phases import RequestPhase, TransitionCause
+from services.scheduler.core.suspicion import SuspicionLimits
 
 # Workers
 
@@ -106,21 +112,76 @@ def _refuse_if_unservable(ledger: Ledger, job: Job) -> None:
         ledger.refuse(job, reject)
 
 
-# Draining workers
+# Draining and suspected workers
 
 
 def evacuate_all(ledger: Ledger) -> bool:
-    """Moves requests away from every draining worker, at the start of each round; returns whether
-    there is one. O(workers), and O(rows) for each that is draining."""
-    draining = [worker for worker in ledger.workers.values() if worker.draining]
-    for worker in draining:
-        _evacuate(ledger, worker)
-    return bool(draining)
+    """Moves requests away from every worker that takes none, at the start of each round; returns
+    whether there is one. O(workers), and O(rows) for each such worker."""
+    leaving = [worker for worker in ledger.workers.values() if not worker.takes_requests]
+    for worker in leaving:
+        if worker.suspected:
+            _withdraw(ledger, worker)
+        else:
+            _evacuate(ledger, worker)
+    return bool(leaving)
+
+
+def check_silence(ledger: Ledger, turn_s: float, limits: SuspicionLimits) -> bool:
+    """Counts a further turn of each worker's silence; returns whether one is suspected, or trusted
+    again. O(workers)."""
+    changed = False
+    for worker_id, worker in ledger.workers.items():
+        before = worker.silence.suspected
+        worker.silence = worker.silence.after(turn_s, worker.heard, limits)
+        worker.heard = False
+        if before != worker.silence.suspected:
+            ledger.suspicions += not before
+            ledger.actions.append(Suspect(worker_id, not before))
+            changed = True
+    return changed
+
+
+def _withdraw(ledger: Ledger, worker: WorkerJobs) -> None:
+    """Queues the requests of a silent worker that other workers have room for. Its copies are
+    cancelled by the next plan, and it takes no requests until it has applied that plan."""
+    rooms = [
+        _Room(other, other.slots - len(other.running), other.free_blocks)
+        for other in ledger.workers.values()
+        if other.takes_requests
+    ]
+    jobs = [
+        job
+        for job in ledger.jobs_with_home(worker)
+        if any(room.take(job.request, ledger.output(job)) for room in rooms)
+    ]
+    if jobs:
+        for job in jobs:
+            worker.draft.forget(job.request_id)
+        ledger.withdraw(jobs, worker)
+        worker.fence_seq = worker.plan_seq + 1
+
+
+@dataclass(slots=True)
+class _Room:
+    """The slots and device blocks of a worker that are free for further requests."""
+
+    worker: WorkerJobs
+    slots: int
+    blocks: int
+
+    def take(self, request: Request, output: int) -> bool:
+        """Reserves room for a request with this output so far; returns whether there was any."""
+        blocks = (request.prompt_tokens + output) // self.worker.view.block_tokens + 1
+        if not (self.slots > 0 and blocks <= self.blocks and self.worker.could_run(request)):
+            return False
+        self.slots, self.blocks = self.slots - 1, self.blocks - blocks
+        return True
 
 
 def _evacuate(ledger: Ledger, worker: WorkerJobs) -> None:
     columns = ledger.board.jobs
-    staying = [other for other in ledger.workers.values() if not other.draining]
+    staying = [other for other in ledger.workers.values() if other.takes_requests]
     for job in ledger.jobs_with_home(worker):
         if ledger.phase(job) is not RequestPhase.RUNNING:
             if job.request_id not in worker.pausing:

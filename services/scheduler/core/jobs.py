@@ -11,6 +11,7 @@ from services.forecast import Forecast, Ints
 from services.policies.decision import WorkerDecision
 from services.policies.snapshot import WorkerSnapshot
 from services.runtime.prefix import MAX_REPORTED_PREFIXES
+from services.scheduler.core.suspicion import NOT_SILENT, Silence
 
 MIN_SPEED_CHANGE = 0.02  # relative change of the tokens per step that counts
 
@@ -123,7 +124,9 @@ class WorkerJobs:
     `orphans` are requests that the worker has from before and no gateway has submitted again.
     `peak_tokens` is the KV peak that the last round expected, None before the first.
     `admitted` counts admissions. A `draining` worker receives no more requests. `most_running` is
-    the last reported limit of running requests, 0 for the announced one.
+    the last reported limit of running requests, 0 for the announced one. `applied_seq` is the last
+    plan that it has reported as applied; `fence_seq` is the plan that cancels its copies of
+    requests that continue elsewhere. `heard`: it has said something since the last check.
     """
 
     view: WorkerView
@@ -145,7 +148,11 @@ class WorkerJobs:
     report_seq: int = 0
     admitted: int = 0
     peak_tokens: float | None = None
+    applied_seq: int = 0
+    fence_seq: int = 0
     draining: bool = False
+    heard: bool = True
+    silence: Silence = NOT_SILENT
     most_running: int = 0
     last_snapshot: WorkerSnapshot | None = None
 
@@ -186,6 +193,15 @@ class WorkerJobs:
                 prefixes,
             )
         return last
+
+    @property
+    def suspected(self) -> bool:
+        """Whether it hangs, or has not yet dropped requests that continue elsewhere."""
+        return self.silence.suspected or self.applied_seq < self.fence_seq
+
+    @property
+    def takes_requests(self) -> bool:
+        return not (self.draining or self.suspected)
 
     @property
     def slots(self) -> int:

@@ -48,7 +48,7 @@ class Ledger:
         self.awaiting_promise: dict[str, Job] = {}  # of these, the ones that no round has timed yet
         self.running = 0
         self.moves = 0  # total admissions at another worker than the one with the request's KV
-        self.lost_workers = 0  # total
+        self.lost_workers = self.suspicions = 0  # totals
         self.now = 0.0
         self.actions: list[Action] = []
         self.transitions: list[Transition] = []
@@ -104,11 +104,11 @@ class Ledger:
         return self.workers.get(self._worker_ids.get(number, ""))
 
     def worker_snapshots(self) -> tuple[WorkerSnapshot, ...]:
-        """The workers that a round may use: not those that are draining."""
+        """The workers that a round may use: not those that are draining or suspected."""
         return tuple(
             worker.snapshot(self.board.model_number(worker.view.model))
             for worker in self.workers.values()
-            if not worker.draining
+            if worker.takes_requests
         )
 
     def jobs_with_home(self, worker: WorkerJobs) -> list[Job]:
@@ -149,8 +149,7 @@ class Ledger:
 
     def enqueue(self, job: Job, cause: TransitionCause = TransitionCause.ENQUEUED) -> None:
         """Queues a request for the first time here: it has waited since its arrival."""
-        since_s = self.board.jobs.since_s
-        if since_s[job.row] == inf:
+        if (since_s := self.board.jobs.since_s)[job.row] == inf:
             since_s[job.row] = job.request.arrival_s
         self._move(job, RequestPhase.QUEUED, cause)
 
@@ -191,7 +190,8 @@ class Ledger:
         jobs, row = self.board.jobs, job.row
         job.admitted_seq = job.resumed_seq = 0
         jobs.home[row] = worker.number
-        self.progress([_as_progress(held)], worker.number)
+        numbers = held.output_tokens, held.held_tokens, held.blocks
+        self.progress([RequestProgress(job.request_id, *numbers)], worker.number)
         jobs.limit[row] = held.limit_tokens
         if held.running:
             causes = [TransitionCause.ADOPTED]
@@ -288,10 +288,18 @@ class Ledger:
         self.board.endings += 1
         self.board.remove(job.row)
 
+    def withdraw(self, jobs: Sequence[Job], worker: WorkerJobs) -> None:
+        """Queues requests of a worker without its KV, also paused ones that it has not stopped."""
+        self._requeue([j for j in jobs if j.request_id in worker.running], TransitionCause.LOST)
+        for job in jobs:
+            if worker.pausing.pop(job.request_id, None):
+                self.note(job, TransitionCause.STOPPED)
+        self.board.lose_home(_rows(jobs))
+
     def leave_home(self, job: Job) -> None:
         """Makes a queued request start from its tokens alone, wherever it is placed next."""
         self._cancel_at_home(job)
-        self.board.lose_home(np.array([job.row]))
+        self.board.lose_home(_rows([job]))
 
     def _leave_homes(self, jobs: Sequence[Job], rows: Ints, stays: Bools) -> None:
         """The same for those of many that do not stay."""
@@ -333,8 +341,8 @@ class Ledger:
 
     def _move_all(self, jobs: Sequence[Job], rows: Ints, after: RequestPhase,
                   causes: Sequence[TransitionCause]) -> None:  # fmt: skip
-        """The same for many, each once, in this order, that begin to run at their home worker or no
-        longer run there. By columns: a round may pause as many requests as run."""
+        """The same for many, each once, in this order, that begin or cease to run at their home
+        worker. By columns: a round may pause as many requests as run."""
         columns, phase = self.board.jobs, self.board.phase
         views = [home.view for home in self._homes(rows)]
         before = [_PHASES[each] for each in phase[rows].tolist()]
@@ -377,14 +385,10 @@ class Ledger:
         return worker
 
     def detach(self, worker_id: str) -> None:
-        """Forgets a worker. Its running requests, and its paused ones whether or not it confirmed,
-        wait without KV."""
+        """Forgets a worker, whose requests wait without KV."""
         worker = self.workers[worker_id]
-        self._requeue(list(worker.running.values()), TransitionCause.LOST)
-        for name in worker.pausing:
-            self.note(self.jobs[name], TransitionCause.STOPPED)
+        self.withdraw(self.jobs_with_home(worker), worker)
         self.lost_workers += 1
-        self.board.lose_home(self._rows_with_home(worker.number))
         del self.workers[worker_id], self._worker_ids[worker.number]
 
 
@@ -394,7 +398,3 @@ def _rows(jobs: Sequence[Job]) -> Ints:
 
 def _waits(phase: RequestPhase) -> bool:
     return phase is not NONE and phase is not RUNNING
-
-
-def _as_progress(held: HeldRequest) -> RequestProgress:
-    return RequestProgress(held.request_id, held.output_tokens, held.held_tokens, held.blocks)

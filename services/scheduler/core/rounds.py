@@ -124,8 +124,8 @@ class Rounds:
         current = ledger.board.phase != NONE  # by row: whether the decision is about its request
         current[decision.rows[serial[decision.rows] != decision.serials]] = False
         known = ((each, ledger.worker_numbered(each.worker)) for each in decision.workers)
-        # A worker may have started to drain during the round.
-        parts = [(each, worker) for each, worker in known if worker and not worker.draining]
+        # A worker may have started to drain, or to be suspected, during the round.
+        parts = [(each, worker) for each, worker in known if worker and worker.takes_requests]
         if parts:
             decisions, workers = zip(*parts, strict=True)
             self._apply_to_workers(decisions, workers, current)

@@ -34,6 +34,7 @@ from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.phases import RequestPhase, TransitionCause
 from services.scheduler.core.rounds import Rounds, build_decision
 from services.scheduler.core.static_batches import pop_ended
+from services.scheduler.core.suspicion import CHECK_S, SuspicionLimits
 
 DEFAULT_LIMITS = SchedulerLimits()
 UNSEEN_MODEL = -1  # number of a model without a request so far
@@ -57,6 +58,8 @@ class SchedulerState:
         self._drains_s: dict[int, float] = {}  # by model, from the last round
         self._apart = apart
         self._dirty = False
+        self._suspicion = SuspicionLimits(limits.suspect_s, limits.suspect_gaps)
+        self._checked_s = -inf  # the last check of the workers' silence
         self._timers: list[tuple[float, int, str, str]] = []  # due, serial, request, worker
         # Jobs without a first forecast, each with the time until which it waits for one.
         self._forecasting: deque[tuple[float, Job]] = deque()
@@ -88,6 +91,9 @@ class SchedulerState:
                 self._worker_lost(event)
             case ev.WorkerDraining():
                 self._worker_draining(event)
+            case ev.WorkerAlive():
+                if worker := self._on_stream(event.worker_id, event.link):
+                    worker.heard = True
             case ev.Reported():
                 self._reported(event)
             case ev.Costed():
@@ -123,7 +129,7 @@ class SchedulerState:
     def next_deadline(self) -> float:
         """The time at which a Tick is due; infinite if there is no timer."""
         timer_s = self._timers[0][0] if self._timers else inf
-        return min(timer_s, self._patience_ends_s(), self.rounds.next_s)
+        return min(timer_s, self._patience_ends_s(), self.rounds.next_s, self._check_due_s())
 
     def fleet(self) -> Fleet:
         workers = tuple(
@@ -249,6 +255,14 @@ class SchedulerState:
         if self.rounds.next_s <= now:
             self.rounds.next_s = inf
             self._dirty = True
+        if self._check_due_s() <= now:
+            turn_s, self._checked_s = now - self._checked_s, now
+            self._dirty |= handover.check_silence(self.ledger, turn_s, self._suspicion)
+
+    def _check_due_s(self) -> float:
+        """When the silence of workers is checked next; infinite if none is ever suspected."""
+        watched = self.workers and self.limits.suspect_s < inf
+        return self._checked_s + CHECK_S if watched else inf
 
     def _job_due(self, job: Job, now: float) -> None:
         if job.request.deadline_s <= now:
@@ -298,7 +312,8 @@ class SchedulerState:
         worker, report = self._on_stream(event.worker_id, event.link), event.report
         if not worker or report.seq <= worker.report_seq:
             return
-        worker.report_seq = report.seq
+        worker.report_seq, worker.applied_seq = report.seq, report.applied_plan_seq
+        worker.heard = True
         worker.free_blocks, worker.shared_blocks = report.free_blocks, report.shared_blocks
         worker.set_tokens_per_step(report.tokens_per_step)
         worker.most_running = report.max_running

@@ -102,5 +102,7 @@ class WorkerReader:
                 drain_s = decode_drain_s(message.draining)
                 self._dispatch(ev.WorkerDraining(link, worker_id, drain_s))
                 log.info("worker %s drains within %g s", worker_id, drain_s)
+            case "alive":
+                self._dispatch(ev.WorkerAlive(link, worker_id))
             case "adapters":
                 self._adapters.on_states(link, message.adapters)

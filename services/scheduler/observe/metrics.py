@@ -40,7 +40,10 @@ class SchedulerMetrics:
         self.advice_dropped = make.counter(catalogue.ADVICE_DROPPED)
         self.round_seconds = make.histogram(catalogue.ROUND)
         self.arranged = make.counter(catalogue.ARRANGED, "batcher", "late", "gone", "wrong")
-        self._classes = BoundedLabels()
+        self._invalid = make.counter(catalogue.INVALID)
+        for peer in ("gateway", "worker"):
+            self._invalid.labels(peer, "hello")
+        self._classes, self._fields = BoundedLabels(), BoundedLabels()
         self._round = 0  # last round with a counted decision
         self._sent: dict[str, deque[tuple[int, float]]] = {}  # by link: plan, time of its round
 
@@ -59,12 +62,17 @@ class SchedulerMetrics:
         read(catalogue.SLOTS_IDLE, lambda: _idle(state, _free_slots_share))
         read(catalogue.WORKERS, lambda: len(state.workers))
         read(catalogue.WORKERS_LOST, lambda: ledger.lost_workers)
+        read(catalogue.SUSPECTED, lambda: ledger.suspicions)
         read(catalogue.PRESET, lambda: {state.preset.name: 1})
 
     def watch_leadership(self, leadership: Leadership) -> None:
         """Registers whether this scheduler leads. Called once."""
         self._make.reading(catalogue.LEADS, lambda: leadership.leads)
         self._make.reading(catalogue.LEADER_CHANGES, lambda: leadership.changes)
+
+    def count_invalid(self, peer: str, field: str) -> None:
+        """Counts a message that ended the stream of a peer."""
+        self._invalid.labels(peer, self._fields.label(field)).inc()
 
     def observe(self, step: ev.Step, state: SchedulerState) -> None:
         for transition in step.transitions:

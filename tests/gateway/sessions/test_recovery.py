@@ -143,6 +143,24 @@ async def test_scheduler_may_place_a_lost_worker_s_request_first() -> None:
         assert len(harness.scheduler.requests) == 1
 
 
+async def test_late_tokens_of_an_earlier_worker_are_dropped(
+    harness: Harness, client: AsyncClient
+) -> None:
+    pending, name = await begin_answer(harness, client, 2)
+    spare = type(harness.worker)()
+    async with listening([worker_mount(spare)], "127.0.0.1:0") as server:
+        harness.scheduler.send_event(name, preempted=sched.Preempted(output_tokens=2))
+        harness.scheduler.send_placed(name, f"127.0.0.1:{server.port}")
+        await harness.until(lambda: bool(spare.prompts))
+        harness.worker.send(name, 2, IDS[:2], STOP)
+        other = asyncio.ensure_future(client.complete("1,"))
+        await harness.until(lambda: len(harness.worker.prompts) == 2)
+        harness.worker.send(harness.worker.prompts[1].request_id, 0, IDS, STOP)
+        assert (await other).text == WORDS  # the late tokens came before it
+        spare.send(name, 2, IDS[2:], STOP)
+        assert (await pending).text == WORDS
+
+
 async def test_answer_that_lacks_only_its_end_is_not_resubmitted(
     harness: Harness, client: AsyncClient
 ) -> None:

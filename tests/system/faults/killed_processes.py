@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,6 +106,14 @@ async def check_answers_while(
         loading = tasks.create_task(load())
         tasks.create_task(happening())
     return loading.result()
+
+
+def metric(live: Live, name: str, labels: str = "") -> float:
+    """The sum of the metric's series with these labels, in all processes of the system."""
+    with urllib.request.urlopen(f"{live.http}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    series = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+    return sum(float(line.split()[-1]) for line in series if labels in line)
 
 
 def pids(live: Live, section: str) -> list[int]:
