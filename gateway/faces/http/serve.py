@@ -35,7 +35,7 @@ def bind_http(host: str, port: int, shared: bool = False) -> socket.socket:
     """A listening socket, so that its port is known before the server starts. `shared`: other
     processes may listen on the port, too. Raises ConfigError if the address is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sets TCP_NODELAY on connections whose protocol is named.
+    # asyncio sets TCP_NODELAY on connections with a named protocol only.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shared:

@@ -385,7 +385,7 @@ class Ledger:
         return worker
 
     def detach(self, worker_id: str) -> None:
-        """Forgets a worker, whose requests wait without KV."""
+        """Forgets a worker. Its requests wait without KV."""
         worker = self.workers[worker_id]
         self.withdraw(self.jobs_with_home(worker), worker)
         self.lost_workers += 1
