@@ -5,6 +5,7 @@ ignores-sigterm   runs until SIGKILL
 exits             exits at once with status 3 and no message
 rejects-settings  exits at once with status 2 and a message
 stays-once FILE   `stays` the first time, later `rejects-settings`
+exits-thrice FILE `exits` three times, later `stays`
 """
 
 import signal
@@ -22,6 +23,10 @@ def main() -> None:
     if does == "stays-once":
         does = "rejects-settings" if Path(file).exists() else "stays"
         Path(file).touch()
+    if does == "exits-thrice":
+        with Path(file).open("a") as starts:
+            does = "exits" if starts.tell() < 3 else "stays"
+            starts.write(".")
     if does == "rejects-settings":
         print(f"foretoken {section}: the settings are invalid", file=sys.stderr)
         sys.exit(2)

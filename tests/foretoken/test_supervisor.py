@@ -1,4 +1,4 @@
-"""The supervisor restarts children, gives up one that keeps exiting, and stops them together."""
+"""The supervisor restarts children, goes on without one that keeps exiting, and stops them all."""
 
 import asyncio
 import os
@@ -54,14 +54,14 @@ def child_pids() -> list[int]:
 
 
 @asynccontextmanager
-async def supervised(*kept: Child) -> AsyncIterator[Supervised]:
+async def supervised(*kept: Child, policy: RestartPolicy = SOON) -> AsyncIterator[Supervised]:
     stages: list[tuple[str, str]] = []
     lifecycle = Lifecycle()
 
     def on_stage(name: str, stage: str) -> None:
         stages.append((name, stage))
 
-    async with supervise(kept, lifecycle, on_stage, SOON) as supervisor:
+    async with supervise(kept, lifecycle, on_stage, policy) as supervisor:
         yield Supervised(supervisor, lifecycle, stages)
 
 
@@ -113,9 +113,27 @@ async def test_crashing_predictor_is_given_up_with_a_warning(
         await until(lambda: system.supervisor.count("predictor") == 0, 30)
         assert len(child_pids()) == 1
     assert warnings(caplog)[-1] == (
-        "predictor exited 3 times, each within 60 s of its start, and is not restarted; the last "
-        "exit was status 3; forecasts come from history"
+        "predictor exited 3 times, each within 60 s of its start; the last exit was status 3; it "
+        "is tried again in 600 s; forecasts come from history"
     )
+
+
+async def test_given_up_predictor_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fails = child("predictor", f"exits-thrice {tmp_path}/starts")
+    policy = RestartPolicy(Backoff(0.01, 0.02), max_exits=3, retry_s=0.01)
+    async with supervised(fails, child("worker-0", "stays"), policy=policy) as system:
+        system.supervisor.finish_start()
+        await system.wait_until_up("predictor")
+        assert system.supervisor.count("predictor") == 1
+    *exits, back = warnings(caplog)
+    assert [each.partition(";")[2] for each in exits] == [
+        " restarting it",
+        " restarting it",
+        " the last exit was status 3; it is tried again in 0.01 s; forecasts come from history",
+    ]
+    assert back.startswith("predictor is back after ")
 
 
 async def test_last_worker_given_up_ends_the_block(tmp_path: Path) -> None:
@@ -134,8 +152,7 @@ async def test_last_worker_given_up_ends_the_block(tmp_path: Path) -> None:
             await asyncio.sleep(NEVER_S)
     assert isinstance(reason := root_cause(caught.value), UnrecoverableError)
     assert str(reason).endswith(
-        " exited 3 times, each within 60 s of its start, and is not restarted; the last exit was"
-        " the settings are invalid"
+        " exited 3 times, each within 60 s of its start; the last exit was the settings are invalid"
     )
 
 

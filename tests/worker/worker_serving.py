@@ -75,7 +75,7 @@ class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 self.drains_s.append(message.draining.drain_s)
             elif message.HasField("adapters"):
                 self.adapters.append(message.adapters)
-            else:
+            elif message.HasField("report"):
                 self.reports.append(message.report)
 
     async def Submit(self, requests: Any, context: object) -> AsyncIterator[Any]:

@@ -1,4 +1,4 @@
-"""When to restart a process that exited, and when to give it up. Pure."""
+"""When to restart a process that exited, and when to do without it. Pure."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,12 @@ RESTART_BACKOFF = Backoff(0.5, 30.0)
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """A process that ran for `steady_s` is restarted at once. After `max_exits` consecutive exits,
-    each within `steady_s` of the start, it is given up."""
+    each within `steady_s` of the start, it is given up and tried again every `retry_s`."""
 
     backoff: Backoff = RESTART_BACKOFF
     steady_s: float = 60.0
     max_exits: int = 5
+    retry_s: float = 600.0
 
 
 class RestartCounter:

@@ -1,4 +1,4 @@
-"""Supervises child processes: restarts one that ends, and gives up one that keeps ending.
+"""Supervises child processes: restarts one that ends, and goes on without one that keeps ending.
 
 Requests continue meanwhile: the gateway resubmits, the scheduler requeues and adopts, and every
 advisory service has a fallback. A restarted child keeps its name, address and device.
@@ -51,7 +51,8 @@ class Supervisor:
     ):
         self._lifecycle, self._on_stage, self._policy = lifecycle, on_stage, policy
         self._launchers = launchers
-        self._kept = {child.name: child for child in children}  # not given up
+        self._children = {child.name: child for child in children}
+        self._given_up: set[str] = set()  # names; each is tried again now and then
         self._started = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._down_since_s: dict[str, float] = {}
@@ -62,13 +63,14 @@ class Supervisor:
 
     def count(self, section: str) -> int:
         """Returns the number of children of a section that are not given up."""
-        return sum(child.section == section for child in self._kept.values())
+        kept = (child for name, child in self._children.items() if name not in self._given_up)
+        return sum(child.section == section for child in kept)
 
     async def stop(self, sections: Collection[str]) -> None:
         """Stops the children of these sections concurrently, for good."""
         tasks = [
             self._tasks[name]
-            for name, child in self._kept.items()
+            for name, child in self._children.items()
             if child.section in sections and name in self._tasks
         ]
         for task in tasks:
@@ -76,7 +78,7 @@ class Supervisor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        for name, child in self._kept.items():
+        for name, child in self._children.items():
             self._tasks[name] = group.create_task(self._keep(child), name=name)
 
     async def _keep(self, child: Child) -> None:
@@ -89,10 +91,12 @@ class Supervisor:
             if self._rejects_settings(child, ended):
                 raise ProcessFailed(ended.reason or f"the {child.name} process ended with {ended}")
             delay_s = restarts.record_exit(clock() - started_s)
-            if delay_s is None:
-                return self._give_up(child, ended)
             self._down_since_s.setdefault(child.name, clock())
-            log.warning("%s exited (%s); restarting it", child.name, ended)
+            if delay_s is None:
+                self._give_up(child, ended)
+                delay_s = self._policy.retry_s
+            else:
+                log.warning("%s exited (%s); restarting it", child.name, ended)
             await asyncio.sleep(delay_s)
 
     async def _wait(self, running: Process) -> Exit:
@@ -111,19 +115,23 @@ class Supervisor:
         return bool(ended.reason) or child.section in REQUIRED
 
     def _give_up(self, child: Child, ended: Exit) -> None:
-        del self._kept[child.name]
+        self._given_up.add(child.name)
         policy = self._policy
         message = (
             f"{child.name} exited {policy.max_exits} times, each within {policy.steady_s:g} s of "
-            f"its start, and is not restarted; the last exit was {ended}"
+            f"its start; the last exit was {ended}"
         )
         if child.section in REQUIRED and not self.count(child.section):
             raise UnrecoverableError(message)
-        log.warning("%s; %s", message, FALLBACKS[child.section])
+        fallback = FALLBACKS[child.section]
+        log.warning("%s; it is tried again in %g s; %s", message, policy.retry_s, fallback)
 
     def _report_stage(self, name: str, stage: str) -> None:
         self._on_stage(name, stage)
-        if stage == UP and (down_s := self._down_since_s.pop(name, None)) is not None:
+        if stage != UP:
+            return
+        self._given_up.discard(name)
+        if (down_s := self._down_since_s.pop(name, None)) is not None:
             log.warning("%s is back after %.1f s", name, asyncio.get_running_loop().time() - down_s)
 
 
