@@ -48,5 +48,5 @@ class Quarantine:
         """Raises UnrecoverableError once the state is broken."""
         error = await self._fatal.get()
         raise UnrecoverableError(
-            f"the scheduler ends, for an error in a step: {error}; its log has the details"
+            f"the scheduler ends, for an error in a step: {error!r}; its log has the details"
         ) from error
