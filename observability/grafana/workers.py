@@ -159,12 +159,15 @@ EACH_WORKER = Section(
             "Lost workers",
             COUNT,
             Line("lost", Q.increase(s.WORKERS_LOST, window="15m")),
+            Line("displaced", Q.increase(s.DISPLACED, window="15m")),
             Line("suspected", Q.increase(s.SUSPECTED, window="15m")),
             Line(
                 "{{peer}}: invalid {{field}}", Q.increase(s.INVALID, "peer", "field", window="15m")
             ),
-            description="Worker streams that ended, suspicions of silent workers, and invalid "
-            "messages of workers and gateways, in the last 15 minutes.",
+            Line("{{kind}}: quarantined", Q.increase(s.QUARANTINED, "kind", window="15m")),
+            description="Worker streams that ended, workers displaced by another of their name, "
+            "suspicions of silent workers, invalid messages of workers and gateways, and events "
+            "that could not be applied, in the last 15 minutes.",
             limits=SELDOM,
         ),
     ),

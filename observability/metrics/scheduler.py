@@ -42,6 +42,9 @@ PEAK = gauge(
 )  # fmt: skip
 WORKERS = gauge("workers_attached", "Attached workers.")
 WORKERS_LOST = counter("workers_lost", "Worker streams that ended.")
+DISPLACED = counter(
+    "workers_displaced", "Workers whose stream ended because another attached by the same name."
+)
 SUSPECTED = counter(
     "workers_suspected", "Suspicions of workers that were silent for scheduler.suspect_s."
 )
@@ -50,6 +53,11 @@ INVALID = counter(
     "Invalid messages, each of which ended its stream, by the kind of peer and the field.",
     "peer", "field",
 )  # fmt: skip
+QUARANTINED = counter(
+    "scheduler_quarantined_events",
+    "Events that the scheduler could not apply for a defect, by kind. Its log has each.",
+    "kind",
+)
 LEADS = gauge("scheduler_leads", "1 while this scheduler leads; 0 for a standby.")
 LEADER_CHANGES = counter(
     "scheduler_leader_changes",

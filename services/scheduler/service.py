@@ -40,6 +40,7 @@ from services.scheduler.links.batcher import BatcherLink
 from services.scheduler.links.border import check_hello
 from services.scheduler.links.peer_limits import PeerLimits
 from services.scheduler.links.peers import PeerChannels, PeerServices
+from services.scheduler.links.quarantine import Quarantine
 from services.scheduler.links.worker_reader import WorkerReader
 from services.scheduler.observe.event_log import EventLog, Head, our_version
 from services.scheduler.observe.lookup import find_stories
@@ -97,6 +98,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         )
         most = {"gateway": config.max_gateways, "worker": config.max_workers}
         self._limits = PeerLimits(most, config.hello_wait_s, self.metrics)
+        self._quarantine = Quarantine(self.metrics, self._end_streams)
         self._links = count(1)
         self._gateways: dict[str, Outbox[scheduler_pb2.SchedulerEvent]] = {}
         self._workers: dict[str, Outbox[scheduler_pb2.Plan]] = {}
@@ -121,6 +123,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 self._log = stack.enter_context(self._open_log())
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._lead())
+                tasks.create_task(self._quarantine.watch())
                 tasks.create_task(self._keep_time())
                 tasks.create_task(self._keep_fleet_current())
                 tasks.create_task(self._peers.run())
@@ -171,8 +174,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         now = time.monotonic()
         if self._over or now >= self._leadership.until_s:
             return
-        self.state.step(event, now)
-        step = self.state.last_step
+        with self._quarantine.around_step():
+            step = self.state.try_step(event, now)
         if self._log:
             self._log.append(step)
         self._record_stories(step)
@@ -183,6 +186,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._schedule_round(now)
         if self.state.next_deadline() < self._due_s:
             self._retimed.set()
+        self._quarantine.check(step)
 
     def _record_stories(self, step: ev.Step) -> None:
         """For `foretoken why`. A defect there ends the stories, not the serving."""
@@ -218,6 +222,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 log.warning("worker %s %s", action.worker_id, says)
             case ev.Displace():
                 if to_worker := self._workers.get(action.link):
+                    log.warning("worker %s is displaced: another attached as it", action.worker_id)
                     self._displaced.add(action.link)  # its stream ends with the reason
                     to_worker.close()
 
@@ -242,8 +247,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         by them."""
         while True:
             await asyncio.sleep(self.config.fleet_interval_s)
-            fleet, sent = self.state.fleet(), self._sent_fleet
-            if _differs(fleet.queued, sent.queued) or _differs(fleet.drain_s, sent.drain_s):
+            if self.state.fleet().differs_from(self._sent_fleet):
                 self._send_fleet()
 
     async def _keep_time(self) -> None:
@@ -392,8 +396,3 @@ def scheduler_limits(config: SchedulerConfig) -> SchedulerLimits:
     patience_s, weights = config.forecast_patience_s, config.tenant_weights
     suspicion = config.suspect_s, config.suspect_gaps
     return SchedulerLimits(config.max_queue, config.adopt_s, patience_s, weights, *suspicion)
-
-
-def _differs(value: float, sent: float) -> bool:
-    """By more than a tenth; zero differs from anything else."""
-    return abs(value - sent) > 0.1 * max(value, sent)

@@ -49,14 +49,24 @@ class Board:
         self.models: dict[str, int] = {}
         self._unknown = self.forecasts.intern(UNKNOWN)
 
+    @property
+    def free_rows(self) -> int:
+        return len(self._free)
+
+    @property
+    def forecasts_in_use(self) -> int:
+        """Distinct forecasts of live requests, and the unknown one. O(rows)."""
+        return len({self._unknown, *self.jobs.forecast[self.phase != RequestPhase.NONE].tolist()})
+
     def model_number(self, name: str) -> int:
         return self.models.setdefault(name, len(self.models))
 
     def add(self, request: Request) -> int:
-        """Fills a row for a request without a forecast; returns the row."""
+        """Fills a row for a request without a forecast; returns the row. It is taken at the end:
+        after an error it is free."""
         if not self._free:
             self._grow()
-        row = self._free.pop()
+        row = self._free[-1]
         self._serial += 1
         self.names[row] = request.request_id
         jobs = self.jobs
@@ -69,7 +79,6 @@ class Board:
         for column in (jobs.held, jobs.blocks, jobs.limit, jobs.admitted, jobs.preemptions):
             column[row] = 0
         jobs.evictions[row] = 0
-        jobs.tenant[row], jobs.weight[row] = self.tenants.enter(request.tenant)
         jobs.priority[row] = request.priority
         self.chains[row] = 0
         self.chains[row, : len(request.prefix_hashes)] = request.prefix_hashes
@@ -78,6 +87,8 @@ class Board:
         jobs.ttft_s[row], jobs.tpot_s[row] = request.sla.ttft_s, request.sla.tpot_s
         jobs.mtpot_s[row] = request.sla.mtpot_s
         jobs.since_s[row] = jobs.first_s[row] = inf
+        jobs.tenant[row], jobs.weight[row] = self.tenants.enter(request.tenant)
+        self._free.pop()
         return row
 
     def remove(self, row: int) -> None:

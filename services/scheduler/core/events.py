@@ -293,6 +293,7 @@ class Step(NamedTuple):
     now: float
     actions: Sequence[Action]
     transitions: Sequence[Transition]
+    error: Exception | None = None  # that interrupted the application of the event
 
 
 def message_about(transition: Transition, link: str, address: str) -> Action | None:

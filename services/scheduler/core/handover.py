@@ -41,6 +41,7 @@ def attach(ledger: Ledger, event: WorkerAttached) -> WorkerJobs:
     worker_id = event.view.worker_id
     if known := ledger.workers.get(worker_id):
         ledger.actions.append(Displace(known.link, worker_id))
+        ledger.displaced_workers += 1
         ledger.detach(worker_id)
     worker = ledger.attach(event.view, event.link)
     for held in event.held:
@@ -133,7 +134,8 @@ def check_silence(ledger: Ledger, turn_s: float, limits: SuspicionLimits) -> boo
     changed = False
     for worker_id, worker in ledger.workers.items():
         before = worker.silence.suspected
-        worker.silence = worker.silence.after(turn_s, worker.heard, limits)
+        heard = worker.heard or not worker.beats
+        worker.silence = worker.silence.after(turn_s, heard, limits)
         worker.heard = False
         if before != worker.silence.suspected:
             ledger.suspicions += not before

@@ -127,6 +127,7 @@ class WorkerJobs:
     the last reported limit of running requests, 0 for the announced one. `applied_seq` is the last
     plan that it has reported as applied; `fence_seq` is the plan that cancels its copies of
     requests that continue elsewhere. `heard`: it has said something since the last check.
+    `beats`: it also says something while it is idle, which workers of earlier versions do not.
     """
 
     view: WorkerView
@@ -152,6 +153,7 @@ class WorkerJobs:
     fence_seq: int = 0
     draining: bool = False
     heard: bool = True
+    beats: bool = False
     silence: Silence = NOT_SILENT
     most_running: int = 0
     last_snapshot: WorkerSnapshot | None = None
@@ -275,3 +277,8 @@ class Fleet:
     drain_s: float = 0.0
     policy: str = ""
     prefix_blocks: int = 0  # leading prompt blocks: the scheduler places by their hashes
+
+    def differs_from(self, sent: "Fleet") -> bool:
+        """Whether the queue or its drain time is another by more than a tenth."""
+        pairs = (self.queued, sent.queued), (self.drain_s, sent.drain_s)
+        return any(abs(now - before) > 0.1 * max(now, before) for now, before in pairs)

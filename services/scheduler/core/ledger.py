@@ -48,7 +48,7 @@ class Ledger:
         self.awaiting_promise: dict[str, Job] = {}  # of these, the ones that no round has timed yet
         self.running = 0
         self.moves = 0  # total admissions at another worker than the one with the request's KV
-        self.lost_workers = self.suspicions = 0  # totals
+        self.lost_workers = self.displaced_workers = self.suspicions = 0  # totals
         self.now = 0.0
         self.actions: list[Action] = []
         self.transitions: list[Transition] = []

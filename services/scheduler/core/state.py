@@ -7,21 +7,16 @@ here: nothing tests a preset's name.
 """
 
 from collections import deque
+from functools import partial
 from heapq import heappop, heappush
 from math import inf
 
-from services.core import (
-    Completion,
-    FinishReason,
-    Outcome,
-    Report,
-    RequestProgress,
-)
+from services.core import Completion, FinishReason, Outcome, Report, RequestProgress
 from services.lengths import LEARNABLE_REASONS
 from services.policies.decision import Decision
 from services.policies.preset import Preset
+from services.scheduler.core import containment, handover
 from services.scheduler.core import events as ev
-from services.scheduler.core import handover
 from services.scheduler.core.admission import (
     SchedulerLimits,
     drain_times_s,
@@ -66,14 +61,20 @@ class SchedulerState:
 
     def step(self, event: ev.Event, now: float) -> list[ev.Action]:
         """Applies one event at time `now`, which never decreases; returns the actions in order."""
-        self.ledger.begin_step(now)
-        self._apply(event, now)
-        self._run_timers(now)
-        actions = self.ledger.actions
-        self.last_step = ev.Step(event, now, actions, self.ledger.transitions)
-        return actions
+        if error := self.try_step(event, now).error:
+            raise error
+        return self.ledger.actions
 
-    def _apply(self, event: ev.Event, now: float) -> None:  # noqa: C901, PLR0912 - a case per event
+    def try_step(self, event: ev.Event, now: float) -> ev.Step:
+        """The same for serving: an error that `contain` returns is in the step, not raised."""
+        (ledger := self.ledger).begin_step(now)
+        error = containment.contain(partial(self._apply, now), event, ledger)
+        self._dirty |= error is not None
+        self._run_timers(now)
+        self.last_step = ev.Step(event, now, ledger.actions, ledger.transitions, error)
+        return self.last_step
+
+    def _apply(self, now: float, event: ev.Event) -> None:  # noqa: C901, PLR0912 - a case per event
         match event:
             case ev.Submitted():
                 self._submitted(event, now)
@@ -93,7 +94,7 @@ class SchedulerState:
                 self._worker_draining(event)
             case ev.WorkerAlive():
                 if worker := self._on_stream(event.worker_id, event.link):
-                    worker.heard = True
+                    worker.heard = worker.beats = True
             case ev.Reported():
                 self._reported(event)
             case ev.Costed():
@@ -204,8 +205,7 @@ class SchedulerState:
             self._end_at_deadline(job, "the deadline passed")
         else:
             self._learn(job, event.reason, event.output_tokens)
-            cause = TransitionCause.CANCELLED
-            self._drop(job, cause, event.reason, output_tokens=event.output_tokens)
+            self._drop(job, TransitionCause.CANCELLED, event.reason, "", event.output_tokens)
 
     def _gateway_lost(self, event: ev.GatewayLost) -> None:
         for job in [job for job in self.jobs.values() if job.link == event.link]:
@@ -351,9 +351,9 @@ class SchedulerState:
             self.ledger.note(job, TransitionCause.STOPPED)  # evicted before it read the pause
 
     def _completed(self, job: Job, completion: Completion) -> None:
-        self._learn(job, completion.reason, completion.output_tokens)
-        cause = TransitionCause.FINISHED
-        self.ledger.end(job, cause, completion.reason, "", completion.output_tokens)
+        reason, tokens = completion.reason, completion.output_tokens
+        self._learn(job, reason, tokens)
+        self.ledger.end(job, TransitionCause.FINISHED, reason, "", tokens)
 
     # Rounds
 

@@ -40,19 +40,22 @@ def check_hello(hello: scheduler_pb2.WorkerHello) -> None:
 def check_report(report: scheduler_pb2.Report, hello: scheduler_pb2.WorkerHello) -> None:
     """Raises InvalidArgument for numbers that a worker of this hello cannot have. O(rows)."""
     blocks = hello.kv_tokens // hello.block_tokens
-    context, held = hello.max_context_tokens, max(hello.kv_tokens, hello.host_tokens)
+    # A server behind a worker may count output in other tokens. Layers with a sliding window hold
+    # more tokens of a request than the announced capacity, which is that of all layers.
+    output = 2 * hello.max_context_tokens
+    held = max(hello.kv_tokens, hello.host_tokens, output)
     columns, evicted = report.progress, report.evicted
     rows = len(columns.request_ids) + len(report.finished) + len(evicted)
     for name, most, values in (
         ("progress, finished and evicted", MAX_HELD, [rows]),
         ("free_blocks", blocks, [report.free_blocks]),
         ("max_running", hello.max_running, [report.max_running]),
-        ("progress.blocks", blocks, columns.blocks),
+        ("progress.blocks", -(-held // hello.block_tokens), columns.blocks),
         ("progress.held_tokens", held, columns.held_tokens),
-        ("progress.output_tokens", context, columns.output_tokens),
+        ("progress.output_tokens", output, columns.output_tokens),
         ("evicted.held_tokens", held, [each.held_tokens for each in evicted]),
-        ("evicted.output_tokens", context, [each.output_tokens for each in evicted]),
-        ("finished.output_tokens", context, [each.output_tokens for each in report.finished]),
+        ("evicted.output_tokens", output, [each.output_tokens for each in evicted]),
+        ("finished.output_tokens", output, [each.output_tokens for each in report.finished]),
     ):
         value = max(values, default=0)
         if value > most:

@@ -14,6 +14,7 @@ from services.forecast import Ints
 from services.policies.cadence import INTERVAL_S
 from services.policies.decision import WaitReason
 from services.scheduler.core import events as ev
+from services.scheduler.core.containment import CONTAINED_KINDS
 from services.scheduler.core.jobs import WorkerJobs
 from services.scheduler.core.phases import Transition, TransitionCause
 from services.scheduler.core.state import SchedulerState
@@ -43,6 +44,7 @@ class SchedulerMetrics:
         self._invalid = make.counter(catalogue.INVALID)
         for peer in ("gateway", "worker"):
             self._invalid.labels(peer, "hello")
+        self._quarantined = make.counter(catalogue.QUARANTINED, *CONTAINED_KINDS)
         self._classes, self._fields = BoundedLabels(), BoundedLabels()
         self._round = 0  # last round with a counted decision
         self._sent: dict[str, deque[tuple[int, float]]] = {}  # by link: plan, time of its round
@@ -62,6 +64,7 @@ class SchedulerMetrics:
         read(catalogue.SLOTS_IDLE, lambda: _idle(state, _free_slots_share))
         read(catalogue.WORKERS, lambda: len(state.workers))
         read(catalogue.WORKERS_LOST, lambda: ledger.lost_workers)
+        read(catalogue.DISPLACED, lambda: ledger.displaced_workers)
         read(catalogue.SUSPECTED, lambda: ledger.suspicions)
         read(catalogue.PRESET, lambda: {state.preset.name: 1})
 
@@ -73,6 +76,10 @@ class SchedulerMetrics:
     def count_invalid(self, peer: str, field: str) -> None:
         """Counts a message that ended the stream of a peer."""
         self._invalid.labels(peer, self._fields.label(field)).inc()
+
+    def count_quarantined(self, kind: str) -> None:
+        """Counts an event whose application raised."""
+        self._quarantined.labels(kind).inc()
 
     def observe(self, step: ev.Step, state: SchedulerState) -> None:
         for transition in step.transitions:

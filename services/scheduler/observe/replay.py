@@ -29,9 +29,9 @@ def replay(path: Path, max_ended: int) -> ReplayedRun:
     recorder, judge = StoryRecorder(max_ended), ReplayJudge()
     steps = differing = 0
     for logged in read(path):
-        actions = state.step(logged.event, logged.now)
-        recorder.observe(state.last_step, state)
-        judge.observe(state.last_step)
+        step = state.try_step(logged.event, logged.now)
+        recorder.observe(step, state)
+        judge.observe(step)
         steps += 1
-        differing += actions != logged.actions
+        differing += step.actions != logged.actions
     return ReplayedRun(head, state, recorder, judge, steps, differing)

@@ -37,7 +37,7 @@ STATIC_BATCHES: set[Metric] = {
 OVERLAP: set[Metric] = {worker.STRAY}  # a step ahead is computed on a GPU
 FAULTS: set[Metric] = {  # no process is lost, and no queue overflows
     gateway.RESUBMISSIONS, gateway.ANNOUNCEMENTS, scheduler.WORKERS_LOST, scheduler.ADVICE_DROPPED,
-    scheduler.SUSPECTED, scheduler.INVALID,
+    scheduler.SUSPECTED, scheduler.INVALID, scheduler.DISPLACED, scheduler.QUARANTINED,
     predictor.FALLBACKS, predictor.UNREAD_DROPPED, predictor.IMPROVED_DROPPED,
     predictor.PENDING_DROPPED, predictor.LOG_DROPPED, predictor.LOG_UNREADABLE,
     predictor.LOG_FROM_FUTURE, worker.KV_EVENTS_DROPPED,

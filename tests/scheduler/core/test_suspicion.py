@@ -73,6 +73,8 @@ def pass_silently(s: Any, until_s: float, silent: str = "w0") -> Any:
     """Time passes; the other worker says that it runs. Returns all actions."""
     actions: list[ev.Action] = []
     now = s.last_step.now
+    for name in s.workers:
+        run_step(s, ev.WorkerAlive(f"{name}#1", name), now)
     while now < until_s:
         now += CHECK_S
         for name in s.workers:
@@ -109,6 +111,13 @@ def test_requests_of_a_silent_worker_continue_elsewhere_and_it_serves_again() ->
     report(s, 2, 6.1, on="w0", free_blocks=62)
     assert s.workers["w0"].takes_requests
     assert s.ledger.suspicions == 1
+
+
+def test_worker_of_an_earlier_version_may_be_silent() -> None:
+    s = two_workers()
+    for second in range(1, 10):
+        assert run_step(s, ev.Tick(), float(second)) == []
+    assert s.workers["w0"].takes_requests
 
 
 def test_requests_stay_at_a_silent_worker_if_others_have_no_room() -> None:
