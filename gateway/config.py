@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from gateway.types.api_keys import NAME, name_keys
+from gateway.types.key_limits import KeyLimits, split_names
 from gateway.types.model_entry import ModelEntry
 from gateway.types.sla_classes import OTHER
 from services.core import Sla
@@ -24,12 +25,7 @@ ANY_ORIGIN = "*"
 ALL_KEYS = "*"
 
 
-def _split(value: object) -> object:
-    """Splits `a,b` of a command line; passes a list through."""
-    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
-
-
-Listed = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Listed = Annotated[tuple[str, ...], BeforeValidator(split_names)]
 
 
 class SlaClass(BaseModel):
@@ -103,8 +99,8 @@ class GatewayConfig(ServedSettings):
     gateway_id: str = ""  # label `gateway` of its metrics; empty: random, and no label
     # Gateway processes that listen on the same ports (SO_REUSEPORT). Each enforces its share of
     # max_sessions, max_arriving, max_reading, max_reading_bytes, max_connections,
-    # max_client_connections, max_background and retry_floor_per_s. 0: the ports are this process's
-    # own.
+    # max_client_connections, max_background, key_limits and retry_floor_per_s. 0: the ports are
+    # this process's own.
     replicas: Annotated[int, Field(ge=0)] = 0
 
     sla_classes: dict[str, SlaClass] = SLA_CLASSES
@@ -124,6 +120,13 @@ class GatewayConfig(ServedSettings):
     # Names of keys that share cached prefixes with each other; `*`: all keys. By timing, one can
     # learn whether another has sent a prompt.
     shared_prefixes: Listed = ()
+    # Limits of keys by their names; `*`: of each other key. JSON: {"ada": {"requests_per_minute":
+    # 60, "tokens_per_minute": 100000, "concurrent_requests": 4, "sla_classes": ["batch"]}}.
+    # More: 429; another class: 400.
+    key_limits: dict[str, KeyLimits] = Field(default_factory=dict)
+    # Of an answer's max_tokens, the most that are reserved of a key's tokens before its length is
+    # known.
+    key_reserve_tokens: Count = 1024
     metrics_open: bool = True  # /metrics and /load need no key
     cors_origins: Listed = ()  # origins that may call the API, such as https://a.org; `*`: all
 
@@ -281,6 +284,14 @@ class GatewayConfig(ServedSettings):
                 raise ValueError(f"{name!r} is not a key's name; write the names of keys, or *")
         return names
 
+    @field_validator("key_limits")
+    @classmethod
+    def _check_limited_keys(cls, limits: dict[str, KeyLimits]) -> dict[str, KeyLimits]:
+        for name in limits:
+            if name != ALL_KEYS and not NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is not a key's name; write the name of a key, or *")
+        return limits
+
     @field_validator("cors_origins")
     @classmethod
     def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
@@ -300,6 +311,18 @@ class GatewayConfig(ServedSettings):
         if self.default_sla not in self.sla_classes:
             known = ", ".join(self.sla_classes)
             raise ValueError(f"default_sla names no class of sla_classes: {known}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_key_classes(self) -> Self:
+        known = (*self.sla_classes, OTHER)
+        for name, limits in self.key_limits.items():
+            for sla_class in limits.sla_classes:
+                if sla_class not in known:
+                    raise ValueError(
+                        f"key_limits.{name}.sla_classes: {sla_class!r} is no SLA class; known: "
+                        f"{', '.join(known)}"
+                    )
         return self
 
     @model_validator(mode="after")
@@ -355,7 +378,8 @@ class GatewayConfig(ServedSettings):
         parts = max(1, self.replicas)
         shares = {name: ceil(getattr(self, name) / parts) for name in SHARED_LIMITS}
         floor = {"retry_floor_per_s": self.retry_floor_per_s / parts}
-        return self.model_copy(update=shares | floor)
+        keys = {name: limits.share(parts) for name, limits in self.key_limits.items()}
+        return self.model_copy(update=shares | floor | {"key_limits": keys})
 
     def shares_prefixes(self, key_name: str) -> bool:
         """Whether the prefixes of a key's requests are common to all keys that share. O(names)."""

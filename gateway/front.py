@@ -8,6 +8,7 @@ from math import inf
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
+from gateway.admission.key_limits import KeyLimiter
 from gateway.admission.keyring import Keyring
 from gateway.admission.tokenization_queue import TokenizationQueue
 from gateway.background import BackgroundTasks
@@ -65,6 +66,7 @@ class Front:
             ),
             ReadingPool(config.reading_threads, config.max_reading, config.max_reading_bytes),
             EventPace(config.max_messages_per_s, config.max_pause_s),
+            KeyLimiter(config.key_limits),
             lambda: sum(map(len, tables)),
         )
         self.gateways: Mapping[str, Gateway] = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
+from gateway.admission.key_limits import KeyLimiter
 from gateway.admission.tokenization_queue import TokenizationQueue
 from gateway.config import GatewayConfig
 from gateway.intake import RequestIntake
@@ -36,6 +37,7 @@ class Shared:
     queue: TokenizationQueue
     reading: ReadingPool
     pace: EventPace
+    keys: KeyLimiter
     live: Callable[[], int]  # choices of all models, which `pace` serves
 
 
@@ -71,7 +73,13 @@ class Gateway:
             shared.live,
         )
         self.intake = RequestIntake(
-            config, self.text, self.sessions, self.metrics, shared.queue, shared.reading
+            config,
+            self.text,
+            self.sessions,
+            self.metrics,
+            shared.queue,
+            shared.reading,
+            shared.keys,
         )
 
     # Lifecycle
@@ -122,6 +130,7 @@ class Gateway:
         `whole`, it closes it in any case. Raises ServiceError."""
         self.intake.check_requests(requests)
         call = self.sessions.open(requests, whole)
+        call.grant = self.intake.reserve(requests)
         add_log_context(request_id=call.request_id)
         trace.on_opened(call, requests)
         return call

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from gateway.admission.admission_control import AdmissionControl
 from gateway.admission.caller import current_caller
+from gateway.admission.key_limits import Grant, KeyLimiter
 from gateway.admission.tokenization_queue import TokenizationQueue
 from gateway.config import GatewayConfig
 from gateway.grammars.applied import apply_grammar, make_compiler
@@ -33,7 +34,7 @@ from gateway.types.client_request import (
     count_prompt_bytes,
     count_tool_bytes,
 )
-from gateway.types.errors import RequestRefused
+from gateway.types.errors import KeyLimitReached, RequestRefused
 from gateway.types.generation import ContextLimit, GenerationRequest, RequestArrival
 from services.runtime.errors import Code, ServiceError
 from services.sla import SlaMissCause
@@ -52,15 +53,16 @@ class RequestIntake:
         metrics: Metrics,
         queue: TokenizationQueue,
         reading: ReadingPool,
+        keys: KeyLimiter,
     ):
-        """`queue` and `reading` are those of all models of the process."""
+        """`queue`, `reading` and `keys` are those of all models of the process."""
         self.draining = False
         self._config, self._text = config, text
         self._sessions, self._metrics = sessions, metrics
         defaults = sampling_defaults(config.model) if config.generation_config == "auto" else {}
         self._parser = Parser(config, text, lambda: secrets.randbits(63), defaults)
         self._size_limit = PromptSizeLimit(text.backend)
-        self._reading, self._queue = reading, queue
+        self._reading, self._queue, self._keys = reading, queue, keys
         self._admission = AdmissionControl(config.max_sessions, config.max_queued)
         self.grammars = make_compiler(config, text)
         self._answers = AnswerReading(text, config.tool_call_parser, config.reasoning_parser)
@@ -95,6 +97,7 @@ class RequestIntake:
         since_s = time.monotonic() if arrival_s is None else arrival_s
         arrival = RequestArrival(since_s, timeout_s, sla_class)
         with self._counting_refusals(sla_class, choices):
+            self._keys.check(current_caller().key, 1, time.monotonic())
             self._queue.check()
         self.check_room(choices, arrival)
         return arrival
@@ -113,7 +116,18 @@ class RequestIntake:
         self.check_draining()
         choices = sum(request.sampling.n for request in requests)
         deadline_s = min((request.deadline_s for request in requests), default=inf)
-        self._check_room(choices, deadline_s, requests[0].sla.name)
+        key, sla_class = current_caller().key, requests[0].sla.name
+        for request in requests:
+            self._keys.check_class(key, request.sla.name)
+        with self._counting_refusals(sla_class, choices):
+            self._keys.check(key, self._tokens_needed(requests), time.monotonic())
+        self._check_room(choices, deadline_s, sla_class)
+
+    def reserve(self, requests: Sequence[GenerationRequest]) -> Grant | None:
+        """The part of the key's limits that checked requests take; None without limits. The caller
+        settles it when their call has ended."""
+        tokens = self._tokens_needed(requests)
+        return self._keys.reserve(current_caller().key, tokens, time.monotonic())
 
     def check_draining(self) -> None:
         if self.draining:
@@ -172,6 +186,14 @@ class RequestIntake:
         with self._counting_refusals(sla_class):
             return await self._reading.run(work, size_bytes)
 
+    def _tokens_needed(self, requests: Sequence[GenerationRequest]) -> int:
+        """Tokens to reserve: prompts, and as much of each answer as is likely."""
+        most = self._config.key_reserve_tokens
+        return sum(
+            each.prompt_tokens + each.sampling.n * min(each.sampling.max_tokens, most)
+            for each in requests
+        )
+
     def _check_room(self, choices: int, deadline_s: float, sla_class: str) -> None:
         with self._counting_refusals(sla_class, choices):
             refusal = self._find_refusal(choices, deadline_s - time.monotonic())
@@ -186,6 +208,9 @@ class RequestIntake:
     def _counting_refusals(self, sla_class: str, choices: int = 1) -> Iterator[None]:
         try:
             yield
+        except KeyLimitReached as refusal:  # the server keeps its SLA
+            self._metrics.refusals.labels(refusal.reason.value).inc()
+            raise
         except RequestRefused as refusal:
             name = self._metrics.class_label(sla_class or self._config.default_sla)
             self._metrics.on_refused(refusal.reason, name, choices)

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gateway.admission.key_limits import Grant
 from gateway.sessions.client_timeline import find_undelivered_reason
 from gateway.sessions.session import ChoiceChunk, Session
 from gateway.sessions.submission import Submission
@@ -90,6 +91,7 @@ class ClientCall:
         self.taken_s = time.monotonic()  # when the client last accepted something
         self.writer: asyncio.Task[object] | None = None
         self.sink: ChunkSink | None = None
+        self.grant: Grant | None = None  # of its API key's limits
         self._owner = owner
         self._news: dict[int, Session] = {}
         self._urgent = False
@@ -121,6 +123,13 @@ class ClientCall:
     def cached_tokens(self) -> int:
         """Prompt tokens that had their KV in the prefix cache."""
         return sum(live.session.cached_tokens for live in self.choices if live.choice == 0)
+
+    @property
+    def _used_tokens(self) -> int:
+        """Prompt and answer; 0 if the scheduler refused the call."""
+        answer = self.completion_tokens
+        rejected = not answer and any(live.session.timeline.rejected for live in self.choices)
+        return 0 if rejected else self.prompt_tokens + answer
 
     @property
     def waits_for_client(self) -> bool:
@@ -187,6 +196,8 @@ class ClientCall:
                 self._deadline = None
             self._owner.release(self, time.monotonic())
             self._complete_undelivered()
+            if self.grant is not None:
+                self.grant.settle(self._used_tokens, time.monotonic())
 
     def forget(self) -> None:
         """Drops what refers to this call, so that all of it is freed at once and not in a pause of

@@ -1,5 +1,6 @@
 """Errors that clients distinguish from other invalid arguments, and refusals under load."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from services.runtime.errors import Code, InvalidArgument, ServiceError
@@ -59,6 +60,9 @@ class RefusalReason(StrEnum):
     ARRIVING = "arriving"
     READING = "reading"
     GRAMMAR = "grammar"
+    KEY_REQUESTS = "key_requests"
+    KEY_TOKENS = "key_tokens"
+    KEY_CONCURRENCY = "key_concurrency"
 
 
 class RequestRefused(ServiceError):
@@ -68,3 +72,13 @@ class RequestRefused(ServiceError):
         retry_after_s = max(MIN_RETRY_S, retry_after_s)
         super().__init__(Code.RESOURCE_EXHAUSTED, f"{message}; retry later", retry_after_s)
         self.reason = reason
+
+
+class KeyLimitReached(RequestRefused):
+    """An API key has used one of its limits. `headers` say what is left of them."""
+
+    def __init__(
+        self, reason: RefusalReason, message: str, retry_after_s: float, headers: Mapping[str, str]
+    ):
+        super().__init__(reason, message, retry_after_s)
+        self.headers = headers

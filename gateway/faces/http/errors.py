@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from gateway.admission.caller import current_caller
 from gateway.faces.http.responses.errors import PreviousNotFound, ResponseNotFound
 from gateway.types.api_keys import Unauthenticated
-from gateway.types.errors import ContextOverflow
+from gateway.types.errors import ContextOverflow, KeyLimitReached
 from services.runtime.errors import Code, InvalidArgument, ServiceError
 
 
@@ -63,6 +63,7 @@ INTERNAL = HttpStatus(500, "server_error", "internal")
 STATUS_BY_TYPE: Mapping[type[ServiceError], HttpStatus] = {
     BodyTooLarge: HttpStatus(413, "invalid_request_error", "body_too_large"),
     BodyTooSlow: HttpStatus(408, "invalid_request_error", "body_too_slow"),
+    KeyLimitReached: HttpStatus(429, "rate_limit_error", "rate_limit_exceeded"),
     NoSuchObject: HttpStatus(404, "invalid_request_error"),
     ContextOverflow: HttpStatus(400, "invalid_request_error", "context_length_exceeded"),
     PreviousNotFound: HttpStatus(400, "invalid_request_error", "previous_response_not_found"),
@@ -118,7 +119,7 @@ def openai_error_body(error: ServiceError) -> dict[str, dict[str, str | None]]:
 
 def error_response(error: ServiceError, path: str = "") -> JSONResponse:
     """The complete answer to a request that failed before its first byte."""
-    headers = {}
+    headers = dict(error.headers) if isinstance(error, KeyLimitReached) else {}
     if error.retry_after_s:
         headers["Retry-After"] = str(ceil(error.retry_after_s))
     if error.code is Code.UNAUTHENTICATED:

@@ -1,6 +1,7 @@
 """Text generation over HTTP: decode a request, open one call, encode its answer."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -218,6 +219,8 @@ async def open_answer(
                 generation_requests = await run_until_disconnect(request.receive, parsing)
         call = gateway.open(generation_requests, whole=not body.stream, trace=trace)
     headers = {IGNORED_HEADER: ignored} if ignored else {}
+    if call.grant is not None:
+        headers |= call.grant.headers(time.monotonic())
     answer = OpenAnswer(gateway, call, body, headers, trace)
     with answer.ends_on_error():
         answer.writer = endpoint.make_writer(gateway, call, body)

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.admission.caller import REQUEST_ID, bind_caller, current_caller
+from gateway.admission.key_limits import RATE_HEADERS
 from gateway.admission.keyring import Keyring
 from gateway.config import ANY_ORIGIN
 from gateway.faces.http.answers.sse import encode_error_event
@@ -23,7 +24,13 @@ KEY_HEADER = "x-api-key"  # Anthropic's, beside Authorization
 MESSAGES_REQUEST_ID = "request-id"  # Anthropic's, beside x-request-id
 EVENT_STREAM = b"text/event-stream"
 LAST_MESSAGE_S = 1.0  # to send the answer of a cancelled request
-EXPOSED_HEADERS = (REQUEST_ID, MESSAGES_REQUEST_ID, "retry-after", "www-authenticate")
+EXPOSED_HEADERS = (
+    REQUEST_ID,
+    MESSAGES_REQUEST_ID,
+    "retry-after",
+    "www-authenticate",
+    *RATE_HEADERS,
+)
 PREFLIGHT_MAX_AGE_S = 600
 
 

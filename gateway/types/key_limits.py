@@ -1,0 +1,40 @@
+"""The limits of one API key in `gateway.key_limits`. Pure."""
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Annotated, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+Limit = Annotated[int, Field(ge=1, le=10**12)]
+
+
+def split_names(value: object) -> object:
+    """Splits `a,b` of a command line; passes a list through."""
+    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+
+class KeyLimits(BaseModel):
+    """What the requests of one key may use. An omitted limit is unlimited."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None  # of prompts and answers
+    concurrent_requests: Limit | None = None
+    # Empty: every class. `custom`: explicit budgets.
+    sla_classes: Annotated[tuple[str, ...], BeforeValidator(split_names)] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_fields(cls, given: object) -> object:
+        for name in given if isinstance(given, Mapping) else ():
+            if name not in cls.model_fields:
+                known = ", ".join(cls.model_fields)
+                raise ValueError(f"{name} is not a limit of a key; known: {known}")
+        return given
+
+    def share(self, parts: int) -> Self:
+        """The limits of one of `parts` gateways, at least 1 of each."""
+        counts = self.model_dump(exclude_none=True, exclude={"sla_classes"})
+        return self.model_copy(update={name: ceil(n / parts) for name, n in counts.items()})

@@ -1,0 +1,144 @@
+"""Requests of a key with limits beside those of one without, over HTTP and gRPC."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import grpc
+import pytest
+from grpc import aio
+
+from gateway.admission.key_limits import Grant
+from gateway.types.api_keys import name_keys
+from gateway.types.key_limits import KeyLimits
+from protos.generated import gateway_pb2, gateway_pb2_grpc
+from services.runtime.network.channel import connect
+from tests.gateway.gateway_fakes import Harness, Reply, run_harness, tokens_of
+
+LIMITED, FREE = "sk-limited-0123456789", "sk-free-0123456789"
+NAME = name_keys([LIMITED])[0].name
+BODY = {"prompt": "1,", "max_tokens": 3}
+
+
+def limits(**counts: int) -> dict[str, object]:
+    keyed = {NAME: KeyLimits(**counts, sla_classes=("standard", "batch"))}
+    return {"api_keys": (LIMITED, FREE), "key_limits": keyed}
+
+
+async def complete(
+    harness: Harness, key: str, path: str = "/v1/completions", **more: object
+) -> Reply:
+    headers = {"authorization": f"Bearer {key}"}
+    return await harness.http("POST", path, BODY | more, headers)
+
+
+@pytest.fixture
+async def harness() -> AsyncIterator[Harness]:
+    made = run_harness(
+        lambda _: tokens_of("123"), **limits(requests_per_minute=3, tokens_per_minute=400)
+    )
+    async with made as running:
+        yield running
+
+
+async def test_requests_beyond_the_limit_are_refused_until_it_refills(harness: Harness) -> None:
+    for left in (2, 1, 0):
+        reply = await complete(harness, LIMITED, stream=left == 1)
+        assert (reply.status, reply.headers["x-ratelimit-remaining-requests"]) == (200, str(left))
+    refused = await complete(harness, LIMITED)
+    assert refused.status == 429
+    error = refused.json["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+    assert error["message"] == (
+        f"API key {NAME} has used its limit of 3 requests a minute; retry later"
+    )
+    assert 1 <= int(refused.headers["retry-after"]) <= 20
+    assert refused.headers["x-ratelimit-limit-requests"] == "3"
+    assert refused.headers["x-ratelimit-limit-tokens"] == "400"
+    free = await complete(harness, FREE)
+    assert free.status == 200
+    assert not [name for name in free.headers if name.startswith("x-ratelimit")]
+    channel = connect(harness.grpc_address)
+    stub = gateway_pb2_grpc.GatewayStub(channel)
+    call = stub.Generate(
+        gateway_pb2.GenerateRequest(prompt="1,"),
+        metadata=(("authorization", f"Bearer {LIMITED}"),),
+    )
+    with pytest.raises(aio.AioRpcError) as caught:
+        [each async for each in call]
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert f"API key {NAME}" in (caught.value.details() or "")
+    assert float(dict(await call.trailing_metadata())["retry-after-s"]) >= 1
+    await channel.close()
+    metrics = (await harness.http("GET", "/metrics")).text
+    refusals = [line for line in metrics.splitlines() if 'reason="key_requests"' in line]
+    assert refusals[0].endswith(" 2.0")
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens that each ended request has used."""
+    used_tokens: list[int] = []
+    settle = Grant.settle
+
+    def recording(self: Grant, used: int, now_s: float) -> None:
+        used_tokens.append(used)
+        settle(self, used, now_s)
+
+    monkeypatch.setattr(Grant, "settle", recording)
+    return used_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_are_settled_by_what_an_answer_has(
+    harness: Harness, settled: list[int], stream: bool
+) -> None:
+    told = {"stream_options": {"include_usage": True}} if stream else {}
+    reply = await complete(harness, LIMITED, max_tokens=350, n=1, stream=stream, **told)
+    assert reply.status == 200
+    assert int(reply.headers["x-ratelimit-remaining-tokens"]) <= 50
+    usage = (reply.events[-1] if stream else reply.json)["usage"]
+    await harness.until(lambda: not harness.gateway.live)
+    assert settled == [usage["total_tokens"]]
+    assert (await complete(harness, LIMITED, max_tokens=350)).status == 200
+
+
+async def test_a_request_of_several_choices_is_settled_once(
+    harness: Harness, settled: list[int]
+) -> None:
+    reply = await complete(harness, LIMITED, n=3, prompt=["1,", "2,"])
+    usage = reply.json["usage"]
+    await harness.until(lambda: not harness.gateway.live)
+    assert settled == [usage["total_tokens"]]
+    assert reply.headers["x-ratelimit-remaining-requests"] == "2"
+
+
+async def test_a_class_that_the_key_may_not_use_is_a_400(harness: Harness) -> None:
+    headers = {"authorization": f"Bearer {LIMITED}", "x-foretoken-sla": "interactive"}
+    refused = await harness.http("POST", "/v1/completions", BODY, headers)
+    assert refused.status == 400
+    assert refused.json["error"]["message"] == (
+        f"sla_class: API key {NAME} may not use 'interactive'; name one that it may use: "
+        "standard, batch"
+    )
+    assert not harness.scheduler.requests
+    assert (await complete(harness, LIMITED)).headers["x-ratelimit-remaining-requests"] == "2"
+
+
+async def test_a_cancelled_request_gives_back_its_tokens_and_its_place(settled: list[int]) -> None:
+    async with run_harness(**limits(concurrent_requests=1, tokens_per_minute=400)) as harness:
+        channel = connect(harness.grpc_address)
+        stub = gateway_pb2_grpc.GatewayStub(channel)
+        request = gateway_pb2.GenerateRequest(prompt="1,")
+        call = stub.Generate(request, metadata=(("authorization", f"Bearer {LIMITED}"),))
+        reading = asyncio.ensure_future(call.read())
+        await harness.until(lambda: bool(harness.worker.prompts))
+        refused = await complete(harness, LIMITED)
+        assert refused.status == 429
+        assert "runs 1 of at most 1 requests at a time" in refused.text
+        call.cancel()
+        with suppress(asyncio.CancelledError, aio.AioRpcError):
+            await reading
+        await harness.until(lambda: not harness.gateway.live)
+        assert settled == [harness.scheduler.requests[0].prompt_tokens]
+        await channel.close()
