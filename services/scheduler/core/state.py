@@ -118,9 +118,8 @@ class SchedulerState:
     @property
     def round_due_s(self) -> float:
         """The time from which a Round is due; infinite while there is nothing new to decide."""
-        if not self._dirty or self.rounds.candidates is not None:
-            return inf
-        return self.rounds.not_before_s
+        decides = self._dirty and self.rounds.candidates is None
+        return self.rounds.not_before_s if decides else inf
 
     @property
     def drain_s(self) -> float:
@@ -180,10 +179,9 @@ class SchedulerState:
         changed: list[Job] = []
         for request_id, forecast in event.forecasts:
             if job := self.jobs.get(request_id):
-                job.shared_key = forecast.shared_key
+                job.shared_key, asks = forecast.shared_key, job.request.include_forecast
                 self.ledger.board.set_forecast(job.row, forecast, job.request.min_tokens)
-                if job.request.include_forecast and job.accept(forecast):
-                    changed.append(job)
+                changed += [job] if asks and job.accept(forecast) else []
                 if self.ledger.phase(job) is RequestPhase.FORECASTING:
                     self.ledger.enqueue(job)
                 self._dirty = True
@@ -261,8 +259,7 @@ class SchedulerState:
 
     def _check_due_s(self) -> float:
         """When the silence of workers is checked next; infinite if none is ever suspected."""
-        watched = self.workers and self.limits.suspect_s < inf
-        return self._checked_s + CHECK_S if watched else inf
+        return self._checked_s + CHECK_S if self.workers and self.limits.suspect_s < inf else inf
 
     def _job_due(self, job: Job, now: float) -> None:
         if job.request.deadline_s <= now:
@@ -313,10 +310,9 @@ class SchedulerState:
         if not worker or report.seq <= worker.report_seq:
             return
         worker.report_seq, worker.applied_seq = report.seq, report.applied_plan_seq
-        worker.heard = True
         worker.free_blocks, worker.shared_blocks = report.free_blocks, report.shared_blocks
         worker.set_tokens_per_step(report.tokens_per_step)
-        worker.most_running = report.max_running
+        worker.heard, worker.most_running = True, report.max_running
         worker.update_orphans(report)
         worker.prefixes.update(report)
         self.ledger.progress(report.progress, worker.number)
