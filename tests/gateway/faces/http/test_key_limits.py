@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
 
 import grpc
 import pytest
@@ -20,16 +21,14 @@ NAME = name_keys([LIMITED])[0].name
 BODY = {"prompt": "1,", "max_tokens": 3}
 
 
-def limits(**counts: int) -> dict[str, object]:
+def limits(**counts: int) -> dict[str, Any]:
     keyed = {NAME: KeyLimits(**counts, sla_classes=("standard", "batch"))}
     return {"api_keys": (LIMITED, FREE), "key_limits": keyed}
 
 
-async def complete(
-    harness: Harness, key: str, path: str = "/v1/completions", **more: object
-) -> Reply:
+async def complete(harness: Harness, key: str, **more: object) -> Reply:
     headers = {"authorization": f"Bearer {key}"}
-    return await harness.http("POST", path, BODY | more, headers)
+    return await harness.http("POST", "/v1/completions", BODY | more, headers)
 
 
 @pytest.fixture
