@@ -7,11 +7,11 @@ amount of a minute and refills evenly.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from gateway.config import ALL_KEYS
 from gateway.types.errors import KeyLimitReached, RefusalReason
 from gateway.types.key_limits import KeyLimits
 from services.runtime.errors import InvalidArgument
 
-ALL_KEYS = "*"  # each key without limits of its own
 RATE_HEADERS = tuple(
     f"x-ratelimit-{what}-{unit}"
     for unit in ("requests", "tokens")
