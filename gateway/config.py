@@ -148,7 +148,9 @@ class GatewayConfig(ServedSettings):
     max_reading_bytes: Count = 256 * 2**20  # of their texts together; the first always fits
     # Structured output. A constraint, such as a JSON schema, is compiled in a process of its own.
     max_grammar_bytes: Count = 256 * 2**10  # of one constraint; more: 400
-    grammar_limit_s: Positive = 2.0  # for one compilation; most take 1 ms; longer: 400
+    # Processor time of one compilation; most take 1 ms; longer: 400. If the processor is so busy
+    # that a request waits 10 s for it: 503.
+    grammar_limit_s: Positive = 2.0
     grammar_memory_bytes: Count = 512 * 2**20  # for one compilation; more: 400
     grammar_cache_bytes: Count = 64 * 2**20  # of compiled constraints and of the faults of others
     max_grammars_waiting: Count = 64  # for compilation; more: 429

@@ -195,6 +195,11 @@ class GrammarCompiler:
         if not job.done.done():
             job.done.set_result(compiled)
 
+    def _fail(self, job: _Job, why: str) -> None:
+        """Ends a job without a result to keep: another attempt may succeed."""
+        if not job.done.done():
+            job.done.set_exception(ServiceError(Code.UNAVAILABLE, why, 1.0))
+
     # The process
 
     async def _run_process(self) -> bool:
@@ -229,6 +234,8 @@ class GrammarCompiler:
         elif message["id"] in self._running:  # else it was stopped meanwhile
             if "slow" in message:
                 self._on_slow(process, message["id"])
+            elif "starved" in message:
+                self._fail(self._running.pop(message["id"]), BUSY)
             else:
                 job = self._running.pop(message["id"])
                 self._finish(job, _read_result(message))
@@ -248,7 +255,7 @@ class GrammarCompiler:
             if self._unsupported:
                 job.done.set_result(self._unsupported)
             elif job.retried or not ready:
-                job.done.set_exception(ServiceError(Code.UNAVAILABLE, ENDED, 1.0))
+                self._fail(job, ENDED)
             else:
                 job.slow, job.retried = False, job in ended
                 self._waiting.push(job.tenant, job)

@@ -18,7 +18,7 @@ class Setup:
     vocabulary_tokens: int
     eos_ids: list[int]
     slow_s: float  # a job that takes longer is slow
-    limit_s: float  # a job that takes longer is killed
+    limit_s: float  # a job that takes more processor time is killed
     memory_bytes: int  # of one job, in addition to the process it is forked from
 
 

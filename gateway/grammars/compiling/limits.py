@@ -11,7 +11,7 @@ class GrammarLimits:
     cache_bytes: int
     max_waiting: int
     max_waiting_per_tenant: int
-    limit_s: float  # of one compilation
+    limit_s: float  # processor time of one compilation
     memory_bytes: int  # of one compilation
     slow_s: float = 0.1  # most constraints take about 1 ms
     quick_jobs: int = 2

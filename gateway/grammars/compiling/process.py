@@ -3,8 +3,8 @@
 The tokenizer is read once. A constraint that takes too much time or memory, or that crashes the
 compiler, ends only its own process. The first message on stdin is a `Setup`; each further one is a
 job with an `id`, or `{"id": …, "kill": true}`. Answers on stdout have the job's id and `grammar`
-with `least_tokens`, `fault`, or `slow`: the job takes long and now runs at low priority. The end of
-stdin ends everything.
+with `least_tokens`, `fault`, `slow`: the job takes long and now runs at low priority, or `starved`:
+it had too little of the processor. The end of stdin ends everything.
 """
 
 import gc
@@ -28,6 +28,7 @@ from gateway.grammars.token_index import TokenIndex
 from gateway.types.constraint import Constraint, ConstraintKind
 
 SLOW_NICE = 10  # generation and other constraints come first
+LIFE_FACTOR = 20  # the longest life of a job, in limits of its processor time
 CHUNK = 2**16
 STATM = Path("/proc/self/statm")  # pages of this process
 STDIN, STDOUT, STDERR = 0, 1, 2
@@ -105,7 +106,10 @@ class CompilerServer:
             _write(STDOUT, bytes(job.output))
             return
         ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        timed_out = ended_by == signal.SIGALRM
+        if ended_by == signal.SIGALRM:
+            _write(STDOUT, encode_frame({"id": job.id, "starved": True}))
+            return
+        timed_out = ended_by == signal.SIGPROF
         fault = TOO_LONG.format(limit_s=self._setup.limit_s) if timed_out else TOO_LARGE
         _write(STDOUT, encode_frame({"id": job.id, "fault": fault}))
 
@@ -146,12 +150,14 @@ def _compile(
 
 
 def _limit(setup: Setup) -> None:
-    """Limits the memory of this process, where the system tells it, and its life by an alarm."""
+    """Limits the memory of this process, where the system tells it, and its time: that of the
+    processor, so that a busy machine makes no constraint a fault, and as a backstop its life."""
     if STATM.exists():
         most = int(STATM.read_text().split()[0]) * resource.getpagesize() + setup.memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.setitimer(signal.ITIMER_REAL, setup.limit_s)
+    signal.setitimer(signal.ITIMER_PROF, setup.limit_s)
+    signal.setitimer(signal.ITIMER_REAL, LIFE_FACTOR * setup.limit_s)
 
 
 def _read_constraint(message: Message) -> Constraint:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -162,6 +163,20 @@ async def test_process_starts_again_after_its_end() -> None:
         assert await compiler.compile(regex("b"))
 
 
+async def test_starved_compilation_is_no_fault_of_its_constraint() -> None:
+    async with compiling() as compiler:
+        await compiler.compile(regex("a"))
+        process = compiler._process
+        assert process is not None
+        starved = asyncio.ensure_future(compiler.compile(many_choices()))
+        await until(lambda: bool(_find_children(process.pid)), 10)
+        os.kill(_find_children(process.pid)[0], signal.SIGALRM)  # as at the end of its life
+        with pytest.raises(ServiceError, match="too busy"):
+            await starved
+        assert not compiler.knows(many_choices())
+        assert await compiler.compile(regex("b"))
+
+
 async def test_process_that_cannot_start_fails_its_requests() -> None:
     compiler = GrammarCompiler(LIMITS, lambda: Setup("{}", 1, [], 1.0, 1.0, 1))
     async with background(compiler.run()):
@@ -173,6 +188,10 @@ async def test_compilation_without_a_running_compiler_times_out() -> None:
     compiler = GrammarCompiler(replace(LIMITS, wait_s=0.05), _no_setup)
     with pytest.raises(ServiceError, match="too busy"):
         await compiler.compile(regex("a"))
+
+
+def _find_children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _no_setup() -> Setup:
