@@ -6,7 +6,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -281,16 +281,19 @@ async def test_kubectl_reads_the_test_s_server() -> None:
         )
         assert process.stdout is not None
         seen, decoder, text = list[tuple[str, str]](), json.JSONDecoder(), ""
+        deleted = False
         try:
             async with asyncio.timeout(20):
-                while ("DELETED", "a") not in seen:
-                    text = (text + (await process.stdout.read(2**16)).decode()).lstrip()
-                    while text.endswith("}\n") and text:
-                        event, end = decoder.raw_decode(text)
-                        seen.append((event["type"], event["object"]["metadata"]["name"]))
-                        text = text[end:].lstrip()
-                    if len(seen) == 5:
+                while ("DELETED", "a") not in seen and (piece := await process.stdout.read(2**16)):
+                    text = (text + piece.decode()).lstrip()
+                    with suppress(json.JSONDecodeError):  # the rest is not complete yet
+                        while text:
+                            event, end = decoder.raw_decode(text)
+                            seen.append((event["type"], event["object"]["metadata"]["name"]))
+                            text = text[end:].lstrip()
+                    if len(seen) == 5 and not deleted:
                         server.delete(PODS, "a")
+                        deleted = True
         finally:
             process.kill()
             await process.wait()

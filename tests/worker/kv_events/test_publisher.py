@@ -105,11 +105,11 @@ def prompts_with_common_beginnings(count: int) -> list[Prompt]:
 async def test_a_subscriber_knows_the_prefix_cache(worker: Worker) -> None:
     prompts = prompts_with_common_beginnings(40)
     async with worker.published():
-        seen = []
+        seen: list[KVEventBatch] = []
         for prompt in prompts:
             worker.answer(prompt)
             while (prompt_known := worker.differences(prompts)) != []:
-                seen.append(await asyncio.to_thread(worker.subscriber.receive))
+                seen += await asyncio.to_thread(worker.subscriber.receive)
             assert prompt_known == []
         events = [event for batch in seen for event in batch.events]
         assert {type(event) for event in events} >= {BlockStored, BlockRemoved}

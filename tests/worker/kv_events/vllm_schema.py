@@ -10,6 +10,7 @@ import zmq
 
 Hash = bytes | int
 TIMEOUT_MS = 20_000
+POLL_MS = 1_000
 
 
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -78,12 +79,17 @@ class Subscriber:
     def close(self) -> None:
         self._context.destroy()
 
-    def receive(self) -> KVEventBatch:
-        """The next published batch that is new."""
-        while True:
+    def receive(self) -> list[KVEventBatch]:
+        """The next published batch, or the kept ones if it is another or none comes: what is
+        published before the subscription arrives is lost."""
+        while self._published.poll(POLL_MS):
             _, number, payload = self._published.recv_multipart()
-            if (seq := int.from_bytes(number, "big")) >= self.next:
-                return self._take(seq, payload)
+            seq = int.from_bytes(number, "big")
+            if seq > self.next:
+                break
+            if seq == self.next:
+                return [self._take(seq, payload)]
+        return self.catch_up()
 
     def catch_up(self) -> list[KVEventBatch]:
         """The batches from `next` on, as far as the publisher has them."""
