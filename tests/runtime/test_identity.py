@@ -3,11 +3,21 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
 from grpc import StatusCode, aio
 
 from foretoken.running.certificates import ALL, make_certificates
@@ -93,6 +103,26 @@ async def _messages(messages: list[bytes]) -> AsyncIterator[bytes]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("certs")
     make_certificates(made, 1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def wrong_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificates, a key with a passphrase, an expired certificate, and an empty file."""
+    made = tmp_path_factory.mktemp("wrong")
+    make_certificates(made, 1)
+    (made / "empty").touch()
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "old")])
+    now, day = datetime.now(UTC), timedelta(days=1)
+    old = x509.CertificateBuilder(name, name, key.public_key(), 1, now - 2 * day, now - day)
+    (made / "old.pem").write_bytes(old.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    for file, encryption in (
+        ("old.key", NoEncryption()),
+        ("secret.key", BestAvailableEncryption(b"secret")),
+    ):
+        content = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+        (made / file).write_bytes(content)
     return made
 
 
@@ -189,19 +219,34 @@ def test_files_that_do_not_belong_together_are_left_until_they_do(tmp_path: Path
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"cert": "worker.pem"}, "TLS needs .*; set tls.key and tls.ca, too"),
-        ({"cert": "worker.pem", "key": "none.key", "ca": "ca.pem"}, "cannot be used: .*No such"),
+        ({"key": "none.key"}, "tls.key: .*/none.key cannot be read: No such file or directory"),
+        ({"cert": "."}, "tls.cert: .* cannot be read: Is a directory"),
+        ({"key": "gateway.key"}, "tls.key: .*/gateway.key is not the key of the certificate in "),
+        ({"key": "empty"}, "tls.cert and tls.key: .* are no certificate and key in PEM"),
+        ({"cert": "worker.key"}, "tls.cert and tls.key: .* are no certificate and key in PEM"),
+        ({"ca": "ca.key"}, "tls.ca: .*/ca.key has no certificate in PEM"),
+        ({"ca": "empty"}, "tls.ca: .*/empty has no certificate in PEM"),
+        ({"key": "secret.key"}, "tls.key: the key has a passphrase; write it to the file without"),
+        ({"cert": "old.pem", "key": "old.key"}, "tls.cert: .*/old.pem is valid from .* to .* only"),
         (
-            {"cert": "worker.pem", "key": "gateway.key", "ca": "ca.pem"},
-            "cannot be used: .*MISMATCH",
+            {"cert": "ca.pem", "key": "ca.key"},
+            "tls.cert: .*/ca.pem has no role: it needs a DNS name such as batcher.foretoken.intern",
         ),
-        ({"cert": "worker.pem", "key": "worker.key", "ca": "ca.key"}, "cannot be used"),
     ],
 )
-def test_wrong_files_are_refused(folder: Path, given: Mapping[str, str], sentence: str) -> None:
-    config = TlsConfig.model_validate({name: str(folder / file) for name, file in given.items()})
-    with pytest.raises(ConfigError, match=sentence):
+def test_wrong_files_are_refused(
+    wrong_files: Path, given: Mapping[str, str], sentence: str
+) -> None:
+    files = {"cert": "worker.pem", "key": "worker.key", "ca": "ca.pem", **given}
+    paths = {name: str(wrong_files / file) for name, file in files.items()}
+    config = TlsConfig.model_validate(paths)
+    with pytest.raises(ConfigError, match=f"^{sentence}"):
         open_identity(config)
+
+
+def test_all_files_are_needed() -> None:
+    with pytest.raises(ConfigError, match=r"^TLS needs .*; set tls.key and tls.ca, too"):
+        open_identity(TlsConfig(cert="worker.pem"))
 
 
 async def test_addresses_beyond_loopback_need_protection(folder: Path) -> None:

@@ -8,14 +8,9 @@ from typing import Any, cast
 from grpc import aio
 
 from services.runtime.network.channel import OPTIONS, Options, connect
-from services.runtime.network.identity import (
-    Identity,
-    Material,
-    Role,
-    channel_credentials,
-    dns_name,
-)
+from services.runtime.network.identity import Identity, Role, channel_credentials, dns_name
 from services.runtime.network.leader_channel import leader_target
+from services.runtime.network.tls_files import Material
 
 KEPT = 2  # earlier channels: their streams go on after a change of certificate
 

@@ -6,7 +6,6 @@ the methods of its roles.
 """
 
 import logging
-import ssl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,6 +15,7 @@ from typing import ClassVar
 import grpc
 
 from services.runtime.config import ConfigError, Settings
+from services.runtime.network.tls_files import Material, read_material
 
 log = logging.getLogger(__name__)
 
@@ -64,15 +64,6 @@ class TlsConfig(Settings):
 NO_TLS = TlsConfig()
 
 
-@dataclass(frozen=True, slots=True)
-class Material:
-    """The content of the files."""
-
-    cert: bytes
-    key: bytes
-    ca: bytes
-
-
 Stamp = Sequence[tuple[int, int, int]]  # inode, size and time of change of each file
 
 
@@ -80,7 +71,7 @@ class Identity:
     """The certificate, key and authorities of this process, as the files are now."""
 
     def __init__(self, config: TlsConfig):
-        """Raises ConfigError if a file is missing or they do not belong together."""
+        """Raises ConfigError if a file is missing or wrong, or they do not belong together."""
         self._paths = [Path(getattr(config, name)) for name in FILES]
         self._stamp = _look(self._paths)
         self._material = _read(self._paths)
@@ -158,13 +149,7 @@ def _look(paths: Sequence[Path]) -> Stamp:
 def _read(paths: Sequence[Path]) -> Material:
     """Raises ConfigError."""
     cert, key, ca = paths
-    try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(cert, key)
-        context.load_verify_locations(ca)
-        return Material(*(path.read_bytes() for path in paths))
-    except (OSError, ValueError) as error:  # SSLError is an OSError
-        raise ConfigError(f"tls.cert, tls.key and tls.ca cannot be used: {error}") from None
+    return read_material(cert, key, ca, map(dns_name, Role))
 
 
 def _server_configuration(now: Material) -> grpc.ServerCertificateConfiguration:
