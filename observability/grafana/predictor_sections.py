@@ -58,6 +58,7 @@ PREDICTOR = Section(
             "Outcomes",
             EVENTS_S,
             Line("learned: {{learnt}}", Q.rate(p.OUTCOMES, "learnt")),
+            Line("left out: {{field}}", Q.rate(p.OUTCOMES_IMPLAUSIBLE, "field")),
             stacked=True,
         ),
         plot("Fits by result", EVENTS_S, Line("{{result}}", Q.rate(p.REFITS, "result"))),

@@ -8,6 +8,11 @@ OUTCOMES = counter(
     "Received outcomes of finished requests, by whether they are used for learning (yes, no).",
     "learnt",
 )
+OUTCOMES_IMPLAUSIBLE = counter(
+    "predictor_outcomes_implausible",
+    "Reported outcomes with a field that cannot be true. They are neither learned nor logged.",
+    "field",
+)
 FORECAST = histogram("predictor_forecast_seconds", "Seconds to answer one Forecast call.")
 ERROR = histogram(
     "predictor_relative_error",

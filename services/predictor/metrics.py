@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from observability.metrics import predictor as catalogue
 from observability.metrics.instruments import Instruments, ReadValue
 from observability.metrics.metric import Metric
+from services.predictor.learning.plausible import CHECKS
 from services.predictor.learning.scorecard import JudgedForecast, ScorecardSummary
 from services.predictor.serving.forecaster import PLAIN, REMEMBERED, WORDS
 
@@ -54,6 +55,7 @@ class PredictorMetrics(AccuracyMetrics):
         self.read = make.counter(catalogue.READ, "waiting", "ended")
         self.improved = make.counter(catalogue.IMPROVED)
         self.reading_lag = make.histogram(catalogue.READING_LAG)
+        self.implausible = make.counter(catalogue.OUTCOMES_IMPLAUSIBLE, *CHECKS)
         self.set_aside = make.gauge(catalogue.SET_ASIDE)
         self.cpu_share = make.gauge(catalogue.CPU_SHARE)
         self._refits = make.counter(catalogue.REFITS, "adopted", "failed")

@@ -17,12 +17,13 @@ from observability.metrics.instruments import ReadValue
 from observability.metrics.metric import Metric
 from observability.tracing import NO_SPANS, Spans
 from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
-from services.core import MAX_LIVE_ANSWERS
+from services.core import MAX_LIVE_ANSWERS, Outcome
 from services.forecast import MAX_FORECAST_TOKENS
 from services.predictor.assembly import assemble
 from services.predictor.config import PredictorConfig
 from services.predictor.encoder.extract import TextEncoder, cut
 from services.predictor.interface import Prompt, Query
+from services.predictor.learning.plausible import find_implausible
 from services.predictor.learning.records import MAX_NAME_CHARS
 from services.predictor.learning.refitter import Refitter
 from services.predictor.metrics import PredictorMetrics
@@ -131,14 +132,8 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         self, request: predictor_pb2.ObserveOutcomesRequest, context: object
     ) -> predictor_pb2.ObserveOutcomesResponse:
         _require_at_most("outcomes", len(request.outcomes))
-        for i, message in enumerate(request.outcomes):
-            _require_named(f"outcomes[{i}]", message.model, message.application)
-            if message.output_tokens > MAX_FORECAST_TOKENS:
-                raise InvalidArgument(
-                    f"outcomes[{i}].output_tokens", f"at most {MAX_FORECAST_TOKENS}"
-                )
         _require_valid_live(request.live)
-        journal, outcomes = self._parts.journal, [decode_outcome(m) for m in request.outcomes]
+        journal, outcomes = self._parts.journal, self._plausible(request.outcomes)
         if self._parts.outcomes.settle(outcomes, time.time(), self._put_row):
             self._report_set_aside()
         if not journal.unavailable:
@@ -147,6 +142,15 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
             )
         self._parts.forecaster.observe_live([decode_live_answers(m) for m in request.live])
         return predictor_pb2.ObserveOutcomesResponse(version=self._parts.forecaster.version)
+
+    def _plausible(self, messages: Sequence[predictor_pb2.Outcome]) -> list[Outcome]:
+        """The outcomes that can be true; the others are counted and left out."""
+        outcomes = list(map(decode_outcome, messages))
+        fields = list(map(find_implausible, outcomes))
+        for field, count in Counter(filter(None, fields)).items():
+            self._metrics.implausible.labels(field).inc(count)
+            log.warning("%d outcomes are left out, for an impossible %s", count, field)
+        return [outcome for outcome, field in zip(outcomes, fields, strict=True) if not field]
 
     # Forecasts
 

@@ -115,7 +115,6 @@ async def test_max_predictor_ignores_outcomes(way: str) -> None:
             "inputs[0]: model and application names have at most 256 characters",
         ),
         (finished(*[5] * 1_025), "outcomes: at most 1024 per call, got 1025"),
-        (finished(2**31), "outcomes[0].output_tokens: at most 16777215"),
         (being_generated(2**31), "live[0].output_tokens: at most 16777215"),
         (being_generated(*[5] * 16_385), "live: at most 16384 answers, got 16385"),
         (
@@ -154,6 +153,30 @@ async def test_forecasts_and_outcomes_are_counted() -> None:
         assert running.value("forecasts_total", source="history") == 2
         assert running.value("outcomes_total", learnt="yes") == 1
         assert running.value("outcomes_total", learnt="no") == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("request_id", "r" * 257),
+        ("model", "m" * 257),
+        ("application", "a" * 257),
+        ("prompt_tokens", 2**31),
+        ("output_tokens", 2**31),
+        ("max_tokens", 2**31),
+        ("e2e_s", -1.0),
+        ("e2e_s", float("nan")),
+        ("e2e_s", float("inf")),
+        ("preemptions", 2**31),
+    ],
+)
+async def test_an_impossible_outcome_is_left_out_and_counted(field: str, value: object) -> None:
+    async with predicting() as running:
+        request = finished(5, 6)
+        setattr(request.outcomes[0], field, value)
+        assert (await running.stub.Observe(request)).version == 1
+        assert running.value("outcomes_implausible_total", field=field) == 1
+        assert running.value("outcomes_total", learnt="yes") == 1
 
 
 async def test_relative_error_is_recorded_by_source() -> None:
