@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-Limit = Annotated[int, Field(ge=1, le=10**12)]
+Limit = Annotated[int, Field(strict=True, ge=1, le=10**12)]  # strict: `true` is not 1
 
 
 def split_names(value: object) -> object:

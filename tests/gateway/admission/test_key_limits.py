@@ -154,6 +154,7 @@ def test_no_minute_has_more_than_the_bucket_and_its_refill(steps: list[Step]) ->
         ('{"ada": {"requests": 3}}', "key_limits.ada: requests is not a limit of a key; known: "),
         ('{"ada": {"requests_per_minute": -3}}', "key_limits.ada.requests_per_minute: "),
         ('{"ada": {"tokens_per_minute": 1e30}}', "key_limits.ada.tokens_per_minute: "),
+        ('{"ada": {"concurrent_requests": true}}', "key_limits.ada.concurrent_requests: "),
         ('{"ada": {"sla_classes": ["fast"]}}', ": key_limits.ada.sla_classes: 'fast' is no SLA "),
         ('{"a b": {}}', "key_limits: 'a b' is not a key's name; "),
     ],
