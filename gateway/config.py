@@ -1,6 +1,6 @@
 """Settings of the gateway. Section `gateway` of `--set`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 from math import ceil, inf
@@ -23,6 +23,12 @@ Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 ANY_ORIGIN = "*"
 ALL_KEYS = "*"
+
+
+def _check_key_names(names: Iterable[str]) -> None:
+    for name in names:
+        if name != ALL_KEYS and not NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not a key's name; write the names of keys, or *")
 
 
 Listed = Annotated[tuple[str, ...], BeforeValidator(split_names)]
@@ -281,17 +287,13 @@ class GatewayConfig(ServedSettings):
     @field_validator("shared_prefixes")
     @classmethod
     def _check_shared_prefixes(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            if name != ALL_KEYS and not NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is not a key's name; write the names of keys, or *")
+        _check_key_names(names)
         return names
 
     @field_validator("key_limits")
     @classmethod
     def _check_limited_keys(cls, limits: dict[str, KeyLimits]) -> dict[str, KeyLimits]:
-        for name in limits:
-            if name != ALL_KEYS and not NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is not a key's name; write the name of a key, or *")
+        _check_key_names(limits)
         return limits
 
     @field_validator("cors_origins")

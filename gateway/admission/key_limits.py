@@ -64,25 +64,25 @@ class KeyUsage:
         One that may need more than the limit needs a full bucket."""
         most = self.limits.concurrent_requests
         if most is not None and self.running >= most:
-            told = f"runs {self.running} of at most {most} requests at a time"
-            return self._refuse(RefusalReason.KEY_CONCURRENCY, told, 0.0, now_s)
+            fault = f"runs {self.running} of at most {most} requests at a time"
+            return self._refuse(RefusalReason.KEY_CONCURRENCY, fault, 0.0, now_s)
         if self.requests and (wait_s := self.requests.wait_s(1, now_s)):
-            told = f"has used its limit of {self.requests.per_minute} requests a minute"
-            return self._refuse(RefusalReason.KEY_REQUESTS, told, wait_s, now_s)
+            fault = f"has used its limit of {self.requests.per_minute} requests a minute"
+            return self._refuse(RefusalReason.KEY_REQUESTS, fault, wait_s, now_s)
         if self.tokens and (wait_s := self.tokens.wait_s(tokens, now_s)):
             left = max(0, int(self.tokens.left(now_s)))
-            told = (
+            fault = (
                 f"has {left} tokens left of its limit of {self.tokens.per_minute} a minute, and "
                 f"this request may need {tokens}"
             )
-            return self._refuse(RefusalReason.KEY_TOKENS, told, wait_s, now_s)
+            return self._refuse(RefusalReason.KEY_TOKENS, fault, wait_s, now_s)
         return None
 
-    def take(self, requests: int, tokens: int, now_s: float) -> None:
-        """Takes requests that begin and the tokens reserved for them."""
-        self.running += requests
+    def begin(self, tokens: int, now_s: float) -> None:
+        """Takes a request and the tokens reserved for it."""
+        self.running += 1
         if self.requests:
-            self.requests.take(requests, now_s)
+            self.requests.take(1, now_s)
         if self.tokens:
             self.tokens.take(tokens, now_s)
 
@@ -110,9 +110,9 @@ class KeyUsage:
         )
 
     def _refuse(
-        self, reason: RefusalReason, told: str, wait_s: float, now_s: float
+        self, reason: RefusalReason, fault: str, wait_s: float, now_s: float
     ) -> KeyLimitReached:
-        return KeyLimitReached(reason, f"API key {self._name} {told}", wait_s, self.headers(now_s))
+        return KeyLimitReached(reason, f"API key {self._name} {fault}", wait_s, self.headers(now_s))
 
 
 @dataclass(slots=True)
@@ -122,10 +122,6 @@ class Grant:
     usage: KeyUsage
     reserved: int  # tokens
     settled: bool = False
-
-    def headers(self, now_s: float) -> Mapping[str, str]:
-        """Of the answer: what is left of the limits."""
-        return self.usage.headers(now_s)
 
     def settle(self, used: int, now_s: float) -> None:
         """The request has ended and used so many tokens. Further calls have no effect."""
@@ -165,7 +161,7 @@ class KeyLimiter:
             return None
         if usage.tokens:
             tokens = min(tokens, usage.tokens.per_minute)
-        usage.take(1, tokens, now_s)
+        usage.begin(tokens, now_s)
         return Grant(usage, tokens)
 
     def find(self, key: str, now_s: float) -> KeyUsage | None:

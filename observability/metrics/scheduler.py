@@ -42,9 +42,7 @@ PEAK = gauge(
 )  # fmt: skip
 WORKERS = gauge("workers_attached", "Attached workers.")
 WORKERS_LOST = counter("workers_lost", "Worker streams that ended.")
-DISPLACED = counter(
-    "workers_displaced", "Workers whose stream ended because another attached by the same name."
-)
+DISPLACED = counter("workers_displaced", "Workers that another worker of the same name displaced.")
 SUSPECTED = counter(
     "workers_suspected", "Suspicions of workers that were silent for scheduler.suspect_s."
 )
@@ -55,7 +53,7 @@ INVALID = counter(
 )  # fmt: skip
 QUARANTINED = counter(
     "scheduler_quarantined_events",
-    "Events that the scheduler could not apply for a defect, by kind. Its log has each.",
+    "Events that the scheduler failed to apply because of a defect, by kind. Its log has each.",
     "kind",
 )
 LEADS = gauge("scheduler_leads", "1 while this scheduler leads; 0 for a standby.")

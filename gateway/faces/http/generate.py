@@ -220,7 +220,7 @@ async def open_answer(
         call = gateway.open(generation_requests, whole=not body.stream, trace=trace)
     headers = {IGNORED_HEADER: ignored} if ignored else {}
     if call.grant is not None:
-        headers |= call.grant.headers(time.monotonic())
+        headers |= call.grant.usage.headers(time.monotonic())
     answer = OpenAnswer(gateway, call, body, headers, trace)
     with answer.ends_on_error():
         answer.writer = endpoint.make_writer(gateway, call, body)

@@ -11,7 +11,7 @@ from services.forecast import Forecast, Ints
 from services.policies.decision import WorkerDecision
 from services.policies.snapshot import WorkerSnapshot
 from services.runtime.prefix import MAX_REPORTED_PREFIXES
-from services.scheduler.core.suspicion import NOT_SILENT, Silence
+from services.scheduler.core.failures.suspicion import NOT_SILENT, Silence
 
 MIN_SPEED_CHANGE = 0.02  # relative change of the tokens per step that counts
 

@@ -15,7 +15,6 @@ from services.core import Completion, FinishReason, Outcome, Report, RequestProg
 from services.lengths import LEARNABLE_REASONS
 from services.policies.decision import Decision
 from services.policies.preset import Preset
-from services.scheduler.core import containment, handover
 from services.scheduler.core import events as ev
 from services.scheduler.core.admission import (
     SchedulerLimits,
@@ -23,13 +22,14 @@ from services.scheduler.core.admission import (
     find_refusal,
     find_unreachable_deadlines,
 )
+from services.scheduler.core.failures import containment, handover
+from services.scheduler.core.failures.suspicion import SuspicionLimits
 from services.scheduler.core.forecast_updates import ForecastUpdates
 from services.scheduler.core.jobs import Fleet, Job, WorkerJobs, WorkerStatus
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.phases import RequestPhase, TransitionCause
 from services.scheduler.core.rounds import Rounds, build_decision
 from services.scheduler.core.static_batches import pop_ended
-from services.scheduler.core.suspicion import CHECK_S, SuspicionLimits
 
 DEFAULT_LIMITS = SchedulerLimits()
 UNSEEN_MODEL = -1  # number of a model without a request so far
@@ -53,8 +53,8 @@ class SchedulerState:
         self._drains_s: dict[int, float] = {}  # by model, from the last round
         self._apart = apart
         self._dirty = False
-        self._suspicion = SuspicionLimits(limits.suspect_s, limits.suspect_gaps)
-        self._checked_s = -inf  # the last check of the workers' silence
+        suspicion = SuspicionLimits(limits.suspect_s, limits.suspect_gaps)
+        self._silence = handover.SilenceWatch(self.ledger, suspicion)
         self._timers: list[tuple[float, int, str, str]] = []  # due, serial, request, worker
         # Jobs without a first forecast, each with the time until which it waits for one.
         self._forecasting: deque[tuple[float, Job]] = deque()
@@ -129,7 +129,7 @@ class SchedulerState:
     def next_deadline(self) -> float:
         """The time at which a Tick is due; infinite if there is no timer."""
         timer_s = self._timers[0][0] if self._timers else inf
-        return min(timer_s, self._patience_ends_s(), self.rounds.next_s, self._check_due_s())
+        return min(timer_s, self._patience_ends_s(), self.rounds.next_s, self._silence.due_s)
 
     def fleet(self) -> Fleet:
         workers = tuple(
@@ -179,9 +179,10 @@ class SchedulerState:
         changed: list[Job] = []
         for request_id, forecast in event.forecasts:
             if job := self.jobs.get(request_id):
-                job.shared_key, asks = forecast.shared_key, job.request.include_forecast
+                job.shared_key = forecast.shared_key
                 self.ledger.board.set_forecast(job.row, forecast, job.request.min_tokens)
-                changed += [job] if asks and job.accept(forecast) else []
+                if job.request.include_forecast and job.accept(forecast):
+                    changed.append(job)
                 if self.ledger.phase(job) is RequestPhase.FORECASTING:
                     self.ledger.enqueue(job)
                 self._dirty = True
@@ -253,13 +254,8 @@ class SchedulerState:
         if self.rounds.next_s <= now:
             self.rounds.next_s = inf
             self._dirty = True
-        if self._check_due_s() <= now:
-            turn_s, self._checked_s = now - self._checked_s, now
-            self._dirty |= handover.check_silence(self.ledger, turn_s, self._suspicion)
-
-    def _check_due_s(self) -> float:
-        """When the silence of workers is checked next; infinite if none is ever suspected."""
-        return self._checked_s + CHECK_S if self.workers and self.limits.suspect_s < inf else inf
+        if self._silence.due_s <= now:
+            self._dirty |= self._silence.check(now)
 
     def _job_due(self, job: Job, now: float) -> None:
         if job.request.deadline_s <= now:
@@ -312,7 +308,8 @@ class SchedulerState:
         worker.report_seq, worker.applied_seq = report.seq, report.applied_plan_seq
         worker.free_blocks, worker.shared_blocks = report.free_blocks, report.shared_blocks
         worker.set_tokens_per_step(report.tokens_per_step)
-        worker.heard, worker.most_running = True, report.max_running
+        worker.most_running = report.max_running
+        worker.heard = True
         worker.update_orphans(report)
         worker.prefixes.update(report)
         self.ledger.progress(report.progress, worker.number)

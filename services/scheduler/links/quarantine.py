@@ -16,11 +16,13 @@ FROM_STREAMS = ev.Cancelled | ev.WorkerAttached | ev.WorkerDraining | ev.WorkerA
 
 
 class Quarantine:
-    """Logs and counts events whose application raised. `end_serving` ends all streams, at once."""
+    """Logs and counts the events that the state failed to apply."""
 
     def __init__(self, metrics: SchedulerMetrics, end_serving: Callable[[], None]):
+        """`end_serving` ends all streams at once."""
         self._metrics, self._end_serving = metrics, end_serving
-        self._fatal: asyncio.Queue[Exception] = asyncio.Queue()
+        self._broken = asyncio.Event()
+        self._cause: Exception | None = None
 
     def check(self, step: ev.Step) -> None:
         """Raises ServiceError, in the reader of the stream that an interrupted event came from."""
@@ -28,7 +30,7 @@ class Quarantine:
             return
         kind, event = type(step.event).__name__, repr(step.event)[:MAX_REPR_CHARS]
         self._metrics.count_quarantined(kind)
-        log.error("quarantined, for an error in its application: %s", event, exc_info=step.error)
+        log.error("an event could not be applied: %s", event, exc_info=step.error)
         if isinstance(step.event, FROM_STREAMS):
             sentence = f"the scheduler failed to process a message ({kind}); its log has the reason"
             raise ServiceError(Code.INTERNAL, sentence) from step.error
@@ -40,13 +42,14 @@ class Quarantine:
             yield
         except Exception as error:
             log.critical("a step failed, and its state cannot go on", exc_info=error)
-            self._fatal.put_nowait(error)
+            self._cause = error
+            self._broken.set()
             self._end_serving()
             raise
 
     async def watch(self) -> None:
         """Raises UnrecoverableError once the state is broken."""
-        error = await self._fatal.get()
+        await self._broken.wait()
         raise UnrecoverableError(
-            f"the scheduler ends, for an error in a step: {error!r}; its log has the details"
-        ) from error
+            f"the scheduler ends after an error in a step: {self._cause!r}; its log has the details"
+        ) from self._cause

@@ -14,7 +14,7 @@ from services.forecast import Ints
 from services.policies.cadence import INTERVAL_S
 from services.policies.decision import WaitReason
 from services.scheduler.core import events as ev
-from services.scheduler.core.containment import CONTAINED_KINDS
+from services.scheduler.core.failures.containment import CONTAINED_KINDS
 from services.scheduler.core.jobs import WorkerJobs
 from services.scheduler.core.phases import Transition, TransitionCause
 from services.scheduler.core.state import SchedulerState
@@ -78,7 +78,7 @@ class SchedulerMetrics:
         self._invalid.labels(peer, self._fields.label(field)).inc()
 
     def count_quarantined(self, kind: str) -> None:
-        """Counts an event whose application raised."""
+        """Counts an event that the state failed to apply."""
         self._quarantined.labels(kind).inc()
 
     def observe(self, step: ev.Step, state: SchedulerState) -> None:

@@ -67,13 +67,13 @@ def test_a_request_is_settled_once() -> None:
     grant = attempt(limiter, 60, 0)
     grant.settle(10, 0)
     grant.settle(10, 0)
-    assert grant.headers(0)["x-ratelimit-remaining-tokens"] == "50"
+    assert grant.usage.headers(0)["x-ratelimit-remaining-tokens"] == "50"
     assert grant.usage.running == 0
 
 
 def test_headers_are_those_of_openai() -> None:
     limits = KeyLimits(requests_per_minute=60, tokens_per_minute=600)
-    assert attempt(KeyLimiter({"ada": limits}), 100, 0).headers(0) == {
+    assert attempt(KeyLimiter({"ada": limits}), 100, 0).usage.headers(0) == {
         "x-ratelimit-limit-requests": "60", "x-ratelimit-remaining-requests": "59",
         "x-ratelimit-reset-requests": "1.000s", "x-ratelimit-limit-tokens": "600",
         "x-ratelimit-remaining-tokens": "500", "x-ratelimit-reset-tokens": "10.000s",

@@ -7,8 +7,8 @@ import pytest
 
 from services.core import Completion, FinishReason, Report, RequestProgress
 from services.scheduler.core import events as ev
-from services.scheduler.core.consistency import find_breach
-from services.scheduler.core.containment import BrokenState
+from services.scheduler.core.failures.consistency import find_breach
+from services.scheduler.core.failures.containment import BrokenState
 from tests.scheduler.state_driver import G, admitted, report, request, run_step, state, worker
 
 BROKEN: Any = None  # where a number or a reason belongs

@@ -6,7 +6,7 @@ from typing import Any
 from services.core import Completion, FinishReason, Report, RequestProgress
 from services.costs import CostModel
 from services.scheduler.core import events as ev
-from services.scheduler.core.suspicion import (
+from services.scheduler.core.failures.suspicion import (
     CHECK_S,
     MAX_TURN_S,
     STEADY_S,

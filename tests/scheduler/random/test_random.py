@@ -5,7 +5,7 @@ from math import inf
 from hypothesis import settings
 from hypothesis.stateful import invariant
 
-from services.scheduler.core.consistency import find_breach
+from services.scheduler.core.failures.consistency import find_breach
 from services.scheduler.core.phases import RequestPhase
 from services.scheduler.observe.story import Kind
 from tests.examples import examples

@@ -8,10 +8,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
-from gateway.admission.caller import current_caller
 from gateway.config import GatewayConfig
 from gateway.faces.http.batches.files import add_files, own_file
 from gateway.faces.http.batches.messages import add_message_batches
+from gateway.faces.http.batches.owned import find_own_batch, list_own_batches
 from gateway.faces.http.batches.records import WINDOW_S, BatchRecord, Purpose
 from gateway.faces.http.batches.room import make_room
 from gateway.faces.http.batches.store import ID_BYTES, BatchStore, in_storage
@@ -82,9 +82,7 @@ def add_batches(app: FastAPI, front: Front) -> None:
     @app.get(BATCHES, summary="Batches", openapi_extra=PAGES.parameters)
     async def listed(request: Request) -> dict[str, object]:
         def read() -> list[dict[str, Any]]:
-            owner = current_caller().key
-            owned = (each for each in store.list_batches() if each.owner == owner)
-            return [_public(store, each) for each in owned if not each.is_of_messages]
+            return [_public(store, each) for each in list_own_batches(store, of_messages=False)]
 
         return PAGES.select(await in_storage(read), request.query_params)
 
@@ -129,8 +127,8 @@ def _create(store: BatchStore, config: GatewayConfig, body: BatchBody) -> BatchR
 
 def _own_batch(store: BatchStore, batch_id: str) -> BatchRecord:
     """A batch of the caller's key. Raises NoSuchObject."""
-    batch = store.find_batch(batch_id)
-    if batch is None or batch.owner != current_caller().key or batch.is_of_messages:
+    batch = find_own_batch(store, batch_id, of_messages=False)
+    if batch is None:
         raise NoSuchObject("batch", batch_id)
     return batch
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.admission.caller import current_caller
 from gateway.config import GatewayConfig
+from gateway.faces.http.batches.owned import find_own_batch, list_own_batches
 from gateway.faces.http.batches.progress import InputLimits, read_lines
 from gateway.faces.http.batches.records import WINDOW_S, BatchRecord, Counts, Status
 from gateway.faces.http.batches.room import make_room
@@ -107,9 +108,7 @@ def add_message_batches(app: FastAPI, front: Front, store: BatchStore) -> None:
     @app.get(BATCHES, summary="Batches of Anthropic requests", openapi_extra=listing)
     async def listed(request: Request) -> Entry:
         def read() -> list[Entry]:
-            owner = current_caller().key
-            owned = (each for each in store.list_batches() if each.owner == owner)
-            return [_render(store, each) for each in owned if each.is_of_messages]
+            return [_render(store, each) for each in list_own_batches(store, of_messages=True)]
 
         return _select_page(await in_storage(read), request.query_params)
 
@@ -167,9 +166,8 @@ def _create(store: BatchStore, config: GatewayConfig, lines: Sequence[bytes]) ->
 
 def _own_batch(store: BatchStore, batch_id: str) -> BatchRecord:
     """A batch of the caller's key. Raises NoSuchObject."""
-    batch = store.find_batch(batch_id.removeprefix(PREFIX))
-    known = batch is not None and batch.is_of_messages and batch_id.startswith(PREFIX)
-    if not known or batch is None or batch.owner != current_caller().key:
+    batch = find_own_batch(store, batch_id.removeprefix(PREFIX), of_messages=True)
+    if batch is None or not batch_id.startswith(PREFIX):
         raise NoSuchObject("batch", batch_id)
     return batch
 

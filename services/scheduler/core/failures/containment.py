@@ -1,18 +1,19 @@
 """Containment: an error in the application of a peer's event costs that event, or that peer. Pure.
 
-The event may be half applied. A new request is ended. The service ends the stream that any other
-event came from, which gives up everything the peer has here. Only a consistent state goes on.
+The event may be half applied. A new request is ended. For any other event, the service ends the
+stream that brought it, and the state forgets what the peer has here. Only a consistent state goes
+on.
 """
 
 from collections.abc import Callable
 
 from services.core import FinishReason
 from services.scheduler.core import events as ev
-from services.scheduler.core.consistency import find_breach
+from services.scheduler.core.failures.consistency import find_breach
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.phases import TransitionCause
 
-# Rounds and the ends of streams are the scheduler's own: nothing is left that could be given up.
+# Not rounds and the ends of streams: they are the scheduler's own, and no peer can be forgotten.
 CONTAINED = (
     ev.Submitted,
     ev.Forecasted,

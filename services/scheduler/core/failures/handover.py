@@ -20,16 +20,17 @@ copies are cancelled when it reads its plans again, and gateways drop its late t
 """
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
 from services.core import HeldRequest, Request, Residency
 from services.scheduler.core.admission import check_servable
 from services.scheduler.core.events import Displace, Suspect, WorkerAttached
+from services.scheduler.core.failures.suspicion import CHECK_S, SuspicionLimits
 from services.scheduler.core.jobs import Job, WorkerJobs
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.phases import RequestPhase, TransitionCause
-from services.scheduler.core.suspicion import SuspicionLimits
 
 # Workers
 
@@ -128,20 +129,34 @@ def evacuate_all(ledger: Ledger) -> bool:
     return bool(leaving)
 
 
-def check_silence(ledger: Ledger, turn_s: float, limits: SuspicionLimits) -> bool:
-    """Counts a further turn of each worker's silence; returns whether one is suspected, or trusted
-    again. O(workers)."""
-    changed = False
-    for worker_id, worker in ledger.workers.items():
-        before = worker.silence.suspected
-        heard = worker.heard or not worker.beats
-        worker.silence = worker.silence.after(turn_s, heard, limits)
-        worker.heard = False
-        if before != worker.silence.suspected:
-            ledger.suspicions += not before
-            ledger.actions.append(Suspect(worker_id, not before))
-            changed = True
-    return changed
+class SilenceWatch:
+    """Checks the silence of the workers every CHECK_S, unless the limits are infinite."""
+
+    def __init__(self, ledger: Ledger, limits: SuspicionLimits):
+        self._ledger, self._limits = ledger, limits
+        self._checked_s = -inf
+
+    @property
+    def due_s(self) -> float:
+        """The time of the next check; infinite without one."""
+        watches = self._ledger.workers and self._limits.least_s < inf
+        return self._checked_s + CHECK_S if watches else inf
+
+    def check(self, now: float) -> bool:
+        """Counts a further turn of each worker's silence; returns whether one is suspected, or
+        trusted again. O(workers)."""
+        ledger, turn_s, changed = self._ledger, now - self._checked_s, False
+        self._checked_s = now
+        for worker_id, worker in ledger.workers.items():
+            before = worker.silence.suspected
+            heard = worker.heard or not worker.beats
+            worker.silence = worker.silence.after(turn_s, heard, self._limits)
+            worker.heard = False
+            if before != worker.silence.suspected:
+                ledger.suspicions += not before
+                ledger.actions.append(Suspect(worker_id, not before))
+                changed = True
+        return changed
 
 
 def _withdraw(ledger: Ledger, worker: WorkerJobs) -> None:
