@@ -38,6 +38,7 @@ UNLISTED = "/foretoken.v1.Later/Method"
 METHODS = {method: roles for method, roles in ALLOWED.items() if method.startswith(SERVICE)}
 METHODS = {m: r for m, r in METHODS.items() if "Telemetry" not in m} | {UNLISTED: OPERATORS}
 STREAM = f"{SERVICE}Worker/Stream"
+READY = b"ready"
 
 
 def settings(folder: Path, name: str) -> TlsConfig:
@@ -53,7 +54,7 @@ def identity(folder: Path, name: str) -> Identity:
 
 
 class Echo(grpc.GenericRpcHandler):
-    """Answers each method with its request, and a stream with each message."""
+    """Answers each method with its request, and a stream with READY and each message."""
 
     def service(self, handler_call_details: Any) -> Any:
         method = handler_call_details.method
@@ -65,6 +66,7 @@ class Echo(grpc.GenericRpcHandler):
         return request
 
     async def _stream(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        yield READY
         async for message in messages:
             yield message
 
@@ -85,18 +87,17 @@ async def call(
     """The status of a call, OK if it is answered."""
     try:
         if method == STREAM:
-            stream = channel.stream_stream(method)(_messages([b"m"]), timeout=timeout_s)
-            assert [answer async for answer in stream] == [b"m"]
+            stream = channel.stream_stream(method)(timeout=timeout_s)
+            # A write to a stream that the server has ended would hide its status (grpc/grpc#36066).
+            assert await stream.read() == READY
+            await stream.write(b"m")
+            await stream.done_writing()
+            assert [await stream.read(), await stream.read()] == [b"m", aio.EOF]
         else:
             assert await channel.unary_unary(method)(b"m", timeout=timeout_s) == b"m"
     except aio.AioRpcError as error:
         return error.code()
     return StatusCode.OK
-
-
-async def _messages(messages: list[bytes]) -> AsyncIterator[bytes]:
-    for message in messages:
-        yield message
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +190,7 @@ async def test_changed_certificates_are_used_and_streams_go_on(tmp_path: Path) -
                 yield await messages.get()
 
         stream: AsyncIterator[bytes] = aiter(channel.stream_stream(STREAM)(sent()))
+        assert await anext(stream) == READY
         for name in ("ca.pem", "ca.key"):
             (tmp_path / name).unlink()  # the next authority is another one
         messages.put_nowait(b"before")
