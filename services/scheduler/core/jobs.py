@@ -207,8 +207,11 @@ class WorkerJobs:
 
     @property
     def slots(self) -> int:
-        """Running requests that the scheduler may have here: running orphans keep their slots."""
-        most = min(self.most_running or self.view.max_running, self.view.max_running)
+        """Running requests that the scheduler may have here: running orphans keep their slots. A
+        reported limit pauses none: it may be older than the last plan, and at a worker that cannot
+        pause, a paused answer is cut off."""
+        reported = max(self.most_running or self.view.max_running, len(self.running))
+        most = min(reported, self.view.max_running)
         if not self.orphans:
             return most
         return max(0, most - sum(held.running for held in self.orphans.values()))

@@ -1,6 +1,6 @@
 """A worker that reports how many requests may run at present gets no more than that."""
 
-from services.core import RequestProgress
+from services.core import Completion, FinishReason, RequestProgress
 from tests.scheduler.state_driver import admitted, queued, report, request, run_step, state, worker
 from tests.scheduler.state_driver import waits as is_queued
 
@@ -17,6 +17,24 @@ def test_reported_limit_holds_until_it_changes() -> None:
     is_queued(s, request("d"), 2.0)
     report(s, 3, 3.0)  # as announced
     assert queued(s) == []
+
+
+def test_reported_limit_pauses_no_running_request() -> None:
+    """The report of a smaller limit crosses the plan that fills the larger one. The limit holds
+    once enough requests have ended."""
+    s = state()
+    run_step(s, worker(), 0.0)
+    names = "abcd"
+    for name in names:
+        admitted(s, request(name))
+    report(s, 1, 1.0, max_running=2)
+    assert [*s.workers["w0"].running] == [*names]
+    is_queued(s, request("e"), 1.0)
+    finished = tuple(Completion(name, 1, FinishReason.STOP) for name in "abc")
+    report(s, 2, 2.0, max_running=2, finished=finished[:2])
+    assert queued(s) == ["e"]
+    report(s, 3, 3.0, max_running=2, finished=finished[2:])
+    assert [*s.workers["w0"].running] == ["d", "e"]
 
 
 def test_reported_limit_is_at_most_the_announced_one() -> None:
