@@ -17,10 +17,19 @@ from foretoken.client.answers import Chunk
 from foretoken.client.client import AsyncStream
 from foretoken.running.embedded import Endpoints, embedded
 from foretoken.running.options import ServeOptions
+from services.core import FinishReason
 from services.costs import CostModel
 from services.policies.snapshot import CHAIN
 from services.runtime.server import Lifecycle
-from services.scheduler.core.events import Costed, Place, Reported, SendPlan, Step, Submitted
+from services.scheduler.core.events import (
+    Cancelled,
+    Costed,
+    Place,
+    Reported,
+    SendPlan,
+    Step,
+    Submitted,
+)
 from services.scheduler.core.phases import RequestPhase
 from services.scheduler.observe.event_log import read
 from tests.reach import until
@@ -124,7 +133,9 @@ async def test_placement_prefers_the_worker_with_the_cached_prefix(
 @pytest.mark.slow
 async def test_moved_request_gets_the_same_answer(tmp_path: Path) -> None:
     """Each worker runs one long request. A short request preempts one of them. Then the other
-    long request is cancelled, and the preempted one moves to its worker and continues."""
+    long request is cancelled, and the preempted one moves to its worker and continues. The
+    scheduler hears of the cancel as soon as it has decided the preemption: the short request must
+    still run when the slot is free."""
     log = tmp_path / "events.jsonl"
     settings = (
         "preset.place=max_min", "preset.move_gain=1", "preset.predictor=max",
@@ -157,6 +168,9 @@ async def test_moved_request_gets_the_same_answer(tmp_path: Path) -> None:
             _, short = begin("Count from 2 to 60.\n", SHORT)
             await until(lambda: bool(paused()), 60.0)
             moved = names.index(paused()[0])
+            other = state.jobs[names[1 - moved]]
+            cancelled = Cancelled(other.link, names[1 - moved], FinishReason.CANCELLED, 1)
+            system.control.scheduler.dispatch(cancelled)
             streams[1 - moved][0].cancel()
             tail, _ = await asyncio.gather(rest(streams[moved][1]), rest(short))
     assert heads[moved] + tail == alone[moved]
