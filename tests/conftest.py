@@ -72,6 +72,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(hint)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Servers of tests keep what they learn apart from the user's servers."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 def _program(fixture: str) -> str:
     found = shutil.which(PROGRAMS[fixture][0])
     assert found, missing(fixture)

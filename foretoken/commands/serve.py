@@ -204,6 +204,14 @@ def serve(
             "Where the workers run: ray, the nodes of a running Ray cluster.", "NAME", "here"
         ),
     ] = "",
+    state_dir: Annotated[
+        str,
+        process_option(
+            "Folder of what is learned, for one server at a time.",
+            "FOLDER",
+            "the user's state folder",
+        ),
+    ] = "",
     log_level: Annotated[
         str,
         process_option(
@@ -278,6 +286,7 @@ def serve(
             cors_origins=cors_origins,
             unknown_fields=unknown_fields,
             batch_folder=batch_folder,
+            state_dir=state_dir,
             log_level=log_level,
             gateways=gateways,
             separate=separate,

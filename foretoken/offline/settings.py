@@ -33,6 +33,7 @@ class Settings(TypedDict, total=False):
     emulate: str
     emulate_lengths: str
     workers: int
+    state_dir: str
     log_level: str
     sets: Sequence[str]
 

@@ -22,6 +22,7 @@ from foretoken.running.console.progress import StartProgress
 from foretoken.running.engines import ENGINES
 from foretoken.running.options import ServeOptions, sections
 from foretoken.running.shutdown import run_in_daemon_thread
+from foretoken.running.state_folder import keeping_outcomes
 from foretoken.running.topology import Shape, arrange
 from gateway.config import GatewayConfig
 from observability.tracing import Tracing
@@ -82,10 +83,11 @@ async def running_system(
 ) -> AsyncIterator[RunningSystem]:
     """Starts everything but the listeners for clients. The children stop at the end of the block,
     before the services that they call. Raises ConfigError for a mistake in the settings."""
-    overrides, report = sections(options), progress.report if progress else _ignore
+    given, report = sections(options), progress.report if progress else _ignore
     for kind in (GatewayConfig, EstimatorConfig, ENGINES[options.engine].config):
-        load(kind, overrides[kind.section])  # report a mistake before anything starts
+        load(kind, given[kind.section])  # report a mistake before anything starts
     async with AsyncExitStack() as stack:
+        [overrides] = stack.enter_context(keeping_outcomes(options.state_dir, [given]))
         tracing = stack.enter_context(closing(open_tracing(overrides["tracing"])))
         folder = stack.enter_context(TemporaryDirectory(prefix="foretoken-"))
         topology = arrange([overrides], Shape.EMBEDDED, options.workers, 0, folder, options.engine)

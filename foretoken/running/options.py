@@ -1,20 +1,16 @@
 """Distributes the options of `foretoken serve` over the config sections."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from urllib.parse import quote
 
 from foretoken.running.engines import ENGINES, OWN
 from gateway.readers.formats import check_names
 from services.policies.preset import RESIDENCIES, Preset
 from services.predictor.config import PredictorConfig
-from services.predictor.predictors import READS
 from services.runtime.config import ENV_PREFIX, SECTIONS, ConfigError, load, parse_sets
-from services.runtime.outcomelog.config import LogConfig
 from services.scheduler.config import SchedulerConfig
 from services.worker.backend.config import BackendConfig, check_settings
 from services.worker.config import WorkerConfig
@@ -68,6 +64,7 @@ class ServeOptions:
     cors_origins: str = ""
     unknown_fields: str = ""
     batch_folder: str = ""
+    state_dir: str = ""
     log_level: str = ""
     gateways: int = 0  # processes; 0: one process has the gateway and the scheduler
     separate: bool = False
@@ -226,28 +223,13 @@ def _if_set(key: str, value: object) -> dict[str, str]:
     return {} if value is None else {key: str(value)}
 
 
-def outcome_log(overrides: Sections, predictor: str) -> dict[str, str]:
-    """Returns the overrides of section `log`.
-
-    A predictor that reads prompts keeps its outcomes in the user's state folder, unless `log.path`
-    is set (empty: in memory). Each of several models has a file of its own.
-    """
-    given = overrides["log"]
-    if predictor not in READS or "path" in load(LogConfig, given).model_fields_set:
-        return given
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    label = overrides["predictor"].get("model_label", "")
-    file = f"outcomes-{quote(label, safe='')}.sqlite" if label else "outcomes.sqlite"
-    return {"path": str(state / "foretoken" / file), **given}
-
-
 def predictor_sections(overrides: Sections, own: dict[str, str]) -> Sections:
     """Returns the sections of the predictor's process; `own` holds defaults.
 
     The preset chooses the model unless the section does. Raises ValueError.
     """
     chosen = {"model": chosen_preset(overrides).predictor} | own | overrides["predictor"]
-    return {"predictor": chosen, "log": outcome_log(overrides, chosen["model"])}
+    return {"predictor": chosen, "log": overrides["log"]}
 
 
 def as_arguments(overrides: Sections) -> list[str]:

@@ -14,6 +14,7 @@ from foretoken.running.engines import ENGINES
 from foretoken.running.options import Sections, ServeOptions, model_sections
 from foretoken.running.ports import HeldPort
 from foretoken.running.shutdown import interruptible_start
+from foretoken.running.state_folder import keeping_outcomes
 from foretoken.running.topology import ADVISERS, Shape, arrange
 from gateway.config import GatewayConfig
 from services.estimator.config import EstimatorConfig
@@ -37,13 +38,14 @@ def worker_to_place(options: ServeOptions, overrides: Sections) -> WorkerConfig:
 
 async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
     """Serves until a signal. Raises Interrupted if it arrives before the system is ready."""
-    models = model_sections(options)
-    overrides = models[0]  # also the gateways' and this process's
+    given = model_sections(options)
     for kind in (GatewayConfig, EstimatorConfig):
-        load(kind, overrides[kind.section])  # report a mistake before anything starts
-    connector = Connector(open_identity(load(TlsConfig, overrides[TlsConfig.section])))
-    worker = worker_to_place(options, overrides)
+        load(kind, given[0][kind.section])  # report a mistake before anything starts
+    connector = Connector(open_identity(load(TlsConfig, given[0][TlsConfig.section])))
+    worker = worker_to_place(options, given[0])
     async with AsyncExitStack() as stack:
+        models = stack.enter_context(keeping_outcomes(options.state_dir, given))
+        overrides = models[0]  # also the gateways' and this process's
         folder = stack.enter_context(TemporaryDirectory(prefix="foretoken-"))
         host = overrides["gateway"]["host"]
         for name in ("http_port", "grpc_port"):

@@ -11,7 +11,7 @@ import pytest
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from foretoken.running.options import ServeOptions, outcome_log, sections
+from foretoken.running.options import ServeOptions, sections
 from foretoken.running.topology import Shape, arrange
 from observability.metrics import predictor as catalogue
 from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
@@ -253,26 +253,6 @@ async def test_separate_process_serves_all_methods(tmp_path: Path) -> None:
             process.kill()
             await process.wait()
         await channel.close()
-
-
-def test_prompt_predictor_logs_to_state_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def place(predictor: str, *sets: str) -> str | None:
-        return outcome_log(sections(ServeOptions(sets=sets)), predictor).get("path")
-
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert place("blend") == f"{tmp_path}/foretoken/outcomes.sqlite"
-    assert place("history") is place("max") is None
-    assert place("blend", "log.path=/else/where") == "/else/where"
-    assert place("blend", "log.path=") == ""
-    monkeypatch.setenv("FORETOKEN_LOG_PATH", "redis://here")
-    assert place("blend") is None, "the environment has precedence"
-    monkeypatch.delenv("FORETOKEN_LOG_PATH")
-    monkeypatch.delenv("XDG_STATE_HOME")
-    monkeypatch.setenv("HOME", "/home/user")
-    assert place("ranker") == "/home/user/.local/state/foretoken/outcomes.sqlite"
-    assert not list(tmp_path.iterdir())
 
 
 def test_log_settings_reach_predictor_process() -> None:

@@ -3,12 +3,7 @@
 import pytest
 
 from foretoken.running.children.supervisor import FALLBACKS
-from foretoken.running.options import (
-    ServeOptions,
-    model_sections,
-    outcome_log,
-    sections,
-)
+from foretoken.running.options import ServeOptions, model_sections, sections
 from foretoken.running.topology import Shape, Topology, arrange
 from gateway.config import GatewayConfig
 from services.runtime.config import ConfigError, load
@@ -76,16 +71,6 @@ def test_two_models_cannot_share_a_name() -> None:
         two_models(Shape.SHARED, "gateway.served_model_name=both")
 
 
-def test_two_models_cannot_share_an_address_or_an_outcome_file() -> None:
+def test_two_models_cannot_share_an_address() -> None:
     with pytest.raises(ConfigError, match="an address of --set is for one model, and there are"):
         two_models(Shape.SEPARATE, "scheduler.address=127.0.0.1:7")
-    logs = {
-        child.overrides["log"]["path"]
-        for child in two_models(Shape.SHARED).children
-        if child.section == "predictor"
-    }
-    assert [path.rpartition("/")[2] for path in sorted(logs)] == [
-        "outcomes-large.sqlite", "outcomes-small.sqlite",
-    ]  # fmt: skip
-    alone = sections(ServeOptions())
-    assert outcome_log(alone, "words")["path"].endswith("/outcomes.sqlite")
