@@ -1,6 +1,6 @@
 """Settings of the gateway. Section `gateway` of `--set`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 from math import ceil, inf
@@ -8,30 +8,17 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from gateway.types.api_keys import NAME, name_keys
-from gateway.types.key_limits import KeyLimits, split_names
+from gateway.key_config import Count, KeySettings, Listed
 from gateway.types.model_entry import ModelEntry
 from gateway.types.sla_classes import OTHER
 from services.core import Sla
-from services.runtime.main import ServedSettings
 from services.runtime.network.channel import host_port
 from services.runtime.network.leader_channel import LeaderAddress
 
 Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
 ANY_ORIGIN = "*"
-ALL_KEYS = "*"
-
-
-def _check_key_names(names: Iterable[str]) -> None:
-    for name in names:
-        if name != ALL_KEYS and not NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not a key's name; write the names of keys, or *")
-
-
-Listed = Annotated[tuple[str, ...], BeforeValidator(split_names)]
 
 
 class SlaClass(BaseModel):
@@ -70,7 +57,7 @@ MAX_MODELS = 64  # each has a tokenizer in memory and its own streams
 MAX_NAME_CHARS = 256  # of a model
 
 
-class GatewayConfig(ServedSettings):
+class GatewayConfig(KeySettings):
     """Addresses, limits and timeouts of the gateway."""
 
     section: ClassVar[str] = "gateway"
@@ -116,23 +103,6 @@ class GatewayConfig(ServedSettings):
     adapter_loading: bool = False
     ui: bool = True  # the live page at /ui and its data
 
-    # Without keys, the server accepts every request that reaches its ports. A key's name is the
-    # tenant of requests without cache_salt and user. Keys with the same name share cached prefixes,
-    # others do not. The environment variable FORETOKEN_API_KEY(S) sets api_keys, too.
-    api_keys: Listed = Field(
-        default=(), repr=False
-    )  # plain keys, each named key- and 8 digits of its hash
-    api_key_file: str = ""  # lines name:sha256hex, `#` begins a comment; reread when it changes
-    # Names of keys that share cached prefixes with each other; `*`: all keys. By timing, one can
-    # learn whether another has sent a prompt.
-    shared_prefixes: Listed = ()
-    # Limits of keys by their names; `*`: of each other key. JSON: {"ada": {"requests_per_minute":
-    # 60, "tokens_per_minute": 100000, "concurrent_requests": 4, "sla_classes": ["batch"]}}.
-    # More: 429; another class: 400.
-    key_limits: dict[str, KeyLimits] = Field(default_factory=dict)
-    # Of an answer's max_tokens, the most that are reserved of a key's tokens before its length is
-    # known.
-    key_reserve_tokens: Count = 1024
     metrics_open: bool = True  # /metrics and /load need no key
     cors_origins: Listed = ()  # origins that may call the API, such as https://a.org; `*`: all
 
@@ -271,31 +241,6 @@ class GatewayConfig(ServedSettings):
                 )
         return models
 
-    @field_validator("api_keys")
-    @classmethod
-    def _check_keys(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
-        name_keys(keys)
-        return keys
-
-    @field_validator("api_key_file")
-    @classmethod
-    def _check_key_file(cls, path: str) -> str:
-        if path and not Path(path).is_file():
-            raise ValueError("the file does not exist; create it with `foretoken key NAME`")
-        return path
-
-    @field_validator("shared_prefixes")
-    @classmethod
-    def _check_shared_prefixes(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        _check_key_names(names)
-        return names
-
-    @field_validator("key_limits")
-    @classmethod
-    def _check_limited_keys(cls, limits: dict[str, KeyLimits]) -> dict[str, KeyLimits]:
-        _check_key_names(limits)
-        return limits
-
     @field_validator("cors_origins")
     @classmethod
     def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
@@ -384,10 +329,6 @@ class GatewayConfig(ServedSettings):
         floor = {"retry_floor_per_s": self.retry_floor_per_s / parts}
         keys = {name: limits.share(parts) for name, limits in self.key_limits.items()}
         return self.model_copy(update=shares | floor | {"key_limits": keys})
-
-    def shares_prefixes(self, key_name: str) -> bool:
-        """Whether the prefixes of a key's requests are common to all keys that share. O(names)."""
-        return key_name in self.shared_prefixes or ALL_KEYS in self.shared_prefixes
 
     @property
     def slas(self) -> Mapping[str, Sla]:

@@ -8,6 +8,7 @@ from math import inf
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
+from gateway.admission.audit_log import AuditLog
 from gateway.admission.key_limits import KeyLimiter
 from gateway.admission.keyring import Keyring
 from gateway.admission.tokenization_queue import TokenizationQueue
@@ -67,6 +68,7 @@ class Front:
             ReadingPool(config.reading_threads, config.max_reading, config.max_reading_bytes),
             EventPace(config.max_messages_per_s, config.max_pause_s),
             KeyLimiter(config.key_limits),
+            AuditLog.open(config),
             lambda: sum(map(len, tables)),
         )
         self.gateways: Mapping[str, Gateway] = {
@@ -104,6 +106,8 @@ class Front:
                 group.create_task(self.background.run())
         finally:
             self._shared.reading.close()
+            if self._shared.audit is not None:
+                self._shared.audit.close()
             if self.text_encoder is not None:
                 await self.text_encoder.close()
             await self.aggregator.close()

@@ -4,10 +4,13 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
+from gateway.admission.audit_log import AuditLog
+from gateway.admission.caller import Caller, current_caller
 from gateway.admission.key_limits import KeyLimiter
 from gateway.admission.tokenization_queue import TokenizationQueue
 from gateway.config import GatewayConfig
@@ -38,6 +41,7 @@ class Shared:
     reading: ReadingPool
     pace: EventPace
     keys: KeyLimiter
+    audit: AuditLog | None
     live: Callable[[], int]  # choices of all models, which `pace` serves
 
 
@@ -57,7 +61,7 @@ class Gateway:
         registry: CollectorRegistry,
         shared: Shared,
     ):
-        self.config = config
+        self.config, self._audit = config, shared.audit
         self.text = Text(config.model, config.chat_template)
         self.metrics = Metrics(registry, config.slas)
         self.part = Part(registry, config.metric_labels)
@@ -80,6 +84,7 @@ class Gateway:
             shared.queue,
             shared.reading,
             shared.keys,
+            shared.audit,
         )
 
     # Lifecycle
@@ -131,6 +136,8 @@ class Gateway:
         self.intake.check_requests(requests)
         call = self.sessions.open(requests, whole)
         call.grant = self.intake.reserve(requests)
+        if self._audit is not None:
+            call.on_closed = partial(_record, self._audit, current_caller())
         add_log_context(request_id=call.request_id)
         trace.on_opened(call, requests)
         return call
@@ -191,3 +198,7 @@ class Gateway:
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             self.sessions.recovery.sweep(time.monotonic(), self._streams.scheduler_lost_s())
+
+
+def _record(audit: AuditLog, caller: Caller, call: ClientCall) -> None:
+    audit.write(caller, call.account)

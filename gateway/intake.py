@@ -14,6 +14,7 @@ from math import inf
 from typing import TypeVar
 
 from gateway.admission.admission_control import AdmissionControl
+from gateway.admission.audit_log import AuditLog
 from gateway.admission.caller import current_caller
 from gateway.admission.key_limits import Grant, KeyLimiter
 from gateway.admission.tokenization_queue import TokenizationQueue
@@ -54,15 +55,16 @@ class RequestIntake:
         queue: TokenizationQueue,
         reading: ReadingPool,
         keys: KeyLimiter,
+        audit: AuditLog | None,
     ):
-        """`queue`, `reading` and `keys` are those of all models of the process."""
+        """`queue`, `reading`, `keys` and `audit` are those of all models of the process."""
         self.draining = False
         self._config, self._text = config, text
         self._sessions, self._metrics = sessions, metrics
         defaults = sampling_defaults(config.model) if config.generation_config == "auto" else {}
         self._parser = Parser(config, text, lambda: secrets.randbits(63), defaults)
         self._size_limit = PromptSizeLimit(text.backend)
-        self._reading, self._queue, self._keys = reading, queue, keys
+        self._reading, self._queue, self._keys, self._audit = reading, queue, keys, audit
         self._admission = AdmissionControl(config.max_sessions, config.max_queued)
         self.grammars = make_compiler(config, text)
         self._answers = AnswerReading(text, config.tool_call_parser, config.reasoning_parser)
@@ -210,10 +212,17 @@ class RequestIntake:
             yield
         except KeyLimitReached as refusal:  # the server keeps its SLA
             self._metrics.refusals.labels(refusal.reason.value).inc()
+            self._record(refusal, sla_class)
             raise
         except RequestRefused as refusal:
+            self._record(refusal, sla_class)
             name = self._metrics.class_label(sla_class or self._config.default_sla)
             self._metrics.on_refused(refusal.reason, name, choices)
             window = self._sessions.delivery.history.sla_window
             window.add(name, SlaMissCause.REJECTED, 0, time.monotonic(), choices)
             raise
+
+    def _record(self, refusal: RequestRefused, sla_class: str) -> None:
+        if self._audit is not None:
+            what = {"model": self._config.model_name, "sla_class": sla_class}
+            self._audit.write(current_caller(), what | {"refused": refusal.reason.value})

@@ -7,7 +7,7 @@ amount of a minute and refills evenly.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gateway.config import ALL_KEYS
+from gateway.key_config import ALL_KEYS
 from gateway.types.errors import KeyLimitReached, RefusalReason
 from gateway.types.key_limits import KeyLimits
 from services.runtime.errors import InvalidArgument

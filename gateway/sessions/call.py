@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -92,6 +92,7 @@ class ClientCall:
         self.writer: asyncio.Task[object] | None = None
         self.sink: ChunkSink | None = None
         self.grant: Grant | None = None  # of its API key's limits
+        self.on_closed: Callable[[ClientCall], None] | None = None
         self._owner = owner
         self._news: dict[int, Session] = {}
         self._urgent = False
@@ -130,6 +131,23 @@ class ClientCall:
         answer = self.completion_tokens
         rejected = not answer and any(live.session.timeline.rejected for live in self.choices)
         return 0 if rejected else self.prompt_tokens + answer
+
+    @property
+    def account(self) -> Mapping[str, object]:
+        """What a closed call has used, and how its choices ended."""
+        outcomes = [live.outcome for live in self.choices if live.outcome]
+        rejected = any(outcome.timeline.rejected for outcome in outcomes)
+        return {
+            "id": self.request_id,
+            "model": self.model_name,
+            "sla_class": self.choices[0].request.sla.name,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "completion_tokens": self.completion_tokens,
+            "outcomes": ["rejected"]
+            if rejected
+            else [each.reason.name.lower() for each in outcomes],
+        }
 
     @property
     def waits_for_client(self) -> bool:
@@ -198,6 +216,8 @@ class ClientCall:
             self._complete_undelivered()
             if self.grant is not None:
                 self.grant.settle(self._used_tokens, time.monotonic())
+            if self.on_closed is not None:
+                self.on_closed(self)
 
     def forget(self) -> None:
         """Drops what refers to this call, so that all of it is freed at once and not in a pause of
