@@ -187,9 +187,12 @@ class Attachment:
         return attached
 
     async def _beat(self, upstream: UpStream) -> None:
+        """Says that the worker runs, as long as its engine does. A process can outlive its engine:
+        a device may hang."""
         while True:
             await asyncio.sleep(self._config.heartbeat_s)
-            upstream.send_alive()
+            if self._runner.pulse.silent_s(time.monotonic()) < self._config.hang_s:
+                upstream.send_alive()
 
     async def _hold_adapters(
         self, wanted: asyncio.Queue[scheduler_pb2.AdapterSet], upstream: UpStream

@@ -183,6 +183,8 @@ class WorkerConfig(ServedSettings, EngineConfig):
     # The longest silence towards the scheduler. After one of scheduler.suspect_s this worker is
     # suspected to hang.
     heartbeat_s: float = Field(default=0.5, gt=0)
+    # The longest step. During a longer one the worker is silent.
+    hang_s: float = Field(default=20.0, gt=0)
     reconnect_s: float = Field(default=2.0, gt=0)  # the longest pause between two attempts
     # Without a scheduler, requests wait this long for adoption. A restarted scheduler is back
     # within seconds; later, requests have been restarted elsewhere.

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import re
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -71,6 +72,37 @@ async def test_tokens_stream_and_the_end_is_reported_to_both_sides(folder):
     seqs = [report.seq for report in world.scheduler.reports]
     assert seqs == list(range(1, len(seqs) + 1))
     assert sum(len(report.timings) for report in world.scheduler.reports) >= 12
+
+
+async def test_worker_is_silent_while_its_engine_hangs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its event loop goes on, and says so to health checks; the scheduler suspects it by its
+    silence. It speaks again once a step ends."""
+    hangs, goes_on = threading.Event(), threading.Event()
+    run = Engine.run
+
+    def hang(engine: Engine, batch: Any) -> Any:
+        hangs.set()
+        goes_on.wait(60)
+        return run(engine, batch)
+
+    async with running(folder, heartbeat_s=0.02, hang_s=0.1) as world:
+        scheduler, gateway = world.scheduler, world.gateway()
+        await until(lambda: scheduler.beats > 2)
+        monkeypatch.setattr(Engine, "run", hang)
+        try:
+            gateway.send("r", prompt_tokens(1, 5), 3, ignore_eos=True)
+            scheduler.admit("r")
+            await until(hangs.is_set)
+            before = -1
+            async with asyncio.timeout(30):
+                while scheduler.beats > before:
+                    before = scheduler.beats
+                    await asyncio.sleep(0.3)
+        finally:
+            goes_on.set()
+        await until(lambda: scheduler.beats > before and gateway.ended)
 
 
 async def test_named_tokens_and_scored_prompts(folder):

@@ -40,6 +40,7 @@ class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
     def __init__(self) -> None:
         self.hellos: list[scheduler_pb2.WorkerHello] = []
         self.reports: list[scheduler_pb2.Report] = []
+        self.beats = 0
         self.drains_s: list[float] = []  # of workers that announced a drain
         self.adapters: list[scheduler_pb2.AdapterStates] = []
         self.seq = 0
@@ -75,6 +76,8 @@ class RecordingScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 self.drains_s.append(message.draining.drain_s)
             elif message.HasField("adapters"):
                 self.adapters.append(message.adapters)
+            elif message.HasField("alive"):
+                self.beats += 1
             elif message.HasField("report"):
                 self.reports.append(message.report)
 

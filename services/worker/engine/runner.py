@@ -11,9 +11,11 @@ from services.worker.engine.mailbox import (
     Inbox,
     Listener,
     Outbox,
+    Perform,
     QueryDrained,
     Stop,
 )
+from services.worker.engine.pulse import Pulse
 
 MAX_WAITING_COMMANDS = 8_192  # stream readers then wait for the engine
 
@@ -48,6 +50,7 @@ class EngineRunner(Listener):
         self._inbox = Inbox()
         self._outbox: Outbox | None = None  # while it runs
         self._body = make_body(self._inbox, self._post, self)
+        self.pulse = Pulse(lambda call: self.send(Perform(call)))
 
     def send(self, command: Command) -> None:
         """Queues a command. Any thread; commands are handled in order, between two steps."""
