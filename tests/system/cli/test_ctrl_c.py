@@ -3,15 +3,23 @@
 import asyncio
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from foretoken import AsyncClient
-from tests.live import MODES, ROOT, command, environment, serving, wait_for
+from tests.live import MODES, ROOT, environment, serving, wait_for
 
-# Before the first moment the Python interpreter itself starts, and handles the signal.
+PORTS = ("--http-port", "0", "--grpc-port", "0")
+
+# Before this line the Python interpreter itself starts, and may lose the signal.
+STARTED = "the interpreter has started"
+COMMAND = (
+    f"import runpy; print({STARTED!r}, flush=True); "
+    "runpy.run_module('foretoken', run_name='__main__', alter_sys=True)"
+)
 MOMENTS_S = (0.3, 1.0, 2.0, 3.0, 4.0, 5.5, 7.0, 9.0, 12.0)
 
 
@@ -21,13 +29,14 @@ def test_ctrl_c_at_any_moment_of_the_start(mode: str) -> None:
     """Status 130 before it is ready, 0 afterwards; no process remains."""
     for moment_s in MOMENTS_S:
         process = subprocess.Popen(
-            command("serve", "--http-port", "0", "--grpc-port", "0", *MODES[mode]),
+            [sys.executable, "-c", COMMAND, "serve", *PORTS, *MODES[mode]],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env=environment(),
             cwd=ROOT,
         )
+        assert process.stdout and process.stdout.readline().strip() == STARTED
         time.sleep(moment_s)
         process.send_signal(signal.SIGINT)
         printed, errors = process.communicate(timeout=60)
