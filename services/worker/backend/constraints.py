@@ -15,9 +15,8 @@ Fields = dict[str, Any]
 
 ONLY_ANSWER = "zqzq"  # that no model begins with
 UNTOLD = (
-    "a backend cannot make this answer follow its schema or grammar: calls of tools and answers "
-    "behind reasoning have none that other servers know; leave them out, or use foretoken's own "
-    "engine"
+    "a backend has no constraint for calls of tools, nor for an answer behind reasoning: leave out "
+    "tool_choice, the schema or the grammar, or use foretoken's own engine"
 )
 NO_STYLE = (
     "the backend cannot make answers follow a schema or grammar, or in no form that is known here "
