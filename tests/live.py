@@ -42,8 +42,8 @@ def command(*arguments: str, python: Path | str = sys.executable) -> list[str]:
     return [str(python), "-m", "foretoken", *arguments]
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+def environment(**variables: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **variables}
 
 
 @contextmanager
@@ -52,9 +52,11 @@ def serving(
     stderr: Path | None = None,
     python: Path | str = sys.executable,
     started_s: float = STARTED_S,
+    **variables: str,
 ) -> Iterator[Live]:
     """`foretoken serve` on free ports, ready during the block. Its stderr goes to a file, and into
-    the error if it does not start within `started_s`. `python`: another environment's."""
+    the error if it does not start within `started_s`. `python`: another environment's. `variables`
+    are added to the environment."""
     ports = ["--http-port", "0", "--grpc-port", "0"]
     with stderr.open("w+") if stderr else TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -62,7 +64,7 @@ def serving(
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=environment(),
+            env=environment(**variables),
             cwd=ROOT,
         )
         try:

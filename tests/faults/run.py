@@ -1,0 +1,69 @@
+"""A run: requests and faults at the same time, and what became of the requests."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import takewhile
+
+from foretoken.client.answers import Choice
+from tests.faults.faults import FAULTS, TARGETS
+from tests.faults.schedule import Injection, schedule
+from tests.faults.system import System
+from tests.faults.traffic import Traffic
+from tests.faults.validation import Injected, Report, summarize
+
+
+class Injector:
+    """Injects faults at their times, of which several may last at once, but one at a target."""
+
+    def __init__(self, system: System):
+        self.injected: list[Injected] = []
+        self._system = system
+        self._over = asyncio.Event()
+        self._targets: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def run(self, seed: int, seconds: float, longest_s: float) -> None:
+        """Returns once the faults that begin within `seconds`, and before `stop`, are healed."""
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        planned = schedule(seed, TARGETS, longest_s)
+        async with asyncio.TaskGroup() as faults:
+            for each in takewhile(lambda each: each.at_s < seconds, planned):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._over.wait(), began_s + each.at_s - clock())
+                    break
+                faults.create_task(self._inject(each))
+
+    def stop(self) -> None:
+        """No other fault begins."""
+        self._over.set()
+
+    async def _inject(self, injection: Injection) -> None:
+        clock = asyncio.get_running_loop().time
+        async with self._targets[injection.target]:
+            began_s = clock()
+            await FAULTS[injection.fault](self._system, injection.target, injection.hold_s)
+            self.injected.append(Injected(injection.fault, injection.target, began_s, clock()))
+
+
+async def run(
+    system: System,
+    expected: Mapping[int, Sequence[Choice]],
+    seed: int,
+    requests: int,
+    seconds: float,
+    longest_s: float,
+) -> Report:
+    """Sends up to `requests` requests while faults are injected for up to `seconds`, whichever ends
+    first, and waits until the system is idle again. `longest_s` bounds the faults that do not end by
+    themselves."""
+    traffic, injector = Traffic(system.live.grpc, seed, requests), Injector(system)
+    async with asyncio.TaskGroup() as tasks:
+        sending = tasks.create_task(traffic.run())
+        injecting = tasks.create_task(injector.run(seed, seconds, longest_s))
+        await asyncio.wait({sending, injecting}, return_when=asyncio.FIRST_COMPLETED)
+        traffic.stop()
+        injector.stop()
+    await system.settle()
+    return summarize(expected, traffic.deliveries, injector.injected)

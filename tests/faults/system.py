@@ -1,0 +1,100 @@
+"""The system under test: every service a process of its own, and a proxy between them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.faults.proxy import Link, Proxy, proxying
+from tests.live import Live, serving
+from tests.system.children import children
+from tests.system.faults.killed_processes import MODULES, metric, series
+
+WORKERS = ("worker-0", "worker-1")
+ADVISERS = ("predictor", "batcher", "estimator")
+PROCESSES = (*WORKERS, "scheduler", *ADVISERS, "gateway")
+SETTLED_S = 240.0  # generous: the machine may be busy, and processes may be starting
+POLL_S = 0.05
+OPTIONS = ("--separate", f"--workers={len(WORKERS)}", "--dtype=float32", "--kv-tokens=2048")
+
+
+@dataclass(frozen=True)
+class System:
+    """A running system. `addresses` are those of the processes that others connect to."""
+
+    live: Live
+    output: Path  # its stderr
+    proxy: Proxy
+    addresses: Mapping[str, str]
+
+    def link(self, name: str) -> Link:
+        """All connections to the process."""
+        return self.proxy.links[self.addresses[name]]
+
+    def pids(self, name: str) -> list[int]:
+        return find_processes(self.live, name)
+
+    async def settle(self) -> None:
+        """Waits until all workers serve, no request is left, and all of their memory is free."""
+        await eventually(lambda: _is_idle(self.live))
+
+
+def find_processes(live: Live, name: str) -> list[int]:
+    """Ids of the processes of a name: one, none while it restarts, or those of several gateways."""
+    section = name.partition("-")[0]
+    found = sorted(children(live.process.pid, MODULES[section]))
+    if name not in WORKERS:
+        return found
+    return [pid for pid in found if _setting(pid, "worker.worker_id") == name]
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Polls a condition, which may take its time, until it is true."""
+    async with asyncio.timeout(SETTLED_S):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(POLL_S)
+
+
+@asynccontextmanager
+async def running_system(folder: Path, *options: str) -> AsyncIterator[System]:
+    """The system, ready. `options` are more of `foretoken serve`."""
+    output = folder / "stderr"
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(proxying())
+        starting = serving(*OPTIONS, *options, stderr=output, grpc_proxy=proxy.url)
+        live = await asyncio.to_thread(starting.__enter__)
+        try:
+            addresses = {
+                name: _setting(find_processes(live, name)[0], f"{name.partition('-')[0]}.address")
+                for name in (*WORKERS, "scheduler", *ADVISERS)
+            }
+            yield System(live, output, proxy, addresses)
+        finally:
+            await asyncio.to_thread(starting.__exit__, None, None, None)
+
+
+def _setting(pid: int, key: str) -> str:
+    """The value of a setting in the arguments of a process; empty if it has ended."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return ""
+    values = [each.removeprefix(f"{key}=") for each in arguments if each.startswith(f"{key}=")]
+    return values[-1] if values else ""
+
+
+def _is_idle(live: Live) -> bool:
+    try:
+        held = [
+            series(live, "foretoken_kv_blocks", f'state="{state}"') for state in ("held", "resting")
+        ]
+        counts = ("scheduler_requests_waiting", "scheduler_requests_running",
+                  "num_requests_running", "num_requests_waiting")  # fmt: skip
+        return (
+            metric(live, "foretoken_workers_attached") == len(WORKERS)
+            and all(len(each) == len(WORKERS) and not any(each) for each in held)
+            and not any(metric(live, f"foretoken_{name}") for name in counts)
+        )
+    except OSError:
+        return False
