@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import logging
 import sys
 import time
 from math import inf
@@ -43,6 +44,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=inf, help="of faults, at most")
     parser.add_argument("--longest", type=float, default=40.0, help="seconds of one fault, at most")
     arguments, options = parser.parse_known_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     with TemporaryDirectory() as folder:
         report = asyncio.run(_run(arguments, options, Path(folder)))
         errors = (Path(folder) / "stderr").read_text()

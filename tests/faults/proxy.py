@@ -39,7 +39,12 @@ class Link:
         self.requests, self.answers = Gate(), Gate()
         self.jitter_s = 0.0  # the longest that a read of bytes is held back
         self._chance = Random(seed)
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._ends: set[asyncio.StreamWriter] = set()
+
+    @property
+    def connections(self) -> int:
+        """Connections that are carried."""
+        return len(self._ends) // 2
 
     def close(self) -> None:
         """Nothing passes. New connections wait, too."""
@@ -52,39 +57,48 @@ class Link:
 
     def reset(self) -> None:
         """Aborts the connections that there are. What is on its way is lost."""
-        for writer in self._writers:
-            writer.transport.abort()
+        for end in self._ends:
+            end.transport.abort()
 
     async def carry(
         self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter, host: str, port: int
     ) -> None:
         """Carries one connection until an end of it closes."""
-        self._writers.add(to_client)
+        self._ends.add(to_client)
         try:
             await self.requests.wait()
-            server, to_server = await asyncio.open_connection(host, port)
-        except OSError:
-            to_client.write(FAILED)
-            return
-        finally:
-            self._writers.discard(to_client)
-        both = {to_client, to_server}
-        self._writers |= both
-        try:
-            to_client.write(ACCEPTED)
-            pumps = [
-                asyncio.ensure_future(self._pump(client, to_server, self.requests)),
-                asyncio.ensure_future(self._pump(server, to_client, self.answers)),
-            ]
             try:
-                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+                server, to_server = await asyncio.open_connection(host, port)
+            except OSError:
+                to_client.write(FAILED)
+                return
+            self._ends.add(to_server)
+            try:
+                to_client.write(ACCEPTED)
+                await self._pump_both(client, to_client, server, to_server)
             finally:
-                for pump in pumps:
-                    pump.cancel()
-                await asyncio.gather(*pumps, return_exceptions=True)
+                self._ends.discard(to_server)
+                to_server.close()
         finally:
-            self._writers -= both
-            to_server.close()
+            self._ends.discard(to_client)
+
+    async def _pump_both(
+        self,
+        client: asyncio.StreamReader,
+        to_client: asyncio.StreamWriter,
+        server: asyncio.StreamReader,
+        to_server: asyncio.StreamWriter,
+    ) -> None:
+        pumps = [
+            asyncio.ensure_future(self._pump(client, to_server, self.requests)),
+            asyncio.ensure_future(self._pump(server, to_client, self.answers)),
+        ]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
 
     async def _pump(
         self, source: asyncio.StreamReader, target: asyncio.StreamWriter, gate: Gate

@@ -1,6 +1,7 @@
 """A run: requests and faults at the same time, and what became of the requests."""
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,12 +14,15 @@ from tests.faults.system import System
 from tests.faults.traffic import Traffic
 from tests.faults.validation import Injected, Report, summarize
 
+log = logging.getLogger(__name__)
+
 
 class Injector:
     """Injects faults at their times, of which several may last at once, but one at a target."""
 
     def __init__(self, system: System):
         self.injected: list[Injected] = []
+        self._began_s = asyncio.get_running_loop().time()
         self._system = system
         self._over = asyncio.Event()
         self._targets: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -26,12 +30,11 @@ class Injector:
     async def run(self, seed: int, seconds: float, longest_s: float) -> None:
         """Returns once the faults that begin within `seconds`, and before `stop`, are healed."""
         clock = asyncio.get_running_loop().time
-        began_s = clock()
         planned = schedule(seed, TARGETS, longest_s)
         async with asyncio.TaskGroup() as faults:
             for each in takewhile(lambda each: each.at_s < seconds, planned):
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._over.wait(), began_s + each.at_s - clock())
+                    await asyncio.wait_for(self._over.wait(), self._began_s + each.at_s - clock())
                     break
                 faults.create_task(self._inject(each))
 
@@ -44,7 +47,15 @@ class Injector:
         async with self._targets[injection.target]:
             began_s = clock()
             await FAULTS[injection.fault](self._system, injection.target, injection.hold_s)
-            self.injected.append(Injected(injection.fault, injection.target, began_s, clock()))
+            healed_s = clock()
+            self.injected.append(Injected(injection.fault, injection.target, began_s, healed_s))
+            log.info(
+                "%.1f s: %s %s, healed after %.1f s",
+                began_s - self._began_s,
+                injection.fault,
+                injection.target,
+                healed_s - began_s,
+            )
 
 
 async def run(
@@ -56,7 +67,7 @@ async def run(
     longest_s: float,
 ) -> Report:
     """Sends up to `requests` requests while faults are injected for up to `seconds`, whichever ends
-    first, and waits until the system is idle again. `longest_s` bounds the faults that do not end by
+    first, and waits until the system is idle again. `longest_s` bounds faults that do not end by
     themselves."""
     traffic, injector = Traffic(system.live.grpc, seed, requests), Injector(system)
     async with asyncio.TaskGroup() as tasks:

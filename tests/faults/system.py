@@ -16,6 +16,8 @@ ADVISERS = ("predictor", "batcher", "estimator")
 PROCESSES = (*WORKERS, "scheduler", *ADVISERS, "gateway")
 SETTLED_S = 240.0  # generous: the machine may be busy, and processes may be starting
 POLL_S = 0.05
+COUNTS = ("scheduler_requests_waiting", "scheduler_requests_running", "num_requests_running",
+          "num_requests_waiting")  # fmt: skip
 OPTIONS = ("--separate", f"--workers={len(WORKERS)}", "--dtype=float32", "--kv-tokens=2048")
 
 
@@ -37,7 +39,10 @@ class System:
 
     async def settle(self) -> None:
         """Waits until all workers serve, no request is left, and all of their memory is free."""
-        await eventually(lambda: _is_idle(self.live))
+        try:
+            await eventually(lambda: not _unsettled(self.live))
+        except TimeoutError:
+            raise AssertionError(await asyncio.to_thread(_unsettled, self.live)) from None
 
 
 def find_processes(live: Live, name: str) -> list[int]:
@@ -84,17 +89,17 @@ def _setting(pid: int, key: str) -> str:
     return values[-1] if values else ""
 
 
-def _is_idle(live: Live) -> bool:
+def _unsettled(live: Live) -> str:
+    """What is not as in an idle system; empty if it is idle."""
     try:
-        held = [
+        attached = metric(live, "foretoken_workers_attached")
+        blocks = [
             series(live, "foretoken_kv_blocks", f'state="{state}"') for state in ("held", "resting")
         ]
-        counts = ("scheduler_requests_waiting", "scheduler_requests_running",
-                  "num_requests_running", "num_requests_waiting")  # fmt: skip
-        return (
-            metric(live, "foretoken_workers_attached") == len(WORKERS)
-            and all(len(each) == len(WORKERS) and not any(each) for each in held)
-            and not any(metric(live, f"foretoken_{name}") for name in counts)
-        )
-    except OSError:
-        return False
+        counts = {name: metric(live, f"foretoken_{name}") for name in COUNTS}
+    except OSError as error:
+        return f"/metrics: {error}"
+    full = all(len(each) == len(WORKERS) and not any(each) for each in blocks)
+    if attached == len(WORKERS) and full and not any(counts.values()):
+        return ""
+    return f"workers {attached}, blocks held and resting {blocks}, requests {counts}"

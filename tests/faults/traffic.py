@@ -1,7 +1,7 @@
 """Requests with known answers: of every kind, some long, some within a grammar, some cancelled."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from random import Random
 
@@ -93,14 +93,17 @@ class Traffic:
                     await asyncio.sleep(AFTER_REFUSAL_S)
 
 
-async def undisturbed_answers(address: str) -> Mapping[int, Sequence[Choice]]:
-    """The complete answers to `fault_requests()`. Raises AssertionError if one is refused."""
-    numbers = iter(range(len(fault_requests())))
+async def undisturbed_answers(
+    address: str, numbers: Iterable[int] | None = None
+) -> Mapping[int, Sequence[Choice]]:
+    """The complete answers to the requests of these numbers, or to all. Raises AssertionError if
+    one is refused."""
+    left = iter(range(len(fault_requests())) if numbers is None else numbers)
     answers: dict[int, Sequence[Choice]] = {}
 
     async def use() -> None:
         async with AsyncClient(address) as client:
-            for number in numbers:
+            for number in left:
                 delivery = await deliver(client, number, cancels=False)
                 assert delivery.ended and not delivery.status, delivery
                 answers[number] = delivery.choices

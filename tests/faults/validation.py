@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
+from math import ceil
 
 from foretoken.client.answers import Choice
 
@@ -76,19 +77,15 @@ class Report:
         rows += [f"  {number} x {status}" for status, number in self.statuses.most_common()]
         rows += ["longest gap of a stream, seconds:  faults  streams    p50    p99    max"]
         for fault, number in sorted(self.faults.items()):
-            gaps = sorted(self.gaps_s.get(fault, []))
-            shown = "".join(f"{quantile(gaps, share):7.2f}" for share in (0.5, 0.99, 1.0))
-            rows.append(
-                f"  {fault:31}{number:8d}{len(gaps):9d}{shown}"
-                if gaps
-                else f"  {fault:31}{number:8d}"
-            )
+            gaps = sorted(self.gaps_s[fault])
+            shown = [f"{quantile(gaps, share):7.2f}" for share in (0.5, 0.99, 1.0) if gaps]
+            rows.append(f"  {fault:31}{number:8d}{len(gaps):9d}{''.join(shown)}")
         return "\n".join([*rows, *self.evidence])
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:
     """The smallest value that at least this share does not exceed."""
-    return ascending[max(0, -int(-share * len(ascending) // 1) - 1)]
+    return ascending[ceil(share * len(ascending)) - 1]
 
 
 def compare(want: Sequence[object], got: Sequence[object], complete: bool) -> Verdict:

@@ -1,0 +1,28 @@
+"""A short schedule of faults under load: every answer is right, or is a documented refusal."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.faults import FAULTS
+from tests.faults.run import run
+from tests.faults.system import running_system
+from tests.faults.traffic import undisturbed_answers
+
+SEED, SECONDS, LONGEST_S = 1, 25.0, 4.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # seven processes start, and most of them twice
+async def test_answers_survive_faults_of_every_kind(tmp_path: Path) -> None:
+    async with running_system(tmp_path) as system:
+        expected = await undisturbed_answers(system.live.grpc)
+        report = await run(system, expected, SEED, 10**6, SECONDS, LONGEST_S)
+        print(report)
+        assert report.good, str(report)
+        assert set(report.faults) == set(FAULTS)
+        few = range(0, len(expected), 4)
+        afterwards = await undisturbed_answers(system.live.grpc, few)
+        assert afterwards == {number: expected[number] for number in few}
+        assert system.live.stop() == 0
+    assert "Traceback" not in system.output.read_text()
