@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.faults.run import run
+from tests.faults.run import PAUSE_S, run
 from tests.faults.system import running_system
 from tests.faults.traffic import undisturbed_answers
 from tests.faults.validation import Report
@@ -27,6 +27,7 @@ async def _run(arguments: argparse.Namespace, options: list[str], folder: Path) 
             arguments.requests,
             arguments.seconds,
             arguments.longest,
+            arguments.pause,
         )
         print(f"{time.monotonic() - began_s:.0f} s")
         return report
@@ -43,6 +44,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=10_000, help="at most")
     parser.add_argument("--seconds", type=float, default=inf, help="of faults, at most")
     parser.add_argument("--longest", type=float, default=40.0, help="seconds of one fault, at most")
+    parser.add_argument("--pause", type=float, default=PAUSE_S, help="seconds between two, average")
     arguments, options = parser.parse_known_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with TemporaryDirectory() as folder:

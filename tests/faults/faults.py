@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
 from tests.faults.system import ADVISERS, PROCESSES, WORKERS, System, eventually
-from tests.system.children import is_alive
 
 Fault = Callable[
     [System, str, float], Awaitable[None]
@@ -16,12 +15,12 @@ JITTER_S = 0.3
 
 
 async def _end(system: System, target: str, number: int) -> None:
-    """Ends a process by a signal, and returns once another has replaced it."""
+    """Ends a process by a signal, and returns once another serves in its place."""
     await eventually(lambda: bool(system.pids(target)))
-    before = system.pids(target)
+    times = system.times_back(target)
     with suppress(ProcessLookupError):
-        os.kill(before[0], number)
-    await eventually(lambda: not is_alive(before[0]) and len(system.pids(target)) >= len(before))
+        os.kill(system.pids(target)[0], number)
+    await eventually(lambda: system.times_back(target) > times)
 
 
 async def kill(system: System, target: str, hold_s: float) -> None:

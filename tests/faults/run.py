@@ -14,6 +14,9 @@ from tests.faults.system import System
 from tests.faults.traffic import Traffic
 from tests.faults.validation import Injected, Report, summarize
 
+PAUSE_S = 2.5
+UNLIMITED = 10**9  # requests
+
 log = logging.getLogger(__name__)
 
 
@@ -27,10 +30,10 @@ class Injector:
         self._over = asyncio.Event()
         self._targets: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def run(self, seed: int, seconds: float, longest_s: float) -> None:
+    async def run(self, seed: int, seconds: float, longest_s: float, pause_s: float) -> None:
         """Returns once the faults that begin within `seconds`, and before `stop`, are healed."""
         clock = asyncio.get_running_loop().time
-        planned = schedule(seed, TARGETS, longest_s)
+        planned = schedule(seed, TARGETS, longest_s, pause_s)
         async with asyncio.TaskGroup() as faults:
             for each in takewhile(lambda each: each.at_s < seconds, planned):
                 with suppress(TimeoutError):
@@ -65,14 +68,15 @@ async def run(
     requests: int,
     seconds: float,
     longest_s: float,
+    pause_s: float = PAUSE_S,
 ) -> Report:
     """Sends up to `requests` requests while faults are injected for up to `seconds`, whichever ends
     first, and waits until the system is idle again. `longest_s` bounds faults that do not end by
-    themselves."""
+    themselves, and `pause_s` lies between two, on average."""
     traffic, injector = Traffic(system.live.grpc, seed, requests), Injector(system)
     async with asyncio.TaskGroup() as tasks:
         sending = tasks.create_task(traffic.run())
-        injecting = tasks.create_task(injector.run(seed, seconds, longest_s))
+        injecting = tasks.create_task(injector.run(seed, seconds, longest_s, pause_s))
         await asyncio.wait({sending, injecting}, return_when=asyncio.FIRST_COMPLETED)
         traffic.stop()
         injector.stop()

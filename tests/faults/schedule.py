@@ -6,7 +6,6 @@ from itertools import count
 from math import log
 from random import Random
 
-PAUSES_S = (0.5, 5.0)  # between the beginnings of two faults
 SHORTEST_S = 0.2
 # A supervisor gives up a process that ends often, so that each has time between two of its ends.
 REST_S = 90.0
@@ -24,19 +23,19 @@ class Injection:
 
 
 def schedule(
-    seed: int, targets: Mapping[str, Sequence[str]], longest_s: float
+    seed: int, targets: Mapping[str, Sequence[str]], longest_s: float, pause_s: float
 ) -> Iterator[Injection]:
     """Yields injections without end, in the order of their times. `targets` lists those of a fault.
 
     Every fault with a free target comes once before any comes again. A target is free once its last
     fault is healed, and for another end after REST_S. Most faults are short: hold_s is log-uniform
-    up to longest_s.
+    up to longest_s. `pause_s` lies between the beginnings of two faults, on average.
     """
     chance, at_s = Random(seed), 0.0
     free_s: dict[tuple[bool, str], float] = {}
     for _ in count():
         for fault in chance.sample(sorted(targets), len(targets)):
-            at_s += chance.uniform(*PAUSES_S)
+            at_s += chance.uniform(0.2, 1.8) * pause_s
             ends = fault in ENDING
             free = [
                 each

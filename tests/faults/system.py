@@ -1,6 +1,7 @@
 """The system under test: every service a process of its own, and a proxy between them."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -36,6 +37,10 @@ class System:
 
     def pids(self, name: str) -> list[int]:
         return find_processes(self.live, name)
+
+    def times_back(self, name: str) -> int:
+        """How often the process, or one of several gateways, has served again after an end."""
+        return len(re.findall(rf"\b{name}(-\d+)? is back after", self.output.read_text()))
 
     async def settle(self) -> None:
         """Waits until all workers serve, no request is left, and all of their memory is free."""

@@ -104,7 +104,7 @@ def test_report_counts_and_shows_evidence() -> None:
     report = summarize({0: [ANSWER]}, deliveries, faults)
     assert report.verdicts == {Verdict.RIGHT: 1, Verdict.REFUSED: 1, Verdict.WRONG: 1}
     assert report.statuses == {"Unavailable: draining": 1}
-    assert report.gaps_s == {"kill": [0.5], "cut": []}
+    assert report.gaps_s == {"kill worker": [0.5], "cut scheduler": []}
     assert not report.good
     assert "request 0 is wrong" in str(report)
     assert summarize({0: [ANSWER]}, deliveries[:2], []).good

@@ -71,6 +71,12 @@ class Report:
     def good(self) -> bool:
         return all(verdict in ALLOWED for verdict in self.verdicts)
 
+    def add(self, fault: Injected, deliveries: Sequence[Delivery]) -> None:
+        """Counts the fault by its kind and the kind of its target."""
+        kind = f"{fault.fault} {fault.target.partition('-')[0]}"
+        self.faults[kind] += 1
+        self.gaps_s.setdefault(kind, []).extend(longest_gaps(deliveries, fault))
+
     def __str__(self) -> str:
         counts = ", ".join(f"{self.verdicts[each]} {each}" for each in Verdict)
         rows = [f"{self.verdicts.total()} requests: {counts}"]
@@ -157,8 +163,7 @@ def summarize(
         if verdict not in ALLOWED:
             report.evidence.append(_describe(verdict, expected[delivery.number], delivery))
     for fault in faults:
-        report.faults[fault.fault] += 1
-        report.gaps_s.setdefault(fault.fault, []).extend(longest_gaps(deliveries, fault))
+        report.add(fault, deliveries)
     return report
 
 
