@@ -7,16 +7,18 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import MappingProxyType
 from typing import IO
 
 ROOT = Path(__file__).parents[1]
 READY = re.compile(r"foretoken is ready: .* HTTP (http://\S+), gRPC (\S+)")
 STARTED_S = 120.0
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 # Which services share a process, and the options that say so.
 MODES = {
     "embedded": ["--gateways", "0"],
@@ -42,8 +44,8 @@ def command(*arguments: str, python: Path | str = sys.executable) -> list[str]:
     return [str(python), "-m", "foretoken", *arguments]
 
 
-def environment(**variables: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **variables}
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 @contextmanager
@@ -52,7 +54,7 @@ def serving(
     stderr: Path | None = None,
     python: Path | str = sys.executable,
     started_s: float = STARTED_S,
-    **variables: str,
+    variables: Mapping[str, str] = NO_VARIABLES,
 ) -> Iterator[Live]:
     """`foretoken serve` on free ports, ready during the block. Its stderr goes to a file, and into
     the error if it does not start within `started_s`. `python`: another environment's. `variables`
@@ -64,7 +66,7 @@ def serving(
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=environment(**variables),
+            env=environment() | dict(variables),
             cwd=ROOT,
         )
         try:

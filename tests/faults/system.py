@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 from tests.faults.proxy import Link, Proxy, proxying
@@ -72,7 +73,7 @@ async def running_system(folder: Path, *options: str) -> AsyncIterator[System]:
     output = folder / "stderr"
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(proxying())
-        starting = serving(*OPTIONS, *options, stderr=output, grpc_proxy=proxy.url)
+        starting = serving(*OPTIONS, *options, stderr=output, variables={"grpc_proxy": proxy.url})
         live = await asyncio.to_thread(starting.__enter__)
         try:
             addresses = {
@@ -102,7 +103,7 @@ def _unsettled(live: Live) -> str:
             series(live, "foretoken_kv_blocks", f'state="{state}"') for state in ("held", "resting")
         ]
         counts = {name: metric(live, f"foretoken_{name}") for name in COUNTS}
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         return f"/metrics: {error}"
     full = all(len(each) == len(WORKERS) and not any(each) for each in blocks)
     if attached == len(WORKERS) and full and not any(counts.values()):
