@@ -6,7 +6,7 @@ import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
-from tests.faults.system import ADVISERS, PROCESSES, WORKERS, System, eventually
+from tests.faults.system import CONNECTED, PROCESSES, System, eventually
 
 Fault = Callable[
     [System, str, float], Awaitable[None]
@@ -102,9 +102,7 @@ FAULTS: Mapping[str, Fault] = {
     "half_open": half_open,
     "jitter": jitter,
 }
-_COMPUTING = (*WORKERS, "scheduler", *ADVISERS)
+OF_PROCESSES = ("kill", "terminate", "stop")  # the others are of connections through the proxy
 TARGETS: Mapping[str, Sequence[str]] = {
-    "kill": PROCESSES,
-    "terminate": PROCESSES,
-    **{name: _COMPUTING for name in FAULTS if name not in ("kill", "terminate")},
+    name: PROCESSES if name in OF_PROCESSES else CONNECTED for name in FAULTS
 }

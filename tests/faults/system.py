@@ -14,8 +14,8 @@ from tests.system.children import children
 from tests.system.faults.killed_processes import MODULES, metric, series
 
 WORKERS = ("worker-0", "worker-1")
-ADVISERS = ("predictor", "batcher", "estimator")
-PROCESSES = (*WORKERS, "scheduler", *ADVISERS, "gateway")
+CONNECTED = (*WORKERS, "scheduler", "predictor", "batcher", "estimator")  # other processes connect
+PROCESSES = (*CONNECTED, "gateway")
 SETTLED_S = 240.0  # generous: the machine may be busy, and processes may be starting
 POLL_S = 0.05
 COUNTS = ("scheduler_requests_waiting", "scheduler_requests_running", "num_requests_running",
@@ -78,7 +78,7 @@ async def running_system(folder: Path, *options: str) -> AsyncIterator[System]:
         try:
             addresses = {
                 name: _setting(find_processes(live, name)[0], f"{name.partition('-')[0]}.address")
-                for name in (*WORKERS, "scheduler", *ADVISERS)
+                for name in CONNECTED
             }
             yield System(live, output, proxy, addresses)
         finally:

@@ -10,7 +10,7 @@ from tests.faults.run import UNLIMITED, run
 from tests.faults.system import running_system
 from tests.faults.traffic import undisturbed_answers
 
-SEEDS = (4, 5)  # between them, workers and the scheduler are ended, cut off and stopped
+SEEDS = (13, 176)  # both end workers and the scheduler, and fail connections to them
 SECONDS, LONGEST_S = 25.0, 4.0  # until each schedule has had a fault of every kind
 
 

@@ -11,6 +11,7 @@ from foretoken.client.answers import Choice
 
 # What a client may get instead of an answer while parts of the system are lost.
 DOCUMENTED = ("Unavailable", "Overloaded")
+SHOWN = 20  # statuses and requests of a report
 
 
 class Verdict(StrEnum):
@@ -80,13 +81,13 @@ class Report:
     def __str__(self) -> str:
         counts = ", ".join(f"{self.verdicts[each]} {each}" for each in Verdict)
         rows = [f"{self.verdicts.total()} requests: {counts}"]
-        rows += [f"  {number} x {status}" for status, number in self.statuses.most_common()]
+        rows += [f"  {number} x {status}" for status, number in self.statuses.most_common(SHOWN)]
         rows += ["longest gap of a stream, seconds:  faults  streams    p50    p99    max"]
         for fault, number in sorted(self.faults.items()):
             gaps = sorted(self.gaps_s[fault])
             shown = [f"{quantile(gaps, share):7.2f}" for share in (0.5, 0.99, 1.0) if gaps]
             rows.append(f"  {fault:31}{number:8d}{len(gaps):9d}{''.join(shown)}")
-        return "\n".join([*rows, *self.evidence])
+        return "\n".join([*rows, *self.evidence[:SHOWN]])
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:
@@ -138,14 +139,13 @@ def judge(expected: Sequence[Choice], delivery: Delivery) -> Verdict:
 
 def longest_gaps(deliveries: Sequence[Delivery], fault: Injected) -> Iterator[float]:
     """The longest of each stream's gaps that overlap the fault."""
-    for arrivals_s in (each for delivery in deliveries for each in delivery.arrivals_s):
-        gaps = [
-            after - before
-            for before, after in pairwise(arrivals_s)
-            if before < fault.healed_s and after > fault.began_s
-        ]
-        if gaps:
-            yield max(gaps)
+    for stream in (each for delivery in deliveries for each in delivery.arrivals_s):
+        if len(stream) > 1 and stream[0] < fault.healed_s and stream[-1] > fault.began_s:
+            yield max(
+                after - before
+                for before, after in pairwise(stream)
+                if before < fault.healed_s and after > fault.began_s
+            )
 
 
 def summarize(
