@@ -33,18 +33,27 @@ async def _run(arguments: argparse.Namespace, options: list[str], folder: Path) 
         return report
 
 
+def _positive(text: str) -> float:
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError("write a number above 0")
+    return number
+
+
 def main() -> int:
     """Returns 1 if an answer was lost or wrong, or a process wrote a traceback."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.faults",
         description="Inject faults into a system under load and check every answer. Other options "
         "are those of `foretoken serve`.",
+        allow_abbrev=False,
     )
-    parser.add_argument("--seed", type=int, default=1, help="of the requests and faults")
-    parser.add_argument("--requests", type=int, default=10_000, help="at most")
-    parser.add_argument("--seconds", type=float, default=inf, help="of faults, at most")
-    parser.add_argument("--longest", type=float, default=40.0, help="seconds of one fault, at most")
-    parser.add_argument("--pause", type=float, default=PAUSE_S, help="seconds between two, average")
+    add = parser.add_argument
+    add("--seed", type=int, default=1, help="of the requests and faults")
+    add("--requests", type=int, default=10_000, help="answered, at most")
+    add("--seconds", type=_positive, default=inf, help="during which faults begin, at most")
+    add("--longest", type=_positive, default=40.0, help="seconds of one fault, at most")
+    add("--pause", type=_positive, default=PAUSE_S, help="seconds between two faults, on average")
     arguments, options = parser.parse_known_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with TemporaryDirectory() as folder:

@@ -4,12 +4,12 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import takewhile
 
 from foretoken.client.answers import Choice
 from tests.faults.faults import FAULTS, TARGETS
-from tests.faults.schedule import Injection, schedule
+from tests.faults.schedule import ENDING, Injection, schedule
 from tests.faults.system import System
 from tests.faults.traffic import Traffic
 from tests.faults.validation import Injected, Report, summarize
@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 
 class Injector:
-    """Injects faults at their times, of which several may last at once, but one at a target."""
+    """Injects faults at their times. Several may last at once, but one at a target, and one worker
+    is ended while the others serve."""
 
     def __init__(self, system: System):
         self.injected: list[Injected] = []
@@ -29,6 +30,7 @@ class Injector:
         self._system = system
         self._over = asyncio.Event()
         self._targets: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._ends: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by section
 
     async def run(self, seed: int, seconds: float, longest_s: float, pause_s: float) -> None:
         """Returns once the faults that begin within `seconds`, and before `stop`, are healed."""
@@ -47,7 +49,9 @@ class Injector:
 
     async def _inject(self, injection: Injection) -> None:
         clock = asyncio.get_running_loop().time
-        async with self._targets[injection.target]:
+        section = injection.target.partition("-")[0]
+        end = self._ends[section] if injection.fault in ENDING else nullcontext()
+        async with self._targets[injection.target], end:
             began_s = clock()
             await FAULTS[injection.fault](self._system, injection.target, injection.hold_s)
             healed_s = clock()
@@ -70,7 +74,7 @@ async def run(
     longest_s: float,
     pause_s: float = PAUSE_S,
 ) -> Report:
-    """Sends up to `requests` requests while faults are injected for up to `seconds`, whichever ends
+    """Receives up to `requests` answers while faults are injected for up to `seconds`, whichever ends
     first, and waits until the system is idle again. `longest_s` bounds faults that do not end by
     themselves, and `pause_s` lies between two, on average."""
     traffic, injector = Traffic(system.live.grpc, seed, requests), Injector(system)

@@ -10,8 +10,8 @@ from tests.faults.run import UNLIMITED, run
 from tests.faults.system import running_system
 from tests.faults.traffic import undisturbed_answers
 
-SEEDS = (13, 176)  # both end workers and the scheduler, and fail connections to them
-SECONDS, LONGEST_S = 25.0, 4.0  # until each schedule has had a fault of every kind
+SEED = 1243  # ends the scheduler and a worker, stops both, and fails the connections to both
+SECONDS, LONGEST_S = 25.0, 4.0  # until there has been a fault of every kind
 
 
 @pytest.mark.slow
@@ -19,11 +19,10 @@ SECONDS, LONGEST_S = 25.0, 4.0  # until each schedule has had a fault of every k
 async def test_answers_survive_faults_of_every_kind(tmp_path: Path) -> None:
     async with running_system(tmp_path) as system:
         expected = await undisturbed_answers(system.live.grpc)
-        for seed in SEEDS:
-            report = await run(system, expected, seed, UNLIMITED, SECONDS, LONGEST_S)
-            print(report)
-            assert report.good, str(report)
-            assert {kind.split()[0] for kind in report.faults} == set(FAULTS)
+        report = await run(system, expected, SEED, UNLIMITED, SECONDS, LONGEST_S)
+        print(report)
+        assert report.good, str(report)
+        assert {kind.split()[0] for kind in report.faults} == set(FAULTS)
         few = range(0, len(expected), 4)
         afterwards = await undisturbed_answers(system.live.grpc, few)
         assert afterwards == {number: expected[number] for number in few}

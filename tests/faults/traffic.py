@@ -14,7 +14,7 @@ from tests.system.mixed_load import LoadRequest, load_requests
 
 USERS = 16  # each sends a request after the other
 ANSWERED_S = 240.0  # a request without an end by then is lost
-AFTER_REFUSAL_S = 0.2
+AFTER_REFUSAL_S = 1.0
 SHORT = 60  # requests
 LONG = 400  # tokens
 
@@ -67,7 +67,7 @@ async def deliver(client: AsyncClient, number: int, cancels: bool = True) -> Del
 
 
 class Traffic:
-    """USERS that send requests in random order until `stop`, or until `most` have been sent."""
+    """USERS that send requests in random order until `stop`, or until `most` have been answered."""
 
     def __init__(self, address: str, seed: int, most: int):
         self.deliveries: list[Delivery] = []
@@ -90,6 +90,7 @@ class Traffic:
                 delivery = await deliver(client, self._chance.randrange(len(fault_requests())))
                 self.deliveries.append(delivery)
                 if delivery.status:
+                    self._left += 1
                     await asyncio.sleep(AFTER_REFUSAL_S)
 
 
