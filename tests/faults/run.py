@@ -74,7 +74,7 @@ async def run(
     longest_s: float,
     pause_s: float = PAUSE_S,
 ) -> Report:
-    """Receives up to `requests` answers while faults are injected for up to `seconds`, whichever ends
+    """Receives up to `requests` answers while faults are injected for up to `seconds`, whichever is
     first, and waits until the system is idle again. `longest_s` bounds faults that do not end by
     themselves, and `pause_s` lies between two, on average."""
     traffic, injector = Traffic(system.live.grpc, seed, requests), Injector(system)
