@@ -37,9 +37,9 @@ test-slow: setup
 soak: setup
 	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --hypothesis-profile $(EXAMPLES) -m "property and not clients" $(ARGS)
 
-# Returns an error if an answer is lost or wrong.
+# Fails if an answer is lost or wrong.
 faults: setup
-	$(BIN)/python -m tests.faults --seconds 3600 $(ARGS)
+	$(BIN)/python -m tests.faults --seconds 3600 --requests 1000000 $(ARGS)
 
 clients: setup
 	$(BIN)/python -m tests.clients.environments
