@@ -2,6 +2,7 @@
 # make test: tests that are not marked slow, one process per core; property tests use fixed seeds
 # make test-slow: tests marked slow, except property tests
 # make soak: property tests with fresh seeds; EXAMPLES=sample draws fewer, as CI does
+# make faults: processes and connections fail for an hour under load
 # make lock, make audit, make sbom: the packages of the container (needs PyPI)
 # make test-clients: third-party clients against a live server, at pinned versions in separate
 # environments (about 9 GB, created by make clients)
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DASHBOARDS := 'observability/grafana/*.json' 'observability/prometheus/*.yml'
 
-.PHONY: setup serve test test-slow soak clients test-clients lint types imports proto proto-check
+.PHONY: setup serve test test-slow soak faults clients test-clients lint types imports proto proto-check
 .PHONY: lock audit sbom
 .PHONY: metrics metrics-check dashboards dashboards-check docs docs-pages docs-check docs-serve check
 
@@ -35,6 +36,10 @@ test-slow: setup
 # A failure prints the @reproduce_failure line that repeats it.
 soak: setup
 	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --hypothesis-profile $(EXAMPLES) -m "property and not clients" $(ARGS)
+
+# Fails if an answer is lost or wrong.
+faults: setup
+	$(BIN)/python -m tests.faults --seconds 3600 --requests 1000000 $(ARGS)
 
 clients: setup
 	$(BIN)/python -m tests.clients.environments

@@ -7,16 +7,18 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import MappingProxyType
 from typing import IO
 
 ROOT = Path(__file__).parents[1]
 READY = re.compile(r"foretoken is ready: .* HTTP (http://\S+), gRPC (\S+)")
 STARTED_S = 120.0
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 # Which services share a process, and the options that say so.
 MODES = {
     "embedded": ["--gateways", "0"],
@@ -52,9 +54,11 @@ def serving(
     stderr: Path | None = None,
     python: Path | str = sys.executable,
     started_s: float = STARTED_S,
+    variables: Mapping[str, str] = NO_VARIABLES,
 ) -> Iterator[Live]:
     """`foretoken serve` on free ports, ready during the block. Its stderr goes to a file, and into
-    the error if it does not start within `started_s`. `python`: another environment's."""
+    the error if it does not start within `started_s`. `python`: another environment's. `variables`
+    are added to the environment."""
     ports = ["--http-port", "0", "--grpc-port", "0"]
     with stderr.open("w+") if stderr else TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -62,7 +66,7 @@ def serving(
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=environment(),
+            env=environment() | dict(variables),
             cwd=ROOT,
         )
         try:

@@ -108,12 +108,17 @@ async def check_answers_while(
     return loading.result()
 
 
-def metric(live: Live, name: str, labels: str = "") -> float:
-    """The sum of the metric's series with these labels, in all processes of the system."""
+def series(live: Live, name: str, labels: str = "") -> list[float]:
+    """The metric's series with these labels, in all processes of the system."""
     with urllib.request.urlopen(f"{live.http}/metrics", timeout=10) as response:
         lines = response.read().decode().splitlines()
-    series = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
-    return sum(float(line.split()[-1]) for line in series if labels in line)
+    found = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+    return [float(line.split()[-1]) for line in found if labels in line]
+
+
+def metric(live: Live, name: str, labels: str = "") -> float:
+    """The sum of the metric's series with these labels, in all processes of the system."""
+    return sum(series(live, name, labels))
 
 
 def pids(live: Live, section: str) -> list[int]:

@@ -1,0 +1,70 @@
+"""`python -m tests.faults`: a long run of requests and faults, and its report."""
+
+import argparse
+import asyncio
+import logging
+import sys
+import time
+from math import inf
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.faults.run import PAUSE_S, run
+from tests.faults.system import running_system
+from tests.faults.traffic import undisturbed_answers
+from tests.faults.validation import Report
+
+
+async def _run(arguments: argparse.Namespace, options: list[str], folder: Path) -> Report:
+    async with running_system(folder, *options) as system:
+        expected = await undisturbed_answers(system.live.grpc)
+        print(f"seed {arguments.seed}: {len(expected)} answers are known", flush=True)
+        began_s = time.monotonic()
+        report = await run(
+            system,
+            expected,
+            arguments.seed,
+            arguments.requests,
+            arguments.seconds,
+            arguments.longest,
+            arguments.pause,
+        )
+        print(f"{time.monotonic() - began_s:.0f} s")
+        return report
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError("write a number above 0")
+    return number
+
+
+def main() -> int:
+    """Returns 1 if an answer was lost or wrong, or a process wrote a traceback."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults",
+        description="Inject faults into a system under load and check every answer. Other options "
+        "are those of `foretoken serve`.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--seed", type=int, default=1, help="of the requests and faults")
+    add("--requests", type=int, default=10_000, help="answered, at most")
+    add("--seconds", type=_positive, default=inf, help="during which faults begin, at most")
+    add("--longest", type=_positive, default=40.0, help="seconds of one fault, at most")
+    add("--pause", type=_positive, default=PAUSE_S, help="seconds between two faults, on average")
+    arguments, options = parser.parse_known_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    with TemporaryDirectory() as folder:
+        report = asyncio.run(_run(arguments, options, Path(folder)))
+        errors = (Path(folder) / "stderr").read_text()
+    print(report)
+    if "Traceback" in errors:
+        print(errors, file=sys.stderr)
+        return 1
+    return 0 if report.good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

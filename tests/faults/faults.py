@@ -1,0 +1,108 @@
+"""Faults by name: each injects one fault into a process or its connections, and heals it."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+
+from tests.faults.system import CONNECTED, PROCESSES, System, eventually
+
+Fault = Callable[
+    [System, str, float], Awaitable[None]
+]  # system, target, seconds until it is healed
+JITTER_S = 0.3
+
+
+async def _end(system: System, target: str, number: int) -> None:
+    """Ends a process by a signal, and returns once another serves in its place."""
+    await eventually(lambda: bool(system.pids(target)))
+    times = system.times_back(target)
+    with suppress(ProcessLookupError):
+        os.kill(system.pids(target)[0], number)
+    await eventually(lambda: system.times_back(target) > times)
+
+
+async def kill(system: System, target: str, hold_s: float) -> None:
+    await _end(system, target, signal.SIGKILL)
+
+
+async def terminate(system: System, target: str, hold_s: float) -> None:
+    """The process ends its work first."""
+    await _end(system, target, signal.SIGTERM)
+
+
+async def stop(system: System, target: str, hold_s: float) -> None:
+    """The process computes nothing, and its connections stay open."""
+    pids = system.pids(target)[:1]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(hold_s)
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+async def cut(system: System, target: str, hold_s: float) -> None:
+    """All connections to the process are reset in mid-stream. New ones succeed."""
+    system.link(target).reset()
+
+
+async def delay(system: System, target: str, hold_s: float) -> None:
+    """Bytes in both directions arrive late. None is lost."""
+    link = system.link(target)
+    link.close()
+    try:
+        await asyncio.sleep(hold_s)
+    finally:
+        link.open()
+
+
+async def drop(system: System, target: str, hold_s: float) -> None:
+    """Bytes in both directions are lost, and so are the connections in the end."""
+    link = system.link(target)
+    link.close()
+    try:
+        await asyncio.sleep(hold_s)
+    finally:
+        link.reset()
+        link.open()
+
+
+async def half_open(system: System, target: str, hold_s: float) -> None:
+    """The process receives, and what it sends arrives late."""
+    gate = system.link(target).answers
+    gate.close()
+    try:
+        await asyncio.sleep(hold_s)
+    finally:
+        gate.open()
+
+
+async def jitter(system: System, target: str, hold_s: float) -> None:
+    """Bytes arrive late by different times, so that messages of different connections change
+    their order."""
+    link = system.link(target)
+    link.jitter_s = JITTER_S
+    try:
+        await asyncio.sleep(hold_s)
+    finally:
+        link.jitter_s = 0.0
+
+
+FAULTS: Mapping[str, Fault] = {
+    "kill": kill,
+    "terminate": terminate,
+    "stop": stop,
+    "cut": cut,
+    "delay": delay,
+    "drop": drop,
+    "half_open": half_open,
+    "jitter": jitter,
+}
+OF_PROCESSES = ("kill", "terminate", "stop")  # the others are of connections through the proxy
+TARGETS: Mapping[str, Sequence[str]] = {
+    name: PROCESSES if name in OF_PROCESSES else CONNECTED for name in FAULTS
+}
