@@ -5,11 +5,12 @@ import logging
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Scope
 
 from gateway.faces.http.batches.endpoints import add_batches
 from gateway.faces.http.choices import CHAT, COMPLETIONS
-from gateway.faces.http.describe import describe_body
+from gateway.faces.http.describe import STREAMED, complete_description, describe_body
 from gateway.faces.http.embeddings.endpoints import add_embeddings
 from gateway.faces.http.endpoints import add_endpoints, list_endpoints
 from gateway.faces.http.errors import ClientDisconnected, error_body, error_response, internal_error
@@ -45,6 +46,7 @@ def build_app(front: Front) -> ASGIApp:
         CHAT_PATH,
         summary="Answer a conversation, complete or streamed",
         openapi_extra=describe_body(ChatBody, CHAT_EXAMPLE),
+        responses=STREAMED,
     )
     async def chat_completions(request: Request) -> Response:
         return await generate(front, request, CHAT)
@@ -53,6 +55,7 @@ def build_app(front: Front) -> ASGIApp:
         COMPLETION_PATH,
         summary="Continue a prompt, complete or streamed",
         openapi_extra=describe_body(CompletionBody, COMPLETION_EXAMPLE),
+        responses=STREAMED,
     )
     async def completions(request: Request) -> Response:
         return await generate(front, request, COMPLETIONS)
@@ -74,6 +77,7 @@ def build_app(front: Front) -> ASGIApp:
         async def folder() -> Response:
             return RedirectResponse("ui/")
 
+    app.openapi_schema = complete_description(app.openapi())
     _add_error_handlers(app)
     hot = {
         ("POST", CHAT_PATH): chat_completions,
@@ -98,6 +102,17 @@ def _add_middleware(app: ASGIApp, front: Front, hot: Endpoints, page_paths: set[
     return RequestGuard(entry)
 
 
+def _allowed_methods(app: FastAPI, scope: Scope) -> str:
+    """The methods of a path, of all its routes: the framework names those of the first one."""
+    named = {
+        method
+        for route in app.routes
+        if isinstance(route, Route) and route.matches(scope)[0] is Match.PARTIAL
+        for method in route.methods or ()
+    }
+    return ", ".join(sorted(named | {"HEAD"} if "GET" in named else named))
+
+
 def _add_error_handlers(app: FastAPI) -> None:
     served = list(list_endpoints(app))
 
@@ -114,10 +129,9 @@ def _add_error_handlers(app: FastAPI) -> None:
             suggestion = suggest_endpoint(path, served)
             message = f"{request.method} {path} is not served: {suggestion}"
         if error.status_code == METHOD_NOT_ALLOWED:
-            if "GET" in headers.get("Allow", ""):
-                headers["Allow"] += ", HEAD"
+            headers["Allow"] = _allowed_methods(app, request.scope)
             advice = UNSERVED_METHODS.get((request.method, path))
-            message = f"{path} does not allow {request.method}; use {headers.get('Allow', 'GET')}"
+            message = f"{path} does not allow {request.method}; use {headers['Allow']}"
             message = f"{request.method} {path} is not served: {advice}" if advice else message
         body = error_body(InvalidArgument("", message), path, error.status_code)
         return JSONResponse(body, error.status_code, headers)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.config import MAX_NAME_CHARS
 from gateway.faces.http.body import parse_json, read_and_decode
+from gateway.faces.http.describe import describe_body
 from gateway.faces.http.schema import validate_model
 from gateway.front import Front
 from services.runtime.errors import Code, InvalidArgument, ServiceError
@@ -44,7 +45,14 @@ def add_adapters(app: FastAPI, front: Front) -> None:
             front, request, lambda raw: validate_model(kind, parse_json(raw))
         )
 
-    @app.post("/v1/load_lora_adapter", summary="Load a LoRA adapter on all workers of a model")
+    loaded = describe_body(LoadBody, {"lora_name": "sql", "lora_path": "/models/sql"})
+
+    @app.post(
+        "/v1/load_lora_adapter",
+        summary="Load a LoRA adapter on all workers of a model",
+        openapi_extra=loaded,
+        response_class=PlainTextResponse,
+    )
     async def load(request: Request) -> PlainTextResponse:
         body = await read(request, LoadBody)
         name = body.lora_name
@@ -59,7 +67,12 @@ def add_adapters(app: FastAPI, front: Front) -> None:
             await gateway.load_adapter(name, body.lora_path)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
-    @app.post("/v1/unload_lora_adapter", summary="Unload a LoRA adapter")
+    @app.post(
+        "/v1/unload_lora_adapter",
+        summary="Unload a LoRA adapter",
+        openapi_extra=describe_body(UnloadBody, {"lora_name": "sql"}),
+        response_class=PlainTextResponse,
+    )
     async def unload(request: Request) -> PlainTextResponse:
         body = await read(request, UnloadBody)
         name = body.lora_name

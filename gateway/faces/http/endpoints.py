@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
-from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
 
 from gateway.faces.http.adapters import add_adapters
 from gateway.faces.http.describe import describe_body
@@ -23,6 +23,11 @@ BY_ACCEPT = {"vary": "accept"}
 METRICS_PATH = "/metrics"
 MAX_NAMES = 64  # of the series that a scrape asks for
 OK = "ok"
+TO_PAGE: dict[int | str, dict[str, Any]] = {307: {"description": "A browser gets a page"}}
+_STATES = {"schema": {"type": "object", "required": ["status", "models"]}}
+NOT_READY: dict[int | str, dict[str, Any]] = {
+    503: {"description": "No model accepts requests", "content": {"application/json": _STATES}}
+}
 ANTHROPIC_HEADER = "anthropic-version"  # of Anthropic's clients
 
 
@@ -34,7 +39,7 @@ def add_endpoints(app: FastAPI, front: Front) -> Endpoints:
     _add_status(app, front)
     metrics = _add_metrics(app, front)
 
-    @app.get("/", summary="Name, version and endpoints of this server")
+    @app.get("/", summary="Name, version and endpoints of this server", responses=TO_PAGE)
     async def root(request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):
             return RedirectResponse("ui/" if front.config.ui else "docs", headers=BY_ACCEPT)
@@ -115,7 +120,11 @@ def _add_tokens(app: FastAPI, front: Front) -> None:
 
 
 def _add_status(app: FastAPI, front: Front) -> None:
-    @app.get("/health", summary="200 if a model accepts requests, else 503 with the reason")
+    @app.get(
+        "/health",
+        summary="200 if a model accepts requests, else 503 with the reason",
+        responses=NOT_READY,
+    )
     async def health(
         model: Annotated[str, Query(description="Only this model; empty: all models.")] = "",
     ) -> Response:
@@ -125,11 +134,11 @@ def _add_status(app: FastAPI, front: Front) -> None:
             return JSONResponse({"status": OK, "models": states})
         return JSONResponse({"status": next(iter(states.values())), "models": states}, 503)
 
-    @app.get("/ping", summary="Same as /health")
+    @app.get("/ping", summary="Same as /health", responses=NOT_READY)
     async def ping() -> Response:
         return await health()
 
-    @app.post("/ping", include_in_schema=False)
+    @app.post("/ping", summary="Same as /health", responses=NOT_READY)
     async def post_ping() -> Response:
         return await health()
 
@@ -154,6 +163,7 @@ def _add_metrics(app: FastAPI, front: Front) -> Endpoint:
         METRICS_PATH,
         summary="Metrics in Prometheus' text format",
         openapi_extra={"parameters": [names]},
+        response_class=PlainTextResponse,
     )
     async def metrics(request: Request) -> Response:
         named = request.query_params.getlist("name[]")
@@ -167,6 +177,6 @@ def _add_metrics(app: FastAPI, front: Front) -> Endpoint:
 def list_endpoints(app: FastAPI) -> Mapping[str, str]:
     """The summary of each path of the API."""
     return {
-        path: "; ".join(method.get("summary", "") for method in methods.values())
+        path: "; ".join(dict.fromkeys(method["summary"] for method in methods.values()))
         for path, methods in app.openapi()["paths"].items()
     }

@@ -10,6 +10,7 @@ from gateway.config import GatewayConfig
 from gateway.faces.http.batches.records import FileRecord, Purpose
 from gateway.faces.http.batches.store import BatchStore, in_storage
 from gateway.faces.http.batches.upload import Uploads
+from gateway.faces.http.describe import describe_content
 from gateway.faces.http.dialect.pages import Paging
 from gateway.faces.http.errors import BodyTooLarge, NoSuchObject
 from services.runtime.errors import InvalidArgument
@@ -24,6 +25,7 @@ FORM = {
         "purpose": {"type": "string", "enum": [Purpose.INPUT]},
     },
 }
+LINES = describe_content("application/jsonl")
 UPLOAD_BODY = {"requestBody": {"content": {"multipart/form-data": {"schema": FORM}}}}
 
 
@@ -78,7 +80,7 @@ def add_files(app: FastAPI, config: GatewayConfig, store: BatchStore) -> None:
     async def one(file_id: str) -> dict[str, object]:
         return (await in_storage(own_file, store, file_id)).public()
 
-    @app.get(f"{FILES}/{{file_id}}/content", summary="The content of a file")
+    @app.get(f"{FILES}/{{file_id}}/content", summary="The content of a file", responses=LINES)
     async def content(file_id: str) -> Response:
         record, path = await in_storage(_own_content, store, file_id)
         return FileResponse(path, media_type="application/jsonl", filename=record.filename)

@@ -18,7 +18,7 @@ from gateway.faces.http.batches.records import WINDOW_S, BatchRecord, Counts, St
 from gateway.faces.http.batches.room import make_room
 from gateway.faces.http.batches.store import ID_BYTES, BatchStore, in_storage
 from gateway.faces.http.body import parse_json, read_and_decode
-from gateway.faces.http.describe import describe_body
+from gateway.faces.http.describe import describe_body, describe_content
 from gateway.faces.http.dialect.pages import Paging
 from gateway.faces.http.errors import MESSAGES_PATH, NoSuchObject, error_body, internal_error
 from gateway.faces.http.offline.lines import OK
@@ -139,7 +139,11 @@ def _add_ended(app: FastAPI, store: BatchStore, limits: InputLimits) -> None:
 
         return await in_storage(remove)
 
-    @app.get(f"{BATCHES}/{{batch_id}}/results", summary="The results of an ended batch, as JSONL")
+    @app.get(
+        f"{BATCHES}/{{batch_id}}/results",
+        summary="The results of an ended batch, as JSONL",
+        responses=describe_content("application/x-jsonl"),
+    )
     async def results(batch_id: str) -> Response:
         batch = await in_storage(_own_ended, store, batch_id)
         return StreamingResponse(

@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway.faces.http.answers.items import AnswerItems
-from gateway.faces.http.describe import describe_body
+from gateway.faces.http.describe import STREAMED, describe_body
 from gateway.faces.http.errors import MESSAGES_PATH
 from gateway.faces.http.generate import GenerationEndpoint, generate
 from gateway.faces.http.hot_paths import Endpoints
@@ -26,7 +26,12 @@ def add_messages(app: FastAPI, front: Front) -> Endpoints:
     """Returns those that are asked often."""
     described = describe_body(MessagesBody, {**CONVERSATION, "max_tokens": 64})
 
-    @app.post(MESSAGES_PATH, summary="Answer an Anthropic conversation", openapi_extra=described)
+    @app.post(
+        MESSAGES_PATH,
+        summary="Answer an Anthropic conversation",
+        openapi_extra=described,
+        responses=STREAMED,
+    )
     async def messages(request: Request) -> Response:
         return await generate(front, request, MESSAGES)
 

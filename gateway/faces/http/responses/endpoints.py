@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from gateway.admission.caller import current_caller
 from gateway.faces.http.answers.items import AnswerItems
 from gateway.faces.http.answers.sse import EventStream
-from gateway.faces.http.describe import describe_body
+from gateway.faces.http.describe import STREAMED, describe_body
 from gateway.faces.http.dialect.pages import Paging
 from gateway.faces.http.generate import GenerationEndpoint, open_answer
 from gateway.faces.http.hot_paths import Endpoints
@@ -48,11 +48,20 @@ def add_responses(app: FastAPI, front: Front) -> Endpoints:
     api = ResponsesApi(front)
     described = describe_body(ResponsesBody, EXAMPLE)
 
-    @app.post(RESPONSES_PATH, summary="Answer an input of items", openapi_extra=described)
+    @app.post(
+        RESPONSES_PATH,
+        summary="Answer an input of items",
+        openapi_extra=described,
+        responses=STREAMED,
+    )
     async def create(request: Request) -> Response:
         return await api.create(request)
 
-    @app.get(RESPONSES_PATH + "/{response_id}", summary="A stored response, or its events")
+    @app.get(
+        RESPONSES_PATH + "/{response_id}",
+        summary="A stored response, or its events",
+        responses=STREAMED,
+    )
     async def retrieve(response_id: str, stream: str = "", starting_after: str = "") -> Response:
         content = api.find(response_id).content
         after = _read_after(stream, starting_after)

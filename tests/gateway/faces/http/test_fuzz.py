@@ -5,7 +5,7 @@ import pytest
 from tests.gateway.faces.http.fuzz import check, fuzz
 from tests.gateway.gateway_fakes import run_harness, tokens_of
 
-REQUESTS = 5000
+REQUESTS = 20_000
 
 
 @pytest.mark.slow
