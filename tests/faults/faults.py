@@ -8,18 +8,22 @@ from contextlib import suppress
 
 from tests.faults.system import CONNECTED, PROCESSES, System, eventually
 
-Fault = Callable[
-    [System, str, float], Awaitable[None]
-]  # system, target, seconds until it is healed
+# Takes the system, the target, and the seconds until the fault is healed.
+Fault = Callable[[System, str, float], Awaitable[None]]
 JITTER_S = 0.3
+
+
+def _signal(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 async def _end(system: System, target: str, number: int) -> None:
     """Ends a process by a signal, and returns once another serves in its place."""
     await eventually(lambda: bool(system.pids(target)))
     times = system.times_back(target)
-    with suppress(ProcessLookupError):
-        os.kill(system.pids(target)[0], number)
+    _signal(system.pids(target)[:1], number)
     await eventually(lambda: system.times_back(target) > times)
 
 
@@ -35,14 +39,11 @@ async def terminate(system: System, target: str, hold_s: float) -> None:
 async def stop(system: System, target: str, hold_s: float) -> None:
     """The process computes nothing, and its connections stay open."""
     pids = system.pids(target)[:1]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
     try:
+        _signal(pids, signal.SIGSTOP)
         await asyncio.sleep(hold_s)
     finally:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        _signal(pids, signal.SIGCONT)
 
 
 async def cut(system: System, target: str, hold_s: float) -> None:

@@ -35,10 +35,10 @@ class Gate:
 class Link:
     """All connections to one target. `requests` are the bytes to it, `answers` those from it."""
 
-    def __init__(self, seed: str) -> None:
+    def __init__(self) -> None:
         self.requests, self.answers = Gate(), Gate()
         self.jitter_s = 0.0  # the longest that a read of bytes is held back
-        self._chance = Random(seed)
+        self._chance = Random(0)
         self._ends: set[asyncio.StreamWriter] = set()
 
     @property
@@ -118,7 +118,7 @@ class Proxy:
 
     def __init__(self) -> None:
         self.url = ""
-        self.links: defaultdict[str, Link] = defaultdict(lambda: Link("proxy"))
+        self.links: defaultdict[str, Link] = defaultdict(Link)
 
     async def accept(self, client: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from math import log
 from random import Random
 
@@ -33,7 +32,7 @@ def schedule(
     """
     chance, at_s = Random(seed), 0.0
     free_s: dict[tuple[bool, str], float] = {}
-    for _ in count():
+    while True:
         for fault in chance.sample(sorted(targets), len(targets)):
             at_s += chance.uniform(0.2, 1.8) * pause_s
             ends = fault in ENDING

@@ -61,9 +61,7 @@ async def deliver(client: AsyncClient, number: int, cancels: bool = True) -> Del
     except ForetokenError as error:
         status, message = type(error).__name__, str(error)
     by_text = "stop" in request.sampling
-    return Delivery(
-        number, choices, by_text, cancelled, ended, status, message, arrivals_s
-    )  # fmt: skip
+    return Delivery(number, choices, by_text, cancelled, ended, status, message, arrivals_s)
 
 
 class Traffic:
