@@ -5,7 +5,7 @@ import pytest
 from tests.gateway.faces.http.fuzz import check, fuzz
 from tests.gateway.gateway_fakes import run_harness, tokens_of
 
-REQUESTS = 20_000
+REQUESTS = 30_000
 
 
 @pytest.mark.slow
