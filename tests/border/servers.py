@@ -1,7 +1,7 @@
 """Each server of a deployment with its real servicer on a socket, and valid messages to it."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,9 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 from grpc_health.v1 import health_pb2
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
+from observability.exposition import Part
 from protos.generated import (
     batcher_pb2_grpc,
     common_pb2,
@@ -34,6 +35,7 @@ from services.policies.preset import choose
 from services.runtime.codecs.arrange import encode_hello
 from services.runtime.network.channel import connect
 from services.runtime.tasks import background
+from services.runtime.telemetry.scrape import metrics_over_http
 from tests.batcher import arranging
 from tests.gateway.gateway_fakes import demo_text, run_harness
 from tests.picker.test_exchange import (
@@ -311,25 +313,33 @@ async def gateway(folder: Path) -> AsyncIterator[Target]:
 
 @asynccontextmanager
 async def picker(folder: Path) -> AsyncIterator[Target]:
-    """Its endpoint does not answer: requests are placed by what the picker has sent."""
-    service = PickerService(PickerConfig(endpoints=("127.0.0.1:9",)), CollectorRegistry())
     name = "envoy.service.ext_proc.v3.ExternalProcessor"
     add = ext_proc_pb2_grpc.add_ExternalProcessorServicer_to_server
-    first = request_headers(x_llm_d_slo_ttft_ms="100")
-    first.protocol_config.request_body_mode = ext_proc_pb2.FULL_DUPLEX_STREAMED
-    answer = b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n'
-    sentence = [
-        first,
-        request_body(BODY),
-        response_headers("200", served="127.0.0.1:9"),
-        response_body(answer, end=True),
-    ]
-    async with background(service.run()), reaching("socket", name, add, service) as channel:
+    async with AsyncExitStack() as stack:
+        vllm = CollectorRegistry()
+        for gauge in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
+            Gauge(gauge, "requests", registry=vllm)
+        metrics = metrics_over_http("127.0.0.1", 0, [Part(vllm)])
+        port = await stack.enter_async_context(metrics)
+        endpoint = f"127.0.0.1:{port}"
+        first = request_headers(x_llm_d_slo_ttft_ms="100")
+        first.protocol_config.request_body_mode = ext_proc_pb2.FULL_DUPLEX_STREAMED
+        answer = b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n'
+        sentence = [
+            first,
+            request_body(BODY),
+            response_headers("200", served=endpoint),
+            response_body(answer, end=True),
+        ]
+        service = PickerService(PickerConfig(endpoints=(endpoint,)), CollectorRegistry())
+        await stack.enter_async_context(background(service.run()))
+        await service.ready()
+        channel = await stack.enter_async_context(reaching("socket", name, add, service))
         stub = ext_proc_pb2_grpc.ExternalProcessorStub(channel)
 
         async def serves() -> None:
             answers = [each async for each in stub.Process(aiter_of(sentence))]
-            assert answers and answers[0].HasField("request_headers")
+            assert answers[0].HasField("request_headers")
 
         yield Target(channel, {f"/{name}/Process": sentence}, serves)
 
