@@ -14,7 +14,6 @@ FLEET: Bounds = {"drain_s": (0, inf), "prefix_blocks": COUNT}
 WORKER: Bounds = {"kv_tokens": (1, 2**40), "max_context_tokens": (1, 2**31)}
 FINISHED: Bounds = {"output_tokens": COUNT}
 REJECTED: Bounds = {"retry_after_s": (0, inf)}
-FORECAST: Bounds = {"token_s": (0, inf), "ttft_s": (0, inf)}
 
 
 Scores = Sequence[common_pb2.TokenLogprob]
@@ -59,8 +58,6 @@ def check_event(event: scheduler_pb2.SchedulerEvent) -> None:
             check_bounds(request.finished, FINISHED)
         case "rejected":
             check_bounds(request.rejected, REJECTED)
-        case "forecast_update":
-            check_bounds(request.forecast_update, FORECAST)
 
 
 def _check_fleet(fleet: scheduler_pb2.FleetView) -> None:
