@@ -66,7 +66,9 @@ class Gateway:
         self.metrics = Metrics(registry, config.slas)
         self.part = Part(registry, config.metric_labels)
         self._queries = SchedulerQueries(scheduler)
-        self._streams = PeerStreams(config, scheduler, connect)
+        self._streams = PeerStreams(
+            config, scheduler, connect, self.text.all_tokens, self.metrics.invalid
+        )
         self.sessions = Sessions(
             config,
             self.text,

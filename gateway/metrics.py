@@ -12,6 +12,7 @@ from gateway.types.sla_classes import OTHER
 from observability.metrics import gateway as catalogue
 from observability.metrics.instruments import Instruments, ReadValue
 from services.core import FinishReason, Sla
+from services.runtime.telemetry.invalid_messages import InvalidMessages
 from services.sla import SlaMissCause
 
 REJECTED = "rejected"
@@ -27,6 +28,7 @@ class Metrics:
         """`slas`: the classes that a request can name; only these become labels."""
         make = Instruments(registry)
         self.registry = registry
+        self.invalid = InvalidMessages(registry, catalogue.INVALID_MESSAGES, "Stream", "Submit")
         self.gaps = make.lean_histogram(catalogue.GAP).labels()
         self.prompt_tokens = make.counter(catalogue.PROMPT_TOKENS)
         self.generation_tokens = make.counter(catalogue.GENERATION_TOKENS)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import cast
 from uuid import uuid4
 
@@ -10,12 +11,14 @@ from grpc import aio
 
 from gateway.config import GatewayConfig
 from gateway.intake import RequestIntake
+from gateway.peers.border import check_event, check_tokens
 from gateway.peers.link import Dial, Link
 from gateway.sessions.sessions import Sessions
 from protos.generated import scheduler_pb2, worker_pb2
 from protos.generated.scheduler_pb2_grpc import SchedulerStub
 from protos.generated.worker_pb2_grpc import WorkerStub
 from services.runtime.network.backoff import Backoff
+from services.runtime.telemetry.invalid_messages import InvalidMessages
 
 SchedulerLink = Link[scheduler_pb2.SubmitMessage, scheduler_pb2.SchedulerEvent]
 WorkerLink = Link[worker_pb2.WorkerInput, worker_pb2.TokenBatch]
@@ -35,9 +38,13 @@ class PeerStreams:
         config: GatewayConfig,
         scheduler: aio.Channel,
         connect: Callable[[str], aio.Channel],
+        vocabulary_tokens: int,
+        invalid: InvalidMessages,
     ):
+        """`vocabulary_tokens`: of the model. `invalid` counts the messages of peers."""
         self._gateway_id = config.gateway_id or uuid4().hex
         self._scheduler_channel, self._connect = scheduler, connect
+        self._vocabulary_tokens, self._invalid = vocabulary_tokens, invalid
         self._backoff = Backoff(config.connect_backoff_s, config.max_connect_backoff_s)
         self._queue_limit = 4 * config.max_sessions + 1  # a submission and a cancellation, twice
         self._workers: dict[str, tuple[WorkerLink, asyncio.Task[None]]] = {}
@@ -88,6 +95,7 @@ class PeerStreams:
         hello = scheduler_pb2.SubmitHello(gateway_id=self._gateway_id)
 
         def on_event(event: scheduler_pb2.SchedulerEvent) -> None:
+            check_event(event)
             sessions.placement.on_event(event, time.monotonic())
             if event.HasField("fleet"):
                 self._close_unused(sessions.worker_addresses)
@@ -100,6 +108,7 @@ class PeerStreams:
             sessions.placement.on_scheduler_lost,
             self._backoff,
             self._queue_limit,
+            partial(self._invalid.count, "Submit"),
         )
 
     def _make_worker_link(
@@ -113,6 +122,7 @@ class PeerStreams:
             return [worker_pb2.WorkerInput(hello=hello), *prompts]
 
         def on_tokens(batch: worker_pb2.TokenBatch) -> None:
+            check_tokens(batch, self._vocabulary_tokens)
             intake.on_tokens()
             sessions.delivery.on_tokens(address, batch, time.monotonic())
 
@@ -124,5 +134,6 @@ class PeerStreams:
             lambda: sessions.placement.on_worker_lost(address),
             self._backoff,
             self._queue_limit,
+            partial(self._invalid.count, "Stream"),
             cast(Callable[[], Awaitable[None]], channel.close),
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from grpc import aio
 
+from services.runtime.errors import OnInvalid
 from services.runtime.network.channel import InProcessServer, connect
 from services.runtime.server import Mount, listening
 
@@ -15,7 +16,11 @@ WAYS = ("socket", "in-process")
 
 @asynccontextmanager
 async def reaching(
-    way: str, name: str, add: Callable[[Any, Any], None], servicer: object
+    way: str,
+    name: str,
+    add: Callable[[Any, Any], None],
+    servicer: object,
+    on_invalid: OnInvalid | None = None,
 ) -> AsyncIterator[aio.Channel]:
     """A channel to the servicer, served under its full name `name`."""
     if way == "in-process":
@@ -23,7 +28,9 @@ async def reaching(
         add(servicer, server)
         yield server.channel()
         return
-    async with listening([Mount(name, add, servicer)], "127.0.0.1:0") as live:
+    async with listening(
+        [Mount(name, add, servicer, on_invalid=on_invalid)], "127.0.0.1:0"
+    ) as live:
         channel = connect(f"127.0.0.1:{live.port}")
         try:
             yield channel

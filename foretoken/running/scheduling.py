@@ -44,7 +44,10 @@ def build_scheduling(
     spans = tracing.service(config.section)
     scheduler = SchedulerService(config, PeerChannels(predictor, channel), registry, spans=spans)
     mount = Mount(
-        "foretoken.v1.Scheduler", scheduler_pb2_grpc.add_SchedulerServicer_to_server, scheduler
+        "foretoken.v1.Scheduler",
+        scheduler_pb2_grpc.add_SchedulerServicer_to_server,
+        scheduler,
+        on_invalid=scheduler.metrics.invalid.count,
     )
     advice = Mount(
         "foretoken.v1.Estimator",

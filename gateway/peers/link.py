@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from grpc import aio
 
+from services.runtime.errors import InvalidArgument
 from services.runtime.network.backoff import Backoff
 from services.runtime.network.streams import Outbox, ResponseStream
 
@@ -36,12 +37,14 @@ class Link(Generic[Up, Down]):
         on_lost: Callable[[], None],
         backoff: Backoff,
         limit: int,
+        on_invalid: Callable[[str], None],
         close: Callable[[], Awaitable[None]] | None = None,
     ):
-        """`close` releases what the link owns; `run` calls it at its end."""
+        """`on_invalid` is told the field of an invalid message, which ends the stream. `close`
+        releases what the link owns; `run` calls it at its end."""
         self.name = name
         self._lost_since_s: float | None = time.monotonic()  # None once a message arrived
-        self._close = close
+        self._on_invalid, self._close = on_invalid, close
         self._dial, self._on_open = dial, on_open
         self._on_message, self._on_lost = on_message, on_lost
         self._backoff, self._limit = backoff, limit
@@ -106,11 +109,15 @@ class Link(Generic[Up, Down]):
     async def _read(self, call: ResponseStream[Down]) -> None:
         try:
             async for message in call:
-                self._lost_since_s = None
                 try:
                     self._on_message(message)
+                except InvalidArgument as error:
+                    self._on_invalid(error.field)
+                    log.warning("%s sent an invalid message: %s; its stream ends", self.name, error)
+                    return
                 except Exception:
                     log.exception("cannot process a message of %s", self.name)
+                self._lost_since_s = None
             log.info("%s closed the stream", self.name)
         except aio.AioRpcError as error:
             log.info("%s is not reachable: %s", self.name, error.details())

@@ -8,7 +8,7 @@ from gateway.types.generation import GenerationRequest, Sampling
 from protos.generated import common_pb2, scheduler_pb2, worker_pb2
 from services.core import FinishReason
 from services.runtime.codecs.common import decode_forecast, encode_reason, encode_sla
-from services.runtime.errors import Code, ServiceError
+from services.runtime.errors import Code, InvalidArgument, ServiceError
 
 MAX_POPULATION_CHARS = 256  # that the predictor accepts
 OVERLOADED = (scheduler_pb2.REJECT_REASON_QUEUE_FULL, scheduler_pb2.REJECT_REASON_TOO_LATE)
@@ -124,9 +124,12 @@ def _encode_source(constraint: Constraint | None) -> common_pb2.GrammarSource | 
 
 
 def read_forecast(message: scheduler_pb2.ForecastUpdate) -> SchedulerForecast:
-    """Raises ValueError for impossible values."""
+    """Raises InvalidArgument for impossible values."""
     ttft_s = message.ttft_s if message.HasField("ttft_s") else None
-    return SchedulerForecast(decode_forecast(message.forecast), message.token_s, ttft_s)
+    try:
+        return SchedulerForecast(decode_forecast(message.forecast), message.token_s, ttft_s)
+    except ValueError as error:
+        raise InvalidArgument("forecast_update", str(error)) from None
 
 
 def read_rejection(rejected: scheduler_pb2.Rejected, drain_s: float) -> ServiceError:

@@ -53,6 +53,8 @@ class Text:
         _require_vocabulary(model, self.backend, self.vocabulary_tokens)
         # Whether a text can have tokens without an embedding, such as those of images.
         self.exceeds_vocabulary = self.backend.get_vocab_size() > self.vocabulary_tokens
+        # Above all ids that an answer can have: some workers count added tokens, too.
+        self.all_tokens = max(self.vocabulary_tokens, self.backend.get_vocab_size())
         self.context_tokens = next(
             (v for k in CONTEXT_KEYS if isinstance(v := config.get(k), int) and v > 0), 0
         )

@@ -1,5 +1,6 @@
 """Where choices run: the scheduler's events, and the prompts sent to workers."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,7 +16,9 @@ from gateway.types.outcome import ResubmitCause
 from protos.generated import scheduler_pb2, worker_pb2
 from services.core import FinishReason
 from services.runtime.codecs.common import decode_reason
-from services.runtime.errors import Code, ServiceError
+from services.runtime.errors import Code, InvalidArgument, ServiceError
+
+log = logging.getLogger(__name__)
 
 SendToWorker = Callable[[str, worker_pb2.WorkerInput], bool]  # whether the message was queued
 
@@ -80,7 +83,11 @@ class PlacementHandler:
         self, live: LiveChoice, update: scheduler_pb2.ForecastUpdate, now_s: float
     ) -> None:
         if tracker := live.session.forecast_tracker:
-            tracker.update(messages.read_forecast(update))
+            try:
+                tracker.update(messages.read_forecast(update))
+            except InvalidArgument as error:  # advice: the request does not depend on it
+                log.warning("a forecast is left out: %s", error)
+                return
             if tracker.is_news:
                 live.call.notify(live.session, now_s)
 

@@ -19,10 +19,20 @@ from observability.grafana.parts import (
     plot,
     up_to,
 )
+from observability.metrics import batcher, estimator, predictor
 from observability.metrics import gateway as g
 from observability.metrics import scheduler as s
 from observability.metrics import worker as w
 from observability.prometheus.promql import share
+
+INVALID = {
+    "gateway": g.INVALID_MESSAGES,
+    "scheduler": s.INVALID,
+    "worker": w.INVALID_MESSAGES,
+    "predictor": predictor.INVALID,
+    "estimator": estimator.INVALID,
+    "batcher": batcher.INVALID,
+}
 
 STEP = up_to(0.05, 0.2)
 BUSY = Q.rate(w.BUSY, "worker")
@@ -161,13 +171,25 @@ EACH_WORKER = Section(
             Line("lost", Q.increase(s.WORKERS_LOST, window="15m")),
             Line("displaced", Q.increase(s.DISPLACED, window="15m")),
             Line("suspected", Q.increase(s.SUSPECTED, window="15m")),
-            Line(
-                "{{peer}}: invalid {{field}}", Q.increase(s.INVALID, "peer", "field", window="15m")
-            ),
             Line("{{kind}}: quarantined", Q.increase(s.QUARANTINED, "kind", window="15m")),
             description="Worker streams that ended, workers displaced by another of their name, "
-            "suspicions of silent workers, invalid messages of workers and gateways, and events "
-            "that could not be applied, in the last 15 minutes.",
+            "suspicions of silent workers, and events that could not be applied, in the last 15 "
+            "minutes.",
+            limits=SELDOM,
+        ),
+        plot(
+            "Invalid messages",
+            COUNT,
+            *(
+                Line(
+                    f"{name} {{{{method}}}}: {{{{field}}}}",
+                    Q.increase(metric, "method", "field", window="15m"),
+                )
+                for name, metric in INVALID.items()
+            ),
+            description="Messages between services that were refused because a field had an "
+            "impossible value, by the service that received them, in the last 15 minutes. The "
+            "caller's log has the sentence.",
             limits=SELDOM,
         ),
     ),

@@ -1,6 +1,13 @@
 """Metrics of the estimator: timings received and the accuracy of its cost models."""
 
-from observability.metrics.metric import LATENCY_S, counter, gauge, histogram, metrics_in
+from observability.metrics.metric import (
+    LATENCY_S,
+    counter,
+    gauge,
+    histogram,
+    invalid_messages,
+    metrics_in,
+)
 
 SAMPLES = counter(
     "estimator_samples", "Received step timings, by whether they were usable.", "used"
@@ -44,5 +51,6 @@ QUANTIZE_TOKEN = gauge(
     "swap, by worker.",
     "worker",
 )
+INVALID = invalid_messages("estimator", "was refused")
 
 ALL = metrics_in(globals())

@@ -5,7 +5,14 @@ the tokens of a response that is not streamed count when they reach the gateway.
 configured SLA class, or `custom` for requests with explicit budgets.
 """
 
-from observability.metrics.metric import GAP_S, counter, gauge, histogram, metrics_in
+from observability.metrics.metric import (
+    GAP_S,
+    counter,
+    gauge,
+    histogram,
+    invalid_messages,
+    metrics_in,
+)
 
 TTFT = histogram(
     "time_to_first_token_seconds", "Seconds from arrival to sending the first token.", "class"
@@ -87,5 +94,6 @@ SLA_FORECASTS = counter(
     "Requests with an SLA forecast sent to the client (held, broken), by outcome (met, missed).",
     "foreseen", "outcome",
 )  # fmt: skip
+INVALID_MESSAGES = invalid_messages("gateway", "ended its stream")
 
 ALL = metrics_in(globals())

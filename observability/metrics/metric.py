@@ -58,6 +58,15 @@ def counter(name: str, help: str, *labels: str, vllm: str = "") -> Metric:
     return Metric(name, Kind.COUNTER, help, labels, (), vllm)
 
 
+def invalid_messages(service: str, effect: str) -> Metric:
+    """Invalid messages that a service received."""
+    return counter(
+        f"{service}_invalid_messages",
+        f"Invalid messages, each of which {effect}, by the method and the field.",
+        "method", "field",
+    )  # fmt: skip
+
+
 def gauge(name: str, help: str, *labels: str, vllm: str = "") -> Metric:
     return Metric(name, Kind.GAUGE, help, labels, (), vllm)
 

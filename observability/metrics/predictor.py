@@ -1,6 +1,14 @@
 """Metrics of the predictor: its forecasts, their accuracy, and learning."""
 
-from observability.metrics.metric import FIT_S, RATIO, counter, gauge, histogram, metrics_in
+from observability.metrics.metric import (
+    FIT_S,
+    RATIO,
+    counter,
+    gauge,
+    histogram,
+    invalid_messages,
+    metrics_in,
+)
 
 FORECASTS = counter("predictor_forecasts", "Forecasts made, by source.", "source")
 OUTCOMES = counter(
@@ -110,5 +118,6 @@ LOG_FROM_FUTURE = counter(
 LOG_UNAVAILABLE = gauge(
     "predictor_log_unavailable", "1 while the outcome log is unavailable; else 0."
 )
+INVALID = invalid_messages("predictor", "was refused")
 
 ALL = metrics_in(globals())

@@ -1,6 +1,14 @@
 """Metrics of the scheduler: its queue, rounds and decisions. Workers export their own memory."""
 
-from observability.metrics.metric import ROUND_S, SLACK_S, counter, gauge, histogram, metrics_in
+from observability.metrics.metric import (
+    ROUND_S,
+    SLACK_S,
+    counter,
+    gauge,
+    histogram,
+    invalid_messages,
+    metrics_in,
+)
 
 WAITING = gauge("scheduler_requests_waiting", "Requests in the scheduler's queue.")
 RUNNING = gauge("scheduler_requests_running", "Requests admitted to a worker.")
@@ -46,11 +54,7 @@ DISPLACED = counter("workers_displaced", "Workers that another worker of the sam
 SUSPECTED = counter(
     "workers_suspected", "Suspicions of workers that were silent for scheduler.suspect_s."
 )
-INVALID = counter(
-    "scheduler_invalid_messages",
-    "Invalid messages, each of which ended its stream, by the kind of peer and the field.",
-    "peer", "field",
-)  # fmt: skip
+INVALID = invalid_messages("scheduler", "ended its stream")
 QUARANTINED = counter(
     "scheduler_quarantined_events",
     "Events that the scheduler failed to apply because of a defect, by kind. Its log has each.",

@@ -7,6 +7,7 @@ from observability.metrics.metric import (
     counter,
     gauge,
     histogram,
+    invalid_messages,
     metrics_in,
 )
 
@@ -117,5 +118,6 @@ ADAPTER_REQUESTS = counter(
     "first 32 by name, the rest as other.",
     "adapter",
 )
+INVALID_MESSAGES = invalid_messages("worker", "ended its stream")
 
 ALL = metrics_in(globals())

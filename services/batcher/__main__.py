@@ -13,7 +13,12 @@ from services.runtime.server import Mount
 
 def build(config: BatcherConfig, registry: CollectorRegistry, _: Tracing, __: Connector) -> Unit:
     service = BatcherService(config, registry)
-    mount = Mount("foretoken.v1.Batcher", batcher_pb2_grpc.add_BatcherServicer_to_server, service)
+    mount = Mount(
+        "foretoken.v1.Batcher",
+        batcher_pb2_grpc.add_BatcherServicer_to_server,
+        service,
+        on_invalid=service.metrics.invalid.count,
+    )
     return Unit([mount], no_work, no_work)
 
 

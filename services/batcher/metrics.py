@@ -4,12 +4,14 @@ from prometheus_client import CollectorRegistry
 
 from observability.metrics import batcher as catalogue
 from observability.metrics.instruments import BoundedLabels, Instruments
+from services.runtime.telemetry.invalid_messages import InvalidMessages
 
 
 class BatcherMetrics:
     """The Prometheus series of one batcher."""
 
     def __init__(self, registry: CollectorRegistry):
+        self.invalid = InvalidMessages(registry, catalogue.INVALID, "Arrange")
         self._round = Instruments(registry).histogram(catalogue.ROUND)
         self._presets = BoundedLabels()  # bounded: schedulers choose their presets' names
 

@@ -14,6 +14,7 @@ from services.policies.decide import arrange
 from services.policies.preset import Preset
 from services.runtime.codecs.arrange import decode_candidates, decode_hello, encode_decision
 from services.runtime.errors import InvalidArgument
+from services.runtime.network.peer_limits import PeerLimits
 
 
 class BatcherService(batcher_pb2_grpc.BatcherServicer):
@@ -22,19 +23,19 @@ class BatcherService(batcher_pb2_grpc.BatcherServicer):
 
     def __init__(self, config: BatcherConfig, registry: CollectorRegistry):
         self._config = config
-        self._metrics = BatcherMetrics(registry)
+        self.metrics = BatcherMetrics(registry)
+        most = {"scheduler": config.max_schedulers}
+        self._limits = PeerLimits(config.section, most, config.hello_wait_s)
 
     async def Arrange(
         self, requests: AsyncIterator[batcher_pb2.ArrangeMessage], context: object
     ) -> AsyncIterator[batcher_pb2.Arrangement]:
-        stream = aiter(requests)
-        first = await anext(stream, None)
-        if first is None or not first.HasField("hello"):
-            raise InvalidArgument("hello", "the first message of Arrange must be a hello")
-        preset, table = decode_hello(first.hello), ForecastTable()
-        async for message in stream:
-            if message.HasField("candidates"):
-                yield self._arrange(message.candidates, preset, table)
+        with self._limits.stream("scheduler"):
+            first = await self._limits.read_hello(requests)
+            preset, table = decode_hello(first.hello), ForecastTable()
+            async for message in requests:
+                if message.HasField("candidates"):
+                    yield self._arrange(message.candidates, preset, table)
 
     def _arrange(
         self, message: batcher_pb2.Candidates, preset: Preset, table: ForecastTable
@@ -44,7 +45,7 @@ class BatcherService(batcher_pb2_grpc.BatcherServicer):
         candidates = decode_candidates(message, table)
         decision = arrange(candidates, table, preset, np.random.default_rng(candidates.round))
         answer = encode_decision(decision)
-        self._metrics.observe_round(preset.name, time.perf_counter() - started_s)
+        self.metrics.observe_round(preset.name, time.perf_counter() - started_s)
         return answer
 
     def _require_bounded(self, message: batcher_pb2.Candidates) -> None:

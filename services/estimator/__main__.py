@@ -14,7 +14,10 @@ from services.runtime.server import Mount
 def build(config: EstimatorConfig, registry: CollectorRegistry, _: Tracing, __: Connector) -> Unit:
     service = EstimatorService(config, registry)
     mount = Mount(
-        "foretoken.v1.Estimator", estimator_pb2_grpc.add_EstimatorServicer_to_server, service
+        "foretoken.v1.Estimator",
+        estimator_pb2_grpc.add_EstimatorServicer_to_server,
+        service,
+        on_invalid=service.metrics.invalid.count,
     )
     return Unit([mount], no_work, no_work)
 

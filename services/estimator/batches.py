@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 
 from services.costs import BatchTiming, CostModel, Neighbours
-from services.estimator.windows import ErrorWindow
+from services.estimator.windows import MAX_S, ErrorWindow
 from services.forecast import Floats
 from services.policies.estimate import knn
 
@@ -43,10 +43,10 @@ class BatchMemory:
         self.neighbours = Neighbours(k=learning.k)
 
     def add(self, batch: BatchTiming, now: float) -> bool:
-        """Stores a batch for the next refresh; returns False for one without work or a positive
-        finite time."""
+        """Stores a batch for the next refresh; returns False for one without work or a
+        plausible time."""
         work = (batch.seqs, batch.length_tokens, batch.generated_tokens)
-        if not all(0 < n < MAX_TOKENS for n in work) or not 0 < batch.elapsed_s < inf:
+        if not all(0 < n < MAX_TOKENS for n in work) or not 0 < batch.elapsed_s <= MAX_S:
             return False
         self._waiting.append(batch)
         self._due_s = min(self._due_s, now + self._learning.refresh_s)

@@ -6,6 +6,7 @@ from observability.metrics import estimator as catalogue
 from observability.metrics.instruments import Instruments
 from services.costs import CostModel, Direction
 from services.estimator.state import Observed
+from services.runtime.telemetry.invalid_messages import InvalidMessages
 
 MAX_WORKERS_SHOWN = 64  # workers, eight series each; the least recently updated is evicted
 QUANTILES = ("0.5", "0.9")
@@ -17,6 +18,7 @@ class EstimatorMetrics:
 
     def __init__(self, registry: CollectorRegistry):
         make = Instruments(registry)
+        self.invalid = InvalidMessages(registry, catalogue.INVALID, "GetCostModel", "Observe")
         self.samples = make.counter(catalogue.SAMPLES, "yes", "no")
         self.swaps = make.counter(catalogue.SWAPS, "yes", "no")
         self.batches = make.counter(catalogue.BATCHES, "yes", "no")

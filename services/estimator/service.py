@@ -35,7 +35,7 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
             config.learning,
             config.refit_interval_s,
         )
-        self._metrics = EstimatorMetrics(registry)
+        self.metrics = EstimatorMetrics(registry)
         self._watchers_max = config.watchers_max
         self._watching: Counter[str] = Counter()  # watchers by worker
         self._changed = asyncio.Event()  # set and replaced when any worker has a new model
@@ -78,11 +78,11 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         _require_few("batches", len(request.batches))
         timings, swaps = [decode_timing(t) for t in request.timings], decode_swaps(request.swaps)
         batches = [decode_batch(b) for b in request.batches]
-        with self._metrics.observe_seconds.time():
+        with self.metrics.observe_seconds.time():
             seen = self._state.observe(worker_id, timings, swaps, batches, monotonic())
-        self._metrics.observed(len(request.timings), len(request.swaps), len(batches), seen)
+        self.metrics.observed(len(request.timings), len(request.swaps), len(batches), seen)
         if seen.changed:
-            self._metrics.refits.inc(seen.refitted)
+            self.metrics.refits.inc(seen.refitted)
             self._announce(worker_id)
         return estimator_pb2.ObserveTimingsResponse(version=seen.version)
 
@@ -95,7 +95,7 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         """Exports the worker's metrics while it is watched, so that workers that left disappear."""
         model = self._state.model(worker_id)
         if model is not None and worker_id in self._watching:
-            self._metrics.show(worker_id, model, self._state.batch_error(worker_id))
+            self.metrics.show(worker_id, model, self._state.batch_error(worker_id))
 
     def _enter_watch(self, worker_id: str) -> None:
         if self._watching.total() >= self._watchers_max:
@@ -105,16 +105,16 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
                 "estimator.watchers_max",
             )
         self._watching[worker_id] += 1
-        self._metrics.watchers.set(self._watching.total())
+        self.metrics.watchers.set(self._watching.total())
         self._update_metrics(worker_id)
 
     def _leave_watch(self, worker_id: str) -> None:
         """Removes the worker's metrics with its last watcher."""
         self._watching[worker_id] -= 1
-        self._metrics.watchers.set(self._watching.total())
+        self.metrics.watchers.set(self._watching.total())
         if not self._watching[worker_id]:
             del self._watching[worker_id]
-            self._metrics.hide(worker_id)
+            self.metrics.hide(worker_id)
 
 
 def _require_few(field: str, count: int) -> None:

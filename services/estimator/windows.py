@@ -4,13 +4,13 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 from itertools import accumulate
-from math import inf
 
 import numpy as np
 
 from services.costs import Direction, StepTiming, SwapTiming
 from services.runtime.bounded_dict import BoundedDict
 
+MAX_S = 86_400.0  # of a step, a swap or a batch; more would price all work beyond reason
 Cell = tuple[int, int, int]
 SwapSample = tuple[float, int]  # seconds per token, tokens
 
@@ -33,9 +33,9 @@ class StepWindow:
         self._shapes: dict[tuple[bool, bool], BoundedDict[Cell, deque[StepTiming]]] = {}
 
     def add(self, timing: StepTiming) -> bool:
-        """Stores a sample; returns False for one without work or a positive finite time."""
+        """Stores a sample; returns False for one without work or a plausible time."""
         shape = (timing.prefill_tokens > 0, timing.decode_seqs > 0)
-        if not any(shape) or not 0 < timing.elapsed_s < inf:
+        if not any(shape) or not 0 < timing.elapsed_s <= MAX_S:
             return False
         cells = self._shapes.setdefault(shape, BoundedDict(self._cells_per_shape))
         cell = _cell(timing)
@@ -79,8 +79,8 @@ class SwapRates:
         }
 
     def add(self, swap: SwapTiming) -> bool:
-        """Stores a sample; returns False for one without tokens or a positive finite time."""
-        if swap.tokens <= 0 or not 0 < swap.elapsed_s < inf:
+        """Stores a sample; returns False for one without tokens or a plausible time."""
+        if swap.tokens <= 0 or not 0 < swap.elapsed_s <= MAX_S:
             return False
         self._samples[swap.direction].append((swap.elapsed_s / swap.tokens, swap.tokens))
         if 0 <= swap.quantize_s <= swap.elapsed_s:

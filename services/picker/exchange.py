@@ -6,6 +6,7 @@ answer's headers ─▶ its body … ─▶ end: learned
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from math import inf
@@ -27,6 +28,7 @@ from services.picker.metrics import BROKEN, COMPLETE, ERROR
 from services.picker.tracker import Tracker
 from services.runtime.errors import Code, ServiceError
 
+STATUS = re.compile("[0-9]{3}")
 RESPONSE_HEADERS = frozenset((":status", "content-type"))
 # The endpoint has not taken the request, or has failed it; another one may not.
 FAILED_STATUSES = frozenset(
@@ -74,7 +76,8 @@ class Exchange:
 
     def _configure(self, modes: pb.ProtocolConfiguration) -> None:
         if modes.request_body_mode not in BODY_MODES:
-            name = pb.BodySendMode.Name(modes.request_body_mode)
+            mode = modes.request_body_mode
+            name = pb.BodySendMode.Name(mode) if mode in pb.BodySendMode.values() else mode
             raise ServiceError(
                 Code.FAILED_PRECONDITION,
                 f"processing_mode.request_body_mode is {name}; set FULL_DUPLEX_STREAMED",
@@ -143,7 +146,7 @@ class Exchange:
     async def _on_response_headers(self, message: pb.ProcessingRequest) -> Answers:
         headers = messages.read_headers(message.response_headers.headers, RESPONSE_HEADERS)
         status = headers.get(":status", "")
-        self._status = int(status) if status.isdigit() else 0
+        self._status = int(status) if STATUS.fullmatch(status) else 0
         if self._placement is not None:
             served_by = messages.read_served_by(message)
             self._tracker.on_served_by(self._placement, served_by)

@@ -39,7 +39,10 @@ def build(
     stage_reporter(config.started_by)("loading the encoder and the learned state")
     service = PredictorService(config, registry, log, spans=tracing.service(config.section))
     mount = Mount(
-        "foretoken.v1.Predictor", predictor_pb2_grpc.add_PredictorServicer_to_server, service
+        "foretoken.v1.Predictor",
+        predictor_pb2_grpc.add_PredictorServicer_to_server,
+        service,
+        on_invalid=service.metrics.invalid.count,
     )
     return Unit([mount], service.run, no_work)
 

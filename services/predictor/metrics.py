@@ -10,6 +10,7 @@ from observability.metrics.metric import Metric
 from services.predictor.learning.plausible import CHECKS
 from services.predictor.learning.scorecard import JudgedForecast, ScorecardSummary
 from services.predictor.serving.forecaster import PLAIN, REMEMBERED, WORDS
+from services.runtime.telemetry.invalid_messages import InvalidMessages
 
 
 class AccuracyMetrics:
@@ -49,6 +50,7 @@ class PredictorMetrics(AccuracyMetrics):
     def __init__(self, registry: CollectorRegistry):
         super().__init__(registry)
         make = self._instruments
+        self.invalid = InvalidMessages(registry, catalogue.INVALID, "Forecast", "Observe")
         self.forecast_seconds = make.histogram(catalogue.FORECAST)
         self.fallbacks = make.counter(catalogue.FALLBACKS, "failed", "broken", "model")
         self.answered = make.counter(catalogue.ANSWERED, REMEMBERED, WORDS, PLAIN)

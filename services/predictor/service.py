@@ -70,12 +70,12 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         spans: Spans = NO_SPANS,
     ):
         self._spans = PredictorSpans(spans)
-        self._metrics = PredictorMetrics(registry)
+        self.metrics = PredictorMetrics(registry)
         self._improvements: Broadcast[predictor_pb2.ImprovedForecasts] = Broadcast(
             config.improved_max
         )
-        self._parts = assemble(config, log, self._metrics, self._on_read, encoder)
-        self._metrics.register_readings(self._readings())
+        self._parts = assemble(config, log, self.metrics, self._on_read, encoder)
+        self.metrics.register_readings(self._readings())
         self._max_text_bytes = config.max_text_bytes
         self._answer = self._answer_read if config.pure else self._answer_at_once
         self._rows_put = 0  # rows written to the journal
@@ -110,15 +110,15 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         for i, message in enumerate(request.inputs):
             _require_valid(i, message)
         began_s = time.monotonic()
-        with self._metrics.forecast_seconds.time(), log_context(*_log_context(request.inputs)):
+        with self.metrics.forecast_seconds.time(), log_context(*_log_context(request.inputs)):
             queries = [self._decode_query(message) for message in request.inputs]
             answers = await self._answer(queries)
         self._spans.record_forecasts(request.inputs, answers, began_s, time.monotonic())
         given = [answer.pair.given for answer in answers]
         for source, count in Counter(forecast.source for forecast in given).items():
-            self._metrics.forecasts.labels(source).inc(count)
+            self.metrics.forecasts.labels(source).inc(count)
         for stage, count in Counter(answer.stage for answer in answers).items():
-            self._metrics.answered.labels(stage).inc(count)
+            self.metrics.answered.labels(stage).inc(count)
         return predictor_pb2.ForecastResponse(forecasts=map(encode_forecast, given))
 
     async def Improve(
@@ -148,7 +148,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         outcomes = list(map(decode_outcome, messages))
         fields = list(map(find_implausible, outcomes))
         for field, count in Counter(filter(None, fields)).items():
-            self._metrics.implausible.labels(field).inc(count)
+            self.metrics.implausible.labels(field).inc(count)
             log.warning("%d outcomes are left out, for an impossible %s", count, field)
         return [outcome for outcome, field in zip(outcomes, fields, strict=True) if not field]
 
@@ -163,7 +163,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
             readings = {q.request_id: r for q, r in zip(given, read, strict=True)}
             failed = Counter(reading.failed_step for reading in read if reading.failed_step)
             for step, count in failed.items():
-                self._metrics.fallbacks.labels(step).inc(count)
+                self.metrics.fallbacks.labels(step).inc(count)
         return self._parts.two_stage.answer_read(
             batch, [readings.get(query.request_id, UNREAD) for query in batch]
         )
@@ -177,7 +177,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
             if not self._failure_logged:
                 self._failure_logged = True
                 log.exception("the prompt model failed; forecasts come from history (logged once)")
-            self._metrics.fallbacks.labels("model").inc(len(batch))
+            self.metrics.fallbacks.labels("model").inc(len(batch))
             without_prompts = [replace(a, query=replace(a.query, prompt=None)) for a in batch]
             answers = two_stage.answer(without_prompts)
         if content and two_stage.unread:
@@ -185,10 +185,10 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         return answers
 
     def _on_read(self, read: ReadingResult) -> None:
-        self._metrics.read.labels("waiting").inc(read.waiting)
-        self._metrics.read.labels("ended").inc(read.ended)
+        self.metrics.read.labels("waiting").inc(read.waiting)
+        self.metrics.read.labels("ended").inc(read.ended)
         for step, count in Counter(read.failed_steps).items():
-            self._metrics.fallbacks.labels(step).inc(count)
+            self.metrics.fallbacks.labels(step).inc(count)
         for ended, packed in read.ended_features:
             self._put_row(self._parts.outcomes.late_row(ended, packed))
         if read.improved:
@@ -197,11 +197,11 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
                 request_ids=names, forecasts=map(encode_forecast, forecasts)
             )
             self._improvements.push(message)
-            self._metrics.improved.inc(len(names))
+            self.metrics.improved.inc(len(names))
             now_s = time.monotonic()
             self._spans.record_reading(read, now_s)
             for requested_at_s in read.requested_at_s:
-                self._metrics.reading_lag.observe(now_s - requested_at_s)
+                self.metrics.reading_lag.observe(now_s - requested_at_s)
 
     def _put_row(self, row: Row) -> None:
         self._parts.journal.put(row)
@@ -240,7 +240,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
 
     def _report_set_aside(self) -> None:
         aside = self._parts.forecaster.set_aside
-        self._metrics.set_aside.set(aside)
+        self.metrics.set_aside.set(aside)
         log.warning(
             "the prompt model is less accurate than history and is set aside; it continues to learn"
             if aside
@@ -252,12 +252,12 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         while True:
             if content := self._parts.content:
                 now_s, total_s = time.monotonic(), content.executor.budget.spent_s
-                self._metrics.cpu_share.set((total_s - spent_s) / max(now_s - at_s, 1e-9))
+                self.metrics.cpu_share.set((total_s - spent_s) / max(now_s - at_s, 1e-9))
                 spent_s, at_s = total_s, now_s
             outcomes = self._parts.outcomes
             if outcomes.judged != judged:
                 judged = outcomes.judged
-                self._metrics.set_scores(outcomes.scorecard.scores())
+                self.metrics.set_scores(outcomes.scorecard.scores())
             await asyncio.sleep(METRICS_INTERVAL_S)
 
     def _readings(self) -> Mapping[Metric, ReadValue]:

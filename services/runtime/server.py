@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from observability.exposition import Part
 from protos.generated import telemetry_pb2_grpc
 from services.runtime.config import ConfigError
-from services.runtime.errors import ErrorInterceptor
+from services.runtime.errors import ErrorInterceptor, OnInvalid
 from services.runtime.health import HealthService
 from services.runtime.network.authorisation import Authorisation
 from services.runtime.network.channel import OPTIONS, is_loopback
@@ -38,12 +38,13 @@ MAX_CONCURRENT_RPCS = 8_192  # of a server; further calls get RESOURCE_EXHAUSTED
 @dataclass(frozen=True)
 class Mount:
     """A servicer, its full name, the generated function that registers it, and interceptors that
-    apply to all calls of the server."""
+    apply to all calls of the server. `on_invalid` is told of each invalid message to it."""
 
     name: str
     add: Callable[[Any, Any], None]
     servicer: Any
     interceptors: Sequence[aio.ServerInterceptor] = ()
+    on_invalid: OnInvalid | None = None
 
 
 @dataclass
@@ -101,8 +102,9 @@ class Server:
         self._shared, self._protection = shared, protection
         authorisation = [Authorisation()] if protection.identity else []
         first = [each for mount in mounts for each in mount.interceptors]
+        errors = ErrorInterceptor({m.name: m.on_invalid for m in mounts if m.on_invalid})
         self._server = aio.server(
-            interceptors=[*authorisation, *first, *interceptors, ErrorInterceptor()],
+            interceptors=[*authorisation, *first, *interceptors, errors],
             options=[*OPTIONS, *SERVER_OPTIONS, ("grpc.so_reuseport", int(shared))],
             maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
         )

@@ -26,7 +26,10 @@ def build(
     spans, leadership = tracing.service(config.section), open_leadership(config)
     service = SchedulerService(config, channels, registry, batcher, spans, leadership)
     mount = Mount(
-        "foretoken.v1.Scheduler", scheduler_pb2_grpc.add_SchedulerServicer_to_server, service
+        "foretoken.v1.Scheduler",
+        scheduler_pb2_grpc.add_SchedulerServicer_to_server,
+        service,
+        on_invalid=service.metrics.invalid.count,
     )
     return Unit([mount], service.run, service.hand_over, cycle_free=True, ready=leadership.wait)
 

@@ -21,6 +21,7 @@ from services.core import FinishReason
 from services.runtime.codecs.attach import decode_worker_hello, encode_plan
 from services.runtime.codecs.common import decode_reason
 from services.runtime.errors import Code, ServiceError, UnrecoverableError
+from services.runtime.network.peer_limits import PeerLimits
 from services.runtime.network.streams import Outbox, duplex
 from services.scheduler.codec import (
     decode_request,
@@ -37,8 +38,7 @@ from services.scheduler.core.state import SchedulerState
 from services.scheduler.leadership.keeper import SOLE, Leadership
 from services.scheduler.links.adapters import AdapterRegistry
 from services.scheduler.links.batcher import BatcherLink
-from services.scheduler.links.border import check_hello
-from services.scheduler.links.peer_limits import PeerLimits
+from services.scheduler.links.border import check_cancel, check_hello, check_request, gateway_id
 from services.scheduler.links.peers import PeerChannels, PeerServices
 from services.scheduler.links.quarantine import Quarantine
 from services.scheduler.links.worker_reader import WorkerReader
@@ -97,7 +97,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             self.dispatch,
         )
         most = {"gateway": config.max_gateways, "worker": config.max_workers}
-        self._limits = PeerLimits(most, config.hello_wait_s, self.metrics)
+        self._limits = PeerLimits(config.section, most, config.hello_wait_s)
         self._quarantine = Quarantine(self.metrics, self._end_streams)
         self._links = count(1)
         self._gateways: dict[str, Outbox[scheduler_pb2.SchedulerEvent]] = {}
@@ -321,7 +321,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         with self._limits.stream("gateway"):
             first = await self._limits.read_hello(requests)
             self._require_serving()
-            link = f"{first.hello.gateway_id}#{next(self._links)}"
+            link = f"{gateway_id(first.hello)}#{next(self._links)}"
             outbox: Outbox[scheduler_pb2.SchedulerEvent] = Outbox(self.config.outbox_limit)
             self._gateways[link] = outbox
             outbox.put(scheduler_pb2.SchedulerEvent(fleet=self._view_fleet(self.state.fleet())))
@@ -337,9 +337,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     ) -> None:
         async for message in requests:
             if message.HasField("request"):
+                check_request(message.request)
                 self._submit(link, message.request)
             elif message.HasField("cancel"):
                 cancel = message.cancel
+                check_cancel(cancel)
                 reason = decode_reason(cancel.reason) or FinishReason.CANCELLED
                 self.dispatch(ev.Cancelled(link, cancel.request_id, reason, cancel.output_tokens))
                 self._forget(cancel.request_id)

@@ -180,6 +180,9 @@ class WorkerConfig(ServedSettings, EngineConfig):
     # Tokens that wait for one gateway; above, its stream is closed and reopened.
     outbox_tokens: int = Field(default=262_144, ge=1)
     outbox_reports: int = Field(default=4_096, ge=1)  # the same for the scheduler
+    # Streams at a time, also those that have not said hello yet; further ones are refused.
+    max_gateways: int = Field(default=1_024, ge=1)
+    hello_wait_s: float = Field(default=30.0, gt=0)  # for the first message of a stream
     # The longest silence towards the scheduler. After one of scheduler.suspect_s this worker is
     # suspected to hang.
     heartbeat_s: float = Field(default=0.5, gt=0)

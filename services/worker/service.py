@@ -6,9 +6,12 @@ from itertools import count
 
 from observability.tracing import NO_SPANS
 from protos.generated import worker_pb2, worker_pb2_grpc
-from services.runtime.errors import Code, InvalidArgument, ServiceError
+from services.runtime.errors import Code, ServiceError
+from services.runtime.network.peer_limits import PeerLimits
 from services.runtime.network.streams import duplex
+from services.worker.border import check_prompt, check_stream_hello
 from services.worker.codec import decode_prompt
+from services.worker.config import WorkerConfig
 from services.worker.engine.mailbox import AddPrompt, CloseStream, OpenStream, RefuseRequest
 from services.worker.engine.runner import EngineRunner
 from services.worker.outbox import TokenOutbox
@@ -23,10 +26,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     """Sends tokens on the stream of their prompt. Tokens of a closed stream are lost: its gateway
     resubmits the requests, and the scheduler, or without one the engine, ends them here."""
 
-    def __init__(self, runner: EngineRunner, outbox_tokens: int, spans: WorkerSpans | None = None):
+    def __init__(
+        self, config: WorkerConfig, runner: EngineRunner, spans: WorkerSpans | None = None
+    ):
         self._runner = runner
         self._spans = spans or WorkerSpans(NO_SPANS)
-        self._outbox_tokens = outbox_tokens
+        self._outbox_tokens = config.outbox_tokens
+        most = {"gateway": config.max_gateways}
+        self._limits = PeerLimits(config.section, most, config.hello_wait_s)
         self._outboxes: dict[str, TokenOutbox] = {}
         self._streams = count(1)
         runner.on_tokens = self._post
@@ -36,24 +43,25 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Stream(
         self, requests: AsyncIterator[worker_pb2.WorkerInput], context: object
     ) -> AsyncIterator[worker_pb2.TokenBatch]:
-        first = await anext(aiter(requests), None)
-        if first is None or not first.HasField("hello"):
-            raise InvalidArgument("hello", "the first message of Stream must be a hello")
-        origin = f"{first.hello.gateway_id}#{next(self._streams)}"
-        outbox = self._outboxes[origin] = TokenOutbox(self._outbox_tokens)
-        self._runner.send(OpenStream(origin))
-        try:
-            async for batch in duplex(self._read(origin, requests), outbox):
-                yield batch
-            if outbox.overflowed:
-                raise ServiceError(Code.RESOURCE_EXHAUSTED, OVERFLOW)
-        finally:
-            del self._outboxes[origin]
-            self._runner.send(CloseStream(origin))
+        with self._limits.stream("gateway"):
+            first = await self._limits.read_hello(requests)
+            check_stream_hello(first.hello)
+            origin = f"{first.hello.gateway_id}#{next(self._streams)}"
+            outbox = self._outboxes[origin] = TokenOutbox(self._outbox_tokens)
+            self._runner.send(OpenStream(origin))
+            try:
+                async for batch in duplex(self._read(origin, requests), outbox):
+                    yield batch
+                if outbox.overflowed:
+                    raise ServiceError(Code.RESOURCE_EXHAUSTED, OVERFLOW)
+            finally:
+                del self._outboxes[origin]
+                self._runner.send(CloseStream(origin))
 
     async def _read(self, origin: str, requests: AsyncIterator[worker_pb2.WorkerInput]) -> None:
         async for message in requests:
             if message.HasField("prompt"):
+                check_prompt(message.prompt)
                 self._receive(message.prompt, origin)
                 await self._runner.wait_for_room()
 

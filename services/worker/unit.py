@@ -9,6 +9,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from observability.metrics import worker as catalogue
 from observability.tracing import Tracing
 from protos.generated import scheduler_pb2, worker_pb2_grpc
 from services.costs import StepTiming, SwapTiming
@@ -16,6 +17,7 @@ from services.runtime.main import Unit
 from services.runtime.network.connector import Connector
 from services.runtime.server import Mount
 from services.runtime.startup import Laps, process_age_s
+from services.runtime.telemetry.invalid_messages import InvalidMessages
 from services.worker.adapters import AdapterHost
 from services.worker.attachment import Attachment
 from services.worker.codec import encode_hello
@@ -64,6 +66,7 @@ def build_unit(
         config,
         runner,
         hello,
+        registry,
         tracing,
         connector,
         engine.check,
@@ -91,6 +94,7 @@ def serve_runner(
     config: WorkerConfig,
     runner: EngineRunner,
     hello: scheduler_pb2.WorkerHello,
+    registry: CollectorRegistry,
     tracing: Tracing,
     connector: Connector,
     check: Callable[[], None],
@@ -103,7 +107,8 @@ def serve_runner(
     engine is lost, even if it is idle; `close` ends it. `attach` runs the attachment, and may read
     `hello` only then; `beside` runs as long."""
     spans = WorkerSpans(tracing.service(config.section))
-    service = WorkerService(runner, config.outbox_tokens, spans)
+    service = WorkerService(config, runner, spans)
+    invalid = InvalidMessages(registry, catalogue.INVALID_MESSAGES, "Stream")
     channel = connector.connect_to_leader(config.scheduler_address)
     attachment = Attachment(config, channel, runner, hello, spans, adapters)
 
@@ -119,7 +124,12 @@ def serve_runner(
             close()
             await channel.close()
 
-    mount = Mount("foretoken.v1.Worker", worker_pb2_grpc.add_WorkerServicer_to_server, service)
+    mount = Mount(
+        "foretoken.v1.Worker",
+        worker_pb2_grpc.add_WorkerServicer_to_server,
+        service,
+        on_invalid=invalid.count,
+    )
     return Unit([mount], run, attachment.drain)
 
 

@@ -145,7 +145,7 @@ def incomplete() -> batcher_pb2.ArrangeMessage:
 @pytest.mark.parametrize(
     ("message", "sentence"),
     [
-        (waiting_request(), "hello: the first message of Arrange must be a hello"),
+        (waiting_request(), "hello: the first message of a stream must be a hello"),
         (incomplete(), "hello.choices: order missing"),
         (hello(choices={"form": "fifo"}), "hello: unknown preset.form 'fifo'"),
         (hello(params={"watermark": 1.0}), "hello: preset has no parameter 'watermark'"),

@@ -316,11 +316,20 @@ async def test_answers_that_envoy_keeps_are_not_returned():
     assert not answer.response_body.HasField("response")
 
 
-async def test_other_body_modes_of_requests_are_explained():
+@pytest.mark.parametrize(("mode", "name"), [(pb.BUFFERED, "BUFFERED"), (77, "77")])
+async def test_other_body_modes_of_requests_are_explained(mode, name):
     first = request_headers()
-    first.protocol_config.request_body_mode = pb.BUFFERED
-    with pytest.raises(ServiceError, match="is BUFFERED; set FULL_DUPLEX_STREAMED"):
+    first.protocol_config.request_body_mode = mode
+    with pytest.raises(ServiceError, match=f"is {name}; set FULL_DUPLEX_STREAMED"):
         await Picker().ready(A).open().on(first)
+
+
+@pytest.mark.parametrize("status", ["", "x", "²00", "9" * 5_000])
+async def test_status_that_is_none_is_passed_over(status):
+    exchange = Picker().ready(A).open()
+    await exchange.on(request_headers(end=True))
+    [answer] = await exchange.on(response_headers(status))
+    assert answer.WhichOneof("response") == "response_headers"
 
 
 def test_envoy_has_no_lower_bounds_than_the_picker():

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
@@ -53,6 +54,7 @@ class HashEncoder:
 class Running:
     """A running service with its stub and metrics."""
 
+    channel: aio.Channel
     stub: "predictor_pb2_grpc.PredictorAsyncStub"
     registry: CollectorRegistry
     service: PredictorService
@@ -109,7 +111,7 @@ async def predicting(
     config = PredictorConfig(model=model, **given)
     service = PredictorService(config, registry, log or LogConfig(), encoder or HashEncoder())
     async with background(service.run()), reaching(way, NAME, ADD, service) as channel:
-        yield Running(predictor_pb2_grpc.PredictorStub(channel), registry, service)
+        yield Running(channel, predictor_pb2_grpc.PredictorStub(channel), registry, service)
 
 
 def forecast_of(*inputs: predictor_pb2.ForecastInput) -> predictor_pb2.ForecastRequest:

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import grpc
@@ -20,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from grpc import StatusCode, aio
 
+import protos.generated
 from foretoken.running.certificates import ALL, make_certificates
 from services.runtime.config import ConfigError
 from services.runtime.healthcheck import main as healthcheck
@@ -34,9 +37,23 @@ from services.runtime.network.identity import (
 )
 from services.runtime.server import Mount, Server, listening
 
+TELEMETRY = f"{SERVICE}Telemetry/Scrape"  # each server has its own
 UNLISTED = "/foretoken.v1.Later/Method"
-METHODS = {method: roles for method, roles in ALLOWED.items() if method.startswith(SERVICE)}
-METHODS = {m: r for m, r in METHODS.items() if "Telemetry" not in m} | {UNLISTED: OPERATORS}
+# These demand no certificates: a gateway checks keys, and a proxy calls the picker.
+OF_CLIENTS = {f"{SERVICE}Gateway", "/envoy.service.ext_proc.v3.ExternalProcessor"}
+PROTOS = [
+    import_module(f"protos.generated.{module.name}")
+    for module in iter_modules(protos.generated.__path__)
+    if module.name.endswith("_pb2")
+]
+DECLARED = {
+    f"/{service.full_name}/{method.name}"
+    for proto in PROTOS
+    for service in proto.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+    if f"/{service.full_name}" not in OF_CLIENTS
+}
+METHODS = {m: ALLOWED.get(m, OPERATORS) for m in DECLARED - {TELEMETRY}} | {UNLISTED: OPERATORS}
 STREAM = f"{SERVICE}Worker/Stream"
 READY = b"ready"
 
@@ -127,6 +144,11 @@ def wrong_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def test_each_declared_method_has_a_rule() -> None:
+    """And each rule of ours is for a method that there is."""
+    assert {method for method in ALLOWED if method.startswith(SERVICE)} == DECLARED
+
+
 async def test_each_role_may_call_its_methods_only(folder: Path) -> None:
     async with echoing(folder) as server, AsyncExitStack() as stack:
         for role in Role:
@@ -138,20 +160,31 @@ async def test_each_role_may_call_its_methods_only(folder: Path) -> None:
                 assert await call(channel, method) is expected, (role, method)
 
 
-async def test_strangers_are_refused(folder: Path, tmp_path: Path) -> None:
-    make_certificates(tmp_path, 1)  # of another deployment
+def stranger(kind: str, address: str, folder: Path, foreign: Path) -> Any:
+    """A channel with no identity, a foreign one, or to a server of another role."""
+    match kind:
+        case "plain":
+            return PLAIN.connect(address)
+        case "no certificate":
+            secured = grpc.ssl_channel_credentials((folder / "ca.pem").read_bytes())
+            options = [("grpc.ssl_target_name_override", "worker.foretoken.internal")]
+            return aio.secure_channel(address, secured, options=options)
+        case "another deployment":
+            return Connector(identity(foreign, ALL)).connect(address, Role.WORKER)
+    return Connector(identity(folder, ALL)).connect(address, Role.SCHEDULER)
+
+
+@pytest.mark.parametrize("kind", ["plain", "no certificate", "another deployment", "other server"])
+async def test_strangers_are_refused(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, kind: str
+) -> None:
+    foreign = tmp_path_factory.mktemp("foreign")
+    make_certificates(foreign, 1)
     async with echoing(folder) as server:
-        address = f"127.0.0.1:{server.port}"
-        secured = grpc.ssl_channel_credentials((folder / "ca.pem").read_bytes())
-        options = [("grpc.ssl_target_name_override", "worker.foretoken.internal")]
-        for channel in (
-            PLAIN.connect(address),
-            aio.secure_channel(address, secured, options=options),
-            Connector(identity(tmp_path, Role.GATEWAY)).connect(address, Role.WORKER),
-            Connector(identity(folder, Role.GATEWAY)).connect(address, Role.SCHEDULER),
-        ):
-            assert await call(channel, timeout_s=3) is StatusCode.UNAVAILABLE
-            await channel.close()
+        channel = stranger(kind, f"127.0.0.1:{server.port}", folder, foreign)
+        calls = [call(channel, method, timeout_s=5) for method in METHODS]
+        assert set(await asyncio.gather(*calls)) == {StatusCode.UNAVAILABLE}
+        await channel.close()
 
 
 async def test_refusal_names_the_roles(folder: Path) -> None:

@@ -106,6 +106,7 @@ class Live:
 
     service: SchedulerService
     registry: CollectorRegistry
+    channel: aio.Channel
     stub: "scheduler_pb2_grpc.SchedulerAsyncStub"
     texts: Texts
     streams: list[Stream] = field(default_factory=list)
@@ -152,8 +153,12 @@ async def running(
         batcher,
         leadership=leadership,
     )
-    async with reaching("socket", NAME, ADD, service) as reached, background(service.run()):
-        live = Live(service, registry, scheduler_pb2_grpc.SchedulerStub(reached), texts)
+    counted = service.metrics.invalid.count
+    async with (
+        reaching("socket", NAME, ADD, service, counted) as reached,
+        background(service.run()),
+    ):
+        live = Live(service, registry, reached, scheduler_pb2_grpc.SchedulerStub(reached), texts)
         yield live
         for stream in live.streams:
             stream.leave()

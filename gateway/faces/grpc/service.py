@@ -4,9 +4,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, cast
 
-from google.protobuf.message import DecodeError
-from grpc import aio
-
 from gateway.admission.deadline import within_deadline
 from gateway.faces.grpc.authentication import KeyInterceptor
 from gateway.faces.grpc.decode import decode_request, read_sla_class
@@ -19,7 +16,6 @@ from gateway.types.forecasts import ClientForecast
 from observability import genai
 from protos.generated import gateway_pb2, gateway_pb2_grpc, scheduler_pb2
 from services.runtime.codecs.common import encode_reason
-from services.runtime.errors import InvalidArgument
 from services.runtime.server import Mount
 
 SERVICE_NAME = "foretoken.v1.Gateway"
@@ -34,11 +30,9 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         self._front = front
 
     async def Generate(
-        self, request: gateway_pb2.GenerateRequest | None, context: Any
+        self, request: gateway_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
         metadata = await self._authenticate(context)
-        if request is None:
-            raise InvalidArgument("", "the message is not a valid GenerateRequest")
         chat = request.WhichOneof("input") == "chat"
         operation = genai.CHAT if chat else genai.TEXT_COMPLETION
         trace = self._front.tracer.begin(operation, metadata, RPC)
@@ -96,26 +90,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
 def mount(front: Front) -> Mount:
     """The service for `services.runtime.server`."""
     add = gateway_pb2_grpc.add_GatewayServicer_to_server
-    interceptors = [KeyInterceptor(front.keyring), LenientParsing()]
-    return Mount(SERVICE_NAME, add, GatewayService(front), interceptors)
-
-
-class LenientParsing(aio.ServerInterceptor):
-    """Passes None to `Generate` for a request that does not parse: the servicer reports it as
-    INVALID_ARGUMENT, grpc alone as an internal error."""
-
-    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler_call_details.method != GENERATE:
-            return handler
-        return handler._replace(request_deserializer=_parse_or_none)
-
-
-def _parse_or_none(data: bytes) -> gateway_pb2.GenerateRequest | None:
-    try:
-        return gateway_pb2.GenerateRequest.FromString(data)
-    except DecodeError:
-        return None
+    return Mount(SERVICE_NAME, add, GatewayService(front), [KeyInterceptor(front.keyring)])
 
 
 def _close(call: ClientCall, trace: RequestTrace) -> None:

@@ -1,15 +1,23 @@
 """What a worker may say: checked before any of it reaches the core. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from math import inf
 
 from protos.generated import scheduler_pb2
+from services.runtime.border import Bounds, check_bounds, check_name
 from services.runtime.errors import InvalidArgument
 
-MAX_NAME_CHARS = 1_024
 MAX_HELD = 2**17  # requests of an earlier stream
 NAMES: Sequence[str] = ("worker_id", "address", "model")
+MAX_TOKENS = 2**31 - 1
+REQUEST_NAMES: Sequence[str] = ("model", "application", "worker_id", "tenant", "traceparent")
+REQUEST_COUNTS = ("prompt_tokens", "delivered_tokens", "max_tokens", "min_tokens")
+REQUEST_BOUNDS: Bounds = dict.fromkeys(REQUEST_COUNTS, (0, MAX_TOKENS))
+BUDGETS: Bounds = dict.fromkeys(("ttft_s", "tpot_s", "mtpot_s"), (0, inf))
+MAX_TEXT_CHARS = 2**20  # of each part of a prompt's text
+MAX_ANSWERS = 1_024  # earlier ones of a conversation
 # Least and most of each number: above all hardware there is, and far below what overflows.
-BOUNDS: Mapping[str, tuple[int, int]] = {
+BOUNDS: Bounds = {
     "block_tokens": (1, 2**16),
     "kv_tokens": (1, 2**40),
     "max_running": (1, 2**20),
@@ -24,17 +32,41 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
 def check_hello(hello: scheduler_pb2.WorkerHello) -> None:
     """Raises InvalidArgument, which names the field. O(held requests)."""
     for name in NAMES:
-        _check_name(name, getattr(hello, name))
-    for name, (least, most) in BOUNDS.items():
-        if not least <= (value := getattr(hello, name)) <= most:
-            raise InvalidArgument(name, f"must be from {least} to {most}, got {value}")
+        check_name(name, getattr(hello, name))
+    check_bounds(hello, BOUNDS)
     if hello.kv_tokens < hello.block_tokens:
         message = f"must hold a block of {hello.block_tokens} tokens, got {hello.kv_tokens}"
         raise InvalidArgument("kv_tokens", message)
     if len(hello.held) > MAX_HELD:
         raise InvalidArgument("held", f"must be at most {MAX_HELD} requests, got {len(hello.held)}")
     for held in hello.held:
-        _check_name("held.request_id", held.request_id)
+        check_name("held.request_id", held.request_id)
+
+
+def gateway_id(hello: scheduler_pb2.SubmitHello) -> str:
+    """The name of a gateway. Raises InvalidArgument."""
+    check_name("hello.gateway_id", hello.gateway_id)
+    return hello.gateway_id
+
+
+def check_request(request: scheduler_pb2.NewRequest) -> None:
+    """Raises InvalidArgument, which names the field. O(1)."""
+    check_name("request_id", request.request_id)
+    for name in REQUEST_NAMES:
+        check_name(name, getattr(request, name), least=0)
+    check_bounds(request, REQUEST_BOUNDS)
+    check_bounds(request.sla, BUDGETS)  # 0 if it is not set
+    text = request.text
+    if max(len(text.instruction), len(text.user_input)) > MAX_TEXT_CHARS:
+        raise InvalidArgument("text", f"each part must have at most {MAX_TEXT_CHARS} characters")
+    if len(text.answer_tokens) > MAX_ANSWERS:
+        raise InvalidArgument("text.answer_tokens", f"must be at most {MAX_ANSWERS}")
+
+
+def check_cancel(cancel: scheduler_pb2.CancelRequest) -> None:
+    """Raises InvalidArgument, which names the field."""
+    check_name("request_id", cancel.request_id)
+    check_bounds(cancel, {"output_tokens": (0, MAX_TOKENS)})
 
 
 def check_report(report: scheduler_pb2.Report, hello: scheduler_pb2.WorkerHello) -> None:
@@ -60,8 +92,3 @@ def check_report(report: scheduler_pb2.Report, hello: scheduler_pb2.WorkerHello)
         value = max(values, default=0)
         if value > most:
             raise InvalidArgument(name, f"must be at most {most}, got {value}")
-
-
-def _check_name(field: str, name: str) -> None:
-    if not 0 < len(name) <= MAX_NAME_CHARS:
-        raise InvalidArgument(field, f"must have 1 to {MAX_NAME_CHARS} characters, got {len(name)}")

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
 
 import grpc
 from grpc import aio
@@ -27,6 +26,7 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING = 8_192  # timing messages of about 20 timings; a minute or two of a large fleet
 OBSERVE_S = 5.0
+MAX_S = 86_400.0  # of a step, or for a token
 GATHER_S = 0.2  # between deliveries: one call per report costs as much as a round
 
 
@@ -159,9 +159,9 @@ def _fit(
 
 
 def _is_plausible(model: CostModel) -> bool:
-    """All times are finite and not negative, and prefill takes time."""
+    """No time is negative or longer than MAX_S, and prefill takes time."""
     times = (
         model.base_s, model.prefill_token_s, model.decode_seq_s, model.context_token_s,
         model.offload_token_s, model.upload_token_s, model.quantize_token_s,
     )  # fmt: skip
-    return all(isfinite(t) and t >= 0 for t in times) and model.prefill_token_s > 0
+    return all(0 <= t <= MAX_S for t in times) and model.prefill_token_s > 0

@@ -13,6 +13,7 @@ from services.core import RejectReason
 from services.forecast import Ints
 from services.policies.cadence import INTERVAL_S
 from services.policies.decision import WaitReason
+from services.runtime.telemetry.invalid_messages import InvalidMessages
 from services.scheduler.core import events as ev
 from services.scheduler.core.failures.containment import CONTAINED_KINDS
 from services.scheduler.core.jobs import WorkerJobs
@@ -41,11 +42,9 @@ class SchedulerMetrics:
         self.advice_dropped = make.counter(catalogue.ADVICE_DROPPED)
         self.round_seconds = make.histogram(catalogue.ROUND)
         self.arranged = make.counter(catalogue.ARRANGED, "batcher", "late", "gone", "wrong")
-        self._invalid = make.counter(catalogue.INVALID)
-        for peer in ("gateway", "worker"):
-            self._invalid.labels(peer, "hello")
+        self.invalid = InvalidMessages(registry, catalogue.INVALID, "Attach", "Submit")
         self._quarantined = make.counter(catalogue.QUARANTINED, *CONTAINED_KINDS)
-        self._classes, self._fields = BoundedLabels(), BoundedLabels()
+        self._classes = BoundedLabels()
         self._round = 0  # last round with a counted decision
         self._sent: dict[str, deque[tuple[int, float]]] = {}  # by link: plan, time of its round
 
@@ -72,10 +71,6 @@ class SchedulerMetrics:
         """Registers whether this scheduler leads. Called once."""
         self._make.reading(catalogue.LEADS, lambda: leadership.leads)
         self._make.reading(catalogue.LEADER_CHANGES, lambda: leadership.changes)
-
-    def count_invalid(self, peer: str, field: str) -> None:
-        """Counts a message that ended the stream of a peer."""
-        self._invalid.labels(peer, self._fields.label(field)).inc()
 
     def count_quarantined(self, kind: str) -> None:
         """Counts an event that the state failed to apply."""

@@ -60,6 +60,7 @@ def build(
         config,
         runner,
         availability.hello,
+        registry,
         tracing,
         connector,
         check=lambda: None,  # the server's health decides whether the worker is attached

@@ -17,6 +17,7 @@ from observability.metrics import gateway, predictor, scheduler, worker
 from observability.metrics.catalogue import CATALOGUE
 from observability.metrics.metric import Metric
 from observability.prometheus.promql import labels_of
+from services.batcher.metrics import BatcherMetrics
 from services.costs import CostModel
 from services.estimator.metrics import EstimatorMetrics
 from services.picker.metrics import PickerMetrics
@@ -59,6 +60,9 @@ EVENTS: Mapping[tuple[Metric, str], tuple[str, ...]] = {
     (gateway.ADAPTERS, "max_lora"): ("2",),
     (gateway.ADAPTERS, "running_lora_adapters"): ("sql", "sql,terse"),
     (gateway.ADAPTERS, "waiting_lora_adapters"): ("", "terse"),
+    # Created with the worker's stream (services/worker/unit.py).
+    (worker.INVALID_MESSAGES, "method"): ("Stream",),
+    (worker.INVALID_MESSAGES, "field"): ("message", "request_id"),
     # Read of the engine's adapters (services/worker/serving.py).
     (worker.ADAPTERS, "state"): ("held", "placed", "waiting"),
     (worker.ADAPTER_BYTES, "memory"): ("host", "device"),
@@ -87,6 +91,7 @@ def _initial_values() -> Mapping[tuple[str, str], set[str]]:
     estimator = EstimatorMetrics(registry)
     for name in DEPLOYMENT["worker"]:
         estimator.show(name, CostModel(1.0, 1.0, 1.0, 1.0), (0.1, 0.2))
+    BatcherMetrics(registry)
     PickerMetrics(registry, lambda: {}, lambda: 0)
     limits = Limits(4, block_tokens=4, max_batch_tokens=8, report_every_steps=1)
     WorkerMetrics(registry, WorkerState(limits), PhaseClock(), 1)

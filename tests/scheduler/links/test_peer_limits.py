@@ -36,20 +36,20 @@ async def test_stream_without_hello_is_ended() -> None:
         mute.leave()
 
 
-async def test_invalid_messages_are_counted_by_peer_and_field() -> None:
+async def test_invalid_messages_are_counted_by_method_and_field() -> None:
     async with running() as live:
         counted = "scheduler_invalid_messages_total"
         code, sentence = await ending(live.worker(block_tokens=0))
         assert code is StatusCode.INVALID_ARGUMENT and sentence.startswith("block_tokens: must be")
-        assert live.value(counted, peer="worker", field="block_tokens") == 1
+        assert live.value(counted, method="Attach", field="block_tokens") == 1
         worker = live.worker()
         await until(lambda: "w" in live.service.state.workers)
         report = scheduler_pb2.Report(seq=1, free_blocks=2**30)
         worker.say(scheduler_pb2.WorkerMessage(report=report))
         assert (await ending(worker))[0] is StatusCode.INVALID_ARGUMENT
-        assert live.value(counted, peer="worker", field="free_blocks") == 1
+        assert live.value(counted, method="Attach", field="free_blocks") == 1
         stranger = Stream(live.stub.Submit)
         stranger.say(scheduler_pb2.SubmitMessage())
         assert (await ending(stranger))[0] is StatusCode.INVALID_ARGUMENT
-        assert live.value(counted, peer="gateway", field="hello") == 1
+        assert live.value(counted, method="Submit", field="hello") == 1
         stranger.leave()

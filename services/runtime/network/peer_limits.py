@@ -1,4 +1,4 @@
-"""Bounds on the streams of peers, and the count of their invalid messages."""
+"""Bounds on the streams of peers, and on the wait for their hellos."""
 
 import asyncio
 from collections import Counter
@@ -6,19 +6,20 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
-from protos.generated import scheduler_pb2
-from services.runtime.errors import Code, InvalidArgument, ServiceError
-from services.scheduler.observe.metrics import SchedulerMetrics
+from google.protobuf.message import Message
 
-OpeningT = TypeVar("OpeningT", scheduler_pb2.SubmitMessage, scheduler_pb2.WorkerMessage)
+from services.runtime.errors import Code, InvalidArgument, ServiceError
+
+OpeningT = TypeVar("OpeningT", bound=Message)
 
 
 class PeerLimits:
     """Counts the open streams of each kind of peer, also those that have not said hello yet."""
 
-    def __init__(self, most: Mapping[str, int], hello_wait_s: float, metrics: SchedulerMetrics):
-        """`most`: streams by the kind of peer."""
-        self._most, self._hello_wait_s, self._metrics = most, hello_wait_s, metrics
+    def __init__(self, section: str, most: Mapping[str, int], hello_wait_s: float):
+        """`most`: streams by the kind of peer, which `max_KINDs` of a section of the settings
+        sets."""
+        self._section, self._most, self._hello_wait_s = section, most, hello_wait_s
         self._open: Counter[str] = Counter()
 
     @contextmanager
@@ -26,14 +27,11 @@ class PeerLimits:
         """Counts a stream while the block runs. Raises ServiceError beyond the limit."""
         most = self._most[kind]
         if self._open[kind] >= most:
-            sentence = f"{most} {kind}s are connected already: see scheduler.max_{kind}s"
+            sentence = f"{most} {kind}s are connected already: see {self._section}.max_{kind}s"
             raise ServiceError(Code.RESOURCE_EXHAUSTED, sentence)
         self._open[kind] += 1
         try:
             yield
-        except InvalidArgument as error:
-            self._metrics.count_invalid(kind, error.field)
-            raise
         finally:
             self._open[kind] -= 1
 
