@@ -14,7 +14,7 @@ from services.forecast import MAX_FORECAST_TOKENS, MAX_POINTS, Floats, Ints
 from services.forecasttable import ForecastTable
 from services.policies.decision import Decision
 from services.policies.preset import CHOICES, Preset
-from services.policies.snapshot import FLOATS, Candidates, RequestColumns, WorkerSnapshot
+from services.policies.snapshot import FLOATS, NOWHERE, Candidates, RequestColumns, WorkerSnapshot
 from services.runtime.codecs.common import decode_cost_model, encode_cost_model
 from services.runtime.errors import InvalidArgument
 
@@ -22,7 +22,10 @@ MAX_FORECASTS = 262_144  # rows of a mirrored table, 2.6 kB each: about 64 defau
 MAX_INT = 2**32 - 1  # the largest row, token or block number; sums of all stay exact
 MAX_KV_TOKENS = 2**40
 WEIGHT_TOLERANCE = 2e-6  # of a sum of 1; twice that of Forecast, for another order of summation
-_MINIMA = {"home": -1, "priority": -(2**31)}  # of integer columns; 0 for others
+MAX_WORKER = 2**24  # the largest number of a worker: attachments of a scheduler; counted by number
+MAX_ROW = 2**24  # the largest row of a request; policies have columns by row
+_MINIMA = {"home": NOWHERE, "priority": -(2**31)}  # of integer columns; 0 for others
+_MAXIMA = {"home": MAX_WORKER}  # MAX_INT for others
 
 
 def encode_hello(preset: Preset) -> batcher_pb2.ArrangeMessage:
@@ -95,7 +98,7 @@ def decode_candidates(message: batcher_pb2.Candidates, table: ForecastTable) -> 
         raise InvalidArgument("now", "must be finite")
     for forecast in message.forecasts:
         _write_forecast(table, forecast)
-    rows = _read_ints(message.rows, "rows")
+    rows = _read_ints(message.rows, "rows", most=MAX_ROW)
     count = len(rows)
     if len(np.unique(rows)) < count:
         raise InvalidArgument("rows", "must be unique")
@@ -109,11 +112,14 @@ def decode_candidates(message: batcher_pb2.Candidates, table: ForecastTable) -> 
     if not all(row < table.rows and table.edition(row) for row in known):
         raise InvalidArgument("columns['forecast']", "names a row without a forecast")
     workers = _decode_workers(message.workers)
+    runs = _parallel(_read(message.is_running, np.uint8, "is_running"), count, "is_running") > 0
+    if np.any(columns["home"][runs] == NOWHERE):
+        raise InvalidArgument("is_running", "a running request must have a home")
     return Candidates(
         message.round,
         message.now,
         rows,
-        _parallel(_read(message.is_running, np.uint8, "is_running"), count, "is_running") > 0,
+        runs,
         _parallel(_read_floats(message.key, "key"), count, "key"),
         _parallel(_read_floats(message.queue_key, "queue_key"), count, "queue_key"),
         RequestColumns(**columns),
@@ -134,7 +140,8 @@ def _read_column(message: batcher_pb2.Candidates, column: str, count: int) -> np
     data = message.columns[column]
     if column in FLOATS:
         return _parallel(_read_floats(data, name), count, name)
-    return _parallel(_read_ints(data, name, _MINIMA.get(column, 0)), count, name)
+    bounds = _MINIMA.get(column, 0), _MAXIMA.get(column, MAX_INT)
+    return _parallel(_read_ints(data, name, *bounds), count, name)
 
 
 def _read_cached(data: bytes, rows: int, workers: int) -> Ints:
@@ -207,6 +214,8 @@ def _encode_worker(worker: WorkerSnapshot) -> batcher_pb2.WorkerSnapshot:
 def _decode_workers(messages: Sequence[batcher_pb2.WorkerSnapshot]) -> tuple[WorkerSnapshot, ...]:
     if len({message.number for message in messages}) < len(messages):
         raise InvalidArgument("workers", "numbers must be unique")
+    if any(message.number > MAX_WORKER for message in messages):
+        raise InvalidArgument("workers", f"numbers must be at most {MAX_WORKER}")
     return tuple(_decode_worker(message) for message in messages)
 
 
@@ -252,10 +261,10 @@ def _read(data: bytes, kind: type[np.generic], name: str) -> np.ndarray:
     return np.frombuffer(data, np.dtype(kind).newbyteorder("<")).astype(kind, copy=False)
 
 
-def _read_ints(data: bytes, name: str, least: int = 0) -> Ints:
+def _read_ints(data: bytes, name: str, least: int = 0, most: int = MAX_INT) -> Ints:
     values: Ints = _read(data, np.int64, name)
-    if len(values) and not least <= values.min() <= values.max() <= MAX_INT:
-        raise InvalidArgument(name, f"must lie in [{least}, {MAX_INT}]")
+    if len(values) and not least <= values.min() <= values.max() <= most:
+        raise InvalidArgument(name, f"must lie in [{least}, {most}]")
     return values
 
 
