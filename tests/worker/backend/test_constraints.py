@@ -83,7 +83,7 @@ def test_choices_of_a_regex_are_exactly_these() -> None:
     ("style", "source", "sentence"),
     [
         ("", JSON, "the backend cannot make answers follow a schema or grammar"),
-        (VLLM, None, "calls of tools and answers behind reasoning"),
+        (VLLM, None, "calls of tools, nor for an answer behind reasoning"),
         (OLDER, TAG, "cannot make answers follow a structural tag; its fields are guided_*"),
         (LLAMA, REGEX, "cannot make answers follow a regex; its fields are json_schema, grammar"),
     ],
