@@ -40,7 +40,7 @@ FAULTS: set[Metric] = {  # no process is lost, and no queue overflows
     scheduler.SUSPECTED, scheduler.INVALID, scheduler.DISPLACED, scheduler.QUARANTINED,
     predictor.FALLBACKS, predictor.UNREAD_DROPPED, predictor.IMPROVED_DROPPED,
     predictor.OUTCOMES_IMPLAUSIBLE, gateway.INVALID_MESSAGES, worker.INVALID_MESSAGES,
-    predictor.INVALID, estimator.INVALID,
+    predictor.INVALID, estimator.INVALID, batcher.INVALID,
     predictor.PENDING_DROPPED, predictor.LOG_DROPPED, predictor.LOG_UNREADABLE,
     predictor.LOG_FROM_FUTURE, worker.KV_EVENTS_DROPPED,
 }  # fmt: skip
