@@ -1,4 +1,4 @@
-"""The audit log: who asked for what, and how it ended. It contains no texts."""
+"""The audit log: the key, the tokens and the outcome of each request, without its text."""
 
 import json
 import logging

@@ -117,7 +117,7 @@ def compare(want: Sequence[object], got: Sequence[object], complete: bool) -> Ve
 
 
 def judge(expected: Sequence[Choice], delivery: Delivery) -> Verdict:
-    """The verdict on a request whose choices would be `expected` without faults."""
+    """The verdict on a request that has the choices `expected` in a run without faults."""
     has_end = delivery.ended and not delivery.cancelled and not delivery.status
     for want, got in zip(expected, delivery.choices, strict=True):
         complete = got.finish_reason is not None
