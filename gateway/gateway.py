@@ -4,13 +4,12 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from gateway.admission.audit_log import AuditLog
-from gateway.admission.caller import Caller, current_caller
+from gateway.admission.caller import current_caller
 from gateway.admission.key_limits import KeyLimiter
 from gateway.admission.tokenization_queue import TokenizationQueue
 from gateway.config import GatewayConfig
@@ -138,8 +137,9 @@ class Gateway:
         self.intake.check_requests(requests)
         call = self.sessions.open(requests, whole)
         call.grant = self.intake.reserve(requests)
-        if self._audit is not None:
-            call.on_closed = partial(_record, self._audit, current_caller())
+        if (audit := self._audit) is not None:
+            caller = current_caller()
+            call.on_closed = lambda closed: audit.write(caller, closed.account)
         add_log_context(request_id=call.request_id)
         trace.on_opened(call, requests)
         return call
@@ -200,7 +200,3 @@ class Gateway:
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             self.sessions.recovery.sweep(time.monotonic(), self._streams.scheduler_lost_s())
-
-
-def _record(audit: AuditLog, caller: Caller, call: ClientCall) -> None:
-    audit.write(caller, call.account)

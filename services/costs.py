@@ -11,6 +11,7 @@ import numpy as np
 from services.forecast import Floats
 
 Number = TypeVar("Number", float, Floats)  # one number, or a column of them
+MAX_S = 86_400.0  # of a step, a swap, a batch or a token; more would price all work beyond reason
 
 
 class Direction(StrEnum):

@@ -4,17 +4,15 @@ from collections.abc import Sequence
 from math import inf, isnan
 
 from protos.generated import common_pb2, scheduler_pb2, worker_pb2
-from services.runtime.border import Bounds, check_bounds, check_name
+from services.runtime.border import COUNT, Bounds, check_bounds, check_name
 from services.runtime.errors import InvalidArgument
 
 MAX_MESSAGE_CHARS = 2**16  # of an error
-COUNT = (0, 2**31 - 1)
 # Times may be infinite, and not NaN.
 FLEET: Bounds = {"drain_s": (0, inf), "prefix_blocks": COUNT}
 WORKER: Bounds = {"kv_tokens": (1, 2**40), "max_context_tokens": (1, 2**31)}
 FINISHED: Bounds = {"output_tokens": COUNT}
 REJECTED: Bounds = {"retry_after_s": (0, inf)}
-
 
 Scores = Sequence[common_pb2.TokenLogprob]
 

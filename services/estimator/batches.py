@@ -8,8 +8,8 @@ from math import inf
 
 import numpy as np
 
-from services.costs import BatchTiming, CostModel, Neighbours
-from services.estimator.windows import MAX_S, ErrorWindow
+from services.costs import MAX_S, BatchTiming, CostModel, Neighbours
+from services.estimator.windows import ErrorWindow
 from services.forecast import Floats
 from services.policies.estimate import knn
 

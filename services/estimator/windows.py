@@ -7,10 +7,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from services.costs import Direction, StepTiming, SwapTiming
+from services.costs import MAX_S, Direction, StepTiming, SwapTiming
 from services.runtime.bounded_dict import BoundedDict
 
-MAX_S = 86_400.0  # of a step, a swap or a batch; more would price all work beyond reason
 Cell = tuple[int, int, int]
 SwapSample = tuple[float, int]  # seconds per token, tokens
 

@@ -9,6 +9,7 @@ from services.runtime.errors import InvalidArgument
 MAX_NAME_CHARS = 1_024
 
 Bounds = Mapping[str, tuple[float, float]]  # least and most of each field
+COUNT = (0, 2**31 - 1)
 
 
 def check_name(field: str, name: str, least: int = 1) -> None:

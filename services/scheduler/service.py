@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from observability.tracing import NO_SPANS, Spans
 from protos.generated import scheduler_pb2, scheduler_pb2_grpc
 from services.core import FinishReason
+from services.runtime.border import check_name
 from services.runtime.codecs.attach import decode_worker_hello, encode_plan
 from services.runtime.codecs.common import decode_reason
 from services.runtime.errors import Code, ServiceError, UnrecoverableError
@@ -38,7 +39,7 @@ from services.scheduler.core.state import SchedulerState
 from services.scheduler.leadership.keeper import SOLE, Leadership
 from services.scheduler.links.adapters import AdapterRegistry
 from services.scheduler.links.batcher import BatcherLink
-from services.scheduler.links.border import check_cancel, check_hello, check_request, gateway_id
+from services.scheduler.links.border import check_cancel, check_hello, check_request
 from services.scheduler.links.peers import PeerChannels, PeerServices
 from services.scheduler.links.quarantine import Quarantine
 from services.scheduler.links.worker_reader import WorkerReader
@@ -321,7 +322,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         with self._limits.stream("gateway"):
             first = await self._limits.read_hello(requests)
             self._require_serving()
-            link = f"{gateway_id(first.hello)}#{next(self._links)}"
+            check_name("hello.gateway_id", first.hello.gateway_id)
+            link = f"{first.hello.gateway_id}#{next(self._links)}"
             outbox: Outbox[scheduler_pb2.SchedulerEvent] = Outbox(self.config.outbox_limit)
             self._gateways[link] = outbox
             outbox.put(scheduler_pb2.SchedulerEvent(fleet=self._view_fleet(self.state.fleet())))

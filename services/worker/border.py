@@ -5,19 +5,13 @@ sends: they end its stream.
 """
 
 from protos.generated import worker_pb2
-from services.runtime.border import check_bounds, check_name
+from services.runtime.border import COUNT, Bounds, check_bounds, check_name
 from services.runtime.errors import InvalidArgument
 from services.worker.requests.types.prompt import MAX_GRAMMAR
 
-MAX_TOKENS = 2**31 - 1
 MAX_IDS = 2**22  # of a prompt and its output: 8 times the longest context there is
 MAX_SOURCE_CHARS = 4 * MAX_GRAMMAR  # of what a grammar was compiled from
-BOUNDS = {"prompt_tokens": (0, MAX_TOKENS), "max_tokens": (0, MAX_TOKENS)}
-
-
-def check_stream_hello(hello: worker_pb2.StreamHello) -> None:
-    """Raises InvalidArgument, which names the field."""
-    check_name("hello.gateway_id", hello.gateway_id)
+BOUNDS: Bounds = {"prompt_tokens": COUNT, "max_tokens": COUNT}
 
 
 def check_prompt(prompt: worker_pb2.Prompt) -> None:

@@ -6,10 +6,11 @@ from itertools import count
 
 from observability.tracing import NO_SPANS
 from protos.generated import worker_pb2, worker_pb2_grpc
+from services.runtime.border import check_name
 from services.runtime.errors import Code, ServiceError
 from services.runtime.network.peer_limits import PeerLimits
 from services.runtime.network.streams import duplex
-from services.worker.border import check_prompt, check_stream_hello
+from services.worker.border import check_prompt
 from services.worker.codec import decode_prompt
 from services.worker.config import WorkerConfig
 from services.worker.engine.mailbox import AddPrompt, CloseStream, OpenStream, RefuseRequest
@@ -45,7 +46,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> AsyncIterator[worker_pb2.TokenBatch]:
         with self._limits.stream("gateway"):
             first = await self._limits.read_hello(requests)
-            check_stream_hello(first.hello)
+            check_name("hello.gateway_id", first.hello.gateway_id)
             origin = f"{first.hello.gateway_id}#{next(self._streams)}"
             outbox = self._outboxes[origin] = TokenOutbox(self._outbox_tokens)
             self._runner.send(OpenStream(origin))

@@ -36,14 +36,24 @@ async def terminate(system: System, target: str, hold_s: float) -> None:
     await _end(system, target, signal.SIGTERM)
 
 
+async def _hold(hold_s: float, heal: Callable[[], None]) -> None:
+    try:
+        await asyncio.sleep(hold_s)
+    finally:
+        heal()
+
+
 async def stop(system: System, target: str, hold_s: float) -> None:
     """The process computes nothing, and its connections stay open."""
     pids = system.pids(target)[:1]
-    try:
-        _signal(pids, signal.SIGSTOP)
-        await asyncio.sleep(hold_s)
-    finally:
-        _signal(pids, signal.SIGCONT)
+
+    def send(number: int) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    send(signal.SIGSTOP)
+    await _hold(hold_s, lambda: send(signal.SIGCONT))
 
 
 async def cut(system: System, target: str, hold_s: float) -> None:
@@ -55,42 +65,38 @@ async def delay(system: System, target: str, hold_s: float) -> None:
     """Bytes in both directions arrive late. None is lost."""
     link = system.link(target)
     link.close()
-    try:
-        await asyncio.sleep(hold_s)
-    finally:
-        link.open()
+    await _hold(hold_s, link.open)
 
 
 async def drop(system: System, target: str, hold_s: float) -> None:
     """Bytes in both directions are lost, and so are the connections in the end."""
     link = system.link(target)
-    link.close()
-    try:
-        await asyncio.sleep(hold_s)
-    finally:
+
+    def heal() -> None:
         link.reset()
         link.open()
+
+    link.close()
+    await _hold(hold_s, heal)
 
 
 async def half_open(system: System, target: str, hold_s: float) -> None:
     """The process receives, and what it sends arrives late."""
     gate = system.link(target).answers
     gate.close()
-    try:
-        await asyncio.sleep(hold_s)
-    finally:
-        gate.open()
+    await _hold(hold_s, gate.open)
 
 
 async def jitter(system: System, target: str, hold_s: float) -> None:
     """Bytes arrive late by different times, so that messages of different connections change
     their order."""
     link = system.link(target)
-    link.jitter_s = JITTER_S
-    try:
-        await asyncio.sleep(hold_s)
-    finally:
+
+    def heal() -> None:
         link.jitter_s = 0.0
+
+    link.jitter_s = JITTER_S
+    await _hold(hold_s, heal)
 
 
 FAULTS: Mapping[str, Fault] = {

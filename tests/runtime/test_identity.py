@@ -1,7 +1,7 @@
 """Mutual TLS between services: roles, methods, changes of certificates, and settings."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -105,7 +105,7 @@ async def call(
     try:
         if method == STREAM:
             stream = channel.stream_stream(method)(timeout=timeout_s)
-            # A write to a stream that the server has ended would hide its status (grpc/grpc#36066).
+            # A write to a stream that the server has ended would hide its status.
             assert await stream.read() == READY
             await stream.write(b"m")
             await stream.done_writing()
@@ -160,28 +160,33 @@ async def test_each_role_may_call_its_methods_only(folder: Path) -> None:
                 assert await call(channel, method) is expected, (role, method)
 
 
-def stranger(kind: str, address: str, folder: Path, foreign: Path) -> Any:
-    """A channel with no identity, a foreign one, or to a server of another role."""
-    match kind:
-        case "plain":
-            return PLAIN.connect(address)
-        case "no certificate":
-            secured = grpc.ssl_channel_credentials((folder / "ca.pem").read_bytes())
-            options = [("grpc.ssl_target_name_override", "worker.foretoken.internal")]
-            return aio.secure_channel(address, secured, options=options)
-        case "another deployment":
-            return Connector(identity(foreign, ALL)).connect(address, Role.WORKER)
-    return Connector(identity(folder, ALL)).connect(address, Role.SCHEDULER)
+def without_certificate(address: str, folder: Path) -> aio.Channel:
+    secured = grpc.ssl_channel_credentials((folder / "ca.pem").read_bytes())
+    options = [("grpc.ssl_target_name_override", "worker.foretoken.internal")]
+    return aio.secure_channel(address, secured, options=options)
 
 
-@pytest.mark.parametrize("kind", ["plain", "no certificate", "another deployment", "other server"])
+# Channels of callers by the address, the folder of certificates, and that of another deployment.
+STRANGERS: dict[str, Callable[[str, Path, Path], Any]] = {
+    "plain": lambda address, _, __: PLAIN.connect(address),
+    "no certificate": lambda address, own, _: without_certificate(address, own),
+    "another deployment": lambda address, _, other: Connector(identity(other, ALL)).connect(
+        address, Role.WORKER
+    ),
+    "other server": lambda address, own, _: Connector(identity(own, ALL)).connect(
+        address, Role.SCHEDULER
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
 async def test_strangers_are_refused(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, kind: str
 ) -> None:
     foreign = tmp_path_factory.mktemp("foreign")
     make_certificates(foreign, 1)
     async with echoing(folder) as server:
-        channel = stranger(kind, f"127.0.0.1:{server.port}", folder, foreign)
+        channel = STRANGERS[kind](f"127.0.0.1:{server.port}", folder, foreign)
         calls = [call(channel, method, timeout_s=5) for method in METHODS]
         assert set(await asyncio.gather(*calls)) == {StatusCode.UNAVAILABLE}
         await channel.close()

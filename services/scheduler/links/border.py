@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from math import inf
 
 from protos.generated import scheduler_pb2
-from services.runtime.border import Bounds, check_bounds, check_name
+from services.runtime.border import COUNT, Bounds, check_bounds, check_name
 from services.runtime.errors import InvalidArgument
 
 MAX_HELD = 2**17  # requests of an earlier stream
 NAMES: Sequence[str] = ("worker_id", "address", "model")
-MAX_TOKENS = 2**31 - 1
 REQUEST_NAMES: Sequence[str] = ("model", "application", "worker_id", "tenant", "traceparent")
 REQUEST_COUNTS = ("prompt_tokens", "delivered_tokens", "max_tokens", "min_tokens")
-REQUEST_BOUNDS: Bounds = dict.fromkeys(REQUEST_COUNTS, (0, MAX_TOKENS))
+REQUEST_BOUNDS: Bounds = dict.fromkeys(REQUEST_COUNTS, COUNT)
+CANCEL_BOUNDS: Bounds = {"output_tokens": COUNT}
 BUDGETS: Bounds = dict.fromkeys(("ttft_s", "tpot_s", "mtpot_s"), (0, inf))
 MAX_TEXT_CHARS = 2**20  # of each part of a prompt's text
 MAX_ANSWERS = 1_024  # earlier ones of a conversation
@@ -43,12 +43,6 @@ def check_hello(hello: scheduler_pb2.WorkerHello) -> None:
         check_name("held.request_id", held.request_id)
 
 
-def gateway_id(hello: scheduler_pb2.SubmitHello) -> str:
-    """The name of a gateway. Raises InvalidArgument."""
-    check_name("hello.gateway_id", hello.gateway_id)
-    return hello.gateway_id
-
-
 def check_request(request: scheduler_pb2.NewRequest) -> None:
     """Raises InvalidArgument, which names the field. O(1)."""
     check_name("request_id", request.request_id)
@@ -66,7 +60,7 @@ def check_request(request: scheduler_pb2.NewRequest) -> None:
 def check_cancel(cancel: scheduler_pb2.CancelRequest) -> None:
     """Raises InvalidArgument, which names the field."""
     check_name("request_id", cancel.request_id)
-    check_bounds(cancel, {"output_tokens": (0, MAX_TOKENS)})
+    check_bounds(cancel, CANCEL_BOUNDS)
 
 
 def check_report(report: scheduler_pb2.Report, hello: scheduler_pb2.WorkerHello) -> None:

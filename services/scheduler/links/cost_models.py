@@ -10,7 +10,7 @@ import grpc
 from grpc import aio
 
 from protos.generated import common_pb2, estimator_pb2, estimator_pb2_grpc
-from services.costs import BatchTiming, CostModel
+from services.costs import MAX_S, BatchTiming, CostModel
 from services.runtime.codecs.common import decode_cost_model, encode_batch
 from services.runtime.network.delivery import (
     MAX_PER_CALL,
@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING = 8_192  # timing messages of about 20 timings; a minute or two of a large fleet
 OBSERVE_S = 5.0
-MAX_S = 86_400.0  # of a step, or for a token
 GATHER_S = 0.2  # between deliveries: one call per report costs as much as a round
 
 
