@@ -5,6 +5,7 @@ import asyncio
 import logging
 import sys
 import time
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,10 +35,10 @@ async def _run(arguments: argparse.Namespace, options: list[str], folder: Path) 
 
 
 def _positive(text: str) -> float:
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError("write a number above 0")
-    return number
+    with suppress(ValueError):
+        if (number := float(text)) > 0:
+            return number
+    raise argparse.ArgumentTypeError(f"write a number above 0 (got {text!r})")
 
 
 def main() -> int:
