@@ -197,7 +197,7 @@ def _plain(name: str) -> str:
 def missing(names: Iterable[str]) -> dict[str, Callable[[], None]]:
     """Return a function per missing or outdated environment that creates it."""
     makers: dict[str, Callable[[], None]] = {
-        **{name: lambda group=group: make(group) for name, group in GROUPS.items()},  # type: ignore[misc]
+        **{name: lambda group=group: make(group) for name, group in GROUPS.items()},  # type: ignore[misc]  # mypy infers no default
         "node": make_node,
         SUITE: make_suite,
     }

@@ -115,7 +115,7 @@ async def first_token(client: AsyncClient, worker: FakeWorker) -> "asyncio.Task[
             except Unavailable:
                 await asyncio.sleep(0.1)
         pending = asyncio.create_task(client.complete("12"))
-        while not worker.prompts:  # noqa: ASYNC110
+        while not worker.prompts:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
     worker.send(worker.prompts[0].request_id, 0, tokens_of("1"))
     return pending

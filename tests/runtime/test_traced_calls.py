@@ -42,7 +42,7 @@ async def test_traced_call_propagates_its_context(traced: bool) -> None:
 
     [interceptor] = interceptors(spans)
     details = Details(((TRACEPARENT, "theirs"),) if traced else ())
-    found: Any = await interceptor.intercept_service(find, details)  # type: ignore[arg-type]
+    found: Any = await interceptor.intercept_service(find, details)  # type: ignore[arg-type]  # a duck-typed HandlerCallDetails
     assert await found.unary_unary(None, None) == "answer"
     line = json.loads(stream.getvalue())
     if not traced:

@@ -19,7 +19,7 @@ def write_demo_adapter(folder: Path) -> str:
     of the layers."""
     random, tensors = np.random.default_rng([*folder.name.encode()]), {}
     with safe_open(WEIGHTS, framework="numpy") as model:
-        names = [name for name in model.keys() if name.endswith("_proj.weight")]  # noqa: SIM118
+        names = [name for name in model.keys() if name.endswith("_proj.weight")]  # noqa: SIM118 - it is no dict
         for name in names:
             outputs, inputs = model.get_slice(name).get_shape()
             path = f"base_model.model.{name.removesuffix('.weight')}"

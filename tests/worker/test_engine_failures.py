@@ -100,7 +100,7 @@ async def test_failed_step_ends_its_requests_and_later_ones_run(folder, monkeypa
                 traced = f"00-{'ab' * 16}-{'cd' * 8}-01"
                 gateway.send(request_id, tokens, 3, traced, ignore_eos=True)
                 world.scheduler.admit(request_id)
-                await until(lambda: request_id in gateway.ended)  # noqa: B023
+                await until(lambda: request_id in gateway.ended)  # noqa: B023 - it is awaited here
             [line] = lines()
         await world.free_again()
     assert (line["request_id"], line["trace_id"]) == ("broken", "ab" * 16)
@@ -122,5 +122,5 @@ async def test_model_that_keeps_failing_ends_the_process(folder, monkeypatch):
             for number in range(3):
                 gateway.send(f"r{number}", (5, 6), 3)
                 world.scheduler.admit(f"r{number}")
-                await until(lambda: f"r{number}" in gateway.ended)  # noqa: B023
+                await until(lambda: f"r{number}" in gateway.ended)  # noqa: B023 - it is awaited here
     assert "3 steps in a row failed" in repr(failed.value)

@@ -84,4 +84,4 @@ async def test_unreachable_grpc_server_is_reported_in_one_sentence() -> None:
 def test_writer_rejects_messages_that_are_not_text() -> None:
     image = [{"role": "user", "content": [{"type": "image_url"}]}]
     with pytest.raises(ValueError, match="cannot be sent over gRPC"):
-        WRITER.body(Prompt(None, image))  # type: ignore[arg-type]
+        WRITER.body(Prompt(None, image))  # type: ignore[arg-type]  # a wrong type on purpose

@@ -68,7 +68,7 @@ async def scraping(
 async def wait_for_samples(scrapes: MetricsAggregator, expected: list[str]) -> None:
     """Waits for these samples; a returning peer is not found at once."""
     async with asyncio.timeout(NOT_IN_TIME_S):
-        while samples(await scrapes.text()) != expected:  # noqa: ASYNC110
+        while samples(await scrapes.text()) != expected:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.02)
 
 

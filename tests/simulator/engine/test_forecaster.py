@@ -49,7 +49,7 @@ def prompted(count: int, gap_s: float = 0.2) -> Workload:
 
 
 def reading(predictor: str, preset: str = "srtf", **changes: object) -> RunSettings:
-    return replace(settings(preset), predictor=predictor, **changes)  # type: ignore[arg-type]
+    return replace(settings(preset), predictor=predictor, **changes)  # type: ignore[arg-type]  # fields of any type
 
 
 def test_every_predictor_that_a_preset_names_is_simulated():

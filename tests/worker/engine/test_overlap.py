@@ -200,7 +200,7 @@ class LateFailure:
         def draws(*given: Any) -> DrawnTokens:
             drawn = draw(*given)
             if self._seen:
-                drawn.to_host = self._breaks  # type: ignore[method-assign]
+                drawn.to_host = self._breaks  # type: ignore[method-assign]  # a fault is injected
             return drawn
 
         monkeypatch.setattr(engine.model, "forward", sees)

@@ -117,11 +117,11 @@ def mixed() -> PreTrainedModel:
     return module
 
 
-class Derived(LlamaForCausalLM):  # type: ignore[misc]
+class Derived(LlamaForCausalLM):  # type: ignore[misc]  # transformers gives it no types
     """A subclass of a known class."""
 
 
-class LlamaLike(LlamaForCausalLM):  # type: ignore[misc]
+class LlamaLike(LlamaForCausalLM):  # type: ignore[misc]  # transformers gives it no types
     """Has the name of a known class."""
 
 
