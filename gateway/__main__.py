@@ -16,6 +16,9 @@ from services.runtime.main import Unit, run_service
 from services.runtime.network.connector import Connector
 from services.runtime.network.identity import Role
 
+# Requests that still arrive over connections which are about to close are answered for so long.
+LAST_REQUESTS_S = 0.5
+
 
 def build(
     config: GatewayConfig, _: CollectorRegistry, tracing: Tracing, connector: Connector
@@ -32,14 +35,21 @@ def build(
     )
     app = build_app(front)
     listener = bind_http(config.host, config.http_port, config.shares_address)
+    leaves = asyncio.Event()
 
     async def run() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(front.run())
-            group.create_task(serve_http(app, listener, config))
+            group.create_task(serve_http(app, listener, config, leaves))
             group.create_task(run_batches(front))
 
-    return Unit([mount(front)], run, front.drain, cycle_free=True, parts=front.parts)
+    async def drain() -> None:
+        if config.hands_over:
+            leaves.set()
+            await asyncio.sleep(LAST_REQUESTS_S)
+        await front.drain()
+
+    return Unit([mount(front)], run, drain, cycle_free=True, parts=front.parts)
 
 
 if __name__ == "__main__":

@@ -322,6 +322,10 @@ class GatewayConfig(KeySettings):
     def shares_address(self) -> bool:
         return self.replicas > 0
 
+    @property
+    def hands_over(self) -> bool:
+        return self.replicas > 1
+
     def own_share(self) -> Self:
         """The config with this process's share of the limits, at least 1 of each count."""
         parts = max(1, self.replicas)

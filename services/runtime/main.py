@@ -92,6 +92,11 @@ class ServedSettings(Settings):
         """Whether other processes may listen on the TCP port of `address`, too."""
         return False
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether other processes serve on the same ports while this one ends."""
+        return False
+
 
 class LabelledSettings(ServedSettings):
     """Settings of a service with one model, or all, which its metrics do not name otherwise."""
@@ -208,6 +213,9 @@ async def serve(
             server.set_serving(True)
         await lifecycle.draining.wait()
         server.set_serving(False)
+        # Clients with an open connection are told to make a new one: another process serves it.
+        leaves = [server.stop(config.drain_s)] if config.hands_over else []
+        await stack.enter_async_context(background(*leaves))
         if not await lifecycle.drain(unit.drain(), config.drain_s):
             log.warning("stopping with unfinished requests")
 

@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.faults.run import PAUSE_S, run
+from tests.faults.run import PAUSE_S, roll, run
 from tests.faults.system import running_system
 from tests.faults.traffic import undisturbed_answers
 from tests.faults.validation import Report
@@ -21,15 +21,18 @@ async def _run(arguments: argparse.Namespace, options: list[str], folder: Path) 
         expected = await undisturbed_answers(system.live.grpc)
         print(f"seed {arguments.seed}: {len(expected)} answers are known", flush=True)
         began_s = time.monotonic()
-        report = await run(
-            system,
-            expected,
-            arguments.seed,
-            arguments.requests,
-            arguments.seconds,
-            arguments.longest,
-            arguments.pause,
-        )
+        if arguments.rolling:
+            report = await roll(system, expected, arguments.seed)
+        else:
+            report = await run(
+                system,
+                expected,
+                arguments.seed,
+                arguments.requests,
+                arguments.seconds,
+                arguments.longest,
+                arguments.pause,
+            )
         print(f"{time.monotonic() - began_s:.0f} s")
         return report
 
@@ -55,6 +58,7 @@ def main() -> int:
     add("--seconds", type=_positive, default=inf, help="during which faults begin, at most")
     add("--longest", type=_positive, default=40.0, help="seconds of one fault, at most")
     add("--pause", type=_positive, default=PAUSE_S, help="seconds between two faults, on average")
+    add("--rolling", action="store_true", help="only end each process once, one after another")
     arguments, options = parser.parse_known_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with TemporaryDirectory() as folder:

@@ -8,9 +8,9 @@ from contextlib import nullcontext, suppress
 from itertools import takewhile
 
 from foretoken.client.answers import Choice
-from tests.faults.faults import FAULTS, TARGETS
+from tests.faults.faults import FAULTS, TARGETS, terminate
 from tests.faults.schedule import ENDING, Injection, schedule
-from tests.faults.system import System
+from tests.faults.system import PROCESSES, System
 from tests.faults.traffic import Traffic
 from tests.faults.validation import Injected, Report, summarize
 
@@ -86,3 +86,21 @@ async def run(
         injector.stop()
     await system.settle()
     return summarize(expected, traffic.deliveries, injector.injected)
+
+
+async def roll(system: System, expected: Mapping[int, Sequence[Choice]], seed: int) -> Report:
+    """Ends every process by SIGTERM under load, each once the one before serves again, and waits
+    until the system is idle."""
+    traffic, injected = Traffic(system.live.grpc, seed, UNLIMITED), []
+    clock = asyncio.get_running_loop().time
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(traffic.run())
+        for name in PROCESSES:
+            for _ in system.pids(name):  # of several gateways, the one that is up longest
+                began_s = clock()
+                await terminate(system, name, 0.0)
+                injected.append(Injected("terminate", name, began_s, clock()))
+                log.info("%s serves again after %.1f s", name, clock() - began_s)
+        traffic.stop()
+    await system.settle()
+    return summarize(expected, traffic.deliveries, injected)

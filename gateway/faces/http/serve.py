@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import cast
 
@@ -52,10 +52,14 @@ def bind_http(host: str, port: int, shared: bool = False) -> socket.socket:
 
 
 async def serve_http(
-    app: ASGIApp, listener: socket.socket, config: GatewayConfig | None = None
+    app: ASGIApp,
+    listener: socket.socket,
+    config: GatewayConfig | None = None,
+    leaves: asyncio.Event | None = None,
 ) -> None:
     """Serves on a socket of `bind_http` until cancelled, then closes open connections. Uses the
-    connection limits of the config only."""
+    connection limits of the config only. From `leaves` on it accepts no connection, and closes
+    each open one at the end of its request."""
     limits = config or GatewayConfig()
     _check_open_files(limits.max_connections)
     connection = partial(
@@ -82,11 +86,20 @@ async def serve_http(
     )
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
-        await asyncio.wait({serving})
+        async with background(_leave(server, leaves)) if leaves else nullcontext():
+            await asyncio.wait({serving})
     finally:
         server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
         listener.close()
+
+
+async def _leave(server: uvicorn.Server, leaves: asyncio.Event) -> None:
+    await leaves.wait()
+    for each in server.servers:
+        each.close()
+    for connection in list(server.server_state.connections):
+        connection.shutdown()
 
 
 def _check_open_files(connections: int) -> None:

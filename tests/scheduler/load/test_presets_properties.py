@@ -162,8 +162,8 @@ def check_reasons(seen: Seen) -> None:
 
 # Starvation bounds
 
-AGEING_S = 1.0
-SHORT_S = 27.0  # short requests arrive faster than they can be served for this long
+AGEING_S = 0.5
+SHORT_S = 14.0  # short requests arrive faster than they can be served for this long
 SERVED_S = 2.0  # until the requests ahead are served and the waiting one has its turn
 Bound = Callable[[Params], float]
 
