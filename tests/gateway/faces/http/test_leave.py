@@ -1,10 +1,9 @@
 """A gateway that leaves its port to others: it accepts no connection, and ends its own."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.faces.http.serve import bind_http, serve_http
 from services.runtime.tasks import background
@@ -13,7 +12,7 @@ LIMIT_S = 30
 REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
-def streaming(end: asyncio.Event) -> Callable[[Scope, Receive, Send], object]:
+def streaming(end: asyncio.Event) -> ASGIApp:
     """An application that answers in two parts, the second after `end`."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
