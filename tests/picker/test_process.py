@@ -17,6 +17,8 @@ from services.runtime.network.identity import Role, TlsConfig, dns_name
 from tests.live import ROOT, command, environment, wait_for
 from tests.picker.test_exchange import request_body
 
+pytestmark = pytest.mark.slow
+
 ENDPOINT = ("--endpoint", "127.0.0.1:9")  # refuses connections
 TLS = ("--set", "picker.tls=true")
 
