@@ -4,9 +4,10 @@
                                        [--json FILE] [--quick]
 
 `foretoken serve` with the demo model serves a light load. In turns nothing, `/version` (the cost of
-any request) and the whole of `/metrics` are read so many times a second over one connection; the
-difference of the processes' CPU times is divided by the readings. `--checkout` runs another
-checkout of the project, to compare with. A kept value is at most `gateway.metrics_age_s` old.
+any request), the whole of `/metrics` and the series that `foretoken epp` reads are read so many
+times a second over one connection; the difference of the processes' CPU times is divided by the
+readings. `--checkout` runs another checkout of the project, to compare with. A kept value is at
+most `gateway.metrics_age_s` old.
 """
 
 import json
@@ -20,8 +21,9 @@ from urllib.parse import urlsplit
 from benchmarks.harness.cpu import GATEWAY, read_cpu, spent
 from benchmarks.harness.report import Measurements, parser, write
 from benchmarks.harness.system import foretoken_system
+from services.picker.core.endpoints import QUERY
 
-PATHS = ("/version", "/metrics")
+PATHS = {"any": "/version", "all": "/metrics", "named": f"/metrics?{QUERY}"}
 ROLES = (GATEWAY, "scheduler", "worker")  # the predictor trains at times of its own
 LOAD_S = 0.25  # between two requests of the load
 BODY = json.dumps({"prompt": "Count from 3 to 12.\n", "max_tokens": 40}).encode()
@@ -75,19 +77,19 @@ def main() -> None:
     with system as running, light_load(running.http):
         for _ in range(rounds):
             idle: dict[str, float] = {}
-            for path in ("", *PATHS):
+            for name in ("", *PATHS):
                 before = read_cpu(running.pid, "supervisor")
-                count, size = read(running.http, path, given.rate, seconds)
+                count, size = read(running.http, PATHS.get(name, ""), given.rate, seconds)
                 times = spent(before, read_cpu(running.pid, "supervisor"))
-                if not path:
+                if not name:
                     idle = times
                     continue
                 for role in ROLES:
                     more_s = times.get(role, 0.0) - idle.get(role, 0.0)
-                    found.add((path, f"{role}_ms"), more_s / count * 1e3)
-                found.add((path, "bytes"), size)
-    for path, name in found.values:
-        print(f"{path:10} {name:14} {found.figure(path, name)}")
+                    found.add((name, f"{role}_ms"), more_s / count * 1e3)
+                found.add((name, "bytes"), size)
+    for name, quantity in found.values:
+        print(f"{name:6} {quantity:14} {found.figure(name, quantity)}")
     write(given.json, {"rate": given.rate, "medians": found.medians(), "repeats": found.repeats()})
 
 

@@ -55,12 +55,8 @@ class _PartText:
         self._families: dict[Collector, FamilyText] = {}
 
     def blocks(self, names: Collection[str]) -> dict[str, str]:
-        # The library has no public list of its collectors. Their names have all suffixes.
-        collectors = dict(self._part.registry._collector_to_names)
         found: dict[str, str] = {}
-        for collector, known in collectors.items():
-            if names and not any(name in names for name in known):
-                continue
+        for collector in self._collectors(names):
             family = self._families.get(collector)
             if family is None:
                 family = self._families[collector] = FamilyText(
@@ -69,6 +65,14 @@ class _PartText:
             if text := family.text():
                 found[family.name] = _restrict(text, names) if names else text
         return {name: text for name, text in found.items() if text}
+
+    def _collectors(self, names: Collection[str]) -> list[Collector]:
+        """Those of the series with these names, or all. The library has no public list of them."""
+        registry = self._part.registry
+        if not names:
+            return list(registry._collector_to_names)
+        known = registry._names_to_collectors  # with all suffixes
+        return list(dict.fromkeys(known[name] for name in sorted(names) if name in known))
 
 
 def _restrict(text: str, names: Collection[str]) -> str:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from math import inf
 
 from gateway.types.answer_parts import AnswerReader
 from gateway.types.client_request import ClientRequest
 from gateway.types.constraint import Constraint
 from services.core import Sla
+from services.runtime.prefix import owned_salt
 
 SEED_SPAN = 2**64  # seeds are int64
 
@@ -97,10 +97,7 @@ class GenerationRequest:
     def prefix_salt(self) -> str:
         """Requests with the same salt share cached prefixes: the client's salt, within its owner's
         prefixes. A client cannot name a salt of another owner."""
-        salt = self.client.cache_salt
-        if not self.prefix_owner:
-            return salt
-        return sha256(f"{self.prefix_owner}\0{salt}".encode(errors="surrogatepass")).hexdigest()
+        return owned_salt(self.prefix_owner, self.client.cache_salt)
 
     @property
     def prompt_tokens(self) -> int:

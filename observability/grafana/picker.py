@@ -66,6 +66,17 @@ SOURCES = Section(
             Line("dropped outcomes", Q.rate(p.OUTCOMES_DROPPED)),
             limits=NEVER,
         ),
+        plot(
+            "Invalid messages",
+            COUNT,
+            Line(
+                "{{method}}: {{field}}",
+                Q.increase(p.INVALID, "method", "field", window="15m"),
+            ),
+            description="Messages of the proxy that do not fit the protocol, in the last 15 "
+            "minutes. Its processing_mode may be another one.",
+            limits=SELDOM,
+        ),
     ),
 )
 

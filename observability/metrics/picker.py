@@ -1,6 +1,13 @@
 """Metrics of the endpoint picker. `endpoint` is IP:PORT; after the first 256, `other`."""
 
-from observability.metrics.metric import ROUND_S, counter, gauge, histogram, metrics_in
+from observability.metrics.metric import (
+    ROUND_S,
+    counter,
+    gauge,
+    histogram,
+    invalid_messages,
+    metrics_in,
+)
 
 PICKS = counter("picker_picks", "Requests placed, by endpoint.", "endpoint")
 REFUSED = counter(
@@ -50,5 +57,6 @@ FALLBACKS = counter(
 OUTCOMES_DROPPED = counter(
     "picker_outcomes_dropped", "Outcomes dropped before the predictor received them."
 )
+INVALID = invalid_messages("picker", "ended its stream")
 
 ALL = metrics_in(globals())

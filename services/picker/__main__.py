@@ -20,7 +20,12 @@ def build(
 ) -> Unit:
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line for each request
     service = PickerService(config, registry, connector)
-    mount = Mount(SERVICE, ext_proc_pb2_grpc.add_ExternalProcessorServicer_to_server, service)
+    mount = Mount(
+        SERVICE,
+        ext_proc_pb2_grpc.add_ExternalProcessorServicer_to_server,
+        service,
+        on_invalid=service.metrics.invalid.count,
+    )
     return Unit([mount], service.run, service.drain, cycle_free=True, ready=service.ready)
 
 

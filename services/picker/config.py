@@ -20,6 +20,8 @@ class PickerConfig(ServedSettings):
     section: ClassVar[str] = "picker"
 
     address: str = "127.0.0.1:9002"  # for Envoy; 9002 is the port that Gateway API's charts expect
+    # Serve the proxy by TLS with the files of section `tls`; it needs no certificate of its own.
+    tls: bool = False
     endpoints: tuple[str, ...] = ()  # IP:PORT of model servers
     # TOML or JSON with a list `endpoints` of IP:PORT; read again when it changes.
     endpoints_file: str = ""
@@ -64,6 +66,9 @@ class PickerConfig(ServedSettings):
     prefix_block_bytes: Annotated[int, Field(ge=16, le=65_536, multiple_of=4)] = 256
     prefix_blocks: Count = 256  # hashed of one prompt: its first 64 kB
     prefix_blocks_kept: Count = 16_384  # per endpoint; the oldest are forgotten
+    # Whether the model servers keep the cached prefixes of API keys apart, as foretoken does. vLLM
+    # shares them among all keys: set it to false before vLLM if clients have keys of their own.
+    prefixes_by_key: bool = True
 
     max_body_bytes: Count = 8 * 2**20  # of a request; larger ones get 413
     max_reading_bytes: Count = 256 * 2**20  # of bodies that are being read together; more: 429
@@ -114,4 +119,8 @@ class PickerConfig(ServedSettings):
 
     @property
     def for_clients(self) -> bool:
-        return True  # of its proxy, which has no certificate of the deployment
+        return True  # of its proxy
+
+    @property
+    def tls_for_clients(self) -> bool:
+        return self.tls

@@ -26,7 +26,7 @@ from services.picker.core.questions import (
 )
 from services.picker.metrics import BROKEN, COMPLETE, ERROR
 from services.picker.tracker import Tracker
-from services.runtime.errors import Code, ServiceError
+from services.runtime.errors import InvalidArgument
 
 STATUS = re.compile("[0-9]{3}")
 RESPONSE_HEADERS = frozenset((":status", "content-type"))
@@ -50,6 +50,8 @@ class Exchange:
         self._subset: frozenset[str] | None = None
         self._parts: list[bytes] = []
         self._size = 0
+        self._began = False  # its headers have come
+        self._asked = False  # it is complete
         self._without_body = False  # Envoy does not send it
         self._returns_body = True  # of the answer: Envoy has not kept it
         self._question = Question()
@@ -62,8 +64,8 @@ class Exchange:
         self._over = False
 
     async def on(self, message: pb.ProcessingRequest) -> Answers:
-        """The answers to one message; none after a refusal. Raises ServiceError for a proxy that is
-        configured in another way."""
+        """The answers to one message; none after a refusal. Raises InvalidArgument for a message
+        that does not fit here, such as those of a proxy that is configured in another way."""
         if message.HasField("protocol_config"):
             self._configure(message.protocol_config)
         handler = HANDLERS.get(message.WhichOneof("request") or "")
@@ -78,9 +80,9 @@ class Exchange:
         if modes.request_body_mode not in BODY_MODES:
             mode = modes.request_body_mode
             name = pb.BodySendMode.Name(mode) if mode in pb.BodySendMode.values() else mode
-            raise ServiceError(
-                Code.FAILED_PRECONDITION,
-                f"processing_mode.request_body_mode is {name}; set FULL_DUPLEX_STREAMED",
+            raise InvalidArgument(
+                "request_body_mode",
+                f"must be FULL_DUPLEX_STREAMED, got {name}; set it in the filter's processing_mode",
             )
         self._without_body = modes.request_body_mode == pb.NONE
         self._returns_body = modes.response_body_mode == pb.FULL_DUPLEX_STREAMED
@@ -88,6 +90,9 @@ class Exchange:
     # The request
 
     async def _on_request_headers(self, message: pb.ProcessingRequest) -> Answers:
+        if self._began:
+            raise InvalidArgument("request_headers", "must come once")
+        self._began = True
         self._subset = messages.read_subset(message)
         headers = messages.read_headers(message.request_headers.headers, READ_HEADERS)
         try:
@@ -99,6 +104,9 @@ class Exchange:
         return ()
 
     async def _on_request_body(self, message: pb.ProcessingRequest) -> Answers:
+        self._require_headers("request_body")
+        if self._asked:
+            raise InvalidArgument("request_body", "must not follow the end of the request")
         chunk = message.request_body.body
         refusal = self._tracker.reserve(self._size, len(chunk))
         if refusal is not None:
@@ -110,15 +118,24 @@ class Exchange:
         return await self._place(lambda body: messages.request_body(body, end_of_stream=True))
 
     async def _on_request_trailers(self, message: pb.ProcessingRequest) -> Answers:
+        self._require_headers("request_trailers")
         trailers = pb.ProcessingResponse(request_trailers=pb.TrailersResponse())
-        if self._placement is not None:
+        if self._asked:
             return (trailers,)
         return await self._place(
             lambda body: (*messages.request_body(body, end_of_stream=False), trailers)
         )
 
+    def _require_headers(self, field: str) -> None:
+        if not self._began:
+            sentence = (
+                "must follow request_headers; set processing_mode.request_header_mode to SEND"
+            )
+            raise InvalidArgument(field, sentence)
+
     async def _place(self, rest: Callable[[bytes], Answers]) -> Answers:
         """The answer to the request's headers, then what `rest` makes of its body."""
+        self._asked = True
         body = b"".join(self._parts)
         if len(body) > THREAD_BYTES:
             self._question = await asyncio.to_thread(read_question, body)

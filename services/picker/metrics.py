@@ -10,6 +10,7 @@ from observability.metrics.instruments import BoundedLabels, Instruments
 from services.picker.core.picking import Cause
 from services.picker.core.pool import Placement
 from services.picker.core.server_state import Health
+from services.runtime.telemetry.invalid_messages import InvalidMessages
 
 COMPLETE, ERROR, BROKEN = "complete", "error", "broken"
 READ, FAILED, LATE, OPEN = "read", "failed", "late", "open"
@@ -38,6 +39,7 @@ class PickerMetrics:
         self.scrapes = make.counter(catalogue.SCRAPES, READ, FAILED, LATE)
         self.fallbacks = make.counter(catalogue.FALLBACKS, LATE, FAILED, OPEN)
         self.outcomes_dropped = make.counter(catalogue.OUTCOMES_DROPPED)
+        self.invalid = InvalidMessages(registry, catalogue.INVALID, "Process")
         make.reading(catalogue.IN_FLIGHT, in_flight)
         make.reading(catalogue.ENDPOINTS, lambda: _count(health()))
 

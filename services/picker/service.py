@@ -47,23 +47,23 @@ class PickerService(ext_proc_pb2_grpc.ExternalProcessorServicer):
                 config.scrape_interval_s,
             )
         )
-        self._metrics = PickerMetrics(
+        self.metrics = PickerMetrics(
             registry, lambda: self._pool.health(clock()), lambda: len(self._pool)
         )
         address = config.predictor_address
         self._channel = connector.connect(address, Role.PREDICTOR) if address else None
-        self._forecasts = Forecasts(config, self._channel, self._metrics, self._pool.on_forecast)
+        self._forecasts = Forecasts(config, self._channel, self.metrics, self._pool.on_forecast)
         self._scraper = Scraper(
             config.metrics_path,
             config.scrape_interval_s,
             config.lost_s,
             self._on_reading,
             lambda address, why: self._pool.on_failure(address, why, clock()),
-            lambda result: self._metrics.scrapes.labels(result).inc(),
+            lambda result: self.metrics.scrapes.labels(result).inc(),
         )
         self._sources = EndpointSources(config, self._set_endpoints)
         self._tracker = Tracker(
-            config, self._pool, self._forecasts, self._metrics, clock, self._sources.priority
+            config, self._pool, self._forecasts, self.metrics, clock, self._sources.priority
         )
         self._streams = 0
         self._was_read = asyncio.Event()  # any endpoint

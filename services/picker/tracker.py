@@ -11,7 +11,7 @@ from services.picker.core.pool import Arrival, Placement, Pool
 from services.picker.core.questions import Question, Terms
 from services.picker.links.forecasts import Forecasts
 from services.picker.metrics import COMPLETE, PickerMetrics
-from services.runtime.prefix import prompt_hashes
+from services.runtime.prefix import owned_salt, prompt_hashes
 
 
 class Tracker:
@@ -62,7 +62,8 @@ class Tracker:
         began_s, number, config = self._clock(), next(self._numbers), self._config
         max_tokens, size = self._max_tokens(question), len(question.prefix)
         tokens = question.prompt_tokens or round(size / self._pool.bytes_per_token)
-        salt = f"{question.model}\0{question.salt}"
+        owner = terms.api_key if config.prefixes_by_key else ""
+        salt = f"{question.model}\0{owned_salt(owner, question.salt)}"
         arrival = Arrival(
             number,
             await self._forecasts.forecast(number, question, tokens, max_tokens),

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -28,6 +28,7 @@ from services.runtime.network.connector import Connector
 from services.runtime.network.identity import (
     FOR_CLIENTS,
     NO_TLS,
+    Identity,
     Protection,
     TlsConfig,
     open_identity,
@@ -84,7 +85,12 @@ class ServedSettings(Settings):
 
     @property
     def for_clients(self) -> bool:
-        """Whether the service authenticates its callers itself, and `tls` is not for them."""
+        """Whether the service authenticates its callers itself, without certificates of theirs."""
+        return False
+
+    @property
+    def tls_for_clients(self) -> bool:
+        """Whether a service that is for clients shows them the certificate of section `tls`."""
         return False
 
     @property
@@ -181,7 +187,7 @@ async def serve(
     """Serves until the first signal, then drains for at most `drain_s` or until the second one."""
     registry, identity = CollectorRegistry(), open_identity(tls)
     unit = build(registry, tracing, Connector(identity))
-    protection = FOR_CLIENTS if config.for_clients else Protection(identity, open=tls.insecure)
+    protection = _protect(config, identity, tls)
     parts = [Part(registry, config.metric_labels), *unit.parts]
     calls = interceptors(tracing.service(config.section))
     lifecycle = Lifecycle()
@@ -218,6 +224,15 @@ async def serve(
         await stack.enter_async_context(background(*leaves))
         if not await lifecycle.drain(unit.drain(), config.drain_s):
             log.warning("stopping with unfinished requests")
+
+
+def _protect(config: ServedSettings, identity: Identity | None, tls: TlsConfig) -> Protection:
+    """Raises ConfigError for TLS without its files."""
+    if not config.for_clients:
+        return Protection(identity, open=tls.insecure)
+    if config.tls_for_clients and identity is None:
+        raise ConfigError(f"{config.section}.tls: set tls.cert, tls.key and tls.ca, too")
+    return replace(FOR_CLIENTS, identity=identity if config.tls_for_clients else None)
 
 
 async def _watch_supervisor(supervisor: int) -> None:

@@ -6,7 +6,7 @@ keys, and the scheduler places requests by them.
 
 from array import array
 from collections.abc import Sequence
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from struct import pack, unpack
 
 KEY_BYTES = 16  # a collision would mix the KV of two requests; one is likely after 2^64 blocks
@@ -14,6 +14,14 @@ KEY_BYTES = 16  # a collision would mix the KV of two requests; one is likely af
 MAX_REPORTED_PREFIXES = 16_384
 MAX_PREFIX_CHANGES = 4_096  # hashes in one report: 32 kB
 HASH_BYTES = 8  # a collision only makes a placement worse
+
+
+def owned_salt(owner: str, salt: str) -> str:
+    """The salt within the cached prefixes of an owner, such as an API key: no other owner can name
+    it. An empty owner is common to all."""
+    if not owner:
+        return salt
+    return sha256(f"{owner}\0{salt}".encode(errors="surrogatepass")).hexdigest()
 
 
 def key_salt(cache_salt: str, adapter: str) -> str:

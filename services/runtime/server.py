@@ -100,7 +100,7 @@ class Server:
         protection: Protection = LOOPBACK_ONLY,
     ):
         self._shared, self._protection = shared, protection
-        authorisation = [Authorisation()] if protection.identity else []
+        authorisation = [Authorisation()] if protection.identity and protection.mutual else []
         first = [each for mount in mounts for each in mount.interceptors]
         errors = ErrorInterceptor({m.name: m.on_invalid for m in mounts if m.on_invalid})
         self._server = aio.server(
@@ -140,7 +140,8 @@ class Server:
         if address.startswith("unix:"):
             return self._server.add_insecure_port(address)
         if identity := self._protection.identity:
-            return self._server.add_secure_port(address, identity.server_credentials())
+            credentials = identity.server_credentials(self._protection.mutual)
+            return self._server.add_secure_port(address, credentials)
         if not (self._protection.open or is_loopback(address)):
             raise ConfigError(
                 f"{address} is reachable from other machines, and nothing protects it: set "

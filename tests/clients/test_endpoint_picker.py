@@ -17,11 +17,15 @@ from typing import Any
 
 import grpc
 import pytest
+import yaml
 from google.protobuf.descriptor import FieldDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from foretoken.running.certificates import make_certificates
 from foretoken.running.ports import free_ports
 from protos.generated import ext_proc_pb2, telemetry_pb2, telemetry_pb2_grpc
+from services.runtime.healthcheck import check
+from services.runtime.network.identity import TlsConfig
 from tests.clients.conftest import SCRIPTS, Run
 from tests.live import ROOT, Live, command, environment, serving, wait_for
 
@@ -183,6 +187,40 @@ def test_answers_are_whole_streamed_or_not_and_learned(gateway: Gateway) -> None
         stub: Any = health_pb2_grpc.HealthStub(channel)
         state = stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=10)
     assert state.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_envoy_reaches_a_picker_by_tls_as_documented(
+    gateway: Gateway, python: Python, tmp_path: Path
+) -> None:
+    certs = tmp_path / "certs"
+    make_certificates(certs, 1)
+    listen, picker = free_ports(2)
+    first, second = (int(address.rpartition(":")[2]) for address in gateway.addresses())
+    path = envoy_config({8080: listen, 9002: picker, 8001: first, 8002: second}, tmp_path)
+    text = (ROOT / "docs/epp.md").read_text()
+    documented = re.search(
+        r"^```yaml\n(transport_socket:\n.*?)^```", text, re.MULTILINE | re.DOTALL
+    )
+    assert documented is not None
+    config = yaml.safe_load(path.read_text())
+    clusters = {each["name"]: each for each in config["static_resources"]["clusters"]}
+    clusters["picker"] |= yaml.safe_load(documented[1].replace("certs/", f"{certs}/"))
+    path.write_text(yaml.safe_dump(config))
+    files = {"cert": "picker.pem", "key": "picker.key", "ca": "ca.pem"}
+    tls = TlsConfig.model_validate({name: str(certs / file) for name, file in files.items()})
+    given = ["picker.tls=true", *(f"tls.{name}={getattr(tls, name)}" for name in files)]
+    sets = [word for each in given for word in ("--set", each)]
+    endpoints = [word for each in gateway.addresses() for word in ("--endpoint", each)]
+    epp = command("epp", *endpoints, "--address", f"127.0.0.1:{picker}", *sets)
+    envoy = (python("envoy").parent / "envoy", "-c", path, "--concurrency", "1")
+    with (
+        running(*epp, log=tmp_path / "picker.log"),
+        running(*envoy, "--use-dynamic-base-id", log=tmp_path / "envoy.log"),
+    ):
+        wait_for(lambda: check(f"127.0.0.1:{picker}", tls) == "SERVING" and accepts(listen), 60)
+        body = {"model": "demo", "prompt": "Hello", "max_tokens": 3}
+        with post(f"http://127.0.0.1:{listen}/v1/completions", body) as reply:
+            assert json.load(reply)["usage"]["completion_tokens"] == 3
 
 
 def picks(gateway: Gateway) -> list[float]:

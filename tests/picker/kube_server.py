@@ -58,11 +58,12 @@ class Refusal(Exception):
 
 @dataclass
 class KubeServer:
-    """`tokens`: those that are accepted; None: all. `forbidden` paths get 403. `asked` counts the
-    lists and watches by path."""
+    """`tokens`: those that are accepted; None: all. `forbidden` paths get 403. `garbage` is sent
+    instead of lists of its paths. `asked` counts the lists and watches by path."""
 
     tokens: set[str] | None = None
     forbidden: set[str] = field(default_factory=set)
+    garbage: dict[str, bytes] = field(default_factory=dict)
     asked: Counter[tuple[str, str]] = field(default_factory=Counter)
     port: int = 0
     _objects: dict[str, dict[str, Object]] = field(default_factory=lambda: {p: {} for p in KINDS})
@@ -161,6 +162,8 @@ class KubeServer:
         self.asked["watch" if watches else "list", path] += 1
         if watches:
             await self._watch(path, query, writer)
+        elif path in self.garbage:
+            _send_body(writer, 200, self.garbage[path])
         else:
             _send(writer, 200, self._list(path, query))
         return None
@@ -235,7 +238,10 @@ def _selected(item: Object, query: dict[str, str]) -> bool:
 
 
 def _send(writer: asyncio.StreamWriter, status: int, content: Object) -> None:
-    body = json.dumps(content).encode()
+    _send_body(writer, status, json.dumps(content).encode())
+
+
+def _send_body(writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
     head = f"HTTP/1.1 {status} S\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     writer.write(head.encode() + b"\r\n\r\n" + body)
 

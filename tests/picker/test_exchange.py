@@ -18,7 +18,7 @@ from services.picker.links.forecasts import Forecasts
 from services.picker.messages import MAX_CHUNK_BYTES
 from services.picker.metrics import PickerMetrics
 from services.picker.tracker import Tracker
-from services.runtime.errors import ServiceError
+from services.runtime.errors import InvalidArgument
 from tests.live import ROOT
 
 A, B = "10.0.0.1:8000", "10.0.0.2:8000"
@@ -277,12 +277,13 @@ async def test_wrong_header_and_large_body_are_refused():
 
 async def test_bodies_that_are_read_together_are_bounded():
     picker = Picker(PickerConfig(max_reading_bytes=100)).ready(A)
-    first, second = picker.open(), picker.open()
+    first, second, third = picker.open(), picker.open(), picker.open()
+    for exchange in (first, second, third):
+        await exchange.on(request_headers())
     assert list(await first.on(request_body(b"x" * 60, end=False))) == []
     status, _, headers = refusal(await second.on(request_body(b"x" * 60, end=False)))
     assert (status, headers["retry-after"]) == (429, "1")
     first.close()
-    third = picker.open()
     assert list(await third.on(request_body(b"x" * 100, end=False))) == []
 
 
@@ -320,8 +321,52 @@ async def test_answers_that_envoy_keeps_are_not_returned():
 async def test_other_body_modes_of_requests_are_explained(mode, name):
     first = request_headers()
     first.protocol_config.request_body_mode = mode
-    with pytest.raises(ServiceError, match=f"is {name}; set FULL_DUPLEX_STREAMED"):
+    sentence = f"^request_body_mode: must be FULL_DUPLEX_STREAMED, got {name}; set it"
+    with pytest.raises(InvalidArgument, match=sentence):
         await Picker().ready(A).open().on(first)
+
+
+TRAILERS = pb.ProcessingRequest(request_trailers=pb.HttpTrailers())
+
+
+@pytest.mark.parametrize(
+    ("earlier", "message", "field"),
+    [
+        ([], request_body(BODY), "request_body"),
+        ([], TRAILERS, "request_trailers"),
+        ([request_headers()], request_headers(end=True), "request_headers"),
+        ([request_headers(end=True)], request_headers(end=True), "request_headers"),
+        ([request_headers(end=True)], request_body(BODY), "request_body"),
+        ([request_headers(), request_body(BODY)], request_body(b""), "request_body"),
+    ],
+)
+async def test_a_stream_carries_one_request_in_order(earlier, message, field):
+    picker = Picker().ready(A)
+    exchange = picker.open()
+    for each in earlier:
+        await exchange.on(each)
+    with pytest.raises(InvalidArgument, match=f"^{field}: must "):
+        await exchange.on(message)
+    exchange.close()
+    assert len(picker.pool) == 0
+
+
+@pytest.mark.parametrize(("by_key", "cached"), [(True, 0), (False, 192)])
+async def test_other_keys_find_no_cached_prefix_unless_servers_share_it(by_key, cached):
+    picker = Picker(PickerConfig(prefixes_by_key=by_key)).ready(A)
+
+    async def expects_cached(**headers: str) -> float:
+        before = picker.count("prefix_cached_tokens_total")
+        exchange = picker.open()
+        await exchange.on(request_headers(False, **headers))
+        await exchange.on(request_body(json.dumps({"prompt": "x" * 1_000}).encode()))
+        return picker.count("prefix_cached_tokens_total") - before
+
+    assert await expects_cached(authorization="Bearer a") == 0
+    assert await expects_cached(authorization="Bearer a") == 192
+    assert await expects_cached(x_api_key="a") == 192
+    assert await expects_cached(authorization="Bearer b") == cached
+    assert await expects_cached() == cached
 
 
 @pytest.mark.parametrize("status", ["", "x", "²00", "9" * 5_000])

@@ -354,7 +354,8 @@ def test_objects_are_read() -> None:
         with pytest.raises(ObjectError):
             read_pool(wrong)
     assert read_pod(pod("10.0.0.1")) == "10.0.0.1" and read_pod(pod("fd00::1")) == "fd00::1"
-    for absent in (pod("10.0.0.1", ready=False), pod("10.0.0.1", leaving=True), pod("")):
+    away = (pod("10.0.0.1", ready=False), pod("10.0.0.1", leaving=True))
+    for absent in (*away, pod(""), pod("10.0.0")):
         assert read_pod(absent) == ""
     group = "inference.networking.k8s.io"
     assert read_objective(objective(2, group=group), "vllm") == 2

@@ -73,6 +73,19 @@ def test_only_the_text_of_parts_counts_and_other_parts_tell_prompts_apart():
     assert (strings.user_input, strings.whole_text) == ("ab", True)
 
 
+def test_body_of_too_many_values_is_known_by_its_bytes_alone():
+    fields = {"model": "m", "prompt": "one, two: [{" * 200_000, "max_tokens": 7}
+    assert question(**fields).max_tokens == 7  # what its strings contain is no value
+    for wide in (
+        b"[" * 2**20,
+        b'{"model": "m", "prompt": [' + b"1," * 2**18 + b"1]}",
+        b'{"model": "m", "x": [' + b'{"\\"a": 1},' * 2**18 + b"1]}",
+    ):
+        assert read_question(wide) == Question(prefix=wide, whole_text=False)
+    endless = b'"' + b'\\",' * 2**19  # no string of it ends
+    assert read_question(endless) == Question(prefix=endless)
+
+
 def test_names_are_bounded_and_have_bytes():
     asked = question(model="m\ud800" + "x" * 999, cache_salt="\udfff", prompt="\ud800")
     assert (asked.model[:3], len(asked.model), asked.salt) == ("m?x", 256, "?")
@@ -94,6 +107,8 @@ def test_terms_are_read_from_headers():
     assert read_terms({}) == Terms("", inf, inf)
     given = {OBJECTIVE_HEADER: "chat", TTFT_HEADER: "200", TPOT_HEADER: " 12.5 "}
     assert read_terms(given) == Terms("chat", 0.2, 0.0125)
+    assert read_terms({"authorization": "Bearer " + "k" * 999}).api_key == "k" * 999
+    assert read_terms({"x-api-key": "k"}).api_key == "k"
 
 
 @pytest.mark.parametrize("text", ["-1", "0", "nan", "1e3", "inf", "1,5", "9" * 300])

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
 from services.picker.core.endpoints import is_port
@@ -78,13 +78,20 @@ def read_pool(item: Object) -> PoolSpec:
 def read_pod(item: Object) -> str:
     """The IP address of a pod that is ready and not terminating; empty for others."""
     status = item.get("status") or {}
-    ip: str = status.get("podIP") or ""
+    ip = status.get("podIP")
     ready = any(
         each.get("type") == "Ready" and each.get("status") == "True"
         for each in status.get("conditions") or ()
     )
     leaves = "deletionTimestamp" in item["metadata"]
-    return ip if ready and not leaves else ""
+    return ip if ready and not leaves and _is_ip(ip) else ""
+
+
+def _is_ip(value: object) -> TypeGuard[str]:
+    try:
+        return isinstance(value, str) and bool(ip_address(value))
+    except ValueError:
+        return False
 
 
 def read_objective(item: Object, pool: str) -> int | None:

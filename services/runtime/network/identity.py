@@ -89,9 +89,9 @@ class Identity:
                 log.warning("the earlier certificate stays in use: %s", error)
         return self._material
 
-    def server_credentials(self) -> grpc.ServerCredentials:
-        """They demand a certificate of each client, and take the present files for each
-        handshake."""
+    def server_credentials(self, mutual: bool = True) -> grpc.ServerCredentials:
+        """They take the present files for each handshake. `mutual`: they demand a certificate of
+        each client."""
         served = [self.material()]
 
         def find_changed() -> grpc.ServerCertificateConfiguration | None:
@@ -104,21 +104,22 @@ class Identity:
         return grpc.dynamic_ssl_server_credentials(
             _server_configuration(served[0]),
             find_changed,  # type: ignore[arg-type]  # the stub lacks None, for no change
-            require_client_authentication=True,
+            require_client_authentication=mutual,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Protection:
     """How a server protects addresses that are no Unix sockets. `open`: they may be beyond the
-    loopback interface without TLS."""
+    loopback interface without TLS. `mutual`: with TLS, clients need a certificate with a role."""
 
     identity: Identity | None = None
     open: bool = False
+    mutual: bool = True
 
 
 LOOPBACK_ONLY = Protection()
-FOR_CLIENTS = Protection(open=True)  # the service authenticates its clients itself
+FOR_CLIENTS = Protection(open=True, mutual=False)  # the service authenticates its clients itself
 
 
 def open_identity(config: TlsConfig) -> Identity | None:

@@ -1,7 +1,9 @@
 """KubeApi: lists and watches of Kubernetes' API, as its documentation of API concepts describes
 them."""
 
+import asyncio
 import json
+import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -17,11 +19,13 @@ from services.picker.links.kube.access import KubeAccess
 
 CONNECT_S = 5.0
 ANSWER_S = 10.0
+LIST_S = 60.0  # all pages of a list
 # A watch ends after so long and is opened again where it ended, so that a connection that died
 # without notice is found.
 WATCH_S = 60
 PAGE = 250  # objects of one answer
 MAX_BYTES = 16 * 2**20  # of one answer or event; objects have at most 1.5 MiB
+TOKEN = re.compile(rb"[!-~]+")
 
 
 class ApiError(Exception):
@@ -71,6 +75,13 @@ class KubeApi:
 
     async def list(self, collection: Collection, each: Callable[[Object], None]) -> str:
         """Calls `each` with all objects, and returns the version of the list. Raises ApiError."""
+        try:
+            async with asyncio.timeout(LIST_S):
+                return await self._read_pages(collection, each)
+        except TimeoutError:
+            raise ApiError(f"its list takes over {LIST_S:g} s") from None
+
+    async def _read_pages(self, collection: Collection, each: Callable[[Object], None]) -> str:
         following = ""
         while True:
             query = {**collection.query, "limit": str(PAGE)}
@@ -129,7 +140,10 @@ class KubeApi:
     def _headers(self) -> dict[str, str]:
         if not self._token_file:
             return {}
-        return {"Authorization": f"Bearer {Path(self._token_file).read_text().strip()}"}
+        token = Path(self._token_file).read_bytes().strip()
+        if not TOKEN.fullmatch(token):  # the client would refuse it with an error that shows it
+            raise ApiError(f"{self._token_file} holds no token")
+        return {"Authorization": f"Bearer {token.decode()}"}
 
 
 def _certificates(ca_file: str) -> ssl.SSLContext | bool:

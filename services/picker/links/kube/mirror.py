@@ -72,20 +72,22 @@ class Mirror(Generic[T]):
         async with self._api.watch(self._collection, self._version) as events:
             self._report("")
             async for event in events:
-                if event.kind == "DELETED":
-                    self.values.pop(event.item["metadata"]["name"], None)
-                elif event.kind != "BOOKMARK":
-                    self._keep(self.values, event.item)
+                if event.kind != "BOOKMARK":
+                    self._keep(self.values, event.item, gone=event.kind == "DELETED")
                 self._version, self._failures = event.version, 0
                 self._changed()
 
-    def _keep(self, values: dict[str, T], item: Object) -> None:
-        name = item["metadata"]["name"]
-        value = self._read(item)
+    def _keep(self, values: dict[str, T], item: Object, gone: bool = False) -> None:
+        try:
+            name = item["metadata"]["name"]
+            value = None if gone else self._read(item)
+            known = name in values
+        except (KeyError, TypeError, AttributeError):
+            raise ObjectError("an object does not have the fields of its schema") from None
         if value is None:
             values.pop(name, None)
             return
-        if name not in values and len(values) >= MAX_OBJECTS:
+        if not known and len(values) >= MAX_OBJECTS:
             raise ObjectError(f"there are over {MAX_OBJECTS}")
         values[name] = value
 
