@@ -10,10 +10,11 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from gateway.key_config import Count, KeySettings, Listed
+from gateway.key_config import Count, KeySettings
 from gateway.types.model_entry import ModelEntry
 from gateway.types.sla_classes import OTHER
 from services.core import Sla
+from services.runtime.config import Listed
 from services.runtime.network.channel import host_port
 from services.runtime.network.leader_channel import LeaderAddress
 

@@ -124,6 +124,11 @@ class Gateway:
             return "no worker is attached"
         return ""
 
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What does not work, although requests are served."""
+        return self.sessions.peers.fleet.warnings
+
     # Requests
 
     def open(

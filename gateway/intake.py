@@ -162,7 +162,7 @@ class RequestIntake:
         if key_name:
             client = replace(parsed.client, user=parsed.client.user or key_name)
             owner = "" if self._config.shares_prefixes(key_name) else key_name
-            parsed = replace(parsed, client=client, prefix_owner=owner)
+            parsed = replace(parsed, client=client, prefix_owner=owner, key_name=key_name)
         if trace is NO_TRACE:
             return parsed
         trace.on_tokenized(since_s, parsed.prompt_tokens)

@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import Field, field_validator
 
 from gateway.types.api_keys import NAME, name_keys
-from gateway.types.key_limits import KeyLimits, split_names
+from gateway.types.key_limits import KeyLimits
+from services.runtime.config import Listed
 from services.runtime.main import ServedSettings
 
 Count = Annotated[int, Field(ge=1)]
-Listed = Annotated[tuple[str, ...], BeforeValidator(split_names)]
 ALL_KEYS = "*"
 
 

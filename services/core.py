@@ -67,7 +67,7 @@ class Request:
     according to its gateway, empty if none does. `prefix_hashes` name the first blocks of the
     prompt where the placement uses them. With `include_forecast`, forecasts are sent to the client.
     A lower `priority` runs first; the policy orders requests within one. The answer has at least
-    `min_tokens`, which bounds its forecast.
+    `min_tokens`, which bounds its forecast. `key_name` is that of its API key, never the key.
     """
 
     request_id: str
@@ -85,6 +85,7 @@ class Request:
     include_forecast: bool = False
     priority: int = 0
     min_tokens: int = 0
+    key_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +258,8 @@ class LiveAnswers:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished request, as training data for forecasts."""
+    """A finished request, as training data for forecasts. `key_name` and `reporter` say where it
+    came from: the name of its API key, and the process that reported it."""
 
     request_id: str
     model: str
@@ -268,3 +270,8 @@ class Outcome:
     reason: FinishReason
     e2e_s: float
     preemptions: int
+    key_name: str = ""
+    reporter: str = ""
+
+
+Ending = Outcome | str  # of a request: its outcome, or its id if it ended without one

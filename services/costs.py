@@ -14,6 +14,11 @@ Number = TypeVar("Number", float, Floats)  # one number, or a column of them
 MAX_S = 86_400.0  # of a step, a swap, a batch or a token; more would price all work beyond reason
 
 
+def is_possible_s(measured_s: float) -> bool:
+    """Whether a measured time can be true: it is not negative, above MAX_S or NaN."""
+    return 0 <= measured_s <= MAX_S
+
+
 class Direction(StrEnum):
     """The direction of KV copies between device and host memory."""
 

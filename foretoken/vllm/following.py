@@ -189,6 +189,7 @@ class PlanFollower:
                 planner.cost_measured(cost, now)
             plan = planner.plan(moved, finished, cut_short, gone, free, shared, now)
             self._learner.learn(planner.pop_outcomes())
+            self._learner.forget(each.request_id for each in cut_short)
             if sees_live:
                 self._learner.observe_live(planner.live_answers())
             return plan

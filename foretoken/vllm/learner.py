@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from foretoken.vllm.lengths import PENDING_MAX, Asked, Lengths
@@ -39,6 +39,7 @@ class Learner:
         self._costs = EstimatorState(refit_interval_s=FIT_COST_S)
         self._asked: deque[Asked] = deque(maxlen=UNREAD_MAX)
         self._outcomes: deque[Outcome] = deque(maxlen=PENDING_MAX)
+        self._cut_short: deque[str] = deque(maxlen=PENDING_MAX)
         self._timings: deque[StepTiming] = deque(maxlen=TIMINGS_MAX)
         self._news: deque[ev.Forecasted | ev.Refreshed] = deque(maxlen=PENDING_MAX)
         self._cost: deque[CostModel] = deque(maxlen=1)
@@ -67,6 +68,10 @@ class Learner:
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         self._outcomes.extend(outcomes)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Requests ended without a complete answer."""
+        self._cut_short.extend(request_ids)
 
     def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
         """Replaces the answers that have not ended."""
@@ -102,6 +107,8 @@ class Learner:
             self._announce(forecasts)
         if outcomes := _pop_all(self._outcomes):
             self._lengths.learn(outcomes)
+        if cut_short := _pop_all(self._cut_short):
+            self._lengths.forget(cut_short)
         for live in _pop_all(self._live):
             self._lengths.observe_live(live)
         now = time.monotonic()

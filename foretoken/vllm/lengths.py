@@ -8,6 +8,7 @@ from services.core import LiveAnswers, Outcome, Request
 from services.forecast import Forecast, certain
 from services.lengths import is_learnable
 from services.predictor.blend.content import ContentPredictor
+from services.predictor.blend.guard import Application
 from services.predictor.blend.guarded_forecaster import ForecastPair, GuardedForecaster
 from services.predictor.config import PredictorConfig
 from services.predictor.encoder.extract import word_features
@@ -51,6 +52,9 @@ class Lengths:
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         """Learns from ended requests."""
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Requests ended without a complete answer: nothing more is kept for them."""
 
     def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
         """Replaces the answers that have not ended."""
@@ -115,7 +119,8 @@ class LengthLearner(Lengths):
         return answers
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        examples, excess = [], []
+        examples: list[Example] = []
+        excess: dict[Application, list[float]] = {}
         for outcome in outcomes:
             pending = self._pending.pop(outcome.request_id, None)
             query = pending.query if pending else _bare_query(outcome)
@@ -125,12 +130,18 @@ class LengthLearner(Lengths):
             examples.append(example)
             if pending and (by_model := pending.pair.by_model):
                 by_history, tokens = pending.pair.by_history, outcome.output_tokens
-                excess.append(excess_loss(by_model, by_history, tokens, outcome.max_tokens))
+                loss = excess_loss(by_model, by_history, tokens, outcome.max_tokens)
+                excess.setdefault((query.model, query.application), []).append(loss)
         self._examples += self._forecaster.learn(examples)
         self._forecaster.study(examples)
-        if excess and self._forecaster.compare(excess):
-            state = "set aside" if self._forecaster.set_aside else "used again"
-            log.info("foretoken: forecasts from words are %s", state)
+        for application, losses in excess.items():
+            if change := self._forecaster.compare(application, losses):
+                state = "set aside" if change.set_aside else "used again"
+                log.info("foretoken: forecasts from words are %s for %s", state, change.subject)
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._pending.pop(request_id, None)
 
     def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
         self._forecaster.observe_live(answers)

@@ -62,6 +62,9 @@ class RemoteLengths(Lengths):
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         self._call(lambda links: links.learn(outcomes))
 
+    def forget(self, request_ids: Sequence[str]) -> None:
+        self._call(lambda links: links.forget(request_ids))
+
     def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
         self._live = answers
 
@@ -118,7 +121,9 @@ class _Links:
             config, stub, metrics, self._dispatch, lambda: list(self._shared.values())
         )
         refresh = self._forecasts.refresh
-        self._outcomes = Outcomes(config.refresh_interval_s, stub, live_answers, refresh, metrics)
+        self._outcomes = Outcomes(
+            config.refresh_interval_s, stub, live_answers, refresh, metrics, config.reporter
+        )
 
     async def run(self) -> None:
         """Runs until `ended`."""
@@ -143,7 +148,13 @@ class _Links:
             self._asked.pop(outcome.request_id, None)
             self._forecasts.forget(outcome.request_id)
             self._forecasts.learn(outcome)
-            self._outcomes.learn(outcome)
+            self._outcomes.put(outcome)
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._asked.pop(request_id, None)
+            self._forecasts.forget(request_id)
+            self._outcomes.put(request_id)
 
     def _dispatch(self, event: ev.Event) -> None:
         match event:

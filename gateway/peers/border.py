@@ -8,6 +8,7 @@ from services.runtime.border import COUNT, Bounds, check_bounds, check_name
 from services.runtime.errors import InvalidArgument
 
 MAX_MESSAGE_CHARS = 2**16  # of an error
+MAX_WARNINGS, MAX_WARNING_CHARS = 16, 1_024
 # Times may be infinite, and not NaN.
 FLEET: Bounds = {"drain_s": (0, inf), "prefix_blocks": COUNT}
 WORKER: Bounds = {"kv_tokens": (1, 2**40), "max_context_tokens": (1, 2**31)}
@@ -30,6 +31,13 @@ def check_tokens(batch: worker_pb2.TokenBatch, vocabulary_tokens: int) -> None:
             _check_scores("logprobs", tokens.logprobs, len(ids))
         if tokens.prompt_logprobs:
             _check_scores("prompt_logprobs", tokens.prompt_logprobs, inf)
+
+
+def check_cached(cached_tokens: int, prompt_tokens: int) -> None:
+    """Raises InvalidArgument for more cached tokens than the prompt has."""
+    if cached_tokens > prompt_tokens:
+        sentence = f"must be at most {prompt_tokens}, the tokens of the prompt, got {cached_tokens}"
+        raise InvalidArgument("cached_tokens", sentence)
 
 
 def _check_scores(field: str, scores: Scores, most: float) -> None:
@@ -60,6 +68,10 @@ def check_event(event: scheduler_pb2.SchedulerEvent) -> None:
 
 def _check_fleet(fleet: scheduler_pb2.FleetView) -> None:
     check_bounds(fleet, FLEET)
+    chars = max(map(len, fleet.warnings), default=0)
+    if len(fleet.warnings) > MAX_WARNINGS or chars > MAX_WARNING_CHARS:
+        sentence = f"must be at most {MAX_WARNINGS} of {MAX_WARNING_CHARS} characters"
+        raise InvalidArgument("fleet.warnings", sentence)
     for worker in fleet.workers:
         check_name("fleet.workers.address", worker.address)
         check_bounds(worker, WORKER)

@@ -1,6 +1,6 @@
 """The gateway's view of the workers: the scheduler's last FleetView. Pure."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.types.generation import ContextLimit, GenerationRequest
@@ -27,6 +27,7 @@ class Fleet:
     # The folder of each LoRA adapter that all workers of the model hold, by name; None without a
     # worker.
     adapters: Mapping[str, str] | None = None
+    warnings: Sequence[str] = ()  # what does not work, although requests are served
 
     def prefix_hashes(self, request: GenerationRequest) -> bytes:
         """Hashes of the prompt's first blocks; empty if the scheduler does not use them."""
@@ -75,4 +76,5 @@ def read_fleet(view: scheduler_pb2.FleetView, model: str, now_s: float) -> Fleet
         prefix_blocks=view.prefix_blocks,
         reported_s=now_s,
         adapters=adapters if workers else None,
+        warnings=tuple(view.warnings),
     )

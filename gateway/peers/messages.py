@@ -45,6 +45,7 @@ def new_request(
         traceparent=request.traceparent,
         priority=request.client.priority,
         min_tokens=request.sampling.least_tokens,
+        key_name=request.key_name,
     )
     if request.deadline_s < float("inf"):
         message.deadline_in_s = max(0.0, request.deadline_s - now_s)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from math import inf
 
 from gateway.metrics import Metrics
+from gateway.peers.border import check_cached
 from gateway.sessions.call import ClientCall, LiveChoice
 from gateway.sessions.event_pace import EventPace
 from gateway.sessions.outcome_history import OutcomeHistory
@@ -67,6 +68,7 @@ class DeliveryHandler:
             self._table.end(live, reason, now_s, _failure(tokens))
             return 0
         if not had:
+            check_cached(tokens.cached_tokens, live.request.prompt_tokens)
             session.add_prompt_info(tokens.cached_tokens, tokens.prompt_logprobs)
         result = session.feed(tokens.offset, tokens.token_ids, tokens.logprobs, reason, now_s)
         if result is FeedResult.GAP:

@@ -85,6 +85,7 @@ class GenerationRequest:
     traceparent: str = ""  # empty: not traced
     reasoning_limit: ReasoningLimit | None = None
     prefix_owner: str = ""  # the API key that cached prefixes belong to; empty: common to all
+    key_name: str = ""  # of its API key; empty: none
     # Opens the reader of one choice; None: its text is content as it is.
     open_reader: Callable[[], AnswerReader] | None = field(default=None, repr=False)
 

@@ -4,14 +4,11 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Annotated, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from services.runtime.config import Listed
 
 Limit = Annotated[int, Field(strict=True, ge=1, le=10**12)]  # strict: `true` is not 1
-
-
-def split_names(value: object) -> object:
-    """Splits `a,b` of a command line; passes a list through."""
-    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
 
 
 class KeyLimits(BaseModel):
@@ -23,7 +20,7 @@ class KeyLimits(BaseModel):
     tokens_per_minute: Limit | None = None  # of prompts and answers
     concurrent_requests: Limit | None = None
     # Empty: every class. `custom`: explicit budgets.
-    sla_classes: Annotated[tuple[str, ...], BeforeValidator(split_names)] = ()
+    sla_classes: Listed = ()
 
     @model_validator(mode="before")
     @classmethod

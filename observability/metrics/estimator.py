@@ -51,6 +51,6 @@ QUANTIZE_TOKEN = gauge(
     "swap, by worker.",
     "worker",
 )
-INVALID = invalid_messages("estimator", "was refused")
+INVALID = invalid_messages("estimator", "was refused or has a sample that is left out")
 
 ALL = metrics_in(globals())

@@ -51,8 +51,8 @@ REFITS = counter("predictor_refits", "Finished fits, by result.", "result")
 REFIT = histogram("predictor_refit_seconds", "Seconds of a fit.", buckets=FIT_S)
 SET_ASIDE = gauge(
     "predictor_set_aside",
-    "1 while the prompt model is less accurate than history, so that history's forecasts are used; "
-    "else 0.",
+    "Applications where the prompt model is less accurate than history, so that history's "
+    "forecasts are used; all applications with few outcomes count as one.",
 )
 COVERAGE = gauge(
     "predictor_coverage",

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.generated import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/predictor.proto\x12\x0c\x66oretoken.v1\x1a\x13protos/common.proto\"\xaf\x01\n\rForecastInput\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x61pplication\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12&\n\x04text\x18\x06 \x01(\x0b\x32\x18.foretoken.v1.PromptText\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\">\n\x0f\x46orecastRequest\x12+\n\x06inputs\x18\x01 \x03(\x0b\x32\x1b.foretoken.v1.ForecastInput\"=\n\x10\x46orecastResponse\x12)\n\tforecasts\x18\x01 \x03(\x0b\x32\x16.foretoken.v1.Forecast\"\x10\n\x0eImproveRequest\"S\n\x11ImprovedForecasts\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12)\n\tforecasts\x18\x02 \x03(\x0b\x32\x16.foretoken.v1.Forecast\"\xd3\x01\n\x07Outcome\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x61pplication\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\routput_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12*\n\x06reason\x18\x07 \x01(\x0e\x32\x1a.foretoken.v1.FinishReason\x12\r\n\x05\x65\x32\x65_s\x18\x08 \x01(\x01\x12\x13\n\x0bpreemptions\x18\t \x01(\r\"H\n\x0bLiveAnswers\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x61pplication\x18\x02 \x01(\t\x12\x15\n\routput_tokens\x18\x03 \x03(\r\"j\n\x16ObserveOutcomesRequest\x12\'\n\x08outcomes\x18\x01 \x03(\x0b\x32\x15.foretoken.v1.Outcome\x12\'\n\x04live\x18\x02 \x03(\x0b\x32\x19.foretoken.v1.LiveAnswers\"*\n\x17ObserveOutcomesResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\"\xbe\x02\n\rOutcomeRecord\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x61pplication\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\routput_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12*\n\x06reason\x18\x07 \x01(\x0e\x32\x1a.foretoken.v1.FinishReason\x12\x15\n\rfinished_at_s\x18\x08 \x01(\x01\x12\x0f\n\x07\x65ncoder\x18\t \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\n \x01(\x0c\x12\x15\n\rforetold_mean\x18\x0b \x01(\x01\x12\x0e\n\x06writer\x18\x0c \x01(\t\x12&\n\x04text\x18\r \x01(\x0b\x32\x18.foretoken.v1.PromptText2\xfa\x01\n\tPredictor\x12I\n\x08\x46orecast\x12\x1d.foretoken.v1.ForecastRequest\x1a\x1e.foretoken.v1.ForecastResponse\x12J\n\x07Improve\x12\x1c.foretoken.v1.ImproveRequest\x1a\x1f.foretoken.v1.ImprovedForecasts0\x01\x12V\n\x07Observe\x12$.foretoken.v1.ObserveOutcomesRequest\x1a%.foretoken.v1.ObserveOutcomesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/predictor.proto\x12\x0c\x66oretoken.v1\x1a\x13protos/common.proto\"\xaf\x01\n\rForecastInput\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x61pplication\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12&\n\x04text\x18\x06 \x01(\x0b\x32\x18.foretoken.v1.PromptText\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\">\n\x0f\x46orecastRequest\x12+\n\x06inputs\x18\x01 \x03(\x0b\x32\x1b.foretoken.v1.ForecastInput\"=\n\x10\x46orecastResponse\x12)\n\tforecasts\x18\x01 \x03(\x0b\x32\x16.foretoken.v1.Forecast\"\x10\n\x0eImproveRequest\"u\n\x11ImprovedForecasts\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12)\n\tforecasts\x18\x02 \x03(\x0b\x32\x16.foretoken.v1.Forecast\x12\x14\n\x07warning\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\n\n\x08_warning\"\xe5\x01\n\x07Outcome\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x61pplication\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\routput_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12*\n\x06reason\x18\x07 \x01(\x0e\x32\x1a.foretoken.v1.FinishReason\x12\r\n\x05\x65\x32\x65_s\x18\x08 \x01(\x01\x12\x13\n\x0bpreemptions\x18\t \x01(\r\x12\x10\n\x08key_name\x18\n \x01(\t\"H\n\x0bLiveAnswers\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x61pplication\x18\x02 \x01(\t\x12\x15\n\routput_tokens\x18\x03 \x03(\r\"\x8f\x01\n\x16ObserveOutcomesRequest\x12\'\n\x08outcomes\x18\x01 \x03(\x0b\x32\x15.foretoken.v1.Outcome\x12\'\n\x04live\x18\x02 \x03(\x0b\x32\x19.foretoken.v1.LiveAnswers\x12\x11\n\tended_ids\x18\x03 \x03(\t\x12\x10\n\x08reporter\x18\x04 \x01(\t\"*\n\x17ObserveOutcomesResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\"\xe2\x02\n\rOutcomeRecord\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x61pplication\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\routput_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12*\n\x06reason\x18\x07 \x01(\x0e\x32\x1a.foretoken.v1.FinishReason\x12\x15\n\rfinished_at_s\x18\x08 \x01(\x01\x12\x0f\n\x07\x65ncoder\x18\t \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\n \x01(\x0c\x12\x15\n\rforetold_mean\x18\x0b \x01(\x01\x12\x0e\n\x06writer\x18\x0c \x01(\t\x12&\n\x04text\x18\r \x01(\x0b\x32\x18.foretoken.v1.PromptText\x12\x10\n\x08reporter\x18\x0e \x01(\t\x12\x10\n\x08key_name\x18\x0f \x01(\t2\xfa\x01\n\tPredictor\x12I\n\x08\x46orecast\x12\x1d.foretoken.v1.ForecastRequest\x1a\x1e.foretoken.v1.ForecastResponse\x12J\n\x07Improve\x12\x1c.foretoken.v1.ImproveRequest\x1a\x1f.foretoken.v1.ImprovedForecasts0\x01\x12V\n\x07Observe\x12$.foretoken.v1.ObserveOutcomesRequest\x1a%.foretoken.v1.ObserveOutcomesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,17 +41,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_IMPROVEREQUEST']._serialized_start=366
   _globals['_IMPROVEREQUEST']._serialized_end=382
   _globals['_IMPROVEDFORECASTS']._serialized_start=384
-  _globals['_IMPROVEDFORECASTS']._serialized_end=467
-  _globals['_OUTCOME']._serialized_start=470
-  _globals['_OUTCOME']._serialized_end=681
-  _globals['_LIVEANSWERS']._serialized_start=683
-  _globals['_LIVEANSWERS']._serialized_end=755
-  _globals['_OBSERVEOUTCOMESREQUEST']._serialized_start=757
-  _globals['_OBSERVEOUTCOMESREQUEST']._serialized_end=863
-  _globals['_OBSERVEOUTCOMESRESPONSE']._serialized_start=865
-  _globals['_OBSERVEOUTCOMESRESPONSE']._serialized_end=907
-  _globals['_OUTCOMERECORD']._serialized_start=910
-  _globals['_OUTCOMERECORD']._serialized_end=1228
-  _globals['_PREDICTOR']._serialized_start=1231
-  _globals['_PREDICTOR']._serialized_end=1481
+  _globals['_IMPROVEDFORECASTS']._serialized_end=501
+  _globals['_OUTCOME']._serialized_start=504
+  _globals['_OUTCOME']._serialized_end=733
+  _globals['_LIVEANSWERS']._serialized_start=735
+  _globals['_LIVEANSWERS']._serialized_end=807
+  _globals['_OBSERVEOUTCOMESREQUEST']._serialized_start=810
+  _globals['_OBSERVEOUTCOMESREQUEST']._serialized_end=953
+  _globals['_OBSERVEOUTCOMESRESPONSE']._serialized_start=955
+  _globals['_OBSERVEOUTCOMESRESPONSE']._serialized_end=997
+  _globals['_OUTCOMERECORD']._serialized_start=1000
+  _globals['_OUTCOMERECORD']._serialized_end=1354
+  _globals['_PREDICTOR']._serialized_start=1357
+  _globals['_PREDICTOR']._serialized_end=1607
 # @@protoc_insertion_point(module_scope)

@@ -125,6 +125,9 @@ class ImprovedForecasts(_message.Message):
 
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
     FORECASTS_FIELD_NUMBER: _builtins.int
+    WARNING_FIELD_NUMBER: _builtins.int
+    warning: _builtins.str
+    """What does not work at the predictor, a sentence; empty: nothing any more. Sent when it changes."""
     @_builtins.property
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -136,12 +139,15 @@ class ImprovedForecasts(_message.Message):
         *,
         request_ids: _abc.Iterable[_builtins.str] | None = ...,
         forecasts: _abc.Iterable[_common_pb2.Forecast] | None = ...,
+        warning: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_warning", b"_warning", "warning", b"warning"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forecasts", b"forecasts", "request_ids", b"request_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_warning", b"_warning", "forecasts", b"forecasts", "request_ids", b"request_ids", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__warning: _TypeAlias = _typing.Literal["warning"]  # noqa: Y015
+    _WhichOneofArgType__warning: _TypeAlias = _typing.Literal["_warning", b"_warning"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__warning) -> _WhichOneofReturnType__warning | None: ...
 
 Global___ImprovedForecasts: _TypeAlias = ImprovedForecasts  # noqa: Y015
 
@@ -158,6 +164,7 @@ class Outcome(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     E2E_S_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    KEY_NAME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     application: _builtins.str
@@ -167,6 +174,8 @@ class Outcome(_message.Message):
     reason: _common_pb2.FinishReason.ValueType
     e2e_s: _builtins.float
     preemptions: _builtins.int
+    key_name: _builtins.str
+    """of the API key that it came with, never the key; empty: none"""
     def __init__(
         self,
         *,
@@ -179,10 +188,11 @@ class Outcome(_message.Message):
         reason: _common_pb2.FinishReason.ValueType = ...,
         e2e_s: _builtins.float = ...,
         preemptions: _builtins.int = ...,
+        key_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["application", b"application", "e2e_s", b"e2e_s", "max_tokens", b"max_tokens", "model", b"model", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["application", b"application", "e2e_s", b"e2e_s", "key_name", b"key_name", "max_tokens", b"max_tokens", "model", b"model", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -222,6 +232,10 @@ class ObserveOutcomesRequest(_message.Message):
 
     OUTCOMES_FIELD_NUMBER: _builtins.int
     LIVE_FIELD_NUMBER: _builtins.int
+    ENDED_IDS_FIELD_NUMBER: _builtins.int
+    REPORTER_FIELD_NUMBER: _builtins.int
+    reporter: _builtins.str
+    """The process that reports. The name in its certificate replaces it."""
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Outcome]:
         """at most 1024"""
@@ -230,15 +244,21 @@ class ObserveOutcomesRequest(_message.Message):
     def live(self) -> _containers.RepeatedCompositeFieldContainer[Global___LiveAnswers]:
         """replaces those of the last call; at most 16384 answers"""
 
+    @_builtins.property
+    def ended_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Requests that ended without an outcome: their forecasts need not be kept. At most 1024."""
+
     def __init__(
         self,
         *,
         outcomes: _abc.Iterable[Global___Outcome] | None = ...,
         live: _abc.Iterable[Global___LiveAnswers] | None = ...,
+        ended_ids: _abc.Iterable[_builtins.str] | None = ...,
+        reporter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["live", b"live", "outcomes", b"outcomes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_ids", b"ended_ids", "live", b"live", "outcomes", b"outcomes", "reporter", b"reporter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -282,6 +302,8 @@ class OutcomeRecord(_message.Message):
     FORETOLD_MEAN_FIELD_NUMBER: _builtins.int
     WRITER_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    REPORTER_FIELD_NUMBER: _builtins.int
+    KEY_NAME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     application: _builtins.str
@@ -299,6 +321,10 @@ class OutcomeRecord(_message.Message):
     """mean tokens predicted by a model that read the prompt; 0: none"""
     writer: _builtins.str
     """the process that wrote the row"""
+    reporter: _builtins.str
+    """the process that reported it; empty: unknown"""
+    key_name: _builtins.str
+    """of the API key that it came with; empty: none"""
     @_builtins.property
     def text(self) -> _common_pb2.PromptText:
         """only with log.keep_text"""
@@ -319,10 +345,12 @@ class OutcomeRecord(_message.Message):
         foretold_mean: _builtins.float = ...,
         writer: _builtins.str = ...,
         text: _common_pb2.PromptText | None = ...,
+        reporter: _builtins.str = ...,
+        key_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["application", b"application", "encoder", b"encoder", "features", b"features", "finished_at_s", b"finished_at_s", "foretold_mean", b"foretold_mean", "max_tokens", b"max_tokens", "model", b"model", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "request_id", b"request_id", "text", b"text", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["application", b"application", "encoder", b"encoder", "features", b"features", "finished_at_s", b"finished_at_s", "foretold_mean", b"foretold_mean", "key_name", b"key_name", "max_tokens", b"max_tokens", "model", b"model", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "reporter", b"reporter", "request_id", b"request_id", "text", b"text", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -262,6 +262,7 @@ class NewRequest(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    KEY_NAME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     application: _builtins.str
@@ -290,6 +291,8 @@ class NewRequest(_message.Message):
     """lower values run first; the policy orders requests within a value"""
     min_tokens: _builtins.int
     """the answer has at least so many output tokens; 0 and 1 say nothing"""
+    key_name: _builtins.str
+    """of the API key that it came with, never the key; empty: none"""
     @_builtins.property
     def sla(self) -> _common_pb2.Sla: ...
     @_builtins.property
@@ -314,10 +317,11 @@ class NewRequest(_message.Message):
         traceparent: _builtins.str = ...,
         priority: _builtins.int = ...,
         min_tokens: _builtins.int = ...,
+        key_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "deadline_in_s", b"deadline_in_s", "sla", b"sla", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "age_s", b"age_s", "application", b"application", "deadline_in_s", b"deadline_in_s", "delivered_tokens", b"delivered_tokens", "include_forecast", b"include_forecast", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model", b"model", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sla", b"sla", "tenant", b"tenant", "text", b"text", "traceparent", b"traceparent", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "age_s", b"age_s", "application", b"application", "deadline_in_s", b"deadline_in_s", "delivered_tokens", b"delivered_tokens", "include_forecast", b"include_forecast", "key_name", b"key_name", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model", b"model", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sla", b"sla", "tenant", b"tenant", "text", b"text", "traceparent", b"traceparent", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_in_s: _TypeAlias = _typing.Literal["deadline_in_s"]  # noqa: Y015
     _WhichOneofArgType__deadline_in_s: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s"]  # noqa: Y015
@@ -610,6 +614,7 @@ class FleetView(_message.Message):
     DRAIN_S_FIELD_NUMBER: _builtins.int
     PREFIX_BLOCKS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     queued: _builtins.int
     policy: _builtins.str
     drain_s: _builtins.float
@@ -622,6 +627,10 @@ class FleetView(_message.Message):
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
         """that all workers of their model hold"""
 
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what does not work, although requests are served"""
+
     def __init__(
         self,
         *,
@@ -631,10 +640,11 @@ class FleetView(_message.Message):
         drain_s: _builtins.float = ...,
         prefix_blocks: _builtins.int = ...,
         adapters: _abc.Iterable[Global___Adapter] | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "drain_s", b"drain_s", "policy", b"policy", "prefix_blocks", b"prefix_blocks", "queued", b"queued", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "drain_s", b"drain_s", "policy", b"policy", "prefix_blocks", b"prefix_blocks", "queued", b"queued", "warnings", b"warnings", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from time import monotonic
 
 import grpc
 from prometheus_client import CollectorRegistry
 
 from protos.generated import estimator_pb2, estimator_pb2_grpc
+from services.costs import BatchTiming, StepTiming, SwapTiming, is_possible_s
 from services.estimator.config import EstimatorConfig
 from services.estimator.metrics import EstimatorMetrics
 from services.estimator.state import EstimatorState
@@ -78,6 +79,7 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         _require_few("batches", len(request.batches))
         timings, swaps = [decode_timing(t) for t in request.timings], decode_swaps(request.swaps)
         batches = [decode_batch(b) for b in request.batches]
+        self._count_impossible(timings=timings, swaps=swaps, batches=batches)
         with self.metrics.observe_seconds.time():
             seen = self._state.observe(worker_id, timings, swaps, batches, monotonic())
         self.metrics.observed(len(request.timings), len(request.swaps), len(batches), seen)
@@ -85,6 +87,13 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
             self.metrics.refits.inc(seen.refitted)
             self._announce(worker_id)
         return estimator_pb2.ObserveTimingsResponse(version=seen.version)
+
+    def _count_impossible(self, **samples: Sequence[StepTiming | SwapTiming | BatchTiming]) -> None:
+        """Counts times that cannot be true, by field. The state leaves them out."""
+        for field, each in samples.items():
+            for sample in each:
+                if not is_possible_s(sample.elapsed_s):
+                    self.metrics.invalid.count("Observe", f"{field}.elapsed_s")
 
     def _announce(self, worker_id: str) -> None:
         self._update_metrics(worker_id)

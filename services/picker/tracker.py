@@ -83,6 +83,8 @@ class Tracker:
         placed = self._pool.place(arrival, self._clock())
         if isinstance(placed, Placement):
             self._metrics.record(placed)
+        else:
+            self._forecasts.drop(number)
         self._metrics.pick.observe(self._clock() - began_s)
         return placed
 
@@ -124,6 +126,8 @@ class Tracker:
                 preemptions=0,
             )
             self._forecasts.learn(outcome)
+        else:
+            self._forecasts.drop(placement.number)
 
     def _max_tokens(self, question: Question) -> int:
         return question.max_tokens or self._config.max_output_tokens

@@ -131,6 +131,7 @@ def assemble(
         RULES[config.learn_rule or DEFAULT_RULES.get(config.model, "all")],
         EncodedBy(encoder_name, _shape(extractor)) if extractor else None,
         writer,
+        log.leave_out,
         config.examples,
         executor,
         metrics.count_outcomes,

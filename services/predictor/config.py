@@ -53,6 +53,8 @@ class PredictorConfig(LabelledSettings):
     unread_max: int = Field(default=1_024, ge=1)
     # Improved forecasts buffered per listener, in batches; the oldest are dropped.
     improved_max: int = Field(default=256, ge=1)
+    # Open streams of improved forecasts: one for each scheduler and endpoint picker.
+    listeners_max: int = Field(default=64, ge=1)
     # Priority of the predictor process: token generation comes first.
     nice: int = Field(default=5, ge=0, le=19)
     # Per prompt part; the gateway truncates to the same size.

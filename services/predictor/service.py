@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -17,12 +18,15 @@ from observability.metrics.instruments import ReadValue
 from observability.metrics.metric import Metric
 from observability.tracing import NO_SPANS, Spans
 from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
-from services.core import MAX_LIVE_ANSWERS, Outcome
+from services.core import Outcome
 from services.forecast import MAX_FORECAST_TOKENS
 from services.predictor.assembly import assemble
+from services.predictor.blend.guard import Decision
+from services.predictor.border import check_forecast, check_observed
 from services.predictor.config import PredictorConfig
 from services.predictor.encoder.extract import TextEncoder, cut
 from services.predictor.interface import Prompt, Query
+from services.predictor.learning.log_warning import find_warning
 from services.predictor.learning.plausible import find_implausible
 from services.predictor.learning.records import MAX_NAME_CHARS
 from services.predictor.learning.refitter import Refitter
@@ -40,13 +44,13 @@ from services.runtime.codecs.common import (
     decode_outcome,
     encode_forecast,
 )
-from services.runtime.errors import InvalidArgument
+from services.runtime.errors import Code, ServiceError
+from services.runtime.network.authorisation import peer_name
 from services.runtime.outcomelog import Row
 from services.runtime.outcomelog.config import LogConfig
 
 log = logging.getLogger(__name__)
 
-MAX_PER_CALL = 1_024  # inputs of one Forecast, outcomes of one Observe
 MAX_ANSWERS = 32  # latest answers of a conversation that are used
 OBSERVE_WAIT_S = 0.1  # Observe waits at most this long for its outcomes to be learned
 METRICS_INTERVAL_S = 1.0  # between two updates of scores and CPU share
@@ -76,7 +80,8 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         )
         self._parts = assemble(config, log, self.metrics, self._on_read, encoder)
         self.metrics.register_readings(self._readings())
-        self._max_text_bytes = config.max_text_bytes
+        self._max_text_bytes, self._listeners_max = config.max_text_bytes, config.listeners_max
+        self._warning = ""  # what does not work at the outcome log
         self._answer = self._answer_read if config.pure else self._answer_at_once
         self._rows_put = 0  # rows written to the journal
         self._failure_logged = False
@@ -106,9 +111,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
     async def Forecast(
         self, request: predictor_pb2.ForecastRequest, context: object
     ) -> predictor_pb2.ForecastResponse:
-        _require_at_most("inputs", len(request.inputs))
-        for i, message in enumerate(request.inputs):
-            _require_valid(i, message)
+        check_forecast(request)
         began_s = time.monotonic()
         with self.metrics.forecast_seconds.time(), log_context(*_log_context(request.inputs)):
             queries = [self._decode_query(message) for message in request.inputs]
@@ -124,18 +127,28 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
     async def Improve(
         self, request: predictor_pb2.ImproveRequest, context: object
     ) -> AsyncIterator[predictor_pb2.ImprovedForecasts]:
-        async with aclosing(self._improvements.listen()) as messages:
+        if self.listeners >= self._listeners_max:
+            raise ServiceError(
+                Code.RESOURCE_EXHAUSTED,
+                f"{self._listeners_max} streams of improved forecasts are open; close one or raise "
+                "predictor.listeners_max",
+            )
+        warning = predictor_pb2.ImprovedForecasts(warning=self._warning)
+        first = [warning] if self._warning else []
+        async with aclosing(self._improvements.listen(first)) as messages:
             async for message in messages:
                 yield message
 
     async def Observe(
-        self, request: predictor_pb2.ObserveOutcomesRequest, context: object
+        self, request: predictor_pb2.ObserveOutcomesRequest, context: Any
     ) -> predictor_pb2.ObserveOutcomesResponse:
-        _require_at_most("outcomes", len(request.outcomes))
-        _require_valid_live(request.live)
-        journal, outcomes = self._parts.journal, self._plausible(request.outcomes)
-        if self._parts.outcomes.settle(outcomes, time.time(), self._put_row):
-            self._report_set_aside()
+        check_observed(request)
+        reporter = (peer_name(context) or request.reporter)[:MAX_NAME_CHARS]
+        journal, outcomes = self._parts.journal, self._plausible(request.outcomes, reporter)
+        if changes := self._parts.outcomes.settle(outcomes, time.time(), self._put_row):
+            self._report_set_aside(changes)
+        for request_id in request.ended_ids:
+            self._parts.two_stage.drop(request_id)
         if not journal.unavailable:
             await self._parts.learning.wait_for_own_rows(
                 self._rows_put - journal.dropped, OBSERVE_WAIT_S
@@ -143,9 +156,9 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         self._parts.forecaster.observe_live([decode_live_answers(m) for m in request.live])
         return predictor_pb2.ObserveOutcomesResponse(version=self._parts.forecaster.version)
 
-    def _plausible(self, messages: Sequence[predictor_pb2.Outcome]) -> list[Outcome]:
+    def _plausible(self, messages: Sequence[predictor_pb2.Outcome], reporter: str) -> list[Outcome]:
         """The outcomes that can be true; the others are counted and left out."""
-        outcomes = list(map(decode_outcome, messages))
+        outcomes = [decode_outcome(message, reporter) for message in messages]
         fields = list(map(find_implausible, outcomes))
         for field, count in Counter(filter(None, fields)).items():
             self.metrics.implausible.labels(field).inc(count)
@@ -238,14 +251,16 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         await learning.wait_until_studied()
         await refitter.run(lambda: learning.examples)
 
-    def _report_set_aside(self) -> None:
-        aside = self._parts.forecaster.set_aside
-        self.metrics.set_aside.set(aside)
-        log.warning(
-            "the prompt model is less accurate than history and is set aside; it continues to learn"
-            if aside
-            else "the prompt model is more accurate than history again and is used"
-        )
+    def _report_set_aside(self, changes: Sequence[Decision]) -> None:
+        self.metrics.set_aside.set(self._parts.forecaster.set_aside)
+        for change in changes:
+            log.warning(
+                "the prompt model is less accurate than history for %s and is set aside there; it "
+                "continues to learn"
+                if change.set_aside
+                else "the prompt model is more accurate than history again for %s and is used",
+                change.subject,
+            )
 
     async def _metrics_loop(self) -> None:
         judged, spent_s, at_s = -1, 0.0, time.monotonic()
@@ -258,7 +273,14 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
             if outcomes.judged != judged:
                 judged = outcomes.judged
                 self.metrics.set_scores(outcomes.scorecard.scores())
+            self._send_warning(find_warning(self._parts.journal, self._parts.learning))
             await asyncio.sleep(METRICS_INTERVAL_S)
+
+    def _send_warning(self, warning: str) -> None:
+        """Tells the listeners when the warning changes."""
+        if warning != self._warning:
+            self._warning = warning
+            self._improvements.push(predictor_pb2.ImprovedForecasts(warning=warning))
 
     def _readings(self) -> Mapping[Metric, ReadValue]:
         """Numbers of the parts, read at each scrape."""
@@ -297,35 +319,3 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
 def _log_context(inputs: Sequence[predictor_pb2.ForecastInput]) -> tuple[str, str]:
     """Request id and traceparent of a call with one input; empty for a batch."""
     return (inputs[0].request_id, inputs[0].traceparent) if len(inputs) == 1 else ("", "")
-
-
-def _require_valid(i: int, message: predictor_pb2.ForecastInput) -> None:
-    _require_named(f"inputs[{i}]", message.model, message.application)
-    if not 1 <= message.max_tokens <= MAX_FORECAST_TOKENS:
-        raise InvalidArgument(
-            f"inputs[{i}].max_tokens",
-            f"must be 1 to {MAX_FORECAST_TOKENS}, got {message.max_tokens}",
-        )
-
-
-def _require_valid_live(live: Sequence[predictor_pb2.LiveAnswers]) -> None:
-    _require_at_most("live", len(live))
-    answers = sum(len(message.output_tokens) for message in live)
-    if answers > MAX_LIVE_ANSWERS:
-        raise InvalidArgument("live", f"at most {MAX_LIVE_ANSWERS} answers, got {answers}")
-    for i, message in enumerate(live):
-        _require_named(f"live[{i}]", message.model, message.application)
-        if max(message.output_tokens, default=0) > MAX_FORECAST_TOKENS:
-            raise InvalidArgument(f"live[{i}].output_tokens", f"at most {MAX_FORECAST_TOKENS}")
-
-
-def _require_at_most(field: str, count: int) -> None:
-    if count > MAX_PER_CALL:
-        raise InvalidArgument(field, f"at most {MAX_PER_CALL} per call, got {count}")
-
-
-def _require_named(where: str, model: str, application: str) -> None:
-    if max(len(model), len(application)) > MAX_NAME_CHARS:
-        raise InvalidArgument(
-            where, f"model and application names have at most {MAX_NAME_CHARS} characters"
-        )

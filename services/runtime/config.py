@@ -8,9 +8,9 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 ENV_PREFIX = "FORETOKEN_"
 COMMON = ("tracing", "logging", "tls")  # sections of every process
@@ -54,6 +54,13 @@ class Settings(BaseModel):
     section: ClassVar[str]
     secret: ClassVar[frozenset[str]] = frozenset()
 
+
+def _split_names(value: object) -> object:
+    """Splits `a,b` of a command line; passes a list through."""
+    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+
+Listed = Annotated[tuple[str, ...], BeforeValidator(_split_names)]  # names: `a,b`, or a JSON list
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 

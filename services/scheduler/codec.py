@@ -12,7 +12,7 @@ from services.scheduler.core import events as ev
 from services.scheduler.core.jobs import Fleet
 from services.scheduler.observe.story import Story
 
-MAX_TENANT_CHARS = 256
+MAX_NAME_CHARS = 256  # of a tenant and an API key
 
 _REJECT_TO_PROTO: dict[RejectReason, scheduler_pb2.RejectReason.ValueType] = {
     RejectReason.QUEUE_FULL: scheduler_pb2.REJECT_REASON_QUEUE_FULL,
@@ -39,10 +39,11 @@ def decode_request(message: scheduler_pb2.NewRequest, now: float) -> Request:
         sla=decode_sla(message.sla),
         worker_id=message.worker_id,
         prefix_hashes=decode_hashes(message.prefix_hashes, CHAIN),
-        tenant=message.tenant[:MAX_TENANT_CHARS],
+        tenant=message.tenant[:MAX_NAME_CHARS],
         include_forecast=message.include_forecast,
         priority=message.priority,
         min_tokens=min(message.min_tokens, message.max_tokens),
+        key_name=message.key_name[:MAX_NAME_CHARS],
     )
 
 

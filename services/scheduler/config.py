@@ -1,5 +1,6 @@
 """Settings of the scheduler, with their defaults and reasons."""
 
+import platform
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -15,6 +16,9 @@ class SchedulerConfig(LabelledSettings):
     secret: ClassVar[frozenset[str]] = frozenset(("lease_url",))
 
     address: str = "127.0.0.1:50052"
+    # Stored with the outcomes that the predictor learns from; a certificate's name replaces it.
+    # Empty: the name of the machine.
+    name: str = Field("", max_length=256)
     predictor_address: str = "127.0.0.1:50053"
     batcher_address: str = ""  # a batcher process; empty: the scheduler arranges rounds itself
     estimator_address: str = "127.0.0.1:50055"
@@ -77,6 +81,11 @@ class SchedulerConfig(LabelledSettings):
     story_requests: int = Field(4_096, ge=0)
     event_log: str = ""  # file for the event log, from which `foretoken why --log` replays a run
     event_log_max_bytes: int = Field(256 * 2**20, gt=0)
+
+    @property
+    def reporter(self) -> str:
+        """The name that is stored with outcomes."""
+        return self.name or platform.node()
 
     def chosen(self) -> Preset:
         """The preset to serve by. Raises ValueError for unknown or incompatible choices."""

@@ -110,6 +110,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._rest_until_s = 0.0  # rounds leave the event loop its share of time
         self._round_s = 0.0  # of the last round
         self._sent_fleet = Fleet()
+        self._sent_warnings: tuple[str, ...] = ()
         self._over = False  # handed over
         self._adapters = AdapterRegistry(config.adapter_wait_s, self._send_fleet)
         self._reader = WorkerReader(
@@ -184,6 +185,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.metrics.observe(step, self.state)
         for action in step.actions:
             self._perform(action)
+        self._peers.forget_ended(step, self.state.jobs)
         self._schedule_round(now)
         if self.state.next_deadline() < self._due_s:
             self._retimed.set()
@@ -206,7 +208,6 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                     to_worker.put(encode_plan(action.plan))
             case ev.Finish() | ev.Refuse():
                 self._send_to_gateway(action)
-                self._forget(action.request_id)
             case ev.Place() | ev.Preempt() | ev.Resume() | ev.SendForecast():
                 self._send_to_gateway(action)
             case ev.AskForecast():
@@ -245,10 +246,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     async def _keep_fleet_current(self) -> None:
         """Sends changes of the queue's length and drain time to gateways, which refuse requests
-        by them."""
+        by them, and of warnings."""
         while True:
             await asyncio.sleep(self.config.fleet_interval_s)
-            if self.state.fleet().differs_from(self._sent_fleet):
+            warned = self._peers.warnings != self._sent_warnings
+            if warned or self.state.fleet().differs_from(self._sent_fleet):
                 self._send_fleet()
 
     async def _keep_time(self) -> None:
@@ -266,14 +268,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         if outbox := self._gateways.get(action.link):
             outbox.put(encode_request_event(action))
 
-    def _forget(self, request_id: str) -> None:
-        """Drops what is kept for the forecast of an ended request. A request refused as a duplicate
-        leaves the text of the live one."""
-        if request_id not in self.state.jobs:
-            self._peers.forecasts.forget(request_id)
-
     def _send_fleet(self) -> None:
         self._sent_fleet = self.state.fleet()
+        self._sent_warnings = self._peers.warnings
         fleet = scheduler_pb2.SchedulerEvent(fleet=self._view_fleet(self._sent_fleet))
         for outbox in self._gateways.values():
             outbox.put(fleet)
@@ -281,6 +278,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     def _view_fleet(self, fleet: Fleet) -> scheduler_pb2.FleetView:
         view = encode_fleet(fleet)
         view.adapters.extend(self._adapters.usable())
+        view.warnings.extend(self._peers.warnings)
         return view
 
     # RPCs
@@ -346,7 +344,6 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 check_cancel(cancel)
                 reason = decode_reason(cancel.reason) or FinishReason.CANCELLED
                 self.dispatch(ev.Cancelled(link, cancel.request_id, reason, cancel.output_tokens))
-                self._forget(cancel.request_id)
 
     def _submit(self, link: str, message: scheduler_pb2.NewRequest) -> None:
         now = time.monotonic()

@@ -15,8 +15,9 @@ from grpc import StatusCode, aio
 from observability.tracing import NO_SPANS
 from protos.generated import scheduler_pb2, scheduler_pb2_grpc
 from services.core import HeldRequest, Report
+from services.runtime.border import Ascending
 from services.runtime.codecs.attach import decode_plan, encode_held, encode_report
-from services.runtime.errors import InvalidArgument
+from services.runtime.errors import InvalidArgument, OnInvalid
 from services.runtime.network.backoff import Backoff
 from services.runtime.network.streams import Outbox
 from services.worker.adapters import AdapterHost, NoAdapters
@@ -94,15 +95,18 @@ class Attachment:
         channel: aio.Channel,
         runner: EngineRunner,
         hello: scheduler_pb2.WorkerHello,
+        on_invalid: OnInvalid,
         spans: WorkerSpans | None = None,
         adapters: AdapterHost | None = None,
     ):
-        """`adapters` loads LoRA adapters; None: the engine holds none."""
+        """`on_invalid` is told of each invalid plan. `adapters` loads LoRA adapters; None: the
+        engine holds none."""
         self._config = config
         self._adapters = adapters or NoAdapters()
         self._stub = scheduler_pb2_grpc.SchedulerStub(channel)
         self._runner = runner
         self._hello = hello
+        self._on_invalid = on_invalid
         self._spans = spans or WorkerSpans(NO_SPANS)
         self._upstream: UpStream | None = None  # until the engine has processed its end
         self._ended = asyncio.Event()
@@ -144,7 +148,7 @@ class Attachment:
         await self._ended.wait()
         upstream = UpStream(self._config.outbox_reports)
         call = self._stub.Attach(aiter(upstream))
-        established = False
+        established, plans = False, Ascending("plan.seq")
         wanted: asyncio.Queue[scheduler_pb2.AdapterSet] = asyncio.Queue(MAX_ADAPTER_SETS)
         holding = asyncio.create_task(self._hold_adapters(wanted, upstream))
         beating = asyncio.create_task(self._beat(upstream))
@@ -158,6 +162,7 @@ class Attachment:
                     continue
                 established = True
                 plan = decode_plan(message)
+                plans.check(plan.seq)
                 self._spans.on_plan(plan, time.monotonic())
                 self._runner.send(ApplyPlan(plan))
                 await self._runner.wait_for_room()
@@ -167,9 +172,8 @@ class Attachment:
         except TimeoutError:
             self._log_absence(f"none accepts workers within {CONNECT_S:g} s")
         except InvalidArgument as error:
-            text = (
-                "scheduler at %s sent a plan that cannot be read (%s); run the same version there"
-            )
+            self._on_invalid("Attach", error.field)
+            text = "scheduler at %s sent an invalid plan (%s); run the same version there"
             log.error(text, self._config.scheduler_address, error)
         except asyncio.CancelledError:
             if _ends_our_task(call):

@@ -108,9 +108,9 @@ def serve_runner(
     `hello` only then; `beside` runs as long."""
     spans = WorkerSpans(tracing.service(config.section))
     service = WorkerService(config, runner, spans)
-    invalid = InvalidMessages(registry, catalogue.INVALID_MESSAGES, "Stream")
+    invalid = InvalidMessages(registry, catalogue.INVALID_MESSAGES, "Stream", "Attach")
     channel = connector.connect_to_leader(config.scheduler_address)
-    attachment = Attachment(config, channel, runner, hello, spans, adapters)
+    attachment = Attachment(config, channel, runner, hello, invalid.count, spans, adapters)
 
     async def run() -> None:
         try:

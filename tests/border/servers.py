@@ -94,7 +94,9 @@ async def predictor(folder: Path) -> AsyncIterator[Target]:
     given = predicting.input_of("r", "hello", "be brief", [3])
     outcome = predicting.ended("r", 5, e2e_s=0.5)
     live = predictor_pb2.LiveAnswers(model="demo", application="a", output_tokens=[3])
-    observed = predictor_pb2.ObserveOutcomesRequest(outcomes=[outcome], live=[live])
+    observed = predictor_pb2.ObserveOutcomesRequest(
+        outcomes=[outcome], live=[live], ended_ids=["e"], reporter="s"
+    )
     async with predicting.predicting("retrieval", way="socket") as running:
 
         async def serves() -> None:

@@ -314,6 +314,8 @@ async def test_samples_and_refits_are_counted() -> None:
     value = registry.get_sample_value
     assert value("foretoken_estimator_samples_total", {"used": "yes"}) == 20 - unusable
     assert value("foretoken_estimator_samples_total", {"used": "no"}) == 1 + unusable
+    invalid = {"method": "Observe", "field": "timings.elapsed_s"}
+    assert value("foretoken_estimator_invalid_messages_total", invalid) == 1
     assert value("foretoken_estimator_refits_total") == 1
 
 

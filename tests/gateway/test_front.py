@@ -99,6 +99,18 @@ async def test_health_is_that_of_any_model_or_of_the_named_one(models: Models) -
     await draining
 
 
+async def test_health_has_the_warnings_of_a_model_that_serves(models: Models) -> None:
+    small = models.fakes["small"]
+    event = small.scheduler.fleet([small.scheduler.worker_address])
+    event.fleet.warnings.append("the outcome log is full")
+    small.scheduler.streams[-1].put_nowait(event)
+    await small.until(lambda: bool(models.front.gateways["small"].warnings))
+    reply = await models.http("GET", "/health")
+    assert (reply.status, reply.json["status"]) == (200, "ok")
+    assert reply.json["warnings"] == {"small": ["the outcome log is full"]}
+    assert "warnings" not in (await models.http("GET", "/health?model=large")).json
+
+
 async def test_workers_of_another_model_do_not_make_a_model_ready() -> None:
     """A scheduler address that belongs to another model."""
     async with run_models({"small": "1", "large": "2"}) as models:

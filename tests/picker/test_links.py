@@ -221,6 +221,7 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
     late: bool = False
     asked: list[predictor_pb2.ForecastInput] = field(default_factory=list)
     outcomes: list[predictor_pb2.Outcome] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)  # without an outcome
     improved: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
 
     async def Forecast(self, request: Any, context: Any) -> predictor_pb2.ForecastResponse:
@@ -239,6 +240,7 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
 
     async def Observe(self, request: Any, context: Any) -> predictor_pb2.ObserveOutcomesResponse:
         self.outcomes += request.outcomes
+        self.ended += request.ended_ids
         return predictor_pb2.ObserveOutcomesResponse(version=1)
 
 
@@ -273,6 +275,11 @@ async def test_predictor_forecasts_improves_and_learns() -> None:
         forecasts.learn(OUTCOME)
         await until(lambda: bool(predictor.outcomes))
         assert predictor.outcomes[0].output_tokens == 7
+        await forecasts.forecast(4, question, 5, 30)
+        for number in (4, 4, 5):  # 5 was not asked about
+            forecasts.drop(number)
+        await until(lambda: bool(predictor.ended))
+        assert predictor.ended == [forecasts.name(4)]
 
 
 async def test_history_forecasts_while_the_predictor_is_late() -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from protos.generated import predictor_pb2
 from services.forecast import UNCAPPED
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.interface import LAYERS, Options, Query
+from services.predictor.learning.log_warning import REPLACED, UNAVAILABLE, UNREADABLE
 from services.predictor.predictors import PREDICTORS
 from services.runtime.outcomelog import Entry, LogUnavailable, Row
 from services.runtime.outcomelog.config import LogConfig
@@ -238,3 +240,43 @@ async def test_log_outage_loses_no_outcome(monkeypatch: pytest.MonkeyPatch) -> N
         (forecast,) = await running.forecast(input_of("c", "hello"))
         assert list(forecast.points) == [7, 9, UNCAPPED]
         await until(lambda: running.value("log_unavailable") == 0)
+
+
+async def test_listeners_are_told_that_the_log_fails_and_that_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = UnavailableLog(100)
+    monkeypatch.setattr(LogConfig, "open", lambda _: log)
+    monkeypatch.setattr("services.predictor.service.METRICS_INTERVAL_S", 0.01)
+    async with predicting() as running:
+        stream = aiter(running.stub.Improve(predictor_pb2.ImproveRequest()))
+        log.gone = True
+        assert (await anext(stream)).warning == UNAVAILABLE
+        late = running.stub.Improve(predictor_pb2.ImproveRequest())
+        assert (await anext(aiter(late))).warning == UNAVAILABLE
+        log.gone = False
+        told = await anext(stream)
+        assert told.HasField("warning") and told.warning == ""
+
+
+def spoil(log: LogConfig) -> None:
+    Path(log.path).write_bytes(os.urandom(10_000))
+
+
+async def test_random_bytes_in_place_of_the_log_and_in_its_rows_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.predictor.service.METRICS_INTERVAL_S", 0.01)
+    log = LogConfig(path=str(tmp_path / "outcomes.sqlite"))
+    spoil(log)
+    kept = SqliteLog.open(log.path, 100)
+    await kept.append([Row("outcome", 1, b"\xff\xff")])
+    await kept.close()
+    warnings = []
+    for _ in range(2):
+        async with predicting(log=log) as running:
+            stream = running.stub.Improve(predictor_pb2.ImproveRequest())
+            warnings.append((await anext(aiter(stream))).warning)
+            stream.cancel()
+        spoil(log)
+    assert warnings == [UNREADABLE, REPLACED]

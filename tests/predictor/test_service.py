@@ -22,8 +22,8 @@ from services.runtime.codecs.common import decode_forecast
 from services.runtime.config import COMMON
 from services.runtime.network.channel import connect
 from tests.observability.metrics.seen import uncatalogued, unseen
-from tests.predictor.predictor_serving import ended, input_of, predicting
-from tests.reach import WAYS
+from tests.predictor.predictor_serving import ended, forecast_of, input_of, predicting
+from tests.reach import WAYS, until
 
 
 def forecast_request(*max_tokens: int, application: str = "") -> predictor_pb2.ForecastRequest:
@@ -49,6 +49,14 @@ def finished(
 def being_generated(*tokens: int, application: str = "") -> predictor_pb2.ObserveOutcomesRequest:
     live = predictor_pb2.LiveAnswers(model="demo", application=application, output_tokens=tokens)
     return predictor_pb2.ObserveOutcomesRequest(live=[live])
+
+
+def ended_without_outcome(*request_ids: str) -> predictor_pb2.ObserveOutcomesRequest:
+    return predictor_pb2.ObserveOutcomesRequest(ended_ids=request_ids)
+
+
+def reported_by(reporter: str) -> predictor_pb2.ObserveOutcomesRequest:
+    return predictor_pb2.ObserveOutcomesRequest(reporter=reporter)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -114,7 +122,14 @@ async def test_max_predictor_ignores_outcomes(way: str) -> None:
             forecast_request(5, application="a" * 257),
             "inputs[0]: model and application names have at most 256 characters",
         ),
+        (
+            forecast_of(input_of("r" * 1_025, "hello")),
+            "inputs[0].request_id: must have 0 to 1024 characters, got 1025",
+        ),
         (finished(*[5] * 1_025), "outcomes: at most 1024 per call, got 1025"),
+        (ended_without_outcome(*["a"] * 1_025), "ended_ids: at most 1024 per call, got 1025"),
+        (ended_without_outcome(""), "ended_ids: must have 1 to 1024 characters, got 0"),
+        (reported_by("s" * 1_025), "reporter: must have 0 to 1024 characters, got 1025"),
         (being_generated(2**31), "live[0].output_tokens: at most 16777215"),
         (being_generated(*[5] * 16_385), "live: at most 16384 answers, got 16385"),
         (
@@ -160,6 +175,7 @@ async def test_forecasts_and_outcomes_are_counted() -> None:
     [
         ("request_id", "r" * 257),
         ("model", "m" * 257),
+        ("key_name", "k" * 257),
         ("application", "a" * 257),
         ("prompt_tokens", 2**31),
         ("output_tokens", 2**31),
@@ -192,6 +208,31 @@ async def test_relative_error_is_recorded_by_source() -> None:
         missing = unseen(running.registry, catalogue.ALL)
         assert missing == [catalogue.MODEL_AGE.family]  # no fit yet
         assert uncatalogued(running.registry, catalogue.ALL) == set()
+
+
+async def test_request_that_ends_without_outcome_is_not_pending() -> None:
+    async with predicting() as running:
+        await running.forecast(*(input_of(name, "hello") for name in "abc"))
+        message = ended_without_outcome("a", "unknown", "b")
+        assert (await running.stub.Observe(message)).version == 0
+        assert running.value("pending") == 1
+        assert running.value("outcomes_total", learnt="no") == 0
+
+
+async def test_further_listener_is_refused_until_another_leaves() -> None:
+    async with predicting(listeners_max=1, way="socket") as running:
+        listening = predictor_pb2.ImproveRequest()
+        first = running.stub.Improve(listening)
+        await until(lambda: running.service.listeners == 1)
+        with pytest.raises(aio.AioRpcError) as refused:
+            await anext(aiter(running.stub.Improve(listening)))
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "predictor.listeners_max" in (refused.value.details() or "")
+        first.cancel()
+        await until(lambda: running.service.listeners == 0)
+        again = running.stub.Improve(listening)
+        await until(lambda: running.service.listeners == 1)
+        again.cancel()
 
 
 def test_unknown_predictor_prevents_start() -> None:

@@ -116,6 +116,18 @@ def test_request_ending_during_reading_is_learned() -> None:
     assert [ended.outcome.request_id for ended, _ in read.ended_features] == ["a"]
 
 
+def test_request_without_outcome_is_forgotten_wherever_it_is() -> None:
+    machine = ForecasterHarness()
+    machine.ask("reading")
+    batch = machine.next_batch()
+    machine.ask("unread")
+    for name in ("reading", "unread", "unknown"):
+        machine.two_stage.drop(name)
+    read = machine.read(batch)
+    assert (read.improved, read.ended_features) == ((), ())
+    assert not machine.pending and not machine.next_batch()
+
+
 def test_evicted_request_is_not_read() -> None:
     machine = ForecasterHarness(unread_max=2)
     for name in "abc":
@@ -126,7 +138,7 @@ def test_evicted_request_is_not_read() -> None:
 def test_set_aside_model_is_scored_but_not_used() -> None:
     machine = ForecasterHarness()
     machine.ask("a")
-    assert machine.guarded.compare([1.0] * MIN_OUTCOMES)
+    assert machine.guarded.compare(("demo", ""), [1.0] * MIN_OUTCOMES)
     assert machine.read(machine.next_batch()).improved == ()
     waiting = machine.pending.pop("a")
     assert waiting and waiting.pair.by_model == certain(9, "model")

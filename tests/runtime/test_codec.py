@@ -198,7 +198,7 @@ ALL_SET: dict[str, Plan | Report | CostModel | Outcome] = {
         0.1, 0.2, 0.3, 0.4, 5, "linear", 0.6, 0.7, 8, 0.9, 1.0, 1.1, 12,
         Neighbours((1, 2, 3, 0.4), 7), 1.5,
     ),
-    "outcome": Outcome("r", "m", "a", 1, 2, 3, FinishReason.LENGTH, 4.0, 5),
+    "outcome": Outcome("r", "m", "a", 1, 2, 3, FinishReason.LENGTH, 4.0, 5, "ada", "s-1"),
 }  # fmt: skip
 
 
@@ -214,7 +214,7 @@ def test_every_field_is_encoded() -> None:
     assert isinstance(cost, CostModel)
     assert codec.decode_cost_model(codec.encode_cost_model("w", cost)) == cost
     assert isinstance(outcome, Outcome)
-    assert codec.decode_outcome(codec.encode_outcome(outcome)) == outcome
+    assert codec.decode_outcome(codec.encode_outcome(outcome), outcome.reporter) == outcome
 
 
 def test_impossible_batch_timing_and_neighbours_are_errors() -> None:

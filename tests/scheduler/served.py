@@ -48,6 +48,7 @@ class Texts(predictor_pb2_grpc.PredictorServicer):
     def __init__(self) -> None:
         self.heard: list[str] = []
         self.observed = 0  # outcomes
+        self.ended: list[str] = []  # requests without an outcome
         self.may = asyncio.Event()
 
     async def Forecast(
@@ -62,6 +63,7 @@ class Texts(predictor_pb2_grpc.PredictorServicer):
         self, request: predictor_pb2.ObserveOutcomesRequest, context: object
     ) -> predictor_pb2.ObserveOutcomesResponse:
         self.observed += len(request.outcomes)
+        self.ended += request.ended_ids
         return predictor_pb2.ObserveOutcomesResponse()
 
     async def Improve(

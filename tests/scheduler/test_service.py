@@ -172,6 +172,13 @@ async def test_ended_requests_leave_no_state_in_service() -> None:
         worker.say(scheduler_pb2.WorkerMessage(report=report))
         await until(lambda: run_step(gateway, "finished") == ["r1"])
         assert kept(live) == set()
+        await until(lambda: live.texts.observed == 1)
+        assert live.texts.ended == ["r0"]
+        gateway.say(submitted("r2"))
+        await until(lambda: kept(live) == {"r2"})
+        gateway.leave()
+        await until(lambda: live.texts.ended == ["r0", "r2"])
+        assert kept(live) == set()
 
 
 async def test_duplicate_id_leaves_forecast_of_live_request() -> None:

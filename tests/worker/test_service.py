@@ -65,6 +65,20 @@ async def test_tokens_stream_and_the_end_is_reported_to_both_sides(folder):
     assert sum(len(report.timings) for report in world.scheduler.reports) >= 12
 
 
+async def test_plan_with_a_number_that_does_not_ascend_ends_the_stream(folder):
+    async with running(folder) as world:
+        scheduler, labels = world.scheduler, {"method": "Attach", "field": "plan.seq"}
+        scheduler.seq = 5
+        scheduler.plan()
+        scheduler.seq = 1
+        scheduler.plan()
+        await until(lambda: len(scheduler.hellos) == 2)
+        counted = "foretoken_worker_invalid_messages_total"
+        assert world.registry.get_sample_value(counted, labels) == 1
+        scheduler.plan()
+        await until(lambda: scheduler.reports[-1:] and scheduler.reports[-1].applied_plan_seq == 1)
+
+
 async def test_named_tokens_and_scored_prompts(folder):
     """Options that name tokens, and prompt scores, over the wire; an invalid id is an error with a
     sentence."""

@@ -49,6 +49,11 @@ class ScoredLengths(Lengths):
                 self._metrics.observe_judged(given.source, judged)
                 self._outdated = True
 
+    def forget(self, request_ids: Sequence[str]) -> None:
+        self._lengths.forget(request_ids)
+        for request_id in request_ids:
+            self._given.pop(request_id, None)
+
     def observe_live(self, answers: Sequence[LiveAnswers]) -> None:
         self._lengths.observe_live(answers)
 

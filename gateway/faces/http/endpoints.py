@@ -130,9 +130,11 @@ def _add_status(app: FastAPI, front: Front) -> None:
     ) -> Response:
         asked = {model: front.select(model)} if model else front.gateways
         states = {name: gateway.obstacle or OK for name, gateway in asked.items()}
+        warnings = {name: list(each.warnings) for name, each in asked.items() if each.warnings}
+        details = {"models": states} | ({"warnings": warnings} if warnings else {})
         if OK in states.values():
-            return JSONResponse({"status": OK, "models": states})
-        return JSONResponse({"status": next(iter(states.values())), "models": states}, 503)
+            return JSONResponse({"status": OK} | details)
+        return JSONResponse({"status": next(iter(states.values()))} | details, 503)
 
     @app.get("/ping", summary="Same as /health", responses=NOT_READY)
     async def ping() -> Response:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import platform
 import time
 from collections.abc import Callable
 from functools import partial
@@ -10,14 +11,14 @@ from functools import partial
 from grpc import aio
 
 from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
-from services.core import Outcome
+from services.core import Ending, Outcome
 from services.forecast import Forecast, certain
 from services.lengths import LengthWindow
 from services.picker.config import PickerConfig
 from services.picker.core.questions import Question
 from services.picker.metrics import FAILED, LATE, OPEN, PickerMetrics
 from services.runtime.bounded_dict import BoundedDict
-from services.runtime.codecs.common import decode_forecast, encode_outcome
+from services.runtime.codecs.common import decode_forecast, encode_endings
 from services.runtime.network.backoff import Backoff
 from services.runtime.network.breaker import Breaker, BreakerPhase
 from services.runtime.network.delivery import (
@@ -77,9 +78,10 @@ class Forecasts:
         self._breaker = Breaker(config.forecast_failures_max, PAUSES)
         self._metrics = metrics
         self._improved = improved
+        self._reporter = f"picker on {platform.node()}"
         self._prefix = f"picker-{os.getpid()}-{time.time_ns():x}-"
         self._max_tokens = BoundedDict[str, int](MAX_KEPT)  # of requests that were asked about
-        self._outcomes: Backlog[Outcome] = Backlog(MAX_KEPT, metrics.outcomes_dropped)
+        self._endings: Backlog[Ending] = Backlog(MAX_KEPT, metrics.outcomes_dropped)
 
     async def forecast(
         self, number: int, question: Question, prompt_tokens: int, max_tokens: int
@@ -100,7 +102,13 @@ class Forecasts:
         self._max_tokens.pop(outcome.request_id, None)
         self._history.learn(outcome)
         if self._predictor is not None:
-            self._outcomes.put(outcome)
+            self._endings.put(outcome)
+
+    def drop(self, number: int) -> None:
+        """A request ended without an outcome."""
+        name = self.name(number)
+        if self._max_tokens.pop(name, None) is not None and self._predictor is not None:
+            self._endings.put(name)
 
     async def run(self) -> None:
         """Delivers outcomes and receives better forecasts, if there is a predictor."""
@@ -154,8 +162,8 @@ class Forecasts:
 
     async def _deliver(self, predictor: "predictor_pb2_grpc.PredictorAsyncStub") -> None:
         while True:
-            outcomes = [encode_outcome(o) for o in await self._outcomes.pop(MAX_PER_CALL)]
-            message = predictor_pb2.ObserveOutcomesRequest(outcomes=outcomes)
+            endings = await self._endings.pop(MAX_PER_CALL)
+            message = encode_endings(endings, self._reporter)
             await deliver(
                 partial(predictor.Observe, message, timeout=OBSERVE_S), "outcomes to the predictor"
             )

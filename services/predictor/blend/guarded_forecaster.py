@@ -1,4 +1,4 @@
-"""Forecasts by a prompt model, or by history while the guard sets the model aside."""
+"""Forecasts by a prompt model, or by history where a guard sets the model aside."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Protocol
 
 from services.core import LiveAnswers
 from services.forecast import Forecast, certain
-from services.predictor.blend.guard import ModelGuard
+from services.predictor.blend.guard import Application, ApplicationGuards, Decision
 from services.predictor.interface import Example, Predictor, Query
 from services.predictor.models.history import SOURCE as HISTORY
 from services.predictor.models.oracle import NO_LENGTH
@@ -35,7 +35,8 @@ class PromptModel(Predictor, Protocol):
 
 
 class GuardedForecaster:
-    """Serves a prompt model or history, whichever the guard selects; history alone without a model.
+    """Serves a prompt model or history, whichever the guard of the application selects; history
+    alone without a model.
 
     Both learn from all outcomes: history at once in `learn`, the model in `study`. History also
     answers when the model cannot. `read` and `study` take milliseconds and touch the model alone,
@@ -45,7 +46,7 @@ class GuardedForecaster:
     def __init__(self, history: Predictor, model: PromptModel | None = None):
         self._history = history
         self._model = model
-        self._guard = ModelGuard()
+        self._guards = ApplicationGuards()
 
     @property
     def version(self) -> int:
@@ -53,8 +54,9 @@ class GuardedForecaster:
         return self._history.version
 
     @property
-    def set_aside(self) -> bool:
-        return self._guard.set_aside
+    def set_aside(self) -> int:
+        """Guards that set the model aside."""
+        return self._guards.count_set_aside
 
     @property
     def edition(self) -> int:
@@ -64,10 +66,12 @@ class GuardedForecaster:
     def forecast(self, batch: Sequence[Query]) -> list[ForecastPair]:
         """Returns immediate forecasts: from words when the model can, else from history."""
         words = self._model.by_words(batch) if self._model else repeat(None, len(batch))
-        pairs = zip(words, self._history.forecast(batch), strict=True)
+        forecasts = zip(batch, words, self._history.forecast(batch), strict=True)
         return [
-            self.choose(by_words, by_history) if by_words else ForecastPair(by_history, by_history)
-            for by_words, by_history in pairs
+            self.choose(query, by_words, by_history)
+            if by_words
+            else ForecastPair(by_history, by_history)
+            for query, by_words, by_history in forecasts
         ]
 
     def by_history(self, batch: Sequence[Query]) -> list[Forecast]:
@@ -78,9 +82,10 @@ class GuardedForecaster:
         forecasts = self._model.forecast(batch) if self._model else []
         return [None if f.source in (HISTORY, NO_LENGTH) else f for f in forecasts]
 
-    def choose(self, by_model: Forecast, by_history: Forecast) -> ForecastPair:
-        """Pairs both forecasts and selects the one to give."""
-        return ForecastPair(by_history if self.set_aside else by_model, by_history, by_model)
+    def choose(self, query: Query, by_model: Forecast, by_history: Forecast) -> ForecastPair:
+        """Pairs both forecasts of a query and selects the one to give."""
+        aside = self._guards.is_set_aside((query.model, query.application))
+        return ForecastPair(by_history if aside else by_model, by_history, by_model)
 
     def learn(self, examples: Sequence[Example]) -> int:
         """Learns lengths and returns how many were used. Takes microseconds."""
@@ -95,9 +100,9 @@ class GuardedForecaster:
         if self._model:
             self._model.learn(examples)
 
-    def compare(self, excess: Sequence[float]) -> bool:
-        """Adds the model's losses minus history's; see `ModelGuard.observe`."""
-        return self._guard.observe(excess)
+    def compare(self, application: Application, excess: Sequence[float]) -> Decision | None:
+        """Adds the model's losses minus history's of one application; see `ModelGuard.observe`."""
+        return self._guards.observe(application, excess)
 
 
 class PureForecaster(GuardedForecaster):
@@ -109,5 +114,5 @@ class PureForecaster(GuardedForecaster):
             for query, by_history in zip(batch, self.by_history(batch), strict=True)
         ]
 
-    def compare(self, excess: Sequence[float]) -> bool:
-        return False
+    def compare(self, application: Application, excess: Sequence[float]) -> Decision | None:
+        return None

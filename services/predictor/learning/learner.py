@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -30,6 +30,7 @@ class OutcomeLearner:
     rule: selects the prompts to train on; of the others only the length is learned.
     encoded_by: the encoder of the features, None when no prompts are read.
     writer: marks rows of this process.
+    leave_out: API keys and reporting processes, by name, with outcomes that are not learned.
     backlog_max: 10 kB each; at least the training set size, so that replaying a log loses none.
     on_learned: called with the number of outcomes learned and the number skipped.
     """
@@ -40,6 +41,7 @@ class OutcomeLearner:
         rule: Rule,
         encoded_by: EncodedBy | None,
         writer: str,
+        leave_out: Collection[str],
         backlog_max: int,
         executor: CpuBudgetedExecutor,
         on_learned: Callable[[int, int], None],
@@ -52,6 +54,7 @@ class OutcomeLearner:
         self._rule = rule
         self._encoded_by = encoded_by
         self._writer = writer
+        self._leave_out = frozenset(leave_out)
         self._on_learned = on_learned
         self._executor = executor
         self._backlog: deque[Example] = deque(maxlen=backlog_max)
@@ -61,6 +64,7 @@ class OutcomeLearner:
     def deliver(self, rows: Sequence[Row]) -> None:
         records = [(row.kind, record) for row in rows if (record := self._read(row))]
         self.delivered_own += sum(record.writer == self._writer for _, record in records)
+        records = [each for each in records if not each[1].sources & self._leave_out]
         first = [record.example for kind, record in records if kind == KIND]
         learned = self._forecaster.learn(first)
         self._on_learned(learned, sum(row.kind == KIND for row in rows) - learned)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from services.core import Outcome
 from services.lengths import is_learnable
+from services.predictor.blend.guard import Application, Decision
 from services.predictor.blend.guarded_forecaster import GuardedForecaster
 from services.predictor.learning.records import READ_LATE, encode
 from services.predictor.learning.scorecard import JudgedForecast, Scorecard, excess_loss, judge
@@ -40,17 +41,18 @@ class OutcomeRecorder:
 
     def settle(
         self, outcomes: Sequence[Outcome], finished_at_s: float, put: Callable[[Row], None]
-    ) -> bool:
-        """Passes a row for each outcome to `put`. Returns whether the model was set aside or
+    ) -> list[Decision]:
+        """Passes a row for each outcome to `put`. Returns where the model was set aside or
         reinstated."""
-        excess: list[float] = []
+        excess: dict[Application, list[float]] = {}
         for outcome in outcomes:
             pending = self.pending.pop(outcome.request_id)
             if pending and is_learnable(outcome):
-                excess += self._judge(outcome, pending)
+                self._judge(outcome, pending, excess)
             put(encode(outcome, pending, self._encoder, self._writer, finished_at_s))
             self._on_end(outcome, pending, finished_at_s)
-        return bool(excess) and self._forecaster.compare(excess)
+        changes = (self._forecaster.compare(*each) for each in excess.items())
+        return [change for change in changes if change]
 
     def late_row(self, ended: EndedRequest, packed: bytes) -> Row:
         """Returns the second row of an outcome: its prompt was read after the request ended."""
@@ -59,13 +61,18 @@ class OutcomeRecorder:
             ended.outcome, pending, self._encoder, self._writer, ended.finished_at_s, READ_LATE
         )
 
-    def _judge(self, outcome: Outcome, pending: PendingForecast) -> list[float]:
-        """Returns the model's loss minus history's, empty when no model made a forecast."""
+    def _judge(
+        self,
+        outcome: Outcome,
+        pending: PendingForecast,
+        excess: dict[Application, list[float]],
+    ) -> None:
+        """Adds the model's loss minus history's to `excess`, if a model made a forecast."""
         pair, tokens, most = pending.pair, outcome.output_tokens, outcome.max_tokens
         self.judged += 1
         judged = judge(pair.given, tokens, most)
         self.scorecard.add([judged])
         self._on_judged(pair.given.source, judged)
-        if pair.by_model is None:
-            return []
-        return [excess_loss(pair.by_model, pair.by_history, tokens, most)]
+        if pair.by_model:
+            loss = excess_loss(pair.by_model, pair.by_history, tokens, most)
+            excess.setdefault((outcome.model, outcome.application), []).append(loss)

@@ -14,6 +14,7 @@ CHECKS: Mapping[str, Callable[[Outcome], bool]] = {
     "request_id": lambda outcome: len(outcome.request_id) <= MAX_NAME_CHARS,
     "model": lambda outcome: len(outcome.model) <= MAX_NAME_CHARS,
     "application": lambda outcome: len(outcome.application) <= MAX_NAME_CHARS,
+    "key_name": lambda outcome: len(outcome.key_name) <= MAX_NAME_CHARS,
     "prompt_tokens": lambda outcome: outcome.prompt_tokens <= MAX_FORECAST_TOKENS,
     "output_tokens": lambda outcome: outcome.output_tokens <= MAX_FORECAST_TOKENS,
     "max_tokens": lambda outcome: outcome.max_tokens <= MAX_FORECAST_TOKENS,

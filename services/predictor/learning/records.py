@@ -32,11 +32,13 @@ class EncodedBy:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A decoded row. `forecast_mean` is 0 when no model read the prompt."""
+    """A decoded row. `forecast_mean` is 0 when no model read the prompt. `sources` are the API key
+    and the process that reported it, as far as known."""
 
     example: Example
     writer: str
     forecast_mean: float
+    sources: frozenset[str] = frozenset()
 
 
 def encode(
@@ -58,6 +60,8 @@ def encode(
         reason=encode_reason(outcome.reason),
         finished_at_s=finished_at_s,
         writer=writer,
+        reporter=outcome.reporter,
+        key_name=outcome.key_name,
     )
     if pending and pending.packed:
         record.encoder, record.features = encoder, pending.packed
@@ -79,7 +83,8 @@ def decode(row: Row, encoded_by: EncodedBy | None) -> Record:
         raise ValueError("the payload is not an outcome record") from error
     if max(record.output_tokens, record.max_tokens) > MAX_FORECAST_TOKENS:
         raise ValueError("the outcome record exceeds the token limit")
-    if max(len(record.model), len(record.application)) > MAX_NAME_CHARS:
+    names = record.model, record.application, record.reporter, record.key_name
+    if max(map(len, names)) > MAX_NAME_CHARS:
         raise ValueError("the outcome record has a name that is too long")
     mean = record.foretold_mean
     if not (isfinite(mean) and mean >= 0):
@@ -92,7 +97,8 @@ def decode(row: Row, encoded_by: EncodedBy | None) -> Record:
         _features(record, encoded_by),
     )
     reason = decode_reason(record.reason) or FinishReason.ERROR
-    return Record(Example(query, record.output_tokens, reason), record.writer, mean)
+    sources = frozenset(filter(None, (record.key_name, record.reporter)))
+    return Record(Example(query, record.output_tokens, reason), record.writer, mean, sources)
 
 
 def _features(record: predictor_pb2.OutcomeRecord, by: EncodedBy | None) -> Features | None:

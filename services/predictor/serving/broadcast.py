@@ -1,7 +1,7 @@
 """Sends each message to all listeners."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -29,9 +29,11 @@ class Broadcast(Generic[T]):
                 self.dropped += 1
             queue.put_nowait(message)
 
-    async def listen(self) -> AsyncGenerator[T, None]:
-        """Yields messages until the listener closes the generator."""
+    async def listen(self, first: Iterable[T] = ()) -> AsyncGenerator[T, None]:
+        """Yields `first` and then each message, until the listener closes the generator."""
         queue: asyncio.Queue[T] = asyncio.Queue(self._limit)
+        for message in first:
+            queue.put_nowait(message)
         self._listeners.add(queue)
         try:
             while True:

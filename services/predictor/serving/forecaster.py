@@ -130,7 +130,8 @@ class TwoStageForecaster:
         for request, reading, pair in zip(batch, readings, pairs, strict=True):
             stage = PLAIN
             if reading.by_model:
-                stage, pair = READ, self._forecaster.choose(reading.by_model, pair.by_history)
+                stage = READ
+                pair = self._forecaster.choose(request.query, reading.by_model, pair.by_history)
             self._add_pending(request, pair, reading.packed)
             answers.append(ImmediateForecast(pair, stage))
         return answers
@@ -146,6 +147,12 @@ class TwoStageForecaster:
             self._in_progress[name] = ended_request
         elif (request := self.unread.pop(name)) and ended_request:
             self.ended.put(name, replace(request, ended_request=ended_request))
+
+    def drop(self, request_id: str) -> None:
+        """Forgets a request that ended without an outcome. A prompt that is being read is not
+        learned from."""
+        self._pending.pop(request_id)
+        self.unread.pop(request_id)
 
     def next_batch(self, limit: int) -> list[ForecastQuery]:
         """Returns the newest waiting prompts, else the newest of ended requests."""
@@ -198,7 +205,7 @@ class TwoStageForecaster:
     def _answer_from_cache(self, request: ForecastQuery, hit: CachedForecast) -> ImmediateForecast:
         """Answers from the cache; queues the prompt again if the models have changed since."""
         [by_history] = self._forecaster.by_history([request.query])
-        pair = self._forecaster.choose(hit.by_model, by_history)
+        pair = self._forecaster.choose(request.query, hit.by_model, by_history)
         if hit.edition == self._forecaster.edition:
             self._add_pending(request, pair, hit.packed)
         else:
@@ -235,6 +242,6 @@ class TwoStageForecaster:
             return None
         pair = pending.pair
         if reading.by_model:
-            pair = self._forecaster.choose(reading.by_model, pair.by_history)
+            pair = self._forecaster.choose(request.query, reading.by_model, pair.by_history)
         self._pending.amend(request.request_id, replace(pending, pair=pair, packed=reading.packed))
         return pair if reading.by_model else None

@@ -1,11 +1,11 @@
 """Converts between core types and messages. Decoding raises ValueError for bad values."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from math import inf, isfinite
 
 from protos.generated import common_pb2, estimator_pb2, predictor_pb2
-from services.core import FinishReason, LiveAnswers, Outcome, Sla
+from services.core import Ending, FinishReason, LiveAnswers, Outcome, Sla
 from services.costs import BatchTiming, CostModel, Direction, Neighbours, StepTiming, SwapTiming
 from services.forecast import UNCAPPED, Forecast
 
@@ -169,6 +169,7 @@ def encode_outcome(outcome: Outcome) -> predictor_pb2.Outcome:
         reason=encode_reason(outcome.reason),
         e2e_s=outcome.e2e_s,
         preemptions=outcome.preemptions,
+        key_name=outcome.key_name,
     )
 
 
@@ -178,11 +179,24 @@ def encode_live_answers(answers: LiveAnswers) -> predictor_pb2.LiveAnswers:
     )
 
 
+def encode_endings(
+    endings: Sequence[Ending], reporter: str, live: Iterable[LiveAnswers] = ()
+) -> predictor_pb2.ObserveOutcomesRequest:
+    """`reporter`: the name of this process, which is stored with its outcomes."""
+    return predictor_pb2.ObserveOutcomesRequest(
+        outcomes=[encode_outcome(each) for each in endings if isinstance(each, Outcome)],
+        live=map(encode_live_answers, live),
+        ended_ids=[each for each in endings if isinstance(each, str)],
+        reporter=reporter,
+    )
+
+
 def decode_live_answers(message: predictor_pb2.LiveAnswers) -> LiveAnswers:
     return LiveAnswers(message.model, message.application, tuple(message.output_tokens))
 
 
-def decode_outcome(message: predictor_pb2.Outcome) -> Outcome:
+def decode_outcome(message: predictor_pb2.Outcome, reporter: str = "") -> Outcome:
+    """`reporter`: the process that sent it."""
     return Outcome(
         message.request_id,
         message.model,
@@ -193,4 +207,6 @@ def decode_outcome(message: predictor_pb2.Outcome) -> Outcome:
         decode_reason(message.reason) or FinishReason.ERROR,
         message.e2e_s,
         message.preemptions,
+        message.key_name,
+        reporter,
     )

@@ -36,6 +36,8 @@ ALLOWED: Mapping[str, Set[Role]] = {
     "/grpc.health.v1.Health/Watch": ANY,
 }
 OPERATORS = frozenset({Role.OPERATOR})
+OTHER_NAMES = "x509_subject_alternative_name"
+NAME_FIELDS = ("x509_common_name", OTHER_NAMES)
 
 Unary = Callable[[Any, Any], Awaitable[Any]]
 Stream = Callable[[Any, Any], AsyncIterator[Any]]
@@ -71,9 +73,17 @@ def _check(context: Any, method: str, allowed: Set[Role]) -> None:
     """Raises ServiceError."""
     if context.peer().startswith("unix:"):
         return
-    roles = roles_of(context.auth_context().get("x509_subject_alternative_name", ()))
+    roles = roles_of(context.auth_context().get(OTHER_NAMES, ()))
     if not roles & allowed:
         names = ", ".join(sorted(roles)) or "none"
         needed = " or ".join(sorted(allowed))
         message = f"{method} is for the role {needed}; the certificate has {names}"
         raise ServiceError(Code.PERMISSION_DENIED, message)
+
+
+def peer_name(context: Any) -> str:
+    """The name in the certificate of a call's peer: the common one, else the first of the others;
+    empty without a certificate."""
+    fields = context.auth_context()
+    names = [name for field in NAME_FIELDS for name in fields.get(field, ())]
+    return names[0].decode(errors="replace") if names else ""

@@ -5,7 +5,7 @@ neither side may change a message after sending it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
 from ipaddress import ip_address
@@ -196,6 +196,9 @@ class _Context:
 
     def peer(self) -> str:
         return "in-process"
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        return {}
 
 
 def _rpc_error(code: grpc.StatusCode, details: str, trailers: Any = ()) -> aio.AioRpcError:

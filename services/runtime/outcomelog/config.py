@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from services.runtime.config import Settings
+from services.runtime.config import Listed, Settings
 from services.runtime.outcomelog.interface import OutcomeLog
 from services.runtime.outcomelog.opening import open_log
 
@@ -25,6 +25,9 @@ class LogConfig(Settings):
     rows_max: int = Field(default=50_000, ge=1)
     # Whether to store prompts, which are private. Learning needs only embeddings and lengths.
     keep_text: bool = False
+    # Names of API keys, and of schedulers and pickers that reported outcomes: what came from them
+    # stays in the log and is not learned from.
+    leave_out: Listed = ()
 
     def open(self) -> OutcomeLog:
         """Raises ValueError if the log cannot be opened."""

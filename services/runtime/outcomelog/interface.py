@@ -49,5 +49,9 @@ class OutcomeLog(Protocol):
         the log is lost and recreated. Raises LogUnavailable.
         """
 
+    @property
+    def replaced(self) -> bool:
+        """Whether an unusable file was moved aside since the log was opened."""
+
     async def close(self) -> None:
         """Closes the file or connection. Never raises LogUnavailable; no call may follow."""

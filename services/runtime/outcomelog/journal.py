@@ -66,6 +66,11 @@ class Journal:
         """Rows not yet written."""
         return len(self._queue) + len(self._batch)
 
+    @property
+    def replaced(self) -> bool:
+        """Whether the log was unusable and began anew."""
+        return self._log.replaced
+
     def put(self, row: Row) -> None:
         """Queues a row; a full queue drops its oldest row. Never waits or raises."""
         if not _is_valid(row):

@@ -53,6 +53,7 @@ class LogFile:
 
     def __init__(self, path: Path):
         self.path = path.expanduser().absolute()
+        self.replaced = False  # whether an unusable file was moved aside
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None  # of the open file
 
@@ -91,6 +92,7 @@ class LogFile:
                 self._connection = _open(self.path)
             except _UnusableFile as error:
                 _move_aside(self.path, error)
+                self.replaced = True
                 self._connection = _open(self.path)
             self._identity = _identity(self.path)
         return self._connection
@@ -102,6 +104,7 @@ class LogFile:
         with _locked(self.path):
             if corrupt is not None and _identity(self.path) == corrupt:
                 _move_aside(self.path, _UnusableFile("corrupt", str(error)))
+                self.replaced = True
 
 
 def _open(path: Path) -> sqlite3.Connection:

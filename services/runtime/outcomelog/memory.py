@@ -8,6 +8,8 @@ from services.runtime.outcomelog.interface import Entry, Row
 class MemoryLog:
     """Keeps the newest rows in memory."""
 
+    replaced = False
+
     def __init__(self, rows_max: int):
         self._rows: dict[int, Row] = {}  # by position, without gaps
         self._oldest, self._next = 1, 1

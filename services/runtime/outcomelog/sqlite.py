@@ -58,6 +58,10 @@ class SqliteLog:
                 ) from error
         return cls(file, rows_max)
 
+    @property
+    def replaced(self) -> bool:
+        return self._file.replaced
+
     async def append(self, rows: Sequence[Row], again: bool = False) -> None:
         self._batch += not again
         await self._run(partial(self._append, self._batch, rows))

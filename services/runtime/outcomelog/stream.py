@@ -38,6 +38,8 @@ class RedisLog:
     succeed as soon as Redis is back. No message contains the password.
     """
 
+    replaced = False
+
     def __init__(self, url: str, stream: str, rows_max: int):
         """Does not connect yet. Raises ValueError for an invalid URL."""
         self._redis, address = open_client(url, "log.path")

@@ -229,6 +229,7 @@ class SchedulerState:
             reason,
             self.ledger.now - request.arrival_s,
             self.ledger.preemptions(job),
+            request.key_name,
         )
         self.ledger.actions.append(ev.Learn(outcome))
 

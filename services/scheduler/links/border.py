@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from math import inf
 
 from protos.generated import scheduler_pb2
-from services.runtime.border import COUNT, Bounds, check_bounds, check_name
+from services.runtime.border import COUNT, Bounds, check_bounds, check_name, check_times
 from services.runtime.errors import InvalidArgument
 
 MAX_HELD = 2**17  # requests of an earlier stream
 NAMES: Sequence[str] = ("worker_id", "address", "model")
-REQUEST_NAMES: Sequence[str] = ("model", "application", "worker_id", "tenant", "traceparent")
+REQUEST_NAMES: Sequence[str] = (
+    "model", "application", "worker_id", "tenant", "traceparent", "key_name",
+)  # fmt: skip
 REQUEST_COUNTS = ("prompt_tokens", "delivered_tokens", "max_tokens", "min_tokens")
 REQUEST_BOUNDS: Bounds = dict.fromkeys(REQUEST_COUNTS, COUNT)
 CANCEL_BOUNDS: Bounds = {"output_tokens": COUNT}
@@ -30,7 +32,7 @@ BOUNDS: Bounds = {
 
 
 def check_hello(hello: scheduler_pb2.WorkerHello) -> None:
-    """Raises InvalidArgument, which names the field. O(held requests)."""
+    """Raises InvalidArgument, which names the field. O(held requests + profile)."""
     for name in NAMES:
         check_name(name, getattr(hello, name))
     check_bounds(hello, BOUNDS)
@@ -41,6 +43,8 @@ def check_hello(hello: scheduler_pb2.WorkerHello) -> None:
         raise InvalidArgument("held", f"must be at most {MAX_HELD} requests, got {len(hello.held)}")
     for held in hello.held:
         check_name("held.request_id", held.request_id)
+    check_times("profile", hello.profile)
+    check_times("swaps", hello.swaps)
 
 
 def check_request(request: scheduler_pb2.NewRequest) -> None:
@@ -65,6 +69,8 @@ def check_cancel(cancel: scheduler_pb2.CancelRequest) -> None:
 
 def check_report(report: scheduler_pb2.Report, hello: scheduler_pb2.WorkerHello) -> None:
     """Raises InvalidArgument for numbers that a worker of this hello cannot have. O(rows)."""
+    check_times("timings", report.timings)
+    check_times("swaps", report.swaps)
     blocks = hello.kv_tokens // hello.block_tokens
     # A server behind a worker may count output in other tokens. Layers with a sliding window hold
     # more tokens of a request than the announced capacity, which is that of all layers.

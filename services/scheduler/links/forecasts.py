@@ -36,6 +36,7 @@ from services.scheduler.observe.metrics import SchedulerMetrics
 log = logging.getLogger(__name__)
 
 REFRESH_S = 1.0  # no request waits for a refresh of shared forecasts
+MAX_WARNING_CHARS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class Forecasts:
         self._unanswered: dict[str, Question] = {}  # by deadline
         self._asked = asyncio.Event()
         self._awaited = asyncio.Event()
+        self.warning = ""  # what does not work at the predictor
 
     # Called by the service; none of these waits
 
@@ -265,10 +267,14 @@ class Forecasts:
         return True
 
     async def _open_improve(self) -> ResponseStream[predictor_pb2.ImprovedForecasts]:
+        self.warning = ""  # a predictor that has one begins with it
         return self._predictor.Improve(predictor_pb2.ImproveRequest())
 
     def _improved(self, message: predictor_pb2.ImprovedForecasts) -> None:
-        """Applies improved forecasts of requests that are still known."""
+        """Applies improved forecasts of requests that are still known, or keeps a warning."""
+        if message.HasField("warning"):
+            self.warning = message.warning[:MAX_WARNING_CHARS]
+            return
         try:
             better = tuple(
                 (name, decode_forecast(forecast, self._max_tokens[name]))

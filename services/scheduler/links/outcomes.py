@@ -1,12 +1,12 @@
-"""Sends outcomes to the predictor, and refreshes shared forecasts after it learned from them."""
+"""Tells the predictor how requests ended, and refreshes shared forecasts after it learned."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from protos.generated import predictor_pb2, predictor_pb2_grpc
-from services.core import LiveAnswers, Outcome
-from services.runtime.codecs.common import encode_live_answers, encode_outcome
+from services.core import Ending, LiveAnswers
+from services.runtime.codecs.common import encode_endings
 from services.runtime.network.delivery import MAX_KEPT, MAX_PER_CALL, Backlog, deliver
 from services.scheduler.observe.metrics import SchedulerMetrics
 
@@ -15,7 +15,8 @@ NO_VERSION = -1
 
 
 class Outcomes:
-    """Delivers every outcome once and in order, however long the predictor is away.
+    """Delivers every outcome once and in order, however long the predictor is away, and tells it
+    which requests ended without one: it keeps a forecast of each.
 
     `live_answers` returns the answers that have not ended; they go with each call. `refresh` renews
     the shared forecasts and returns whether it succeeded.
@@ -28,29 +29,31 @@ class Outcomes:
         live_answers: Callable[[], Sequence[LiveAnswers]],
         refresh: Callable[[], Awaitable[bool]],
         metrics: SchedulerMetrics,
+        reporter: str,
     ):
+        """`reporter`: the name of this process, which is stored with its outcomes."""
         self._interval_s = interval_s
         self._predictor = predictor
         self._live_answers = live_answers
         self._refresh = refresh
+        self._reporter = reporter
         dropped = metrics.advice_dropped.labels("outcome")
-        self._backlog: Backlog[Outcome] = Backlog(MAX_KEPT, dropped)
+        self._backlog: Backlog[Ending] = Backlog(MAX_KEPT, dropped)
         self._version = NO_VERSION
         self._delivered = asyncio.Event()
         self._delivered.set()
 
-    def learn(self, outcome: Outcome) -> None:
+    def put(self, ending: Ending) -> None:
         self._delivered.clear()
-        self._backlog.put(outcome)
+        self._backlog.put(ending)
 
     async def wait_delivered(self) -> None:
-        """Returns once every outcome is delivered."""
+        """Returns once every ending is delivered."""
         await self._delivered.wait()
 
     async def run(self) -> None:
         while True:
-            outcomes = await self._backlog.pop(MAX_PER_CALL)
-            send = partial(self._send, [encode_outcome(o) for o in outcomes])
+            send = partial(self._send, await self._backlog.pop(MAX_PER_CALL))
             answer = await deliver(send, "outcomes to the predictor")
             if not self._backlog:
                 self._delivered.set()
@@ -58,10 +61,8 @@ class Outcomes:
                 self._version = answer.version
             await asyncio.sleep(self._interval_s)
 
-    def _send(
-        self, outcomes: Sequence[predictor_pb2.Outcome]
-    ) -> Awaitable[predictor_pb2.ObserveOutcomesResponse]:
+    def _send(self, endings: Sequence[Ending]) -> Awaitable[predictor_pb2.ObserveOutcomesResponse]:
         """One call, with the present live answers. A retry calls it again."""
-        live = [encode_live_answers(a) for a in self._live_answers()[:MAX_PER_CALL]]
-        message = predictor_pb2.ObserveOutcomesRequest(outcomes=outcomes, live=live)
+        live = self._live_answers()[:MAX_PER_CALL]
+        message = encode_endings(endings, self._reporter, live)
         return self._predictor.Observe(message, timeout=OBSERVE_S)

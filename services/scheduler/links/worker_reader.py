@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from protos.generated import scheduler_pb2
+from services.runtime.border import Ascending
 from services.runtime.codecs.attach import (
     decode_drain_s,
     decode_held,
@@ -48,13 +49,14 @@ class WorkerReader:
         """Reads until the stream ends. Raises ServiceError if the worker cannot hold an adapter
         that requests of its model may use."""
         early: list[scheduler_pb2.WorkerMessage] = []
+        reports = Ascending("report.seq")
         if lacking := self._adapters.attach(link, hello, outbox):
             early = await self._wait_for_adapters(link, hello.model, lacking, messages)
         self._attach(link, hello)
         for message in early:
-            self._read(link, hello, message)
+            self._read(link, hello, message, reports)
         async for message in messages:
-            self._read(link, hello, message)
+            self._read(link, hello, message, reports)
 
     async def _wait_for_adapters(
         self,
@@ -89,13 +91,19 @@ class WorkerReader:
         log.info("worker %s attached: %s, %d KV tokens", view.worker_id, view.model, view.kv_tokens)
 
     def _read(
-        self, link: str, hello: scheduler_pb2.WorkerHello, message: scheduler_pb2.WorkerMessage
+        self,
+        link: str,
+        hello: scheduler_pb2.WorkerHello,
+        message: scheduler_pb2.WorkerMessage,
+        reports: Ascending,
     ) -> None:
+        """`reports`: the numbers of those on this stream."""
         worker_id = hello.worker_id
         match message.WhichOneof("kind"):
             case "report":
                 report = message.report
                 check_report(report, hello)
+                reports.check(report.seq)
                 self._dispatch(ev.Reported(link, worker_id, decode_report(report)))
                 self._cost_models.observe(worker_id, report.timings, report.swaps)
             case "draining":

@@ -65,3 +65,13 @@ def test_scores_are_summarised_now_and_then(
         scored.refit(at_s)
         shown.append(registry.get_sample_value("foretoken_predictor_scored"))
     assert shown == [1, 1, 2]
+
+
+def test_forgotten_request_is_not_compared(
+    registry: CollectorRegistry, scored: ScoredLengths
+) -> None:
+    scored.forecast([Asked(Request(name, "demo", 5, 100, 0.0), ()) for name in ("a", "b")])
+    scored.forget(["a", "unknown"])
+    scored.learn([outcome("a", 10), outcome("b", 10)])
+    scored.refit(0.0)
+    assert registry.get_sample_value("foretoken_predictor_scored") == 1

@@ -59,6 +59,10 @@ def fleet(**worker: Any) -> scheduler_pb2.SchedulerEvent:
     return scheduler_pb2.SchedulerEvent(fleet=scheduler_pb2.FleetView(workers=[info]))
 
 
+def warned(*warnings: str) -> scheduler_pb2.SchedulerEvent:
+    return scheduler_pb2.SchedulerEvent(fleet=scheduler_pb2.FleetView(warnings=warnings))
+
+
 @pytest.mark.parametrize(
     ("message", "field"),
     [
@@ -70,6 +74,8 @@ def fleet(**worker: Any) -> scheduler_pb2.SchedulerEvent:
         (fleet(kv_tokens=0), "kv_tokens"),
         (fleet(max_context_tokens=0), "max_context_tokens"),
         (scheduler_pb2.SchedulerEvent(fleet=scheduler_pb2.FleetView(drain_s=NAN)), "drain_s"),
+        (warned(*["x"] * 17), "fleet.warnings"),
+        (warned("x" * 1_025), "fleet.warnings"),
     ],
 )
 def test_impossible_events_are_named(message: scheduler_pb2.SchedulerEvent, field: str) -> None:
@@ -97,6 +103,21 @@ async def test_worker_with_impossible_tokens_loses_its_stream_and_the_answer_goe
     assert list(again.token_ids)[again.prompt_tokens :] == IDS[:2]
     assert invalid(harness, "Stream", "token_ids") == 1
     harness.worker.send(again.request_id, 2, IDS[2:], STOP)
+    assert (await answer).text == WORDS
+
+
+async def test_worker_with_more_cached_tokens_than_the_prompt_has_loses_its_stream(
+    harness: Harness, client: AsyncClient
+) -> None:
+    answer = asyncio.ensure_future(client.complete("1,"))
+    await first_prompt(harness)
+    first = harness.worker.prompts[0]
+    tokens = worker_pb2.RequestTokens(request_id=first.request_id, token_ids=IDS[:1])
+    tokens.cached_tokens = first.prompt_tokens + 1
+    harness.worker.streams[-1].put_nowait(worker_pb2.TokenBatch(requests=[tokens]))
+    await harness.until(lambda: len(harness.worker.prompts) == 2)
+    assert invalid(harness, "Stream", "cached_tokens") == 1
+    harness.worker.send(harness.worker.prompts[1].request_id, 0, IDS, STOP)
     assert (await answer).text == WORDS
 
 

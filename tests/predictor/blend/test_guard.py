@@ -15,7 +15,13 @@ from lab.evaluation.scores import score
 from services.core import LiveAnswers
 from services.forecast import Forecast, certain, from_lengths
 from services.predictor.blend.content import ContentPredictor
-from services.predictor.blend.guard import MIN_OUTCOMES, WINDOW, ModelGuard
+from services.predictor.blend.guard import (
+    MIN_OUTCOMES,
+    WINDOW,
+    ApplicationGuards,
+    Decision,
+    ModelGuard,
+)
 from services.predictor.blend.guarded_forecaster import GuardedForecaster, PureForecaster
 from services.predictor.interface import LAYERS, NUMBERS, Example, Features, Options, Prompt, Query
 from services.predictor.learning.scorecard import (
@@ -143,6 +149,44 @@ def test_guard_reinstates_better_model_without_flapping() -> None:
     assert guard.observe([-1.0]) and not guard.set_aside
 
 
+COPY, CHAT, SORT = (("demo", name) for name in ("copy", "chat", "sort"))
+
+
+def test_guards_judge_each_application_by_itself() -> None:
+    guards = ApplicationGuards()
+    assert guards.observe(COPY, [5.0] * MIN_OUTCOMES) == Decision(COPY, set_aside=True)
+    assert guards.observe(CHAT, [-5.0] * MIN_OUTCOMES) is None
+    assert [guards.is_set_aside(each) for each in (COPY, CHAT, SORT)] == [True, False, False]
+    assert guards.observe(COPY, [-5.0] * MIN_OUTCOMES) == Decision(COPY, set_aside=False)
+    assert guards.count_set_aside == 0
+
+
+def test_applications_with_few_outcomes_are_judged_together_until_they_have_enough() -> None:
+    guards = ApplicationGuards()
+    half = [5.0] * (MIN_OUTCOMES // 2)
+    assert guards.observe(COPY, half) is None
+    assert guards.observe(CHAT, half) == Decision(None, set_aside=True)
+    assert guards.is_set_aside(COPY) and guards.is_set_aside(SORT)
+    assert guards.count_set_aside == 1
+    assert guards.observe(SORT, [-5.0] * MIN_OUTCOMES) == Decision(SORT, set_aside=False)
+    assert guards.is_set_aside(COPY) and not guards.is_set_aside(SORT)
+
+
+def test_guards_follow_a_bounded_number_of_applications() -> None:
+    guards = ApplicationGuards(applications=2)
+    for application in (COPY, CHAT):
+        guards.observe(application, [5.0] * MIN_OUTCOMES)
+    guards.observe(COPY, [5.0])
+    guards.observe(SORT, [0.0])  # replaces the least recently observed one
+    assert [guards.is_set_aside(each) for each in (COPY, CHAT, SORT)] == [True, False, False]
+
+
+def test_decisions_name_what_they_are_about() -> None:
+    subjects = [Decision(each, True).subject for each in (COPY, ("demo", ""), None)]
+    few = "applications with few outcomes"
+    assert subjects == ["application 'copy' of demo", "demo without an application", few]
+
+
 class Scripted:
     """Forecasts one fixed length for every readable request."""
 
@@ -179,11 +223,14 @@ def test_guarded_forecaster_selects_forecast() -> None:
     read, unread = guarded.read([replace(without_prompt, features=FEATURES), without_prompt])
     assert (read, unread) == (certain(5, "model"), None)
     assert read is not None
-    made = guarded.choose(read, history[0])
+    made = guarded.choose(without_prompt, read, history[0])
     assert (made.given, made.by_model, made.by_history) == (read, read, history[0])
-    assert guarded.compare([1.0] * MIN_OUTCOMES) and guarded.set_aside
-    made = guarded.choose(read, history[0])
+    assert guarded.compare(("demo", ""), [1.0] * MIN_OUTCOMES) == Decision(("demo", ""), True)
+    assert guarded.set_aside == 1
+    made = guarded.choose(without_prompt, read, history[0])
     assert (made.given.source, made.by_model) == ("history", read)
+    other = replace(without_prompt, application="chat")
+    assert guarded.choose(other, read, history[0]).given is read
 
 
 def test_pure_forecaster_gives_the_model_alone() -> None:
@@ -193,8 +240,8 @@ def test_pure_forecaster_gives_the_model_alone() -> None:
     assert (made.given, made.by_model) == (certain(50), None)  # neither words nor history
     [read] = guarded.read([replace(query, features=FEATURES)])
     assert read == certain(5, "model")
-    assert not guarded.compare([1.0] * MIN_OUTCOMES) and not guarded.set_aside
-    assert guarded.choose(read, made.by_history).given is read
+    assert not guarded.compare(("demo", ""), [1.0] * MIN_OUTCOMES) and not guarded.set_aside
+    assert guarded.choose(query, read, made.by_history).given is read
 
 
 class FixedModel(ContentPredictor):
@@ -237,6 +284,8 @@ async def test_inaccurate_model_is_set_aside_and_reinstated(
             assert running.value("set_aside") == 0
             message = [r.getMessage() for r in caplog.records]
     assert [line for line in message if "set aside" in line or "is used" in line] == [
-        "the prompt model is less accurate than history and is set aside; it continues to learn",
-        "the prompt model is more accurate than history again and is used",
+        "the prompt model is less accurate than history for demo without an application and is set "
+        "aside there; it continues to learn",
+        "the prompt model is more accurate than history again for demo without an application and "
+        "is used",
     ]

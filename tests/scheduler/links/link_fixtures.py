@@ -64,6 +64,8 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
         self.answer = common_pb2.Forecast(points=[tokens], source="model", shared_key=shared_key)
         self.calls: list[list[predictor_pb2.ForecastInput]] = []
         self.outcomes: list[str] = []
+        self.ended: list[str] = []  # without an outcome
+        self.reporters: set[str] = set()
         self.live: list[LiveAnswers] = []  # of the last Observe
         self.version = 0
         self.refusals: list[ServiceError] = []  # of the next calls
@@ -82,6 +84,8 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
         self, request: predictor_pb2.ObserveOutcomesRequest, context: Any
     ) -> predictor_pb2.ObserveOutcomesResponse:
         self.outcomes += [o.request_id for o in request.outcomes]
+        self.ended += request.ended_ids
+        self.reporters.add(request.reporter)
         self.live = [decode_live_answers(message) for message in request.live]
         return predictor_pb2.ObserveOutcomesResponse(version=self.version)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import grpc
 from prometheus_client import CollectorRegistry
 
+from protos.generated import predictor_pb2
 from services.core import LiveAnswers
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
@@ -139,3 +140,30 @@ async def test_backlog_drops_and_counts_oldest() -> None:
     await asyncio.sleep(0)
     backlog.put(6)
     assert await waiting == [6]
+
+
+async def test_endings_without_outcome_are_delivered_in_batches_with_the_name_of_the_scheduler(
+    tmp_path: Path,
+) -> None:
+    owner, predictor = Owner(), FakePredictor()
+    async with running_peers(owner, socket_in(tmp_path), name="s-1") as peers:
+        for name in NAMES:
+            peers.outcomes.put(name)
+        peers.learn(*learning(["a"]))
+        async with predictor_at(socket_in(tmp_path), predictor):
+            await peers.outcomes.wait_delivered()
+    assert sorted(predictor.ended) == NAMES and predictor.outcomes == ["a"]
+    assert predictor.reporters == {"s-1"}
+
+
+async def test_warning_of_the_predictor_is_kept_until_it_is_withdrawn(tmp_path: Path) -> None:
+    owner, predictor = Owner(), FakePredictor()
+    async with (
+        predictor_at(socket_in(tmp_path), predictor),
+        running_peers(owner, socket_in(tmp_path)) as peers,
+    ):
+        await until(lambda: bool(predictor.followers))
+        for warning, kept in (("the log is full", ("the log is full",)), ("", ())):
+            message = predictor_pb2.ImprovedForecasts(warning=warning)
+            predictor.followers[0].put_nowait(message)
+            await until(lambda: peers.warnings == kept)  # noqa: B023, awaited at once

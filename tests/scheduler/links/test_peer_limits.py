@@ -1,8 +1,9 @@
 """Bounds on the streams of peers, and the count of invalid messages."""
 
+import pytest
 from grpc import StatusCode
 
-from protos.generated import scheduler_pb2
+from protos.generated import common_pb2, scheduler_pb2
 from tests.reach import until
 from tests.scheduler.served import Stream, running
 
@@ -53,3 +54,35 @@ async def test_invalid_messages_are_counted_by_method_and_field() -> None:
         assert (await ending(stranger))[0] is StatusCode.INVALID_ARGUMENT
         assert live.value(counted, method="Submit", field="hello") == 1
         stranger.leave()
+
+
+async def test_worker_that_repeats_a_report_or_goes_back_ends_its_stream() -> None:
+    async with running() as live:
+        for numbers in ([0], [1, 1], [2, 1]):
+            worker = live.worker()
+            for seq in numbers:
+                worker.say(scheduler_pb2.WorkerMessage(report=scheduler_pb2.Report(seq=seq)))
+            code, sentence = await ending(worker)
+            assert code is StatusCode.INVALID_ARGUMENT and sentence.startswith(
+                "report.seq: must be"
+            )
+        counted = "scheduler_invalid_messages_total"
+        assert live.value(counted, method="Attach", field="report.seq") == 3
+
+
+@pytest.mark.parametrize("elapsed_s", [-1.0, 86_401.0, float("nan")])
+async def test_impossible_time_ends_the_stream_of_a_worker(elapsed_s: float) -> None:
+    timing = common_pb2.StepTiming(decode_seqs=1, elapsed_s=elapsed_s)
+    swap = common_pb2.SwapTiming(tokens=1, elapsed_s=elapsed_s)
+    async with running() as live:
+        for report, field in (
+            (scheduler_pb2.Report(seq=1, timings=[timing]), "timings"),
+            (scheduler_pb2.Report(seq=1, swaps=[swap]), "swaps"),
+        ):
+            worker = live.worker()
+            worker.say(scheduler_pb2.WorkerMessage(report=report))
+            assert (await ending(worker))[1].startswith(
+                f"{field}.elapsed_s: must be from 0 to 86400"
+            )
+        code, sentence = await ending(live.worker(profile=[timing]))
+        assert code is StatusCode.INVALID_ARGUMENT and sentence.startswith("profile.elapsed_s")

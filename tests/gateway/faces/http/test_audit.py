@@ -41,6 +41,8 @@ async def test_requests_and_their_ends_are_recorded(tmp_path: Path) -> None:
         refused = await complete(harness, LIMITED, "two", sla_class="batch")
         invalid = await complete(harness, FREE, "three", max_tokens=-1)
         streamed = await complete(harness, FREE, "four", max_tokens=2, stream=True)
+    asked = [request.key_name for request in harness.scheduler.requests]
+    assert asked == [LIMITED_NAME, LIMITED_NAME, FREE_NAME]  # never the key
     statuses = [reply.status for reply in (answered, refused, invalid, streamed)]
     assert statuses == [200, 429, 400, 200]
     found = lines(tmp_path / "audit" / "a%2Fb.jsonl")
