@@ -57,10 +57,10 @@ class RunningResponses:
         if answer.body.stream:
             events = self._logs.open(response_id)
             events.add(writer.encode_queued())
-            await self._share()  # before the client knows the id
         try:
+            await self._share()  # before the client knows the id
             self._tasks.start(response_id, partial(self._run, answer, owner, events))
-        except ServiceError:
+        except (ServiceError, asyncio.CancelledError):
             self._logs.drop(response_id)
             await asyncio.to_thread(self._store.delete, response_id, owner)
             raise
