@@ -55,7 +55,7 @@ def test_tekken_is_read_by_gateway_and_worker(tmp_path: Path) -> None:
 
 def test_tekken_uses_the_folder_s_chat_template(tmp_path: Path) -> None:
     folder = write_model(tmp_path)
-    with pytest.raises(TemplateError, match=r"no chat template; .* foretoken\[mistral\]"):
+    with pytest.raises(TemplateError, match=r"no chat template; .*foretoken\[mistral\]"):
         Text(folder).encode_chat(CHAT)
     template = "{{ bos_token }}[INST]{{ messages[0].content }}[/INST]"
     (tmp_path / "chat_template.jinja").write_text(template)
