@@ -32,7 +32,6 @@ from services.scheduler.core.events import (
 )
 from services.scheduler.core.phases import RequestPhase
 from services.scheduler.observe.event_log import read
-from services.scheduler.observe.lookup import find_stories
 from tests.reach import until
 from tests.system.adapters import write_demo_adapter
 
@@ -181,31 +180,3 @@ async def test_moved_request_gets_the_same_answer(tmp_path: Path) -> None:
     first, *later = homes[names[moved]]
     assert first != free
     assert later == [free]
-
-
-@pytest.mark.slow
-async def test_request_waits_for_a_slot_of_its_adapter_and_says_so(tmp_path: Path) -> None:
-    """The worker has one slot and long turns: the second adapter waits for the end of the first,
-    and requests of the first and without an adapter pass it."""
-    names = "murmur", "mumble"
-    adapters = json.dumps({name: write_demo_adapter(tmp_path / name) for name in names})
-    sets = [f"worker.lora_modules={adapters}", "worker.adapter_slots=1",
-            "worker.adapter_turn_steps=10000000"]  # fmt: skip
-    text: Any = {"tokens": tokens(7)[:20], **GREEDY}
-    options = ServeOptions(policy="fcfs", http_port=0, grpc_port=0, sets=sets)
-    async with embedded(options, Lifecycle()) as system, AsyncClient(system.grpc) as client:
-        scheduler = system.control.scheduler
-        first = client.generate(**text, model=names[0], max_tokens=1_900)
-        chunks = aiter(first)
-        await anext(chunks)
-        second = asyncio.ensure_future(client.complete(**text, model=names[1], max_tokens=2))
-        await until(lambda: len(scheduler.state.jobs) == 2)
-        passing = [
-            await client.complete(**text, model=name, max_tokens=2) for name in ("", names[0])
-        ]
-        assert len(scheduler.state.jobs) == 2 and not second.done()
-        first.cancel()
-        answer = await second
-        story = find_stories(answer.request_id, scheduler.recorder, scheduler.state)
-    assert all(len(each.choices[0].token_ids) == 2 for each in (*passing, answer))
-    assert "waits: its adapter has no slot: adapters in use 1" in str(story)
