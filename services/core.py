@@ -68,6 +68,7 @@ class Request:
     prompt where the placement uses them. With `include_forecast`, forecasts are sent to the client.
     A lower `priority` runs first; the policy orders requests within one. The answer has at least
     `min_tokens`, which bounds its forecast. `key_name` is that of its API key, never the key.
+    `adapter` is its LoRA adapter's name, empty for none.
     """
 
     request_id: str
@@ -86,6 +87,7 @@ class Request:
     priority: int = 0
     min_tokens: int = 0
     key_name: str = ""
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ class WorkerView:
     placement: str = ""  # dtype and device of its model, for display
     max_batch_tokens: int = 0  # of a step; 0: unknown
     report_every_steps: int = 0  # between two reports of all running requests; 0: unknown
+    adapter_slots: int = 0  # LoRA adapters on the device at a time; 0: no limit
+    adapter_turn_steps: int = 0  # that one in use stays there while others wait
 
     @property
     def reach_tokens(self) -> int:

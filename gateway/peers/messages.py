@@ -46,6 +46,7 @@ def new_request(
         priority=request.client.priority,
         min_tokens=request.sampling.least_tokens,
         key_name=request.key_name,
+        adapter=request.client.adapter,
     )
     if request.deadline_s < float("inf"):
         message.deadline_in_s = max(0.0, request.deadline_s - now_s)
@@ -116,11 +117,14 @@ def _encode_sampling(sampling: Sampling, choice: int, scored: bool) -> common_pb
 
 
 def _encode_source(constraint: Constraint | None) -> common_pb2.GrammarSource | None:
-    """None where other servers have nothing like it: for calls of tools, and behind reasoning."""
-    if constraint is None or constraint.after or constraint.kind is ConstraintKind.TOOL_CALLS:
+    """None where other servers have nothing like it: for calls of tools."""
+    if constraint is None or constraint.kind is ConstraintKind.TOOL_CALLS:
         return None
     return common_pb2.GrammarSource(
-        kind=constraint.kind, text=constraint.source, whitespace=constraint.whitespace
+        kind=constraint.kind,
+        text=constraint.source,
+        whitespace=constraint.whitespace,
+        behind_reasoning=bool(constraint.after),
     )
 
 

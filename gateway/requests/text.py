@@ -16,13 +16,16 @@ from gateway.types.client_request import Message
 from gateway.types.generation import Sampling
 from gateway.types.tools import Tool
 from services.runtime.config import ConfigError
-from services.runtime.refusals.folder import find_tokenizer_fault
+from services.runtime.refusals.folder import find_tokenizer_fault, has_only_tekken
+from services.runtime.tekken import EXTRA, load_tekken
 
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 
 PLAIN = Sampling(seed=0, max_tokens=1)  # default text options
 NONE: frozenset[int] = frozenset()
+NO_TEMPLATE = "this model has no chat template; send a prompt instead"
+NO_TEKKEN_TEMPLATE = f", or give the server one by --chat-template, or let it make one: {EXTRA}"
 
 
 class TemplateError(ValueError):
@@ -38,7 +41,8 @@ class Text:
     def __init__(self, model: str, chat_template: str = ""):
         """`chat_template`: file of a template that replaces the model's; empty: the model's."""
         self._model = model
-        self._tokenizer = _load_tokenizer(model)
+        self._only_tekken = Path(model).is_dir() and has_only_tekken(Path(model))
+        self._tokenizer = _load_tekken(model) if self._only_tekken else _load_tokenizer(model)
         if chat_template:
             self._tokenizer.chat_template = _read_template(Path(chat_template))
         self.chat_template = _join_templates(self._tokenizer.chat_template)
@@ -89,7 +93,7 @@ class Text:
         """Token ids of a conversation, up to the assistant's answer or its continuation; with
         `keep_tokens`, at least as many of the last ones."""
         if not self._tokenizer.chat_template:
-            raise TemplateError("this model has no chat template; send a prompt instead")
+            raise TemplateError(NO_TEMPLATE + NO_TEKKEN_TEMPLATE * self._only_tekken)
         try:
             rendered = self._tokenizer.apply_chat_template(
                 list(messages),
@@ -201,6 +205,15 @@ def _join_templates(given: object) -> str:
     return given if isinstance(given, str) else ""
 
 
+def _load_tekken(model: str) -> Any:
+    if fault := find_tokenizer_fault(Path(model)):
+        raise ConfigError(f"gateway.model: {model} {fault}")
+    try:
+        return load_tekken(Path(model))
+    except ValueError as error:
+        raise ConfigError(f"gateway.model: {error}") from None
+
+
 def _load_tokenizer(model: str) -> Any:
     is_path = model.startswith((".", os.sep)) or model.count(os.sep) > 1
     is_path |= os.sep in model and model.startswith("models")
@@ -213,7 +226,7 @@ def _load_tokenizer(model: str) -> Any:
         raise ConfigError(f"gateway.model: {model} {fault}")
     kind = read_json(Path(model) / "tokenizer_config.json").get("tokenizer_class")
     try:
-        tokenizer = _tokenizer_class(kind).from_pretrained(model)
+        tokenizer = _read_tokenizer(model, kind)
     except Exception as error:  # of many types; the first line names what is missing
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"gateway.model: no usable tokenizer in {model}: {reason}") from None
@@ -245,16 +258,17 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
     return {**text, **config} if isinstance(text, dict) else config
 
 
-def _tokenizer_class(kind: object) -> Any:
+def _read_tokenizer(model: str, kind: object) -> Any:
     """Only a tokenizer with a custom class needs AutoTokenizer. Its import of torch takes seconds
     and hundreds of megabytes."""
     if kind in PLAIN_CLASSES:
         from transformers import PreTrainedTokenizerFast
 
-        return PreTrainedTokenizerFast
+        return PreTrainedTokenizerFast.from_pretrained(model)
     from transformers import AutoTokenizer
 
-    return AutoTokenizer
+    # With mistral-common, tekken.json would come before tokenizer.json, without a fast tokenizer.
+    return AutoTokenizer.from_pretrained(model, mistral_format=False)
 
 
 def _read_template(path: Path) -> str:

@@ -293,6 +293,8 @@ class WorkerSnapshot(_message.Message):
     REACH_TOKENS_FIELD_NUMBER: _builtins.int
     SHARED_BLOCKS_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
+    ADAPTER_SLOTS_FIELD_NUMBER: _builtins.int
+    ADAPTER_TURN_STEPS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     model: _builtins.int
     kv_tokens: _builtins.int
@@ -300,6 +302,8 @@ class WorkerSnapshot(_message.Message):
     max_running: _builtins.int
     reach_tokens: _builtins.int
     shared_blocks: _builtins.int
+    adapter_slots: _builtins.int
+    adapter_turn_steps: _builtins.int
     @_builtins.property
     def cost(self) -> _estimator_pb2.CostModel: ...
     def __init__(
@@ -313,10 +317,12 @@ class WorkerSnapshot(_message.Message):
         reach_tokens: _builtins.int = ...,
         shared_blocks: _builtins.int = ...,
         cost: _estimator_pb2.CostModel | None = ...,
+        adapter_slots: _builtins.int = ...,
+        adapter_turn_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "cost", b"cost", "kv_tokens", b"kv_tokens", "max_running", b"max_running", "model", b"model", "number", b"number", "reach_tokens", b"reach_tokens", "shared_blocks", b"shared_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_slots", b"adapter_slots", "adapter_turn_steps", b"adapter_turn_steps", "block_tokens", b"block_tokens", "cost", b"cost", "kv_tokens", b"kv_tokens", "max_running", b"max_running", "model", b"model", "number", b"number", "reach_tokens", b"reach_tokens", "shared_blocks", b"shared_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

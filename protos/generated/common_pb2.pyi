@@ -351,22 +351,26 @@ class GrammarSource(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     WHITESPACE_FIELD_NUMBER: _builtins.int
+    BEHIND_REASONING_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """json_schema, regex, choice, grammar or structural_tag"""
     text: _builtins.str
     """JSON text for the first, third and last"""
     whitespace: _builtins.str
     """The whitespace of JSON, as a regular expression; empty: none; unset: the server's default."""
+    behind_reasoning: _builtins.bool
+    """it applies once the reasoning of the answer has ended"""
     def __init__(
         self,
         *,
         kind: _builtins.str = ...,
         text: _builtins.str = ...,
         whitespace: _builtins.str | None = ...,
+        behind_reasoning: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_whitespace", b"_whitespace", "whitespace", b"whitespace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_whitespace", b"_whitespace", "kind", b"kind", "text", b"text", "whitespace", b"whitespace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_whitespace", b"_whitespace", "behind_reasoning", b"behind_reasoning", "kind", b"kind", "text", b"text", "whitespace", b"whitespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__whitespace: _TypeAlias = _typing.Literal["whitespace"]  # noqa: Y015
     _WhichOneofArgType__whitespace: _TypeAlias = _typing.Literal["_whitespace", b"_whitespace"]  # noqa: Y015

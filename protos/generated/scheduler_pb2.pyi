@@ -263,6 +263,7 @@ class NewRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     KEY_NAME_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     application: _builtins.str
@@ -293,6 +294,8 @@ class NewRequest(_message.Message):
     """the answer has at least so many output tokens; 0 and 1 say nothing"""
     key_name: _builtins.str
     """of the API key that it came with, never the key; empty: none"""
+    adapter: _builtins.str
+    """the LoRA adapter's name; empty: the base model"""
     @_builtins.property
     def sla(self) -> _common_pb2.Sla: ...
     @_builtins.property
@@ -318,10 +321,11 @@ class NewRequest(_message.Message):
         priority: _builtins.int = ...,
         min_tokens: _builtins.int = ...,
         key_name: _builtins.str = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "deadline_in_s", b"deadline_in_s", "sla", b"sla", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "age_s", b"age_s", "application", b"application", "deadline_in_s", b"deadline_in_s", "delivered_tokens", b"delivered_tokens", "include_forecast", b"include_forecast", "key_name", b"key_name", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model", b"model", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sla", b"sla", "tenant", b"tenant", "text", b"text", "traceparent", b"traceparent", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "adapter", b"adapter", "age_s", b"age_s", "application", b"application", "deadline_in_s", b"deadline_in_s", "delivered_tokens", b"delivered_tokens", "include_forecast", b"include_forecast", "key_name", b"key_name", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model", b"model", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sla", b"sla", "tenant", b"tenant", "text", b"text", "traceparent", b"traceparent", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_in_s: _TypeAlias = _typing.Literal["deadline_in_s"]  # noqa: Y015
     _WhichOneofArgType__deadline_in_s: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s"]  # noqa: Y015
@@ -908,6 +912,8 @@ class WorkerHello(_message.Message):
     MAX_BATCH_TOKENS_FIELD_NUMBER: _builtins.int
     REPORT_EVERY_STEPS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    ADAPTER_SLOTS_FIELD_NUMBER: _builtins.int
+    ADAPTER_TURN_STEPS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     """where gateways reach Worker.Stream"""
@@ -927,6 +933,11 @@ class WorkerHello(_message.Message):
     """of a step"""
     report_every_steps: _builtins.int
     """between two reports of all running requests"""
+    adapter_slots: _builtins.int
+    """Adapters on the device at a time, and for how many steps one in use stays there while others wait.
+    0: no limit that matters.
+    """
+    adapter_turn_steps: _builtins.int
     @_builtins.property
     def profile(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StepTiming]:
         """measured at start"""
@@ -963,10 +974,12 @@ class WorkerHello(_message.Message):
         max_batch_tokens: _builtins.int = ...,
         report_every_steps: _builtins.int = ...,
         adapters: _abc.Iterable[Global___Adapter] | None = ...,
+        adapter_slots: _builtins.int = ...,
+        adapter_turn_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "block_tokens", b"block_tokens", "held", b"held", "host_tokens", b"host_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_tokens", b"kv_tokens", "max_batch_tokens", b"max_batch_tokens", "max_context_tokens", b"max_context_tokens", "max_running", b"max_running", "model", b"model", "placement", b"placement", "profile", b"profile", "report_every_steps", b"report_every_steps", "start", b"start", "swaps", b"swaps", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_slots", b"adapter_slots", "adapter_turn_steps", b"adapter_turn_steps", "adapters", b"adapters", "address", b"address", "block_tokens", b"block_tokens", "held", b"held", "host_tokens", b"host_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_tokens", b"kv_tokens", "max_batch_tokens", b"max_batch_tokens", "max_context_tokens", b"max_context_tokens", "max_running", b"max_running", "model", b"model", "placement", b"placement", "profile", b"profile", "report_every_steps", b"report_every_steps", "start", b"start", "swaps", b"swaps", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,6 +34,7 @@ from services.policies.preset import PLACEMENTS_BY_ARRANGEMENT, Preset
 from services.policies.slice import SLICES
 from services.policies.snapshot import (
     NOWHERE,
+    Bools,
     Candidates,
     Snapshot,
     WorkerSnapshot,
@@ -144,15 +145,25 @@ def _heads(snapshot: Snapshot, ranking: Ranking) -> list[Ints]:
     heads = []
     if resting.any():
         heads.append(_resting_heads(snapshot, ranking, resting.nonzero()[0]))
+    near = _by_adapter(snapshot, jobs.adapter[queued])
     for name in {worker.model for worker in snapshot.workers}:
         serving = [worker for worker in snapshot.workers if worker.model == name]
         shorter = 0
         for longest in sorted({worker.reach_tokens for worker in serving}):
             able = tuple(worker for worker in serving if worker.reach_tokens >= longest)
             kind = ~resting & (model == name) & (reach > shorter) & (reach <= longest)
-            heads.append(_head(snapshot, ranking, kind.nonzero()[0], able))
+            heads += [_head(snapshot, ranking, (kind & each).nonzero()[0], able) for each in near]
             shorter = longest
     return heads
+
+
+def _by_adapter(snapshot: Snapshot, adapter: Ints) -> list[Bools]:
+    """Parts of the queued requests that do not hide each other: where workers have few slots for
+    LoRA adapters, those without an adapter or with one in use, and the others."""
+    if not any(worker.adapter_slots for worker in snapshot.workers) or not adapter.any():
+        return [np.ones(len(adapter), bool)]
+    in_use = (adapter == 0) | np.isin(adapter, snapshot.jobs.adapter[snapshot.running])
+    return [in_use, ~in_use]
 
 
 def _resting_heads(snapshot: Snapshot, ranking: Ranking, at: Ints) -> Ints:

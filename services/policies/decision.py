@@ -26,6 +26,7 @@ class WaitReason(IntEnum):
     ASSIGNED = 7
     CUT_SCHEDULED = 8
     CUT_ON_IDLE = 9
+    ADAPTER_SLOTS = 10
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,20 @@ class CutOnIdle(WaitExplanation):
     reason = WaitReason.CUT_ON_IDLE
     sentence = "pool position {0.position:.0f}, waits for a worker to finish its batch"
     position: float
+
+
+@dataclass(frozen=True)
+class AdapterSlotsFull(WaitExplanation):
+    """No worker that can run it has a slot for its LoRA adapter. `in_use` are the adapters of
+    requests that run or have KV, `slots` those of all workers of its model."""
+
+    reason = WaitReason.ADAPTER_SLOTS
+    sentence = (
+        "its adapter has no slot: adapters in use {0.in_use:.0f}, adapter slots of the workers "
+        "{0.slots:.0f}"
+    )
+    in_use: float
+    slots: float
 
 
 EXPLANATIONS = {kind.reason: kind for kind in WaitExplanation.__subclasses__()}

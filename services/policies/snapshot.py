@@ -77,7 +77,7 @@ class RequestColumns(_Derived):
     counts admissions: a longer-running request has the smaller number. `preemptions` counts all
     stops, `evictions` those for lack of memory. `since_s` is when it started to wait. `first_s` is
     when its first token was reported, infinite before. `weight` is its tenant's share of the fleet.
-    A lower `priority` goes first.
+    A lower `priority` goes first. `adapter` is a number for its LoRA adapter, 0 without one.
     """
 
     serial: Ints
@@ -94,6 +94,7 @@ class RequestColumns(_Derived):
     evictions: Ints
     tenant: Ints
     priority: Ints
+    adapter: Ints
     forecast: Ints
     total: Floats
     arrival_s: Floats
@@ -153,6 +154,7 @@ class SelectedColumns(_Derived):
     evictions = _Gathered[Ints]()
     tenant = _Gathered[Ints]()
     priority = _Gathered[Ints]()
+    adapter = _Gathered[Ints]()
     forecast = _Gathered[Ints]()
     total = _Gathered[Floats]()
     arrival_s = _Gathered[Floats]()
@@ -222,7 +224,9 @@ FLOATS = frozenset(name for name, kind in get_type_hints(RequestColumns).items()
 @dataclass(frozen=True)
 class WorkerSnapshot:
     """A worker in a round. `number` is the value of a request's `home`; `shared_blocks` counts
-    holders of blocks beyond the first; `prefixes` are the ascending hashes of its cached blocks."""
+    holders of blocks beyond the first; `prefixes` are the ascending hashes of its cached blocks.
+    `adapter_slots` are the LoRA adapters that it computes at a time, 0 without a limit; one in use
+    keeps its slot for `adapter_turn_steps` steps while others wait."""
 
     number: int
     model: int
@@ -233,6 +237,8 @@ class WorkerSnapshot:
     cost: CostModel
     shared_blocks: int = 0
     prefixes: Ints = field(default_factory=lambda: _NO_INTS, compare=False)
+    adapter_slots: int = 0
+    adapter_turn_steps: int = 0
 
     def can_run(self, model: Ints, longest: Ints) -> Bools:
         """Which requests of these models and greatest lengths (prompt + cap) this worker can run
@@ -249,6 +255,12 @@ class WorkerSnapshot:
     def full_seqs(self) -> int:
         """Requests that run when its memory is full."""
         return max(1, min(self.max_running, self.kv_tokens // USUAL_TOKENS))
+
+    @property
+    def adapter_turn_s(self) -> float:
+        """The time for which an adapter in use keeps its slot, with full memory."""
+        cost = self.cost
+        return self.adapter_turn_steps * (cost.base_s + cost.decode_seq_s * self.full_seqs)
 
     @cached_property
     def full_speed(self) -> float:

@@ -46,7 +46,10 @@ _SEVERAL: Mapping[str, Callable[[Any], Any]] = {
     "allowed_token_ids": tuple,
     "bad_tokens": lambda bad: tuple(tuple(sequence.ids) for sequence in bad),
     "source": lambda source: SourceText(
-        source.kind, source.text, source.whitespace if source.HasField("whitespace") else None
+        source.kind,
+        source.text,
+        source.whitespace if source.HasField("whitespace") else None,
+        source.behind_reasoning,
     ),
 }
 
@@ -124,4 +127,6 @@ def encode_hello(
         placement=placement,
         max_batch_tokens=limits.max_batch_tokens,
         report_every_steps=limits.report_every_steps,
+        adapter_slots=limits.adapter_slots,
+        adapter_turn_steps=limits.adapter_turn_steps,
     )

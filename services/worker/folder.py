@@ -6,15 +6,29 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from services.runtime.refusals.folder import has_only_tekken
+from services.runtime.tekken import load_tekken
+
 
 def load_tokenizer(folder: str) -> Tokenizer:
     """Raises ValueError with a sentence if the folder has no tokenizer that can be read."""
-    file = Path(folder) / "tokenizer.json"
+    path = Path(folder)
+    if path.is_dir() and has_only_tekken(path):
+        return _load_tekken(path)
+    file = path / "tokenizer.json"
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # of many types; the first line says what is wrong
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"worker.model: the tokenizer {file} cannot be read: {reason}") from None
+
+
+def _load_tekken(folder: Path) -> Tokenizer:
+    try:
+        tokenizer: Tokenizer = load_tekken(folder).backend_tokenizer
+    except ValueError as error:
+        raise ValueError(f"worker.model: {error}") from None
+    return tokenizer
 
 
 def read_eos_ids(folder: str) -> frozenset[int]:

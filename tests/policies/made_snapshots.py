@@ -40,11 +40,23 @@ def node(
     shared_blocks: int = 0,
     prefixes: Sequence[int] = (),
     cost: CostModel = COST,
+    adapter_slots: int = 0,
+    adapter_turn_steps: int = 0,
 ) -> WorkerSnapshot:
     reach = kv_tokens if reach_tokens is None else reach_tokens
     cached = np.array(sorted(prefixes), np.int64)
     return WorkerSnapshot(
-        number, model, kv_tokens, block_tokens, places, reach, cost, shared_blocks, cached
+        number,
+        model,
+        kv_tokens,
+        block_tokens,
+        places,
+        reach,
+        cost,
+        shared_blocks,
+        cached,
+        adapter_slots,
+        adapter_turn_steps,
     )
 
 
@@ -153,16 +165,26 @@ def formed(
 
 
 @st.composite
-def snapshots(draw: st.DrawFn) -> Snapshot:
+def snapshots(draw: st.DrawFn, adapters: bool = False) -> Snapshot:
     """Random snapshots with free rows, several workers and models, and waiting, running and paused
-    requests; running requests respect the slots of their worker. Columns are read-only."""
+    requests; running requests respect the slots of their worker. Columns are read-only. With
+    `adapters`, workers have few slots for them."""
     kinds = st.tuples(
         st.sampled_from([64, 200, 1_000]), st.integers(1, 4), st.integers(0, 1),
-        st.sampled_from([1, 16]), st.booleans(),
+        st.sampled_from([1, 16]), st.booleans(), st.integers(0, 2 * adapters),
     )  # fmt: skip
     workers = tuple(
-        node(number, kv, places, model=model, block_tokens=block, reach_tokens=kv // (1 + narrow))
-        for number, (kv, places, model, block, narrow) in enumerate(
+        node(
+            number,
+            kv,
+            places,
+            model=model,
+            block_tokens=block,
+            reach_tokens=kv // (1 + narrow),
+            adapter_slots=slots,
+            adapter_turn_steps=1_000,
+        )
+        for number, (kv, places, model, block, narrow, slots) in enumerate(
             draw(st.lists(kinds, min_size=1, max_size=3)), 1
         )
     )
@@ -204,6 +226,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         total=forecasts.mean(which, output, cap),
         arrival_s=100.0 - waited_s,
         since_s=100.0 - waited_s,
+        adapter=rng.integers(0, 4, count) * adapters,
     )
     queued = np.flatnonzero((phase == 1) | (phase == 3))
     return Snapshot(100.0, made, queued, np.flatnonzero(runs), workers, forecasts)

@@ -99,6 +99,23 @@ def check(snapshot: Snapshot, decision: Decision, preset: Preset) -> None:
     admitted = set(whys.rows[whys.reasons == WaitReason.ADMITTED].tolist())
     assert admitted == set(seen) - running
     assert set(whys.rows.tolist()) == set(decision.rows.tolist()) - running
+    if stays:
+        check_adapters(snapshot, decision)
+
+
+def check_adapters(snapshot: Snapshot, decision: Decision) -> None:
+    """Adapters that a worker does not run yet begin only in free slots, or after a turn."""
+    jobs, running = snapshot.jobs, set(snapshot.running.tolist())
+    rests = (jobs.home != NOWHERE) & (jobs.held > 0)
+    for worker, share in zip(snapshot.workers, decision.workers, strict=True):
+        present = {int(jobs.adapter[r]) for r in running if jobs.home[r] == worker.number} - {0}
+        fresh = [row for row in share.run.tolist() if row not in running and not rests[row]]
+        turn_s = worker.adapter_turn_s
+        late = {int(jobs.adapter[r]) for r in fresh if snapshot.now - jobs.since_s[r] >= turn_s}
+        begin = {int(jobs.adapter[row]) for row in fresh} - late - present - {0}
+        assert (
+            not begin or not worker.adapter_slots or (len(present | begin) <= worker.adapter_slots)
+        )
 
 
 def bytes_of(snapshot: Snapshot) -> bytes:
@@ -109,7 +126,7 @@ def bytes_of(snapshot: Snapshot) -> bytes:
 
 @pytest.mark.parametrize("preset", ALL)
 @settings(max_examples=examples(60))
-@given(snapshots(), st.integers(0, 2**32))
+@given(st.booleans().flatmap(snapshots), st.integers(0, 2**32))
 def test_decision_is_valid_and_deterministic(preset: str, snapshot: Snapshot, seed: int) -> None:
     """Columns and memory are read-only, so that a write raises."""
     before = bytes_of(snapshot)

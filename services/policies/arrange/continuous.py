@@ -16,6 +16,7 @@ from services.policies.form.fill import FillResult, fill, fill_slots
 from services.policies.form.registry import FORMS
 from services.policies.interval import INTERVALS
 from services.policies.order.ranking import sorted_order
+from services.policies.place.adapters import WAITS_FOR_ADAPTER, AdapterSlots, slots_in_use
 from services.policies.place.eligibility import can_serve
 from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import RESIDENCIES, Preset
@@ -91,6 +92,7 @@ def _assign_to_idle(
         spare = np.flatnonzero(free & (assigned != idle.worker.number))
         spare = spare[can_serve(candidates, idle.worker, spare)]
         spare = spare[np.argsort(candidates.queue_key[spare], kind="stable")]
+        spare = AdapterSlots(candidates, assigned).admit(spare, i)
         spare = spare[: idle.worker.max_running]
         if not len(spare):
             continue
@@ -199,6 +201,12 @@ def _explain(
     """The explanation of every waiting request."""
     unassigned = (assigned == NOWHERE).nonzero()[0]
     nowhere = explain_all(candidates, unassigned, WaitReason.NO_WORKER)
+    held = (assigned == WAITS_FOR_ADAPTER).nonzero()[0]
+    held_back = WaitExplanations(
+        candidates.rows[held],
+        np.full(len(held), WaitReason.ADAPTER_SLOTS, np.int64),
+        *slots_in_use(candidates, held),
+    )
     if not queues:
         return nowhere
     at = np.concatenate([queue.at for queue in queues])
@@ -209,4 +217,4 @@ def _explain(
         for name in ("reasons", "first_values", "second_values")
     )
     waiting = WaitExplanations(candidates.rows[at[waits]], *columns)
-    return WaitExplanations.concatenate([nowhere, waiting])
+    return WaitExplanations.concatenate([nowhere, held_back, waiting])

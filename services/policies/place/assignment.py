@@ -6,6 +6,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 import numpy as np
 
 from services.forecast import Floats, Ints
+from services.policies.place.adapters import WAITS_FOR_ADAPTER, AdapterSlots
 from services.policies.place.eligibility import (
     can_serve,
     can_serve_each,
@@ -26,9 +27,9 @@ class Assignment:
         self.spare = [i for i, slots in enumerate(free) if slots > 0]  # workers with a slot
         self.slots = sum(free)
         self._free = free
-        self._there: list[float] = loads.there.tolist()
+        self.loads: list[float] = loads.there.tolist()
         # The workers by load, as a heap; an entry with an earlier load is skipped.
-        self._by_load = [(self._there[i], i) for i in self.spare]
+        self._by_load = [(self.loads[i], i) for i in self.spare]
         heapify(self._by_load)
 
     def look_at(self, adds: Floats, scores: Floats) -> None:
@@ -39,7 +40,7 @@ class Assignment:
 
     def take(self, nth: int, worker: int) -> None:
         """Assigns a request."""
-        load = self._there[worker] = self._there[worker] + self._adds.item(nth, worker)
+        load = self.loads[worker] = self.loads[worker] + self._adds.item(nth, worker)
         replace = heapreplace if self._by_load[0][1] == worker else heappush
         replace(self._by_load, (load, worker))
         self._free[worker] -= 1
@@ -55,14 +56,14 @@ class Assignment:
             found = self._least_loaded(self._scores.item(nth, 0))
             if found != NOWHERE:
                 return found
-        there, scores = self._there, self._scores[nth].tolist()
+        there, scores = self.loads, self._scores[nth].tolist()
         return min(able, key=lambda i: there[i] + scores[i])
 
     def _least_loaded(self, score: float) -> int:
         """The worker with the least sum of load and this score; NOWHERE if another worker's may be
         equal, because of rounding."""
         entries = self._by_load
-        while not self._free[entries[0][1]] or entries[0][0] < self._there[entries[0][1]]:
+        while not self._free[entries[0][1]] or entries[0][0] < self.loads[entries[0][1]]:
             heappop(entries)
         load, worker = entries[0]
         for other, _ in entries[1:3]:
@@ -85,8 +86,8 @@ def assign(
     pick: Pick = Assignment.least,
     longest_first: bool = False,
 ) -> Ints:
-    """The worker number of every row, NOWHERE without a slot. `at` has the numbers of rows that
-    already have a worker.
+    """The worker number of every row, NOWHERE without a slot, WAITS_FOR_ADAPTER without one for its
+    adapter. `at` has the numbers of rows that already have a worker.
 
     The others follow in order, or with `longest_first` those for which slots exist, the least
     flexible first and the longest first among equals (SCLS' max-min). A worker takes at most as
@@ -94,13 +95,17 @@ def assign(
     single worker nothing is scored. O(waiting · workers), over at most those slots.
     """
     workers, at = candidates.workers, at.copy()
+    adapters = AdapterSlots(candidates, at)
     fresh = (at == NOWHERE).nonzero()[0]
     if not len(fresh) or not workers:
         return at
     free = free_slots(candidates)
     if len(workers) == 1:
-        able = fresh[can_serve(candidates, workers[0], fresh)][: free[0]]
-        at[able] = workers[0].number
+        able = fresh[can_serve(candidates, workers[0], fresh)]
+        at[able] = WAITS_FOR_ADAPTER
+        able = adapters.admit(able, 0)
+        at[able] = NOWHERE
+        at[able[: free[0]]] = workers[0].number
         return at
     loads = measure_loads()
     added: tuple[Floats, Floats] | None = None
@@ -122,9 +127,13 @@ def assign(
                 break
             if not everywhere[nth]:
                 able = [i for i in able if able_rows[nth, i]]
-            if able:
-                chosen = pick(assignment, nth, candidates.round + first + nth, able)
-                at[rows[nth]] = workers[chosen].number
+            row = int(rows[nth])
+            if wanted := adapters.narrow(row, able, assignment.loads):
+                chosen = pick(assignment, nth, candidates.round + first + nth, wanted)
+                at[row] = workers[chosen].number
                 assignment.take(nth, chosen)
+                adapters.take(row, chosen)
+            elif able:
+                at[row] = WAITS_FOR_ADAPTER
         first += len(rows)
     return at

@@ -208,6 +208,8 @@ def _encode_worker(worker: WorkerSnapshot) -> batcher_pb2.WorkerSnapshot:
         reach_tokens=worker.reach_tokens,
         shared_blocks=worker.shared_blocks,
         cost=encode_cost_model("", worker.cost),
+        adapter_slots=worker.adapter_slots,
+        adapter_turn_steps=worker.adapter_turn_steps,
     )
 
 
@@ -243,6 +245,8 @@ def _decode_worker(message: batcher_pb2.WorkerSnapshot) -> WorkerSnapshot:
         message.reach_tokens,
         known,
         message.shared_blocks,
+        adapter_slots=message.adapter_slots,
+        adapter_turn_steps=message.adapter_turn_steps,
     )
 
 

@@ -27,7 +27,7 @@ QUANTIZED_FILES = {
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
 }
-TEKKEN = "tekken.json"
+TEKKEN = "tekken.json"  # Mistral's
 TOKENIZER_NAMES = frozenset(("tokenizer.json", "vocab.json", "vocab.txt", TEKKEN))
 TOKENIZER_ENDS = (".model", ".tiktoken")  # tokenizer.model, spiece.model, qwen.tiktoken …
 LFS_POINTER = b"version https://git-lfs"
@@ -68,19 +68,22 @@ def read_config(folder: Path) -> Mapping[str, Any]:
 
 def find_tokenizer_fault(folder: Path) -> str:
     """Why a folder's tokenizer cannot be used; empty if its files show no reason."""
-    files = [each for each in folder.iterdir() if is_tokenizer_file(each.name) and each.exists()]
+    files = _find_tokenizer_files(folder)
     if not files:
         return (
             "has no tokenizer files, such as tokenizer.json: copy them from the checkpoint that "
             "its weights come from"
         )
-    if all(each.name == TEKKEN for each in files):
-        return (
-            f"has its tokenizer only as Mistral's {TEKKEN}, which foretoken does not read: copy "
-            "tokenizer.json, tokenizer_config.json and the chat template from a checkpoint of this "
-            "model in transformers' format"
-        )
     return _find_pointer(files)
+
+
+def has_only_tekken(folder: Path) -> bool:
+    """Whether a folder has its tokenizer only as tekken.json."""
+    return [each.name for each in _find_tokenizer_files(folder)] == [TEKKEN]
+
+
+def _find_tokenizer_files(folder: Path) -> list[Path]:
+    return [each for each in folder.iterdir() if is_tokenizer_file(each.name) and each.exists()]
 
 
 def find_missing_file(names: Collection[str]) -> str:

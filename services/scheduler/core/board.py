@@ -7,6 +7,7 @@ place by doubling. Changes of many requests are written as one vectorised operat
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from math import inf
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +81,7 @@ class Board:
             column[row] = 0
         jobs.evictions[row] = 0
         jobs.priority[row] = request.priority
+        jobs.adapter[row] = adapter_number(request.adapter)
         self.chains[row] = 0
         self.chains[row, : len(request.prefix_hashes)] = request.prefix_hashes
         jobs.forecast[row] = self._unknown
@@ -187,6 +189,12 @@ class Board:
         self.names = np.concatenate([self.names, _no_names(rows)])
         self._outdated = np.concatenate([self._outdated, np.zeros(rows, bool)])
         self._free = list(range(rows, 2 * rows))[::-1]
+
+
+def adapter_number(name: str) -> int:
+    """The number of a LoRA adapter in columns; 0 for none. Two adapters of one number count as
+    one, and take turns at their worker."""
+    return crc32(name.encode()) if name else 0
 
 
 def _no_names(rows: int) -> NDArray[np.object_]:

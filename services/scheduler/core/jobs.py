@@ -193,6 +193,8 @@ class WorkerJobs:
                 self.cost,
                 self.shared_blocks,
                 prefixes,
+                self.view.adapter_slots,
+                self.view.adapter_turn_steps,
             )
         return last
 

@@ -10,8 +10,14 @@ from services.runtime.errors import InvalidArgument
 MAX_HELD = 2**17  # requests of an earlier stream
 NAMES: Sequence[str] = ("worker_id", "address", "model")
 REQUEST_NAMES: Sequence[str] = (
-    "model", "application", "worker_id", "tenant", "traceparent", "key_name",
-)  # fmt: skip
+    "model",
+    "application",
+    "worker_id",
+    "tenant",
+    "traceparent",
+    "adapter",
+    "key_name",
+)
 REQUEST_COUNTS = ("prompt_tokens", "delivered_tokens", "max_tokens", "min_tokens")
 REQUEST_BOUNDS: Bounds = dict.fromkeys(REQUEST_COUNTS, COUNT)
 CANCEL_BOUNDS: Bounds = {"output_tokens": COUNT}
@@ -28,6 +34,8 @@ BOUNDS: Bounds = {
     "host_tokens": (0, 2**44),
     "max_batch_tokens": (0, 2**31),
     "report_every_steps": (0, 2**20),
+    "adapter_slots": (0, 2**16),
+    "adapter_turn_steps": (0, 2**31),
 }
 
 

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from services.runtime.network.backoff import Backoff
 from services.worker.backend.answer import BackendAnswer, Replay
 from services.worker.backend.client import BackendClient, Busy, Denied, Lost, Refused
+from services.worker.backend.constraints import find_restart
 from services.worker.backend.dialect import encode_request, find_refusal
 from services.worker.backend.discovery import Backend
 from services.worker.backend.requests import Arrival
@@ -109,7 +110,9 @@ class BackendCalls:
             raise Refused(why)
         known: list[int] = []
         if sequence.constrained:  # begins anew: a grammar allows its beginning first
-            tokens, known = tokens[: prompt.prompt_tokens], tokens[prompt.prompt_tokens :]
+            end = backend.dialect.reasoning_end
+            restart = find_restart(tokens, prompt.prompt_tokens, prompt.sampling, end)
+            tokens, known = tokens[:restart], tokens[restart:]
         body = encode_request(prompt, tokens, backend.dialect, backend.model, self._decode)
         answer = BackendAnswer(backend.dialect, self._tokenizer, self._eos_id)
         replay = Replay(known)

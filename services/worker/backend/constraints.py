@@ -6,17 +6,31 @@ server ignores has no effect.
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from services.worker.requests.types.prompt import SamplingParams, SourceText
 
 Fields = dict[str, Any]
+Ids = Sequence[int]
 
 ONLY_ANSWER = "zqzq"  # that no model begins with
+# What ends the reasoning of models, and the token that a tokenizer has if its model writes that. A
+# server with a reasoning parser applies constraints behind it.
+REASONING_ENDS = {
+    "</think>": "</think>",
+    "[/THINK]": "[/THINK]",
+    "</seed:think>": "</seed:think>",
+    "<|start|>assistant<|channel|>final<|message|>": "<|channel|>",
+}
 UNTOLD = (
-    "a backend has no constraint for calls of tools, nor for an answer behind reasoning: leave out "
-    "tool_choice, the schema or the grammar, or use foretoken's own engine"
+    "a backend has no constraint for calls of tools: leave out tool_choice and strict, or use "
+    "foretoken's own engine"
+)
+AT_ONCE = (
+    "the backend applies a schema or grammar from the first token, and this answer begins with "
+    "reasoning: start the backend with its own reasoning parser, turn reasoning off for the "
+    "request, or use foretoken's own engine"
 )
 NO_STYLE = (
     "the backend cannot make answers follow a schema or grammar, or in no form that is known here "
@@ -128,9 +142,10 @@ STYLES = (
 _NAMED = {style.name: style for style in STYLES}
 
 
-def find_constraint_refusal(sampling: SamplingParams, style: str) -> str:
+def find_constraint_refusal(sampling: SamplingParams, style: str, reasoning_end: Ids) -> str:
     """Why a server of this style cannot enforce what an answer must follow; empty if it can, or if
-    the answer is free."""
+    the answer is free. `reasoning_end`: the tokens behind which the server applies constraints;
+    empty: it applies them from the first token."""
     if not sampling.grammar:
         return ""
     if sampling.source is None:
@@ -140,9 +155,22 @@ def find_constraint_refusal(sampling: SamplingParams, style: str) -> str:
     kind = sampling.source.kind
     if not _NAMED[style].can(kind):
         return NO_KIND.format(kind=kind.replace("_", " "), style=style)
+    if sampling.source.behind_reasoning and not reasoning_end:
+        return AT_ONCE
     return ""
 
 
 def encode_constraint(sampling: SamplingParams, style: str) -> Fields:
     """The fields of what an answer must follow. Empty for a free answer."""
     return {} if sampling.source is None else _NAMED[style].encode(sampling.source)
+
+
+def find_restart(tokens: Ids, prompt_tokens: int, sampling: SamplingParams, end: Ids) -> int:
+    """How many of the tokens, prompt and output so far, a server is sent to begin an answer with a
+    constraint anew: up to the end of the reasoning, where the answer has it and the constraint
+    applies behind it, else the prompt. O(tokens)."""
+    if end and sampling.source is not None and sampling.source.behind_reasoning:
+        for behind in range(prompt_tokens + len(end), len(tokens) + 1):
+            if list(tokens[behind - len(end) : behind]) == list(end):
+                return behind
+    return prompt_tokens

@@ -32,11 +32,14 @@ class Dialect:
     returns_ids: bool = True  # token ids of the answer
     names_ids: bool = False  # NAME_IDS: ids of the alternatives; their texts may be ambiguous
     constraints: str = ""  # the name of its style in constraints.py; empty: it has none of these
+    reasoning_end: tuple[
+        int, ...
+    ] = ()  # behind which constraints apply; empty: from the first token
 
     def __str__(self) -> str:
         prompt = "token ids" if self.takes_ids else "text"
         answers = "token ids" if self.returns_ids else "text"
-        constraints = self.constraints or "none"
+        constraints = (self.constraints or "none") + " behind reasoning" * bool(self.reasoning_end)
         return f"prompts as {prompt}, answers as {answers}, constraints by {constraints}"
 
 
@@ -99,7 +102,7 @@ def find_refusal(prompt: Prompt, dialect: Dialect) -> str:
         return "prompt_logprobs are not available: a backend does not stream them"
     if sampling.logprobs is not None and not dialect.returns_ids:
         return "logprobs are not available: the backend does not say to which tokens they belong"
-    return find_constraint_refusal(sampling, dialect.constraints)
+    return find_constraint_refusal(sampling, dialect.constraints, dialect.reasoning_end)
 
 
 def encode_request(
@@ -107,7 +110,7 @@ def encode_request(
 ) -> Fields:
     """The body that continues `tokens`, prompt and output so far, up to the prompt's max_tokens.
     `decode` gives the text of tokens, with special ones. No server continues an answer that follows
-    a grammar: such `tokens` are the prompt."""
+    a grammar: such `tokens` end where the grammar, or the reasoning before it, begins."""
     delivered = len(tokens) - prompt.prompt_tokens
     body: Fields = {
         "model": model,

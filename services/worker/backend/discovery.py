@@ -17,7 +17,7 @@ from services.worker.backend.capacity import (
     parse_metrics,
 )
 from services.worker.backend.client import BackendClient, Denied, Lost, Missing, Refused
-from services.worker.backend.constraints import ONLY_ANSWER, STYLES
+from services.worker.backend.constraints import ONLY_ANSWER, REASONING_ENDS, STYLES
 from services.worker.backend.dialect import NAME_IDS, TOKEN_ID, Dialect, Fields
 
 PROBE = "Count from 3 to 12: "  # a text that tokenizers of different models split differently
@@ -119,7 +119,8 @@ async def _probe(client: BackendClient, tokenizer: Tokenizer, model: str) -> Dia
     if not takes_ids and await _try(client, _body(model, PROBE, returns_ids)) is None:
         raise ConfigError(f"the backend {client.url} answers no request at /v1/completions")
     names_ids = returns_ids and await _names_ids(client, model)
-    return Dialect(takes_ids, returns_ids, names_ids, await _find_style(client, model))
+    constraints = await _find_constraints(client, tokenizer, model)
+    return Dialect(takes_ids, returns_ids, names_ids, *constraints)
 
 
 async def _names_ids(client: BackendClient, model: str) -> bool:
@@ -129,12 +130,28 @@ async def _names_ids(client: BackendClient, model: str) -> bool:
     return TOKEN_ID in json.dumps((answer or {}).get("logprobs"))
 
 
-async def _find_style(client: BackendClient, model: str) -> str:
+async def _find_constraints(
+    client: BackendClient, tokenizer: Tokenizer, model: str
+) -> tuple[str, tuple[int, ...]]:
+    """The style of constraints that the server has, empty for none, and the tokens that end the
+    reasoning behind which it applies them. With a reasoning parser a server does not apply them
+    to a prompt that does not end the reasoning."""
+    if style := await _find_style(client, model, PROBE):
+        return style, ()
+    for end, token in REASONING_ENDS.items():
+        if tokenizer.token_to_id(token) is None:
+            continue
+        if style := await _find_style(client, model, PROBE + end):
+            return style, tuple(tokenizer.encode(end, add_special_tokens=False).ids)
+    return "", ()
+
+
+async def _find_style(client: BackendClient, model: str, prompt: str) -> str:
     """The name of the first style of constraints that has an effect; empty if none has. A server
     may fail on a field that it does not expect."""
     for style in STYLES:
         try:
-            answer = await _try(client, _body(model, PROBE, returns_ids=False) | style.probe)
+            answer = await _try(client, _body(model, prompt, returns_ids=False) | style.probe)
         except Lost:
             continue
         text = (answer or {}).get("text")

@@ -191,6 +191,7 @@ def _columns(requests: Workload, caps: Ints) -> RequestColumns:
         evictions=zeros,
         tenant=zeros,
         priority=zeros,
+        adapter=zeros,
         forecast=zeros,
         total=none,
         arrival_s=none,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from grpc import StatusCode, aio
 
-from protos.generated import scheduler_pb2
+from protos.generated import common_pb2, scheduler_pb2
 from tests.reach import until
-from tests.scheduler.served import Live, Stream, fleets, running
+from tests.scheduler.served import Live, Stream, fleets, run_step, running, submitted
 
 Adapter = scheduler_pb2.Adapter
 ONE = Adapter(model="demo", name="one", path="/one")
@@ -162,3 +162,39 @@ async def test_adapter_stays_usable_while_a_further_worker_loads_it() -> None:
         assert [each.name for each in fleet.adapters] == ["one"]
         assert workers.keys() == {"a"}
         holder.leave()
+
+
+async def test_request_waits_for_a_slot_of_its_adapter_and_says_so() -> None:
+    """Requests of the adapter in use and without one pass it."""
+    async with running() as live:
+        live.texts.may.set()
+        worker = live.worker(adapter_slots=1, adapter_turn_steps=2**31)
+        gateway = live.gateway()
+        await until(lambda: any(view.workers for view in fleets(gateway)))
+
+        def submit(name: str, adapter: str) -> None:
+            message = submitted(name)
+            message.request.adapter = adapter
+            gateway.say(message)
+
+        def placed() -> set[str]:
+            return {*run_step(gateway, "placed")}
+
+        submit("a", "one")
+        await until(lambda: placed() == {"a"})
+        for name, adapter in (("b", "two"), ("c", ""), ("d", "one")):
+            submit(name, adapter)
+        await until(lambda: placed() == {"a", "c", "d"})
+        story = await live.stub.Why(scheduler_pb2.WhyRequest(request_id="b"))
+        assert "waits: its adapter has no slot: adapters in use 1, " in str(story)
+        ended = [
+            scheduler_pb2.FinishedRequest(
+                request_id=name, output_tokens=1, reason=common_pb2.FINISH_REASON_STOP
+            )
+            for name in "ad"
+        ]
+        report = scheduler_pb2.Report(
+            seq=1, applied_plan_seq=worker.heard[-1].seq, finished=ended, free_blocks=900
+        )
+        worker.say(scheduler_pb2.WorkerMessage(report=report))
+        await until(lambda: "b" in placed())

@@ -3,13 +3,18 @@
 import asyncio
 import re
 import urllib.request
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from openai import AsyncOpenAI
 
 from foretoken import AsyncClient
 from foretoken.client.errors import ForetokenError, Unauthenticated
+from tests.live import Live
 from tests.reach import until
 from tests.system.faults.killed_processes import (
     PROMPTS,
@@ -21,8 +26,10 @@ from tests.system.faults.killed_processes import (
     wait_for_output,
 )
 
+pytestmark = pytest.mark.slow
 CONNECTIONS = 32  # all of them to one gateway: once in 2 billion times
 LONG = 1_800  # tokens; two seconds or more
+CLIENTS = 12
 KEY = "sk-known"
 RUNNING = re.compile(r'foretoken_num_requests_running{.*gateway="(\S+)"} (\S+)')
 
@@ -33,8 +40,9 @@ def running(http: str) -> dict[str, int]:
     return {name: int(float(count)) for name, count in RUNNING.findall(text)}
 
 
-@pytest.mark.slow
-async def test_loss_of_a_gateway_costs_its_connections_only(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Live, Path]]:
+    """A live system of two gateways, and the file that holds its stderr."""
     chosen = (
         "--gateways=2",
         f"--api-key={KEY}",
@@ -44,8 +52,69 @@ async def test_loss_of_a_gateway_costs_its_connections_only(tmp_path: Path) -> N
         "gateway.metrics_wait_s=0.5",  # a scrape does not wait for the predictor
         "--kv-tokens=65536",
     )
+    with two_workers(tmp_path_factory.mktemp("gateways"), *chosen) as (live, output):
+        yield live, output
+        assert live.stop() == 0
+    assert "Traceback" not in output.read_text()
+
+
+async def test_any_gateway_continues_follows_and_cancels_a_background_response(
+    system: tuple[Live, Path],
+) -> None:
+    """Each client has connections of its own, which the kernel spreads over the gateways."""
+    url = f"{system[0].http}/v1"
     async with AsyncExitStack() as stack:
-        live, output = stack.enter_context(two_workers(tmp_path, *chosen))
+        clients = [
+            await stack.enter_async_context(
+                AsyncOpenAI(
+                    base_url=url,
+                    api_key=KEY,
+                    max_retries=0,
+                    http_client=httpx.AsyncClient(verify=False),  # reads no certificates
+                )
+            )
+            for _ in range(CLIENTS)
+        ]
+
+        async def follow(client: Any, response_id: str, after: int) -> list[Any]:
+            events = await client.responses.retrieve(response_id, stream=True, starting_after=after)
+            return [event async for event in events]
+
+        stream = await clients[0].responses.create(
+            model="demo", input="count to 9", background=True, stream=True, temperature=0
+        )
+        first = await anext(aiter(stream))
+        await stream.close()
+        name = first.response.id
+        followed = await asyncio.gather(*(follow(each, name, 0) for each in clients))
+        assert followed == [followed[0]] * CLIENTS
+        text = followed[0][-1].response.output_text
+        assert text
+        found = await asyncio.gather(*(each.responses.retrieve(name) for each in clients))
+        assert {each.output_text for each in found} == {text}
+        continued = await asyncio.gather(
+            *(
+                each.responses.create(input="again", previous_response_id=name, max_output_tokens=1)
+                for each in clients
+            )
+        )
+        assert {each.previous_response_id for each in continued} == {name}
+        endless: Any = {"max_output_tokens": LONG, "extra_body": {"ignore_eos": True}}
+        begun = await asyncio.gather(
+            *(
+                clients[0].responses.create(input="count to 9", background=True, **endless)
+                for _ in range(CLIENTS)
+            )
+        )
+        cancelled = await asyncio.gather(
+            *(each.responses.cancel(ours.id) for each, ours in zip(clients, begun, strict=True))
+        )
+        assert {each.status for each in cancelled} == {"cancelled"}
+
+
+async def test_loss_of_a_gateway_costs_its_connections_only(system: tuple[Live, Path]) -> None:
+    live, output = system
+    async with AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(AsyncClient(live.grpc, api_key=KEY))
             for _ in range(CONNECTIONS)
@@ -84,5 +153,3 @@ async def test_loss_of_a_gateway_costs_its_connections_only(tmp_path: Path) -> N
         again = [await answers(client, 20) for client in clients]
         assert again == [again[0]] * CONNECTIONS
         await until(lambda: set(running(live.http)) == {"gateway-0", "gateway-1"}, 20.0)
-        assert live.stop() == 0
-    assert "Traceback" not in output.read_text()

@@ -9,7 +9,7 @@ import pytest
 from foretoken.running.options import demo_model
 from services.worker.backend.client import BackendClient
 from services.worker.backend.config import BackendConfig
-from services.worker.backend.constraints import ONLY_ANSWER, STYLES
+from services.worker.backend.constraints import ONLY_ANSWER, STYLES, find_restart
 from services.worker.backend.dialect import Dialect, encode_request, find_refusal
 from services.worker.backend.discovery import discover
 from services.worker.folder import load_tokenizer
@@ -83,7 +83,8 @@ def test_choices_of_a_regex_are_exactly_these() -> None:
     ("style", "source", "sentence"),
     [
         ("", JSON, "the backend cannot make answers follow a schema or grammar"),
-        (VLLM, None, "calls of tools, nor for an answer behind reasoning"),
+        (VLLM, None, "no constraint for calls of tools"),
+        (VLLM, JSON._replace(behind_reasoning=True), "this answer begins with reasoning"),
         (OLDER, TAG, "cannot make answers follow a structural tag; its fields are guided_*"),
         (LLAMA, REGEX, "cannot make answers follow a regex; its fields are json_schema, grammar"),
     ],
@@ -93,17 +94,48 @@ def test_constraint_that_a_server_does_not_have_is_refused(style, source, senten
     assert find_refusal(Prompt("r", (1,), 1, 9, GREEDY), Dialect(constraints=style)) == ""
 
 
+def test_constraint_behind_reasoning_is_told_as_any_other() -> None:
+    """The server applies it behind the end of the reasoning, here token 7."""
+    prompt = constrained(JSON._replace(behind_reasoning=True))
+    assert find_refusal(prompt, Dialect(constraints=VLLM, reasoning_end=(7,))) == ""
+    assert sent(prompt, VLLM) == {"structured_outputs": {"json": SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "behind", "restart"),
+    [
+        ([1, 7, 8, 2, 3], True, 2),  # the mark in the prompt does not count
+        ([1, 2, 3, 7, 8], True, 5),
+        ([1, 2, 7, 8, 3], True, 4),
+        ([1, 2, 7, 8, 7, 8], True, 4),
+        ([1, 2, 3, 7], True, 2),
+        ([1, 2], True, 2),
+        ([1, 2, 7, 8, 3], False, 2),
+    ],
+)
+def test_restarted_answer_begins_behind_its_reasoning(tokens, behind: bool, restart: int) -> None:
+    sampling = constrained(JSON._replace(behind_reasoning=behind)).sampling
+    assert find_restart(tokens, 2, sampling, (7, 8)) == restart
+    assert find_restart(tokens, 2, sampling, ()) == 2
+
+
+@pytest.mark.parametrize("reasons", [False, True])
 @pytest.mark.parametrize("status", [200, 400, 500])
 @pytest.mark.parametrize("style", [*STYLES, None], ids=lambda style: style.name if style else "")
-async def test_style_is_the_one_that_has_an_effect(style, status: int) -> None:
-    """A server ignores the fields that it does not know, refuses them, or fails."""
+async def test_style_is_the_one_that_has_an_effect(style, status: int, reasons: bool) -> None:
+    """A server ignores the fields that it does not know, refuses them, or fails. One with a
+    reasoning parser applies them to prompts that end the reasoning."""
     probes = {name for each in STYLES for name in each.probe}
+    tokenizer = load_tokenizer(demo_model())
+    tokenizer.add_special_tokens(["</think>"])
+    end = (tokenizer.token_to_id("</think>"),)
 
     def answer(request: ReceivedRequest) -> ScriptedAnswer:
         if request.path != "/v1/completions":
             return error_answer(404, "no such page")
         given = {name: value for name, value in request.body.items() if name in probes}
-        obeyed = style is not None and given == style.probe
+        ended = not reasons or str(request.body["prompt"]).endswith("</think>")
+        obeyed = style is not None and given == style.probe and ended
         if status != 200 and given and not obeyed:
             return error_answer(status, "no such field")
         return ScriptedAnswer([event(choices=[{"text": ONLY_ANSWER[:1] if obeyed else "3"}])])
@@ -112,5 +144,6 @@ async def test_style_is_the_one_that_has_an_effect(style, status: int) -> None:
         fake_server(answer, model_list("m")) as server,
         BackendClient(server.url, BackendConfig()) as client,
     ):
-        found = await discover(client, load_tokenizer(demo_model()), "", "m")
+        found = await discover(client, tokenizer, "", "m")
     assert found.dialect.constraints == (style.name if style else "")
+    assert found.dialect.reasoning_end == (end if style and reasons else ())

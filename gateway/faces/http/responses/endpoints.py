@@ -160,8 +160,8 @@ class ResponsesApi:
         stored = self.find(response_id)
         if not stored.content["background"]:
             raise InvalidArgument("", "only a response with background: true can be cancelled")
-        if stored.running and not await self._running.cancel(response_id):
-            await asyncio.to_thread(self._store.cancel, response_id)  # it runs in another process
+        if stored.running:
+            await self._running.cancel(response_id)
         return self.find(response_id).content
 
     def _make_writer(

@@ -1,11 +1,33 @@
 """The events of background responses, for clients that read them later or again."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 from services.runtime.errors import InvalidArgument
 
 STARTING_AFTER = "starting_after"
+
+
+@dataclass(frozen=True, slots=True)
+class EventNews:
+    """Events to add to a copy of a log, from the number `begin` on. The copy then begins with the
+    event `first`, and no event follows if the log has `ended`."""
+
+    first: int
+    begin: int
+    events: Sequence[bytes]
+    ended: bool
+
+
+def check_kept(after: int, first: int) -> None:
+    """Raises InvalidArgument if the event behind `after` is before the `first` that is kept."""
+    if after + 1 < first:
+        raise InvalidArgument(
+            STARTING_AFTER,
+            f"the events up to {first - 1} are not kept any more; use a number from "
+            f"{first - 1} on, or retrieve the response without stream",
+        )
 
 
 class EventLog:
@@ -19,6 +41,8 @@ class EventLog:
         self._events: list[bytes] = []
         self._bytes = 0
         self._news = asyncio.Event()  # of those that wait now
+        self._told = 0  # number of the first event that `pop_news` has not returned
+        self._told_end = False
 
     def add(self, events: Sequence[bytes]) -> None:
         """Adds events that belong together. Of those before them, the limits keep the last ones: a
@@ -33,6 +57,16 @@ class EventLog:
         self._bytes += sum(map(len, events))
         self._wake()
 
+    def pop_news(self) -> "EventNews | None":
+        """What has changed since the last call; None without a change. Later calls do not return
+        these events again. O(new events)."""
+        begin = max(self._told, self.first)
+        after = self.first + len(self._events)
+        if self._told_end or (begin == after and not self.ended):
+            return None
+        self._told, self._told_end = after, self.ended
+        return EventNews(self.first, begin, tuple(self._events[begin - self.first :]), self.ended)
+
     def end(self) -> None:
         """No event follows."""
         self.ended = True
@@ -40,12 +74,7 @@ class EventLog:
 
     def check(self, after: int) -> None:
         """Raises InvalidArgument if the event that follows is not kept."""
-        if after + 1 < self.first:
-            raise InvalidArgument(
-                STARTING_AFTER,
-                f"the events up to {self.first - 1} are not kept any more; use a number from "
-                f"{self.first - 1} on, or retrieve the response without stream",
-            )
+        check_kept(after, self.first)
 
     async def read(self, after: int) -> AsyncGenerator[bytes]:
         """The events that follow the one of a number, up to the end. Raises InvalidArgument once
@@ -87,3 +116,11 @@ class EventLogs:
 
     def drop(self, response_id: str) -> None:
         self._logs.pop(response_id, None)
+
+    @property
+    def names(self) -> Set[str]:
+        return self._logs.keys()
+
+    def pop_news(self) -> Mapping[str, EventNews]:
+        """What has changed in each log since the last call. O(logs + new events)."""
+        return {name: news for name, log in self._logs.items() if (news := log.pop_news())}

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
@@ -11,6 +12,7 @@ from gateway.config import GatewayConfig
 from gateway.faces.http.errors import internal_error
 from gateway.faces.http.generate import OpenAnswer
 from gateway.faces.http.responses.body import ResponsesBody
+from gateway.faces.http.responses.event_copies import EventCopies
 from gateway.faces.http.responses.event_log import EventLog, EventLogs
 from gateway.faces.http.responses.store import Entry, ResponseStore, StoredResponse
 from gateway.faces.http.responses.writer import ResponseWriter, with_error, with_status
@@ -20,22 +22,27 @@ from services.runtime.tasks import run_to_completion
 
 log = logging.getLogger(__name__)
 
-WATCH_S = 0.2
+WATCH_S = 0.2  # between two looks at what other processes want, and two writes of events for them
+CANCEL_LOOKS = 50  # whether another process has ended a cancelled response: 10 s
 NO_EVENTS = (
-    "this gateway process keeps no events of it, only those of the last responses that it runs "
-    "itself and that were created with background and stream; leave stream out"
+    "no events of it are kept: only those of the last responses that were created with background "
+    "and stream are; leave stream out"
 )
 
 
 class RunningResponses:
-    """Starts, follows and ends responses of this process, and stores how they end."""
+    """Starts responses of this process and stores how they end; follows and ends responses, also of
+    other processes that share the store."""
 
     def __init__(self, config: GatewayConfig, tasks: BackgroundTasks, store: ResponseStore):
         self._tasks, self._store = tasks, store
         self._logs = EventLogs(
             config.max_background, config.max_response_events, config.max_response_event_bytes
         )
+        self._copies: EventCopies | None = None
+        self._sharing = asyncio.Lock()  # writes in the order of their events
         if store.shared:
+            self._copies = EventCopies(config.responses_file, config.gateway_id)
             tasks.companion = self._watch
 
     async def start(self, answer: OpenAnswer[ResponsesBody], owner: str) -> Entry:
@@ -51,8 +58,9 @@ class RunningResponses:
             events = self._logs.open(response_id)
             events.add(writer.encode_queued())
         try:
+            await self._share()  # before the client knows the id
             self._tasks.start(response_id, partial(self._run, answer, owner, events))
-        except ServiceError:
+        except (ServiceError, asyncio.CancelledError):
             self._logs.drop(response_id)
             await asyncio.to_thread(self._store.delete, response_id, owner)
             raise
@@ -63,14 +71,24 @@ class RunningResponses:
         Raises InvalidArgument if the next one is not kept."""
         events = self._logs.find(response_id)
         if events is None:
-            raise InvalidArgument("stream", NO_EVENTS)
+            copied = self._copies.follow(response_id, after) if self._copies else None
+            if copied is None:
+                raise InvalidArgument("stream", NO_EVENTS)
+            return copied
         begin = events.first - 1 if after is None else after
         events.check(begin)
         return events.read(begin)
 
-    async def cancel(self, response_id: str) -> bool:
-        """Ends a response. Whether it ran in this process."""
-        return await self._tasks.cancel(response_id)
+    async def cancel(self, response_id: str) -> None:
+        """Ends a response, and waits for its end; for CANCEL_LOOKS at most if another process runs
+        it."""
+        if await self._tasks.cancel(response_id):
+            return
+        await asyncio.to_thread(self._store.cancel, response_id)
+        for _ in range(CANCEL_LOOKS):
+            if not self._store.runs(response_id):
+                return
+            await asyncio.sleep(WATCH_S)
 
     async def delete(self, response_id: str) -> None:
         """Ends a response, and drops its events."""
@@ -78,11 +96,30 @@ class RunningResponses:
         self._logs.drop(response_id)
 
     async def _watch(self) -> None:
-        """Ends the responses that other processes cancel or delete, while there are some."""
-        while names := self._tasks.names:
+        """Ends the responses that other processes cancel or delete, and writes the events of all
+        for them, while there are some."""
+        while True:
             await asyncio.sleep(WATCH_S)
+            names = self._tasks.names
             for name in names - self._store.wanted():
                 await self._tasks.cancel(name)
+            shared = await self._share()
+            if not (names or shared or self._tasks.names):
+                return
+
+    async def _share(self) -> bool:
+        """Writes new events for the other processes. Whether there were any."""
+        if self._copies is None:
+            return False
+        async with self._sharing:
+            news = self._logs.pop_news()
+            if news:
+                try:
+                    kept = frozenset(self._logs.names)
+                    await asyncio.to_thread(self._copies.write, news, kept)
+                except sqlite3.Error:  # their readers are told that events are missing
+                    log.exception("events are not written for the other gateway processes")
+            return bool(news)
 
     async def _run(
         self, answer: OpenAnswer[ResponsesBody], owner: str, events: EventLog | None

@@ -3,21 +3,17 @@
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
-from threading import RLock
-from typing import Any
 
+from gateway.faces.http.responses.database import READ_WAIT_S, WRITE_WAIT_S, Database
 from services.runtime.config import ConfigError
 
 Entry = dict[str, object]
 
 IN_MEMORY = ":memory:"
 CUT_CALL = ("function_call", "incomplete")
-# The longest waits for another process that writes: of methods that a thread calls, and of those
-# that the event loop calls.
-WRITE_WAIT_S, READ_WAIT_S = 5.0, 0.005
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, content TEXT NOT NULL, inputs TEXT NOT NULL,
@@ -70,8 +66,8 @@ class StoredResponse:
 class ResponseStore:
     """Keeps the responses that were used last. Safe in any thread.
 
-    With a file, the gateway processes of one machine share them. `find` and `wanted` do not wait
-    for processes that write. The other methods do: call them in a thread. Each operation takes
+    With a file, the gateway processes of one machine share them. `find`, `runs` and `wanted` do not
+    wait for processes that write. The other methods do: call them in a thread. Each operation takes
     O(size of one response + log of their number), and `keep` the same for each one that it evicts.
     """
 
@@ -81,12 +77,12 @@ class ResponseStore:
         self.shared, self._process = bool(file), process
         self._max_count, self._max_bytes = max_count, max_bytes
         try:
-            self._written = _Database(file or IN_MEMORY, WRITE_WAIT_S)
+            self._written = Database(file or IN_MEMORY, WRITE_WAIT_S)
             with self._written.transaction():
                 for statement in SCHEMA:
                     self._written.run(statement)
                 self._written.run(FAIL, _encode(RESTARTED), process)
-            self._read = _Database(file, READ_WAIT_S) if file else self._written
+            self._read = Database(file, READ_WAIT_S) if file else self._written
         except sqlite3.Error as error:
             raise ConfigError(f"gateway.responses_file: {file} cannot be used: {error}") from None
 
@@ -128,6 +124,11 @@ class ResponseStore:
         """Asks the process that runs a response to end it."""
         self._written.run("UPDATE responses SET cancelled = 1 WHERE id = ?", response_id)
 
+    def runs(self, response_id: str) -> bool:
+        """Whether a response has not ended, whichever process runs it."""
+        statement = "SELECT id FROM responses WHERE id = ? AND running = 1"
+        return bool(self._read.run(statement, response_id))
+
     def wanted(self) -> Set[str]:
         """The ids of running responses that are neither deleted nor cancelled."""
         rows = self._read.run("SELECT id FROM responses WHERE running = 1 AND cancelled = 0")
@@ -143,34 +144,6 @@ class ResponseStore:
         )
         while self._written.run(EVICT, self._max_count, self._max_bytes):
             pass
-
-
-class _Database:
-    """A connection that threads use in turn."""
-
-    def __init__(self, file: str, wait_s: float):
-        self._lock = RLock()  # `run` within a transaction
-        self._connection = sqlite3.connect(
-            file, timeout=wait_s, check_same_thread=False, isolation_level=None
-        )
-        for statement in ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = OFF"):
-            self.run(statement)
-
-    def run(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
-        """The rows of a statement, which is a transaction of its own outside of `transaction`."""
-        with self._lock:
-            return self._connection.execute(statement, values).fetchall()
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All statements of the block take effect, or none."""
-        with self._lock:
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._connection.commit()
-            finally:
-                self._connection.rollback()  # nothing if the block is committed
 
 
 def _without_scores(item: Entry) -> Entry:

@@ -17,11 +17,13 @@ MAX_GRAMMAR = 2**20  # characters of a serialized grammar
 
 class SourceText(NamedTuple):
     """What a grammar was compiled from. `kind` is json_schema, regex, choice, grammar or
-    structural_tag; `whitespace` of JSON is a regular expression, None the server's default."""
+    structural_tag; `whitespace` of JSON is a regular expression, None the server's default.
+    `behind_reasoning`: it applies once the reasoning of the answer has ended."""
 
     kind: str
     text: str
     whitespace: str | None = None
+    behind_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True)

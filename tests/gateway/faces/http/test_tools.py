@@ -356,3 +356,14 @@ def test_mistake_in_earlier_calls_names_its_place(calls: object, name: str, part
     with pytest.raises(InvalidArgument, match=part) as caught:
         decode_messages([{"role": "assistant", "content": None, "tool_calls": calls}])
     assert caught.value.field == f"messages[0].tool_calls{name}"
+
+
+@pytest.mark.parametrize("content", ["1,", "1,<think>"])
+async def test_other_servers_are_told_what_applies_behind_reasoning(
+    scripted: Scripted, content: str
+):
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+    user = {"role": "user", "content": content}
+    await scripted.choice('{"a": 1}', messages=[user], response_format=form)
+    source = scripted.prompt.sampling.source
+    assert (source.kind, source.behind_reasoning) == ("json_schema", "<think>" in content)
