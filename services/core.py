@@ -67,7 +67,7 @@ class Request:
     according to its gateway, empty if none does. `prefix_hashes` name the first blocks of the
     prompt where the placement uses them. With `include_forecast`, forecasts are sent to the client.
     A lower `priority` runs first; the policy orders requests within one. The answer has at least
-    `min_tokens`, which bounds its forecast.
+    `min_tokens`, which bounds its forecast. `weight`: of its tenant; 0: the scheduler's setting.
     """
 
     request_id: str
@@ -85,6 +85,7 @@ class Request:
     include_forecast: bool = False
     priority: int = 0
     min_tokens: int = 0
+    weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,13 +85,15 @@ class GenerationRequest:
     traceparent: str = ""  # empty: not traced
     reasoning_limit: ReasoningLimit | None = None
     prefix_owner: str = ""  # the API key that cached prefixes belong to; empty: common to all
+    weighted_key: str = ""  # its API key, if that is a tenant of its own
+    weight: float = 0.0  # of that tenant
     # Opens the reader of one choice; None: its text is content as it is.
     open_reader: Callable[[], AnswerReader] | None = field(default=None, repr=False)
 
     @property
     def tenant(self) -> str:
-        """The tenant for fair sharing: the salt if there is one, else the user."""
-        return self.client.cache_salt or self.client.user
+        """The tenant for fair sharing: a key with a weight, else the salt, else the user."""
+        return self.weighted_key or self.client.cache_salt or self.client.user
 
     @property
     def prefix_salt(self) -> str:

@@ -43,6 +43,7 @@ def decode_request(message: scheduler_pb2.NewRequest, now: float) -> Request:
         include_forecast=message.include_forecast,
         priority=message.priority,
         min_tokens=min(message.min_tokens, message.max_tokens),
+        weight=message.weight,
     )
 
 
