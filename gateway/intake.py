@@ -165,9 +165,9 @@ class RequestIntake:
         if key_name:
             client = replace(parsed.client, user=parsed.client.user or key_name)
             owner = "" if self._config.shares_prefixes(key_name) else key_name
-            weight = self._keys.weight(key_name)
-            tenant = {"weighted_key": key_name, "weight": weight} if weight else {}
-            parsed = replace(parsed, client=client, prefix_owner=owner, **tenant)
+            parsed = replace(parsed, client=client, prefix_owner=owner)
+            if weight := self._keys.weight(key_name):
+                parsed = replace(parsed, weighted_key=key_name, weight=weight)
         if trace is NO_TRACE:
             return parsed
         trace.on_tokenized(since_s, parsed.prompt_tokens)

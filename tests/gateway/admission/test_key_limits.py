@@ -1,5 +1,7 @@
 """Limits of API keys: what is reserved, settled and refused, and their settings."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -215,7 +217,7 @@ def test_a_faulty_setting_names_the_key_and_the_field(value: str, fault: str) ->
 
 
 def test_gateways_divide_the_limits_of_a_key() -> None:
-    same = {"weight": 2.0, "sla_classes": ("batch",)}
+    same: dict[str, Any] = {"weight": 2.0, "sla_classes": ("batch",)}
     whole = KeyLimits(tokens_per_minute=10, concurrent_requests=1, queued_tokens=6, **same)
     limiter = KeyLimiter({"ada": whole}, parts=4)
     assert attempt(limiter, 1, 0).usage.limits == KeyLimits(
