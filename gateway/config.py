@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from gateway.key_config import Count, KeySettings
+from gateway.key_config import Count, KeySettings, Positive
 from gateway.types.model_entry import ModelEntry
 from gateway.types.sla_classes import OTHER
 from services.core import Sla
@@ -18,7 +18,6 @@ from services.runtime.config import Listed
 from services.runtime.network.channel import host_port
 from services.runtime.network.leader_channel import LeaderAddress
 
-Positive = Annotated[float, Field(gt=0)]
 ANY_ORIGIN = "*"
 
 
@@ -62,7 +61,7 @@ class GatewayConfig(KeySettings):
     """Addresses, limits and timeouts of the gateway."""
 
     section: ClassVar[str] = "gateway"
-    secret: ClassVar[frozenset[str]] = frozenset(("api_keys",))
+    secret: ClassVar[frozenset[str]] = frozenset(("api_keys", "limits_url"))
 
     model: str = "models/demo"  # folder or hub name with the tokenizer and config.json
     served_model_name: str = ""  # empty: the folder's name
@@ -93,8 +92,8 @@ class GatewayConfig(KeySettings):
     gateway_id: str = ""  # label `gateway` of its metrics; empty: random, and no label
     # Gateway processes that listen on the same ports (SO_REUSEPORT). Each enforces its share of
     # max_sessions, max_arriving, max_reading, max_reading_bytes, max_connections,
-    # max_client_connections, max_background, key_limits and retry_floor_per_s. 0: the ports are
-    # this process's own.
+    # max_client_connections, max_background and retry_floor_per_s, and of key_limits without
+    # limits_url. 0: the ports are this process's own.
     replicas: Annotated[int, Field(ge=0)] = 0
 
     sla_classes: dict[str, SlaClass] = SLA_CLASSES
@@ -328,12 +327,12 @@ class GatewayConfig(KeySettings):
         return self.replicas > 1
 
     def own_share(self) -> Self:
-        """The config with this process's share of the limits, at least 1 of each count."""
+        """The config with this process's share of the limits, at least 1 of each count. KeyLimiter
+        divides those of keys."""
         parts = max(1, self.replicas)
         shares = {name: ceil(getattr(self, name) / parts) for name in SHARED_LIMITS}
         floor = {"retry_floor_per_s": self.retry_floor_per_s / parts}
-        keys = {name: limits.share(parts) for name, limits in self.key_limits.items()}
-        return self.model_copy(update=shares | floor | {"key_limits": keys})
+        return self.model_copy(update=shares | floor)
 
     @property
     def slas(self) -> Mapping[str, Sla]:

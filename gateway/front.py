@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from gateway.admission.audit_log import AuditLog
 from gateway.admission.key_limits import KeyLimiter
 from gateway.admission.keyring import Keyring
+from gateway.admission.reservations import open_reservations
 from gateway.admission.tokenization_queue import TokenizationQueue
 from gateway.background import BackgroundTasks
 from gateway.config import MAX_NAME_CHARS, GatewayConfig
@@ -51,13 +52,15 @@ class Front:
     ):
         """`reach_scheduler`, `reach_worker` and, for metrics, `reach_service` open the channel to
         an address; it may stay in this process. `other_parts` are further metrics of the process.
-        Raises ConfigError if a model's tokenizer cannot be loaded."""
+        Raises ConfigError if a model's tokenizer cannot be loaded, and for an unusable URL."""
         self.config = config
         self._started_s = time.monotonic()
         self.keyring = Keyring(config.api_keys, config.api_key_file)
         self.unknown_fields = UnknownFields(config.unknown_fields == "refuse")
         self.background = BackgroundTasks(config.max_background)
         tables: list[SessionTable] = []  # of every model
+        keys = KeyLimiter(config.key_limits, max(1, config.replicas))
+        self._reservations = open_reservations(config, keys)
         self._shared = Shared(
             TokenizationQueue(
                 config.max_arriving,
@@ -67,7 +70,8 @@ class Front:
             ),
             ReadingPool(config.reading_threads, config.max_reading, config.max_reading_bytes),
             EventPace(config.max_messages_per_s, config.max_pause_s),
-            KeyLimiter(config.key_limits),
+            keys,
+            self._reservations,
             AuditLog.open(config),
             lambda: sum(map(len, tables)),
         )
@@ -104,6 +108,7 @@ class Front:
                 for gateway in self.gateways.values():
                     group.create_task(gateway.run())
                 group.create_task(self.background.run())
+                group.create_task(self._reservations.run())
         finally:
             self._shared.reading.close()
             if self._shared.audit is not None:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from gateway.admission.audit_log import AuditLog
 from gateway.admission.caller import current_caller
 from gateway.admission.key_limits import KeyLimiter
+from gateway.admission.reservations import Reservations
 from gateway.admission.tokenization_queue import TokenizationQueue
 from gateway.config import GatewayConfig
 from gateway.intake import RequestIntake
@@ -40,6 +41,7 @@ class Shared:
     reading: ReadingPool
     pace: EventPace
     keys: KeyLimiter
+    reservations: Reservations  # of `keys`
     audit: AuditLog | None
     live: Callable[[], int]  # choices of all models, which `pace` serves
 
@@ -63,6 +65,7 @@ class Gateway:
         self.config, self._audit = config, shared.audit
         self.text = Text(config.model, config.chat_template)
         self.metrics = Metrics(registry, config.slas)
+        self.metrics.watch_limits(lambda: shared.reservations.shared)
         self.part = Part(registry, config.metric_labels)
         self._queries = SchedulerQueries(scheduler)
         self._streams = PeerStreams(
@@ -85,6 +88,7 @@ class Gateway:
             shared.queue,
             shared.reading,
             shared.keys,
+            shared.reservations,
             shared.audit,
         )
 
@@ -131,7 +135,7 @@ class Gateway:
 
     # Requests
 
-    def open(
+    async def open(
         self,
         requests: Sequence[GenerationRequest],
         whole: bool = False,
@@ -139,9 +143,15 @@ class Gateway:
     ) -> ClientCall:
         """Submits parsed requests. The caller iterates the call's chunks or closes it; with
         `whole`, it closes it in any case. Raises ServiceError."""
-        self.intake.check_requests(requests)
-        call = self.sessions.open(requests, whole)
-        call.grant = self.intake.reserve(requests)
+        grant = await self.intake.reserve(requests)
+        try:
+            self.intake.check_requests(requests)
+            call = self.sessions.open(requests, whole)
+        except BaseException:
+            if grant is not None:
+                grant.cancel(time.monotonic())
+            raise
+        call.grant = grant
         if (audit := self._audit) is not None:
             caller = current_caller()
             call.on_closed = lambda closed: audit.write(caller, closed.account)

@@ -17,6 +17,7 @@ from gateway.admission.admission_control import AdmissionControl
 from gateway.admission.audit_log import AuditLog
 from gateway.admission.caller import current_caller
 from gateway.admission.key_limits import Grant, KeyLimiter
+from gateway.admission.reservations import Reservations
 from gateway.admission.tokenization_queue import TokenizationQueue
 from gateway.config import GatewayConfig
 from gateway.grammars.applied import apply_grammar, make_compiler
@@ -55,16 +56,19 @@ class RequestIntake:
         queue: TokenizationQueue,
         reading: ReadingPool,
         keys: KeyLimiter,
+        reservations: Reservations,
         audit: AuditLog | None,
     ):
-        """`queue`, `reading`, `keys` and `audit` are those of all models of the process."""
+        """`queue`, `reading`, `keys`, `reservations` and `audit` are those of all models of the
+        process."""
         self.draining = False
         self._config, self._text = config, text
         self._sessions, self._metrics = sessions, metrics
         defaults = sampling_defaults(config.model) if config.generation_config == "auto" else {}
         self._parser = Parser(config, text, lambda: secrets.randbits(63), defaults)
         self._size_limit = PromptSizeLimit(text.backend)
-        self._reading, self._queue, self._keys, self._audit = reading, queue, keys, audit
+        self._reading, self._queue, self._audit = reading, queue, audit
+        self._keys, self._reservations = keys, reservations
         self._admission = AdmissionControl(config.max_sessions, config.max_queued)
         self.grammars = make_compiler(config, text)
         self._answers = AnswerReading(text, config.tool_call_parser, config.reasoning_parser)
@@ -99,7 +103,7 @@ class RequestIntake:
         since_s = time.monotonic() if arrival_s is None else arrival_s
         arrival = RequestArrival(since_s, timeout_s, sla_class)
         with self._counting_refusals(sla_class, choices):
-            self._keys.check(current_caller().key, 1, time.monotonic())
+            self._keys.check(current_caller().key, 1, time.monotonic(), self._drain_s)
             self._queue.check()
         self.check_room(choices, arrival)
         return arrival
@@ -118,18 +122,17 @@ class RequestIntake:
         self.check_draining()
         choices = sum(request.sampling.n for request in requests)
         deadline_s = min((request.deadline_s for request in requests), default=inf)
-        key, sla_class = current_caller().key, requests[0].sla.name
+        self._check_room(choices, deadline_s, requests[0].sla.name)
+
+    async def reserve(self, requests: Sequence[GenerationRequest]) -> Grant | None:
+        """The part of the key's limits that parsed requests take; None without limits. The caller
+        settles it when their call has ended. Raises ServiceError if they are beyond the limits."""
+        key = current_caller().key
         for request in requests:
             self._keys.check_class(key, request.sla.name)
-        with self._counting_refusals(sla_class, choices):
-            self._keys.check(key, self._tokens_needed(requests), time.monotonic())
-        self._check_room(choices, deadline_s, sla_class)
-
-    def reserve(self, requests: Sequence[GenerationRequest]) -> Grant | None:
-        """The part of the key's limits that checked requests take; None without limits. The caller
-        settles it when their call has ended."""
         tokens = self._tokens_needed(requests)
-        return self._keys.reserve(current_caller().key, tokens, time.monotonic())
+        with self._counting_refusals(requests[0].sla.name, len(tokens)):
+            return await self._reservations.reserve(key, tokens, self._drain_s)
 
     def check_draining(self) -> None:
         if self.draining:
@@ -162,7 +165,10 @@ class RequestIntake:
         if key_name:
             client = replace(parsed.client, user=parsed.client.user or key_name)
             owner = "" if self._config.shares_prefixes(key_name) else key_name
-            parsed = replace(parsed, client=client, prefix_owner=owner, key_name=key_name)
+            weight = self._keys.weight(key_name)
+            parsed = replace(
+                parsed, client=client, prefix_owner=owner, key_name=key_name, weight=weight
+            )
         if trace is NO_TRACE:
             return parsed
         trace.on_tokenized(since_s, parsed.prompt_tokens)
@@ -188,13 +194,20 @@ class RequestIntake:
         with self._counting_refusals(sla_class):
             return await self._reading.run(work, size_bytes)
 
-    def _tokens_needed(self, requests: Sequence[GenerationRequest]) -> int:
-        """Tokens to reserve: prompts, and as much of each answer as is likely."""
+    def _tokens_needed(self, requests: Sequence[GenerationRequest]) -> Sequence[int]:
+        """Tokens to reserve for each choice: as much of its answer as is likely, and with the first
+        one the prompt."""
         most = self._config.key_reserve_tokens
-        return sum(
-            each.prompt_tokens + each.sampling.n * min(each.sampling.max_tokens, most)
+        return [
+            min(each.sampling.max_tokens, most) + (each.prompt_tokens if choice == 0 else 0)
             for each in requests
-        )
+            for choice in range(each.sampling.n)
+        ]
+
+    @property
+    def _drain_s(self) -> float:
+        """Seconds until the scheduler's queue is empty."""
+        return self._sessions.peers.fleet.drain_left_s(time.monotonic())
 
     def _check_room(self, choices: int, deadline_s: float, sla_class: str) -> None:
         with self._counting_refusals(sla_class, choices):

@@ -12,6 +12,7 @@ from services.runtime.config import Listed
 from services.runtime.main import ServedSettings
 
 Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
 ALL_KEYS = "*"
 
 
@@ -29,12 +30,20 @@ class KeySettings(ServedSettings):
     # learn whether another has sent a prompt.
     shared_prefixes: Listed = ()
     # Limits of keys by their names; `*`: of each other key. JSON: {"ada": {"requests_per_minute":
-    # 60, "tokens_per_minute": 100000, "concurrent_requests": 4, "sla_classes": ["batch"]}}.
-    # More: 429; another class: 400.
+    # 60, "tokens_per_minute": 100000, "concurrent_requests": 4, "queued_tokens": 20000, "weight":
+    # 2, "sla_classes": ["batch"]}}. More: 429; another class: 400.
     key_limits: dict[str, KeyLimits] = Field(default_factory=dict)
     # Of an answer's max_tokens, the most that are reserved of a key's tokens before its length is
     # known.
     key_reserve_tokens: Count = 1024
+    # Gateways of the same keys share their limits in Redis.
+    # redis://[user:password@]host[:port][/database]; empty: each gateway keeps to its own.
+    limits_url: str = Field(default="", repr=False)
+    # One for each group of gateways.
+    limits_name: str = Field(default="foretoken:limits", min_length=1)
+    # For Redis to answer. Without an answer, the gateway keeps to its part of the limits until
+    # Redis is back. Redis takes 1 ms; the rest is for an event loop that is busy.
+    limits_wait_s: Positive = 0.1
     # Folder of the audit log: a JSON line for each answered request and each refusal by a limit,
     # with the key's name, ids and counts, without texts. Each gateway writes a file of its own.
     # Empty: none.

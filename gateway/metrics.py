@@ -78,6 +78,10 @@ class Metrics:
         self._waiting.set_function(waiting)
         Instruments(self.registry).reading(catalogue.ADAPTERS, adapters)
 
+    def watch_limits(self, shared: Callable[[], bool | None]) -> None:
+        """Sets the function that says whether limits of keys are shared. Called once."""
+        Instruments(self.registry).reading(catalogue.LIMITS_SHARED, shared)
+
     def class_label(self, name: str) -> str:
         """`name` if it is a configured class, else OTHER: clients cannot create labels."""
         return name if name in self._slas else OTHER

@@ -68,7 +68,8 @@ class Request:
     prompt where the placement uses them. With `include_forecast`, forecasts are sent to the client.
     A lower `priority` runs first; the policy orders requests within one. The answer has at least
     `min_tokens`, which bounds its forecast. `key_name` is that of its API key, never the key.
-    `adapter` is its LoRA adapter's name, empty for none.
+    `adapter` is its LoRA adapter's name, empty for none. `weight`: of its tenant; 0: the
+    scheduler's setting.
     """
 
     request_id: str
@@ -88,6 +89,7 @@ class Request:
     min_tokens: int = 0
     key_name: str = ""
     adapter: str = ""
+    weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from signal import SIGCONT, SIGSTOP
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -34,6 +35,13 @@ class RedisServer:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait(30)
+
+    def stop(self) -> None:
+        """Lets it answer nothing until `resume`."""
+        self._process.send_signal(SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(SIGCONT)
 
     def _answers(self) -> bool:
         with suppress(RedisError):

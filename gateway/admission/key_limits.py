@@ -4,7 +4,7 @@ A limit per minute is a token bucket (Turner, New directions in communications, 
 amount of a minute and refills evenly.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.key_config import ALL_KEYS
@@ -35,8 +35,18 @@ class Bucket:
 
     def take(self, amount: float, now_s: float) -> None:
         """Takes an amount, or returns a negative one."""
-        self._left = min(self.per_minute, self.left(now_s) - amount)
+        self.set(self.left(now_s) - amount, now_s)
+
+    def set(self, left: float, now_s: float) -> None:
+        """Sets what is left."""
+        self._left = min(self.per_minute, left)
         self._since_s = max(self._since_s, now_s)
+
+    def resize(self, per_minute: int, now_s: float) -> None:
+        """Holds another amount, of which the same part is left."""
+        part = self.left(now_s) / self.per_minute
+        self.per_minute = per_minute
+        self.set(part * per_minute, now_s)
 
     def wait_s(self, amount: float, now_s: float) -> float:
         """Seconds until so much is left, at most a full bucket; 0 if it is."""
@@ -50,47 +60,92 @@ class Bucket:
         yield f"x-ratelimit-reset-{unit}", f"{self.wait_s(self.per_minute, now_s):.3f}s"
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an event takes of a key's limits, in their order; negative: what it returns."""
+
+    requests: int = 0
+    tokens: int = 0  # of those a minute
+    running: int = 0  # requests
+    queued: int = 0  # tokens
+
+    def __neg__(self) -> "Change":
+        return Change(-self.requests, -self.tokens, -self.running, -self.queued)
+
+
+Report = Callable[["KeyUsage", Change], None]
+
+
 class KeyUsage:
     """What one key uses of its limits. Each method is O(1)."""
 
-    def __init__(self, name: str, limits: KeyLimits, now_s: float):
-        self._name, self.limits = name, limits
-        self.running = 0
-        per_minute = (limits.requests_per_minute, limits.tokens_per_minute)
+    def __init__(self, name: str, limits: KeyLimits, parts: int, report: Report, now_s: float):
+        """`limits` are those of all gateways. `report` is told of each change."""
+        self.name, self.whole, self.limits = name, limits, limits.share(parts)
+        self._report = report
+        self.running = self.queued_tokens = 0
+        per_minute = (self.limits.requests_per_minute, self.limits.tokens_per_minute)
         self.requests, self.tokens = (Bucket(n, now_s) if n else None for n in per_minute)
 
-    def find_refusal(self, tokens: int, now_s: float) -> KeyLimitReached | None:
+    def find_refusal(
+        self, tokens: int, now_s: float, drain_s: float = 0.0
+    ) -> KeyLimitReached | None:
         """The refusal of a request that may need so many tokens; None if it is within the limits.
-        One that may need more than the limit needs a full bucket."""
-        most = self.limits.concurrent_requests
-        if most is not None and self.running >= most:
-            fault = f"runs {self.running} of at most {most} requests at a time"
-            return self._refuse(RefusalReason.KEY_CONCURRENCY, fault, 0.0, now_s)
-        if self.requests and (wait_s := self.requests.wait_s(1, now_s)):
-            fault = f"has used its limit of {self.requests.per_minute} requests a minute"
-            return self._refuse(RefusalReason.KEY_REQUESTS, fault, wait_s, now_s)
-        if self.tokens and (wait_s := self.tokens.wait_s(tokens, now_s)):
-            left = max(0, int(self.tokens.left(now_s)))
-            fault = (
-                f"has {left} tokens left of its limit of {self.tokens.per_minute} a minute, and "
-                f"this request may need {tokens}"
-            )
-            return self._refuse(RefusalReason.KEY_TOKENS, fault, wait_s, now_s)
-        return None
+        One that may need more than a limit needs a full bucket, or an empty queue."""
+        reason = self._find_reason(tokens, now_s)
+        return self.refuse(reason, tokens, now_s, drain_s) if reason else None
 
-    def begin(self, tokens: int, now_s: float) -> None:
-        """Takes a request and the tokens reserved for it."""
-        self.running += 1
+    def refuse(
+        self, reason: RefusalReason, tokens: int, now_s: float, drain_s: float
+    ) -> KeyLimitReached:
+        """The refusal by one of the limits. `drain_s`: until the queue is empty."""
+        limits, wait_s = self.limits, 0.0
+        match reason:
+            case RefusalReason.KEY_CONCURRENCY:
+                fault = f"runs its limit of {limits.concurrent_requests} requests at a time"
+            case RefusalReason.KEY_QUEUE:
+                fault = f"would have more than its limit of {limits.queued_tokens} queued tokens"
+                wait_s = drain_s
+            case RefusalReason.KEY_REQUESTS:
+                fault = f"has used its limit of {limits.requests_per_minute} requests a minute"
+                wait_s = self.requests.wait_s(1, now_s) if self.requests else 0.0
+            case _:
+                left = max(0, int(self.tokens.left(now_s))) if self.tokens else 0
+                fault = (
+                    f"has {left} tokens left of its limit of {limits.tokens_per_minute} a minute, "
+                    f"and this request may need {tokens}"
+                )
+                wait_s = self.tokens.wait_s(tokens, now_s) if self.tokens else 0.0
+        return KeyLimitReached(reason, f"API key {self.name} {fault}", wait_s, self.headers(now_s))
+
+    def change(self, change: Change, now_s: float) -> None:
+        """Applies and reports a change."""
+        self.apply(change, now_s)
+        self._report(self, change)
+
+    def apply(self, change: Change, now_s: float) -> None:
+        """Applies a change that `report` need not tell."""
+        self.running += change.running
+        self.queued_tokens += change.queued
         if self.requests:
-            self.requests.take(1, now_s)
+            self.requests.take(change.requests, now_s)
         if self.tokens:
-            self.tokens.take(tokens, now_s)
+            self.tokens.take(change.tokens, now_s)
 
-    def end(self, unused_tokens: int, now_s: float) -> None:
-        """A request has ended; returns unused tokens, or takes those beyond the reserved ones."""
-        self.running -= 1
+    def set_left(self, requests: float, tokens: float, now_s: float) -> None:
+        """Sets what is left of the limits a minute."""
+        if self.requests:
+            self.requests.set(requests, now_s)
         if self.tokens:
-            self.tokens.take(-unused_tokens, now_s)
+            self.tokens.set(tokens, now_s)
+
+    def divide(self, parts: int, now_s: float) -> None:
+        """Keeps to one of so many parts of the limits, and of what is left of them."""
+        self.limits = limits = self.whole.share(parts)
+        if self.requests and limits.requests_per_minute:
+            self.requests.resize(limits.requests_per_minute, now_s)
+        if self.tokens and limits.tokens_per_minute:
+            self.tokens.resize(limits.tokens_per_minute, now_s)
 
     def headers(self, now_s: float) -> Mapping[str, str]:
         """OpenAI's `x-ratelimit` headers of the limits that the key has."""
@@ -109,10 +164,17 @@ class KeyUsage:
             not bucket.wait_s(bucket.per_minute, now_s) for bucket in buckets
         )
 
-    def _refuse(
-        self, reason: RefusalReason, fault: str, wait_s: float, now_s: float
-    ) -> KeyLimitReached:
-        return KeyLimitReached(reason, f"API key {self._name} {fault}", wait_s, self.headers(now_s))
+    def _find_reason(self, tokens: int, now_s: float) -> RefusalReason | None:
+        running, queued = self.limits.concurrent_requests, self.limits.queued_tokens
+        if running is not None and self.running >= running:
+            return RefusalReason.KEY_CONCURRENCY
+        if queued is not None and self.queued_tokens and self.queued_tokens + tokens > queued:
+            return RefusalReason.KEY_QUEUE
+        if self.requests and self.requests.wait_s(1, now_s):
+            return RefusalReason.KEY_REQUESTS
+        if self.tokens and self.tokens.wait_s(tokens, now_s):
+            return RefusalReason.KEY_TOKENS
+        return None
 
 
 @dataclass(slots=True)
@@ -121,27 +183,48 @@ class Grant:
 
     usage: KeyUsage
     reserved: int  # tokens
+    queued: list[int]  # tokens of each choice that has had no worker, else 0
     settled: bool = False
+
+    @property
+    def taken(self) -> Change:
+        """What the request takes at admission."""
+        return Change(1, self.reserved, 1, sum(self.queued))
+
+    def start(self, choice: int, now_s: float) -> None:
+        """A choice is placed at its first worker. Further calls have no effect."""
+        if self.queued[choice] and not self.settled:
+            self.usage.change(Change(queued=-self.queued[choice]), now_s)
+            self.queued[choice] = 0
 
     def settle(self, used: int, now_s: float) -> None:
         """The request has ended and used so many tokens. Further calls have no effect."""
         if not self.settled:
             self.settled = True
-            self.usage.end(self.reserved - used, now_s)
+            unused = self.reserved - used
+            self.usage.change(-Change(0, unused, 1, sum(self.queued)), now_s)
+
+    def cancel(self, now_s: float) -> None:
+        """The request is not opened."""
+        if not self.settled:
+            self.settled = True
+            self.usage.change(-self.taken, now_s)
 
 
 class KeyLimiter:
     """The usage of every key that has limits: those of its name, else those of ALL_KEYS."""
 
-    def __init__(self, limits: Mapping[str, KeyLimits]):
-        self._limits = limits
+    def __init__(self, limits: Mapping[str, KeyLimits], parts: int = 1):
+        """`parts`: gateways that divide the limits."""
+        self._limits, self._parts = limits, parts
         self._usage: dict[str, KeyUsage] = {}
+        self.report: Report = lambda *_: None  # is told of each change
 
-    def check(self, key: str, tokens: int, now_s: float) -> None:
+    def check(self, key: str, tokens: int, now_s: float, drain_s: float = 0.0) -> None:
         """Raises KeyLimitReached if a request of the key, which may need so many tokens, is beyond
-        its limits now. O(1)."""
+        its limits now. `drain_s`: until the queue is empty. O(1)."""
         usage = self.find(key, now_s)
-        if usage is not None and (refusal := usage.find_refusal(tokens, now_s)):
+        if usage is not None and (refusal := usage.find_refusal(tokens, now_s, drain_s)):
             raise refusal
 
     def check_class(self, key: str, sla_class: str) -> None:
@@ -154,15 +237,29 @@ class KeyLimiter:
                 f"API key {key} may not use {sla_class!r}; name one that it may use: {allowed}",
             )
 
-    def reserve(self, key: str, tokens: int, now_s: float) -> Grant | None:
-        """Begins a request that `check` has admitted; None if the key has no limits."""
+    def weight(self, key: str) -> float:
+        """The key's weight against other tenants; 0 if it has none."""
+        limits = self._limits_of(key)
+        return (limits.weight or 0.0) if limits is not None else 0.0
+
+    def reserve(
+        self, key: str, tokens: Sequence[int], now_s: float, drain_s: float = 0.0
+    ) -> Grant | None:
+        """Begins a request that may need so many tokens for each choice; None if the key has no
+        limits. Raises KeyLimitReached. O(choices)."""
+        self.check(key, sum(tokens), now_s, drain_s)
         usage = self.find(key, now_s)
         if usage is None:
             return None
-        if usage.tokens:
-            tokens = min(tokens, usage.tokens.per_minute)
-        usage.begin(tokens, now_s)
-        return Grant(usage, tokens)
+        grant = make_grant(usage, tokens)
+        usage.change(grant.taken, now_s)
+        return grant
+
+    def divide(self, parts: int, now_s: float) -> None:
+        """Keeps to one of so many parts of the limits. O(keys)."""
+        self._parts = parts
+        for usage in self._usage.values():
+            usage.divide(parts, now_s)
 
     def find(self, key: str, now_s: float) -> KeyUsage | None:
         """The usage of a key; None if it has no limits. O(1)."""
@@ -173,8 +270,23 @@ class KeyLimiter:
             if len(self._usage) >= MAX_KEYS:
                 kept = {name: used for name, used in self._usage.items() if not used.idle(now_s)}
                 self._usage = kept
-            self._usage[key] = KeyUsage(key, limits, now_s)
+            self._usage[key] = KeyUsage(key, limits, self._parts, self._tell, now_s)
         return self._usage[key]
+
+    def running(self) -> Sequence[KeyUsage]:
+        """The usage of keys with a request. O(keys)."""
+        return [usage for usage in self._usage.values() if usage.running]
+
+    def _tell(self, usage: KeyUsage, change: Change) -> None:
+        self.report(usage, change)
 
     def _limits_of(self, key: str) -> KeyLimits | None:
         return (self._limits.get(key) or self._limits.get(ALL_KEYS)) if key else None
+
+
+def make_grant(usage: KeyUsage, tokens: Sequence[int]) -> Grant:
+    """The grant of a request that may need so many tokens for each choice."""
+    most = usage.limits.tokens_per_minute
+    needed = sum(tokens)
+    queued = list(tokens) if usage.limits.queued_tokens else [0] * len(tokens)
+    return Grant(usage, min(needed, most) if most else needed, queued)

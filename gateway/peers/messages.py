@@ -41,6 +41,7 @@ def new_request(
         worker_id=worker_id,
         prefix_hashes=prefix_hashes,
         tenant=request.tenant,
+        weight=request.weight,
         include_forecast=request.client.include_forecast,
         traceparent=request.traceparent,
         priority=request.client.priority,

@@ -127,6 +127,8 @@ class PlacementHandler:
         submission.running = True
         timeline = live.session.timeline
         timeline.placed_s = min(timeline.placed_s, now_s)
+        if live.call.grant is not None:
+            live.call.grant.start(live.session.index, now_s)
         if not continues:
             submission.prompted = self._send(address, _prompt_message(live))
 

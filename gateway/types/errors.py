@@ -63,6 +63,7 @@ class RefusalReason(StrEnum):
     KEY_REQUESTS = "key_requests"
     KEY_TOKENS = "key_tokens"
     KEY_CONCURRENCY = "key_concurrency"
+    KEY_QUEUE = "key_queue"
 
 
 class RequestRefused(ServiceError):

@@ -86,13 +86,15 @@ class GenerationRequest:
     reasoning_limit: ReasoningLimit | None = None
     prefix_owner: str = ""  # the API key that cached prefixes belong to; empty: common to all
     key_name: str = ""  # of its API key; empty: none
+    weight: float = 0.0  # of its API key, which is a tenant then; 0: none
     # Opens the reader of one choice; None: its text is content as it is.
     open_reader: Callable[[], AnswerReader] | None = field(default=None, repr=False)
 
     @property
     def tenant(self) -> str:
-        """The tenant for fair sharing: the salt if there is one, else the user."""
-        return self.client.cache_salt or self.client.user
+        """The tenant for fair sharing: a key with a weight, else the salt, else the user."""
+        own = self.key_name if self.weight else ""
+        return own or self.client.cache_salt or self.client.user
 
     @property
     def prefix_salt(self) -> str:

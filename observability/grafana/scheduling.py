@@ -231,6 +231,13 @@ REFUSALS = Section(
             limits=at_least(1, 0.5),
         ),
         plot(
+            "Shared limits of API keys",
+            COUNT,
+            Line("shared", Q.gauge(g.LIMITS_SHARED, agg="min")),
+            description=f"{g.LIMITS_SHARED.help} The least of all gateways.",
+            limits=at_least(1, 0.5),
+        ),
+        plot(
             "Missing processes",
             COUNT,
             Line("missing", Q.gauge(g.PEERS_MISSING, agg="max")),

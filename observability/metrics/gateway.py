@@ -75,6 +75,11 @@ ANNOUNCEMENTS = counter("announcements", "Running requests announced to a new sc
 REFUSALS = counter(
     "refusals", "Requests refused before they were parsed, by the limit reached.", "reason"
 )
+LIMITS_SHARED = gauge(
+    "key_limits_shared",
+    "1 while the gateways share the limits of API keys in Redis, 0 while each keeps to its part; "
+    "none without gateway.limits_url.",
+)
 PEERS_MISSING = gauge(
     "metrics_peers_missing", "Configured peers without metrics in the last scrape."
 )

@@ -264,6 +264,7 @@ class NewRequest(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     KEY_NAME_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     application: _builtins.str
@@ -296,6 +297,10 @@ class NewRequest(_message.Message):
     """of the API key that it came with, never the key; empty: none"""
     adapter: _builtins.str
     """the LoRA adapter's name; empty: the base model"""
+    weight: _builtins.float
+    """The tenant's share against the others, at most 1000. Its requests of another weight are another
+    tenant: clients, which may name tenants, have no weight. 0: the scheduler's setting.
+    """
     @_builtins.property
     def sla(self) -> _common_pb2.Sla: ...
     @_builtins.property
@@ -322,10 +327,11 @@ class NewRequest(_message.Message):
         min_tokens: _builtins.int = ...,
         key_name: _builtins.str = ...,
         adapter: _builtins.str = ...,
+        weight: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "deadline_in_s", b"deadline_in_s", "sla", b"sla", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "adapter", b"adapter", "age_s", b"age_s", "application", b"application", "deadline_in_s", b"deadline_in_s", "delivered_tokens", b"delivered_tokens", "include_forecast", b"include_forecast", "key_name", b"key_name", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model", b"model", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sla", b"sla", "tenant", b"tenant", "text", b"text", "traceparent", b"traceparent", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "adapter", b"adapter", "age_s", b"age_s", "application", b"application", "deadline_in_s", b"deadline_in_s", "delivered_tokens", b"delivered_tokens", "include_forecast", b"include_forecast", "key_name", b"key_name", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model", b"model", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sla", b"sla", "tenant", b"tenant", "text", b"text", "traceparent", b"traceparent", "weight", b"weight", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_in_s: _TypeAlias = _typing.Literal["deadline_in_s"]  # noqa: Y015
     _WhichOneofArgType__deadline_in_s: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s"]  # noqa: Y015

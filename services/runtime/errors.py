@@ -3,6 +3,8 @@
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
+from math import ceil
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -18,7 +20,10 @@ UNREADABLE = "the message cannot be parsed; use the .proto files of this version
 
 
 class ServiceError(Exception):
-    """A status other than OK. `message` is shown to the caller."""
+    """A status other than OK. `message` is shown to the caller. `headers` accompany it, over gRPC
+    as trailing metadata."""
+
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, code: grpc.StatusCode, message: str, retry_after_s: float = 0.0):
         super().__init__(message)
@@ -138,6 +143,13 @@ def _require_parsed(request: Any) -> None:
         raise InvalidArgument("", UNREADABLE)
 
 
+def _trailers(error: ServiceError) -> tuple[tuple[str, str], ...]:
+    """The retry time in seconds, exact and as HTTP has it, and the error's headers."""
+    wait_s = error.retry_after_s
+    retry = ((RETRY_AFTER, f"{wait_s:g}"), ("retry-after", str(ceil(wait_s)))) if wait_s else ()
+    return (*retry, *error.headers.items())
+
+
 async def _abort(context: Any, error: Exception, on_invalid: Callable[[str], None]) -> None:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
@@ -146,7 +158,6 @@ async def _abort(context: Any, error: Exception, on_invalid: Callable[[str], Non
     if isinstance(error, InvalidArgument):
         on_invalid(error.field)
     if isinstance(error, ServiceError):
-        trailer = ((RETRY_AFTER, f"{error.retry_after_s:g}"),) if error.retry_after_s else ()
-        await context.abort(error.code, error.message, trailer)
+        await context.abort(error.code, error.message, _trailers(error))
     log.exception("request failed", exc_info=error)
     await context.abort(Code.INTERNAL, "internal error; see the server's log for details")

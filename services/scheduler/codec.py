@@ -45,6 +45,7 @@ def decode_request(message: scheduler_pb2.NewRequest, now: float) -> Request:
         min_tokens=min(message.min_tokens, message.max_tokens),
         key_name=message.key_name[:MAX_NAME_CHARS],
         adapter=message.adapter,
+        weight=message.weight,
     )
 
 

@@ -41,7 +41,8 @@ class SchedulerConfig(LabelledSettings):
     max_queue: int = Field(4_096, gt=0)
     # How long a request waits for its worker, and a worker's request for its gateway, to return.
     adopt_s: float = Field(10.0, gt=0)
-    # Share of each tenant (cache_salt, else `user`) against the others; the default is 1.
+    # Share of each tenant (cache_salt, else `user`) against the others; the default is 1. API keys
+    # have theirs in gateway.key_limits.
     tenant_weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         default_factory=dict
     )

@@ -167,7 +167,7 @@ async def test_slow_client_counts_against_the_sla(
     harness: Harness,
 ) -> None:
     request = gateway_pb2.GenerateRequest(prompt="1,", sla=common.Sla(mtpot_s=MTPOT["mtpot_s"]))
-    call = harness.gateway.open(
+    call = await harness.gateway.open(
         [
             await harness.gateway.intake.parse(
                 decode_request(request), harness.gateway.intake.admit()

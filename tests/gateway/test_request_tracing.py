@@ -156,7 +156,7 @@ async def test_span_agrees_with_metrics_on_delivered_tokens(
     gateway = silent.gateway
     trace = silent.front.tracer.begin("chat", {}, {})
     request = gateway_pb2.GenerateRequest(prompt="1,", sla=common.Sla(ttft_s=ttft_s))
-    call = gateway.open(
+    call = await gateway.open(
         [await gateway.intake.parse(decode_request(request), gateway.intake.admit(), trace)],
         trace=trace,
     )

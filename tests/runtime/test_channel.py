@@ -103,11 +103,12 @@ async def test_exception_becomes_a_status_without_details(
 
 
 @both_ways
-async def test_retry_time_is_a_trailer(way: str) -> None:
+async def test_retry_time_is_in_trailers(way: str) -> None:
     async with reaching(way, NAME, ADD, Scripted(raising(BUSY))) as channel:
         with pytest.raises(aio.AioRpcError) as caught:
             await estimator_pb2_grpc.EstimatorStub(channel).GetCostModel(ASK)
-    assert dict(caught.value.trailing_metadata()) == {"retry-after-s": "1.5"}
+    expected = {"retry-after-s": "1.5", "retry-after": "2"}
+    assert dict(caught.value.trailing_metadata()) == expected
 
 
 @both_ways

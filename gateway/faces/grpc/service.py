@@ -1,5 +1,6 @@
 """The gateway's gRPC service: decode, call, encode."""
 
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, cast
@@ -46,8 +47,11 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
                 await gateway.intake.wait_for_turn(sla_class)
                 client_request = decode_request(request)
                 generation_request = await gateway.intake.parse(client_request, arrival, trace)
-            call = gateway.open([generation_request], trace=trace)
+            call = await gateway.open([generation_request], trace=trace)
             context.add_done_callback(lambda _: _close(call, trace))
+            if call.grant is not None:
+                headers = call.grant.usage.headers(time.monotonic())
+                context.set_trailing_metadata(tuple(headers.items()))
             async with aclosing(call.chunks()) as chunks:
                 async for chunk in chunks:
                     yield _encode_chunk(call, chunk)

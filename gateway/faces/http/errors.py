@@ -119,7 +119,7 @@ def openai_error_body(error: ServiceError) -> dict[str, dict[str, str | None]]:
 
 def error_response(error: ServiceError, path: str = "") -> JSONResponse:
     """The complete answer to a request that failed before its first byte."""
-    headers = dict(error.headers) if isinstance(error, KeyLimitReached) else {}
+    headers = dict(error.headers)
     if error.retry_after_s:
         headers["Retry-After"] = str(ceil(error.retry_after_s))
     if error.code is Code.UNAUTHENTICATED:

@@ -217,7 +217,7 @@ async def open_answer(
                 generation_requests = await parsing
             else:
                 generation_requests = await run_until_disconnect(request.receive, parsing)
-        call = gateway.open(generation_requests, whole=not body.stream, trace=trace)
+        call = await gateway.open(generation_requests, whole=not body.stream, trace=trace)
     headers = {IGNORED_HEADER: ignored} if ignored else {}
     if call.grant is not None:
         headers |= call.grant.usage.headers(time.monotonic())

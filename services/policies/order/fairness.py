@@ -9,10 +9,11 @@ from services.policies.snapshot import Bools, Snapshot
 def is_over_share(snapshot: Snapshot, rows: Ints, split: int, key: Floats) -> Bools:
     """Marks the queued `rows` (those before `split`) of tenants that already have their share.
 
-    While more than one tenant has requests, each tenant's share of the fleet's KV memory is
-    proportional to its weight. A request counts with its prompt and expected output. Running
-    requests count first, then queued ones by key; those beyond the share are over it. A tenant
-    alone, or with competitors that have nothing queued, has no limit. O(jobs log jobs).
+    While more than one tenant has requests, each tenant's share of the fleet's KV memory and of its
+    running requests, at least one, is proportional to its weight. A request counts with its prompt
+    and expected output. Running requests count first, then queued ones by key; those beyond either
+    share are over it. A tenant alone, or with competitors that have nothing queued, has no limit.
+    O(jobs log jobs).
     """
     jobs = snapshot.jobs
     tenant = jobs.tenant[rows]
@@ -22,15 +23,19 @@ def is_over_share(snapshot: Snapshot, rows: Ints, split: int, key: Floats) -> Bo
     names, which = np.unique(tenant, return_inverse=True)
     weights = np.zeros(len(names))
     weights[which] = jobs.weight[rows]
-    share = weights / weights.sum() * sum(worker.room_tokens for worker in snapshot.workers)
+    part = weights / weights.sum()
+    share = part * sum(worker.room_tokens for worker in snapshot.workers)
+    places = np.maximum(1.0, part * sum(worker.max_running for worker in snapshot.workers))
     tokens = jobs.prompt[rows] + jobs.total[rows]
     used = np.bincount(which[split:], tokens[split:], len(names))
+    running = np.bincount(which[split:], minlength=len(names))
     at = np.lexsort((key[:split], which[:split]))
     takes, of = tokens[at], which[at]
     upto = np.cumsum(takes)
     starts = np.searchsorted(of, np.arange(len(names)))
     before = np.concatenate([[0.0], upto])[starts]
-    beyond = used[of] + upto - before[of] > share[of]
+    nth = np.arange(1, split + 1) - starts[of]
+    beyond = (used[of] + upto - before[of] > share[of]) | (running[of] + nth > places[of])
     waiting = np.bincount(of, minlength=len(names)) > 0
     within = np.bincount(of, ~beyond, len(names)) > 0
     # A request is only over its share if another tenant waits within its own.

@@ -89,7 +89,7 @@ class Board:
         jobs.ttft_s[row], jobs.tpot_s[row] = request.sla.ttft_s, request.sla.tpot_s
         jobs.mtpot_s[row] = request.sla.mtpot_s
         jobs.since_s[row] = jobs.first_s[row] = inf
-        jobs.tenant[row], jobs.weight[row] = self.tenants.enter(request.tenant)
+        jobs.tenant[row], jobs.weight[row] = self.tenants.enter(request.tenant, request.weight)
         self._free.pop()
         return row
 

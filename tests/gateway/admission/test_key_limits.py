@@ -1,5 +1,7 @@
 """Limits of API keys: what is reserved, settled and refused, and their settings."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,12 +14,11 @@ from services.runtime.config import ConfigError, load
 from services.runtime.errors import InvalidArgument
 
 REQUESTS, TOKENS = RefusalReason.KEY_REQUESTS, RefusalReason.KEY_TOKENS
-CONCURRENCY = RefusalReason.KEY_CONCURRENCY
+CONCURRENCY, QUEUE = RefusalReason.KEY_CONCURRENCY, RefusalReason.KEY_QUEUE
 
 
 def attempt(limiter: KeyLimiter, tokens: int, now_s: float, key: str = "ada") -> Grant:
-    limiter.check(key, tokens, now_s)
-    grant = limiter.reserve(key, tokens, now_s)
+    grant = limiter.reserve(key, [tokens], now_s)
     assert grant is not None
     return grant
 
@@ -38,6 +39,11 @@ def attempt(limiter: KeyLimiter, tokens: int, now_s: float, key: str = "ada") ->
         (KeyLimits(concurrent_requests=2), [(0, 9, None), (0, 9, None)], None, 0),
         (KeyLimits(concurrent_requests=2), [(0, 9, None), (0, 9, None), (9, 9, 0)], CONCURRENCY, 1),
         (KeyLimits(concurrent_requests=1), [(0, 9, 9), (0, 9, 9)], None, 0),
+        (KeyLimits(queued_tokens=60), [(0, 40, None), (0, 20, None)], None, 0),
+        (KeyLimits(queued_tokens=60), [(0, 40, None), (9, 21, None)], QUEUE, 1),
+        (KeyLimits(queued_tokens=60), [(0, 40, 40), (0, 60, None)], None, 0),
+        (KeyLimits(queued_tokens=60), [(0, 900, None)], None, 0),  # alone in an empty queue
+        (KeyLimits(queued_tokens=60), [(0, 900, None), (0, 1, None)], QUEUE, 1),
         (KeyLimits(), [(0, 10**9, None)] * 99, None, 0),
     ],
 )  # fmt: skip
@@ -71,6 +77,47 @@ def test_a_request_is_settled_once() -> None:
     assert grant.usage.running == 0
 
 
+def test_tokens_are_queued_until_each_choice_has_a_worker() -> None:
+    limiter = KeyLimiter({"ada": KeyLimits(queued_tokens=100)})
+    grant = limiter.reserve("ada", [30, 20], 0)
+    other = attempt(limiter, 50, 0)
+    assert grant is not None
+    with pytest.raises(KeyLimitReached, match="its limit of 100 queued tokens") as caught:
+        limiter.reserve("ada", [1], 0, drain_s=7.5)
+    assert (caught.value.reason, caught.value.retry_after_s) == (QUEUE, 7.5)
+    for choice in (1, 1, 0):  # placed again later: no effect
+        grant.start(choice, 1)
+    assert grant.usage.queued_tokens == 50
+    last = attempt(limiter, 50, 1)
+    last.settle(0, 2)  # refused by the scheduler: it never had a worker
+    grant.settle(9, 2)
+    other.cancel(2)
+    assert (grant.usage.queued_tokens, grant.usage.running) == (0, 0)
+
+
+def test_a_cancelled_grant_leaves_no_trace() -> None:
+    limits = KeyLimits(requests_per_minute=1, tokens_per_minute=60, concurrent_requests=1)
+    limiter = KeyLimiter({"ada": limits})
+    grant = attempt(limiter, 60, 0)
+    grant.cancel(0)
+    grant.settle(30, 0)
+    assert grant.usage.idle(0)
+
+
+def test_divided_limits_keep_what_is_left_of_them() -> None:
+    limits = KeyLimits(requests_per_minute=60, tokens_per_minute=600, concurrent_requests=3)
+    limiter = KeyLimiter({"ada": limits})
+    usage = attempt(limiter, 300, 0).usage
+    limiter.divide(2, 0)
+    headers = usage.headers(0)
+    assert headers["x-ratelimit-limit-tokens"] == "300"
+    assert headers["x-ratelimit-remaining-tokens"] == "150"  # half of 300
+    assert usage.limits.concurrent_requests == 2
+    limiter.divide(1, 30)  # half of 300 were refilled
+    assert usage.headers(30)["x-ratelimit-remaining-tokens"] == "600"
+    assert usage.limits == limits
+
+
 def test_headers_are_those_of_openai() -> None:
     limits = KeyLimits(requests_per_minute=60, tokens_per_minute=600)
     assert attempt(KeyLimiter({"ada": limits}), 100, 0).usage.headers(0) == {
@@ -86,8 +133,8 @@ def test_a_key_has_its_own_limits_or_those_of_all_others() -> None:
         attempt(limiter, 1, 0, key)
     with pytest.raises(KeyLimitReached):
         attempt(limiter, 1, 0, "bob")
-    assert limiter.reserve("", 1, 0) is None  # without keys
-    assert KeyLimiter({}).reserve("ada", 1, 0) is None
+    assert limiter.reserve("", [1], 0) is None  # without keys
+    assert KeyLimiter({}).reserve("ada", [1], 0) is None
 
 
 def test_keys_without_usage_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +203,10 @@ def test_no_minute_has_more_than_the_bucket_and_its_refill(steps: list[Step]) ->
         ('{"ada": {"tokens_per_minute": 1e30}}', "key_limits.ada.tokens_per_minute: "),
         ('{"ada": {"concurrent_requests": true}}', "key_limits.ada.concurrent_requests: "),
         ('{"ada": {"sla_classes": ["fast"]}}', ": key_limits.ada.sla_classes: 'fast' is no SLA "),
+        ('{"ada": {"queued_tokens": 0}}', "key_limits.ada.queued_tokens: "),
+        ('{"ada": {"weight": 0}}', "key_limits.ada.weight: "),
+        ('{"ada": {"weight": NaN}}', "key_limits.ada.weight: "),
+        ('{"ada": {"weight": "2"}}', "key_limits.ada.weight: "),
         ('{"a b": {}}', "key_limits: 'a b' is not a key's name; "),
     ],
 )
@@ -166,8 +217,29 @@ def test_a_faulty_setting_names_the_key_and_the_field(value: str, fault: str) ->
 
 
 def test_gateways_divide_the_limits_of_a_key() -> None:
-    limits = {"ada": KeyLimits(tokens_per_minute=10, concurrent_requests=1, sla_classes=("batch",))}
-    own = GatewayConfig(replicas=4, key_limits=limits).own_share().key_limits
-    assert own == {
-        "ada": KeyLimits(tokens_per_minute=3, concurrent_requests=1, sla_classes=("batch",))
-    }
+    same: dict[str, Any] = {"weight": 2.0, "sla_classes": ("batch",)}
+    whole = KeyLimits(tokens_per_minute=10, concurrent_requests=1, queued_tokens=6, **same)
+    limiter = KeyLimiter({"ada": whole}, parts=4)
+    assert attempt(limiter, 1, 0).usage.limits == KeyLimits(
+        tokens_per_minute=3, concurrent_requests=1, queued_tokens=2, **same
+    )
+    config = GatewayConfig(replicas=4, key_limits={"ada": whole})
+    assert config.own_share().key_limits == {"ada": whole}  # divided by KeyLimiter only
+
+
+def test_a_key_with_a_weight_is_a_tenant() -> None:
+    limiter = KeyLimiter({"ada": KeyLimits(weight=2), "bob": KeyLimits()})
+    assert [limiter.weight(key) for key in ("ada", "bob", "eve", "")] == [2, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fault"),
+    [
+        ("limits_wait_s", "0", "gateway.limits_wait_s: "),
+        ("limits_name", "", "gateway.limits_name: "),
+    ],
+)
+def test_faulty_settings_of_sharing_are_named(key: str, value: str, fault: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(GatewayConfig, {key: value})
+    assert fault in str(caught.value)

@@ -76,7 +76,7 @@ async def test_http_disconnect_cancels(harness: Harness, stream: bool) -> None:
 
 async def test_stalled_client_is_disconnected() -> None:
     async with run_harness(client_stall_s=0.2) as harness:
-        call = harness.gateway.open(
+        call = await harness.gateway.open(
             [
                 await harness.gateway.intake.parse(
                     decode_request(REQUEST), harness.gateway.intake.admit()

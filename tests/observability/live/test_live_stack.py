@@ -49,12 +49,12 @@ NO_BATCHER: set[Metric] = {
     scheduler.ARRANGED,
 }  # only --separate has a batcher process
 NO_PICKER: set[Metric] = set(picker.ALL)  # `foretoken serve` starts none
-NO_LEASE: set[Metric] = {scheduler.LEADER_CHANGES}
+NO_REDIS: set[Metric] = {scheduler.LEADER_CHANGES, gateway.LIMITS_SHARED}
 NO_ADAPTERS: set[Metric] = {
     worker.ADAPTERS, worker.ADAPTER_BYTES, worker.ADAPTER_COPIES, worker.ADAPTER_COPY_S,
     worker.ADAPTER_REQUESTS, gateway.ADAPTERS,
 }  # fmt: skip
-EXCUSED = STATIC_BATCHES | OVERLAP | FAULTS | NO_PICKER | NO_LEASE | NO_ADAPTERS
+EXCUSED = STATIC_BATCHES | OVERLAP | FAULTS | NO_PICKER | NO_REDIS | NO_ADAPTERS
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core import FinishReason, Request
+from services.core import Completion, FinishReason, Request, WorkerView
 from services.policies.preset import choose
 from services.runtime.config import ConfigError, load
 from services.scheduler.config import SchedulerConfig
@@ -16,7 +16,7 @@ from services.scheduler.core.state import SchedulerState
 from services.scheduler.core.tenants import Tenants
 from services.scheduler.service import scheduler_limits
 from tests.gateway.gateway_fakes import run_harness
-from tests.scheduler.state_driver import G
+from tests.scheduler.state_driver import G, report, state, submitted
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,36 @@ def test_board_holds_tenants_and_weights() -> None:
     assert len(board.tenants) == 4
     s.step(ev.GatewayLost(G), 2.0)
     assert len(board.tenants) == 0
+
+
+def test_a_request_with_a_weight_is_of_another_tenant_than_one_without() -> None:
+    s = on_board('{"ada": 3}')
+    for name, weight in (("a", 2.0), ("b", 0.0), ("c", 2.0)):
+        asked = Request(name, "demo", 5, 5, 0.0, tenant="ada", weight=weight)
+        s.step(ev.Submitted(G, asked), 0.0)
+    board, rows = s.ledger.board, [s.jobs[name].row for name in "abc"]
+    assert board.jobs.tenant[rows].tolist() == [0, 1, 0]
+    assert board.jobs.weight[rows].tolist() == [2.0, 3.0, 2.0]
+
+
+@pytest.mark.parametrize("kv_tokens", [100_000, 9 * 64])  # the places, or the memory, are scarce
+def test_twice_the_weight_has_twice_the_service(kv_tokens: int) -> None:
+    s = state("foretoken")
+    view = WorkerView("w0", "unix:/w0", "demo", kv_tokens, 1, 9, 500)
+    s.step(ev.WorkerAttached("w0#1", view), 0.0)
+    for number in range(90):
+        for tenant, weight in (("bob", 0.0), ("ada", 2.0)):
+            name = f"{tenant}-{number}"
+            asked = Request(name, "demo", 10, 50, number * 1e-3, tenant=tenant, weight=weight)
+            submitted(s, asked, 1.0)
+    served = Counter[str]()
+    for turn in range(1, 16):
+        running = sorted(s.workers["w0"].running)
+        served.update(name.partition("-")[0] for name in running)
+        done = tuple(Completion(name, 50, FinishReason.LENGTH) for name in running)
+        report(s, turn, 1.0 + turn, finished=done, free_blocks=kv_tokens)
+    assert served["ada"] == pytest.approx(2 * served["bob"], rel=0.15)
+    assert served.total() >= 100
 
 
 @pytest.mark.parametrize("weights", ['{"a": 0}', '{"a": -1}', '{"a": "x"}', '{"a": NaN}', "[1]"])

@@ -94,7 +94,7 @@ async def answer(request: PreparedRequest, encode: Callable[[ClientCall, Chunks]
     """What `encode` makes of the complete answer. Raises ServiceError."""
     now_s = time.monotonic()
     prompts = [replace(prompt, arrival_s=now_s) for prompt in request.prompts]
-    call = request.gateway.open(prompts, whole=True)
+    call = await request.gateway.open(prompts, whole=True)
     try:
         chunks = await collect_chunks(call, NO_TRACE)
         encoded = encode(call, chunks)

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from gateway.admission.key_limits import Grant
+from gateway.admission.key_limits import RATE_HEADERS, Grant
 from gateway.types.api_keys import name_keys
 from gateway.types.key_limits import KeyLimits
 from protos.generated import gateway_pb2, gateway_pb2_grpc
@@ -67,7 +67,11 @@ async def test_requests_beyond_the_limit_are_refused_until_it_refills(harness: H
         [each async for each in call]
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert f"API key {NAME}" in (caught.value.details() or "")
-    assert float(dict(await call.trailing_metadata())["retry-after-s"]) >= 1
+    trailers = dict(await call.trailing_metadata())
+    assert float(trailers["retry-after-s"]) >= 1
+    assert 1 <= int(trailers["retry-after"]) <= 20
+    assert trailers["x-ratelimit-limit-requests"] == "3"
+    assert trailers["x-ratelimit-remaining-requests"] == "0"
     await channel.close()
     metrics = (await harness.http("GET", "/metrics")).text
     refusals = [line for line in metrics.splitlines() if 'reason="key_requests"' in line]
@@ -134,10 +138,55 @@ async def test_a_cancelled_request_gives_back_its_tokens_and_its_place(settled: 
         await harness.until(lambda: bool(harness.worker.prompts))
         refused = await complete(harness, LIMITED)
         assert refused.status == 429
-        assert "runs 1 of at most 1 requests at a time" in refused.text
+        assert "runs its limit of 1 requests at a time" in refused.text
         call.cancel()
         with suppress(asyncio.CancelledError, aio.AioRpcError):
             await reading
         await harness.until(lambda: not harness.gateway.live)
         assert settled == [harness.scheduler.requests[0].prompt_tokens]
         await channel.close()
+
+
+async def test_an_answer_over_grpc_has_the_limits_as_trailers(harness: Harness) -> None:
+    channel = connect(harness.grpc_address)
+    stub = gateway_pb2_grpc.GatewayStub(channel)
+    for key, names in ((LIMITED, set(RATE_HEADERS)), (FREE, set())):
+        request = gateway_pb2.GenerateRequest(prompt="1,")
+        call = stub.Generate(request, metadata=(("authorization", f"Bearer {key}"),))
+        assert [each async for each in call]
+        trailers = dict(await call.trailing_metadata())
+        assert {name for name in trailers if name.startswith("x-ratelimit")} == names
+        assert trailers.get("x-ratelimit-remaining-requests", "2") == "2"
+    await channel.close()
+
+
+async def test_tokens_in_the_queue_are_bounded_until_a_worker_has_the_request() -> None:
+    async with run_harness(
+        lambda _: tokens_of("123"), place=False, queue=(1, 30.0), **limits(queued_tokens=100)
+    ) as harness:
+        scheduler = harness.scheduler
+        first = asyncio.ensure_future(complete(harness, LIMITED, max_tokens=60))
+        await harness.until(lambda: bool(scheduler.requests))
+        refused = await complete(harness, LIMITED, max_tokens=60)
+        assert refused.status == 429
+        assert refused.json["error"]["message"] == (
+            f"API key {NAME} would have more than its limit of 100 queued tokens; retry later"
+        )
+        assert 20 <= int(refused.headers["retry-after"]) <= 30  # until the queue is empty
+        assert len(scheduler.requests) == 1
+        scheduler.send_placed(scheduler.requests[0].request_id)
+        await harness.until(lambda: bool(harness.worker.prompts))
+        scheduler.place = True
+        assert (await complete(harness, LIMITED, max_tokens=60)).status == 200
+        assert (await first).status == 200
+
+
+async def test_requests_of_a_key_with_a_weight_are_those_of_one_tenant() -> None:
+    limited: dict[str, Any] = {"api_keys": (LIMITED, FREE)}
+    limited["key_limits"] = {NAME: KeyLimits(weight=2)}
+    async with run_harness(lambda _: tokens_of("123"), **limited) as harness:
+        for key in (LIMITED, FREE):
+            await complete(harness, key, user=NAME)
+        weighted, plain = harness.scheduler.requests
+        assert (weighted.tenant, weighted.weight) == (NAME, 2)
+        assert (plain.tenant, plain.weight) == (NAME, 0)
