@@ -104,6 +104,7 @@ class WorkerView:
     placement: str = ""  # dtype and device of its model, for display
     max_batch_tokens: int = 0  # of a step; 0: unknown
     report_every_steps: int = 0  # between two reports of all running requests; 0: unknown
+    epoch: int = 0  # ns: when its process began; 0: unknown
 
     @property
     def reach_tokens(self) -> int:

@@ -180,6 +180,7 @@ VIEW = WorkerView(
     "float32 on cpu (configured)",
     512,
     8,
+    9,
 )
 ALL_SET: dict[str, Plan | Report | CostModel | Outcome] = {
     "plan": Plan(
@@ -231,7 +232,7 @@ def test_worker_hello_round_trip() -> None:
         worker_id="w", address="unix:/w", model="demo", kv_tokens=6_400, block_tokens=16,
         max_running=32, max_context_tokens=2_048, kv_bytes_per_token=512, host_tokens=25_600,
         start="imports 2.5 s", placement="float32 on cpu (configured)",
-        max_batch_tokens=512, report_every_steps=8,
+        max_batch_tokens=512, report_every_steps=8, epoch=9,
     )  # fmt: skip
     assert all(getattr(VIEW, name) for name in VIEW.__dataclass_fields__)
     assert attach_codec.decode_worker_hello(hello) == VIEW

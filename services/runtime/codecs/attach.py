@@ -58,6 +58,7 @@ def decode_worker_hello(message: scheduler_pb2.WorkerHello) -> WorkerView:
         placement=message.placement[:START_CHARS],
         max_batch_tokens=message.max_batch_tokens,
         report_every_steps=message.report_every_steps,
+        epoch=message.epoch,
     )
 
 
