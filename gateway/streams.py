@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 from uuid import uuid4
@@ -18,12 +19,30 @@ from protos.generated import scheduler_pb2, worker_pb2
 from protos.generated.scheduler_pb2_grpc import SchedulerStub
 from protos.generated.worker_pb2_grpc import WorkerStub
 from services.runtime.network.backoff import Backoff
+from services.runtime.network.streams import Outbox, ResponseStream
 from services.runtime.telemetry.invalid_messages import InvalidMessages
 
 SchedulerLink = Link[scheduler_pb2.SubmitMessage, scheduler_pb2.SchedulerEvent]
 WorkerLink = Link[worker_pb2.WorkerInput, worker_pb2.TokenBatch]
 SchedulerDial = Dial[scheduler_pb2.SubmitMessage, scheduler_pb2.SchedulerEvent]
 WorkerDial = Dial[worker_pb2.WorkerInput, worker_pb2.TokenBatch]
+
+
+@dataclass(slots=True)
+class WorkerStream:
+    """The link to a worker's address. `epoch`: that of the process there when the stream opened, if
+    the fleet told it; 0: unknown."""
+
+    link: WorkerLink
+    task: asyncio.Task[None]
+    epoch: int = 0
+
+    def follow(self, epoch: int) -> None:
+        """Opens the stream again if another process is at the address now: the connection may lead
+        to the earlier one, which gets no plans."""
+        if self.epoch and epoch != self.epoch:
+            self.link.reopen()
+        self.epoch = epoch
 
 
 class PeerStreams:
@@ -47,7 +66,7 @@ class PeerStreams:
         self._vocabulary_tokens, self._invalid = vocabulary_tokens, invalid
         self._backoff = Backoff(config.connect_backoff_s, config.max_connect_backoff_s)
         self._queue_limit = 4 * config.max_sessions + 1  # a submission and a cancellation, twice
-        self._workers: dict[str, tuple[WorkerLink, asyncio.Task[None]]] = {}
+        self._workers: dict[str, WorkerStream] = {}
         self._scheduler: SchedulerLink | None = None  # both only while `run` runs
         self._open_worker: Callable[[str], None] | None = None
 
@@ -59,7 +78,7 @@ class PeerStreams:
 
                 def open_worker(address: str) -> None:
                     link = self._make_worker_link(address, sessions, intake)
-                    self._workers[address] = link, group.create_task(link.run())
+                    self._workers[address] = WorkerStream(link, group.create_task(link.run()))
 
                 self._open_worker = open_worker
                 group.create_task(self._scheduler.run())
@@ -75,8 +94,7 @@ class PeerStreams:
         """Queues a message; False if the stream is not open yet. It then begins with the prompts
         that `on_worker_stream` returns."""
         if address in self._workers:
-            link, _ = self._workers[address]
-            return link.send(message)
+            return self._workers[address].link.send(message)
         if self._open_worker is not None:
             self._open_worker(address)
         return False
@@ -88,8 +106,13 @@ class PeerStreams:
     def _close_unused(self, addresses: set[str]) -> None:
         """Closes the links to workers that are not in `addresses`."""
         for address in self._workers.keys() - addresses:
-            _, task = self._workers.pop(address)
-            task.cancel()
+            self._workers.pop(address).task.cancel()
+
+    def _follow(self, epochs: Mapping[str, int]) -> None:
+        """Tells each stream which process is at its address now."""
+        for address, stream in self._workers.items():
+            if epoch := epochs.get(address):
+                stream.follow(epoch)
 
     def _make_scheduler_link(self, sessions: Sessions) -> SchedulerLink:
         hello = scheduler_pb2.SubmitHello(gateway_id=self._gateway_id)
@@ -99,6 +122,7 @@ class PeerStreams:
             sessions.placement.on_event(event, time.monotonic())
             if event.HasField("fleet"):
                 self._close_unused(sessions.worker_addresses)
+                self._follow(sessions.peers.fleet.addresses)
 
         return Link(
             "the scheduler",
@@ -114,10 +138,19 @@ class PeerStreams:
     def _make_worker_link(
         self, address: str, sessions: Sessions, intake: RequestIntake
     ) -> WorkerLink:
-        channel = self._connect(address)
+        channels: list[aio.Channel] = []  # of the present stream
         hello = worker_pb2.StreamHello(gateway_id=self._gateway_id)
 
+        def dial(outbox: Outbox[worker_pb2.WorkerInput]) -> ResponseStream[worker_pb2.TokenBatch]:
+            """On a new connection: a name may lead to another process now."""
+            channels.append(self._connect(address))
+            return cast(WorkerDial, WorkerStub(channels[0]).Stream)(outbox)
+
+        async def close() -> None:
+            await channels.pop().close()
+
         def on_open() -> list[worker_pb2.WorkerInput]:
+            self._workers[address].epoch = sessions.peers.fleet.addresses.get(address, 0)
             prompts = sessions.placement.on_worker_stream(address, time.monotonic())
             return [worker_pb2.WorkerInput(hello=hello), *prompts]
 
@@ -128,12 +161,12 @@ class PeerStreams:
 
         return Link(
             f"worker {address}",
-            cast(WorkerDial, WorkerStub(channel).Stream),
+            dial,
             on_open,
             on_tokens,
             lambda: sessions.placement.on_worker_lost(address),
             self._backoff,
             self._queue_limit,
             partial(self._invalid.count, "Stream"),
-            cast(Callable[[], Awaitable[None]], channel.close),
+            close,
         )

@@ -111,6 +111,7 @@ class WorkerView:
     report_every_steps: int = 0  # between two reports of all running requests; 0: unknown
     adapter_slots: int = 0  # LoRA adapters on the device at a time; 0: no limit
     adapter_turn_steps: int = 0  # that one in use stays there while others wait
+    epoch: int = 0  # ns: when its process began; 0: unknown
 
     @property
     def reach_tokens(self) -> int:

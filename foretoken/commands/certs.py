@@ -16,17 +16,22 @@ def certs(
     days: Annotated[
         int, _option("Days until the certificates expire.", "N", min=1, max=3_650)
     ] = 90,
+    host: Annotated[
+        list[str] | None,
+        _option("Host name or IP address that workers announce, or *.DOMAIN. Repeatable.", "HOST"),
+    ] = None,
 ) -> None:
     """Make a certificate of each service, by an authority of this deployment.
 
     A service needs tls.cert=DIR/ROLE.pem, tls.key=DIR/ROLE.key and tls.ca=DIR/ca.pem; ROLE is `all`
-    for `foretoken serve --separate`. Run the command again before they expire: services read
-    changed files again. ca.key can make a certificate of any role; no service needs it.
+    for `foretoken serve --separate`. Run the command again before they expire, with
+    the same hosts: services read changed files again. ca.key can make a certificate of any role; no
+    service needs it.
     """
     from foretoken.running.certificates import make_certificates
 
     try:
-        names = make_certificates(folder, days)
+        names = make_certificates(folder, days, host or ())
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot make certificates in {folder}: {error}") from None
     print(f"{folder}: ca.pem, and .pem and .key of {', '.join(names)}; expire in {days} days")

@@ -1,6 +1,7 @@
 """Certificates of the services of one deployment, signed by an authority of its own."""
 
 import os
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -23,6 +24,8 @@ from services.runtime.network.identity import Role, dns_name
 ALL = "all"  # for a machine that runs every service
 AUTHORITY = "ca"
 AUTHORITY_TIMES = 10  # as long as its certificates
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+HOST = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")  # `*.` stands for any first label
 EARLIER = timedelta(minutes=5)  # valid before now, for machines with slow clocks
 BOTH_SIDES = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 
@@ -34,14 +37,16 @@ class Signed(NamedTuple):
     key: ec.EllipticCurvePrivateKey
 
 
-def make_certificates(folder: Path, days: int) -> Sequence[str]:
+def make_certificates(folder: Path, days: int, hosts: Sequence[str] = ()) -> Sequence[str]:
     """Writes NAME.pem and NAME.key of each role and of `all`, signed by the authority in the
-    folder, which is made if there is none. Returns the names. Raises OSError and ValueError."""
+    folder, which is made if there is none. `hosts`: names and addresses that workers may announce,
+    besides this machine's loopback address. Returns the names. Raises OSError and ValueError."""
+    announced = [_host_name(host) for host in (*LOOPBACK, *hosts)]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority = _read(folder) or _make_authority(folder, days * AUTHORITY_TIMES)
     roles: dict[str, list[Role]] = {**{role: [role] for role in Role}, ALL: list(Role)}
     for name, held in roles.items():
-        _write(folder, name, _make(name, held, authority, days))
+        _write(folder, name, _make(name, held, announced, authority, days))
     return list(roles)
 
 
@@ -56,10 +61,16 @@ def _make_authority(folder: Path, days: int) -> Signed:
     return authority
 
 
-def _make(name: str, roles: Sequence[Role], authority: Signed, days: int) -> Signed:
+def _make(
+    name: str,
+    roles: Sequence[Role],
+    announced: Sequence[x509.GeneralName],
+    authority: Signed,
+    days: int,
+) -> Signed:
     key, signer = ec.generate_private_key(ec.SECP256R1()), authority.certificate.subject
-    names: list[x509.GeneralName] = [x509.DNSName(dns_name(each)) for each in (*roles, None)]
-    names += [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
+    own = [x509.DNSName(dns_name(each)) for each in (*roles, None)]
+    names = [*own, *(announced if Role.WORKER in roles else ())]
     certificate = (
         _begin(_named(name), signer, key, days)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -67,6 +78,16 @@ def _make(name: str, roles: Sequence[Role], authority: Signed, days: int) -> Sig
         .sign(authority.key, hashes.SHA256())
     )
     return Signed(certificate, key)
+
+
+def _host_name(host: str) -> x509.GeneralName:
+    """Raises ValueError if it is no name and no address."""
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        if not HOST.fullmatch(host):
+            raise ValueError(f"{host!r} is no host name and no IP address") from None
+        return x509.DNSName(host)
 
 
 def _begin(

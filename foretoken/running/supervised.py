@@ -21,7 +21,7 @@ from services.estimator.config import EstimatorConfig
 from services.runtime.config import load
 from services.runtime.network.channel import host_port
 from services.runtime.network.connector import Connector
-from services.runtime.network.identity import TlsConfig, open_identity
+from services.runtime.network.identity import Role, TlsConfig, open_identity
 from services.runtime.server import Lifecycle
 from services.runtime.tasks import background
 from services.worker.config import WorkerConfig
@@ -68,11 +68,11 @@ async def serve_supervised(options: ServeOptions, lifecycle: Lifecycle) -> None:
             places.workers,
         )
         predictors, schedulers, fronts = (
-            [connector.connect(address) for address in addresses]
-            for addresses in (
-                [model.predictor for model in topology.models],
-                [model.scheduler for model in topology.models],
-                topology.gateways,
+            [connector.connect(address, role) for address in addresses]
+            for role, addresses in (
+                (Role.PREDICTOR, [model.predictor for model in topology.models]),
+                (Role.SCHEDULER, [model.scheduler for model in topology.models]),
+                (Role.GATEWAY, topology.gateways),
             )
         )
         for channel in (*predictors, *schedulers, *fronts):

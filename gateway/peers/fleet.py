@@ -1,7 +1,7 @@
 """The gateway's view of the workers: the scheduler's last FleetView. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.types.generation import ContextLimit, GenerationRequest
 from protos.generated import scheduler_pb2
@@ -15,7 +15,7 @@ NO_LIMIT_TOKENS = 2**31 - 1
 class Fleet:
     """The workers of a model in service, and the load as of the scheduler's last report."""
 
-    addresses: Collection[str] = ()
+    addresses: Mapping[str, int] = field(default_factory=dict)  # with the epoch of its process
     other_models: Collection[str] = ()  # of the scheduler's other workers
     context_limit: ContextLimit | None = None  # None without a worker
     running: int = 0
@@ -66,7 +66,7 @@ def read_fleet(view: scheduler_pb2.FleetView, model: str, now_s: float) -> Fleet
         for worker in workers
     ]
     return Fleet(
-        addresses=frozenset(worker.address for worker in workers),
+        addresses={worker.address: worker.epoch for worker in workers},
         other_models=frozenset(worker.model for worker in view.workers) - {model},
         context_limit=max(limits, key=lambda limit: limit.tokens, default=None),
         running=sum(worker.running for worker in workers),

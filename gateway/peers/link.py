@@ -41,7 +41,7 @@ class Link(Generic[Up, Down]):
         close: Callable[[], Awaitable[None]] | None = None,
     ):
         """`on_invalid` is told the field of an invalid message, which ends the stream. `close`
-        releases what the link owns; `run` calls it at its end."""
+        releases what `dial` has made; it is called at the end of each stream."""
         self.name = name
         self._lost_since_s: float | None = time.monotonic()  # None once a message arrived
         self._on_invalid, self._close = on_invalid, close
@@ -49,7 +49,7 @@ class Link(Generic[Up, Down]):
         self._on_message, self._on_lost = on_message, on_lost
         self._backoff, self._limit = backoff, limit
         self._outbox: Outbox[Up] | None = None
-        self._overflow = asyncio.Event()
+        self._cut = asyncio.Event()
 
     def lost_s(self, now_s: float) -> float:
         """Seconds since the stream broke; 0 while connected."""
@@ -64,19 +64,16 @@ class Link(Generic[Up, Down]):
         if not self._outbox.overflowed:
             return True
         log.warning("the queue to %s is full; reopening the stream", self.name)
-        self._outbox = None
-        self._overflow.set()
+        self.reopen()
         return False
+
+    def reopen(self) -> None:
+        """Ends the stream; `run` opens the next one."""
+        self._outbox = None
+        self._cut.set()
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        try:
-            await self._keep_open()
-        finally:
-            if self._close is not None:
-                await self._close()
-
-    async def _keep_open(self) -> None:
         failures = 0
         while True:
             await self._open_once()
@@ -87,24 +84,26 @@ class Link(Generic[Up, Down]):
             await asyncio.sleep(self._backoff.after_s(failures))
 
     async def _open_once(self) -> None:
-        self._overflow.clear()
+        self._cut.clear()
         outbox: Outbox[Up] = Outbox(self._limit)
         for message in self._on_open():
             outbox.put(message)
         self._outbox = outbox
         call = self._dial(outbox)
         reader = asyncio.ensure_future(self._read(call))
-        overflow = asyncio.ensure_future(self._overflow.wait())
+        cut = asyncio.ensure_future(self._cut.wait())
         try:
-            await asyncio.wait({reader, overflow}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({reader, cut}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._outbox = None
             outbox.close()
             self._on_lost()
-            for task in (reader, overflow):
+            for task in (reader, cut):
                 task.cancel()
-            await asyncio.gather(reader, overflow, return_exceptions=True)
+            await asyncio.gather(reader, cut, return_exceptions=True)
             call.cancel()
+            if self._close is not None:
+                await self._close()
 
     async def _read(self, call: ResponseStream[Down]) -> None:
         try:

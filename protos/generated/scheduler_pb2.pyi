@@ -784,6 +784,7 @@ class WorkerInfo(_message.Message):
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     model: _builtins.str
@@ -796,6 +797,8 @@ class WorkerInfo(_message.Message):
     """human-readable duration of its start"""
     placement: _builtins.str
     """human-readable dtype and device, and why that dtype"""
+    epoch: _builtins.int
+    """of its hello: another process is at the address when it changes"""
     def __init__(
         self,
         *,
@@ -809,10 +812,11 @@ class WorkerInfo(_message.Message):
         block_tokens: _builtins.int = ...,
         start: _builtins.str = ...,
         placement: _builtins.str = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "held_tokens", b"held_tokens", "kv_tokens", b"kv_tokens", "max_context_tokens", b"max_context_tokens", "model", b"model", "placement", b"placement", "running", b"running", "start", b"start", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "epoch", b"epoch", "held_tokens", b"held_tokens", "kv_tokens", b"kv_tokens", "max_context_tokens", b"max_context_tokens", "model", b"model", "placement", b"placement", "running", b"running", "start", b"start", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -920,6 +924,7 @@ class WorkerHello(_message.Message):
     ADAPTERS_FIELD_NUMBER: _builtins.int
     ADAPTER_SLOTS_FIELD_NUMBER: _builtins.int
     ADAPTER_TURN_STEPS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     """where gateways reach Worker.Stream"""
@@ -944,6 +949,10 @@ class WorkerHello(_message.Message):
     0: no limit that matters.
     """
     adapter_turn_steps: _builtins.int
+    epoch: _builtins.int
+    """When the worker's process began, in ns of the epoch. A process is refused while a later one of its
+    id is attached.
+    """
     @_builtins.property
     def profile(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StepTiming]:
         """measured at start"""
@@ -982,10 +991,11 @@ class WorkerHello(_message.Message):
         adapters: _abc.Iterable[Global___Adapter] | None = ...,
         adapter_slots: _builtins.int = ...,
         adapter_turn_steps: _builtins.int = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_slots", b"adapter_slots", "adapter_turn_steps", b"adapter_turn_steps", "adapters", b"adapters", "address", b"address", "block_tokens", b"block_tokens", "held", b"held", "host_tokens", b"host_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_tokens", b"kv_tokens", "max_batch_tokens", b"max_batch_tokens", "max_context_tokens", b"max_context_tokens", "max_running", b"max_running", "model", b"model", "placement", b"placement", "profile", b"profile", "report_every_steps", b"report_every_steps", "start", b"start", "swaps", b"swaps", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_slots", b"adapter_slots", "adapter_turn_steps", b"adapter_turn_steps", "adapters", b"adapters", "address", b"address", "block_tokens", b"block_tokens", "epoch", b"epoch", "held", b"held", "host_tokens", b"host_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_tokens", b"kv_tokens", "max_batch_tokens", b"max_batch_tokens", "max_context_tokens", b"max_context_tokens", "max_running", b"max_running", "model", b"model", "placement", b"placement", "profile", b"profile", "report_every_steps", b"report_every_steps", "start", b"start", "swaps", b"swaps", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,7 +21,7 @@ from services.runtime.errors import ErrorInterceptor, OnInvalid
 from services.runtime.health import HealthService
 from services.runtime.network.authorisation import Authorisation
 from services.runtime.network.channel import OPTIONS, is_loopback
-from services.runtime.network.identity import LOOPBACK_ONLY, Protection
+from services.runtime.network.identity import LOOPBACK_ONLY, Identity, Protection
 from services.runtime.telemetry.scrape import TELEMETRY, TelemetryService
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,8 @@ class Server:
         protection: Protection = LOOPBACK_ONLY,
     ):
         self._shared, self._protection = shared, protection
-        authorisation = [Authorisation()] if protection.identity and protection.mutual else []
+        identity = protection.identity if protection.mutual else None
+        authorisation = [Authorisation(identity)] if identity else []
         first = [each for mount in mounts for each in mount.interceptors]
         errors = ErrorInterceptor({m.name: m.on_invalid for m in mounts if m.on_invalid})
         self._server = aio.server(
@@ -139,14 +140,15 @@ class Server:
         """Returns the port. Raises ConfigError for an address that must not be open."""
         if address.startswith("unix:"):
             return self._server.add_insecure_port(address)
-        if identity := self._protection.identity:
+        identity, is_open = self._protection.identity, self._protection.open
+        if isinstance(identity, Identity):
             credentials = identity.server_credentials(self._protection.mutual)
             return self._server.add_secure_port(address, credentials)
-        if not (self._protection.open or is_loopback(address)):
+        if not (identity or is_open or is_loopback(address)):
             raise ConfigError(
                 f"{address} is reachable from other machines, and nothing protects it: set "
-                "tls.cert, tls.key and tls.ca (`foretoken certs` makes a set), or tls.insecure=true"
-                " on a network that you trust"
+                "tls.cert, tls.key and tls.ca (`foretoken certs` makes a set), tls.token_file in "
+                "a mesh that encrypts, or tls.insecure=true on a network that you trust"
             )
         return self._server.add_insecure_port(address)
 

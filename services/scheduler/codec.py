@@ -168,6 +168,7 @@ def encode_fleet(fleet: Fleet) -> scheduler_pb2.FleetView:
                 block_tokens=status.view.block_tokens,
                 start=status.view.start,
                 placement=status.view.placement,
+                epoch=status.view.epoch,
             )
             for status in fleet.workers
         ],

@@ -19,9 +19,10 @@ from observability.tracing import NO_SPANS, Spans
 from protos.generated import scheduler_pb2, scheduler_pb2_grpc
 from services.core import FinishReason
 from services.runtime.border import check_name
-from services.runtime.codecs.attach import decode_worker_hello, encode_plan
+from services.runtime.codecs.attach import encode_plan
 from services.runtime.codecs.common import decode_reason
 from services.runtime.errors import Code, ServiceError, UnrecoverableError
+from services.runtime.network.identity import names_of
 from services.runtime.network.peer_limits import PeerLimits
 from services.runtime.network.streams import Outbox, duplex
 from services.scheduler.codec import (
@@ -38,6 +39,7 @@ from services.scheduler.core.populations import live_answers, shared_representat
 from services.scheduler.core.state import SchedulerState
 from services.scheduler.leadership.keeper import SOLE, Leadership
 from services.scheduler.links.adapters import AdapterRegistry
+from services.scheduler.links.announced import check_announced
 from services.scheduler.links.batcher import BatcherLink
 from services.scheduler.links.border import check_cancel, check_hello, check_request
 from services.scheduler.links.peers import PeerChannels, PeerServices
@@ -113,8 +115,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._sent_warnings: tuple[str, ...] = ()
         self._over = False  # handed over
         self._adapters = AdapterRegistry(config.adapter_wait_s, self._send_fleet)
+        workers = self.state.workers
         self._reader = WorkerReader(
-            self._adapters, self._peers.cost_models, self.dispatch, self._send_fleet
+            workers, self._adapters, self._peers.cost_models, self.dispatch, self._send_fleet
         )
         self._log: EventLog | None = None
 
@@ -281,8 +284,6 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         view.warnings.extend(self._peers.warnings)
         return view
 
-    # RPCs
-
     async def GetFleet(
         self, request: scheduler_pb2.GetFleetRequest, context: Any
     ) -> scheduler_pb2.FleetView:
@@ -358,28 +359,24 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         with self._limits.stream("worker"):
             first = await self._limits.read_hello(requests)
             self._require_serving()
-            check_hello(first.hello)
-            view = decode_worker_hello(first.hello)
-            link = f"{view.worker_id}#{next(self._links)}"
+            hello = first.hello
+            check_hello(hello)
+            check_announced(hello.address, names_of(context), context.peer())
+            link = f"{hello.worker_id}#{next(self._links)}"
             outbox: Outbox[scheduler_pb2.Plan] = Outbox(self.config.outbox_limit)
             self._workers[link] = outbox
             try:
-                reader = self._reader.read(link, first.hello, outbox, requests)
+                reader = self._reader.read(link, hello, outbox, requests)
                 async for plan in duplex(reader, outbox):
                     yield plan
                 if link in self._displaced:
                     raise ServiceError(
-                        Code.ALREADY_EXISTS, f"another worker attached as {view.worker_id}"
+                        Code.ALREADY_EXISTS, f"another worker attached as {hello.worker_id}"
                     )
             finally:
                 del self._workers[link]
-                self._adapters.detach(link)
                 self._displaced.discard(link)
-                self.dispatch(ev.WorkerLost(link, view.worker_id))
-                if view.worker_id not in self.state.workers:
-                    self._peers.cost_models.forget_worker(view.worker_id)
-                self._send_fleet()
-                log.info("worker %s detached", view.worker_id)
+                self._reader.detach(link, hello.worker_id)
 
     def _require_serving(self) -> None:
         if self._over:

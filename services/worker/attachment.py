@@ -107,6 +107,7 @@ class Attachment:
         self._runner = runner
         self._hello = hello
         self._on_invalid = on_invalid
+        self._epoch = time.time_ns()  # later than that of an earlier process of this id
         self._spans = spans or WorkerSpans(NO_SPANS)
         self._upstream: UpStream | None = None  # until the engine has processed its end
         self._ended = asyncio.Event()
@@ -235,6 +236,7 @@ class Attachment:
     def _send_hello(self, upstream: UpStream, held: Sequence[HeldRequest]) -> None:
         self._was_accepted = True
         hello = _with_held(self._hello, held)
+        hello.epoch = self._epoch
         hello.adapters.extend(encode_adapters(self._adapters.held))
         upstream.send_hello(hello)
         if self._draining:

@@ -12,7 +12,13 @@ from prometheus_client import CollectorRegistry
 from foretoken.running.control import build_control_plane
 from foretoken.running.options import ServeOptions, sections
 from observability.metrics import estimator as catalogue
-from protos.generated import common_pb2, estimator_pb2, estimator_pb2_grpc, scheduler_pb2
+from protos.generated import (
+    common_pb2,
+    estimator_pb2,
+    estimator_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
 from services.costs import CostModel
 from services.estimator.config import EstimatorConfig
 from services.estimator.metrics import MAX_WORKERS_SHOWN, EstimatorMetrics
@@ -339,8 +345,13 @@ async def test_worker_swap_reports_become_scheduler_prices() -> None:
         known.append(workers["w0"])
 
     known: list[WorkerJobs] = []
-    async with background(scheduler.run()), asyncio.timeout(20):
-        async for _ in scheduler.Attach(messages(), None):
+    add = scheduler_pb2_grpc.add_SchedulerServicer_to_server
+    async with (
+        background(scheduler.run()),
+        reaching("in-process", "foretoken.v1.Scheduler", add, scheduler) as channel,
+        asyncio.timeout(20),
+    ):
+        async for _ in scheduler_pb2_grpc.SchedulerStub(channel).Attach(messages()):
             pass
     assert known[0].view.host_tokens == 3_200
     assert known[0].cost.offload_token_s == pytest.approx(1e-5)

@@ -59,6 +59,7 @@ class FakeScheduler(FakeAdapters):
     events."""
 
     worker_address: str = ""
+    epoch: int = 0  # of the workers
     place: bool = True
     model: str = "demo"  # of the workers
     kv_tokens: int = REACH_TOKENS
@@ -87,7 +88,7 @@ class FakeScheduler(FakeAdapters):
         workers = [
             sched.WorkerInfo(
                 worker_id=f"w{at}", address=address, model=self.model,
-                kv_tokens=self.kv_tokens, max_context_tokens=2 * REACH_TOKENS,
+                kv_tokens=self.kv_tokens, max_context_tokens=2 * REACH_TOKENS, epoch=self.epoch,
             )
             for at, address in enumerate(addresses)
         ]  # fmt: skip

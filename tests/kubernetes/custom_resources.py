@@ -97,6 +97,28 @@ SPECS: Mapping[tuple[str, str], Schema] = {
     ("inference.networking.x-k8s.io/v1alpha2", "InferenceObjective"): _record(
         {"poolRef": _record({"name": NAME})}, priority={"type": "integer"}
     ),
+    ("cert-manager.io/v1", "Issuer"): _record(
+        {}, selfSigned=_record({}), ca=_record({"secretName": NAME})
+    ),
+    ("cert-manager.io/v1", "Certificate"): _record(
+        {
+            "secretName": NAME,
+            "issuerRef": _record({"name": NAME, "kind": _one_of("Issuer", "ClusterIssuer")}),
+            "privateKey": _record(
+                {},
+                algorithm=_one_of("RSA", "ECDSA", "Ed25519"),
+                size={"type": "integer"},
+                encoding=_one_of("PKCS1", "PKCS8"),
+                rotationPolicy=_one_of("Never", "Always"),
+            ),
+        },
+        isCA={"type": "boolean"},
+        commonName=TEXT,
+        dnsNames=_list(TEXT),
+        duration=DURATION,
+        renewBefore=DURATION,
+        usages=_list(_one_of("digital signature", "server auth", "client auth")),
+    ),
 }
 METADATA = _record({"name": NAME}, namespace=NAME, labels=LABELS)
 

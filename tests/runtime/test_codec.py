@@ -182,6 +182,7 @@ VIEW = WorkerView(
     8,
     3,
     32,
+    9,
 )
 ALL_SET: dict[str, Plan | Report | CostModel | Outcome] = {
     "plan": Plan(
@@ -234,6 +235,7 @@ def test_worker_hello_round_trip() -> None:
         max_running=32, max_context_tokens=2_048, kv_bytes_per_token=512, host_tokens=25_600,
         start="imports 2.5 s", placement="float32 on cpu (configured)",
         max_batch_tokens=512, report_every_steps=8, adapter_slots=3, adapter_turn_steps=32,
+        epoch=9,
     )  # fmt: skip
     assert all(getattr(VIEW, name) for name in VIEW.__dataclass_fields__)
     assert attach_codec.decode_worker_hello(hello) == VIEW

@@ -232,6 +232,8 @@ async def test_broken_stream_is_reconnected(folder):
         await until(lambda: scheduler.reports and scheduler.reports[-1].applied_plan_seq)
         scheduler.hang_up(ServiceError(Code.INVALID_ARGUMENT, "an unreadable report"))
         await until(lambda: len(scheduler.hellos) == 2)
+        first, again = scheduler.hellos
+        assert 0 < first.epoch == again.epoch
 
 
 @pytest.mark.slow

@@ -60,6 +60,7 @@ def decode_worker_hello(message: scheduler_pb2.WorkerHello) -> WorkerView:
         report_every_steps=message.report_every_steps,
         adapter_slots=message.adapter_slots,
         adapter_turn_steps=message.adapter_turn_steps,
+        epoch=message.epoch,
     )
 
 

@@ -1,14 +1,17 @@
-"""Which roles may call which method of a service that demands certificates."""
+"""Which callers may call which method of a service that demands certificates, or a token."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
+from functools import partial
 from typing import Any
 
 from grpc import aio
 
 from services.runtime.errors import Code, ServiceError, guard, wrap_handler
-from services.runtime.network.identity import Role, roles_of
+from services.runtime.network.identity import AnyIdentity, Identity, Role, names_of, roles_of
+from services.runtime.network.token_identity import TOKEN_KEY, TokenIdentity
 
 SERVICE = "/foretoken.v1."
+HEALTH = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
 ANY = frozenset(Role)
 OF_SCHEDULER = frozenset({Role.SCHEDULER})
 OF_GATEWAY = frozenset({Role.GATEWAY})
@@ -32,35 +35,39 @@ ALLOWED: Mapping[str, Set[Role]] = {
     f"{SERVICE}Estimator/Observe": OF_SCHEDULER,
     f"{SERVICE}Batcher/Arrange": OF_SCHEDULER,
     f"{SERVICE}Telemetry/Scrape": ANY,
-    "/grpc.health.v1.Health/Check": ANY,
-    "/grpc.health.v1.Health/Watch": ANY,
+    **dict.fromkeys(HEALTH, ANY),
 }
 OPERATORS = frozenset({Role.OPERATOR})
-OTHER_NAMES = "x509_subject_alternative_name"
-NAME_FIELDS = ("x509_common_name", OTHER_NAMES)
 
+Check = Callable[[Any, str], None]  # a call's context and method; raises ServiceError
 Unary = Callable[[Any, Any], Awaitable[Any]]
 Stream = Callable[[Any, Any], AsyncIterator[Any]]
 
 
 class Authorisation(aio.ServerInterceptor):
-    """Refuses calls over TLS by certificates without an allowed role. Permissions of the file
-    protect a Unix socket."""
+    """Refuses calls by certificates without an allowed role, or without the token. Permissions of
+    the file protect a Unix socket."""
+
+    def __init__(self, identity: AnyIdentity):
+        self._check = _check_by(identity)
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         method = handler_call_details.method
-        allowed = ALLOWED.get(method, OPERATORS)
+
+        def check(context: Any) -> None:
+            if not context.peer().startswith("unix:"):
+                self._check(context, method)
 
         def unary(inner: Unary) -> Unary:
             async def call(request: Any, context: Any) -> Any:
-                _check(context, method, allowed)
+                check(context)
                 return await inner(request, context)
 
             return call
 
         def stream(inner: Stream) -> Stream:
             async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-                _check(context, method, allowed)
+                check(context)
                 async for response in inner(request, context):
                     yield response
 
@@ -69,21 +76,37 @@ class Authorisation(aio.ServerInterceptor):
         return guard(wrap_handler(await continuation(handler_call_details), unary, stream))
 
 
-def _check(context: Any, method: str, allowed: Set[Role]) -> None:
+def _check_by(identity: AnyIdentity) -> Check:
+    match identity:
+        case Identity():
+            return _check_role
+        case TokenIdentity():
+            return partial(_check_token, identity)
+
+
+def _check_role(context: Any, method: str) -> None:
     """Raises ServiceError."""
-    if context.peer().startswith("unix:"):
-        return
-    roles = roles_of(context.auth_context().get(OTHER_NAMES, ()))
+    roles, allowed = roles_of(names_of(context)), ALLOWED.get(method, OPERATORS)
     if not roles & allowed:
-        names = ", ".join(sorted(roles)) or "none"
+        found = ", ".join(sorted(roles)) or "none"
         needed = " or ".join(sorted(allowed))
-        message = f"{method} is for the role {needed}; the certificate has {names}"
+        message = f"{method} is for the role {needed}; the certificate has {found}"
         raise ServiceError(Code.PERMISSION_DENIED, message)
 
 
 def peer_name(context: Any) -> str:
     """The name in the certificate of a call's peer: the common one, else the first of the others;
     empty without a certificate."""
-    fields = context.auth_context()
-    names = [name for field in NAME_FIELDS for name in fields.get(field, ())]
-    return names[0].decode(errors="replace") if names else ""
+    common = context.auth_context().get("x509_common_name", ())
+    names = (*(name.decode(errors="replace") for name in common), *names_of(context))
+    return names[0] if names else ""
+
+
+def _check_token(identity: TokenIdentity, context: Any, method: str) -> None:
+    """Raises ServiceError. Probes of a platform, and gRPC's own watch of a leader, send no token:
+    health needs none."""
+    given = dict(context.invocation_metadata() or ()).get(TOKEN_KEY, "")
+    if method not in HEALTH and not identity.accepts(given):
+        what = "is another" if given else "is missing"
+        message = f"{method} needs the token of tls.token_file; that of the call {what}"
+        raise ServiceError(Code.UNAUTHENTICATED, message)

@@ -191,6 +191,9 @@ class _Context:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
 
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {}
+
     def cancelled(self) -> bool:
         return False
 

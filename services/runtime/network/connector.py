@@ -1,16 +1,24 @@
-"""Opens channels to other services, with this process's certificate where it has one."""
+"""Opens channels to other services, with this process's identity where it has one."""
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from grpc import aio
 
 from services.runtime.network.channel import OPTIONS, Options, connect
-from services.runtime.network.identity import Identity, Role, channel_credentials, dns_name
+from services.runtime.network.identity import (
+    AnyIdentity,
+    Identity,
+    Role,
+    channel_credentials,
+    dns_name,
+)
 from services.runtime.network.leader_channel import leader_target
 from services.runtime.network.tls_files import Material
+from services.runtime.network.token_identity import TokenIdentity
 
 KEPT = 2  # earlier channels: their streams go on after a change of certificate
 
@@ -19,10 +27,11 @@ KEPT = 2  # earlier channels: their streams go on after a change of certificate
 class Connector:
     """Without an identity, and to Unix sockets, channels are plain."""
 
-    identity: Identity | None = None
+    identity: AnyIdentity | None = None
 
     def connect(self, address: str, role: Role | None = None) -> aio.Channel:
-        """A channel to a server that must have the role; None: any role."""
+        """A channel to a server that must have the role, if it has a certificate; None: any
+        role."""
         return self._open(address, OPTIONS, role)
 
     def connect_to_leader(self, address: str) -> aio.Channel:
@@ -30,24 +39,21 @@ class Connector:
         return self._open(*leader_target(address), Role.SCHEDULER)
 
     def _open(self, target: str, options: Options, role: Role | None) -> aio.Channel:
-        if self.identity is None or target.startswith("unix:"):
-            return connect(target, options)
-        return cast(aio.Channel, _RenewedChannel(target, options, self.identity, role))
+        identity = None if target.startswith("unix:") else self.identity
+        match identity:
+            case Identity():
+                return cast(aio.Channel, _RenewedChannel(target, options, identity, role))
+            case TokenIdentity():
+                return cast(aio.Channel, _TokenChannel(connect(target, options), identity))
+            case None:
+                return connect(target, options)
 
 
 PLAIN = Connector()
 
 
-class _RenewedChannel:
-    """A channel that is opened again for the first call after a change of certificate. Streams stay
-    on the channel on which they began, until the certificate has changed `KEPT` times more."""
-
-    def __init__(self, target: str, options: Options, identity: Identity, role: Role | None):
-        self._target, self._identity = target, identity
-        self._options = [*options, ("grpc.ssl_target_name_override", dns_name(role))]
-        self._earlier: deque[aio.Channel] = deque(maxlen=KEPT)
-        self._calls: dict[tuple[str, str], Callable[..., Any]] = {}
-        self._material, self._channel = self._renew()
+class _CallingChannel(ABC):
+    """The interface of a channel over `_method`, which makes the callable of a method."""
 
     def unary_unary(self, method: str, *codecs: Any, **more: Any) -> Callable[..., Any]:
         return self._method("unary_unary", method, codecs, more)
@@ -57,6 +63,44 @@ class _RenewedChannel:
 
     def stream_stream(self, method: str, *codecs: Any, **more: Any) -> Callable[..., Any]:
         return self._method("stream_stream", method, codecs, more)
+
+    @abstractmethod
+    def _method(self, kind: str, method: str, codecs: Any, more: Any) -> Callable[..., Any]: ...
+
+
+class _TokenChannel(_CallingChannel):
+    """A channel that sends the present token with each call."""
+
+    def __init__(self, channel: aio.Channel, identity: TokenIdentity):
+        self._channel, self._identity = channel, identity
+
+    async def channel_ready(self) -> None:
+        await self._channel.channel_ready()
+
+    async def close(self, grace: float | None = None) -> None:
+        await self._channel.close(grace)
+
+    def _method(self, kind: str, method: str, codecs: Any, more: Any) -> Callable[..., Any]:
+        inner = getattr(self._channel, kind)(method, *codecs, **more)
+
+        def call(
+            *args: Any, metadata: Sequence[tuple[str, str]] | None = None, **options: Any
+        ) -> Any:
+            return inner(*args, metadata=(*(metadata or ()), self._identity.metadata()), **options)
+
+        return call
+
+
+class _RenewedChannel(_CallingChannel):
+    """A channel that is opened again for the first call after a change of certificate. Streams stay
+    on the channel on which they began, until the certificate has changed `KEPT` times more."""
+
+    def __init__(self, target: str, options: Options, identity: Identity, role: Role | None):
+        self._target, self._identity = target, identity
+        self._options = [*options, ("grpc.ssl_target_name_override", dns_name(role))]
+        self._earlier: deque[aio.Channel] = deque(maxlen=KEPT)
+        self._calls: dict[tuple[str, str], Callable[..., Any]] = {}
+        self._material, self._channel = self._renew()
 
     async def channel_ready(self) -> None:
         await self._current().channel_ready()

@@ -1,23 +1,24 @@
-"""The identity of a process towards the other services: mutual TLS, with the role in the names.
+"""The identity of a process towards the other services: mutual TLS with the role in the names of
+its certificate, or a token that all share.
 
 Each certificate has DNS names: `ROLE.foretoken.internal` for each of its roles, and
 `foretoken.internal`. A client accepts a server that has the expected role; a server allows a client
 the methods of its roles.
 """
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import grpc
 
 from services.runtime.config import ConfigError, Settings
 from services.runtime.network.tls_files import Material, read_material
-
-log = logging.getLogger(__name__)
+from services.runtime.network.token_identity import TokenIdentity
+from services.runtime.network.watched_files import WatchedFiles
 
 DOMAIN = "foretoken.internal"
 FILES = ("cert", "key", "ca")
@@ -41,10 +42,16 @@ def dns_name(role: Role | None) -> str:
     return f"{role}.{DOMAIN}" if role else DOMAIN
 
 
-def roles_of(names: Iterable[bytes]) -> frozenset[Role]:
+def roles_of(names: Iterable[str]) -> frozenset[Role]:
     """The roles among the names of a certificate."""
     given = set(names)
-    return frozenset(role for role in Role if dns_name(role).encode() in given)
+    return frozenset(role for role in Role if dns_name(role) in given)
+
+
+def names_of(context: Any) -> tuple[str, ...]:
+    """The DNS names and addresses in the verified certificate of a caller; empty without one."""
+    names = context.auth_context().get("x509_subject_alternative_name", ())
+    return tuple(name.decode(errors="replace") for name in names)
 
 
 class TlsConfig(Settings):
@@ -57,6 +64,9 @@ class TlsConfig(Settings):
     cert: str = ""
     key: str = ""
     ca: str = ""
+    # In place of certificates, where a mesh encrypts: a file of tokens that all services share, one
+    # a line. The first is sent with each call, all are accepted. It is read again when it changes.
+    token_file: str = ""
     # Listen beyond the loopback interface without TLS: anything that reaches a port is trusted.
     insecure: bool = False
 
@@ -64,30 +74,17 @@ class TlsConfig(Settings):
 NO_TLS = TlsConfig()
 
 
-Stamp = Sequence[tuple[int, int, int]]  # inode, size and time of change of each file
-
-
 class Identity:
     """The certificate, key and authorities of this process, as the files are now."""
 
     def __init__(self, config: TlsConfig):
         """Raises ConfigError if a file is missing or wrong, or they do not belong together."""
-        self._paths = [Path(getattr(config, name)) for name in FILES]
-        self._stamp = _look(self._paths)
-        self._material = _read(self._paths)
+        paths = [Path(getattr(config, name)) for name in FILES]
+        self._files = WatchedFiles(paths, partial(_read, paths))
 
     def material(self) -> Material:
-        """The same object until the files change. Files that do not belong together, such as in the
-        middle of a change, are ignored until the next change. Three `stat` calls without one."""
-        stamp = _look(self._paths)
-        if stamp != self._stamp:
-            self._stamp = stamp
-            try:
-                self._material = _read(self._paths)
-                log.info("the certificate in %s has changed", self._paths[0])
-            except ConfigError as error:
-                log.warning("the earlier certificate stays in use: %s", error)
-        return self._material
+        """The same object until the files change."""
+        return self._files.current()
 
     def server_credentials(self, mutual: bool = True) -> grpc.ServerCredentials:
         """They take the present files for each handshake. `mutual`: they demand a certificate of
@@ -108,12 +105,15 @@ class Identity:
         )
 
 
+AnyIdentity = Identity | TokenIdentity
+
+
 @dataclass(frozen=True, slots=True)
 class Protection:
     """How a server protects addresses that are no Unix sockets. `open`: they may be beyond the
-    loopback interface without TLS. `mutual`: with TLS, clients need a certificate with a role."""
+    loopback interface without an identity. `mutual`: the identity is asked of callers, too."""
 
-    identity: Identity | None = None
+    identity: AnyIdentity | None = None
     open: bool = False
     mutual: bool = True
 
@@ -122,11 +122,13 @@ LOOPBACK_ONLY = Protection()
 FOR_CLIENTS = Protection(open=True, mutual=False)  # the service authenticates its clients itself
 
 
-def open_identity(config: TlsConfig) -> Identity | None:
+def open_identity(config: TlsConfig) -> AnyIdentity | None:
     """None without files. Raises ConfigError."""
     missing = [f"tls.{name}" for name in FILES if not getattr(config, name)]
     if len(missing) == len(FILES):
-        return None
+        return TokenIdentity(config.token_file) if config.token_file else None
+    if config.token_file:
+        raise ConfigError("tls.token_file replaces tls.cert, tls.key and tls.ca; leave it out")
     if missing:
         raise ConfigError(
             f"TLS needs tls.cert, tls.key and tls.ca; set {' and '.join(missing)}, too"
@@ -136,15 +138,6 @@ def open_identity(config: TlsConfig) -> Identity | None:
 
 def channel_credentials(material: Material) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(material.ca, material.key, material.cert)
-
-
-def _look(paths: Sequence[Path]) -> Stamp:
-    """Empty if a file is missing."""
-    try:
-        states = [path.stat() for path in paths]
-    except OSError:
-        return ()
-    return [(each.st_ino, each.st_size, each.st_mtime_ns) for each in states]
 
 
 def _read(paths: Sequence[Path]) -> Material:

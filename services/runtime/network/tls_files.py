@@ -2,6 +2,7 @@
 
 import ssl
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,14 +59,15 @@ def _check_certificate(path: Path, content: bytes, names: set[str]) -> None:
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not first <= datetime.now(UTC) <= last:
         raise ConfigError(f"tls.cert: {path} is valid from {first} to {last} only")
-    try:
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-        given = found.value.get_values_for_type(x509.DNSName)
-    except x509.ExtensionNotFound:
-        given = []
+    given, uris = [], []
+    with suppress(x509.ExtensionNotFound):
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        given = found.get_values_for_type(x509.DNSName)
+        uris = found.get_values_for_type(x509.UniformResourceIdentifier)
     if not names & set(given):
-        example = min(names)
+        # gRPC for Python compares no URI of a server's certificate.
+        only = f"; {uris[0]} alone is not enough: gRPC checks servers by DNS names" if uris else ""
         raise ConfigError(
-            f"tls.cert: {path} has no role: it needs a DNS name such as {example}, as the "
-            "certificates of `foretoken certs` have"
+            f"tls.cert: {path} has no role: it needs a DNS name such as {min(names)}, as the "
+            f"certificates of `foretoken certs` have{only}"
         )

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from protos.generated import scheduler_pb2
+from services.core import WorkerView
 from services.runtime.border import Ascending
 from services.runtime.codecs.attach import (
     decode_drain_s,
@@ -15,6 +16,7 @@ from services.runtime.codecs.attach import (
 from services.runtime.errors import Code, ServiceError
 from services.runtime.network.streams import Outbox
 from services.scheduler.core import events as ev
+from services.scheduler.core.jobs import WorkerJobs
 from services.scheduler.links.adapters import AdapterRegistry
 from services.scheduler.links.border import check_report
 from services.scheduler.links.cost_models import CostModels
@@ -27,17 +29,19 @@ Messages = AsyncIterator[scheduler_pb2.WorkerMessage]
 
 
 class WorkerReader:
-    """Turns the messages of workers into events. `on_attached` is called after each attachment."""
+    """Turns the messages of workers into events. `on_change` is called after each worker that comes
+    or goes; `workers` are the attached ones."""
 
     def __init__(
         self,
+        workers: Mapping[str, WorkerJobs],
         adapters: AdapterRegistry,
         cost_models: CostModels,
         dispatch: Callable[[ev.Event], None],
-        on_attached: Callable[[], None],
+        on_change: Callable[[], None],
     ):
-        self._adapters, self._cost_models = adapters, cost_models
-        self._dispatch, self._on_attached = dispatch, on_attached
+        self._workers, self._adapters, self._cost_models = workers, adapters, cost_models
+        self._dispatch, self._on_change = dispatch, on_change
 
     async def read(
         self,
@@ -47,7 +51,7 @@ class WorkerReader:
         messages: Messages,
     ) -> None:
         """Reads until the stream ends. Raises ServiceError if the worker cannot hold an adapter
-        that requests of its model may use."""
+        that requests of its model may use, or if a later process of its name is attached."""
         early: list[scheduler_pb2.WorkerMessage] = []
         reports = Ascending("report.seq")
         if lacking := self._adapters.attach(link, hello, outbox):
@@ -83,12 +87,31 @@ class WorkerReader:
 
     def _attach(self, link: str, hello: scheduler_pb2.WorkerHello) -> None:
         view = decode_worker_hello(hello)
+        self._fence(view)
         self._adapters.admit(link)
         self._cost_models.forget_worker(view.worker_id)
         self._dispatch(ev.WorkerAttached(link, view, decode_held(hello)))
         self._cost_models.observe(view.worker_id, hello.profile, hello.swaps)
-        self._on_attached()
+        self._on_change()
         log.info("worker %s attached: %s, %d KV tokens", view.worker_id, view.model, view.kv_tokens)
+
+    def detach(self, link: str, worker_id: str) -> None:
+        """The worker's stream has ended."""
+        self._adapters.detach(link)
+        self._dispatch(ev.WorkerLost(link, worker_id))
+        if worker_id not in self._workers:
+            self._cost_models.forget_worker(worker_id)
+        self._on_change()
+        log.info("worker %s detached", worker_id)
+
+    def _fence(self, view: WorkerView) -> None:
+        """Raises ServiceError for a process that another of its name has followed."""
+        known = self._workers.get(view.worker_id)
+        if known and view.epoch < known.view.epoch:
+            log.warning("worker %s is refused: a later process attached as it", view.worker_id)
+            raise ServiceError(
+                Code.ALREADY_EXISTS, f"a later process attached as worker {view.worker_id}"
+            )
 
     def _read(
         self,

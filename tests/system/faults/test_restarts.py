@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import urllib.request
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -68,21 +69,47 @@ async def test_server_restarts_all_children(tmp_path: Path) -> None:
     assert "Traceback" not in output.read_text()
 
 
+def change_certificates(folder: Path) -> None:
+    """Certificates of an authority that is new each time."""
+    for file in list(folder.iterdir()):
+        file.unlink()
+    make_certificates(folder, 1)
+
+
+def change_token(folder: Path) -> None:
+    """A token that is new each time, before the earlier ones."""
+    file = folder / "token"
+    earlier = file.read_text() if file.exists() else ""
+    new = folder / "new"
+    new.touch(0o600)
+    new.write_text(f"{len(earlier):064}\n{earlier}")
+    new.replace(file)
+
+
+CERTIFICATES = {"cert": f"{ALL}.pem", "key": f"{ALL}.key", "ca": "ca.pem"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("section", ["worker", "predictor", "scheduler", "batcher", "estimator"])
-async def test_separate_server_restarts_every_child(tmp_path: Path, section: str) -> None:
-    """Over TLS, and the process that returns has a new certificate, of another authority."""
-    make_certificates(certs := tmp_path / "certs", 1)
-    files = {"cert": f"{ALL}.pem", "key": f"{ALL}.key", "ca": "ca.pem"}
-    tls = [word for key, name in files.items() for word in ("--set", f"tls.{key}={certs / name}")]
+@pytest.mark.parametrize(
+    ("section", "change", "files"),
+    [
+        *((each, change_certificates, CERTIFICATES) for each in ("worker", "predictor", "batcher")),
+        *((each, change_token, {"token_file": "token"}) for each in ("scheduler", "estimator")),
+    ],
+)
+async def test_separate_server_restarts_every_child(
+    tmp_path: Path, section: str, change: Callable[[Path], None], files: Mapping[str, str]
+) -> None:
+    """With an identity, and the process that returns has a new one."""
+    (folder := tmp_path / "identity").mkdir()
+    change(folder)
+    tls = [word for key, name in files.items() for word in ("--set", f"tls.{key}={folder / name}")]
     with two_workers(tmp_path, "--separate", *tls) as (live, output):
         async with AsyncClient(live.grpc) as client:
             expected = await answers(client)
 
         async def kill_one() -> None:
-            for file in list(certs.iterdir()):
-                file.unlink()
-            make_certificates(certs, 1)
+            change(folder)
             await kill_process(live, section)
             await wait_for_output(output, "is back after")
 

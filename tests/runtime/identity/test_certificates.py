@@ -2,11 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 import grpc
@@ -22,99 +20,25 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from grpc import StatusCode, aio
 
-import protos.generated
 from foretoken.running.certificates import ALL, make_certificates
 from services.runtime.config import ConfigError
 from services.runtime.healthcheck import main as healthcheck
-from services.runtime.network.authorisation import ALLOWED, OPERATORS, SERVICE
+from services.runtime.network.authorisation import ALLOWED, SERVICE
 from services.runtime.network.connector import PLAIN, Connector
-from services.runtime.network.identity import (
-    Identity,
-    Protection,
-    Role,
-    TlsConfig,
-    open_identity,
+from services.runtime.network.identity import Protection, Role, TlsConfig, open_identity
+from services.runtime.server import listening
+from tests.runtime.identity.echo import (
+    DECLARED,
+    ECHO,
+    METHODS,
+    READY,
+    STREAM,
+    call,
+    echoing,
+    identity,
+    refusal,
+    settings,
 )
-from services.runtime.server import Mount, Server, listening
-
-TELEMETRY = f"{SERVICE}Telemetry/Scrape"  # each server has its own
-UNLISTED = "/foretoken.v1.Later/Method"
-# These demand no certificates: a gateway checks keys, and a proxy calls the picker.
-OF_CLIENTS = {f"{SERVICE}Gateway", "/envoy.service.ext_proc.v3.ExternalProcessor"}
-PROTOS = [
-    import_module(f"protos.generated.{module.name}")
-    for module in iter_modules(protos.generated.__path__)
-    if module.name.endswith("_pb2")
-]
-DECLARED = {
-    f"/{service.full_name}/{method.name}"
-    for proto in PROTOS
-    for service in proto.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-    if f"/{service.full_name}" not in OF_CLIENTS
-}
-METHODS = {m: ALLOWED.get(m, OPERATORS) for m in DECLARED - {TELEMETRY}} | {UNLISTED: OPERATORS}
-STREAM = f"{SERVICE}Worker/Stream"
-READY = b"ready"
-
-
-def settings(folder: Path, name: str) -> TlsConfig:
-    return TlsConfig(
-        cert=str(folder / f"{name}.pem"), key=str(folder / f"{name}.key"), ca=str(folder / "ca.pem")
-    )
-
-
-def identity(folder: Path, name: str) -> Identity:
-    found = open_identity(settings(folder, name))
-    assert found is not None
-    return found
-
-
-class Echo(grpc.GenericRpcHandler):
-    """Answers each method with its request, and a stream with READY and each message."""
-
-    def service(self, handler_call_details: Any) -> Any:
-        method = handler_call_details.method
-        if method == STREAM:
-            return grpc.stream_stream_rpc_method_handler(self._stream)
-        return grpc.unary_unary_rpc_method_handler(self._answer) if method in METHODS else None
-
-    async def _answer(self, request: bytes, context: Any) -> bytes:
-        return request
-
-    async def _stream(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        yield READY
-        async for message in messages:
-            yield message
-
-
-ECHO = Mount("echo", lambda echo, server: server.add_generic_rpc_handlers((echo,)), Echo())
-
-
-@asynccontextmanager
-async def echoing(folder: Path, name: str = Role.WORKER) -> AsyncIterator[Server]:
-    protection = Protection(identity(folder, name))
-    async with listening([ECHO], "127.0.0.1:0", protection=protection) as server:
-        yield server
-
-
-async def call(
-    channel: Any, method: str = f"{SERVICE}Scheduler/Submit", timeout_s: float = 10
-) -> StatusCode:
-    """The status of a call, OK if it is answered."""
-    try:
-        if method == STREAM:
-            stream = channel.stream_stream(method)(timeout=timeout_s)
-            # A write to a stream that the server has ended would hide its status.
-            assert await stream.read() == READY
-            await stream.write(b"m")
-            await stream.done_writing()
-            assert [await stream.read(), await stream.read()] == [b"m", aio.EOF]
-        else:
-            assert await channel.unary_unary(method)(b"m", timeout=timeout_s) == b"m"
-    except aio.AioRpcError as error:
-        return error.code()
-    return StatusCode.OK
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +74,7 @@ def test_each_declared_method_has_a_rule() -> None:
 
 
 async def test_each_role_may_call_its_methods_only(folder: Path) -> None:
-    async with echoing(folder) as server, AsyncExitStack() as stack:
+    async with echoing(identity(folder, Role.WORKER)) as server, AsyncExitStack() as stack:
         for role in Role:
             connector = Connector(identity(folder, role))
             channel = connector.connect(f"127.0.0.1:{server.port}", Role.WORKER)
@@ -185,7 +109,7 @@ async def test_strangers_are_refused(
 ) -> None:
     foreign = tmp_path_factory.mktemp("foreign")
     make_certificates(foreign, 1)
-    async with echoing(folder) as server:
+    async with echoing(identity(folder, Role.WORKER)) as server:
         channel = STRANGERS[kind](f"127.0.0.1:{server.port}", folder, foreign)
         calls = [call(channel, method, timeout_s=5) for method in METHODS]
         assert set(await asyncio.gather(*calls)) == {StatusCode.UNAVAILABLE}
@@ -193,12 +117,10 @@ async def test_strangers_are_refused(
 
 
 async def test_refusal_names_the_roles(folder: Path) -> None:
-    async with echoing(folder) as server:
+    async with echoing(identity(folder, Role.WORKER)) as server:
         connector = Connector(identity(folder, Role.WORKER))
-        channel: Any = connector.connect(f"127.0.0.1:{server.port}")
-        with pytest.raises(aio.AioRpcError) as caught:
-            await channel.unary_unary(f"{SERVICE}Predictor/Observe")(b"")
-        assert caught.value.details() == (
+        channel = connector.connect(f"127.0.0.1:{server.port}")
+        assert await refusal(channel, f"{SERVICE}Predictor/Observe") == (
             "/foretoken.v1.Predictor/Observe is for the role picker or scheduler; the certificate "
             "has worker"
         )
@@ -217,7 +139,7 @@ async def test_unix_sockets_need_no_certificate(folder: Path, tmp_path: Path) ->
 
 async def test_changed_certificates_are_used_and_streams_go_on(tmp_path: Path) -> None:
     make_certificates(tmp_path, 1)
-    async with echoing(tmp_path, ALL) as server:
+    async with echoing(identity(tmp_path, ALL)) as server:
         address = f"127.0.0.1:{server.port}"
         channel: Any = Connector(identity(tmp_path, ALL)).connect(address, Role.WORKER)
         late = Connector(identity(tmp_path, ALL))
@@ -303,7 +225,7 @@ async def test_addresses_beyond_loopback_need_protection(folder: Path) -> None:
 
 
 async def test_health_check_over_tls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with echoing(folder) as server:
+    async with echoing(identity(folder, Role.WORKER)) as server:
         address = f"127.0.0.1:{server.port}"
         assert (await asyncio.to_thread(healthcheck, [address])).startswith("UNAVAILABLE")
         for name, value in settings(folder, Role.OPERATOR):
@@ -327,3 +249,27 @@ def test_certificates_of_later_runs_have_the_same_authority(tmp_path: Path) -> N
     (tmp_path / "ca.pem").unlink()
     with pytest.raises(OSError):
         make_certificates(tmp_path, 1)
+
+
+HOSTS = {"worker-0", "*.pods", "localhost"}
+
+
+def test_hosts_are_names_of_those_that_announce_them(tmp_path: Path) -> None:
+    names = make_certificates(tmp_path, 1, ["worker-0", "*.pods", "10.0.0.7", "fd00::7"])
+    for name in names:
+        content = (tmp_path / f"{name}.pem").read_bytes()
+        kind = x509.SubjectAlternativeName
+        extensions = x509.load_pem_x509_certificate(content).extensions
+        found = extensions.get_extension_for_class(kind).value
+        hosts = HOSTS & set(found.get_values_for_type(x509.DNSName))
+        addresses = set(map(str, found.get_values_for_type(x509.IPAddress)))
+        announces = name in (Role.WORKER, ALL)
+        assert hosts == (HOSTS if announces else set())
+        assert addresses == ({"10.0.0.7", "fd00::7", "127.0.0.1", "::1"} if announces else set())
+
+
+@pytest.mark.parametrize("host", ["a b", "", "http://a", "10.0.0.7:1", "a..b", "*"])
+def test_wrong_hosts_are_refused(tmp_path: Path, host: str) -> None:
+    with pytest.raises(ValueError, match="is no host name and no IP address"):
+        make_certificates(tmp_path, 1, [host])
+    assert not list(tmp_path.iterdir())
