@@ -173,7 +173,8 @@ def _ascending(times: Floats, end: float) -> Floats:
         marked[times.astype(np.int64)] = True
         return marked.nonzero()[0].astype(float)
     times = np.sort(times)
-    return times[np.concatenate([[True], times[1:] != times[:-1]])]
+    distinct_times: Floats = times[np.concatenate([[True], times[1:] != times[:-1]])]
+    return distinct_times
 
 
 def _clipped(ends: Ints | Floats, most: Ints | Floats) -> Floats:

@@ -118,9 +118,9 @@ class Admission:
         if self._slice_tokens:
             limits = np.minimum(limits, jobs.output + self._slice_tokens)
         tables = self._forecasts, numbers
-        queue = WorkerQueues.single(jobs, runs, limits, self._worker, *tables)
-        demand = self._form.demand(queue, self._params, self._rng)
-        filled = fill(queue.lines, runs, demand, queue.lines.sizes, np.array([not len(running)]))
+        queues = WorkerQueues.single(jobs, runs, limits, self._worker, *tables)
+        demand = self._form.demand(queues, self._params, self._rng)
+        filled = fill(queues.lines, runs, demand, queues.lines.sizes, np.array([not len(running)]))
         # A sum of held or of worst-case tokens does not fall while its requests run.
         return Admitted(int(filled.runs_next.sum()) - len(running), isinstance(demand, SumDemand))
 

@@ -64,7 +64,7 @@ def test_queues_filled_together_equal_each_filled_alone(
         single = filled(
             WorkerQueues.single(*own, worker, *tables), holds[part], slice(which, which + 1)
         )
-        found = together.select(part)
+        found = together.select(np.arange(first, first + size))
         assert found.runs_next.tolist() == single.runs_next.tolist()
         assert found.reasons.tolist() == single.reasons.tolist()
         assert found.first_values == pytest.approx(single.first_values)
