@@ -183,7 +183,7 @@ def test_sliced_form_requires_room_for_next_slice() -> None:
     assert demand.due.tolist() == [False, True, True, False]
     reported = fill_queue(runs, demand, 99, alone=True)
     assert reported.runs_next.tolist() == [True, True, False, False]
-    assert reported.peak == 58
+    assert reported.peaks[0] == 58
     roomy = demanded("sliced", made, worker, table(), {"zeta": 0.96}, runs=runs, limits=limits)
     assert fill_queue(runs, roomy, 99, alone=True).runs_next.tolist() == [True, True, True, False]
 

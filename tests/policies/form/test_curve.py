@@ -196,7 +196,7 @@ def test_curve_longest_prefix_matches_linear_scan(
         return float(np.max(mean + z * np.sqrt(variance)))
 
     def fits(rows: Ints) -> bool:
-        return need(rows) <= demand.limits[0]
+        return need(rows) <= float(demand.limits[0])
 
     more, reported = count_fitting(demand, order, base, most)
     assert more == len(list(takewhile(lambda k: fits(order[: base + k]), range(1, most + 1))))
