@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import pairwise
 from operator import attrgetter
 from typing import Generic, TypeVar, get_type_hints
 
@@ -16,7 +17,6 @@ from services.forecasttable import ForecastTable
 Bools = NDArray[np.bool_]
 NOWHERE = -1  # home of a request that no worker holds
 CHAIN = 32  # prefix hashes per request used for placement
-MANY_WORKERS = 8  # from which one sort is faster than a comparison for each worker
 USUAL_TOKENS = 512  # KV tokens assumed per request when workers are compared
 
 _NO_INTS: Ints = np.zeros(0, np.int64)
@@ -333,23 +333,27 @@ class Candidates:
         """A noted column; 0 for requests without a note."""
         return self.notes.get(name, np.zeros(len(self.rows)))
 
+    def by_worker(self, numbers: Ints) -> tuple[Ints, Ints]:
+        """The positions that have a worker's number in this column, by worker and ascending, and
+        the index of each one's worker."""
+        index = self.indices_of(numbers)
+        at = (index != NOWHERE).nonzero()[0]
+        at = at[stable_order(index[at])]
+        return at, index[at]
+
     def at_each_worker(self, numbers: Ints) -> list[Ints]:
-        """For each worker, the positions that have its number in this column, ascending."""
-        own = [worker.number for worker in self.workers]
-        if len(own) < MANY_WORKERS:
-            return [(numbers == number).nonzero()[0] for number in own]
-        order = stable_order(numbers)
-        known = numbers[order]
-        firsts, lasts = known.searchsorted(own), known.searchsorted(own, side="right")
-        bounds = zip(firsts.tolist(), lasts.tolist(), strict=True)
-        return [order[first:last] for first, last in bounds]
+        """The same positions, those of each worker apart."""
+        at, which = self.by_worker(numbers)
+        bounds = which.searchsorted(np.arange(len(self.workers) + 1)).tolist()
+        return [at[first:last] for first, last in pairwise(bounds)]
 
     def indices_of(self, numbers: Ints) -> Ints:
         """The indices of the workers with these numbers; NOWHERE for those of no worker here."""
         own = [worker.number for worker in self.workers]
         index = np.full(max([0, *own, int(numbers.max(initial=0))]) + 2, NOWHERE)
         index[own] = np.arange(len(own))
-        return index[numbers]  # the last place, which is that of NOWHERE, has no worker
+        # The last place, which is that of NOWHERE, has no worker; numbers below it have none, too.
+        return index[np.maximum(numbers, NOWHERE)]
 
     def is_paused_with_kv(self) -> Bools:
         """Waiting requests with KV on their home worker."""

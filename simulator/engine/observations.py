@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from services.forecast import Floats, Forecast, Ints
-from services.policies.form.demand import WorkerQueue
+from services.policies.form.demand import WorkerQueues
 from services.policies.form.past_future import PARAMS, PrefixPeaks, past_future
 from services.policies.snapshot import Snapshot, WorkerSnapshot
 from services.scheduler.core.phases import RequestPhase, Transition, TransitionCause
@@ -154,12 +154,12 @@ def _peaks(
 ) -> tuple[float, float]:
     """The peaks of these rows by their forecasts and by their true lengths. The draws use a
     generator of their own."""
-    jobs, everyone = snapshot.jobs.select(rows), np.arange(len(rows))
+    jobs = snapshot.jobs.select(rows)
     is_running = np.ones(len(rows), bool)
-    queue = WorkerQueue(jobs, is_running, jobs.limit, worker, snapshot.forecasts, {})
-    demand = past_future(queue, DEFAULTS, np.random.default_rng(seed))
-    _, needed = demand.count_fitting(everyone, len(rows), 0)
+    queue = WorkerQueues.single(jobs, is_running, jobs.limit, worker, snapshot.forecasts, {})
+    demand, none = past_future(queue, DEFAULTS, np.random.default_rng(seed)), np.zeros(1, np.int64)
+    _, needed = demand.count_fitting(queue.lines, queue.lines.sizes, none)
     remaining = np.maximum(lengths - jobs.output, 0).astype(float)
     true_peak = PrefixPeaks(len(rows), demand.held, remaining[None])(0)
     shared = worker.shared_blocks * worker.block_tokens
-    return max(0.0, needed(0) - shared), max(0.0, true_peak - shared)
+    return max(0.0, float(needed(none)[0]) - shared), max(0.0, true_peak - shared)

@@ -1,6 +1,6 @@
 """Generated snapshots for policy tests; unspecified columns have plain defaults."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 
 import numpy as np
@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from services.costs import CostModel
 from services.forecast import Floats, Forecast, Ints, certain, from_lengths
 from services.forecasttable import ForecastTable
-from services.policies.form.demand import Demand, WorkerQueue
+from services.policies.form.demand import Demand, WorkerQueues
 from services.policies.form.fill import FillResult, fill
+from services.policies.form.lines import Lines
 from services.policies.form.registry import FORMS
 from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import Ranking
@@ -128,9 +129,28 @@ def demanded(
     """Return the demand of a worker queue; by default no request runs and slices are whole."""
     running = np.zeros(len(made), bool) if runs is None else np.array(runs, bool)
     granted = made.cap if limits is None else np.array(limits, np.int64)
-    queue = WorkerQueue(made, running, granted, worker, forecasts, numbers or {})
+    queue = WorkerQueues.single(made, running, granted, worker, forecasts, numbers or {})
     given = resolve(form, FORMS[form].params, params)
     return FORMS[form].demand(queue, given, np.random.default_rng(seed))
+
+
+def line(order: Sequence[int] | Ints) -> Lines:
+    """Return jobs of a single queue in this order."""
+    jobs = np.array(order, np.int64)
+    return Lines(jobs, np.zeros(len(jobs), np.int64), np.array([len(jobs)]))
+
+
+def fill_queue(runs: Bools, demand: Demand, slots: int, alone: bool) -> FillResult:
+    """Return the result of filling a single queue."""
+    return fill(line(range(len(runs))), runs, demand, np.array([slots]), np.array([alone]))
+
+
+def count_fitting(
+    demand: Demand, order: Sequence[int] | Ints, base: int, most: int
+) -> tuple[int, Callable[[int], float]]:
+    """Return how many jobs of a single queue fit, and the need of each number of them."""
+    fits, need = demand.count_fitting(line(order), np.array([base]), np.array([most]))
+    return int(fits[0]), lambda count: float(need(np.array([count]))[0])
 
 
 def formed(
@@ -159,7 +179,7 @@ def formed(
     worker = node(kv_tokens=kv_tokens, places=most)
     demand = demanded(form, made, worker, forecasts, params or {}, seed, runs)
     alone = bool(queued) and queued[0][0] + queued[0][2] <= kv_tokens
-    filled = fill(runs, demand, most, alone)
+    filled = fill_queue(runs, demand, most, alone)
     assert filled.runs_next[: len(running)].all()
     return int(np.count_nonzero(filled.runs_next)) - len(running), filled
 

@@ -11,7 +11,7 @@ from services.policies.cadence import INTERVAL_S, measure_cadence, steps_to_next
 from services.policies.form.curve import CurveDemand
 from services.policies.memory import PolicyMemory
 from services.policies.snapshot import Snapshot
-from tests.policies.made_snapshots import demanded, jobs, node, table
+from tests.policies.made_snapshots import count_fitting, demanded, jobs, node, table
 
 NO_ROWS = np.zeros(0, np.int64)
 
@@ -66,7 +66,7 @@ def test_curve_begins_at_the_next_plan() -> None:
             numbers={INTERVAL_S: interval_s},
         )
         assert isinstance(demand, CurveDemand)
-        return demand.count_fitting(np.arange(3), 2, 1)[1](1)
+        return count_fitting(demand, range(3), 2, 1)[1](1)
 
     assert need(0.0) == 39
     assert need(0.06) == 39

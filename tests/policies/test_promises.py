@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from services.forecast import from_lengths
 from services.policies.decide import decide
-from services.policies.form.fill import fill
 from services.policies.form.sums import SumDemand
 from services.policies.memory import PolicyMemory
 from services.policies.preset import Preset, choose
 from services.policies.snapshot import NOWHERE, Snapshot, WorkerSnapshot
 from tests.examples import examples
-from tests.policies.made_snapshots import demanded, jobs, node, table
+from tests.policies.made_snapshots import demanded, fill_queue, jobs, node, table
 from tests.policies.test_decide import check
 from tests.scheduler.load.scheduler_load import Load
 from tests.scheduler.load.test_load import bimodal
@@ -179,19 +178,19 @@ def test_sliced_form_requires_room_for_next_slice() -> None:
     runs, limits = np.array([True, True, True, False]), np.array([12, 16, 18, 8])
     worker = node(kv_tokens=100)
     demand = demanded("sliced", made, worker, table(), {}, runs=runs, limits=limits)
-    assert (demand.held.tolist(), demand.limit) == ([22, 36, 38, 9], 90)
+    assert (demand.held.tolist(), demand.limits[0]) == ([22, 36, 38, 9], 90)
     assert demand.due is not None
     assert demand.due.tolist() == [False, True, True, False]
-    reported = fill(runs, demand, 99, alone=True)
+    reported = fill_queue(runs, demand, 99, alone=True)
     assert reported.runs_next.tolist() == [True, True, False, False]
-    assert reported.peak == 58
+    assert reported.peaks[0] == 58
     roomy = demanded("sliced", made, worker, table(), {"zeta": 0.96}, runs=runs, limits=limits)
-    assert fill(runs, roomy, 99, alone=True).runs_next.tolist() == [True, True, True, False]
+    assert fill_queue(runs, roomy, 99, alone=True).runs_next.tolist() == [True, True, True, False]
 
 
 def due(held: list[float], limit: float, asks: list[bool], runs: list[bool]) -> list[int]:
-    demand = SumDemand(np.array(held), limit, due=np.array(asks))
-    run = fill(np.array(runs), demand, 99, alone=False).runs_next
+    demand = SumDemand(np.array(held), np.array([limit]), due=np.array(asks))
+    run = fill_queue(np.array(runs), demand, 99, alone=False).runs_next
     return [int(i) for i in np.flatnonzero(run)]
 
 

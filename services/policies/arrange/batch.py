@@ -40,13 +40,13 @@ from services.policies.arrange.batch_state import (
     BatchState,
     recall_state,
 )
-from services.policies.arrange.results import WorkerPart, explain_all, worker_decisions
+from services.policies.arrange.results import WorkerParts, explain_all, worker_decisions
 from services.policies.decision import Decision, WaitExplanations, WaitReason
 from services.policies.form.batch_cuts import CUTS
 from services.policies.form.pool import Batches
 from services.policies.preset import Preset
 from services.policies.slice import SLICES
-from services.policies.snapshot import Candidates
+from services.policies.snapshot import NOWHERE, Candidates
 
 __all__ = ["NOTES", "arrange_batches"]
 
@@ -89,10 +89,9 @@ def arrange_batches(
         LAST_WORKER: float(state.last_worker),
         POSTPONED: float(timing.postpones),
     }
-    parts = [_part(batch_round, state, i) for i in range(len(candidates.workers))]
     return Decision(
         candidates.round,
-        worker_decisions(candidates, preset, parts),
+        worker_decisions(candidates, preset, _parts(batch_round, state)),
         _explanations(batch_round, state, timing),
         candidates.rows,
         candidates.jobs.serial,
@@ -130,15 +129,21 @@ def _due(batch_round: BatchRound, state: BatchState, timing: _Timing) -> bool:
     return not timing.postpones and (batch_round.candidates.now >= timing.until_s or idle)
 
 
-def _part(batch_round: BatchRound, state: BatchState, i: int) -> WorkerPart:
-    candidates, worker = batch_round.candidates, batch_round.workers[i]
-    runs = candidates.is_running & (candidates.jobs.home == worker.number)
-    begins = state.begins.get(i, np.zeros(0, np.int64))
-    at = np.concatenate([np.flatnonzero(runs), begins])
-    run = np.concatenate([~state.paused[runs], np.ones(len(begins), bool)])
-    preset = batch_round.preset
-    limits = SLICES[preset.slice].limits(candidates, worker.number, at, preset.params)
-    return WorkerPart(worker.number, at, limits, run, lockstep=preset.static and len(begins) > 0)
+def _parts(batch_round: BatchRound, state: BatchState) -> WorkerParts:
+    candidates, preset = batch_round.candidates, batch_round.preset
+    numbers = np.array([worker.number for worker in batch_round.workers], np.int64)
+    index = candidates.indices_of(candidates.jobs.home)
+    runs = (candidates.is_running & (index != NOWHERE)).nonzero()[0]
+    begins = [state.begins.get(i, runs[:0]) for i in range(len(numbers))]
+    sizes = [len(members) for members in begins]
+    at = np.concatenate([runs, *begins])
+    which = np.concatenate([index[runs], np.arange(len(numbers)).repeat(sizes)])
+    runs_next = np.ones(len(at), bool)
+    runs_next[: len(runs)] = ~state.paused[runs]
+    limits = SLICES[preset.slice].limits(candidates, numbers[which], at, preset.params)
+    lockstep = np.array(sizes) > 0 if preset.static else np.zeros(len(numbers), bool)
+    peaks = np.zeros(len(numbers))
+    return WorkerParts(numbers, at, which, limits, runs_next, peaks, lockstep)
 
 
 def _next_s(batch_round: BatchRound, state: BatchState, timing: _Timing) -> float:

@@ -1,7 +1,7 @@
 """Order → place → form: fills each worker's queue, running requests included, while memory
-lasts."""
+lasts. The queues of all workers are parts of the same columns, and are filled together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import compress
 
@@ -9,10 +9,11 @@ import numpy as np
 
 from services.forecast import Ints
 from services.forecasttable import ForecastTable
-from services.policies.arrange.results import WorkerPart, explain_all, worker_decisions
+from services.policies.arrange.results import WorkerParts, explain_all, worker_decisions
 from services.policies.decision import Decision, WaitExplanations, WaitReason
 from services.policies.form.demand import WorkerQueues
 from services.policies.form.fill import FillResult, fill, fill_slots
+from services.policies.form.lines import Lines
 from services.policies.form.registry import FORMS
 from services.policies.interval import INTERVALS
 from services.policies.order.ranking import sorted_order
@@ -23,27 +24,55 @@ from services.policies.preset import RESIDENCIES, Preset
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, Bools, Candidates, WorkerSnapshot, stable_order
 
-_Place = tuple[WorkerSnapshot, Ints]  # a worker and candidate positions
+_Workers = tuple[WorkerSnapshot, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _FilledQueue:
-    """A worker's queue: candidate positions in order, and the result of filling it, parallel to
-    them."""
+class _FilledQueues:
+    """The queues of some workers: candidate positions, those of each queue in its order, the index
+    of each one's worker, and the result of filling them, parallel to them."""
 
-    worker: WorkerSnapshot
+    workers: _Workers
     at: Ints
+    which: Ints
     limits: Ints
     filled: FillResult
 
     @property
-    def part(self) -> WorkerPart:
-        runs_next, peak = self.filled.runs_next, self.filled.peak
-        return WorkerPart(self.worker.number, self.at, self.limits, runs_next, peak)
+    def numbers(self) -> Ints:
+        return _numbers(self.workers)
 
-    def select(self, kept: Bools) -> "_FilledQueue":
-        at, limits = self.at[kept], self.limits[kept]
-        return _FilledQueue(self.worker, at, limits, self.filled.select(kept))
+    @property
+    def parts(self) -> WorkerParts:
+        runs_next, peaks = self.filled.runs_next, self.filled.peaks
+        lockstep = np.zeros(len(peaks), bool)
+        columns = self.at, self.which, self.limits, runs_next, peaks
+        return WorkerParts(self.numbers, *columns, lockstep)
+
+    def is_idle(self) -> Bools:
+        """Workers that run nothing next."""
+        runs = np.bincount(self.which[self.filled.runs_next], minlength=len(self.workers))
+        idle: Bools = runs == 0
+        return idle
+
+    def select(self, kept: Bools | Ints) -> "_FilledQueues":
+        columns = self.at[kept], self.which[kept], self.limits[kept]
+        return _FilledQueues(self.workers, *columns, self.filled.select(kept))
+
+    def replaced(self, i: int, other: "_FilledQueues") -> "_FilledQueues":
+        """With the only queue of `other` as that of the worker of index `i`."""
+        rest = self.select(self.which != i)
+        which = np.concatenate([rest.which, np.full(len(other.at), i)])
+        peaks = self.filled.peaks.copy()
+        peaks[i] = other.filled.peaks[0]
+        both = _FilledQueues(
+            self.workers,
+            np.concatenate([rest.at, other.at]),
+            which,
+            np.concatenate([rest.limits, other.limits]),
+            rest.filled.followed_by(other.filled, peaks),
+        )
+        return both.select(stable_order(which))
 
 
 def arrange_continuous(
@@ -51,19 +80,18 @@ def arrange_continuous(
 ) -> Decision:
     """One decision for each worker."""
 
-    def fill_queues(places: Sequence[_Place]) -> list[_FilledQueue]:
-        return _fill_queues(candidates, places, forecasts, preset, rng)
+    def fill_queues(workers: _Workers, at: Ints, which: Ints) -> _FilledQueues:
+        return _fill_queues(candidates, workers, at, which, forecasts, preset, rng)
 
     place = PLACEMENTS[preset.place]
     assigned = place.assign(candidates, preset.params)
-    here = candidates.at_each_worker(assigned)
-    queues = fill_queues(list(zip(candidates.workers, here, strict=True)))
+    queues = fill_queues(candidates.workers, *candidates.by_worker(assigned))
     if not place.by_turn:
-        assigned = _assign_to_idle(candidates, assigned, queues, fill_queues)
+        assigned, queues = _assign_to_idle(candidates, assigned, queues, fill_queues)
     not_before_s = INTERVALS[preset.interval].ends(candidates, preset.params)
     return Decision(
         candidates.round,
-        worker_decisions(candidates, preset, [queue.part for queue in queues]),
+        worker_decisions(candidates, preset, queues.parts),
         _explain(candidates, assigned, queues),
         candidates.rows,
         candidates.jobs.serial,
@@ -75,129 +103,107 @@ def arrange_continuous(
 def _assign_to_idle(
     candidates: Candidates,
     assigned: Ints,
-    queues: list[_FilledQueue],
-    fill_queues: Callable[[Sequence[_Place]], list[_FilledQueue]],
-) -> Ints:
-    """Gives idle workers the requests that are not admitted where they were assigned: an immediate
-    start on a slow worker beats a later one on a fast one. Changes `queues`; returns the new
-    assignment. O(waiting), if a request waits beside an idle worker."""
-    if all(queue.filled.runs_next.any() for queue in queues):
-        return assigned
+    queues: _FilledQueues,
+    fill_queues: Callable[[_Workers, Ints, Ints], _FilledQueues],
+) -> tuple[Ints, _FilledQueues]:
+    """The assignment and the queues with idle workers given the requests that are not admitted
+    where they were assigned: an immediate start on a slow worker beats a later one on a fast one.
+    O(waiting), if a request waits beside an idle worker."""
+    idle = queues.is_idle().nonzero()[0].tolist()
+    if not idle:
+        return assigned, queues
     assigned, free = assigned.copy(), ~candidates.is_running & ~candidates.is_paused_with_kv()
-    for queue in queues:
-        free[queue.at[queue.filled.runs_next]] = False
-    for i, idle in enumerate(queues):
-        if idle.filled.runs_next.any() or not free.any():
-            continue
-        spare = np.flatnonzero(free & (assigned != idle.worker.number))
-        spare = spare[can_serve(candidates, idle.worker, spare)]
+    free[queues.at[queues.filled.runs_next]] = False
+    for i in idle:
+        worker = candidates.workers[i]
+        spare = np.flatnonzero(free & (assigned != worker.number))
+        spare = spare[can_serve(candidates, worker, spare)]
         spare = spare[np.argsort(candidates.queue_key[spare], kind="stable")]
         spare = AdapterSlots(candidates, assigned).admit(spare, i)
-        spare = spare[: idle.worker.max_running]
+        spare = spare[: worker.max_running]
         if not len(spare):
             continue
-        (tried,) = fill_queues([(idle.worker, np.concatenate([idle.at, spare]))])
-        runs_next = tried.filled.runs_next
-        free[tried.at[runs_next]] = False
-        assigned[tried.at[runs_next]] = idle.worker.number
-        queues[i] = tried.select(assigned[tried.at] == idle.worker.number)
-        for j, other in enumerate(queues):
-            stays = assigned[other.at] == other.worker.number
-            if not stays.all():
-                queues[j] = other.select(stays)
-    return assigned
+        at = np.concatenate([queues.at[queues.which == i], spare])
+        tried = fill_queues((worker,), at, np.zeros(len(at), np.int64))
+        enters = tried.at[tried.filled.runs_next]
+        free[enters] = False
+        assigned[enters] = worker.number
+        queues = queues.replaced(i, tried)
+        queues = queues.select(assigned[queues.at] == queues.numbers[queues.which])
+    return assigned, queues
 
 
 def _fill_queues(
     candidates: Candidates,
-    places: Sequence[_Place],
+    workers: _Workers,
+    at: Ints,
+    which: Ints,
     forecasts: ForecastTable,
     preset: Preset,
     rng: np.random.Generator,
-) -> list[_FilledQueue]:
-    """These workers' queues, filled: where all run and need no memory again, all continue, and
-    nothing depends on their order. The memory of the others is computed together."""
-    form, runs = FORMS[preset.form], candidates.is_running
-    asks = [bool(len(at)) and (form.renews or not runs[at].all()) for _, at in places]
-    stays = [not asked for asked in asks]
-    filled = iter(_fill(candidates, list(compress(places, asks)), forecasts, preset, rng))
-    unchanged = iter(_continue(candidates, list(compress(places, stays)), preset))
-    return [next(filled if asked else unchanged) for asked in asks]
-
-
-def _continue(
-    candidates: Candidates, places: Sequence[_Place], preset: Preset
-) -> list[_FilledQueue]:
-    """Queues of running requests, all of which continue."""
-    if not places:
-        return []
-    sizes = [len(at) for _, at in places]
-    homes = np.array([worker.number for worker, _ in places]).repeat(sizes)
-    every = np.concatenate([at for _, at in places])
-    limits = SLICES[preset.slice].limits(candidates, homes, every, preset.params)
-    found, first = [], 0
-    for (worker, at), size in zip(places, sizes, strict=True):
-        nothing = np.zeros(size)
-        filled = FillResult(np.ones(size, bool), np.zeros(size, np.int64), nothing, nothing, 0.0)
-        found.append(_FilledQueue(worker, at, limits[first : first + size], filled))
-        first += size
-    return found
+) -> _FilledQueues:
+    """The queues of these workers, filled. Where all requests run and need no memory again, all
+    continue, and nothing depends on their order or their memory: these queues come last."""
+    form = FORMS[preset.form]
+    waits = which if form.renews else which[~candidates.is_running[at]]
+    asks = np.bincount(waits, minlength=len(workers)) > 0
+    asked = asks[which]
+    own, of = at[asked], (asks.cumsum() - 1)[which[asked]]
+    waiting_last = np.arange(len(own)) + len(own) * ~candidates.is_running[own]
+    order = sorted_order(candidates.queue_key[own], waiting_last)
+    own = own[order[stable_order(of[order])]]
+    at = np.concatenate([own, at[~asked]])
+    which = np.concatenate([which[asked], which[~asked]])
+    limits = SLICES[preset.slice].limits(candidates, _numbers(workers)[which], at, preset.params)
+    filled = FillResult.all_run(len(at) - len(own), len(workers))
+    if len(own):
+        some = tuple(compress(workers, asks))
+        part = _fill(candidates, some, own, of, limits[: len(own)], forecasts, preset, rng)
+        peaks = filled.peaks
+        peaks[asks] = part.peaks
+        filled = part.followed_by(filled, peaks)
+    return _FilledQueues(workers, at, which, limits, filled)
 
 
 def _fill(
     candidates: Candidates,
-    places: Sequence[_Place],
+    workers: _Workers,
+    at: Ints,
+    which: Ints,
+    limits: Ints,
     forecasts: ForecastTable,
     preset: Preset,
     rng: np.random.Generator,
-) -> list[_FilledQueue]:
-    if not places:
-        return []
-    workers = tuple(worker for worker, _ in places)
-    sizes = np.array([len(at) for _, at in places])
-    which = np.arange(len(places)).repeat(sizes)
-    at = np.concatenate([at for _, at in places])
-    waiting_last = np.arange(len(at)) + len(at) * ~candidates.is_running[at]
-    order = sorted_order(candidates.queue_key[at], waiting_last)
-    at = at[order[stable_order(which[order])]]
+) -> FillResult:
+    """Fills queues of which none is empty, and which are in order."""
     jobs, is_running = candidates.jobs.select(at), candidates.is_running[at]
-    homes = np.array([worker.number for worker in workers])[which]
-    here = jobs.home == homes
+    here = jobs.home == _numbers(workers)[which]
     if (jobs.held[~here] | jobs.blocks[~here]).any():  # KV elsewhere does not count here
         held, blocks = np.where(here, jobs.held, 0), np.where(here, jobs.blocks, 0)
         jobs = jobs.replaced(held=held, blocks=blocks)
-    limits = SLICES[preset.slice].limits(candidates, homes, at, preset.params)
     held_fast = RESIDENCIES[preset.residency].held_fast
-    # A queue is filled from its front: no waiting request behind as many as there are slots runs.
+    lines = Lines.consecutive(np.bincount(which, minlength=len(workers)))
     slots = np.array([worker.max_running for worker in workers])
-    in_reach = held_fast | is_running | (_nth_of_each(sizes) <= slots[which])
+    # A queue is filled from its front: no waiting request behind as many as there are slots runs.
+    in_reach = held_fast | is_running | (lines.nth <= slots[which])
     tables = forecasts, candidates.numbers
-    queues = WorkerQueues(jobs, is_running, limits, workers, sizes, *tables, in_reach)
-    demands = FORMS[preset.form].demands(queues, preset.params, rng)
-    holds = is_running | (candidates.is_paused_with_kv()[at] & here) if held_fast else is_running
-    longest = jobs.longest
-    found, first = [], 0
-    for worker, size, demand in zip(workers, sizes.tolist(), demands, strict=True):
-        part = slice(first, first + size)
-        runs = is_running[part]
-        alone = bool(longest[first + int(runs.argmin())] <= worker.kv_tokens)
-        if held_fast:
-            filled = fill_slots(runs, holds[part], demand, worker.max_running, alone)
-        else:
-            filled = fill(runs, demand, worker.max_running, alone)
-        found.append(_FilledQueue(worker, at[part], limits[part], filled))
-        first += size
-    return found
+    queues = WorkerQueues(jobs, is_running, limits, workers, lines, *tables, in_reach)
+    demand = FORMS[preset.form].demand(queues, preset.params, rng)
+    first = lines.starts.copy()  # waiting request, if one waits
+    waits = lines.first(~is_running)
+    first[which[waits]] = waits
+    alone = jobs.longest_at(first) <= np.array([worker.kv_tokens for worker in workers])
+    if not held_fast:
+        return fill(lines, is_running, demand, slots, alone)
+    holds = is_running | (candidates.is_paused_with_kv()[at] & here)
+    return fill_slots(lines, is_running, holds, demand, slots, alone)
 
 
-def _nth_of_each(sizes: Ints) -> Ints:
-    """The positions in each of the parts of these sizes, from 0 on."""
-    return np.arange(sizes.sum()) - (sizes.cumsum() - sizes).repeat(sizes)
+def _numbers(workers: _Workers) -> Ints:
+    return np.array([worker.number for worker in workers], np.int64)
 
 
-def _explain(
-    candidates: Candidates, assigned: Ints, queues: Sequence[_FilledQueue]
-) -> WaitExplanations:
+def _explain(candidates: Candidates, assigned: Ints, queues: _FilledQueues) -> WaitExplanations:
     """The explanation of every waiting request."""
     unassigned = (assigned == NOWHERE).nonzero()[0]
     nowhere = explain_all(candidates, unassigned, WaitReason.NO_WORKER)
@@ -207,14 +213,8 @@ def _explain(
         np.full(len(held), WaitReason.ADAPTER_SLOTS, np.int64),
         *slots_in_use(candidates, held),
     )
-    if not queues:
-        return nowhere
-    at = np.concatenate([queue.at for queue in queues])
-    waits = (~candidates.is_running[at]).nonzero()[0]
-    results = [queue.filled for queue in queues]
-    columns = (
-        np.concatenate([getattr(filled, name) for filled in results])[waits]
-        for name in ("reasons", "first_values", "second_values")
-    )
-    waiting = WaitExplanations(candidates.rows[at[waits]], *columns)
+    waits = (~candidates.is_running[queues.at]).nonzero()[0]
+    filled = queues.filled.select(waits)
+    columns = filled.reasons, filled.first_values, filled.second_values
+    waiting = WaitExplanations(candidates.rows[queues.at[waits]], *columns)
     return WaitExplanations.concatenate([nowhere, held_back, waiting])

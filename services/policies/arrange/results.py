@@ -1,6 +1,6 @@
 """Results common to both arrangements: the workers' decisions, and why other requests wait."""
 
-from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -8,47 +8,55 @@ import numpy as np
 from services.forecast import Floats, Ints
 from services.policies.decision import WaitExplanations, WaitReason, WorkerDecision
 from services.policies.preset import Preset
-from services.policies.snapshot import Bools, Candidates, distinct
+from services.policies.snapshot import Bools, Candidates, distinct, stable_order
 from services.policies.victim import VICTIMS
 
 
-class WorkerPart(NamedTuple):
-    """One worker's part of an arrangement: candidate positions in any order, the output at which
-    each stops if it runs next, which of them do, and the KV peak that is expected of these."""
+class WorkerParts(NamedTuple):
+    """The workers' parts of an arrangement in columns. `at` are candidate positions in any
+    order, and `which` the index of each one's worker. Parallel to them are the output at which each
+    stops if it runs next, and which of them do. `numbers`, the KV `peaks` that
+    are expected and `lockstep` are those of each worker."""
 
-    worker: int  # its number
+    numbers: Ints
     at: Ints
+    which: Ints
     limits: Ints
     runs_next: Bools
-    peak_tokens: float = 0.0
-    lockstep: bool = False
+    peaks: Floats
+    lockstep: Bools
 
 
 def worker_decisions(
-    candidates: Candidates, preset: Preset, parts: Sequence[WorkerPart]
+    candidates: Candidates, preset: Preset, parts: WorkerParts
 ) -> tuple[WorkerDecision, ...]:
-    """One decision for each part. Requests that run next are listed most urgent first, and as
-    victims in the order of eviction. O(n log n) for all parts together."""
-    if not parts:
-        return ()
-    at = np.concatenate([part.at for part in parts])
-    runs_next = np.concatenate([part.runs_next for part in parts])
-    which = np.arange(len(parts)).repeat([len(part.at) for part in parts])
-    line, of, count = at[runs_next], which[runs_next], len(candidates.rows)
+    """One decision for each worker. Requests that run next are listed most urgent first, and as
+    victims in the order of eviction. O(n log n) for all together."""
+    at, which, count = parts.at, parts.which, len(candidates.rows)
+    runs_next = parts.runs_next
+    line, of = at[runs_next], which[runs_next]
     order = (of * count + line).argsort()  # candidates are sorted by urgency
     line, of = line[order], of[order]
     evict = line[(of * count + rank_victims(candidates, preset, line)[line]).argsort()]
     stops = (~runs_next & candidates.is_running[at]).nonzero()[0]
-    limits = np.concatenate([part.limits for part in parts])[runs_next][order]
+    stops = stops[stable_order(which[stops])]
+    limits = parts.limits[runs_next][order]
     runs, pauses, victims = (candidates.rows[each] for each in (line, at[stops], evict))
-    ends = np.arange(1, len(parts) + 1)
-    run_ends, pause_ends = of.searchsorted(ends).tolist(), which[stops].searchsorted(ends).tolist()
-    decisions, begin, pause_begin = [], 0, 0
-    for part, end, pause_end in zip(parts, run_ends, pause_ends, strict=True):
-        own, paused = slice(begin, end), pauses[pause_begin:pause_end]
-        columns = (runs[own], limits[own], paused, victims[own])
-        decisions.append(WorkerDecision(part.worker, *columns, part.peak_tokens, part.lockstep))
-        begin, pause_begin = end, pause_end
+    bounds = np.arange(len(parts.numbers) + 1)
+    ends, pause_ends = of.searchsorted(bounds), which[stops].searchsorted(bounds)
+    each_worker = zip(
+        parts.numbers.tolist(),
+        pairwise(ends.tolist()),
+        pairwise(pause_ends.tolist()),
+        parts.peaks.tolist(),
+        parts.lockstep.tolist(),
+        strict=True,
+    )
+    decisions = []
+    for number, (begin, end), (first, last), peak, lockstep in each_worker:
+        own = slice(begin, end)
+        columns = runs[own], limits[own], pauses[first:last], victims[own]
+        decisions.append(WorkerDecision(number, *columns, peak, lockstep))
     return tuple(decisions)
 
 

@@ -23,7 +23,14 @@ import numpy as np
 from services.forecast import Floats, Ints
 from services.forecasttable import After
 from services.policies.cadence import steps_to_next_plan
-from services.policies.form.demand import Demand, Need, WorkerQueues, needed_tokens
+from services.policies.form.demand import (
+    Demand,
+    Need,
+    WorkerQueues,
+    count_within,
+    needed_tokens,
+)
+from services.policies.form.lines import Lines
 from services.policies.memory import PolicyMemory
 from services.policies.parameters import Param, Params
 from services.policies.snapshot import Bools, Snapshot, distinct, whole_blocks
@@ -32,6 +39,7 @@ TIMES = 16  # evaluation times of the curve, in addition to now
 POOLED = 512  # candidate end times from which these are chosen
 FINEST = 64  # quantiles per job
 GOLDEN = 0.6180339887  # its multiples modulo 1 are evenly spread, for any number
+DENSE = 8  # whole numbers for each time up to which times are marked
 LARGEST_Z = 8.0
 Z, SEEN_EVICTIONS, SEEN_ENDINGS = "curve_z", "curve_evictions", "curve_endings"
 STEP = 0.1  # change of z per eviction, in standard deviations
@@ -40,26 +48,26 @@ STEP = 0.1  # change of z per eviction, in standard deviations
 @dataclass(frozen=True, slots=True)
 class CurveDemand(Demand):
     """`moments`, (2, times, columns), are the mean and the variance of the jobs' memory at each
-    time; with a `z` of 0 without the variance. `columns` are those of the jobs; jobs that cannot
-    run next have none. max over times of Σ mean + z · √(Σ variance) must fit. O(times · jobs)."""
+    time of their queue; with a `z` of 0 without the variance. `columns` are those of the jobs; jobs
+    that cannot run next have none. max over times of Σ mean + z · √(Σ variance) must fit. O(times ·
+    jobs)."""
 
     moments: Floats
     z: float
     columns: Ints
 
-    def count_fitting(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
-        columns = self.columns[order[: base + most + 1]]
-        stay, next_ones = columns[:base], columns[base:]
-        needs = self._highest(_running_sums(self.moments, stay, next_ones))
-        fit = int(np.searchsorted(needs, self.limit, side="right")) - 1
-        return min(most, max(0, fit)), lambda count: float(needs[count])
+    def count_fitting(self, lines: Lines, base: Ints, most: Ints) -> tuple[Ints, Need]:
+        needs = self._highest(lines.running_sums(self._of(lines)))
+        return count_within(lines, needs, self.limits, base, most)
 
-    def able(self, kept: Ints, later: Ints) -> Bools:
+    def able(self, kept: Lines, later: Lines) -> Bools:
         """Exact for this demand."""
-        stay, next_ones = self.columns[kept], self.columns[later]
-        moments = _sum(self.moments, stay) + self.moments.take(next_ones, axis=2)
-        fits: Bools = self._highest(moments) <= self.limit
+        beside = kept.sums(self._of(kept)).take(later.which, axis=2)
+        fits: Bools = self._highest(beside + self._of(later)) <= self.limits[later.which]
         return fits
+
+    def _of(self, lines: Lines) -> Floats:
+        return self.moments.take(self.columns[lines.jobs], axis=2)
 
     def _highest(self, moments: Floats) -> Floats:
         total = moments[0]
@@ -69,20 +77,7 @@ class CurveDemand(Demand):
         return highest
 
 
-def _sum(moments: Floats, rows: Ints) -> Floats:
-    total: Floats = moments.take(rows, axis=2).sum(axis=2, keepdims=True)
-    return total
-
-
-def _running_sums(moments: Floats, stay: Ints, next_ones: Ints) -> Floats:
-    """Sums of the kept jobs alone, with the first later one, the first two, and so on."""
-    sums = np.empty((*moments.shape[:2], 1 + len(next_ones)))
-    sums[:, :, :1] = _sum(moments, stay)
-    sums[:, :, 1:] = moments.take(next_ones, axis=2)
-    return np.cumsum(sums, axis=2, out=sums)
-
-
-def curves(queues: WorkerQueues, params: Params, rng: np.random.Generator) -> list[Demand]:
+def curves(queues: WorkerQueues, params: Params, rng: np.random.Generator) -> Demand:
     """max_t E(t) + z · sd(t) fits in (1 − `reserved`) · capacity from the next plan on, with E = Σ
     m_i p_i and sd² = Σ m_i² p_i (1 − p_i).
 
@@ -93,64 +88,44 @@ def curves(queues: WorkerQueues, params: Params, rng: np.random.Generator) -> li
     feedback. O(times · jobs), in one pass over all queues.
     """
     z = queues.numbers.get(Z, params["z"]) if params["eviction_share"] else params["z"]
-    limits = [(1 - params["reserved"]) * worker.room_tokens for worker in queues.workers]
-    jobs, which, held = queues.jobs, queues.which, needed_tokens(queues)
+    limits = (1 - params["reserved"]) * queues.rooms
+    jobs, which, held = queues.jobs, queues.lines.which, needed_tokens(queues)
     if not len(jobs):
-        nothing = np.zeros((1 + (z > 0), 1, 0))
-        return [CurveDemand(held, limit, nothing, z, jobs.rows) for limit in limits]
+        return CurveDemand(held, limits, np.zeros((1 + (z > 0), 1, 0)), z, which)
     after = queues.forecasts.after(jobs.forecast, jobs.output, jobs.cap)
     ahead = np.maximum(queues.limits - jobs.output, 1)
-    most = np.maximum.reduceat(ahead, queues.starts)
+    most = np.maximum.reduceat(ahead, queues.lines.starts)
     ends = queues.limits >= jobs.cap
     ahead[ends] = most[which[ends]]  # it ends there, and keeps nothing
     grid, counts = _times(queues, after, most)
-    # Row 0 is now. The curve counts from the last time that is not after the next plan.
+    # Row 0 is now. The curve counts from the last time that is not after the next plan: a queue's
+    # earlier rows repeat that one.
     firsts = np.minimum((grid <= _steps_to_next_plan(queues)).sum(axis=0), counts)
-    lead = int(firsts.min())
+    rows = np.maximum(np.arange(firsts.min(), len(grid) + 1)[:, None], firsts)
+    times = np.take_along_axis(grid, np.maximum(rows - 1, 0), axis=0)
     at = queues.in_reach.nonzero()[0]
-    times = grid[max(0, lead - 1) :].take(which[at], axis=1)
-    np.minimum(times, ahead[at], out=times)
-    moments = _moments(queues, after, at, held[at], times, z > 0, lead == 0)
-    columns = queues.in_reach.cumsum() - 1
-    bounds = np.concatenate([[0], columns[queues.sizes.cumsum() - 1] + 1]).tolist()
-    demands: list[Demand] = []
-    begin = 0
-    for nth, (limit, size, first, count) in enumerate(
-        zip(limits, queues.sizes.tolist(), firsts.tolist(), counts.tolist(), strict=True)
-    ):
-        part = slice(begin, begin + size)
-        own = moments[:, first - lead : 1 + count - lead, bounds[nth] : bounds[nth + 1]]
-        at_own = columns[part] - bounds[nth]
-        demands.append(CurveDemand(held[part], limit, np.ascontiguousarray(own), z, at_own))
-        begin += size
-    return demands
+    moments = _moments(queues, after, at, held, np.minimum(times[:, which[at]], ahead[at]), z > 0)
+    now = (firsts == 0)[which[at]].nonzero()[0]
+    moments[0, 0, now], moments[1:, 0, now] = held[at[now]], 0.0
+    return CurveDemand(held, limits, moments, z, queues.in_reach.cumsum() - 1)
 
 
 def _moments(
-    queues: WorkerQueues,
-    after: After,
-    at: Ints,
-    held: Floats,
-    times: Ints,
-    with_variance: bool,
-    from_now: bool,
+    queues: WorkerQueues, after: After, at: Ints, held: Floats, times: Ints, with_variance: bool
 ) -> Floats:
-    """The moments of these jobs at these times, (2 or 1, times, at); with `from_now` first those of
-    now."""
+    """The moments of the jobs `at` at these times, (2 or 1, times, at)."""
     block_tokens = queues.block_tokens
     if not isinstance(block_tokens, int):
         block_tokens = block_tokens[at]
-    holds = np.maximum(whole_blocks(queues.jobs.context[at] + times, block_tokens), held)
+    holds = np.maximum(whole_blocks(queues.jobs.context[at] + times, block_tokens), held[at])
     mean = holds * after.select(at).survival(times - 1)
-    if from_now:
-        holds, mean = np.concatenate([[held], holds]), np.concatenate([[held], mean])
     return np.stack([mean, (holds - mean) * mean] if with_variance else [mean])  # m² p (1 − p)
 
 
 def _steps_to_next_plan(queues: WorkerQueues) -> Floats:
     """For each queue."""
     runs = queues.is_running.nonzero()[0]
-    which, count = queues.which[runs], len(queues.workers)
+    which, count = queues.lines.which[runs], len(queues.workers)
     seqs = np.bincount(which, minlength=count).tolist()
     contexts = np.bincount(which, queues.jobs.context[runs], count).tolist()
     batches = zip(queues.workers, seqs, contexts, strict=True)
@@ -164,11 +139,11 @@ def _times(queues: WorkerQueues, after: After, most: Ints) -> tuple[Ints, Ints]:
     The curve only falls where answers may end, so the times are spread evenly over possible ends,
     and include the last one. Each job contributes its own quantiles, so that many jobs together
     cover more ends."""
-    starts, which, output = queues.starts, queues.which, queues.jobs.output
+    starts, which, output = queues.lines.starts, queues.lines.which, queues.jobs.output
     count, span = len(starts), float(most.max()) + 1.0  # a queue's times are below the next one's
     begins, highest = span * which, most[which].astype(float)
-    offset = (GOLDEN * (np.arange(len(which)) - starts[which])) % 1
-    each = np.minimum(np.maximum(POOLED // queues.sizes, 1), FINEST)
+    offset = (GOLDEN * queues.lines.nth) % 1
+    each = np.minimum(np.maximum(POOLED // queues.lines.sizes, 1), FINEST)
     found = [_clipped(np.maximum.reduceat(after.longest() - output, starts), most)]
     found[0] += span * np.arange(count)
     above = each[which]  # how many of its quantiles lie above the last time
@@ -181,15 +156,25 @@ def _times(queues: WorkerQueues, after: After, most: Ints) -> tuple[Ints, Ints]:
         above -= np.bincount(at, minlength=len(which))
     at = (above > 0).nonzero()[0]  # their ends are at the last time, or earlier at the cap
     found.append(_clipped(queues.jobs.cap[at] - output[at], highest[at]) + begins[at])
-    times = np.concatenate(found)
-    times.sort()
-    times = times[np.concatenate([[True], times[1:] != times[:-1]])]
+    times = _ascending(np.concatenate(found), span * count)
     bounds = times.searchsorted(span * np.arange(count + 1))
     many = bounds[1:] - bounds[:-1]
     counts = np.minimum(many, TIMES)
     nth = np.minimum(np.arange(int(counts.max()))[:, None], counts - 1)
     nth = np.where(many > TIMES, nth * (many - 1) // (TIMES - 1), nth)
     return (times[bounds[:-1] + nth] - span * np.arange(count)).astype(np.int64), counts
+
+
+def _ascending(times: Floats, end: float) -> Floats:
+    """The different ones of these whole numbers below `end`, ascending. Where they are dense they
+    are marked, in a fraction of the time of a sort."""
+    if end <= DENSE * len(times):
+        marked = np.zeros(int(end), bool)
+        marked[times.astype(np.int64)] = True
+        return marked.nonzero()[0].astype(float)
+    times = np.sort(times)
+    distinct_times: Floats = times[np.concatenate([[True], times[1:] != times[:-1]])]
+    return distinct_times
 
 
 def _clipped(ends: Ints | Floats, most: Ints | Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""Fills one worker's queue while memory and slots last: which of its requests run next.
+"""Fills workers' queues while memory and slots last: which of their requests run next.
 
 Running requests stand in the queue with waiting ones. Those ahead of every waiting request stay,
 whatever the memory. Behind them the queue is taken in order until one does not fit. No waiting
@@ -8,6 +8,8 @@ it was admitted and took its memory: preemption needs no other rule.
 
 Where a form requires that a running request's next grant fits (`Demand.due`), such requests do not
 simply stay: they are taken in order, and paused without room.
+
+All queues are filled together, in a few passes over all of their jobs.
 """
 
 from dataclasses import dataclass
@@ -16,119 +18,184 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.decision import WaitReason
-from services.policies.form.demand import Demand
-from services.policies.snapshot import Bools
+from services.policies.form.demand import Demand, Need
+from services.policies.form.lines import Lines
+from services.policies.snapshot import Bools, stable_order
 
 
 @dataclass(frozen=True, slots=True)
 class FillResult:
-    """Parallel to the queue: which requests run next, and the reason and its numbers for each
-    waiting one. `peak` is the forecast memory in tokens."""
+    """Parallel to the jobs of the queues: which run next, and the reason and its numbers for each
+    waiting one. `peaks` is the forecast memory of each queue in tokens."""
 
     runs_next: Bools
     reasons: Ints
     first_values: Floats
     second_values: Floats
-    peak: float
+    peaks: Floats
 
-    def select(self, kept: Bools) -> "FillResult":
+    @staticmethod
+    def all_run(jobs: int, queues: int) -> "FillResult":
+        """Running requests, all of which continue."""
+        nothing = np.zeros(jobs)
+        return FillResult(
+            np.ones(jobs, bool), np.zeros(jobs, np.int64), nothing, nothing, np.zeros(queues)
+        )
+
+    def select(self, kept: Bools | Ints) -> "FillResult":
+        """Some of the jobs, of the same queues."""
         return FillResult(
             self.runs_next[kept],
             self.reasons[kept],
             self.first_values[kept],
             self.second_values[kept],
-            self.peak,
+            self.peaks,
+        )
+
+    def followed_by(self, other: "FillResult", peaks: Floats) -> "FillResult":
+        """The jobs of both; `peaks` are those of all queues."""
+        return FillResult(
+            np.concatenate([self.runs_next, other.runs_next]),
+            np.concatenate([self.reasons, other.reasons]),
+            np.concatenate([self.first_values, other.first_values]),
+            np.concatenate([self.second_values, other.second_values]),
+            peaks,
         )
 
 
-_NOT_EXPLAINED = (WaitReason.BLOCKED, 0.0, 0.0)  # no request to explain
-
-
-def fill(is_running: Bools, demand: Demand, slots: int, alone: bool) -> FillResult:
-    """`is_running` marks the requests that run now. `alone`: on an idle worker the first request is
-    admitted even above the policy's limit, because no later round would find more room for it."""
-    count, slots = len(is_running), min(slots, demand.slots)
+def fill(lines: Lines, is_running: Bools, demand: Demand, slots: Ints, alone: Bools) -> FillResult:
+    """`lines` are all jobs of the queues; `is_running` marks those that run now. `alone`: on an
+    idle worker the first request is admitted even above the policy's limit, because no later round
+    would find more room for it. A few passes over the jobs, O(jobs) each, and one more for each
+    running request of a queue that would fit alone, but not beside those before it."""
+    nth, which, sizes = lines.nth, lines.which, lines.sizes
+    slots = np.minimum(slots, demand.slots)
     stays = is_running if demand.due is None else is_running & ~demand.due
-    base = int(stays.argmin()) if not stays.all() else count
-    reach = max(0, min(count, slots) - base)
-    fits, need = demand.count_fitting(np.arange(count), base, reach)
-    if fits < reach and base + fits == 0 and not stays.any() and (alone or is_running[0]):
-        fits = 1
+    base, first = sizes.copy(), lines.first(~stays)
+    base[which[first]] = nth[first]
+    reach = np.maximum(np.minimum(sizes, slots) - base, 0)
+    head = lines.select(nth <= (base + reach)[which])
+    fits, need = demand.count_fitting(head, base, reach)
+    opens = (fits < reach) & (base + fits == 0) & (lines.count(stays) == 0)
+    opens &= alone | (lines.count(is_running & (nth == 0)) > 0)
+    fits[opens] = 1
     front = base + fits
-    entering = (~is_running[:front]).nonzero()[0]
+    ahead = nth < front[which]
+    entering = ahead & ~is_running
+    changes = lines.count(entering) > 0
+    if demand.due is not None:
+        changes[:] = True
     runs_next = is_running.copy()
-    if len(entering) or stays is not is_running:
-        runs_next[:front] = True
-        runs_next[front:] = _behind(is_running, demand, front, slots)
-    waits = (~is_running[front:]).nonzero()[0] + front
-    if fits < reach:
-        # Running requests up to the one that does not fit stay; waiting ones are only behind it.
-        waits = waits[waits == front]
-        stopped = (
-            demand.refusal(np.arange(front + 1), need(fits + 1)) if len(waits) else _NOT_EXPLAINED
-        )
-    else:
-        stopped = (WaitReason.SLOTS, float(np.count_nonzero(runs_next)), float(slots))
-    peak = _peak(demand, runs_next) if runs_next[front:].any() else need(fits)
-    return _explain_filled(runs_next, entering, waits, peak, demand.limit, stopped)
+    if changes.any():
+        here = changes[which]
+        behind = here & ~ahead & is_running
+        runs_next[here] = ahead[here]
+        runs_next[_behind(demand, lines.select(here & ahead), lines.select(behind), slots)] = True
+    at_front = ~is_running & (nth == front[which])
+    # Running requests up to the one that does not fit stay; waiting ones are only behind it.
+    stopped = fits < reach
+    refused = stopped & (lines.count(at_front) > 0)
+    full = lines.first(~is_running & ~ahead & ~stopped[which])
+    peaks = _peaks(lines, runs_next, ahead, demand, need, fits)
+    refusal = demand.refusal(
+        lines.select((nth <= front[which]) & refused[which]), need(fits + refused)
+    )
+    refused_at = (at_front & refused[which]).nonzero()[0]
+    return _explained(
+        lines, runs_next, entering, peaks, demand.limits, full, slots, refused_at, refusal
+    )
 
 
 def fill_slots(
-    is_running: Bools, holds: Bools, demand: Demand, slots: int, alone: bool
+    lines: Lines, is_running: Bools, holds: Bools, demand: Demand, slots: Ints, alone: Bools
 ) -> FillResult:
     """The same where a paused request's KV keeps its device memory (ALISE's strawman Defer).
     Pausing frees only slots. Every request with KV keeps it; requests without need memory, in
     their order; then slots are given down the queue."""
-    fresh, slots = np.flatnonzero(~holds), min(slots, demand.slots)
-    order = np.concatenate([np.flatnonzero(holds), fresh])
-    base = len(order) - len(fresh)
-    fits, need = demand.count_fitting(order, base, min(len(fresh), slots))
-    if fits == 0 and alone and not holds.any() and slots > 0:
-        fits = min(1, len(fresh))
-    able = holds.copy()
-    able[fresh[:fits]] = True
-    runs_next = able & (np.cumsum(able) <= slots)
-    entering = np.flatnonzero(runs_next & ~is_running)
-    waits = np.flatnonzero(~runs_next & ~is_running)
-    if fits < min(len(fresh), slots) and len(waits) and waits[0] == fresh[fits]:
-        stopped = demand.refusal(order[: base + fits + 1], need(fits + 1))
-    else:
-        stopped = (WaitReason.SLOTS, float(np.count_nonzero(runs_next)), float(slots))
-    return _explain_filled(runs_next, entering, waits, need(fits), demand.limit, stopped)
+    which, slots = lines.which, np.minimum(slots, demand.slots)
+    base = lines.count(holds)
+    fresh = lines.sizes - base
+    order = Lines(stable_order(2 * which + ~holds), which, lines.sizes)
+    reach = np.minimum(fresh, slots)
+    head = order.select(order.nth <= (base + reach)[which])
+    fits, need = demand.count_fitting(head, base, reach)
+    opens = (fits == 0) & alone & (base == 0) & (slots > 0)
+    fits[opens] = np.minimum(1, fresh[opens])
+    front = base + fits
+    able = np.zeros(len(which), bool)
+    able[order.jobs[order.nth < front[which]]] = True
+    runs_next = able & (lines.running_sums(able) <= slots[which])
+    entering = runs_next & ~is_running
+    waits = lines.first(~runs_next & ~is_running)
+    at_front = np.zeros(len(which), bool)
+    at_front[order.jobs[order.nth == front[which]]] = True
+    stopped = fits < reach
+    is_refused = at_front[waits] & stopped[which[waits]]
+    refused_at, full = waits[is_refused], waits[~is_refused]
+    refused = np.zeros(len(slots), bool)
+    refused[which[refused_at]] = True
+    refusal = demand.refusal(
+        order.select((order.nth <= front[which]) & refused[which]), need(fits + refused)
+    )
+    return _explained(
+        lines, runs_next, entering, need(fits), demand.limits, full, slots, refused_at, refusal
+    )
 
 
-def _behind(is_running: Bools, demand: Demand, front: int, slots: int) -> Bools:
-    """Running requests behind the first `front` that continue: in order, each for which there is
-    room beside the admitted ones."""
-    kept, later = np.arange(front), np.flatnonzero(is_running[front:]) + front
-    while len(later) and len(kept) < slots:
-        order = np.concatenate([kept, later])
-        more, _ = demand.count_fitting(order, len(kept), min(len(later), slots - len(kept)))
-        kept, later = order[: len(kept) + more], later[more + 1 :]
+def _behind(demand: Demand, kept: Lines, later: Lines, slots: Ints) -> Ints:
+    """Running requests `later`, behind the front of their queues, that continue: in order, each for
+    which there is room beside the admitted ones."""
+    continuing: list[Ints] = []
+    while True:
+        opens = (later.sizes > 0) & (kept.sizes < slots)
+        if not opens.any():
+            return np.concatenate([*continuing, later.jobs[:0]])
+        kept, later = kept.select(opens[kept.which]), later.select(opens[later.which])
+        most = np.minimum(later.sizes, np.maximum(slots - kept.sizes, 0))
+        more, _ = demand.count_fitting(kept.followed_by(later), kept.sizes, most)
+        taken = later.select(later.nth < more[later.which])
+        continuing.append(taken.jobs)
+        kept = kept.followed_by(taken)
+        later = later.select(later.nth > more[later.which])
         # Requests that could not stay in any case are not checked one by one.
-        later = later[demand.able(kept, later)]
-    goes_on = np.zeros(len(is_running), bool)
-    goes_on[kept] = True
-    return goes_on[front:]
+        later = later.select(demand.able(kept, later))
 
 
-def _peak(demand: Demand, runs_next: Bools) -> float:
-    """Tokens that these need together."""
-    rows = np.flatnonzero(runs_next)
-    return demand.count_fitting(rows, len(rows), 0)[1](0)
+def _peaks(
+    lines: Lines, runs_next: Bools, ahead: Bools, demand: Demand, need: Need, fits: Ints
+) -> Floats:
+    """Tokens that the jobs of each queue which run next need together: of `need` where all of these
+    are ahead of the front."""
+    peaks = need(fits)
+    more = lines.count(runs_next & ~ahead) > 0
+    if more.any():
+        rows = lines.select(runs_next & more[lines.which])
+        none = np.zeros_like(rows.sizes)
+        peaks = np.where(more, demand.count_fitting(rows, rows.sizes, none)[1](none), peaks)
+    return peaks
 
 
-def _explain_filled(
+def _explained(
+    lines: Lines,
     runs_next: Bools,
-    entering: Ints,
-    waits: Ints,
-    peak: float,
-    limit: float,
-    stopped: tuple[WaitReason, float, float],
+    entering: Bools,
+    peaks: Floats,
+    limits: Floats,
+    full: Ints,
+    slots: Ints,
+    refused: Ints,
+    refusal: tuple[Ints, Floats, Floats],
 ) -> FillResult:
-    reasons = np.full(len(runs_next), WaitReason.BLOCKED, np.int64)
-    first, second = np.arange(len(runs_next), dtype=float), np.zeros(len(runs_next))
-    reasons[entering], first[entering], second[entering] = WaitReason.ADMITTED, peak, limit
-    if len(waits):
-        reasons[waits[0]], first[waits[0]], second[waits[0]] = stopped
-    return FillResult(runs_next, reasons, first, second, peak)
+    """The result, with the reasons of the `entering` jobs, of those that are first behind all slots
+    (`full`), and of the `refused` ones; all others wait behind one of these."""
+    which = lines.which
+    reasons = np.full(len(which), WaitReason.BLOCKED, np.int64)
+    first, second = lines.nth.astype(float), np.zeros(len(which))
+    for at, (why, one, other) in (
+        (entering.nonzero()[0], (np.full(len(slots), WaitReason.ADMITTED), peaks, limits)),
+        (full, (np.full(len(slots), WaitReason.SLOTS), lines.count(runs_next), slots)),
+        (refused, refusal),
+    ):
+        of = which[at]
+        reasons[at], first[at], second[at] = why[of], one[of], other[of]
+    return FillResult(runs_next, reasons, first, second, peaks)

@@ -1,13 +1,14 @@
 """Past-Future's rule (Gong et al., ASPLOS 2025): the future memory peak, over sampled lengths."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.form.demand import Demand, Need, WorkerQueue, needed_tokens
+from services.policies.form.demand import Demand, Need, WorkerQueues, needed_tokens
+from services.policies.form.lines import Lines
 from services.policies.parameters import Param, Params, named
 
 ENOUGH_DRAWS = 200  # sampled lengths of running requests above which another scenario adds little
@@ -80,23 +81,36 @@ class PrefixPeaks:
 
 @dataclass(frozen=True, slots=True)
 class PeakDemand(Demand):
-    """`remaining` (scenarios, jobs) are the tokens that each job will still make. The statistic of
-    the scenarios' peaks must fit."""
+    """`remaining`, (scenarios, jobs) for each queue, are the tokens that each of its jobs will
+    still make. The statistic of the scenarios' peaks must fit. Each queue is looked at alone."""
 
-    remaining: Floats
+    remaining: Sequence[Floats]
     statistic: Statistic = mean
 
-    def count_fitting(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
-        # Considers only as many requests as could fit without growth, or the one that is admitted
-        # regardless, and one more to explain.
-        held = np.cumsum(self.held[order])
-        most = min(most, max(0, int(np.searchsorted(held, self.limit, side="right")) - base))
-        order = order[: base + max(1, most) + 1]
-        peaks = PrefixPeaks(base, self.held[order], self.remaining[:, order], self.statistic)
-        return peaks.count_fitting(most, self.limit), peaks
+    def count_fitting(self, lines: Lines, base: Ints, most: Ints) -> tuple[Ints, Need]:
+        fits, peaks, first = np.zeros(len(base), np.int64), [], 0
+        columns = (lines.starts, lines.sizes, base, most, self.limits)
+        each = zip(self.remaining, *(column.tolist() for column in columns), strict=True)
+        for nth, (remaining, start, size, kept, room, limit) in enumerate(each):
+            # Considers only as many requests as could fit without growth, or the one that is
+            # admitted regardless, and one more to explain.
+            jobs = lines.jobs[start : start + size]
+            held = np.cumsum(self.held[jobs])
+            room = min(room, max(0, int(np.searchsorted(held, limit, side="right")) - kept))
+            jobs = jobs[: kept + max(1, room) + 1]
+            own = remaining[:, jobs - first]
+            peaks.append(PrefixPeaks(kept, self.held[jobs], own, self.statistic))
+            fits[nth] = peaks[-1].count_fitting(room, limit)
+            first += remaining.shape[1]
+
+        def need(count: Ints) -> Floats:
+            pairs = zip(peaks, count.tolist(), strict=True)
+            return np.array([peak(queued) for peak, queued in pairs])
+
+        return fits, need
 
 
-def past_future(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
+def past_future(queues: WorkerQueues, params: Params, rng: np.random.Generator) -> Demand:
     """The future peak M* fits in (1 − `reserved`) · capacity (Past-Future, §3, Algorithm 1;
     `reserved` 0.03 to 0.10).
 
@@ -105,14 +119,16 @@ def past_future(queue: WorkerQueue, params: Params, rng: np.random.Generator) ->
     scenarios reach 200, at most 5 times. The paper does not say which of the peaks decides:
     `statistic` is their mean or the largest.
     """
-    jobs = queue.jobs
-    enough = min(MAX_SCENARIOS, ceil(ENOUGH_DRAWS / max(1, len(jobs))))
-    scenarios = int(params["draws"]) or enough
-    lengths = queue.forecasts.sample(rng, jobs.forecast, jobs.output, jobs.cap, scenarios)
-    remaining = np.maximum(lengths - jobs.output, 0.0)
-    limit = (1 - params["reserved"]) * queue.worker.room_tokens
+    jobs, remaining = queues.jobs, []
+    for start, size in zip(queues.lines.starts.tolist(), queues.lines.sizes.tolist(), strict=True):
+        own = jobs.select(np.arange(start, start + size))
+        enough = min(MAX_SCENARIOS, ceil(ENOUGH_DRAWS / max(1, size)))
+        scenarios = int(params["draws"]) or enough
+        lengths = queues.forecasts.sample(rng, own.forecast, own.output, own.cap, scenarios)
+        remaining.append(np.maximum(lengths - own.output, 0.0))
+    limits = (1 - params["reserved"]) * queues.rooms
     statistic = list(STATISTICS.values())[int(params["statistic"])]
-    return PeakDemand(needed_tokens(queue), limit, remaining, statistic)
+    return PeakDemand(needed_tokens(queues), limits, remaining, statistic)
 
 
 PARAMS = {

@@ -2,7 +2,7 @@
 
 from services.policies.form.curve import PARAMS as CURVE_PARAMS
 from services.policies.form.curve import curves, feedback
-from services.policies.form.demand import Form, for_each_queue
+from services.policies.form.demand import Form
 from services.policies.form.past_future import PARAMS as PAST_FUTURE_PARAMS
 from services.policies.form.past_future import past_future
 from services.policies.form.sums import (
@@ -17,11 +17,11 @@ from services.policies.form.sums import (
 from services.policies.parameters import Param
 
 FORMS: dict[str, Form] = {
-    "aggressive": Form(for_each_queue(aggressive), {"watermark": Param(0.95, 0.0, 1.0)}),
-    "conservative": Form(for_each_queue(conservative), {"overcommit": Param(1.0, 0.0, 10.0)}),
-    "fixed": Form(for_each_queue(fixed), BATCH_SIZE, reserves=True),
-    "sliced": Form(for_each_queue(sliced), {"zeta": Param(0.9, 0.0, 1.0)}, renews=True),
-    "token_budget": Form(for_each_queue(token_budget), TOKEN_BUDGET),
-    "past_future": Form(for_each_queue(past_future), PAST_FUTURE_PARAMS),
+    "aggressive": Form(aggressive, {"watermark": Param(0.95, 0.0, 1.0)}),
+    "conservative": Form(conservative, {"overcommit": Param(1.0, 0.0, 10.0)}),
+    "fixed": Form(fixed, BATCH_SIZE, reserves=True),
+    "sliced": Form(sliced, {"zeta": Param(0.9, 0.0, 1.0)}, renews=True),
+    "token_budget": Form(token_budget, TOKEN_BUDGET),
+    "past_future": Form(past_future, PAST_FUTURE_PARAMS),
     "curve": Form(curves, CURVE_PARAMS, feedback),
 }

@@ -7,20 +7,25 @@ import numpy as np
 
 from services.forecast import Floats, Ints
 from services.policies.decision import WaitReason
-from services.policies.form.demand import Demand, Need, WorkerQueue, needed_tokens
+from services.policies.form.demand import (
+    Demand,
+    Need,
+    WorkerQueues,
+    count_within,
+    needed_tokens,
+)
+from services.policies.form.lines import Lines
 from services.policies.parameters import Param, Params
-from services.policies.snapshot import Bools
+from services.policies.snapshot import Bools, whole_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class SumDemand(Demand):
     """A job never needs more than it counts for. O(jobs)."""
 
-    def count_fitting(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
-        totals = self.held[order].cumsum()
-        needs = np.concatenate([[totals[base - 1] if base else 0.0], totals[base:]])
-        fit = int(needs.searchsorted(self.limit, side="right")) - 1
-        return min(most, max(0, fit)), lambda count: float(needs[count])
+    def count_fitting(self, lines: Lines, base: Ints, most: Ints) -> tuple[Ints, Need]:
+        needs = lines.running_sums(self.held[lines.jobs])
+        return count_within(lines, needs, self.limits, base, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,43 +40,47 @@ class StepBudgetDemand(Demand):
     cost: Floats
     budget: float
 
-    def count_fitting(self, order: Ints, base: int, most: int) -> tuple[int, Need]:
-        fits, need = SumDemand(self.held, self.limit).count_fitting(order, base, most)
-        ahead = np.cumsum(self.cost[order]) - self.cost[order]
-        within = int(np.searchsorted(ahead[base:], self.budget, side="left"))
-        return min(fits, within), need
+    def count_fitting(self, lines: Lines, base: Ints, most: Ints) -> tuple[Ints, Need]:
+        fits, need = SumDemand(self.held, self.limits).count_fitting(lines, base, most)
+        cost = self.cost[lines.jobs]
+        ahead = lines.running_sums(cost) - cost
+        within = lines.count((ahead < self.budget) & (lines.nth >= base[lines.which]))
+        return np.minimum(fits, within), need
 
-    def able(self, kept: Ints, later: Ints) -> Bools:
-        fits = Demand.able(self, kept, later)
-        return fits & (float(np.sum(self.cost[kept])) < self.budget)
+    def able(self, kept: Lines, later: Lines) -> Bools:
+        starts = kept.sums(self.cost[kept.jobs]) < self.budget
+        return Demand.able(self, kept, later) & starts[later.which]
 
-    def refusal(self, order: Ints, need: float) -> tuple[WaitReason, float, float]:
-        if need > self.limit:
-            return WaitReason.MEMORY, need, self.limit
-        return WaitReason.STEP_BUDGET, float(np.sum(self.cost[order])), self.budget
+    def refusal(self, lines: Lines, need: Floats) -> tuple[Ints, Floats, Floats]:
+        short = need > self.limits
+        return (
+            np.where(short, WaitReason.MEMORY, WaitReason.STEP_BUDGET),
+            np.where(short, need, lines.sums(self.cost[lines.jobs])),
+            np.where(short, self.limits, self.budget),
+        )
 
 
-def aggressive(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
+def aggressive(queues: WorkerQueues, params: Params, rng: np.random.Generator) -> Demand:
     """The memory held now fits under `watermark` · capacity; outputs are not forecast (vLLM's way;
     Past-Future, §2, which evaluates 0.90 to 0.99)."""
-    return SumDemand(needed_tokens(queue), params["watermark"] * queue.worker.room_tokens)
+    return SumDemand(needed_tokens(queues), params["watermark"] * queues.rooms)
 
 
-def conservative(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
+def conservative(queues: WorkerQueues, params: Params, rng: np.random.Generator) -> Demand:
     """The worst case fits in `overcommit` · capacity: Σ (prompt + max_tokens) (TGI's and
     FastGen's way; Past-Future, §2). At 1 no request is ever evicted; the paper also evaluates
     1.25 and 1.5."""
-    return SumDemand(_worst(queue), params["overcommit"] * queue.worker.room_tokens)
+    return SumDemand(_worst(queues), params["overcommit"] * queues.rooms)
 
 
-def fixed(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
+def fixed(queues: WorkerQueues, params: Params, rng: np.random.Generator) -> Demand:
     """At most `batch_size` requests run together, and their worst case fits: none is ever evicted
     (ORCA's maximum batch size with memory reserved for max_tokens; Magnus' baseline CCB with 7,
     §IV-A)."""
-    return SumDemand(_worst(queue), queue.worker.room_tokens, slots=int(params["batch_size"]))
+    return SumDemand(_worst(queues), queues.rooms, slots=int(params["batch_size"]))
 
 
-def sliced(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
+def sliced(queues: WorkerQueues, params: Params, rng: np.random.Generator) -> Demand:
     """The largest need of a slice fits in `zeta` · capacity: Σ (context + slice) (SCLS, Eq. 7–9,
     without the padding of its static batches).
 
@@ -79,31 +88,27 @@ def sliced(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Dema
     again, so that none is evicted within a slice. (Under `defer` paused requests keep their memory,
     so that this holds only for newly admitted ones.)
     """
-    jobs, worker = queue.jobs, queue.worker
-    reach = worker.whole_blocks(jobs.prompt + np.maximum(queue.limits, jobs.output)).astype(float)
-    due = queue.is_running & (queue.limits > jobs.limit)
-    return SumDemand(
-        np.maximum(reach, needed_tokens(queue)), params["zeta"] * worker.room_tokens, due=due
-    )
+    jobs = queues.jobs
+    ends = jobs.prompt + np.maximum(queues.limits, jobs.output)
+    reach = whole_blocks(ends, queues.block_tokens).astype(float)
+    due = queues.is_running & (queues.limits > jobs.limit)
+    needed = np.maximum(reach, needed_tokens(queues))
+    return SumDemand(needed, params["zeta"] * queues.rooms, due=due)
 
 
-def token_budget(queue: WorkerQueue, params: Params, rng: np.random.Generator) -> Demand:
+def token_budget(queues: WorkerQueues, params: Params, rng: np.random.Generator) -> Demand:
     """A step has at most `budget_tokens` tokens: one per decode and the rest for prompts, in order.
     The held memory fits under `watermark` · capacity (vLLM's max_num_batched_tokens; stall-free
     batching, Sarathi-Serve, OSDI 2024, Algorithm 3). Workers split the prompts; this rule withholds
     requests for which a step has no token."""
-    jobs, worker = queue.jobs, queue.worker
+    jobs = queues.jobs
     cost = np.maximum(jobs.context - jobs.held, 1).astype(float)
-    return StepBudgetDemand(
-        needed_tokens(queue),
-        params["watermark"] * worker.room_tokens,
-        cost,
-        params["budget_tokens"],
-    )
+    limits, budget = params["watermark"] * queues.rooms, params["budget_tokens"]
+    return StepBudgetDemand(needed_tokens(queues), limits, cost, budget)
 
 
-def _worst(queue: WorkerQueue) -> Floats:
-    return queue.worker.whole_blocks(queue.jobs.longest).astype(float)
+def _worst(queues: WorkerQueues) -> Floats:
+    return whole_blocks(queues.jobs.longest, queues.block_tokens).astype(float)
 
 
 BATCH_SIZE = {"batch_size": Param(7, 1, 4_096)}

@@ -4,6 +4,7 @@ their KV."""
 import numpy as np
 
 from services.forecast import Floats, Ints
+from services.policies.order.ranking import sorted_order
 from services.policies.parameters import Param
 from services.policies.place.eligibility import can_serve_each, current_workers
 from services.policies.place.loads import work_s
@@ -69,7 +70,8 @@ def _find_moves(
     finals = jobs.context + jobs.expected_remaining
     runs = (candidates.is_running & (home != NOWHERE)).nonzero()[0]
     rows = np.concatenate([runs, paused])
-    rows = rows[np.lexsort((rows, ~candidates.is_running[rows], candidates.queue_key[rows]))]
+    waiting_last = rows + len(home) * ~candidates.is_running[rows]
+    rows = rows[sorted_order(candidates.queue_key[rows], waiting_last)]
     waits = ~candidates.is_running[rows]
     paused = rows[waits]
     homes = home[paused]

@@ -191,9 +191,6 @@ class _Context:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
 
-    def auth_context(self) -> dict[str, list[bytes]]:
-        return {}
-
     def cancelled(self) -> bool:
         return False
 

@@ -261,21 +261,24 @@ class QueueOrders:
         there = there[sorted_order(ranking.key[there], board.jobs.serial[rows[there]])]
         homes = board.jobs.home[rows[there]]
         by_home = stable_order(homes)
-        there, self._homes = there[by_home], homes[by_home]
+        there, homes = there[by_home], homes[by_home]
         rests = ~runs[rows[there]]
         waits_s = np.zeros(len(there))
         if rests.any():
             share = np.where(waits & (held == 0), 1 / max(1, len(ledger.workers)), 0.0)[rows]
-            ahead_s = _ahead_at_home_s(ranking, there, self._homes)[rests]
+            ahead_s = _ahead_at_home_s(ranking, there, homes)[rests]
             ahead_s += work_ahead_s(ranking, there[rests], share)
             waits_s[rests] = np.minimum(ahead_s, ranking.lift_s[there[rests]])
-        runs_first = stable_order(2 * self._homes + rests)
-        self._names = board.names[rows[there[runs_first]]].tolist()
-        self._waits_s = waits_s[runs_first].tolist()
+        runs_first = stable_order(2 * homes + rests)
+        self._names = tuple(board.names[rows[there[runs_first]]].tolist())
+        self._waits_s = tuple(waits_s[runs_first].tolist())
+        numbers = [worker.number for worker in ledger.workers.values()]
+        firsts, lasts = homes.searchsorted(numbers), homes.searchsorted(numbers, side="right")
+        self._parts = dict(zip(numbers, map(slice, firsts.tolist(), lasts.tolist()), strict=True))
 
     def for_worker(self, number: int) -> QueueOrder:
-        part = slice(*self._homes.searchsorted([number, number + 1]).tolist())
-        return QueueOrder(tuple(self._names[part]), tuple(self._waits_s[part]))
+        part = self._parts[number]
+        return QueueOrder(self._names[part], self._waits_s[part])
 
 
 def _ahead_at_home_s(ranking: Ranking, at: Ints, homes: Ints) -> Floats:

@@ -12,7 +12,7 @@ from services.costs import CostModel
 from services.forecast import UNCAPPED, Ints, certain
 from services.forecasttable import ForecastTable
 from services.lengths import LengthWindow
-from services.policies.form.demand import WorkerQueue
+from services.policies.form.demand import WorkerQueues
 from services.policies.form.fill import fill
 from services.policies.form.registry import FORMS
 from services.policies.form.sums import SumDemand
@@ -117,9 +117,10 @@ class Admission:
         limits = jobs.cap
         if self._slice_tokens:
             limits = np.minimum(limits, jobs.output + self._slice_tokens)
-        candidates = WorkerQueue(jobs, runs, limits, self._worker, self._forecasts, numbers)
-        demand = self._form.demand(candidates, self._params, self._rng)
-        filled = fill(runs, demand, len(rows), alone=not len(running))
+        tables = self._forecasts, numbers
+        queues = WorkerQueues.single(jobs, runs, limits, self._worker, *tables)
+        demand = self._form.demand(queues, self._params, self._rng)
+        filled = fill(queues.lines, runs, demand, queues.lines.sizes, np.array([not len(running)]))
         # A sum of held or of worst-case tokens does not fall while its requests run.
         return Admitted(int(filled.runs_next.sum()) - len(running), isinstance(demand, SumDemand))
 

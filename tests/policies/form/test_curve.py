@@ -11,14 +11,21 @@ from hypothesis import strategies as st
 
 from services.forecast import Forecast, Ints, certain, from_lengths
 from services.policies.form.curve import LARGEST_Z, TIMES, CurveDemand, Z, feedback
-from services.policies.form.demand import WorkerQueue
-from services.policies.form.fill import fill
+from services.policies.form.demand import WorkerQueues
 from services.policies.form.registry import FORMS
 from services.policies.memory import PolicyMemory
 from services.policies.parameters import resolve
 from services.policies.snapshot import RequestColumns, Snapshot
 from tests.policies.form.peak_oracle import peak_tokens
-from tests.policies.made_snapshots import demanded, jobs, node, table
+from tests.policies.made_snapshots import (
+    count_fitting,
+    demanded,
+    fill_queue,
+    jobs,
+    line,
+    node,
+    table,
+)
 
 FIXED_Z = {"eviction_share": 0.0}
 
@@ -40,7 +47,7 @@ def curve(
 def needs(demand: CurveDemand, base: int = 0) -> list[float]:
     """Return the need of every prefix beyond the base."""
     count = len(demand.held)
-    need = demand.count_fitting(np.arange(count), base, count - base)[1]
+    need = count_fitting(demand, range(count), base, count - base)[1]
     return [need(k) for k in range(count - base + 1)]
 
 
@@ -85,7 +92,7 @@ def test_curve_counts_whole_blocks() -> None:
 
 def test_curve_limit_excludes_reserved_memory() -> None:
     demand = demanded("curve", jobs(1), node(kv_tokens=200), table(certain(9)), {"reserved": 0.1})
-    assert demand.limit == 180
+    assert demand.limits[0] == 180
 
 
 # Enumeration of all futures
@@ -189,16 +196,16 @@ def test_curve_longest_prefix_matches_linear_scan(
         return float(np.max(mean + z * np.sqrt(variance)))
 
     def fits(rows: Ints) -> bool:
-        return need(rows) <= demand.limit
+        return need(rows) <= float(demand.limits[0])
 
-    more, reported = demand.count_fitting(order, base, most)
+    more, reported = count_fitting(demand, order, base, most)
     assert more == len(list(takewhile(lambda k: fits(order[: base + k]), range(1, most + 1))))
     asked = range(min(most, more + 1) + 1)
     assert [reported(k) for k in asked] == pytest.approx([need(order[: base + k]) for k in asked])
     assert [reported(k) for k in asked] == sorted(reported(k) for k in asked)
     kept, later = order[:base], order[base:]
     expected = [fits(np.append(kept, row)) for row in later]
-    assert demand.able(kept, later).tolist() == expected
+    assert demand.able(line(kept), line(later)).tolist() == expected
 
 
 # Feedback
@@ -268,9 +275,11 @@ def evicted_share(params: dict[str, float], endings: int, seed: int) -> float:
         made = jobs(count, output=[row[0] for row in rows], forecast=np.zeros(count))
         running = np.arange(count) < len(runs)
         memory = feedback(seen(evictions, ended), asked, memory)
-        queue = WorkerQueue(made, running, made.cap, worker, forecasts, memory.numbers)
+        queue = WorkerQueues.single(made, running, made.cap, worker, forecasts, memory.numbers)
         demand = FORMS["curve"].demand(queue, asked, np.random.default_rng(number))
-        come = int(np.count_nonzero(fill(running, demand, 999, alone=True).runs_next)) - len(runs)
+        come = int(np.count_nonzero(fill_queue(running, demand, 999, alone=True).runs_next)) - len(
+            runs
+        )
         runs, waits = runs + waits[:come], waits[come:]
         runs = [[output + 8, length] for output, length in runs]
         ended += sum(output >= length for output, length in runs)

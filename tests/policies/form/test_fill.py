@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.policies.decision import WaitReason
-from services.policies.form.fill import FillResult, fill, fill_slots
+from services.policies.form.fill import FillResult, fill_slots
 from services.policies.form.past_future import PeakDemand
 from services.policies.form.sums import SumDemand
 from tests.examples import examples
 from tests.policies.form.peak_oracle import peak_tokens
+from tests.policies.made_snapshots import fill_queue
+from tests.policies.made_snapshots import line as line_of
 
 W, R = False, True  # waits, runs
 
@@ -21,7 +23,8 @@ def filled(
     line: Sequence[tuple[bool, float]], limit: float, slots: int = 99, alone: bool = False
 ) -> FillResult:
     runs = np.array([runs for runs, _ in line], bool)
-    return fill(runs, SumDemand(np.array([held for _, held in line], float), limit), slots, alone)
+    held = np.array([held for _, held in line], float)
+    return fill_queue(runs, SumDemand(held, np.array([limit])), slots, alone)
 
 
 def rows_run(
@@ -87,7 +90,7 @@ def test_fill_gives_each_waiting_request_a_reason() -> None:
         WaitReason.BLOCKED,
     ]
     assert (reported.first_values[1], reported.second_values[1]) == (110, 100)
-    assert (reported.first_values[0], reported.peak) == (70, 70)
+    assert (reported.first_values[0], reported.peaks[0]) == (70, 70)
     reported = filled([(R, 1), (W, 1), (W, 1), (W, 1)], 100, slots=2)
     assert reported.reasons[1:].tolist() == [
         WaitReason.ADMITTED,
@@ -157,11 +160,12 @@ def test_fill_matches_reference_implementation(
         return peak_tokens(held[rows], left[rows])
 
     given_runs = np.array(runs, bool)
-    demand = PeakDemand(held, limit, left[None]) if foreseen else SumDemand(held, limit)
-    reported = fill(given_runs, demand, slots, alone)
+    limits = np.array([float(limit)])
+    demand = PeakDemand(held, limits, [left[None]]) if foreseen else SumDemand(held, limits)
+    reported = fill_queue(given_runs, demand, slots, alone)
     expected = literal(runs, need, limit, slots, alone)
     assert np.flatnonzero(reported.runs_next).tolist() == expected.run
-    assert reported.peak == need(expected.run)
+    assert reported.peaks[0] == need(expected.run)
     assert given_runs.tolist() == runs
 
     waiting = [i for i in range(len(line)) if not runs[i]]
@@ -197,10 +201,11 @@ def test_fill_matches_reference_implementation_with_exhausted_slices(
     runs = [runs for runs, _, _ in line]
     due = [runs and asks for runs, asks, _ in line]
     held = np.array([held for _, _, held in line], float)
-    reported = fill(np.array(runs), SumDemand(held, limit, due=np.array(due)), slots, alone)
+    demand = SumDemand(held, np.array([float(limit)]), due=np.array(due))
+    reported = fill_queue(np.array(runs), demand, slots, alone)
     expected = literal(runs, lambda rows: float(held[rows].sum()), limit, slots, alone, due)
     assert np.flatnonzero(reported.runs_next).tolist() == expected.run
-    assert reported.peak == held[expected.run].sum()
+    assert reported.peaks[0] == held[expected.run].sum()
     waits = [i for i in range(len(line)) if not runs[i] and not reported.runs_next[i]]
     assert all(reported.reasons[i] == WaitReason.BLOCKED for i in waits[1:])
 
@@ -237,7 +242,9 @@ def test_fill_slots_matches_reference_implementation(
     runs = np.array([runs for runs, _, _ in line], bool)
     holds = np.array([runs or rests for runs, rests, _ in line], bool)
     held = np.array([held for _, _, held in line], float)
-    reported = fill_slots(runs, holds, SumDemand(held, limit), slots, alone)
+    demand = SumDemand(held, np.array([float(limit)]))
+    queue = line_of(range(len(line))), runs, holds, demand
+    reported = fill_slots(*queue, np.array([slots]), np.array([alone]))
     run = np.flatnonzero(reported.runs_next).tolist()
     assert run == literal_places(line, limit, slots, alone)
     waits = np.flatnonzero(~reported.runs_next & ~runs).tolist()
@@ -256,7 +263,8 @@ def test_fill_slots_matches_reference_implementation(
 def test_fill_slots_blames_slots_while_paused_kv_stays_on_device() -> None:
     """The first waiting request is paused with KV and could run again; the second does not fit."""
     runs, holds = np.array([R, W, W]), np.array([True, True, False])
-    reported = fill_slots(runs, holds, SumDemand(np.array([40.0, 40.0, 40.0]), 100), 1, alone=False)
+    demand, alone = SumDemand(np.full(3, 40.0), np.array([100.0])), np.array([False])
+    reported = fill_slots(line_of(range(3)), runs, holds, demand, np.array([1]), alone)
     assert reported.runs_next.tolist() == [True, False, False]
     assert reported.reasons[1:].tolist() == [WaitReason.SLOTS, WaitReason.BLOCKED]
     assert (reported.first_values[1], reported.second_values[1]) == (1, 1)

@@ -8,13 +8,21 @@ import pytest
 from services.forecast import Forecast, certain
 from services.policies.decision import WaitReason
 from services.policies.form.demand import Demand
-from services.policies.form.fill import fill
 from services.policies.form.past_future import PeakDemand
 from services.policies.form.registry import FORMS
 from services.policies.parameters import resolve
 from services.policies.preset import choose
 from tests.policies.form.peak_oracle import peak_tokens
-from tests.policies.made_snapshots import Row, demanded, formed, jobs, node, table
+from tests.policies.made_snapshots import (
+    Row,
+    count_fitting,
+    demanded,
+    fill_queue,
+    formed,
+    jobs,
+    node,
+    table,
+)
 
 # Past-Future, Fig. 6: capacity 21, two requests run, one waits. Admitted at t,
 # memory would reach 22 at t+2; at t+1 it fits; at t+2 the first request has ended and even the
@@ -46,9 +54,9 @@ def test_forms_match_past_future_figure_6(
 def test_peaks_match_past_future_figure_6() -> None:
     admitted_at_t = np.array([[5, 2], [7, 3], [4, 3]])
     assert peak_tokens(admitted_at_t[:, 0], admitted_at_t[:, 1]) == 22
-    assert formed("past_future", CAPACITY, *AT_T1, {"reserved": 0})[1].peak == 21
+    assert formed("past_future", CAPACITY, *AT_T1, {"reserved": 0})[1].peaks[0] == 21
     admit, filled = formed("past_future", CAPACITY, *AT_T, {"reserved": 0})
-    assert (admit, filled.peak) == (0, 16)
+    assert (admit, filled.peaks[0]) == (0, 16)
     assert (filled.reasons[2], filled.first_values[2], filled.second_values[2]) == (
         WaitReason.MEMORY,
         22,
@@ -93,7 +101,7 @@ def test_forms_match_worked_examples(
 ) -> None:
     queue = [(10, 0, 20), (20, 0, 4), (30, 0, 4), (40, 0, 4)]
     came, filled = formed(form, 100, [(10, 0, 4)], queue, params)
-    assert (came, filled.peak) == (admit, peak)
+    assert (came, filled.peaks[0]) == (admit, peak)
     reasons = [WaitReason.ADMITTED] * admit + [WaitReason.MEMORY] + [WaitReason.BLOCKED] * 3
     assert list(filled.reasons[1:]) == reasons[:4]
 
@@ -162,9 +170,9 @@ def test_form_keeps_running_requests_when_queue_is_empty(form: str) -> None:
 def test_resumed_requests_count_generated_tokens() -> None:
     """An evicted request recomputes its generated tokens, so they count."""
     queue = [(10, 30, 50), (10, 30, 50)]
-    assert formed("aggressive", 100, [(10, 0, 4)], queue)[1].peak == 90
-    assert formed("conservative", 150, [(10, 0, 4)], queue)[1].peak == 134
-    assert formed("past_future", 150, [(10, 0, 4)], queue)[1].peak == 120
+    assert formed("aggressive", 100, [(10, 0, 4)], queue)[1].peaks[0] == 90
+    assert formed("conservative", 150, [(10, 0, 4)], queue)[1].peaks[0] == 134
+    assert formed("past_future", 150, [(10, 0, 4)], queue)[1].peaks[0] == 120
 
 
 def held(form: str, **columns: Sequence[int]) -> list[float]:
@@ -201,7 +209,7 @@ def test_forms_count_whole_blocks_and_reported_blocks() -> None:
 def test_shared_blocks_raise_limit(form: str, limit: float) -> None:
     worker = node(kv_tokens=1_000, block_tokens=10, shared_blocks=20)
     demand = demanded(form, jobs(1), worker, table(certain(9)), {})
-    assert demand.limit == pytest.approx(limit * 1_200)
+    assert demand.limits[0] == pytest.approx(limit * 1_200)
 
 
 def planned(
@@ -215,7 +223,7 @@ def planned(
 
 def peak(demand: Demand) -> float:
     count = len(demand.held)
-    return demand.count_fitting(np.arange(count), count, 0)[1](0)
+    return count_fitting(demand, range(count), count, 0)[1](0)
 
 
 def test_request_beyond_forecast_is_expected_to_reach_max_tokens() -> None:
@@ -257,8 +265,9 @@ def test_past_future_applies_draws_and_statistic() -> None:
     often = {"draws": 64}
     drawn = demanded("past_future", made, worker, forecasts, often)
     assert isinstance(drawn, PeakDemand)
-    assert drawn.remaining.shape == (64, 1)
-    assert peak(drawn) == pytest.approx(float(drawn.remaining.mean()) + 10)
+    (lengths,) = drawn.remaining
+    assert lengths.shape == (64, 1)
+    assert peak(drawn) == pytest.approx(float(lengths.mean()) + 10)
     assert 200 < peak(drawn) < 400
     assert peak(demanded("past_future", made, worker, forecasts, often | {"statistic": 1})) == 510
     row = choose("past-future", {"statistic": "largest", "draws": 3})
@@ -293,7 +302,7 @@ def test_token_budget_limits_tokens_per_step() -> None:
     runs = np.arange(5) < 3
     worker, forecasts = node(), table(certain(50))
     demand = demanded("token_budget", made, worker, forecasts, {"budget_tokens": 50}, 0, runs)
-    reported = fill(runs, demand, 99, alone=True)
+    reported = fill_queue(runs, demand, 99, alone=True)
     assert reported.runs_next.tolist() == [True, True, True, True, False]
     assert (reported.reasons[4], reported.first_values[4], reported.second_values[4]) == (
         WaitReason.STEP_BUDGET,
@@ -301,7 +310,7 @@ def test_token_budget_limits_tokens_per_step() -> None:
         50,
     )
     full = demanded("token_budget", made, worker, forecasts, {"budget_tokens": 32}, 0, runs)
-    reported = fill(runs, full, 99, alone=True)
+    reported = fill_queue(runs, full, 99, alone=True)
     assert reported.runs_next.tolist() == [True, True, True, False, False]
     assert (reported.reasons[3], reported.first_values[3], reported.second_values[3]) == (
         WaitReason.STEP_BUDGET,
@@ -309,7 +318,7 @@ def test_token_budget_limits_tokens_per_step() -> None:
         32,
     )
     small = demanded("token_budget", made, node(kv_tokens=150), forecasts, {}, 0, runs)
-    reported = fill(runs, small, 99, alone=True)
+    reported = fill_queue(runs, small, 99, alone=True)
     held = 23 + 21 + 40 + 60
     assert (reported.reasons[3], reported.first_values[3], reported.second_values[3]) == (
         WaitReason.MEMORY,

@@ -10,12 +10,20 @@ from hypothesis import strategies as st
 
 from services.forecast import Forecast, Ints, certain
 from services.policies.decision import WaitReason
-from services.policies.form.fill import fill
 from services.policies.form.past_future import PeakDemand, PrefixPeaks, Statistic, largest, mean
 from services.policies.form.sums import SumDemand
 from tests.examples import examples
 from tests.policies.form.peak_oracle import peak_tokens
-from tests.policies.made_snapshots import Row, demanded, formed, jobs, node, table
+from tests.policies.made_snapshots import (
+    Row,
+    count_fitting,
+    demanded,
+    fill_queue,
+    formed,
+    jobs,
+    node,
+    table,
+)
 
 held_and_left = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 
@@ -88,7 +96,7 @@ def test_past_future_matches_linear_scan(
         scanned = 1
     admit, filled = formed("past_future", kv_tokens, running, queued, {"reserved": reserved}, most)
     assert admit == scanned
-    assert filled.peak == pytest.approx(need(scanned))
+    assert filled.peaks[0] == pytest.approx(need(scanned))
 
 
 @settings(max_examples=examples(200))
@@ -117,8 +125,10 @@ def test_longest_prefix_matches_linear_scan(
         among = order[: base + count]
         return statistic(np.array([peak_tokens(held[among], each[among]) for each in left]))
 
-    demand = SumDemand(held, limit) if seed is None else PeakDemand(held, limit, left, statistic)
-    fits, reported = demand.count_fitting(order, base, most)
+    limits = np.array([float(limit)])
+    drawn = PeakDemand(held, limits, [left], statistic)
+    demand = SumDemand(held, limits) if seed is None else drawn
+    fits, reported = count_fitting(demand, order, base, most)
     assert fits == len(list(takewhile(lambda k: need(k) <= limit, range(1, most + 1))))
     asked = [fits, *([fits + 1] if fits < most else [])]
     assert [reported(k) for k in asked] == pytest.approx([need(k) for k in asked])
@@ -141,9 +151,9 @@ def test_past_future_search_matches_linear_scan_with_drawn_lengths(
     forecasts = table(Forecast((5.0, 800.0), (0.7, 0.3), 800), certain(60))
     worker = node(kv_tokens=kv_tokens)
     demand = demanded("past_future", made, worker, forecasts, {"reserved": 0.0}, seed)
-    filled = fill(np.arange(count) < running, demand, 300, alone=True)
+    filled = fill_queue(np.arange(count) < running, demand, 300, alone=True)
     assert isinstance(demand, PeakDemand)
-    left = demand.remaining
+    (left,) = demand.remaining
 
     def need(k: int) -> float:
         n = running + k
