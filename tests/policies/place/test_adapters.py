@@ -45,7 +45,8 @@ def asked(
 def placed(given: Candidates) -> list[int]:
     """The workers of the waiting requests."""
     at = PLACEMENTS["least_load"].assign(given, {})
-    return at[~given.is_running].tolist()
+    workers: list[int] = at[~given.is_running].tolist()
+    return workers
 
 
 @pytest.mark.parametrize(
