@@ -28,6 +28,7 @@ from services.runtime.network.connector import Connector
 from services.runtime.network.identity import (
     FOR_CLIENTS,
     NO_TLS,
+    AnyIdentity,
     Identity,
     Protection,
     TlsConfig,
@@ -226,13 +227,15 @@ async def serve(
             log.warning("stopping with unfinished requests")
 
 
-def _protect(config: ServedSettings, identity: Identity | None, tls: TlsConfig) -> Protection:
+def _protect(config: ServedSettings, identity: AnyIdentity | None, tls: TlsConfig) -> Protection:
     """Raises ConfigError for TLS without its files."""
     if not config.for_clients:
         return Protection(identity, open=tls.insecure)
-    if config.tls_for_clients and identity is None:
+    if not config.tls_for_clients:
+        return FOR_CLIENTS
+    if not isinstance(identity, Identity):
         raise ConfigError(f"{config.section}.tls: set tls.cert, tls.key and tls.ca, too")
-    return replace(FOR_CLIENTS, identity=identity if config.tls_for_clients else None)
+    return replace(FOR_CLIENTS, identity=identity)
 
 
 async def _watch_supervisor(supervisor: int) -> None:
