@@ -83,6 +83,7 @@ class Recording(BatcherService):
         return [recorded for m in self.streams[stream] for recorded in m.candidates.forecasts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 async def test_recorded_load_gives_same_decisions_in_batcher_and_in_process(preset: str) -> None:
     recorded = Recorder(choose(preset)).recorded

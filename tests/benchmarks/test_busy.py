@@ -78,6 +78,7 @@ def test_row_of_an_idle_engine_is_not_valid():
     )
 
 
+@pytest.mark.slow
 async def test_running_server_says_how_busy_it_is():
     with serving("--set", "log.path=") as live:
         async with watching(System(live.http, live.grpc, os.getpid())) as readings:

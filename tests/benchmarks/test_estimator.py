@@ -19,6 +19,7 @@ def test_slice_prediction_matches_worked_example() -> None:
     assert mixed.timing(COST, 2.0).elapsed_s == pytest.approx(2.0 + 50 * 0.00021)
 
 
+@pytest.mark.slow
 def test_engine_serves_the_drawn_slices() -> None:
     """The prefill generates a prompt's first token; requests that stayed need a step per token."""
     engine = SlicedEngine("models/demo", seed=3)

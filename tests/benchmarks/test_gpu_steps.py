@@ -3,6 +3,7 @@
 from copy import deepcopy
 from math import inf
 
+import pytest
 import torch
 
 from benchmarks.gpu import steps as gpu_steps
@@ -16,6 +17,7 @@ from tests.worker.engine.tape_recorder import TapeRecorder
 from tests.worker.engine.test_graphs import model
 
 
+@pytest.mark.slow
 def test_steps_are_timed_eager_and_graphed(monkeypatch):
     recorder, timed = TapeRecorder(), []
 

@@ -60,6 +60,7 @@ def test_seed_determines_a_load_of_unique_prompts():
     assert len({str(json.loads(body)["messages"]) for body in bodies}) == 500
 
 
+@pytest.mark.slow
 def test_most_answers_are_short_and_a_few_are_long():
     answers = {(e.system, e.user): e.answer for e in examples(0, POOL, held_out=False)}
     words = []

@@ -35,6 +35,7 @@ def test_traces_benchmark_has_a_tight_and_an_ample_memory(trace: Path) -> None:
     assert tight.capacity > 0 and ample.capacity > 0
 
 
+@pytest.mark.slow
 def test_traces_benchmark_compares_goodput_with_true_lengths(trace: Path) -> None:
     tight, ample = prepare(trace, "small", REQUESTS, 0)
     runs = [(name, each, 1.6) for each in (tight, ample) for name in ("fcfs", "srtf", ORACLE)]

@@ -75,6 +75,7 @@ async def attack(said: Said) -> None:
         assert (await client.complete("1,")).text == WORDS
 
 
+@pytest.mark.slow
 @settings(
     max_examples=examples(45),
     phases=[Phase.explicit, Phase.generate],

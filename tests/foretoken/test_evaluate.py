@@ -133,6 +133,7 @@ def test_evaluate_is_deterministic_by_seed(near: Path, far: Path, tmp_path: Path
     assert runs[0][0]["n"] == 300
 
 
+@pytest.mark.slow
 def test_unknown_predictor_lists_known_ones(near: Path):
     done = run("--train", near, "--data", near, "--predictor", "history", "histroy")
     assert (done.returncode, done.stdout) == (2, "")

@@ -27,6 +27,8 @@ from tests.gateway.gateway_fakes import (
     worker_mount,
 )
 
+pytestmark = pytest.mark.slow
+
 
 async def start(**settings: object) -> Process:
     given = {"model": demo_folder(), "grpc_port": 0, "http_port": 0, **settings}

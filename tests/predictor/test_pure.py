@@ -35,6 +35,7 @@ async def test_pure_predictor_forecasts_max_tokens_before_its_first_fit() -> Non
         await until(lambda: running.value("examples") == 3)
 
 
+@pytest.mark.slow
 async def test_pure_predictor_words_answers_alone() -> None:
     async with predicting("words", pure=True, refit_interval_s=0.2) as running:
         await learn(running)

@@ -66,6 +66,7 @@ def test_unseen_number_is_forecast_by_size() -> None:
     assert kendalltau(reported.mean(axis=1), unseen).statistic > 0.8
 
 
+@pytest.mark.slow
 async def test_words_predictor_learns_online_and_answers_at_once() -> None:
     """After some outcomes, new short and long prompts are distinguished by their words."""
     (short, long) = MEAN_LENGTHS
@@ -83,6 +84,7 @@ async def test_words_predictor_learns_online_and_answers_at_once() -> None:
         assert running.value("read_total", of="waiting") == 0
 
 
+@pytest.mark.slow
 def test_words_process_never_loads_encoder() -> None:
     code = (
         "import sys; from prometheus_client import CollectorRegistry;"

@@ -9,6 +9,8 @@ import pytest
 
 from tests.live import ROOT
 
+pytestmark = pytest.mark.slow
+
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
 
 

@@ -21,6 +21,8 @@ from services.runtime.server import Mount, listening
 from tests.worker.worker_fixtures import generate, prompt_tokens, reference
 from tests.worker.worker_serving import RecordingGateway, RecordingScheduler, until
 
+pytestmark = pytest.mark.slow
+
 
 async def start(**settings: object) -> Process:
     sets = [part for key, value in settings.items() for part in ("--set", f"worker.{key}={value}")]

@@ -12,6 +12,8 @@ import pytest
 from tests.foretoken.bench.openai_fake import ScriptedAnswer, fake_server
 from tests.live import ROOT, Live, command, environment, serving
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:

@@ -73,6 +73,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_history_answers_until_the_predictor_does(vllm: Vllm, tmp_path: Path) -> None:
     vllm.ask("early")
     until(lambda: vllm.forecasts("early"))

@@ -151,6 +151,7 @@ def test_ranker_over_frozen_encoder_serves_before_first_outcome(
         assert predictor.weights("anyone") == {"ranker": 1.0}
 
 
+@pytest.mark.slow
 def test_fine_tuned_encoder_is_served_from_artefact(data: Path, tiny: Path, tmp_path: Path):
     out = tmp_path / "LaBSE"  # the name must not restore LaBSE's pooling
     in_process("--data", data, "--out", out, "--encoder", tiny, "--fine-tune", "--epochs", "8")
@@ -288,6 +289,7 @@ def test_epoch_covers_all_prompts_in_full_batches():
     assert order != sorted(order)
 
 
+@pytest.mark.slow
 def test_fine_tuning_learns_order_and_keeps_best_weights(tiny: Path):
     rows, held = rows_of(600, seed=1), rows_of(150, seed=2)
     known = populations_of(rows)

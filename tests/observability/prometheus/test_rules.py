@@ -88,6 +88,7 @@ def test_promtool_parses_every_query(promtool_program: str, tmp_path: Path):
     assert f"{len(queries)} rules found" in done.stdout
 
 
+@pytest.mark.slow
 def test_promtool_unit_tests_pass(promtool_program: str):
     done = run(promtool_program, "test", "rules", TESTS)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -35,6 +35,7 @@ def tau(predictor: ContentPredictor, asked: list[Example]) -> float:
     return float(kendalltau(means, lengths(asked)).statistic)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "least"),
     [("retrieval", 0.3), ("retrieval-plain", 0.1), ("ranker", 0.7), ("forest", 0.3),
@@ -48,6 +49,7 @@ def test_blend_members_find_relevant_features(name: str, least: float) -> None:
     assert 0.8 <= np.mean([0.05 <= level <= 0.95 for level in levels]) <= 0.99
 
 
+@pytest.mark.slow
 def test_blend_fit_is_deterministic_and_picklable() -> None:
     train, held = examples(200, 1), [e.query for e in examples(20, 2)]
     predictor = build("blend", Options())

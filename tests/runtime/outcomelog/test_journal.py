@@ -59,6 +59,7 @@ async def test_journal_writes_queued_rows_on_stop(tmp_path):
     assert await kept(tmp_path / "log") == list(range(count))
 
 
+@pytest.mark.slow
 async def test_stop_with_a_locked_file_reports_lost_rows(tmp_path, caplog):
     path = tmp_path / "log"
     async with journaling(open_log(str(path), 100), [], flush_s=0.1) as journal:

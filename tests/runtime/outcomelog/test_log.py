@@ -314,6 +314,7 @@ def test_invalid_log_setting_is_an_error(where, rows_max, message):
         open_log(where, rows_max)
 
 
+@pytest.mark.slow
 async def test_locked_file_is_unavailable_until_released(tmp_path):
     path = tmp_path / "log"
     async with opened(path) as log:

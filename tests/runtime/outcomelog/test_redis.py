@@ -222,6 +222,7 @@ async def _persist(log: OutcomeLog, batch: list[Row]) -> None:
     raise AssertionError("the log stayed unavailable")
 
 
+@pytest.mark.slow
 async def test_silent_redis_is_unavailable(server):
     async with FailingProxy().to(server.port) as line, opened(line.port) as log:
         await log.append(rows(0))
@@ -233,6 +234,7 @@ async def test_silent_redis_is_unavailable(server):
         assert numbers(await log.read("", 10)) == [0, 1]
 
 
+@pytest.mark.slow
 async def test_journal_over_a_bad_connection_delivers_once(server):
     got: list[Row] = []
     async with (

@@ -177,6 +177,7 @@ class World:
         self.lease.lose()
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_two_candidates_never_lead_at_once(data: st.DataObject):
     world = World(data.draw)

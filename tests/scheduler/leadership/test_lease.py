@@ -20,6 +20,8 @@ from services.scheduler.leadership.redis_lease import RedisLease
 from tests.reach import until
 from tests.redis_server import PASSWORD, RedisServer, running_redis, url
 
+pytestmark = pytest.mark.slow
+
 LEASE_S = 0.5
 KEPT_S = 1.0  # of the candidates' lease; a busy machine does not stop a process for so long
 LIMIT_S = 5.0  # of a call

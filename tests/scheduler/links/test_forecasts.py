@@ -95,6 +95,7 @@ async def test_stuck_call_is_cancelled_and_next_question_sent(
     assert owner.sources("a") == ["fallback"]
 
 
+@pytest.mark.slow
 async def test_open_breaker_uses_history_until_predictor_returns(
     tmp_path: Path,
 ) -> None:

@@ -84,6 +84,7 @@ def test_plan_of_a_burst_has_workers_and_no_rate():
     assert (found.workers, found.rate, found.rate_of_one) == (3, None, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["fcfs", "foretoken"])
 def test_planned_workers_keep_the_sla_and_one_less_does_not(preset: str):
     sla, share = Sla("test", ttft_s=0.5, tpot_s=0.02), 0.95
@@ -177,6 +178,7 @@ def test_row_of_a_plan_has_its_cost_and_memory():
     json.dumps(row, allow_nan=False)
 
 
+@pytest.mark.slow
 def test_candidates_in_several_processes_equal_one_process():
     candidates = [
         candidate(queue(interval_s), Sla("test", ttft_s=SERVICE_S + 1e-6))

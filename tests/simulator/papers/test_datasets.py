@@ -70,6 +70,7 @@ def test_unusable_file_is_an_error_that_names_it(tmp_path):
         read_datasets()["lmsys"].draw(1, 100, tmp_path, rng())
 
 
+@pytest.mark.slow
 def test_reproduce_command_reads_the_folder_of_lengths(tmp_path):
     small = ("ltr", "--rows", "lmsys burst oracle", "--requests", "2", "--lengths", tmp_path)
     missing = run(*small)

@@ -82,6 +82,7 @@ def test_evictions_and_steps_keep_the_order_of_the_paper() -> None:
     assert number(none, "decoding_steps") > 1.4 * number(foreseen, "decoding_steps")
 
 
+@pytest.mark.slow
 def test_steps_over_optimum_need_the_optimum() -> None:
     found = table("D3", requests=60)
     assert found.rows[0]["steps_over_optimum_pct"] == 0.0
@@ -114,6 +115,7 @@ def test_reproduce_command_prints_and_writes_rows(tmp_path: Path) -> None:
     assert all(row.keys() >= KEYS for row in rows)
 
 
+@pytest.mark.slow
 def test_reproduce_command_lists_known_tables_and_rows() -> None:
     assert "past-future-table1" in run().stdout
     unknown = run("past-future-table2")

@@ -16,6 +16,8 @@ import pytest
 from services.policies.preset import CHOICES, DEFAULT, presets
 from tests.live import ROOT, command, environment
 
+pytestmark = pytest.mark.slow
+
 DEMO = ROOT / "models/demo"
 
 

@@ -19,6 +19,8 @@ from protos.generated import common_pb2, gateway_pb2, gateway_pb2_grpc, schedule
 from tests.live import Live, serving, wait_for
 from tests.observability.tracing.otlp import Collector, Seen, collecting
 
+pytestmark = pytest.mark.slow
+
 PARTS = {"tokenize", "stream", "queue", "forecast", "slice"}
 WITH_PREDICTOR = PARTS | {"predict"}  # if the request still runs when the predictor is parent
 LONG = {"max_tokens": 400, "ignore_eos": True}

@@ -157,6 +157,7 @@ def test_recorded_steps_equal_eager_steps(settings, monkeypatch):
     assert engine.can_compute()
 
 
+@pytest.mark.slow
 def test_graph_padding_stays_in_its_own_block(monkeypatch):
     engine = recorded_by(TapeRecorder(), monkeypatch)
     graphs = engine._graphs
@@ -217,6 +218,7 @@ class Faulty(TapeRecorder):
         return self.recorded * self.each_bytes
 
 
+@pytest.mark.slow
 def test_deviating_graph_size_is_omitted(monkeypatch, caplog):
     """The second and third replays do nothing, so that the logits of another batch remain."""
     recorder = Faulty(wrong=1)
@@ -254,6 +256,7 @@ def test_forward_that_waits_for_the_device_is_not_recorded(monkeypatch, caplog):
     assert "the host waits for the device" in caplog.messages[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", ["time", "memory"])
 def test_recording_is_bounded_in_time_and_memory(bound, monkeypatch, caplog):
     caplog.set_level(logging.INFO)

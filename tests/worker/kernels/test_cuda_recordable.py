@@ -146,6 +146,7 @@ class Growing:
         self.rows.set_drawn([0] * rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 9])
 def test_recording_of_padding_serves_growing_and_changing_rows(window, seed):
     """Rows grow from block to block and beyond the table's width, skip recorded steps, and are

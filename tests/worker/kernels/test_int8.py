@@ -216,6 +216,7 @@ def test_int8_baseline_equals_transformers(demo, conversations):
     torch.testing.assert_close(Reader(demo).logits(tokens), own, rtol=0, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", [{"kv_int8": True}, {"rests": True}], ids=["live", "at rest"])
 def test_demo_model_quality_in_int8(reader, demo, conversations, native):
     quality = Quality.of(Reader(demo, **reader), conversations)

@@ -205,6 +205,7 @@ def test_in_place_attention_equals_dense_attention(thread_work, rows_max, tiles,
     torch.testing.assert_close(answer.got, answer.stored, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("options", [

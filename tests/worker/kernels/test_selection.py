@@ -28,6 +28,7 @@ def choose(
     return kernels_for(cpu, BLOCK, dtype, [KVShape(2, head_dim)], [4], int8)
 
 
+@pytest.mark.slow
 def test_cpu_selects_numba_without_importing_triton():
     code = (
         "import sys, torch; from services.worker.kv.cache import KVShape;"
@@ -126,6 +127,7 @@ def test_single_threaded_cache_is_not_loaded_for_many_threads(tmp_path):
         assert process.stdout.strip() == expected
 
 
+@pytest.mark.slow
 def test_kernel_source_is_empty_without_numba():
     of_torch = "kernels_for(cpu, 4, torch.float32, [KVShape(2, 8)], chosen='torch');"
     no_numba = "assert 'numba' not in sys.modules;"

@@ -91,6 +91,7 @@ def agree(model: PagedModel, fused: FusedForward) -> None:
             torch.testing.assert_close(ours, own, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
 def test_six_graphs_are_made_at_start_and_none_later(name: str):
     recorder = Recorder()

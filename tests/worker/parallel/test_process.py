@@ -69,6 +69,7 @@ async def test_killed_follower_ends_the_worker_with_a_sentence(folder, busy):
     assert message == "foretoken worker: rank 1 of this worker's 2 ended with signal 9"
 
 
+@pytest.mark.slow
 async def test_unsplittable_model_is_a_one_line_error(folder):
     process = await start(model=folder, device="cpu", tensor_parallel=4)
     _, errors = await process.communicate()

@@ -156,6 +156,7 @@ async def test_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> No
         assert (await client.batches.list()).data == []
 
 
+@pytest.mark.slow
 async def test_foreign_record_is_not_listed(tmp_path: Path) -> None:
     async with serving_batches(tmp_path) as harness:
         client = client_of(harness)
