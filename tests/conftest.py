@@ -19,10 +19,10 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 set_numba_cache_folder()
 
-# `fixed` tries the same examples in every run. `fresh` and `sample` draw new ones and print how to
-# reproduce a failure: many for `make soak`, fewer in CI. None has a deadline: the time of an
+# `fixed` tries a few examples, the same in every run. `fresh` and `sample` draw new ones and print
+# how to reproduce a failure: many for `make soak`, fewer in CI. None has a deadline: the time of an
 # example depends on the load of the machine.
-settings.register_profile("fixed", deadline=None, derandomize=True)
+settings.register_profile("fixed", deadline=None, derandomize=True, max_examples=40)
 for profile, count in (("fresh", 400), ("sample", 100)):
     settings.register_profile(
         profile, deadline=None, derandomize=False, database=None, print_blob=True,
