@@ -45,7 +45,7 @@ from services.runtime.codecs.common import (
     encode_forecast,
 )
 from services.runtime.errors import Code, ServiceError
-from services.runtime.network.authorisation import peer_name
+from services.runtime.network.identity import peer_name
 from services.runtime.outcomelog import Row
 from services.runtime.outcomelog.config import LogConfig
 

@@ -94,19 +94,11 @@ def _check_role(context: Any, method: str) -> None:
         raise ServiceError(Code.PERMISSION_DENIED, message)
 
 
-def peer_name(context: Any) -> str:
-    """The name in the certificate of a call's peer: the common one, else the first of the others;
-    empty without a certificate."""
-    common = context.auth_context().get("x509_common_name", ())
-    names = (*(name.decode(errors="replace") for name in common), *names_of(context))
-    return names[0] if names else ""
-
-
 def _check_token(identity: TokenIdentity, context: Any, method: str) -> None:
     """Raises ServiceError. Probes of a platform, and gRPC's own watch of a leader, send no token:
     health needs none."""
     given = dict(context.invocation_metadata() or ()).get(TOKEN_KEY, "")
     if method not in HEALTH and not identity.accepts(given):
-        what = "is another" if given else "is missing"
-        message = f"{method} needs the token of tls.token_file; that of the call {what}"
+        found = "another one" if given else "none"
+        message = f"{method} needs the token of tls.token_file; the call has {found}"
         raise ServiceError(Code.UNAUTHENTICATED, message)

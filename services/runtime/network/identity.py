@@ -50,8 +50,18 @@ def roles_of(names: Iterable[str]) -> frozenset[Role]:
 
 def names_of(context: Any) -> tuple[str, ...]:
     """The DNS names and addresses in the verified certificate of a caller; empty without one."""
-    names = context.auth_context().get("x509_subject_alternative_name", ())
-    return tuple(name.decode(errors="replace") for name in names)
+    return _entries(context, "x509_subject_alternative_name")
+
+
+def peer_name(context: Any) -> str:
+    """The name in the verified certificate of a caller: the common one, else the first of the
+    others; empty without a certificate."""
+    names = (*_entries(context, "x509_common_name"), *names_of(context))
+    return names[0] if names else ""
+
+
+def _entries(context: Any, key: str) -> tuple[str, ...]:
+    return tuple(entry.decode(errors="replace") for entry in context.auth_context().get(key, ()))
 
 
 class TlsConfig(Settings):
@@ -111,7 +121,7 @@ AnyIdentity = Identity | TokenIdentity
 @dataclass(frozen=True, slots=True)
 class Protection:
     """How a server protects addresses that are no Unix sockets. `open`: they may be beyond the
-    loopback interface without an identity. `mutual`: the identity is asked of callers, too."""
+    loopback interface without an identity. `mutual`: callers need one, too."""
 
     identity: AnyIdentity | None = None
     open: bool = False

@@ -31,7 +31,7 @@ class WatchedFiles(Generic[T]):
             try:
                 content = self._read()
             except ConfigError as error:
-                log.warning("the earlier content of the file stays in use: %s", error)
+                log.warning("the earlier content stays in use: %s", error)
             else:
                 if content != self._content:
                     self._content = content

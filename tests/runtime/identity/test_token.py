@@ -62,12 +62,12 @@ async def test_every_method_but_health_needs_the_token(
 
 
 async def test_refusal_says_what_is_wrong_with_the_token(tmp_path: Path) -> None:
-    clients = {"is missing": PLAIN, "is another": Connector(token_of(write(tmp_path / "x", OTHER)))}
+    clients = {"none": PLAIN, "another one": Connector(token_of(write(tmp_path / "x", OTHER)))}
     async with echoing(token_of(write(tmp_path / "token", FIRST))) as server:
-        for end, client in clients.items():
+        for found, client in clients.items():
             channel = client.connect(f"127.0.0.1:{server.port}")
             assert await refusal(channel) == (
-                f"{SUBMIT} needs the token of tls.token_file; that of the call {end}"
+                f"{SUBMIT} needs the token of tls.token_file; the call has {found}"
             )
             await channel.close()
 
