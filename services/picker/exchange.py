@@ -50,8 +50,8 @@ class Exchange:
         self._subset: frozenset[str] | None = None
         self._parts: list[bytes] = []
         self._size = 0
-        self._began = False  # its headers have come
-        self._asked = False  # it is complete
+        self._began = False  # the headers of the request have come
+        self._asked = False  # the request is complete
         self._without_body = False  # Envoy does not send it
         self._returns_body = True  # of the answer: Envoy has not kept it
         self._question = Question()

@@ -220,7 +220,7 @@ async def serve(
             server.set_serving(True)
         await lifecycle.draining.wait()
         server.set_serving(False)
-        # Clients with an open connection are told to make a new one: another process serves it.
+        # Clients with an open connection make a new one (GOAWAY), which another process serves.
         leaves = [server.stop(config.drain_s)] if config.hands_over else []
         await stack.enter_async_context(background(*leaves))
         if not await lifecycle.drain(unit.drain(), config.drain_s):

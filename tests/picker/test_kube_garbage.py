@@ -19,7 +19,7 @@ from tests.reach import until
         (b" " * (MAX_BYTES + 1), "an answer is longer than 16 MiB"),
     ],
 )
-async def test_garbage_in_place_of_a_list_is_said(
+async def test_garbage_in_place_of_a_list_is_reported(
     caplog: pytest.LogCaptureFixture, sent: bytes, sentence: str
 ) -> None:
     server = filled()
@@ -43,7 +43,7 @@ async def test_an_object_that_cannot_be_read_keeps_the_endpoints(
         await until_endpoints(source, "10.0.0.2:8000", "10.0.0.9:8000")
 
 
-async def test_a_file_without_a_token_is_said(
+async def test_a_file_without_a_token_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, token = filled(), tmp_path / "token"

@@ -242,7 +242,7 @@ async def test_log_outage_loses_no_outcome(monkeypatch: pytest.MonkeyPatch) -> N
         await until(lambda: running.value("log_unavailable") == 0)
 
 
-async def test_listeners_are_told_that_the_log_fails_and_that_it_is_back(
+async def test_listeners_receive_a_warning_when_the_log_fails_and_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = UnavailableLog(100)
@@ -255,15 +255,15 @@ async def test_listeners_are_told_that_the_log_fails_and_that_it_is_back(
         late = running.stub.Improve(predictor_pb2.ImproveRequest())
         assert (await anext(aiter(late))).warning == UNAVAILABLE
         log.gone = False
-        told = await anext(stream)
-        assert told.HasField("warning") and told.warning == ""
+        last = await anext(stream)
+        assert last.HasField("warning") and last.warning == ""
 
 
 def spoil(log: LogConfig) -> None:
     Path(log.path).write_bytes(os.urandom(10_000))
 
 
-async def test_random_bytes_in_place_of_the_log_and_in_its_rows_are_told(
+async def test_random_bytes_in_place_of_the_log_and_in_its_rows_give_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.predictor.service.METRICS_INTERVAL_S", 0.01)
