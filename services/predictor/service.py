@@ -145,8 +145,10 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         check_observed(request)
         reporter = (peer_name(context) or request.reporter)[:MAX_NAME_CHARS]
         journal, outcomes = self._parts.journal, self._plausible(request.outcomes, reporter)
-        if changes := self._parts.outcomes.settle(outcomes, time.time(), self._put_row):
-            self._report_set_aside(changes)
+        changes = self._parts.outcomes.settle(outcomes, time.time(), self._put_row)
+        # After each call: an evicted application no longer counts.
+        self.metrics.set_aside.set(self._parts.forecaster.set_aside)
+        self._log_decisions(changes)
         for request_id in request.ended_ids:
             self._parts.two_stage.drop(request_id)
         if not journal.unavailable:
@@ -251,8 +253,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         await learning.wait_until_studied()
         await refitter.run(lambda: learning.examples)
 
-    def _report_set_aside(self, changes: Sequence[Decision]) -> None:
-        self.metrics.set_aside.set(self._parts.forecaster.set_aside)
+    def _log_decisions(self, changes: Sequence[Decision]) -> None:
         for change in changes:
             log.warning(
                 "the prompt model is less accurate than history for %s and is set aside there; it "
@@ -277,7 +278,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
             await asyncio.sleep(METRICS_INTERVAL_S)
 
     def _send_warning(self, warning: str) -> None:
-        """Tells the listeners when the warning changes."""
+        """Sends the warning to the listeners if it has changed."""
         if warning != self._warning:
             self._warning = warning
             self._improvements.push(predictor_pb2.ImprovedForecasts(warning=warning))

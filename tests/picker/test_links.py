@@ -282,6 +282,15 @@ async def test_predictor_forecasts_improves_and_learns() -> None:
         assert predictor.ended == [forecasts.name(4)]
 
 
+async def test_predictor_forgets_a_request_that_leaves_before_its_forecast() -> None:
+    predictor = FakePredictor(late=True)
+    async with forecasting(predictor, [], forecast_wait_s=20.0) as (forecasts, _):
+        waiting = asyncio.create_task(forecasts.forecast(1, Question("m"), 5, 1_000))
+        await asyncio.sleep(0)  # it asks
+        waiting.cancel()
+        await until(lambda: predictor.ended == [forecasts.name(1)])
+
+
 async def test_history_forecasts_while_the_predictor_is_late() -> None:
     predictor = FakePredictor(late=True)
     async with forecasting(predictor, [], forecast_wait_s=0.01) as (forecasts, fallbacks):

@@ -106,8 +106,10 @@ class Forecasts:
 
     def drop(self, number: int) -> None:
         """A request ended without an outcome."""
-        name = self.name(number)
-        if self._max_tokens.pop(name, None) is not None and self._predictor is not None:
+        self._drop(self.name(number))
+
+    def _drop(self, name: str) -> None:
+        if self._max_tokens.pop(name, None) is not None:
             self._endings.put(name)
 
     async def run(self) -> None:
@@ -136,6 +138,7 @@ class Forecasts:
         except asyncio.CancelledError:  # its client has gone; a probe must not stay open
             if self._breaker.phase is BreakerPhase.HALF_OPEN:
                 self._breaker = self._breaker.failed(_now())
+            self._drop(question.request_id)
             raise
         except TimeoutError:
             self._failed(LATE, f"no answer within {self._wait_s:g} s")
