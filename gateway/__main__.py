@@ -16,7 +16,7 @@ from services.runtime.main import Unit, run_service
 from services.runtime.network.connector import Connector
 from services.runtime.network.identity import Role
 
-# Requests that still arrive over connections which are about to close are answered for so long.
+# How long requests are still answered that arrive over connections about to close.
 LAST_REQUESTS_S = 0.5
 
 

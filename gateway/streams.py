@@ -31,7 +31,7 @@ WorkerDial = Dial[worker_pb2.WorkerInput, worker_pb2.TokenBatch]
 @dataclass(slots=True)
 class WorkerStream:
     """The link to a worker's address. `epoch`: that of the process there when the stream opened, if
-    the fleet told it; 0: unknown."""
+    the fleet has it; 0: unknown."""
 
     link: WorkerLink
     task: asyncio.Task[None]
@@ -109,7 +109,7 @@ class PeerStreams:
             self._workers.pop(address).task.cancel()
 
     def _follow(self, epochs: Mapping[str, int]) -> None:
-        """Tells each stream which process is at its address now."""
+        """Gives each stream the epoch of the process that is at its address now."""
         for address, stream in self._workers.items():
             if epoch := epochs.get(address):
                 stream.follow(epoch)

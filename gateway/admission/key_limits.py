@@ -80,7 +80,7 @@ class KeyUsage:
     """What one key uses of its limits. Each method is O(1)."""
 
     def __init__(self, name: str, limits: KeyLimits, parts: int, report: Report, now_s: float):
-        """`limits` are those of all gateways. `report` is told of each change."""
+        """`limits` are those of all gateways. `report` is called with each change."""
         self.name, self.whole, self.limits = name, limits, limits.share(parts)
         self._report = report
         self.running = self.queued_tokens = 0
@@ -124,7 +124,7 @@ class KeyUsage:
         self._report(self, change)
 
     def apply(self, change: Change, now_s: float) -> None:
-        """Applies a change that `report` need not tell."""
+        """Applies a change without reporting it."""
         self.running += change.running
         self.queued_tokens += change.queued
         if self.requests:
@@ -218,7 +218,7 @@ class KeyLimiter:
         """`parts`: gateways that divide the limits."""
         self._limits, self._parts = limits, parts
         self._usage: dict[str, KeyUsage] = {}
-        self.report: Report = lambda *_: None  # is told of each change
+        self.report: Report = lambda *_: None  # called with each change
 
     def check(self, key: str, tokens: int, now_s: float, drain_s: float = 0.0) -> None:
         """Raises KeyLimitReached if a request of the key, which may need so many tokens, is beyond

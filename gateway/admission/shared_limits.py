@@ -38,7 +38,7 @@ UNKNOWN = b"unknown"  # the gateway's counts have expired
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What Redis says to a request: the limit that it exceeds, and what is left of those a
+    """The answer of Redis to a request: the limit that it exceeds, and what is left of those a
     minute."""
 
     exceeded: RefusalReason | None
@@ -48,7 +48,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """A change for Redis. With `answer`, Redis may refuse it; None: it only has to be told."""
+    """A change for Redis. With `answer`, Redis may refuse it; None: Redis only counts it."""
 
     usage: KeyUsage
     change: Change
@@ -77,7 +77,7 @@ class SharedLimits:
         self._messages: deque[_Message] = deque()  # of one round trip at most
         self._sent: Sequence[_Message] = ()
         self._news = asyncio.Event()
-        self._reports = False  # changes are told to Redis
+        self._reports = False  # changes are sent to Redis
         self._decides = False  # Redis is asked
         self._outage_logged = False
         self._next_beat_s = 0.0

@@ -40,7 +40,7 @@ class Link(Generic[Up, Down]):
         on_invalid: Callable[[str], None],
         close: Callable[[], Awaitable[None]] | None = None,
     ):
-        """`on_invalid` is told the field of an invalid message, which ends the stream. `close`
+        """`on_invalid` gets the field of an invalid message, which ends the stream. `close`
         releases what `dial` has made; it is called at the end of each stream."""
         self.name = name
         self._lost_since_s: float | None = time.monotonic()  # None once a message arrived

@@ -11,7 +11,7 @@ from tests.gateway.gateway_fixtures import client as client
 from tests.gateway.gateway_fixtures import harness as harness
 
 
-def tell_fleet(harness: Harness, address: str, epoch: int) -> None:
+def send_fleet(harness: Harness, address: str, epoch: int) -> None:
     harness.scheduler.worker_address, harness.scheduler.epoch = address, epoch
     harness.scheduler.streams[-1].put_nowait(harness.scheduler.fleet([address]))
 
@@ -23,18 +23,18 @@ async def test_stream_follows_a_later_process_at_the_same_address(
     path, earlier, later = tmp_path / "w", FakeWorker(), FakeWorker()
     address = f"unix:{path}"
     async with listening([worker_mount(earlier)], address):
-        tell_fleet(harness, address, 1)
+        send_fleet(harness, address, 1)
         await harness.until(lambda: address in harness.gateway.sessions.peers.fleet.addresses)
         pending = asyncio.ensure_future(client.complete("1,"))
         await harness.until(lambda: bool(earlier.prompts))
         name = earlier.prompts[0].request_id
-        tell_fleet(harness, address, 1)  # the same process
+        send_fleet(harness, address, 1)  # the same process
         earlier.send(name, 0, IDS[:2])
         await harness.until(lambda: harness.gateway.metrics.generation_tokens._value.get() == 2)
         assert earlier.opened == 1
         path.rename(tmp_path / "earlier")
         async with listening([worker_mount(later)], address):
-            tell_fleet(harness, address, 2)
+            send_fleet(harness, address, 2)
             await harness.until(lambda: bool(later.prompts))
             earlier.send(name, 2, tokens_of("nonsense"), STOP)
             again = later.prompts[0]

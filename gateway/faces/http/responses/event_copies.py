@@ -25,7 +25,7 @@ END""",
 # A log without further events is one row without a number.
 READ = """SELECT ended, number, data FROM logs LEFT JOIN events
 ON events.response = logs.response AND number > ? WHERE logs.response = ? ORDER BY number"""
-GONE = "the gateway process that ran it has restarted, or keeps no events of it any more"
+GONE = "it was deleted, or its gateway process has restarted or keeps no events of it any more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class LogPart:
 
 class EventCopies:
     """The copies of all processes' logs; those of this one are bounded as its logs are. `read` does
-    not wait for processes that write. `write` does: call it in a thread."""
+    not wait for processes that write. `write` and `drop` do: call them in a thread."""
 
     def __init__(self, file: str, process: str):
         """`process`: the name of this one. Raises sqlite3.Error."""
@@ -70,6 +70,10 @@ class EventCopies:
                 for number, event in enumerate(each.events, each.begin):
                     run("INSERT INTO events VALUES (?, ?, ?)", response_id, number, event)
         self._copied = frozenset(kept)
+
+    def drop(self, response_id: str) -> None:
+        """Drops the copy of a log, of whichever process. O(its events)."""
+        self._written.run("DELETE FROM logs WHERE response = ?", response_id)
 
     def read(self, response_id: str, after: int) -> LogPart | None:
         """The events behind a number; None if there is no log of this response."""

@@ -41,8 +41,8 @@ class EventLog:
         self._events: list[bytes] = []
         self._bytes = 0
         self._news = asyncio.Event()  # of those that wait now
-        self._told = 0  # number of the first event that `pop_news` has not returned
-        self._told_end = False
+        self._popped = 0  # number of the first event that `pop_news` has not returned
+        self._end_popped = False  # the end was returned, too
 
     def add(self, events: Sequence[bytes]) -> None:
         """Adds events that belong together. Of those before them, the limits keep the last ones: a
@@ -60,12 +60,16 @@ class EventLog:
     def pop_news(self) -> "EventNews | None":
         """What has changed since the last call; None without a change. Later calls do not return
         these events again. O(new events)."""
-        begin = max(self._told, self.first)
+        begin = max(self._popped, self.first)
         after = self.first + len(self._events)
-        if self._told_end or (begin == after and not self.ended):
+        if self._end_popped or (begin == after and not self.ended):
             return None
-        self._told, self._told_end = after, self.ended
+        self._popped, self._end_popped = after, self.ended
         return EventNews(self.first, begin, tuple(self._events[begin - self.first :]), self.ended)
+
+    def put_back(self, news: EventNews) -> None:
+        """The next `pop_news` returns what this one has, as far as it is kept by then."""
+        self._popped, self._end_popped = news.begin, False
 
     def end(self) -> None:
         """No event follows."""
@@ -124,3 +128,9 @@ class EventLogs:
     def pop_news(self) -> Mapping[str, EventNews]:
         """What has changed in each log since the last call. O(logs + new events)."""
         return {name: news for name, log in self._logs.items() if (news := log.pop_news())}
+
+    def put_back(self, news: Mapping[str, EventNews]) -> None:
+        """The next `pop_news` returns these of each log, too. O(logs)."""
+        for name, each in news.items():
+            if log := self._logs.get(name):
+                log.put_back(each)

@@ -22,7 +22,7 @@ from services.runtime.tasks import run_to_completion
 
 log = logging.getLogger(__name__)
 
-WATCH_S = 0.2  # between two looks at what other processes want, and two writes of events for them
+WATCH_S = 0.2  # between two looks for cancellations by other processes, and two writes for them
 CANCEL_LOOKS = 50  # whether another process has ended a cancelled response: 10 s
 NO_EVENTS = (
     "no events of it are kept: only those of the last responses that were created with background "
@@ -41,6 +41,7 @@ class RunningResponses:
         )
         self._copies: EventCopies | None = None
         self._sharing = asyncio.Lock()  # writes in the order of their events
+        self._failure_logged = False
         if store.shared:
             self._copies = EventCopies(config.responses_file, config.gateway_id)
             tasks.companion = self._watch
@@ -94,6 +95,9 @@ class RunningResponses:
         """Ends a response, and drops its events."""
         await self._tasks.cancel(response_id)
         self._logs.drop(response_id)
+        if self._copies is not None:
+            async with self._sharing:
+                await asyncio.to_thread(self._copies.drop, response_id)
 
     async def _watch(self) -> None:
         """Ends the responses that other processes cancel or delete, and writes the events of all
@@ -108,7 +112,8 @@ class RunningResponses:
                 return
 
     async def _share(self) -> bool:
-        """Writes new events for the other processes. Whether there were any."""
+        """Writes new events for the other processes; the next call tries again what fails. Whether
+        there were any."""
         if self._copies is None:
             return False
         async with self._sharing:
@@ -117,8 +122,12 @@ class RunningResponses:
                 try:
                     kept = frozenset(self._logs.names)
                     await asyncio.to_thread(self._copies.write, news, kept)
-                except sqlite3.Error:  # their readers are told that events are missing
-                    log.exception("events are not written for the other gateway processes")
+                    self._failure_logged = False
+                except sqlite3.Error:
+                    self._logs.put_back(news)
+                    if not self._failure_logged:
+                        log.exception("events for the other gateway processes wait to be written")
+                    self._failure_logged = True
             return bool(news)
 
     async def _run(

@@ -359,7 +359,7 @@ def test_mistake_in_earlier_calls_names_its_place(calls: object, name: str, part
 
 
 @pytest.mark.parametrize("content", ["1,", "1,<think>"])
-async def test_other_servers_are_told_what_applies_behind_reasoning(
+async def test_prompt_for_other_servers_says_what_applies_behind_reasoning(
     scripted: Scripted, content: str
 ):
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}

@@ -173,7 +173,7 @@ async def test_log_keeps_the_last_events_within_its_limits() -> None:
     assert [data async for data in log.read(4)] == [b"f"]
 
 
-def test_news_of_a_log_are_told_once() -> None:
+def test_news_of_a_log_are_returned_once_unless_they_are_put_back() -> None:
     log = EventLog(2, 100)
     log.add([b"a", b"b"])
     assert log.pop_news() == EventNews(0, 0, (b"a", b"b"), False)
@@ -181,7 +181,11 @@ def test_news_of_a_log_are_told_once() -> None:
     for event in (b"c", b"d", b"e", b"f"):
         log.add([event])
     log.end()
-    assert log.pop_news() == EventNews(3, 3, (b"d", b"e", b"f"), True), "c is not kept"
+    last = EventNews(3, 3, (b"d", b"e", b"f"), True)
+    assert log.pop_news() == last, "c is not kept"
+    assert log.pop_news() is None
+    log.put_back(last)
+    assert log.pop_news() == last
     assert log.pop_news() is None
 
 

@@ -81,7 +81,9 @@ async def test_other_process_has_the_same_limits_and_keys(tmp_path: Path) -> Non
             await read(elsewhere, polled.id)
 
 
-async def test_copies_are_dropped_with_their_logs_and_after_a_restart(tmp_path: Path) -> None:
+async def test_copies_are_dropped_with_their_logs_or_responses_and_after_a_restart(
+    tmp_path: Path,
+) -> None:
     file = str(tmp_path / "responses.db")
     first, second = EventCopies(file, "g0"), EventCopies(file, "g1")
     first.write({name: EventNews(0, 0, (b"1", b"2"), False) for name in "ab"}, {"a", "b"})
@@ -101,6 +103,8 @@ async def test_copies_are_dropped_with_their_logs_and_after_a_restart(tmp_path: 
         await anext(following)
     following = second.follow("c", 2)
     assert following and await anext(following) == b"4"
+    second.drop("b")
+    assert first.follow("b", None) is None
     EventCopies(file, "g0")
     with pytest.raises(ServiceError, match="has restarted"):
         await anext(following)
