@@ -96,8 +96,9 @@ async def serve_http(
 
 async def _leave(server: uvicorn.Server, leaves: asyncio.Event) -> None:
     await leaves.wait()
-    for each in server.servers:
-        each.close()
+    if server.started:  # it has no listeners before
+        for each in server.servers:
+            each.close()
     for connection in list(server.server_state.connections):
         connection.shutdown()
 
