@@ -99,7 +99,8 @@ def select_candidates(
 
     A batch arrangement considers all requests. A continuous one considers the running requests and
     the most urgent waiting ones that slots and memory could admit, separately for each model and
-    each length class of its workers, so that a long queue of one never starves another's workers.
+    each length class of its workers, so that a long queue of one never starves another's workers,
+    and apart from those that may wait for a slot of their LoRA adapter.
     O(waiting), vectorised; only the kept requests are sorted.
     """
     arrangement = ARRANGEMENTS[preset.arrangement]

@@ -99,7 +99,7 @@ class Attachment:
         spans: WorkerSpans | None = None,
         adapters: AdapterHost | None = None,
     ):
-        """`on_invalid` is told of each invalid plan. `adapters` loads LoRA adapters; None: the
+        """`on_invalid` is called for each invalid plan. `adapters` loads LoRA adapters; None: the
         engine holds none."""
         self._config = config
         self._adapters = adapters or NoAdapters()

@@ -114,12 +114,16 @@ def _assign_to_idle(
         return assigned, queues
     assigned, free = assigned.copy(), ~candidates.is_running & ~candidates.is_paused_with_kv()
     free[queues.at[queues.filled.runs_next]] = False
+    numbers = queues.numbers
     for i in idle:
+        if not free.any():
+            break
         worker = candidates.workers[i]
         spare = np.flatnonzero(free & (assigned != worker.number))
         spare = spare[can_serve(candidates, worker, spare)]
         spare = spare[np.argsort(candidates.queue_key[spare], kind="stable")]
-        spare = AdapterSlots(candidates, assigned).admit(spare, i)
+        here = np.where(assigned == worker.number, assigned, NOWHERE)  # other slots do not matter
+        spare = AdapterSlots(candidates, here).admit(spare, i)
         spare = spare[: worker.max_running]
         if not len(spare):
             continue
@@ -129,7 +133,7 @@ def _assign_to_idle(
         free[enters] = False
         assigned[enters] = worker.number
         queues = queues.replaced(i, tried)
-        queues = queues.select(assigned[queues.at] == queues.numbers[queues.which])
+        queues = queues.select(assigned[queues.at] == numbers[queues.which])
     return assigned, queues
 
 

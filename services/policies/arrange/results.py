@@ -15,8 +15,8 @@ from services.policies.victim import VICTIMS
 class WorkerParts(NamedTuple):
     """The workers' parts of an arrangement in columns. `at` are candidate positions in any
     order, and `which` the index of each one's worker. Parallel to them are the output at which each
-    stops if it runs next, and which of them do. `numbers`, the KV `peaks` that
-    are expected and `lockstep` are those of each worker."""
+    stops if it runs next, and which of them do. `numbers`, the expected KV `peaks` and `lockstep`
+    are those of each worker."""
 
     numbers: Ints
     at: Ints

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.forecast import Floats, Ints
-from services.policies.snapshot import NOWHERE, Candidates, distinct
+from services.policies.place.eligibility import can_serve_each
+from services.policies.snapshot import NOWHERE, Bools, Candidates, distinct
 
 WAITS_FOR_ADAPTER = -2  # in place of a worker: no slot is free for the request's adapter
 # An adapter takes a slot of a further worker if those that have it have so many times the load.
@@ -26,8 +27,9 @@ class AdapterSlots:
         """`at` has the worker's number of each request that has one already."""
         self._candidates, self._workers = candidates, candidates.workers
         self._limited = _is_limited(candidates)
-        self._used: list[set[int]] = [set() for _ in candidates.workers]
+        self._used: list[set[int]] = []
         if self._limited:
+            self._used = [set() for _ in self._workers]
             there = (at > NOWHERE).nonzero()[0]
             workers = candidates.indices_of(at[there])
             for row, worker in zip(there.tolist(), workers.tolist(), strict=True):
@@ -41,7 +43,8 @@ class AdapterSlots:
         if not adapter:
             return able
         using = [i for i in able if not self._slots(i) or adapter in self._used[i]]
-        free = [i for i in able if i not in using and len(self._used[i]) < self._slots(i)]
+        others = (i for i in able if len(self._used[i]) < self._slots(i))
+        free = [i for i in others if adapter not in self._used[i]]
         if using and free:
             most = SPREAD_LOAD * min(loads[i] for i in free)
             return [i for i in using if loads[i] <= most] or free
@@ -63,6 +66,20 @@ class AdapterSlots:
                 self.take(row, worker)
                 admitted.append(row)
         return np.array(admitted, np.int64)
+
+    def must_wait(self, rows: Ints, free: Sequence[int]) -> Bools:
+        """Which of the requests wait for a slot at every worker that could run them, as the slots
+        are now. `free`: how many more requests each worker may run. O(requests · workers) if slots
+        are scarce."""
+        waits = np.zeros(len(rows), bool)
+        if not self._limited:
+            return waits
+        able = can_serve_each(self._candidates, self._workers, rows) & (np.array(free) > 0)
+        loads = [0.0] * len(self._workers)
+        for nth in self._candidates.jobs.adapter[rows].nonzero()[0].tolist():
+            here = able[nth].nonzero()[0].tolist()
+            waits[nth] = bool(here) and not self.narrow(int(rows[nth]), here, loads)
+        return waits
 
     def _adapter(self, row: int) -> int:
         """0 for a request that needs no slot."""

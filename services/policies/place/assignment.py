@@ -95,10 +95,10 @@ def assign(
     single worker nothing is scored. O(waiting · workers), over at most those slots.
     """
     workers, at = candidates.workers, at.copy()
-    adapters = AdapterSlots(candidates, at)
     fresh = (at == NOWHERE).nonzero()[0]
     if not len(fresh) or not workers:
         return at
+    adapters = AdapterSlots(candidates, at)
     free = free_slots(candidates)
     if len(workers) == 1:
         able = fresh[can_serve(candidates, workers[0], fresh)]
@@ -110,7 +110,9 @@ def assign(
     loads = measure_loads()
     added: tuple[Floats, Floats] | None = None
     if longest_first:
-        fresh, grades = select_placeable(candidates, workers, free, fresh)
+        waits = adapters.must_wait(fresh, free)  # these would hide others that find a slot
+        at[fresh[waits]] = WAITS_FOR_ADAPTER
+        fresh, grades = select_placeable(candidates, workers, free, fresh[~waits])
         adds, scores = loads.added(fresh)
         order = np.lexsort((-adds.min(axis=1), -grades))
         fresh, added = fresh[order], (adds[order], scores[order])

@@ -10,7 +10,7 @@ import grpc
 from grpc import aio
 
 from protos.generated import common_pb2, estimator_pb2, estimator_pb2_grpc
-from services.costs import MAX_S, BatchTiming, CostModel
+from services.costs import BatchTiming, CostModel, is_possible_s
 from services.runtime.codecs.common import decode_cost_model, encode_batch
 from services.runtime.network.delivery import (
     MAX_PER_CALL,
@@ -158,9 +158,9 @@ def _fit(
 
 
 def _is_plausible(model: CostModel) -> bool:
-    """No time is negative or longer than MAX_S, and prefill takes time."""
+    """Each time is possible, and prefill takes time."""
     times = (
         model.base_s, model.prefill_token_s, model.decode_seq_s, model.context_token_s,
         model.offload_token_s, model.upload_token_s, model.quantize_token_s,
     )  # fmt: skip
-    return all(0 <= t <= MAX_S for t in times) and model.prefill_token_s > 0
+    return all(map(is_possible_s, times)) and model.prefill_token_s > 0

@@ -105,7 +105,7 @@ class WorkerReader:
         log.info("worker %s detached", worker_id)
 
     def _fence(self, view: WorkerView) -> None:
-        """Raises ServiceError for a process that another of its name has followed."""
+        """Raises ServiceError for a process while a later one of its name is attached."""
         known = self._workers.get(view.worker_id)
         if known and view.epoch < known.view.epoch:
             log.warning("worker %s is refused: a later process attached as it", view.worker_id)

@@ -32,9 +32,8 @@ class Dialect:
     returns_ids: bool = True  # token ids of the answer
     names_ids: bool = False  # NAME_IDS: ids of the alternatives; their texts may be ambiguous
     constraints: str = ""  # the name of its style in constraints.py; empty: it has none of these
-    reasoning_end: tuple[
-        int, ...
-    ] = ()  # behind which constraints apply; empty: from the first token
+    # Tokens behind which constraints apply; empty: from the first token.
+    reasoning_end: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         prompt = "token ids" if self.takes_ids else "text"

@@ -91,13 +91,22 @@ def test_waiting_for_an_adapter_takes_no_place_of_a_worker() -> None:
     assert placed(given) == [WAITS, WAITS, 1, NOWHERE]
 
 
+def test_requests_that_wait_for_a_slot_hide_no_others_where_the_longest_are_first() -> None:
+    """The two most urgent requests could take both free places, but must wait for a slot."""
+    workers = [worker(number, 1, places=2) for number in (1, 2)]
+    given = asked([(1, 1), (2, 2)], [3, 3, 0, 0], *workers)
+    at = PLACEMENTS["max_min"].assign(given, {"move_gain": 0.0})
+    assert at[2:4].tolist() == [WAITS, WAITS]
+    assert sorted(at[4:].tolist()) == [1, 2]
+
+
 def test_paused_request_stays_where_its_kv_is_and_counts() -> None:
     made = jobs(4, adapter=[1, 2, 3, 2], home=[1, 1, NOWHERE, NOWHERE], held=[9, 9, 0, 0])
     assert placed(candidates(made, [True, False, False, False], worker(1, 2))) == [1, WAITS, 1]
 
 
 def test_requests_behind_many_that_wait_for_a_slot_are_admitted() -> None:
-    """Both reasons to wait are told, and other requests pass those without a slot."""
+    """A request without a slot has its reason to wait, and other requests pass it."""
     made = requests([(1, 1)], [2] * 50 + [0, 1])
     queued, running = np.arange(1, len(made)), np.array([0])
     snapshot = Snapshot(0.0, made, queued, running, (worker(1, 1, places=4),), table(certain(50)))

@@ -23,7 +23,7 @@ async def test_earlier_process_is_refused_while_a_later_one_is_attached() -> Non
         await returning.reading
         assert returning.ended and returning.ended.code() is StatusCode.ALREADY_EXISTS
         assert returning.ended.details() == "a later process attached as worker w"
-        # What it says with its hello has no effect.
+        # Its hello has no effect.
         assert live.service.state.workers["w"].view.epoch == 2
         assert later.ended is None
         later.leave()
@@ -52,7 +52,7 @@ async def test_earlier_process_serves_once_the_later_one_has_left() -> None:
         await attached(live, 1)
 
 
-async def test_gateways_are_told_the_epoch() -> None:
+async def test_gateways_receive_the_epoch() -> None:
     async with running() as live:
         live.worker(epoch=2**63)
         await attached(live, 2**63)

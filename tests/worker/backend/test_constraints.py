@@ -94,7 +94,7 @@ def test_constraint_that_a_server_does_not_have_is_refused(style, source, senten
     assert find_refusal(Prompt("r", (1,), 1, 9, GREEDY), Dialect(constraints=style)) == ""
 
 
-def test_constraint_behind_reasoning_is_told_as_any_other() -> None:
+def test_constraint_behind_reasoning_is_sent_as_any_other() -> None:
     """The server applies it behind the end of the reasoning, here token 7."""
     prompt = constrained(JSON._replace(behind_reasoning=True))
     assert find_refusal(prompt, Dialect(constraints=VLLM, reasoning_end=(7,))) == ""
