@@ -298,8 +298,9 @@ class NewRequest(_message.Message):
     adapter: _builtins.str
     """the LoRA adapter's name; empty: the base model"""
     weight: _builtins.float
-    """The tenant's share against the others, at most 1000. Its requests of another weight are another
-    tenant: clients, which may name tenants, have no weight. 0: the scheduler's setting.
+    """The tenant's share of the service, relative to the others, at most 1000; 0: the scheduler's
+    setting. Requests of one tenant with different weights count as different tenants, so that a
+    client that names a key's tenant takes nothing of its share.
     """
     @_builtins.property
     def sla(self) -> _common_pb2.Sla: ...
@@ -950,8 +951,8 @@ class WorkerHello(_message.Message):
     """
     adapter_turn_steps: _builtins.int
     epoch: _builtins.int
-    """When the worker's process began, in ns of the epoch. A process is refused while a later one of its
-    id is attached.
+    """When the worker began to serve, in ns since 1970. A worker is refused while a later one of its id is
+    attached.
     """
     @_builtins.property
     def profile(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StepTiming]:
