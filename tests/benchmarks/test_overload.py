@@ -72,12 +72,14 @@ def test_most_answers_are_short_and_a_few_are_long():
     assert sum(words[1_800:]) > sum(words[:1_800]) * 0.8  # a tenth has half the words
 
 
+@pytest.mark.slow
 def test_poisson_load_is_ordered_and_has_the_rate():
     load = poisson_load(draw_bodies(1_000, seed=1), rate=50, seed=2)
     due_s = [request.due_s for request in load]
     assert due_s == sorted(due_s) and 18 < due_s[-1] < 22
 
 
+@pytest.mark.slow
 def test_oracle_has_every_prompt_of_the_load(tmp_path: Path):
     """Looked up by the texts that a gateway forwards."""
     path = tmp_path / "lengths.jsonl"

@@ -187,6 +187,7 @@ def test_pending_counts_are_logged_at_exit():
     assert (last["request_id"], last["repeated"]) == ("999", 998)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", ["xml", ""])
 def test_unknown_log_format_is_a_one_line_error(lines: str) -> None:
     command = [sys.executable, "-m", "services.batcher", "--set", f"logging.format={lines}"]

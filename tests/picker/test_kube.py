@@ -150,6 +150,7 @@ async def test_a_watch_that_breaks_off_continues_at_its_version() -> None:
         assert server.asked["list", PODS] == 1
 
 
+@pytest.mark.slow
 async def test_a_version_that_is_gone_lists_again(caplog: pytest.LogCaptureFixture) -> None:
     server = filled()
     async with server.serving() as url, following(url) as source:

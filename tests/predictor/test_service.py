@@ -252,6 +252,7 @@ def test_history_starts_without_model_libraries() -> None:
     assert message.stdout.strip() == b"set()"
 
 
+@pytest.mark.slow
 def test_process_lowers_its_priority() -> None:
     program = (
         "import os, sys; from services.predictor.__main__ import prepare;"

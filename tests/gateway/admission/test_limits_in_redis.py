@@ -129,6 +129,7 @@ async def test_a_cancelled_request_returns_what_it_took(server: RedisServer) -> 
         await admitted(shared)
 
 
+@pytest.mark.slow
 async def test_requests_of_a_gateway_that_is_gone_are_free(server: RedisServer) -> None:
     limits = KeyLimits(concurrent_requests=2)
     async with two_sharing(server, limits) as (one, other):
@@ -144,6 +145,7 @@ async def test_requests_of_a_gateway_that_is_gone_are_free(server: RedisServer) 
     assert not server.client.keys("{test}:gateway*")  # a gateway that stops leaves none
 
 
+@pytest.mark.slow
 async def test_gateways_keep_to_their_parts_while_redis_is_away(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:

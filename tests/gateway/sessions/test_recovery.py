@@ -265,6 +265,7 @@ def resubmissions(harness: Harness, cause: str) -> float | None:
     return registry.get_sample_value("foretoken_resubmissions_total", {"cause": cause})
 
 
+@pytest.mark.slow
 async def test_repeated_loss_without_progress_spends_the_retry_budget() -> None:
     made = run_harness(retry_share=0.0, retry_floor_per_s=0.2)  # two in ten seconds
     async with made as harness, AsyncClient(harness.grpc_address) as client:

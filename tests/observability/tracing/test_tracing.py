@@ -261,6 +261,7 @@ print([name for name in sys.modules if name.startswith(ours)])
 """
 
 
+@pytest.mark.slow
 def test_disabled_tracing_imports_no_sdk() -> None:
     command = [sys.executable, "-c", OFF_IMPORTS]
     message = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

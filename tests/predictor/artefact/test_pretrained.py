@@ -63,6 +63,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["ranker", "blend"])
 async def test_trained_ranker_serves_before_first_outcome(trained: Path, model: str) -> None:
     async with predicting(model, encoder=real_encoder(), artefact=str(trained)) as running:

@@ -106,6 +106,7 @@ def test_no_thrash_after_preemption(policy: str, error: float) -> None:
     assert results.evictions < served("fcfs", error).evictions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ageing_s", "starves"), [(1.0, False), (1e6, True)])
 def test_ageing_ends_starvation(ageing_s: float, starves: bool) -> None:
     """Short requests arrive at 4/3 of the capacity, after a long one. The long request waits no

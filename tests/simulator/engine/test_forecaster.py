@@ -85,6 +85,7 @@ def test_predictor_without_a_fit_forecasts_nothing_or_as_served(pure: bool, sour
         assert [forecast.mean() for forecast in forecasts] == [256, 256]
 
 
+@pytest.mark.slow
 def test_predictor_learns_online_and_is_refitted():
     requests = prompted(400)
     simulation = Simulation(reading("words"), requests)

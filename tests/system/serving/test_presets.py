@@ -135,6 +135,7 @@ def never_evicts(preset: Preset) -> bool:
     return preset.form == "fixed"
 
 
+@pytest.mark.slow
 def test_recorded_load_covers_every_event() -> None:
     reasons = {choice.reason for choices in expected_answers() for choice in choices}
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}

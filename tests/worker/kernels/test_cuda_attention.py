@@ -69,6 +69,7 @@ def sequence_of(length: int) -> Sequence:
     return sequence
 
 
+@pytest.mark.slow
 def test_continued_decode_rows(seed):
     """The same rows decode step after step: the tables on the device are updated at new blocks, in
     a larger table, and after a step that was not prepared."""

@@ -108,6 +108,7 @@ def test_compiled_forward_equals_eager(name: str):
     agree(*compiled(name, "inductor"))
 
 
+@pytest.mark.slow
 def test_every_engine_step_runs_compiled():
     """Prefills and decodes with one row and several, on a separate thread like a worker's."""
     recorder = Recorder()

@@ -223,6 +223,7 @@ async def test_expired_batch_says_which_lines_are_unanswered(tmp_path: Path) -> 
         assert lines["a"]["error"]["code"] == "batch_expired" and not harness.worker.prompts
 
 
+@pytest.mark.slow
 async def test_one_process_runs_the_batches_of_a_folder(tmp_path: Path) -> None:
     async with serving_batches(tmp_path) as one, serving_batches(tmp_path) as two:
         client = client_of(two)
