@@ -23,7 +23,7 @@ set_numba_cache_folder()
 # how to reproduce a failure: many for `make soak`, fewer in CI. None has a deadline: the time of an
 # example depends on the load of the machine.
 settings.register_profile("fixed", deadline=None, derandomize=True, max_examples=40)
-for profile, count in (("fresh", 400), ("sample", 100)):
+for profile, count in (("fresh", 400), ("sample", 60)):
     settings.register_profile(
         profile, deadline=None, derandomize=False, database=None, print_blob=True,
         max_examples=count,
