@@ -61,7 +61,7 @@ EVENTS: Mapping[tuple[Metric, str], tuple[str, ...]] = {
     (gateway.ADAPTERS, "running_lora_adapters"): ("sql", "sql,terse"),
     (gateway.ADAPTERS, "waiting_lora_adapters"): ("", "terse"),
     # Created with the worker's stream (services/worker/unit.py).
-    (worker.INVALID_MESSAGES, "method"): ("Stream",),
+    (worker.INVALID_MESSAGES, "method"): ("Attach", "Stream"),
     (worker.INVALID_MESSAGES, "field"): ("message", "request_id"),
     # Read of the engine's adapters (services/worker/serving.py).
     (worker.ADAPTERS, "state"): ("held", "placed", "waiting"),
