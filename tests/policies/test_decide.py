@@ -104,11 +104,13 @@ def check(snapshot: Snapshot, decision: Decision, preset: Preset) -> None:
 
 
 def check_adapters(snapshot: Snapshot, decision: Decision) -> None:
-    """Adapters that a worker does not run yet begin only in free slots, or after a turn."""
+    """Adapters without a running or paused request at a worker begin there only in free slots, or
+    after a turn."""
     jobs, running = snapshot.jobs, set(snapshot.running.tolist())
     rests = (jobs.home != NOWHERE) & (jobs.held > 0)
+    there = running | set(rests.nonzero()[0].tolist())
     for worker, share in zip(snapshot.workers, decision.workers, strict=True):
-        present = {int(jobs.adapter[r]) for r in running if jobs.home[r] == worker.number} - {0}
+        present = {int(jobs.adapter[r]) for r in there if jobs.home[r] == worker.number} - {0}
         fresh = [row for row in share.run.tolist() if row not in running and not rests[row]]
         turn_s = worker.adapter_turn_s
         late = {int(jobs.adapter[r]) for r in fresh if snapshot.now - jobs.since_s[r] >= turn_s}
