@@ -203,6 +203,7 @@ async def test_a_rotated_token_is_read_again(
     token.write_text("first\n")
     async with server.serving() as url, following(url, token_file=str(token)) as source:
         await until_endpoints(source, "10.0.0.1:8000", "10.0.0.2:8000")
+        await until(lambda: server.asked["watch", PODS] > 0)
         server.tokens = {"second"}
         server.delete(PODS, "a")
         await until_endpoints(source, "10.0.0.2:8000")  # the open watch goes on
