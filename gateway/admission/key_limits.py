@@ -99,23 +99,7 @@ class KeyUsage:
         self, reason: RefusalReason, tokens: int, now_s: float, drain_s: float
     ) -> KeyLimitReached:
         """The refusal by one of the limits. `drain_s`: until the queue is empty."""
-        limits, wait_s = self.limits, 0.0
-        match reason:
-            case RefusalReason.KEY_CONCURRENCY:
-                fault = f"runs its limit of {limits.concurrent_requests} requests at a time"
-            case RefusalReason.KEY_QUEUE:
-                fault = f"would have more than its limit of {limits.queued_tokens} queued tokens"
-                wait_s = drain_s
-            case RefusalReason.KEY_REQUESTS:
-                fault = f"has used its limit of {limits.requests_per_minute} requests a minute"
-                wait_s = self.requests.wait_s(1, now_s) if self.requests else 0.0
-            case _:
-                left = max(0, int(self.tokens.left(now_s))) if self.tokens else 0
-                fault = (
-                    f"has {left} tokens left of its limit of {limits.tokens_per_minute} a minute, "
-                    f"and this request may need {tokens}"
-                )
-                wait_s = self.tokens.wait_s(tokens, now_s) if self.tokens else 0.0
+        fault, wait_s = FAULTS[reason](self, tokens, now_s, drain_s)
         return KeyLimitReached(reason, f"API key {self.name} {fault}", wait_s, self.headers(now_s))
 
     def change(self, change: Change, now_s: float) -> None:
@@ -175,6 +159,39 @@ class KeyUsage:
         if self.tokens and self.tokens.wait_s(tokens, now_s):
             return RefusalReason.KEY_TOKENS
         return None
+
+
+# The sentence of a refusal, and the seconds until such a request is within the limit.
+Fault = tuple[str, float]
+
+
+def _too_many_run(usage: KeyUsage, tokens: int, now_s: float, drain_s: float) -> Fault:
+    return f"runs its limit of {usage.limits.concurrent_requests} requests at a time", 0.0
+
+
+def _too_many_wait(usage: KeyUsage, tokens: int, now_s: float, drain_s: float) -> Fault:
+    return f"would have more than its limit of {usage.limits.queued_tokens} queued tokens", drain_s
+
+
+def _no_request_left(usage: KeyUsage, tokens: int, now_s: float, drain_s: float) -> Fault:
+    wait_s = usage.requests.wait_s(1, now_s) if usage.requests else 0.0
+    return f"has used its limit of {usage.limits.requests_per_minute} requests a minute", wait_s
+
+
+def _too_few_tokens_left(usage: KeyUsage, tokens: int, now_s: float, drain_s: float) -> Fault:
+    left = max(0, int(usage.tokens.left(now_s))) if usage.tokens else 0
+    wait_s = usage.tokens.wait_s(tokens, now_s) if usage.tokens else 0.0
+    limit = usage.limits.tokens_per_minute
+    fault = f"has {left} tokens left of its limit of {limit} a minute, and this request may need"
+    return f"{fault} {tokens}", wait_s
+
+
+FAULTS: Mapping[RefusalReason, Callable[[KeyUsage, int, float, float], Fault]] = {
+    RefusalReason.KEY_CONCURRENCY: _too_many_run,
+    RefusalReason.KEY_QUEUE: _too_many_wait,
+    RefusalReason.KEY_REQUESTS: _no_request_left,
+    RefusalReason.KEY_TOKENS: _too_few_tokens_left,
+}
 
 
 @dataclass(slots=True)
@@ -270,14 +287,14 @@ class KeyLimiter:
             if len(self._usage) >= MAX_KEYS:
                 kept = {name: used for name, used in self._usage.items() if not used.idle(now_s)}
                 self._usage = kept
-            self._usage[key] = KeyUsage(key, limits, self._parts, self._tell, now_s)
+            self._usage[key] = KeyUsage(key, limits, self._parts, self._forward, now_s)
         return self._usage[key]
 
     def running(self) -> Sequence[KeyUsage]:
         """The usage of keys with a request. O(keys)."""
         return [usage for usage in self._usage.values() if usage.running]
 
-    def _tell(self, usage: KeyUsage, change: Change) -> None:
+    def _forward(self, usage: KeyUsage, change: Change) -> None:
         self.report(usage, change)
 
     def _limits_of(self, key: str) -> KeyLimits | None:

@@ -1,4 +1,5 @@
-"""Tells the predictor how requests ended, and refreshes shared forecasts after it learned."""
+"""Sends the endings of requests to the predictor, and refreshes shared forecasts after it has
+learned from them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,8 +16,8 @@ NO_VERSION = -1
 
 
 class Outcomes:
-    """Delivers every outcome once and in order, however long the predictor is away, and tells it
-    which requests ended without one: it keeps a forecast of each.
+    """Delivers every outcome once and in order, however long the predictor is away, and the ids of
+    requests that ended without one: the predictor keeps a forecast of each live request.
 
     `live_answers` returns the answers that have not ended; they go with each call. `refresh` renews
     the shared forecasts and returns whether it succeeded.
