@@ -14,6 +14,7 @@ from grpc import aio
 log = logging.getLogger(__name__)
 
 RETRY_AFTER = "retry-after-s"
+MAX_RETRY_S = 86_400.0  # clients get no longer wait: that of a server without workers is infinite
 Code = grpc.StatusCode
 MALFORMED = object()  # in place of a request that cannot be parsed
 UNREADABLE = "the message cannot be parsed; use the .proto files of this version"
@@ -29,7 +30,7 @@ class ServiceError(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = min(retry_after_s, MAX_RETRY_S)
 
 
 class InvalidArgument(ServiceError):
@@ -53,7 +54,7 @@ def _ignore(field: str) -> None:
 
 class ErrorInterceptor(aio.ServerInterceptor):
     """Turns exceptions of all calls of a server into a status: ServiceErrors into theirs, others
-    into INTERNAL. `on_invalid`, by service, is told of each invalid message."""
+    into INTERNAL. `on_invalid`, by service, is called for each invalid message."""
 
     def __init__(self, on_invalid: Mapping[str, OnInvalid]):
         self._on_invalid = on_invalid
@@ -66,8 +67,8 @@ class ErrorInterceptor(aio.ServerInterceptor):
 
 
 def guard(handler: Any, on_invalid: Callable[[str], None] = _ignore) -> Any:
-    """The method handler, with exceptions turned into a status. `on_invalid` is told the field of
-    an invalid message."""
+    """The method handler, with exceptions turned into a status. `on_invalid` is called with the
+    field of an invalid message."""
     return wrap_handler(
         handler,
         partial(_guard_unary, on_invalid=on_invalid),

@@ -38,7 +38,7 @@ MAX_CONCURRENT_RPCS = 8_192  # of a server; further calls get RESOURCE_EXHAUSTED
 @dataclass(frozen=True)
 class Mount:
     """A servicer, its full name, the generated function that registers it, and interceptors that
-    apply to all calls of the server. `on_invalid` is told of each invalid message to it."""
+    apply to all calls of the server. `on_invalid` is called for each invalid message to it."""
 
     name: str
     add: Callable[[Any, Any], None]

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from math import inf
 from typing import Any
 
 import grpc
@@ -72,6 +73,7 @@ async def downstream(_: Any) -> None:
 
 
 BUSY = ServiceError(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full", retry_after_s=1.5)
+IDLE = ServiceError(grpc.StatusCode.UNAVAILABLE, "no worker is attached", retry_after_s=inf)
 STATUSES = [
     (raising(InvalidArgument("n", "must be 1")), "INVALID_ARGUMENT", "n: must be 1"),
     (raising(BUSY), "RESOURCE_EXHAUSTED", "the queue is full"),
@@ -103,11 +105,16 @@ async def test_exception_becomes_a_status_without_details(
 
 
 @both_ways
-async def test_retry_time_is_in_trailers(way: str) -> None:
-    async with reaching(way, NAME, ADD, Scripted(raising(BUSY))) as channel:
+@pytest.mark.parametrize(
+    ("error", "exact", "rounded"), [(BUSY, "1.5", "2"), (IDLE, "86400", "86400")]
+)
+async def test_retry_time_is_in_trailers(
+    way: str, error: ServiceError, exact: str, rounded: str
+) -> None:
+    async with reaching(way, NAME, ADD, Scripted(raising(error))) as channel:
         with pytest.raises(aio.AioRpcError) as caught:
             await estimator_pb2_grpc.EstimatorStub(channel).GetCostModel(ASK)
-    expected = {"retry-after-s": "1.5", "retry-after": "2"}
+    expected = {"retry-after-s": exact, "retry-after": rounded}
     assert dict(caught.value.trailing_metadata()) == expected
 
 

@@ -212,13 +212,13 @@ def _explain(candidates: Candidates, assigned: Ints, queues: _FilledQueues) -> W
     unassigned = (assigned == NOWHERE).nonzero()[0]
     nowhere = explain_all(candidates, unassigned, WaitReason.NO_WORKER)
     held = (assigned == WAITS_FOR_ADAPTER).nonzero()[0]
-    held_back = WaitExplanations(
-        candidates.rows[held],
-        np.full(len(held), WaitReason.ADAPTER_SLOTS, np.int64),
-        *slots_in_use(candidates, held),
-    )
+    if len(held):
+        reasons = np.full(len(held), WaitReason.ADAPTER_SLOTS, np.int64)
+        used = slots_in_use(candidates, held)
+        held_back = WaitExplanations(candidates.rows[held], reasons, *used)
+        nowhere = WaitExplanations.concatenate([nowhere, held_back])
     waits = (~candidates.is_running[queues.at]).nonzero()[0]
     filled = queues.filled.select(waits)
     columns = filled.reasons, filled.first_values, filled.second_values
     waiting = WaitExplanations(candidates.rows[queues.at[waits]], *columns)
-    return WaitExplanations.concatenate([nowhere, held_back, waiting])
+    return WaitExplanations.concatenate([nowhere, waiting])
