@@ -291,6 +291,7 @@ class Harness:
     worker_server: Server
     grpc_address: str
     http_url: str
+    stack: AsyncExitStack  # closes what a test adds before the servers
 
     @property
     def gateway(self) -> Gateway:
@@ -387,7 +388,7 @@ async def run_harness(
         server = await stack.enter_async_context(listening([mount(front)], "127.0.0.1:0"))
         harness = Harness(
             scheduler, worker, front, scheduler_server, worker_server,
-            f"127.0.0.1:{server.port}", f"http://127.0.0.1:{http_port}",
+            f"127.0.0.1:{server.port}", f"http://127.0.0.1:{http_port}", stack,
         )  # fmt: skip
         await harness.until(lambda: front.ready or not with_worker)
         await harness.until(lambda: bool(scheduler.hellos))

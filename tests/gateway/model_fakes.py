@@ -80,7 +80,7 @@ async def run_models(
         )
         grpc, http = f"127.0.0.1:{server.port}", f"http://127.0.0.1:{port}"
         fakes = {
-            name: Harness(scheduler, worker, front, plan, work, grpc, http)
+            name: Harness(scheduler, worker, front, plan, work, grpc, http, stack)
             for name, (scheduler, worker, plan, work) in made.items()
         }
         running = Models(fakes, front)

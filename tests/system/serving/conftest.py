@@ -1,6 +1,6 @@
 """A server with the demo model, one for each module of tests, and OpenAI's client of it."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from openai import AsyncOpenAI
@@ -15,5 +15,6 @@ def live() -> Iterator[Live]:
 
 
 @pytest.fixture
-def client(live: Live) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{live.http}/v1", api_key="none", max_retries=0)
+async def client(live: Live) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{live.http}/v1", api_key="none", max_retries=0) as made:
+        yield made

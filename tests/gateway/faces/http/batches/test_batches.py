@@ -48,7 +48,9 @@ async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
 
 
 def client_of(harness: Harness, key: str = "none") -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{harness.http_url}/v1", api_key=key, max_retries=0)
+    client = AsyncOpenAI(base_url=f"{harness.http_url}/v1", api_key=key, max_retries=0)
+    harness.stack.push_async_callback(client.close)
+    return client
 
 
 async def upload(client: AsyncOpenAI, content: bytes) -> str:
