@@ -11,8 +11,9 @@ from services.predictor.blend.mixture import WINDOW
 from services.predictor.learning.scorecard import tau_b
 from services.predictor.models.fitting import PARTS, Rows, cross_fit
 from services.predictor.models.nets.crossfit import Ensemble
-from services.predictor.models.nets.net import Net, Preparation, train
+from services.predictor.models.nets.net import Inputs, Net, train
 from services.predictor.models.nets.recipes import RANKER, ScoreModel
+from services.predictor.models.preparation import Preparation
 from services.predictor.models.scale import Scale
 from services.predictor.models.spread import Floats
 
@@ -32,7 +33,7 @@ def fit(
     frame, lengths = train_on.frame, train_on.lengths
     preparation = Preparation.fit(frame, RANKER.view)
     labels = torch.from_numpy(lengths).float()
-    held_inputs = preparation.inputs(held.frame) if held else None
+    held_inputs = Inputs.of(preparation.columns(held.frame)) if held else None
     numbers = count(1)
 
     def tick(share: float) -> None:
@@ -54,7 +55,7 @@ def fit(
             report.note(line)
             return best.offer(tau)
 
-        inputs = preparation.inputs(frame.select_rows(rows))
+        inputs = Inputs.of(preparation.columns(frame.select_rows(rows)))
         targets = labels[torch.from_numpy(rows)]
         train(net, inputs, targets, RANKER.net_loss, options.seed, options.epochs, evaluate)
         best.restore()
@@ -62,7 +63,7 @@ def fit(
         return net
 
     def predict(net: Net, rows: Rows) -> Floats:
-        return net.scores(preparation.inputs(frame.select_rows(rows)))
+        return net.scores(Inputs.of(preparation.columns(frame.select_rows(rows))))
 
     nets, out_of_fold = cross_fit(frame, options.seed, tick, fit_part, predict)
     return _calibrated(Ensemble(preparation, tuple(nets)), out_of_fold[:, 0], train_on)

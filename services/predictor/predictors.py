@@ -1,42 +1,49 @@
 """Predictors by name."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from types import MappingProxyType
 
 from services.predictor.blend.content import ContentPredictor
 from services.predictor.blend.members import FittedMember, HistoryMember, Member
 from services.predictor.interface import Options, Predictor
-from services.predictor.models.fitting import Fit
+from services.predictor.models.fitting import Fit, Fitted, ProgressCallback
+from services.predictor.models.frame import Frame
 from services.predictor.models.history import HistoryPredictor
 from services.predictor.models.oracle import OraclePredictor
+from services.predictor.models.spread import Floats
 
-FITTED = ("ranker", "forest", "trees", "ridge", "classify", "proxy", "words")
+
+@dataclass(frozen=True)
+class LateFit:
+    """A Fit that is imported when it first fits: PyTorch and scikit-learn take seconds to load,
+    and refits run in a process of their own."""
+
+    module: str
+    function: str
+
+    def __call__(self, frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) -> Fitted:
+        fit: Fit = getattr(import_module(f"services.predictor.models.{self.module}"), self.function)
+        return fit(frame, lengths, seed, tick)
+
+
+FITS: dict[str, Fit] = {
+    "ranker": LateFit("nets.recipes", "fit_ranker"),
+    "forest": LateFit("forest", "fit_forest"),
+    "trees": LateFit("forest", "fit_trees"),
+    "ridge": LateFit("ridge", "fit_ridge"),
+    "classify": LateFit("nets.recipes", "fit_classify"),
+    "proxy": LateFit("nets.recipes", "fit_proxy"),
+    "words": LateFit("ridge", "fit_words"),
+}
 ENCODERLESS = frozenset({"words"})  # read words and sizes only, so they need no encoder
 BLEND = ("history", "retrieval", "ranker", "forest", "trees", "ridge")
 
 
-def _fits() -> dict[str, Fit]:
-    """Fit functions by name. Imported on first use: PyTorch and scikit-learn take seconds to load
-    and history needs neither."""
-    from services.predictor.models.forest import fit_forest, fit_trees
-    from services.predictor.models.nets.recipes import fit_classify, fit_proxy, fit_ranker
-    from services.predictor.models.ridge import fit_ridge, fit_words
-
-    return {
-        "ranker": fit_ranker,
-        "forest": fit_forest,
-        "trees": fit_trees,
-        "ridge": fit_ridge,
-        "classify": fit_classify,
-        "proxy": fit_proxy,
-        "words": fit_words,
-    }
-
-
 def _fitted(options: Options, name: str) -> Member:
-    return FittedMember(_fits()[name])
+    return FittedMember(FITS[name])
 
 
 def _retrieval(options: Options, sharpened: bool = True) -> Member:
@@ -51,7 +58,7 @@ MEMBERS: dict[str, Callable[[Options], Member]] = {
     "history": HistoryMember,
     "retrieval": _retrieval,
     "retrieval-plain": partial(_retrieval, sharpened=False),  # as ALISE weights neighbours
-    **{name: partial(_fitted, name=name) for name in FITTED},
+    **{name: partial(_fitted, name=name) for name in FITS},
 }
 
 
@@ -72,7 +79,7 @@ def build_reading(
     if unknown := set(given) - set(names):
         raise ValueError(f"the predictor {name!r} has no {' or '.join(sorted(unknown))}")
     members = {m: given[m] if m in given else MEMBERS[m](options) for m in names}
-    by_words = None if options.pure or name in ENCODERLESS else _fits()["words"]
+    by_words = None if options.pure or name in ENCODERLESS else FITS["words"]
     return ContentPredictor(name, members, options, by_words)
 
 

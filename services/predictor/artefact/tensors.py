@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from services.predictor.models.nets.crossfit import Ensemble
-from services.predictor.models.nets.net import FeatureSelection, Net, Preparation
+from services.predictor.models.nets.net import Net
 from services.predictor.models.nets.recipes import RANKER, ScoreModel
+from services.predictor.models.preparation import FeatureSelection, Preparation
 from services.predictor.models.scale import Scale
 from services.predictor.models.spread import Floats
 

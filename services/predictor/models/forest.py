@@ -5,9 +5,9 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.decomposition import PCA
 from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
 
+from services.predictor.models.axes import Axes, ranks
 from services.predictor.models.fitting import PARTS, Fitted, ProgressCallback, Rows, cross_fit
 from services.predictor.models.frame import Frame, sentences
 from services.predictor.models.spread import Floats, from_samples
@@ -128,34 +128,6 @@ def fit_forest(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback)
 
 
 @dataclass(frozen=True)
-class Axes:
-    """Principal axes of the encoder states and an indicator column per known name."""
-
-    middle: NDArray[np.float32]
-    deviation: NDArray[np.float32]
-    axes: NDArray[np.float32]  # [states, axes]
-    names: tuple[tuple[str, ...], tuple[str, ...]]  # models, applications
-
-    @staticmethod
-    def fit(frame: Frame, count: int) -> "Axes":
-        states = _states(frame)
-        middle, deviation = states.mean(axis=0), states.std(axis=0) + 1e-4
-        scaled = (states - middle) / deviation
-        most = min(count, *scaled.shape)
-        with np.errstate(invalid="ignore"):  # identical states (no encoder) give 0/0
-            found = PCA(most, random_state=0).fit(scaled)  # three times faster than eigh
-        known = (tuple(sorted(set(frame.models))), tuple(sorted(set(frame.applications))))
-        return Axes(middle, deviation, np.ascontiguousarray(found.components_.T), known)
-
-    def columns(self, frame: Frame) -> NDArray[np.float32]:
-        scaled = (_states(frame) - self.middle) / self.deviation
-        given = zip((frame.models, frame.applications), self.names, strict=True)
-        named = [np.array([[n == k for k in known] for n in names]) for names, known in given]
-        flags = [n.reshape(len(frame), -1).astype(np.float32) for n in named]
-        return np.concatenate([scaled @ self.axes, frame.numbers, *flags], axis=1)
-
-
-@dataclass(frozen=True)
 class Trees:
     """Extra-trees on the principal axes."""
 
@@ -180,19 +152,6 @@ def fit_trees(frame: Frame, lengths: Floats, seed: int, tick: ProgressCallback) 
 
     fitted, out_of_fold = cross_fit(frame, seed, tick, fit, lambda g, rows: g.spread(columns[rows]))
     return Fitted(Trees(axes, _merge(fitted)), out_of_fold)
-
-
-def ranks(lengths: Floats) -> Floats:
-    """Rank of each length in (0, 1); ties share their mean rank."""
-    _, inverse, counts = np.unique(lengths, return_inverse=True, return_counts=True)
-    return np.asarray(((np.cumsum(counts) - counts / 2) / len(lengths))[inverse], float)
-
-
-def _states(frame: Frame) -> NDArray[np.float32]:
-    n = len(frame)
-    return np.concatenate(
-        [frame.instruction.reshape(n, -1), frame.user_input.reshape(n, -1)], axis=1
-    )
 
 
 def _merge(fitted: list[QuantileForest]) -> QuantileForest:

@@ -4,12 +4,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.sparse as sparse
-from sklearn.linear_model import Ridge
 
+from services.predictor.models.axes import Axes, ranks
 from services.predictor.models.fitting import Fitted, Model, ProgressCallback, Rows, cross_fit
-from services.predictor.models.forest import Axes, ranks
 from services.predictor.models.frame import Frame
-from services.predictor.models.nets.net import FeatureSelection, Preparation
+from services.predictor.models.preparation import FeatureSelection, Preparation
 from services.predictor.models.scale import Scale
 from services.predictor.models.spread import Floats
 
@@ -40,20 +39,20 @@ class DesignMatrix:
         )
 
     def matrix(self, frame: Frame) -> sparse.csr_matrix:
-        inputs = self.preparation.inputs(frame)
-        ends = np.append(inputs.starts.numpy(), len(inputs.words))
+        columns = self.preparation.columns(frame)
+        ends = np.append(columns.starts, len(columns.words))
         shape = (len(frame), len(self.preparation.idf))
-        bag = sparse.csr_matrix((inputs.weights.numpy(), inputs.words.numpy(), ends), shape)
+        bag = sparse.csr_matrix((columns.weights, columns.words, ends), shape)
         dense = (self.axes.columns(frame) - self.middle) * self.gain
         return sparse.hstack([bag, sparse.csr_matrix(dense)], format="csr")
 
     def product(self, frame: Frame, slopes: Floats) -> Floats:
         """`matrix(frame) @ slopes` without building the matrix, which is faster for few rows."""
-        inputs = self.preparation.inputs(frame)
+        columns = self.preparation.columns(frame)
         words = len(self.preparation.idf)
-        counted = np.append(0.0, np.cumsum(inputs.weights.numpy() * slopes[inputs.words.numpy()]))
-        starts = inputs.starts.numpy()
-        bags = counted[np.append(starts[1:], len(inputs.words))] - counted[starts]
+        counted = np.append(0.0, np.cumsum(columns.weights * slopes[columns.words]))
+        starts = columns.starts
+        bags = counted[np.append(starts[1:], len(columns.words))] - counted[starts]
         dense = (self.axes.columns(frame) - self.middle) * self.gain
         return np.asarray(bags + dense @ slopes[words:], float)
 
@@ -100,6 +99,8 @@ def _fit(
     frame: Frame, visible: Frame, lengths: Floats, seed: int, tick: ProgressCallback
 ) -> Fitted:
     """Fits to `visible`; `frame` defines which rows share a prompt."""
+    from sklearn.linear_model import Ridge  # a second to load; only fits need it
+
     design = DesignMatrix.fit(visible)
     matrix = design.matrix(visible)
 

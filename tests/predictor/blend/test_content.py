@@ -16,6 +16,7 @@ from services.predictor.models import ridge
 from services.predictor.models.fitting import ignore_progress
 from services.predictor.models.frame import Frame
 from services.predictor.models.nets.crossfit import crossfit
+from services.predictor.models.nets.net import Inputs
 from services.predictor.models.nets.recipes import CLASSIFY, RANKER
 from services.predictor.models.retrieval import EmbeddingIndex, Neighbours
 from services.predictor.predictors import BLEND, build
@@ -154,7 +155,7 @@ def test_fused_nets_equal_separate_nets() -> None:
     for recipe in (RANKER, CLASSIFY):
         aims = targets % 7 if recipe is CLASSIFY else targets
         ensemble, _ = crossfit(frame, aims, recipe, 0, lambda _: None)
-        inputs = ensemble.preparation.inputs(frame)
+        inputs = Inputs.of(ensemble.preparation.columns(frame))
         apart = np.mean([net.scores(inputs) for net in ensemble.nets], axis=0)
         assert ensemble.scores(frame) == pytest.approx(apart, abs=1e-4)
 

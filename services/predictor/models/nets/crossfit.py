@@ -11,7 +11,8 @@ from services.predictor.models.fitting import ProgressCallback, Rows, cross_fit
 from services.predictor.models.frame import Frame
 from services.predictor.models.nets.fused import Fused
 from services.predictor.models.nets.losses import Loss
-from services.predictor.models.nets.net import FeatureSelection, Net, Preparation, train
+from services.predictor.models.nets.net import Inputs, Net, train
+from services.predictor.models.preparation import FeatureSelection, Preparation
 from services.predictor.models.spread import Floats
 
 
@@ -37,7 +38,9 @@ class Ensemble:
 
     def scores(self, frame: Frame) -> Floats:
         """[n, outputs]."""
-        return np.asarray(self._fused.scores(self.preparation.inputs(frame)).numpy(), float)
+        return np.asarray(
+            self._fused.scores(Inputs.of(self.preparation.columns(frame))).numpy(), float
+        )
 
     @cached_property
     def _fused(self) -> Fused:
@@ -57,12 +60,12 @@ def crossfit(
     def fit(rows: Rows) -> Net:
         torch.manual_seed(seed)
         net = Net(preparation, recipe.outputs)
-        inputs = preparation.inputs(frame.select_rows(rows))
+        inputs = Inputs.of(preparation.columns(frame.select_rows(rows)))
         train(net, inputs, labels[torch.from_numpy(rows)], recipe.net_loss, seed)
         return net
 
     def predict(net: Net, rows: Rows) -> Floats:
-        return net.scores(preparation.inputs(frame.select_rows(rows)))
+        return net.scores(Inputs.of(preparation.columns(frame.select_rows(rows))))
 
     nets, out_of_fold = cross_fit(frame, seed, tick, fit, predict)
     return Ensemble(preparation, tuple(nets)), out_of_fold

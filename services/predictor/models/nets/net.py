@@ -5,12 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from services.predictor.interface import WORD_COLUMNS
-from services.predictor.models.frame import Frame, sentences
 from services.predictor.models.nets.losses import LIST, Loss
+from services.predictor.models.preparation import Columns, Preparation
 from services.predictor.models.spread import Floats
 
 EpochCallback = Callable[[int], bool]
@@ -26,18 +24,8 @@ _EPOCHS = (6, 15)
 
 
 @dataclass(frozen=True)
-class FeatureSelection:
-    """Features that a net reads."""
-
-    all_layers: bool = True
-    words: bool = True
-    numbers: bool = True
-    names: bool = True  # model and application
-
-
-@dataclass(frozen=True)
 class Inputs:
-    """Tensors of a batch; the bag of words in EmbeddingBag's format."""
+    """Columns of a batch as tensors."""
 
     dense: Tensor
     names: Tensor  # [n, 2]: model, application; 0 is unknown
@@ -45,55 +33,12 @@ class Inputs:
     starts: Tensor
     weights: Tensor
 
-
-@dataclass(frozen=True)
-class Preparation:
-    """Converts a Frame to Inputs with the vocabulary, names, means and deviations of the training
-    set."""
-
-    view: FeatureSelection
-    known: NDArray[np.int32]  # [WORD_COLUMNS]: index of a word, 0 when seen less than twice
-    idf: NDArray[np.float32]  # by word index
-    names: dict[str, int]
-    middle: NDArray[np.float32]
-    deviation: NDArray[np.float32]
-
     @staticmethod
-    def fit(frame: Frame, view: FeatureSelection) -> "Preparation":
-        counts = np.bincount(frame.words, minlength=WORD_COLUMNS)
-        common = counts >= 2
-        known = np.where(common, np.cumsum(common), 0).astype(np.int32)
-        idf = np.log(max(len(frame), 2) / (1 + counts[common])).clip(1e-3)
-        models = {f"model {n}" for n in frame.models}
-        names = sorted(models | {f"application {n}" for n in frame.applications})
-        dense = _dense(frame, view)
-        return Preparation(
-            view,
-            known,
-            np.concatenate([[0.0], idf]).astype(np.float32),
-            {name: place for place, name in enumerate(names, start=1)},
-            dense.mean(axis=0),
-            dense.std(axis=0) + 1e-4,
-        )
-
-    def inputs(self, frame: Frame) -> Inputs:
-        places = self.known[frame.words]
-        rows = np.repeat(np.arange(len(frame)), np.diff(frame.starts))[places > 0]
-        places = places[places > 0]
-        weights = self.idf[places]
-        norms = np.sqrt(np.bincount(rows, weights**2, len(frame))) + 1e-9
-        known = self.names.get
-        names = [
-            (known(f"model {m}", 0), known(f"application {a}", 0))
-            for m, a in zip(frame.models, frame.applications, strict=True)
-        ]
-        return Inputs(
-            torch.from_numpy((_dense(frame, self.view) - self.middle) / self.deviation),
-            torch.tensor(names),
-            torch.from_numpy(places.astype(np.int64)),
-            torch.from_numpy(np.searchsorted(rows, np.arange(len(frame)))),
-            torch.from_numpy((weights / norms[rows]).astype(np.float32)),
-        )
+    def of(columns: Columns) -> "Inputs":
+        """Shares the memory of `columns`."""
+        return Inputs(*map(torch.from_numpy, (
+            columns.dense, columns.names, columns.words, columns.starts, columns.weights
+        )))  # fmt: skip
 
 
 class Net(nn.Module):
@@ -230,14 +175,3 @@ def _dropped(inputs: Inputs, generator: torch.Generator) -> Inputs:
     """Drops random words, so that the net does not depend on single words."""
     kept = torch.rand(len(inputs.weights), generator=generator) >= _WORD_DROPOUT
     return Inputs(inputs.dense, inputs.names, inputs.words, inputs.starts, inputs.weights * kept)
-
-
-def _dense(frame: Frame, view: FeatureSelection) -> NDArray[np.float32]:
-    n = len(frame)
-    if view.all_layers:
-        parts = [frame.instruction.reshape(n, -1), frame.user_input.reshape(n, -1)]
-    else:
-        parts = [sentences(frame.instruction), sentences(frame.user_input)]
-    if view.numbers:
-        parts.append(frame.numbers)
-    return np.concatenate(parts, axis=1)

@@ -8,7 +8,7 @@ from services.predictor.models.fitting import Fitted, ProgressCallback
 from services.predictor.models.frame import Frame
 from services.predictor.models.nets.crossfit import Ensemble, Recipe, crossfit
 from services.predictor.models.nets.losses import CLASSES, cross_entropy, l1, list_mle
-from services.predictor.models.nets.net import FeatureSelection
+from services.predictor.models.preparation import FeatureSelection
 from services.predictor.models.scale import Scale
 from services.predictor.models.spread import LEVELS, Floats
 
