@@ -76,6 +76,8 @@ class Lines:
     def running_sums(self, values: Floats | Ints) -> Floats:
         """Sums over each line up to each job, of values (…, jobs)."""
         upto = _upto(values)
+        if len(self.sizes) == 1:
+            return upto[..., 1:]
         sums: Floats = upto[..., 1:] - upto.take(self.starts, axis=-1).take(self.which, axis=-1)
         return sums
 
