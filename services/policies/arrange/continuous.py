@@ -61,18 +61,21 @@ class _FilledQueues:
 
     def replaced(self, i: int, other: "_FilledQueues") -> "_FilledQueues":
         """With the only queue of `other` as that of the worker of index `i`."""
-        rest = self.select(self.which != i)
-        which = np.concatenate([rest.which, np.full(len(other.at), i)])
+        both = self.select(self.which != i).joined(other, np.array([i]))
+        return both.select(stable_order(both.which))
+
+    def joined(self, other: "_FilledQueues", of: Ints) -> "_FilledQueues":
+        """Those of `other` as the queues of the workers of the indices `of`, which have none here,
+        then these."""
         peaks = self.filled.peaks.copy()
-        peaks[i] = other.filled.peaks[0]
-        both = _FilledQueues(
+        peaks[of] = other.filled.peaks
+        return _FilledQueues(
             self.workers,
-            np.concatenate([rest.at, other.at]),
-            which,
-            np.concatenate([rest.limits, other.limits]),
-            rest.filled.followed_by(other.filled, peaks),
+            np.concatenate([other.at, self.at]),
+            np.concatenate([of[other.which], self.which]),
+            np.concatenate([other.limits, self.limits]),
+            other.filled.followed_by(self.filled, peaks),
         )
-        return both.select(stable_order(which))
 
 
 def arrange_continuous(
@@ -148,25 +151,20 @@ def _fill_queues(
 ) -> _FilledQueues:
     """The queues of these workers, filled. Where all requests run and need no memory again, all
     continue, and nothing depends on their order or their memory: these queues come last."""
-    form = FORMS[preset.form]
-    waits = which if form.renews else which[~candidates.is_running[at]]
+    waits = which if FORMS[preset.form].renews else which[~candidates.is_running[at]]
     asks = np.bincount(waits, minlength=len(workers)) > 0
+    if asks.all():
+        return _fill(candidates, workers, at, which, forecasts, preset, rng)
     asked = asks[which]
-    own, of = at[asked], (asks.cumsum() - 1)[which[asked]]
-    waiting_last = np.arange(len(own)) + len(own) * ~candidates.is_running[own]
-    order = sorted_order(candidates.queue_key[own], waiting_last)
-    own = own[order[stable_order(of[order])]]
-    at = np.concatenate([own, at[~asked]])
-    which = np.concatenate([which[asked], which[~asked]])
-    limits = SLICES[preset.slice].limits(candidates, _numbers(workers)[which], at, preset.params)
-    filled = FillResult.all_run(len(at) - len(own), len(workers))
-    if len(own):
-        some = tuple(compress(workers, asks))
-        part = _fill(candidates, some, own, of, limits[: len(own)], forecasts, preset, rng)
-        peaks = filled.peaks
-        peaks[asks] = part.peaks
-        filled = part.followed_by(filled, peaks)
-    return _FilledQueues(workers, at, which, limits, filled)
+    at_rest, which_rest = at[~asked], which[~asked]
+    limits = _limits(candidates, workers, at_rest, which_rest, preset)
+    filled = FillResult.all_run(len(at_rest), len(workers))
+    rest = _FilledQueues(workers, at_rest, which_rest, limits, filled)
+    if not asked.any():
+        return rest
+    some, of = tuple(compress(workers, asks)), (asks.cumsum() - 1)[which[asked]]
+    own = _fill(candidates, some, at[asked], of, forecasts, preset, rng)
+    return rest.joined(own, asks.nonzero()[0])
 
 
 def _fill(
@@ -174,33 +172,44 @@ def _fill(
     workers: _Workers,
     at: Ints,
     which: Ints,
-    limits: Ints,
     forecasts: ForecastTable,
     preset: Preset,
     rng: np.random.Generator,
-) -> FillResult:
-    """Fills queues of which none is empty, and which are in order."""
+) -> _FilledQueues:
+    """Fills queues of which none is empty. O(jobs log jobs)."""
+    waiting_last = np.arange(len(at)) + len(at) * ~candidates.is_running[at]
+    order = sorted_order(candidates.queue_key[at], waiting_last)
+    at = at[order[stable_order(which[order])]]
+    limits = _limits(candidates, workers, at, which, preset)
     jobs, is_running = candidates.jobs.select(at), candidates.is_running[at]
     here = jobs.home == _numbers(workers)[which]
-    if (jobs.held[~here] | jobs.blocks[~here]).any():  # KV elsewhere does not count here
+    away = (~here).nonzero()[0]
+    if (jobs.held[away] | jobs.blocks[away]).any():  # KV elsewhere does not count here
         held, blocks = np.where(here, jobs.held, 0), np.where(here, jobs.blocks, 0)
         jobs = jobs.replaced(held=held, blocks=blocks)
     held_fast = RESIDENCIES[preset.residency].held_fast
-    lines = Lines.consecutive(np.bincount(which, minlength=len(workers)))
+    lines = Lines(np.arange(len(at)), which, np.bincount(which, minlength=len(workers)))
     slots = np.array([worker.max_running for worker in workers])
     # A queue is filled from its front: no waiting request behind as many as there are slots runs.
     in_reach = held_fast | is_running | (lines.nth <= slots[which])
     tables = forecasts, candidates.numbers
     queues = WorkerQueues(jobs, is_running, limits, workers, lines, *tables, in_reach)
     demand = FORMS[preset.form].demand(queues, preset.params, rng)
-    first = lines.starts.copy()  # waiting request, if one waits
-    waits = lines.first(~is_running)
-    first[which[waits]] = waits
+    first = lines.first(~is_running)  # waiting request, if one waits
+    first = lines.starts + np.where(first < lines.sizes, first, 0)
     alone = jobs.longest_at(first) <= np.array([worker.kv_tokens for worker in workers])
-    if not held_fast:
-        return fill(lines, is_running, demand, slots, alone)
-    holds = is_running | (candidates.is_paused_with_kv()[at] & here)
-    return fill_slots(lines, is_running, holds, demand, slots, alone)
+    if held_fast:
+        holds = is_running | (candidates.is_paused_with_kv()[at] & here)
+        filled = fill_slots(lines, is_running, holds, demand, slots, alone)
+    else:
+        filled = fill(lines, is_running, demand, slots, alone)
+    return _FilledQueues(workers, at, which, limits, filled)
+
+
+def _limits(
+    candidates: Candidates, workers: _Workers, at: Ints, which: Ints, preset: Preset
+) -> Ints:
+    return SLICES[preset.slice].limits(candidates, _numbers(workers)[which], at, preset.params)
 
 
 def _numbers(workers: _Workers) -> Ints:

@@ -47,9 +47,9 @@ class Demand(ABC):
         fits: Bools = self.held[later.jobs] <= room[later.which]
         return fits
 
-    def refusal(self, lines: Lines, need: Floats) -> tuple[Ints, Floats, Floats]:
-        """Why the last of each line does not fit behind the others, where all together need `need`
-        KV tokens, and the two numbers of the reason."""
+    def refusal(self, lines: Lines, front: Ints, need: Floats) -> tuple[Ints, Floats, Floats]:
+        """Why the job behind the first `front` of each line does not fit, where all together need
+        `need` KV tokens, and the two numbers of the reason."""
         return np.full(len(need), WaitReason.MEMORY), need, self.limits
 
 

@@ -69,40 +69,34 @@ def fill(lines: Lines, is_running: Bools, demand: Demand, slots: Ints, alone: Bo
     would find more room for it. A few passes over the jobs, O(jobs) each, and one more for each
     running request of a queue that would fit alone, but not beside those before it."""
     nth, which, sizes = lines.nth, lines.which, lines.sizes
-    slots = np.minimum(slots, demand.slots)
-    stays = is_running if demand.due is None else is_running & ~demand.due
-    base, first = sizes.copy(), lines.first(~stays)
-    base[which[first]] = nth[first]
+    waits, slots = ~is_running, np.minimum(slots, demand.slots)
+    asks = waits if demand.due is None else waits | demand.due  # the others simply stay
+    base = lines.first(asks)
     reach = np.maximum(np.minimum(sizes, slots) - base, 0)
-    head = lines.select(nth <= (base + reach)[which])
+    head = lines.upto(base + reach + 1)
     fits, need = demand.count_fitting(head, base, reach)
-    opens = (fits < reach) & (base + fits == 0) & (lines.count(stays) == 0)
-    opens &= alone | (lines.count(is_running & (nth == 0)) > 0)
-    fits[opens] = 1
-    front = base + fits
+    opens = (fits < reach) & (base + fits == 0)
+    if opens.any():
+        opens &= alone | (lines.count(is_running & (nth == 0)) > 0)
+        fits[opens & (lines.count(~asks) == 0)] = 1
+    front, stopped = base + fits, fits < reach
     ahead = nth < front[which]
-    entering = ahead & ~is_running
-    changes = lines.count(entering) > 0
-    if demand.due is not None:
-        changes[:] = True
-    runs_next = is_running.copy()
-    if changes.any():
-        here = changes[which]
-        behind = here & ~ahead & is_running
-        runs_next[here] = ahead[here]
-        runs_next[_behind(demand, lines.select(here & ahead), lines.select(behind), slots)] = True
-    at_front = ~is_running & (nth == front[which])
-    # Running requests up to the one that does not fit stay; waiting ones are only behind it.
-    stopped = fits < reach
-    refused = stopped & (lines.count(at_front) > 0)
-    full = lines.first(~is_running & ~ahead & ~stopped[which])
+    # The first that asks is a waiting one, unless running ones are due.
+    changes = fits > 0 if demand.due is None else np.ones(len(sizes), bool)
+    here = changes[which]
+    runs_next = np.where(here, ahead, is_running)
+    behind = here & is_running & ~ahead
+    if behind.any():
+        kept, later = lines.select(here & ahead), lines.select(behind)
+        runs_next[_behind(demand, kept, later, slots)] = True
     peaks = _peaks(lines, runs_next, ahead, demand, need, fits)
-    refusal = demand.refusal(
-        lines.select((nth <= front[which]) & refused[which]), need(fits + refused)
-    )
-    refused_at = (at_front & refused[which]).nonzero()[0]
+    # Running requests up to the one that does not fit stay; waiting ones are only behind it.
+    full = lines.places(lines.first(waits, front), ~stopped)
+    refused = lines.places(front, stopped)
+    refused = refused[waits[refused]]
+    refusal = demand.refusal(head, front, need(fits + stopped)) if len(refused) else None
     return _explained(
-        lines, runs_next, entering, peaks, demand.limits, full, slots, refused_at, refusal
+        lines, runs_next, waits & ahead, peaks, demand.limits, full, slots, refused, refusal
     )
 
 
@@ -117,28 +111,24 @@ def fill_slots(
     fresh = lines.sizes - base
     order = Lines(stable_order(2 * which + ~holds), which, lines.sizes)
     reach = np.minimum(fresh, slots)
-    head = order.select(order.nth <= (base + reach)[which])
+    head = order.upto(base + reach + 1)
     fits, need = demand.count_fitting(head, base, reach)
     opens = (fits == 0) & alone & (base == 0) & (slots > 0)
     fits[opens] = np.minimum(1, fresh[opens])
-    front = base + fits
+    front, stopped = base + fits, fits < reach
     able = np.zeros(len(which), bool)
     able[order.jobs[order.nth < front[which]]] = True
     runs_next = able & (lines.running_sums(able) <= slots[which])
-    entering = runs_next & ~is_running
-    waits = lines.first(~runs_next & ~is_running)
+    waits = ~is_running & ~runs_next
     at_front = np.zeros(len(which), bool)
-    at_front[order.jobs[order.nth == front[which]]] = True
-    stopped = fits < reach
-    is_refused = at_front[waits] & stopped[which[waits]]
-    refused_at, full = waits[is_refused], waits[~is_refused]
-    refused = np.zeros(len(slots), bool)
-    refused[which[refused_at]] = True
-    refusal = demand.refusal(
-        order.select((order.nth <= front[which]) & refused[which]), need(fits + refused)
-    )
+    at_front[order.jobs[order.places(front, stopped)]] = True
+    first = lines.first(waits)
+    first = lines.places(first, first < lines.sizes)
+    refused, full = first[at_front[first]], first[~at_front[first]]
+    refusal = demand.refusal(head, front, need(fits + stopped)) if len(refused) else None
+    enters = runs_next & ~is_running
     return _explained(
-        lines, runs_next, entering, need(fits), demand.limits, full, slots, refused_at, refusal
+        lines, runs_next, enters, need(fits), demand.limits, full, slots, refused, refusal
     )
 
 
@@ -166,9 +156,9 @@ def _peaks(
 ) -> Floats:
     """Tokens that the jobs of each queue which run next need together: of `need` where all of these
     are ahead of the front."""
-    peaks = need(fits)
-    more = lines.count(runs_next & ~ahead) > 0
-    if more.any():
+    peaks, later = need(fits), runs_next & ~ahead
+    if later.any():
+        more = lines.count(later) > 0
         rows = lines.select(runs_next & more[lines.which])
         none = np.zeros_like(rows.sizes)
         peaks = np.where(more, demand.count_fitting(rows, rows.sizes, none)[1](none), peaks)
@@ -178,24 +168,31 @@ def _peaks(
 def _explained(
     lines: Lines,
     runs_next: Bools,
-    entering: Bools,
+    enters: Bools,
     peaks: Floats,
     limits: Floats,
     full: Ints,
     slots: Ints,
     refused: Ints,
-    refusal: tuple[Ints, Floats, Floats],
+    refusal: tuple[Ints, Floats, Floats] | None,
 ) -> FillResult:
-    """The result, with the reasons of the `entering` jobs, of those that are first behind all slots
+    """The result, with the reasons of the jobs that enter, of those that are first behind all slots
     (`full`), and of the `refused` ones; all others wait behind one of these."""
     which = lines.which
-    reasons = np.full(len(which), WaitReason.BLOCKED, np.int64)
+    reasons = np.full(len(which), int(WaitReason.BLOCKED))
     first, second = lines.nth.astype(float), np.zeros(len(which))
-    for at, (why, one, other) in (
-        (entering.nonzero()[0], (np.full(len(slots), WaitReason.ADMITTED), peaks, limits)),
-        (full, (np.full(len(slots), WaitReason.SLOTS), lines.count(runs_next), slots)),
-        (refused, refusal),
-    ):
-        of = which[at]
-        reasons[at], first[at], second[at] = why[of], one[of], other[of]
+    entering = enters.nonzero()[0]
+    of = which[entering]
+    reasons[entering], first[entering], second[entering] = (
+        WaitReason.ADMITTED,
+        peaks[of],
+        limits[of],
+    )
+    if len(full):
+        of = which[full]
+        reasons[full], second[full] = WaitReason.SLOTS, slots[of]
+        first[full] = lines.count(runs_next)[of]
+    if refusal:
+        of = which[refused]
+        reasons[refused], first[refused], second[refused] = (each[of] for each in refusal)
     return FillResult(runs_next, reasons, first, second, peaks)

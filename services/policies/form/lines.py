@@ -42,12 +42,25 @@ class Lines:
         """How many of each line are marked."""
         return np.bincount(self.which[marked], minlength=len(self.sizes))
 
-    def first(self, marked: Bools) -> Ints:
-        """The places here of the first marked job of each line that has one."""
-        at = marked.nonzero()[0]
-        which, begins = self.which[at], np.ones(len(at), bool)
-        np.not_equal(which[1:], which[:-1], out=begins[1:])
-        return at[begins]
+    def first(self, marked: Bools, front: Ints | int = 0) -> Ints:
+        """How many jobs each line has before its first marked one at or behind the place `front`;
+        all of them without one."""
+        at = np.concatenate([marked.nonzero()[0], [len(marked)]])
+        places: Ints = at[at.searchsorted(self.starts + front)] - self.starts
+        return np.minimum(places, self.sizes)
+
+    def places(self, nth: Ints, lines: Bools) -> Ints:
+        """The places here of the job that has so many before it, of each of these lines that has
+        such a job."""
+        at: Ints = (self.starts + nth)[lines & (nth < self.sizes)]
+        return at
+
+    def upto(self, count: Ints) -> "Lines":
+        """So many of the first jobs of each line."""
+        if (count >= self.sizes).all():
+            return self
+        kept = self.nth < count[self.which]
+        return Lines(self.jobs[kept], self.which[kept], np.minimum(count, self.sizes))
 
     def select(self, marked: Bools) -> "Lines":
         """The marked jobs."""
@@ -63,6 +76,8 @@ class Lines:
     def running_sums(self, values: Floats | Ints) -> Floats:
         """Sums over each line up to each job, of values (…, jobs)."""
         upto = _upto(values)
+        if len(self.sizes) == 1:
+            return upto[..., 1:]
         sums: Floats = upto[..., 1:] - upto.take(self.starts, axis=-1).take(self.which, axis=-1)
         return sums
 

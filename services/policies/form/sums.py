@@ -51,11 +51,11 @@ class StepBudgetDemand(Demand):
         starts = kept.sums(self.cost[kept.jobs]) < self.budget
         return Demand.able(self, kept, later) & starts[later.which]
 
-    def refusal(self, lines: Lines, need: Floats) -> tuple[Ints, Floats, Floats]:
-        short = need > self.limits
+    def refusal(self, lines: Lines, front: Ints, need: Floats) -> tuple[Ints, Floats, Floats]:
+        short, upto = need > self.limits, lines.upto(front + 1)
         return (
             np.where(short, WaitReason.MEMORY, WaitReason.STEP_BUDGET),
-            np.where(short, need, lines.sums(self.cost[lines.jobs])),
+            np.where(short, need, upto.sums(self.cost[upto.jobs])),
             np.where(short, self.limits, self.budget),
         )
 

@@ -118,7 +118,9 @@ def least_ratio(
     best, at, before = np.full(count, np.inf), np.arange(count), np.zeros((3, count))
     for begin in range(0, MAX_POINTS, WINDOW):
         lengths, seconds, masses = spread(at, begin, WINDOW)
-        sums = np.stack([masses, gained(masses, lengths), masses * seconds], axis=1)
+        sums = np.empty((WINDOW, 3, len(at)))
+        sums[:, 0], sums[:, 1] = masses, gained(masses, lengths)
+        np.multiply(masses, seconds, out=sums[:, 2])
         sums[0] += before
         chance, gain, spent = running_sums(sums).swapaxes(0, 1)
         rest = 1.0 - chance

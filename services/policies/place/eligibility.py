@@ -74,6 +74,8 @@ def select_placeable(
 
 def _fitting(grades: list[int], room: list[int]) -> list[int]:
     """Positions that can be placed, the first first; `room[g]` is for grades of at least g."""
+    if len(room) == 1:
+        return list(range(min(len(grades), room[0])))
     room, fitting = list(room), []
     for at, grade in enumerate(grades):
         if min(room[: grade + 1]) > 0:
