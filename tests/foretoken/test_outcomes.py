@@ -88,16 +88,19 @@ async def test_sources_are_counted_while_a_server_writes_the_log(where: str) -> 
     assert "--set log.leave_out=NAME" in " ".join(found[7:])
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> str:
-    """A log that no server has open."""
-    path = str(tmp_path / "demo" / "outcomes.sqlite")
+def write(path: Path, rows: list[Row]) -> str:
+    """The path of a log that no server has open."""
 
     async def write() -> None:
-        await (await written(path, ROWS)).close()
+        await (await written(str(path), rows)).close()
 
     asyncio.run(write())
-    return path
+    return str(path)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    return write(tmp_path / "demo" / "outcomes.sqlite", ROWS)
 
 
 def test_times_are_printed_latest_first_and_rows_are_bounded(log: str) -> None:
@@ -116,8 +119,7 @@ def test_reading_leaves_the_files_as_they_are(log: str) -> None:
 
 
 def test_application_of_a_client_does_not_reach_the_terminal_as_it_is(tmp_path: Path) -> None:
-    path = str(tmp_path / "log")
-    asyncio.run(written(path, [row("k", "s", "\x1b[2J\n" + "a" * 90)]))
+    path = write(tmp_path / "log", [row("k", "s", "\x1b[2J\n" + "a" * 90)])
     assert lines(path)[2].startswith("s k ?[2J?aaa") and "…" in lines(path)[2]
 
 
