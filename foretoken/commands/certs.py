@@ -20,18 +20,26 @@ def certs(
         list[str] | None,
         _option("Host name or IP address that workers announce, or *.DOMAIN. Repeatable.", "HOST"),
     ] = None,
+    more: Annotated[
+        list[str] | None,
+        _option(
+            "One more certificate of a role, for one of several services: outcomes are stored with "
+            "this name of their scheduler. Repeatable.",
+            "ROLE-NAME",
+        ),
+    ] = None,
 ) -> None:
     """Make a certificate of each service, by an authority of this deployment.
 
     A service needs tls.cert=DIR/ROLE.pem, tls.key=DIR/ROLE.key and tls.ca=DIR/ca.pem; ROLE is `all`
     for `foretoken serve --separate`. Run the command again before they expire, with
-    the same hosts: services read changed files again. ca.key can make a certificate of any role; no
-    service needs it.
+    the same options: services read changed files again. ca.key can make a certificate of any role;
+    no service needs it.
     """
     from foretoken.running.certificates import make_certificates
 
     try:
-        names = make_certificates(folder, days, host or ())
+        names = make_certificates(folder, days, host or (), more or ())
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot make certificates in {folder}: {error}") from None
     print(f"{folder}: ca.pem, and .pem and .key of {', '.join(names)}; expire in {days} days")

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -26,6 +26,7 @@ AUTHORITY = "ca"
 AUTHORITY_TIMES = 10  # as long as its certificates
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 HOST = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")  # `*.` stands for any first label
+SUFFIX = re.compile(r"[A-Za-z0-9._-]{1,40}")
 EARLIER = timedelta(minutes=5)  # valid before now, for machines with slow clocks
 BOTH_SIDES = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 
@@ -37,17 +38,33 @@ class Signed(NamedTuple):
     key: ec.EllipticCurvePrivateKey
 
 
-def make_certificates(folder: Path, days: int, hosts: Sequence[str] = ()) -> Sequence[str]:
-    """Writes NAME.pem and NAME.key of each role and of `all`, signed by the authority in the
-    folder, which is made if there is none. `hosts`: names and addresses that workers may announce,
-    besides this machine's loopback address. Returns the names. Raises OSError and ValueError."""
+def make_certificates(
+    folder: Path, days: int, hosts: Sequence[str] = (), more: Sequence[str] = ()
+) -> Sequence[str]:
+    """Writes NAME.pem and NAME.key of each role, of `all` and of `more`, ROLE-SUFFIX, signed by the
+    authority in the folder, which is made if there is none. `hosts`: names and addresses that
+    workers may announce, besides this machine's loopback address. Returns the names. Raises OSError
+    and ValueError."""
     announced = [_host_name(host) for host in (*LOOPBACK, *hosts)]
+    roles: dict[str, list[Role]] = {**{role: [role] for role in Role}, ALL: list(Role)}
+    roles |= {name: roles[_base_name(name, roles)] for name in more}
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority = _read(folder) or _make_authority(folder, days * AUTHORITY_TIMES)
-    roles: dict[str, list[Role]] = {**{role: [role] for role in Role}, ALL: list(Role)}
     for name, held in roles.items():
         _write(folder, name, _make(name, held, announced, authority, days))
     return list(roles)
+
+
+def _base_name(name: str, known: Iterable[str]) -> str:
+    """The part before the dash. Raises ValueError if it is not known, or the rest is invalid."""
+    base, _, suffix = name.partition("-")
+    if base not in known:
+        raise ValueError(f"{name!r} does not begin with a role and a dash: {', '.join(known)}")
+    if not SUFFIX.fullmatch(suffix):
+        raise ValueError(
+            f"{name!r} needs 1 to 40 letters, digits, dots, dashes or underscores after {base}-"
+        )
+    return base
 
 
 def _make_authority(folder: Path, days: int) -> Signed:

@@ -42,6 +42,23 @@ def keeping_outcomes(state_dir: str, models: Sequence[Sections]) -> Iterator[lis
         yield [{**overrides, "log": _log(state_dir, overrides, held)} for overrides in models]
 
 
+def find_outcomes(where: str) -> list[Path]:
+    """The files of outcomes at `where`: a file, the folder of a model, or that of several servers;
+    empty: the user's state folder. Raises ConfigError if there are none."""
+    place = Path(where).expanduser() if where else _user_folder()
+    known = place, place / OUTCOMES, *sorted(place.glob(f"*/{OUTCOMES}"))
+    try:
+        found = [path for path in known if path.is_file()]
+    except OSError as error:
+        raise ConfigError(f"cannot read {place}: {error.strerror}") from None
+    if not found:
+        raise ConfigError(
+            f"there are no outcomes in {place}: name the file or URL of log.path, or the folder of "
+            "--state-dir"
+        )
+    return found
+
+
 def _log(state_dir: str, overrides: Sections, held: ExitStack) -> dict[str, str]:
     given = overrides["log"]
     is_given = "path" in load(LogConfig, given).model_fields_set

@@ -194,6 +194,23 @@ QUEUE_SATURATED = Alert(
 4. Check that clients honour Retry-After. Early retries are refused without parsing.
 """,
 )
+LIMITS_NOT_SHARED = Alert(
+    "ForetokenKeyLimitsNotShared",
+    (Condition(RULES.gauge(gateway.LIMITS_SHARED, agg="min"), "==", 0),),
+    "5m",
+    TICKET,
+    "A gateway does not share the limits of API keys",
+    "It has not reached Redis for 5 minutes. It keeps to its part of each limit, by the number of "
+    "gateways that it knew last: a key whose requests reach few gateways has less than its limit.",
+    """\
+1. Check the gateway's log: a warning names the address and the cause.
+2. Check that Redis runs and answers PING, and that the gateway reaches it (gateway.limits_url, \
+NetworkPolicies). Its user needs the commands that gateway/admission/shared_limits.py lists.
+3. If Redis runs but is slow, or the event loops of gateways are busy, raise gateway.limits_wait_s.
+4. Do not restart the gateways: they share the limits again once Redis is back. A gateway that \
+starts without Redis knows only the gateways of its own server, and divides the limits by those.
+""",
+)
 FORECAST_DRIFT = Alert(
     "ForetokenForecastDrift",
     (
@@ -300,6 +317,7 @@ ALERTS = (
     SERVING_DOWN,
     PROCESS_DOWN,
     QUEUE_SATURATED,
+    LIMITS_NOT_SHARED,
     FORECAST_DRIFT,
     FORECAST_COVERAGE,
     COST_MODEL_DRIFT,

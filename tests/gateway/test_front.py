@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from grpc import aio
 
 from foretoken import AsyncClient, InvalidRequest
 from protos.generated import common_pb2 as common
+from protos.generated import gateway_pb2, gateway_pb2_grpc
 from protos.generated import scheduler_pb2 as sched
 from services.runtime.errors import Code, ServiceError
 from tests.gateway.gateway_fakes import FakeScheduler, tokens_of
@@ -99,7 +101,7 @@ async def test_health_is_that_of_any_model_or_of_the_named_one(models: Models) -
     await draining
 
 
-async def test_health_has_the_warnings_of_a_model_that_serves(models: Models) -> None:
+async def test_health_and_models_have_the_warnings_of_a_model_that_serves(models: Models) -> None:
     small = models.fakes["small"]
     event = small.scheduler.fleet([small.scheduler.worker_address])
     event.fleet.warnings.append("the outcome log is full")
@@ -109,6 +111,10 @@ async def test_health_has_the_warnings_of_a_model_that_serves(models: Models) ->
     assert (reply.status, reply.json["status"]) == (200, "ok")
     assert reply.json["warnings"] == {"small": ["the outcome log is full"]}
     assert "warnings" not in (await models.http("GET", "/health?model=large")).json
+    async with aio.insecure_channel(models.first.grpc_address) as channel:
+        listing = gateway_pb2_grpc.GatewayStub(channel).ListModels(gateway_pb2.ListModelsRequest())
+        listed = {model.name: list(model.warnings) for model in (await listing).models}
+    assert listed == {"small": ["the outcome log is full"], "large": []}
 
 
 async def test_workers_of_another_model_do_not_make_a_model_ready() -> None:

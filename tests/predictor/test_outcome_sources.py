@@ -67,19 +67,20 @@ async def test_name_in_a_certificate_replaces_that_in_the_message(
     log: LogConfig, tmp_path: Path
 ) -> None:
     made = tmp_path / "certs"
-    make_certificates(made, 1)
+    make_certificates(made, 1, more=["scheduler-blue"])
 
-    def identity(role: Role) -> Identity:
-        cert, key = (str(made / f"{role}.{kind}") for kind in ("pem", "key"))
+    def identity(name: str) -> Identity:
+        cert, key = (str(made / f"{name}.{kind}") for kind in ("pem", "key"))
         return Identity(TlsConfig(cert=cert, key=key, ca=str(made / "ca.pem")))
 
     async with predicting(log=log) as running:
         mount = Mount(NAME, ADD, running.service)
         protection = Protection(identity(Role.PREDICTOR))
         async with listening([mount], "127.0.0.1:0", protection=protection) as server:
-            connector = Connector(identity(Role.SCHEDULER))
-            channel: aio.Channel = connector.connect(f"127.0.0.1:{server.port}", Role.PREDICTOR)
-            stub = predictor_pb2_grpc.PredictorStub(channel)
-            await stub.Observe(reported("a", "ada", "someone"))
-            await channel.close()
-    assert await sources(log) == [("ada", "scheduler")]
+            for name in (Role.SCHEDULER, "scheduler-blue"):
+                connector = Connector(identity(name))
+                channel: aio.Channel = connector.connect(f"127.0.0.1:{server.port}", Role.PREDICTOR)
+                stub = predictor_pb2_grpc.PredictorStub(channel)
+                await stub.Observe(reported(name, "ada", "someone"))
+                await channel.close()
+    assert await sources(log) == [("ada", "scheduler"), ("ada", "scheduler-blue")]

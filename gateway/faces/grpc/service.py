@@ -78,7 +78,9 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
     ) -> gateway_pb2.ListModelsResponse:
         await self._authenticate(context)
         models = [
-            gateway_pb2.Model(name=name, max_context_tokens=gateway.max_context_tokens)
+            gateway_pb2.Model(
+                name=name, max_context_tokens=gateway.max_context_tokens, warnings=gateway.warnings
+            )
             for served, gateway in self._front.gateways.items()
             for name in (served, *gateway.adapters)
         ]

@@ -20,6 +20,7 @@ KIND = "outcome"
 READ_LATE = "outcome-read-late"
 VERSION = 1
 MAX_NAME_CHARS = 256
+TIME_MAX_S = 1e11  # the year 5138
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,20 @@ class EncodedBy:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A decoded row. `forecast_mean` is 0 when no model read the prompt. `sources` are the API key
-    and the process that reported it, as far as known."""
+    """A decoded row. `forecast_mean` is 0 when no model read the prompt. `key_name` and `reporter`,
+    the process that reported it, are empty where they are not known. `finished_at_s`: Unix time."""
 
     example: Example
     writer: str
     forecast_mean: float
-    sources: frozenset[str] = frozenset()
+    finished_at_s: float
+    key_name: str
+    reporter: str
+
+    @property
+    def sources(self) -> set[str]:
+        """The names by which it can be left out."""
+        return {self.key_name, self.reporter} - {""}
 
 
 def encode(
@@ -89,6 +97,8 @@ def decode(row: Row, encoded_by: EncodedBy | None) -> Record:
     mean = record.foretold_mean
     if not (isfinite(mean) and mean >= 0):
         raise ValueError("the outcome record has an invalid forecast")
+    if not 0 <= record.finished_at_s < TIME_MAX_S:
+        raise ValueError("the outcome record has an invalid time")
     query = Query(
         record.model,
         record.application,
@@ -97,8 +107,14 @@ def decode(row: Row, encoded_by: EncodedBy | None) -> Record:
         _features(record, encoded_by),
     )
     reason = decode_reason(record.reason) or FinishReason.ERROR
-    sources = frozenset(filter(None, (record.key_name, record.reporter)))
-    return Record(Example(query, record.output_tokens, reason), record.writer, mean, sources)
+    return Record(
+        Example(query, record.output_tokens, reason),
+        record.writer,
+        mean,
+        record.finished_at_s,
+        record.key_name,
+        record.reporter,
+    )
 
 
 def _features(record: predictor_pb2.OutcomeRecord, by: EncodedBy | None) -> Features | None:

@@ -273,3 +273,10 @@ def test_wrong_hosts_are_refused(tmp_path: Path, host: str) -> None:
     with pytest.raises(ValueError, match="is no host name and no IP address"):
         make_certificates(tmp_path, 1, [host])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["blue", "blue-1", "scheduler", "scheduler-", "scheduler-a/b"])
+def test_wrong_names_of_further_certificates_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=f"^'{name}' (does not begin with a role|needs 1 to 40)"):
+        make_certificates(tmp_path, 1, more=[name])
+    assert not list(tmp_path.iterdir())
