@@ -81,17 +81,15 @@ def no_writes(pids: Sequence[int]) -> Iterator[None]:
         limit(most)
 
 
-def clock_jump(jump_s: float) -> Fault:
-    """The wall clock of all processes jumps, and back in the end. Processes that start between
+async def clock_jump(system: System, target: str, hold_s: float) -> None:
+    """The wall clock of all processes is a day ahead, then a day behind. Those that start meanwhile
     begin with the wrong time."""
-
-    async def jump(system: System, target: str, hold_s: float) -> None:
-        written = system.clock.with_suffix(".new")
-        written.write_text(str(jump_s))
+    written = system.clock.with_suffix(".new")
+    for ahead_s in (DAY_S, -DAY_S):
+        written.write_text(str(ahead_s))
         written.rename(system.clock)
-        await _hold(hold_s, system.clock.unlink)
-
-    return jump
+        await asyncio.sleep(hold_s / 2)
+    system.clock.unlink()
 
 
 async def cut(system: System, target: str, hold_s: float) -> None:
@@ -142,8 +140,7 @@ FAULTS: Mapping[str, Fault] = {
     "terminate": terminate,
     "stop": stop,
     "full_disk": full_disk,
-    "clock_ahead": clock_jump(DAY_S),
-    "clock_behind": clock_jump(-DAY_S),
+    "clock_jump": clock_jump,
     "cut": cut,
     "delay": delay,
     "drop": drop,
@@ -153,5 +150,5 @@ FAULTS: Mapping[str, Fault] = {
 TARGETS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(FAULTS, CONNECTED),  # of their connections through the proxy
     **dict.fromkeys(("kill", "terminate", "stop", "full_disk"), PROCESSES),
-    **dict.fromkeys(("clock_ahead", "clock_behind"), (MACHINE,)),
+    "clock_jump": (MACHINE,),
 }

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-CLOCK_VARIABLE = "FORETOKEN_TEST_CLOCK"
+CLOCK_VARIABLE = "WALL_CLOCK_FILE"
 
 
 def ahead_s(path: str) -> float:
