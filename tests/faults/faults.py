@@ -59,14 +59,14 @@ async def stop(system: System, target: str, hold_s: float) -> None:
 
 
 async def full_disk(system: System, target: str, hold_s: float) -> None:
-    """The process can write to no file. Its pipes and connections work."""
+    """The process can write to no file, its log included. Its pipes and connections work."""
     with no_writes(system.pids(target)[:1]):
         await asyncio.sleep(hold_s)
 
 
 @contextmanager
 def no_writes(pids: Sequence[int]) -> Iterator[None]:
-    """No file may become larger than nothing while the block runs: a write fails with EFBIG."""
+    """No file may have a size while the block runs: a write of these processes fails with EFBIG."""
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit(size_bytes: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.client.answers import Choice
+from tests.faults.__main__ import main
 from tests.faults.faults import FAULTS, no_writes
 from tests.faults.run import UNLIMITED, roll, run
 from tests.faults.system import PROCESSES, System, eventually, running_system
@@ -56,6 +57,16 @@ async def check_answers_with_full_disk(
 def read_health(live: Live) -> str:
     with urllib.request.urlopen(f"{live.http}/health", timeout=10) as response:
         return str(response.read().decode())
+
+
+@pytest.mark.slow
+def test_run_that_does_not_start_ends_with_the_sentence_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["tests.faults", "--wokers=3"])
+    assert main() == 2
+    sentence = "foretoken: unknown option --wokers, did you mean --workers?"
+    assert capsys.readouterr().err == f"foretoken serve did not start: {sentence}\n"
 
 
 @pytest.mark.slow
