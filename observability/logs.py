@@ -91,8 +91,9 @@ class RepeatFilter:
     logged, and those that follow within `every_s` are counted. After that time a summary is logged,
     with the next record or when `due` is called: the last of them, with the count and the first
     one's traceback. Of one format string MAX_SIMILAR texts are distinguished; all others count as
-    similar. Logged lines and counts add up to all records. O(1) per record, besides its text and
-    an exception's depth.
+    similar. Logged lines and counts add up to all records. Times are of a monotonic clock: a jump
+    of the wall clock would hold summaries back. O(1) per record, besides its text and an
+    exception's depth.
     """
 
     def __init__(self, every_s: float = REPEAT_S, max_remembered: int = MAX_REMEMBERED):
@@ -104,30 +105,29 @@ class RepeatFilter:
 
     @property
     def due_s(self) -> float:
-        """The time of the next summary, on the records' clock; infinite without one.
-        O(remembered)."""
+        """The time of the next summary; infinite without one. O(remembered)."""
         if not self._pending:
             return inf
         oldest = next(logged for logged in self._logged.values() if logged.repeats)
         return oldest.at_s + self._every_s
 
-    def filter(self, record: logging.LogRecord) -> list[logging.LogRecord]:
+    def filter(self, record: logging.LogRecord, now_s: float) -> list[logging.LogRecord]:
         """The records to log when this one arrives: due summaries, and the record itself unless it
         is a repetition."""
         if record.levelno < logging.WARNING:
-            return [*self.due(record.created), record]
+            return [*self.due(now_s), record]
         key = self._similarity_key(record)
         logged = self._logged.get(key)
-        if logged and record.created - logged.at_s < self._every_s:
+        if logged and now_s - logged.at_s < self._every_s:
             self._pending += not logged.repeats
             logged.repeats += 1
             logged.last = _kept(record, logged.trace)
-            return self.due(record.created)
+            return self.due(now_s)
         record.__dict__[REPEATED] = logged.repeats if logged else 0
         if logged:
             self._forget(key)
-        due = self.due(record.created)
-        self._remember(key, _LoggedWarning(record.created, _trace(record)[-MAX_TRACE_CHARS:]))
+        due = self.due(now_s)
+        self._remember(key, _LoggedWarning(now_s, _trace(record)[-MAX_TRACE_CHARS:]))
         if len(self._logged) > self._max_remembered:
             due += _summary(self._forget(next(iter(self._logged))))
         return [*due, record]
@@ -221,7 +221,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
             if known and not hasattr(record, name):
                 setattr(record, name, known)
         try:
-            logged = self._repeats.filter(record)
+            logged = self._repeats.filter(record, time.monotonic())
         except Exception:  # a format string that does not match its arguments
             self.handleError(record)
             return
@@ -242,7 +242,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
         for each in records:
             super().emit(each)
         if self._timer is None and (due_s := self._repeats.due_s) < inf:
-            self._timer = threading.Timer(max(0.0, due_s - time.time()), self._write_due)
+            self._timer = threading.Timer(max(0.0, due_s - time.monotonic()), self._write_due)
             self._timer.daemon = True
             try:
                 self._timer.start()
@@ -254,7 +254,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
         try:
             if self._timer is not None:  # None: closed since the timer fired
                 self._timer = None
-                self._write(self._repeats.due(time.time()))
+                self._write(self._repeats.due(time.monotonic()))
         finally:
             self.release()
 

@@ -27,6 +27,10 @@ MODES = {
 }
 
 
+class NotStarted(AssertionError):
+    """`foretoken serve` ended, or was not ready in time. The message holds its stderr."""
+
+
 @dataclass(frozen=True)
 class Live:
     """A running system and its addresses."""
@@ -90,7 +94,7 @@ def _ready(process: subprocess.Popen[str], errors: IO[str], limit_s: float) -> L
         if not line:
             break
     errors.seek(0)
-    raise AssertionError(f"foretoken serve did not start: {errors.read()}")
+    raise NotStarted(f"foretoken serve did not start: {errors.read().rstrip()}")
 
 
 def counted(url: str, name: str) -> float:

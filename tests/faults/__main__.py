@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 import logging
 import sys
 import time
@@ -14,6 +15,7 @@ from tests.faults.run import PAUSE_S, roll, run
 from tests.faults.system import running_system
 from tests.faults.traffic import undisturbed_answers
 from tests.faults.validation import Report
+from tests.live import NotStarted
 
 
 async def _run(arguments: argparse.Namespace, options: list[str], folder: Path) -> Report:
@@ -37,6 +39,12 @@ async def _run(arguments: argparse.Namespace, options: list[str], folder: Path) 
         return report
 
 
+def _write(file: Path, report: Report, seed: int, arguments: list[str]) -> None:
+    """As JSON. The seed determines requests and faults, as far as the run got."""
+    run = {"seed": seed, "arguments": arguments, "good": report.good}
+    file.write_text(json.dumps(run | report.figures(), indent=2) + "\n")
+
+
 def _positive(text: str) -> float:
     with suppress(ValueError):
         if (number := float(text)) > 0:
@@ -45,7 +53,8 @@ def _positive(text: str) -> float:
 
 
 def main() -> int:
-    """Returns 1 if an answer was lost or wrong, or a process wrote a traceback."""
+    """Returns 1 if an answer was lost or wrong, or a process wrote a traceback; 2 if the system did
+    not start."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.faults",
         description="Inject faults into a system under load and check every answer. Other options "
@@ -59,12 +68,24 @@ def main() -> int:
     add("--longest", type=_positive, default=40.0, help="seconds of one fault, at most")
     add("--pause", type=_positive, default=PAUSE_S, help="seconds between two faults, on average")
     add("--rolling", action="store_true", help="only end each process once, one after another")
+    add("--report", type=Path, metavar="FILE", help="write the report to FILE, as JSON")
     arguments, options = parser.parse_known_args()
+    if arguments.report:
+        try:
+            arguments.report.open("a").close()
+        except OSError as error:
+            parser.error(f"--report: {error}")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with TemporaryDirectory() as folder:
-        report = asyncio.run(_run(arguments, options, Path(folder)))
+        try:
+            report = asyncio.run(_run(arguments, options, Path(folder)))
+        except NotStarted as error:
+            print(error, file=sys.stderr)
+            return 2
         errors = (Path(folder) / "stderr").read_text()
     print(report)
+    if arguments.report:
+        _write(arguments.report, report, arguments.seed, sys.argv[1:])
     if "Traceback" in errors:
         print(errors, file=sys.stderr)
         return 1

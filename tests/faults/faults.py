@@ -2,15 +2,17 @@
 
 import asyncio
 import os
+import resource
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
-from tests.faults.system import CONNECTED, PROCESSES, System, eventually
+from tests.faults.system import CONNECTED, MACHINE, PROCESSES, System, eventually
 
 # Takes the system, the target, and the seconds until the fault is healed.
 Fault = Callable[[System, str, float], Awaitable[None]]
 JITTER_S = 0.3
+DAY_S = 86_400.0
 
 
 def _signal(pids: Sequence[int], number: int) -> None:
@@ -54,6 +56,40 @@ async def stop(system: System, target: str, hold_s: float) -> None:
 
     send(signal.SIGSTOP)
     await _hold(hold_s, lambda: send(signal.SIGCONT))
+
+
+async def full_disk(system: System, target: str, hold_s: float) -> None:
+    """The process can write to no file, its log included. Its pipes and connections work."""
+    with no_writes(system.pids(target)[:1]):
+        await asyncio.sleep(hold_s)
+
+
+@contextmanager
+def no_writes(pids: Sequence[int]) -> Iterator[None]:
+    """No file may have a size while the block runs: a write of these processes fails with EFBIG."""
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size_bytes: int) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (size_bytes, most))
+
+    limit(0)
+    try:
+        yield
+    finally:
+        limit(most)
+
+
+async def clock_jump(system: System, target: str, hold_s: float) -> None:
+    """The wall clock of all processes is a day ahead, then a day behind. Those that start meanwhile
+    begin with the wrong time."""
+    written = system.clock.with_suffix(".new")
+    for ahead_s in (DAY_S, -DAY_S):
+        written.write_text(str(ahead_s))
+        written.rename(system.clock)
+        await asyncio.sleep(hold_s / 2)
+    system.clock.unlink()
 
 
 async def cut(system: System, target: str, hold_s: float) -> None:
@@ -103,13 +139,16 @@ FAULTS: Mapping[str, Fault] = {
     "kill": kill,
     "terminate": terminate,
     "stop": stop,
+    "full_disk": full_disk,
+    "clock_jump": clock_jump,
     "cut": cut,
     "delay": delay,
     "drop": drop,
     "half_open": half_open,
     "jitter": jitter,
 }
-OF_PROCESSES = ("kill", "terminate", "stop")  # the others are of connections through the proxy
 TARGETS: Mapping[str, Sequence[str]] = {
-    name: PROCESSES if name in OF_PROCESSES else CONNECTED for name in FAULTS
+    **dict.fromkeys(FAULTS, CONNECTED),  # of their connections through the proxy
+    **dict.fromkeys(("kill", "terminate", "stop", "full_disk"), PROCESSES),
+    "clock_jump": (MACHINE,),
 }

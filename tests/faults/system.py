@@ -1,6 +1,7 @@
 """The system under test: every service a process of its own, and a proxy between them."""
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
+from tests.faults.clock.sitecustomize import CLOCK_VARIABLE
 from tests.faults.proxy import Link, Proxy, proxying
 from tests.live import Live, serving
 from tests.system.children import children
@@ -16,6 +18,8 @@ from tests.system.faults.killed_processes import MODULES, metric, series
 WORKERS = ("worker-0", "worker-1")
 CONNECTED = (*WORKERS, "scheduler", "predictor", "batcher", "estimator")  # other processes connect
 PROCESSES = (*CONNECTED, "gateway")
+MACHINE = "machine"  # all processes
+HOOK = Path(__file__).parent / "clock"  # in the PYTHONPATH of all processes
 SETTLED_S = 240.0  # generous: the machine may be busy, and processes may be starting
 POLL_S = 0.05
 COUNTS = ("scheduler_requests_waiting", "scheduler_requests_running", "num_requests_running",
@@ -25,10 +29,12 @@ OPTIONS = ("--separate", f"--workers={len(WORKERS)}", "--dtype=float32", "--kv-t
 
 @dataclass(frozen=True)
 class System:
-    """A running system. `addresses` are those of the processes that others connect to."""
+    """A running system. `addresses` are those of the processes that others connect to. Its wall
+    clock is ahead by the seconds in the file `clock`, if there is one."""
 
     live: Live
     output: Path  # its stderr
+    clock: Path
     proxy: Proxy
     addresses: Mapping[str, str]
 
@@ -69,18 +75,25 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def running_system(folder: Path, *options: str) -> AsyncIterator[System]:
-    """The system, ready. `options` are more of `foretoken serve`."""
-    output = folder / "stderr"
+    """The system, ready. `options` are more of `foretoken serve`. Its files are in the folder."""
+    output, clock = folder / "stderr", folder / "clock"
+    paths = (str(HOOK), os.environ.get("PYTHONPATH"))
+    variables = {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        CLOCK_VARIABLE: str(clock),
+        "XDG_STATE_HOME": str(folder / "state"),
+    }
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(proxying())
-        starting = serving(*OPTIONS, *options, stderr=output, variables={"grpc_proxy": proxy.url})
+        variables["grpc_proxy"] = proxy.url
+        starting = serving(*OPTIONS, *options, stderr=output, variables=variables)
         live = await asyncio.to_thread(starting.__enter__)
         try:
             addresses = {
                 name: _setting(find_processes(live, name)[0], f"{name.partition('-')[0]}.address")
                 for name in CONNECTED
             }
-            yield System(live, output, proxy, addresses)
+            yield System(live, output, clock, proxy, addresses)
         finally:
             await asyncio.to_thread(starting.__exit__, None, None, None)
 

@@ -1,5 +1,7 @@
 """Verdicts and gaps, worked by hand."""
 
+import json
+
 import pytest
 
 from foretoken.client.answers import Choice
@@ -107,4 +109,12 @@ def test_report_counts_and_shows_evidence() -> None:
     assert report.gaps_s == {"kill worker": [0.5], "cut scheduler": []}
     assert not report.good
     assert "request 0 is wrong" in str(report)
+    figures = json.loads(json.dumps(report.figures()))
+    assert figures["requests"] == 3
+    assert figures["verdicts"] == dict.fromkeys(Verdict, 0) | {"right": 1, "refused": 1, "wrong": 1}
+    gaps_s = {"p50": 0.5, "p99": 0.5, "max": 0.5}
+    assert figures["faults"] == {
+        "cut scheduler": {"faults": 1, "streams": 0, "longest_gap_s": {}},
+        "kill worker": {"faults": 1, "streams": 1, "longest_gap_s": gaps_s},
+    }
     assert summarize({0: [ANSWER]}, deliveries[:2], []).good

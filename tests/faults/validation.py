@@ -12,6 +12,7 @@ from foretoken.client.answers import Choice
 # What a client may get instead of an answer while parts of the system are lost.
 DOCUMENTED = ("Unavailable", "Overloaded")
 SHOWN = 20  # statuses and requests of a report
+QUANTILES = {"p50": 0.5, "p99": 0.99, "max": 1.0}  # of gaps, by name
 
 
 class Verdict(StrEnum):
@@ -78,16 +79,38 @@ class Report:
         self.faults[kind] += 1
         self.gaps_s.setdefault(kind, []).extend(longest_gaps(deliveries, fault))
 
+    def figures(self) -> dict[str, object]:
+        """The report as values of JSON. Faults by kind, with the gaps of the streams that they
+        met."""
+        return {
+            "requests": self.verdicts.total(),
+            "verdicts": {each.value: self.verdicts[each] for each in Verdict},
+            "statuses": dict(self.statuses.most_common(SHOWN)),
+            "faults": {
+                fault: {
+                    "faults": number,
+                    "streams": len(self.gaps_s[fault]),
+                    "longest_gap_s": self._gap_quantiles(fault),
+                }
+                for fault, number in sorted(self.faults.items())
+            },
+            "evidence": self.evidence[:SHOWN],
+        }
+
     def __str__(self) -> str:
         counts = ", ".join(f"{self.verdicts[each]} {each}" for each in Verdict)
         rows = [f"{self.verdicts.total()} requests: {counts}"]
         rows += [f"  {number} x {status}" for status, number in self.statuses.most_common(SHOWN)]
         rows += ["longest gap of a stream, seconds:  faults  streams    p50    p99    max"]
         for fault, number in sorted(self.faults.items()):
-            gaps = sorted(self.gaps_s[fault])
-            shown = [f"{quantile(gaps, share):7.2f}" for share in (0.5, 0.99, 1.0) if gaps]
-            rows.append(f"  {fault:31}{number:8d}{len(gaps):9d}{''.join(shown)}")
+            shown = "".join(f"{gap_s:7.2f}" for gap_s in self._gap_quantiles(fault).values())
+            rows.append(f"  {fault:31}{number:8d}{len(self.gaps_s[fault]):9d}{shown}")
         return "\n".join([*rows, *self.evidence[:SHOWN]])
+
+    def _gap_quantiles(self, fault: str) -> dict[str, float]:
+        """Empty if the faults of this kind met no stream."""
+        gaps = sorted(self.gaps_s[fault])
+        return {name: round(quantile(gaps, share), 3) for name, share in QUANTILES.items() if gaps}
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:

@@ -72,7 +72,7 @@ TABLE = [
 def test_repeated_warning_is_logged_once_then_with_its_count():
     repeats = RepeatFilter(EVERY_S)
     for number, (each, expected) in enumerate(TABLE):
-        assert summarized(repeats.filter(each)) == expected, f"row {number}"
+        assert summarized(repeats.filter(each, each.created)) == expected, f"row {number}"
     assert summarized(repeats.flush()) == [("gone: 18", 0)]
     assert repeats.flush() == []
 
@@ -82,10 +82,10 @@ def test_other_exception_is_a_different_warning():
     for error in (KeyError("a"), ValueError("b")):
         broken = record(0, "request failed", level=ERROR)
         broken.args, broken.exc_info = (), (type(error), error, None)
-        assert repeats.filter(broken) == [broken]
+        assert repeats.filter(broken, 0) == [broken]
     again = record(1, "request failed", level=ERROR)
     again.args, again.exc_info = (), (KeyError, KeyError("c"), None)
-    assert repeats.filter(again) == []
+    assert repeats.filter(again, 1) == []
     [kept] = repeats.flush()
     assert kept.exc_info is None  # holds no frames
     assert kept.exc_text == "KeyError: 'a'"  # the text of the first one
@@ -104,7 +104,7 @@ def test_counts_are_complete_and_memory_is_bounded(
     repeats, now_s, lines = RepeatFilter(EVERY_S, most), 0.0, []
     for after_s, template, level in records:
         now_s += after_s
-        lines += repeats.filter(record(now_s, f"{template}: %s", level=level))
+        lines += repeats.filter(record(now_s, f"{template}: %s", level=level), now_s)
         assert len(repeats._logged) <= most
     lines += repeats.flush()
     assert sum(1 + more for _, more in summarized(lines)) == len(records)
@@ -213,7 +213,7 @@ def test_other_words_are_a_different_warning(
     for args in others:
         made = record(0, template)
         made.args = args
-        lines += repeats.filter(made)
+        lines += repeats.filter(made, 0)
     assert len(lines) == (2 if apart else 1)
 
 
@@ -222,7 +222,7 @@ def test_distinguished_warnings_per_format_are_bounded() -> None:
     for number in range(MAX_SIMILAR + 5):
         made = record(0, "gone: %s", number)
         made.args = (number,)
-        lines += repeats.filter(made)
+        lines += repeats.filter(made, 0)
     assert len(lines) == MAX_SIMILAR + 1  # the last one summarizes all others
     assert [each.__dict__["repeated"] for each in repeats.flush()] == [3]
     assert not repeats._similar_counts
@@ -248,7 +248,7 @@ def test_exceptions_from_other_lines_are_different_warnings() -> None:
     handler.setFormatter(TextLines("worker"))
     names = ("a", "b", "a", "a")
     for at_s, name in enumerate(names):
-        for each in repeats.filter(broken(at_s, name)):
+        for each in repeats.filter(broken(at_s, name), at_s):
             handler.emit(each)
     assert stream.getvalue().count("Traceback") == 2
     [summary] = repeats.due(EVERY_S + 0.5)
@@ -256,6 +256,13 @@ def test_exceptions_from_other_lines_are_different_warnings() -> None:
     handler.setFormatter(JsonLines("worker"))
     handler.emit(summary)
     assert "KeyError: 'one'" in json.loads(stream.getvalue().splitlines()[-1])["exception"]
+
+
+def test_wall_clock_that_jumps_back_delays_no_summary() -> None:
+    repeats = RepeatFilter(EVERY_S)
+    assert len(repeats.filter(record(86_400), 0.0)) == 1
+    assert repeats.filter(record(1), 1.0) == []
+    assert len(repeats.due(EVERY_S)) == 1
 
 
 def test_count_is_logged_without_another_record() -> None:

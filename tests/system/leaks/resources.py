@@ -23,7 +23,8 @@ BOUNDED = frozenset(
     (
         "LengthWindow._cut", "LengthWindow._tokens", "OpenStory.chapters",
         "OutcomeHistory._outcomes", "PrefixIndex._hashes", "RetryBudget._submitted",
-        "Second.requests", "Second.tokens", "SlaWindow._seconds", "StoryStore._ended",
+        "Second.requests", "Second.tokens", "SlaWindow._requests", "SlaWindow._seconds",
+        "SlaWindow._tokens", "StoryStore._ended", "StoryStore._refused",
     )
 )  # fmt: skip
 
@@ -37,6 +38,12 @@ def processes() -> dict[str, int]:
 
 def count_descriptors() -> dict[str, int]:
     return {name: len([*Path(f"/proc/{pid}/fd").iterdir()]) for name, pid in processes().items()}
+
+
+def count_tasks() -> Counter[str]:
+    """Of this process, by the name of their coroutine."""
+    coroutines = (task.get_coro() for task in asyncio.all_tasks())
+    return Counter(f"tasks {getattr(each, '__qualname__', each)}" for each in coroutines)
 
 
 def measure_memory() -> dict[str, int]:
@@ -93,7 +100,7 @@ async def count_resources(system: Endpoints) -> dict[str, float]:
     }
     tables = {k: v for k, v in count_tables(system).items() if k not in BOUNDED}
     descriptors = {f"descriptors {name}": n for name, n in count_descriptors().items()}
-    return {**gauges, **tables, **descriptors, "tasks": len(asyncio.all_tasks())}
+    return {**gauges, **tables, **descriptors, **count_tasks()}
 
 
 def differences(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, str]:
