@@ -203,7 +203,7 @@ class Grant:
     needed: list[int]  # tokens of each choice
     queued: list[int]  # those of each choice that has had no worker, else 0
     total: int  # of the tokens needed
-    most: int  # tokens to reserve: a full bucket
+    most: int  # tokens to reserve: a full bucket; any number without one
     settled: bool = False
 
     @property
@@ -213,7 +213,7 @@ class Grant:
 
     @property
     def taken(self) -> Change:
-        """What the request has taken since its admission."""
+        """What the request has taken and not returned."""
         return Change(1, self.reserved, 1, sum(self.queued))
 
     @property
