@@ -146,12 +146,11 @@ class Gateway:
         grant = await self.intake.reserve(requests)
         try:
             self.intake.check_requests(requests)
-            call = self.sessions.open(requests, whole)
+            call = self.sessions.open(requests, whole, grant)
         except BaseException:
             if grant is not None:
                 grant.cancel(time.monotonic())
             raise
-        call.grant = grant
         if (audit := self._audit) is not None:
             caller = current_caller()
             call.on_closed = lambda closed: audit.write(caller, closed.account)

@@ -195,11 +195,10 @@ class RequestIntake:
             return await self._reading.run(work, size_bytes)
 
     def _tokens_needed(self, requests: Sequence[GenerationRequest]) -> Sequence[int]:
-        """Tokens to reserve for each choice: as much of its answer as is likely, and with the first
-        one the prompt."""
+        """Tokens to reserve for each choice until its forecast is known."""
         most = self._config.key_reserve_tokens
         return [
-            min(each.sampling.max_tokens, most) + (each.prompt_tokens if choice == 0 else 0)
+            each.tokens_needed(choice, most)
             for each in requests
             for choice in range(each.sampling.n)
         ]

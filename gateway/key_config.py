@@ -33,9 +33,11 @@ class KeySettings(ServedSettings):
     # 60, "tokens_per_minute": 100000, "concurrent_requests": 4, "queued_tokens": 20000, "weight":
     # 2, "sla_classes": ["batch"]}}. More: 429; another class: 400.
     key_limits: dict[str, KeyLimits] = Field(default_factory=dict)
-    # Of an answer's max_tokens, the most that are reserved of a key's tokens before its length is
-    # known.
+    # Of an answer's max_tokens, the most that are reserved of a key's tokens until its length is
+    # forecast.
     key_reserve_tokens: Count = 1024
+    # The quantile of the forecast that is reserved then: this share of answers is not longer.
+    key_reserve_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.95
     # Gateways of the same keys share their limits in Redis.
     # redis://[user:password@]host[:port][/database]; empty: each gateway keeps to its own.
     limits_url: str = Field(default="", repr=False)

@@ -69,7 +69,7 @@ class Request:
     A lower `priority` runs first; the policy orders requests within one. The answer has at least
     `min_tokens`, which bounds its forecast. `key_name` is that of its API key, never the key.
     `adapter` is its LoRA adapter's name, empty for none. `weight`: of its tenant; 0: the
-    scheduler's setting.
+    scheduler's setting. `length_quantile`: of its forecast, for its gateway; 0: not sent.
     """
 
     request_id: str
@@ -90,6 +90,7 @@ class Request:
     key_name: str = ""
     adapter: str = ""
     weight: float = 0.0
+    length_quantile: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Limits of API keys: tokens are reserved at admission and settled at the end. Pure.
+"""Limits of API keys: tokens are reserved at admission, by the forecast once it is known, and
+settled at the end. Pure.
 
 A limit per minute is a token bucket (Turner, New directions in communications, 1986) that holds the
 amount of a minute and refills evenly.
@@ -199,14 +200,41 @@ class Grant:
     """An admitted request's part of its key's limits."""
 
     usage: KeyUsage
-    reserved: int  # tokens
-    queued: list[int]  # tokens of each choice that has had no worker, else 0
+    needed: list[int]  # tokens of each choice
+    queued: list[int]  # those of each choice that has had no worker, else 0
+    total: int  # of the tokens needed
+    most: int  # tokens to reserve: a full bucket; any number without one
     settled: bool = False
 
     @property
+    def reserved(self) -> int:
+        """Tokens that are taken of those a minute."""
+        return min(self.total, self.most)
+
+    @property
     def taken(self) -> Change:
-        """What the request takes at admission."""
+        """What the request has taken and not returned."""
         return Change(1, self.reserved, 1, sum(self.queued))
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the key has a limit of tokens."""
+        limits = self.usage.whole
+        return bool(limits.tokens_per_minute or limits.queued_tokens)
+
+    def expect(self, choice: int, tokens: int, now_s: float) -> None:
+        """Reserves so many tokens for a choice in place of those before, even beyond the limits.
+        No effect on a settled request. O(1)."""
+        if self.settled:
+            return
+        before, more = self.reserved, tokens - self.needed[choice]
+        self.needed[choice] = tokens
+        self.total += more
+        queued = more if self.queued[choice] else 0
+        self.queued[choice] += queued
+        change = Change(tokens=self.reserved - before, queued=queued)
+        if change.tokens or change.queued:
+            self.usage.change(change, now_s)
 
     def start(self, choice: int, now_s: float) -> None:
         """A choice is placed at its first worker. Further calls have no effect."""
@@ -303,7 +331,6 @@ class KeyLimiter:
 
 def make_grant(usage: KeyUsage, tokens: Sequence[int]) -> Grant:
     """The grant of a request that may need so many tokens for each choice."""
-    most = usage.limits.tokens_per_minute
-    needed = sum(tokens)
     queued = list(tokens) if usage.limits.queued_tokens else [0] * len(tokens)
-    return Grant(usage, min(needed, most) if most else needed, queued)
+    needed = sum(tokens)
+    return Grant(usage, list(tokens), queued, needed, usage.limits.tokens_per_minute or needed)

@@ -12,6 +12,7 @@ MAX_WARNINGS, MAX_WARNING_CHARS = 16, 1_024
 # Times may be infinite, and not NaN.
 FLEET: Bounds = {"drain_s": (0, inf), "prefix_blocks": COUNT}
 WORKER: Bounds = {"kv_tokens": (1, 2**40), "max_context_tokens": (1, 2**31)}
+LENGTH_BOUND: Bounds = {"output_tokens": (1, 2**31 - 1)}
 FINISHED: Bounds = {"output_tokens": COUNT}
 REJECTED: Bounds = {"retry_after_s": (0, inf)}
 
@@ -60,6 +61,8 @@ def check_event(event: scheduler_pb2.SchedulerEvent) -> None:
     match request.WhichOneof("kind"):
         case "placed":
             check_name("placed.worker_address", request.placed.worker_address)
+        case "length_bound":
+            check_bounds(request.length_bound, LENGTH_BOUND)
         case "finished":
             check_bounds(request.finished, FINISHED)
         case "rejected":

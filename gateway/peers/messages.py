@@ -21,9 +21,10 @@ def new_request(
     now_s: float,
     worker_id: str = "",
     prefix_hashes: bytes = b"",
+    length_quantile: float = 0.0,
 ) -> scheduler_pb2.SubmitMessage:
     """A submission with the request's true age. With `worker_id`, it announces a request that this
-    worker still runs."""
+    worker still runs. `length_quantile`: 0 without a need for the answer's length."""
     message = scheduler_pb2.NewRequest(
         request_id=wire_id,
         model=request.client.model,
@@ -48,6 +49,7 @@ def new_request(
         min_tokens=request.sampling.least_tokens,
         key_name=request.key_name,
         adapter=request.client.adapter,
+        length_quantile=length_quantile,
     )
     if request.deadline_s < float("inf"):
         message.deadline_in_s = max(0.0, request.deadline_s - now_s)

@@ -59,6 +59,8 @@ class PlacementHandler:
         live = self._table.get(request.request_id)
         if live is not None and request.HasField("forecast_update"):
             self._on_forecast(live, request.forecast_update, now_s)
+        elif live is not None and request.HasField("length_bound"):
+            _reserve(live, request.length_bound.output_tokens, now_s)
         elif live is None and request.HasField("placed"):
             self._submitter.cancel_unknown(request.request_id)
         elif live is not None:
@@ -168,6 +170,14 @@ class PlacementHandler:
         """The stream has ended. Its choices wait for the next stream, or for the scheduler to
         place them elsewhere."""
         self._peers.open_streams.discard(address)
+
+
+def _reserve(live: LiveChoice, output_tokens: int, now_s: float) -> None:
+    """Reserves what the choice is forecast to need of its key's limits."""
+    if live.call.grant is not None:
+        most = max(output_tokens, len(live.session.output))
+        needed = live.request.tokens_needed(live.choice, most)
+        live.call.grant.expect(live.session.index, needed, now_s)
 
 
 def _prompt_message(live: LiveChoice) -> worker_pb2.WorkerInput:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from uuid import uuid4
 
+from gateway.admission.key_limits import Grant
 from gateway.admission.retry_budget import RetryBudget
 from gateway.config import GatewayConfig
 from gateway.metrics import Metrics
@@ -55,7 +56,7 @@ class Sessions:
         self._text, self._metrics = text, metrics
         self._retries = RetryBudget(config.retry_share, config.retry_floor_per_s)
         self._promises = TtftPromises()
-        self._submitter = submitter = Submitter(table, to_scheduler)
+        self._submitter = submitter = Submitter(table, to_scheduler, config.key_reserve_quantile)
         self.recovery = Recovery(config, table, peers, submitter, self._retries, metrics)
         self.placement = PlacementHandler(
             table, peers, submitter, self.recovery, metrics, to_worker
@@ -83,14 +84,20 @@ class Sessions:
         )
         return {(str(len(loaded)), running, waiting): time.time()}
 
-    def open(self, requests: Sequence[GenerationRequest], whole: bool = False) -> ClientCall:
-        """Submits every choice of every request.
+    def open(
+        self,
+        requests: Sequence[GenerationRequest],
+        whole: bool = False,
+        grant: Grant | None = None,
+    ) -> ClientCall:
+        """Submits every choice of every request. The call settles its grant.
 
         The caller iterates the call's chunks or closes it. With `whole`, it closes it in any case.
         """
         now_s = time.monotonic()
         client_id = next((request.client.request_id for request in requests), "")
         call = ClientCall(_unique_id(client_id), int(time.time()), self.delivery, whole, client_id)
+        call.grant = grant
         for request in requests:
             self._metrics.prompt_tokens.inc(request.prompt_tokens)
             hashes = self.peers.fleet.prefix_hashes(request)

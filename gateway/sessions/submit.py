@@ -14,8 +14,10 @@ SendToScheduler = Callable[[scheduler_pb2.SubmitMessage], object]
 class Submitter:
     """Tells the scheduler of each choice: that it is new, continues, or is over."""
 
-    def __init__(self, table: SessionTable, send: SendToScheduler):
+    def __init__(self, table: SessionTable, send: SendToScheduler, reserve_quantile: float):
+        """`reserve_quantile`: of the forecasts by which tokens are reserved."""
         self._table, self._send = table, send
+        self._reserve_quantile = reserve_quantile
 
     def submit(self, live: LiveChoice, now_s: float) -> None:
         """Submits under a new id, with the output tokens so far."""
@@ -38,7 +40,8 @@ class Submitter:
         self._send(messages.cancel(wire_id, FinishReason.CANCELLED, 0))
 
     def _send_request(self, live: LiveChoice, now_s: float, worker_id: str = "") -> None:
-        delivered = len(live.session.output)
+        delivered, grant = len(live.session.output), live.call.grant
+        reserves = grant is not None and grant.counts_tokens
         self._send(
             messages.new_request(
                 live.submission.wire_id,
@@ -47,5 +50,6 @@ class Submitter:
                 now_s,
                 worker_id,
                 live.prefix_hashes,
+                self._reserve_quantile if reserves else 0.0,
             )
         )

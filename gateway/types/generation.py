@@ -106,6 +106,12 @@ class GenerationRequest:
     def prompt_tokens(self) -> int:
         return len(self.prompt_ids)
 
+    def tokens_needed(self, choice: int, output_tokens: int) -> int:
+        """Tokens of a choice with so much output, at most `max_tokens`: the first has the prompt,
+        too."""
+        prompt = self.prompt_tokens if choice == 0 else 0
+        return prompt + min(output_tokens, self.sampling.max_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class RequestArrival:

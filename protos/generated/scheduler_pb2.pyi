@@ -265,6 +265,7 @@ class NewRequest(_message.Message):
     KEY_NAME_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
+    LENGTH_QUANTILE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     application: _builtins.str
@@ -302,6 +303,8 @@ class NewRequest(_message.Message):
     setting. Requests of one tenant with different weights count as different tenants, so that a
     client that names a key's tenant takes nothing of its share.
     """
+    length_quantile: _builtins.float
+    """send LengthBound events of this quantile; 0: none"""
     @_builtins.property
     def sla(self) -> _common_pb2.Sla: ...
     @_builtins.property
@@ -329,10 +332,11 @@ class NewRequest(_message.Message):
         key_name: _builtins.str = ...,
         adapter: _builtins.str = ...,
         weight: _builtins.float = ...,
+        length_quantile: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "deadline_in_s", b"deadline_in_s", "sla", b"sla", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "adapter", b"adapter", "age_s", b"age_s", "application", b"application", "deadline_in_s", b"deadline_in_s", "delivered_tokens", b"delivered_tokens", "include_forecast", b"include_forecast", "key_name", b"key_name", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model", b"model", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sla", b"sla", "tenant", b"tenant", "text", b"text", "traceparent", b"traceparent", "weight", b"weight", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "adapter", b"adapter", "age_s", b"age_s", "application", b"application", "deadline_in_s", b"deadline_in_s", "delivered_tokens", b"delivered_tokens", "include_forecast", b"include_forecast", "key_name", b"key_name", "length_quantile", b"length_quantile", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model", b"model", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sla", b"sla", "tenant", b"tenant", "text", b"text", "traceparent", b"traceparent", "weight", b"weight", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_in_s: _TypeAlias = _typing.Literal["deadline_in_s"]  # noqa: Y015
     _WhichOneofArgType__deadline_in_s: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s"]  # noqa: Y015
@@ -406,6 +410,7 @@ class RequestEvent(_message.Message):
     PREEMPTED_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
     FORECAST_UPDATE_FIELD_NUMBER: _builtins.int
+    LENGTH_BOUND_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     @_builtins.property
     def placed(self) -> Global___Placed: ...
@@ -419,6 +424,8 @@ class RequestEvent(_message.Message):
     def resumed(self) -> Global___Resumed: ...
     @_builtins.property
     def forecast_update(self) -> Global___ForecastUpdate: ...
+    @_builtins.property
+    def length_bound(self) -> Global___LengthBound: ...
     def __init__(
         self,
         *,
@@ -429,12 +436,13 @@ class RequestEvent(_message.Message):
         preempted: Global___Preempted | None = ...,
         resumed: Global___Resumed | None = ...,
         forecast_update: Global___ForecastUpdate | None = ...,
+        length_bound: Global___LengthBound | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "forecast_update", b"forecast_update", "kind", b"kind", "placed", b"placed", "preempted", b"preempted", "rejected", b"rejected", "resumed", b"resumed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "forecast_update", b"forecast_update", "kind", b"kind", "length_bound", b"length_bound", "placed", b"placed", "preempted", b"preempted", "rejected", b"rejected", "resumed", b"resumed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "forecast_update", b"forecast_update", "kind", b"kind", "placed", b"placed", "preempted", b"preempted", "rejected", b"rejected", "request_id", b"request_id", "resumed", b"resumed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "forecast_update", b"forecast_update", "kind", b"kind", "length_bound", b"length_bound", "placed", b"placed", "preempted", b"preempted", "rejected", b"rejected", "request_id", b"request_id", "resumed", b"resumed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["placed", "finished", "rejected", "preempted", "resumed", "forecast_update"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["placed", "finished", "rejected", "preempted", "resumed", "forecast_update", "length_bound"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -543,6 +551,30 @@ class ForecastUpdate(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_s) -> _WhichOneofReturnType__ttft_s | None: ...
 
 Global___ForecastUpdate: _TypeAlias = ForecastUpdate  # noqa: Y015
+
+@_typing.final
+class LengthBound(_message.Message):
+    """The quantile of a request's forecast that length_quantile names: sent when the forecast is known
+    and when a better one replaces it, unless it is max_tokens.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    output_tokens: _builtins.int
+    """total, below max_tokens"""
+    def __init__(
+        self,
+        *,
+        output_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_tokens", b"output_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LengthBound: _TypeAlias = LengthBound  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):

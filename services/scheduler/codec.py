@@ -46,6 +46,7 @@ def decode_request(message: scheduler_pb2.NewRequest, now: float) -> Request:
         key_name=message.key_name[:MAX_NAME_CHARS],
         adapter=message.adapter,
         weight=message.weight,
+        length_quantile=message.length_quantile,
     )
 
 
@@ -118,6 +119,9 @@ def encode_request_event(action: ev.GatewayMessage) -> scheduler_pb2.SchedulerEv
                 ttft_s=action.ttft_s,
             )
             event = scheduler_pb2.RequestEvent(request_id=name, forecast_update=update)
+        case ev.SendLengthBound():
+            bound = scheduler_pb2.LengthBound(output_tokens=action.output_tokens)
+            event = scheduler_pb2.RequestEvent(request_id=name, length_bound=bound)
         case ev.Finish():
             finished = scheduler_pb2.Finished(
                 reason=encode_reason(action.reason),

@@ -28,6 +28,9 @@ WORKER = scheduler_pb2.WorkerInfo(
 )
 EVENTS = [
     scheduler_pb2.RequestEvent(request_id=NAME, forecast_update=FORECAST),
+    scheduler_pb2.RequestEvent(
+        request_id=NAME, length_bound=scheduler_pb2.LengthBound(output_tokens=5)
+    ),
     scheduler_pb2.RequestEvent(request_id=NAME, preempted=scheduler_pb2.Preempted()),
     scheduler_pb2.RequestEvent(request_id=NAME, resumed=scheduler_pb2.Resumed()),
     scheduler_pb2.RequestEvent(

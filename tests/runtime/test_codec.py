@@ -328,6 +328,7 @@ def test_plan_of_an_older_scheduler_has_no_order() -> None:
         (ev.Preempt("g", "r", 7), {"preempted": {"output_tokens": 7}}),
         (ev.Resume("g", "r", 48), {"resumed": {"held_tokens": 48}}),
         (ev.Resume("g", "r", 0), {"resumed": {}}),
+        (ev.SendLengthBound("g", "r", 7), {"length_bound": {"output_tokens": 7}}),
         (
             ev.Finish("g", "r", FinishReason.STOP, 7, 2, 0.5),
             {
@@ -348,9 +349,7 @@ def test_plan_of_an_older_scheduler_has_no_order() -> None:
         ),
     ],
 )  # fmt: skip
-def test_gateway_events_are_encoded(
-    action: ev.Place | ev.Preempt | ev.Resume | ev.Finish | ev.Refuse, event: dict[str, Any]
-) -> None:
+def test_gateway_events_are_encoded(action: ev.GatewayMessage, event: dict[str, Any]) -> None:
     expected = scheduler_pb2.RequestEvent(request_id="r", **event)
     assert encode_request_event(action) == scheduler_pb2.SchedulerEvent(request=expected)
 

@@ -124,6 +124,19 @@ async def test_series_of_lost_worker_are_removed() -> None:
         assert not second.reading.done()
 
 
+async def test_a_waiting_request_is_bounded_by_its_forecast() -> None:
+    async with running() as live:
+        gateway = live.gateway()
+        plain, bounded = submitted("plain"), submitted("bounded")
+        bounded.request.length_quantile = 0.95
+        gateway.say(plain)
+        gateway.say(bounded)
+        live.texts.may.set()
+        await until(lambda: run_step(gateway, "length_bound") == ["bounded"])
+        event = next(each.request for each in gateway.heard if each.HasField("request"))
+        assert event.length_bound.output_tokens == 10
+
+
 async def test_every_metric_is_exported() -> None:
     async with running() as live:
         live.texts.may.set()

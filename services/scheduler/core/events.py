@@ -252,6 +252,16 @@ class SendForecast:
 
 
 @dataclass(frozen=True, slots=True)
+class SendLengthBound:
+    """To the gateway, for a request with a `length_quantile`: that quantile of its forecast, total
+    output tokens."""
+
+    link: str
+    request_id: str
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     link: str
     request_id: str
@@ -282,7 +292,7 @@ class Timed:
     timing: BatchTiming
 
 
-GatewayMessage = Place | Preempt | Resume | SendForecast | Finish | Refuse
+GatewayMessage = Place | Preempt | Resume | SendForecast | SendLengthBound | Finish | Refuse
 Action = AskForecast | AskArrange | SendPlan | Displace | Suspect | GatewayMessage | Learn | Timed
 
 

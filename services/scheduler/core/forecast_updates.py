@@ -15,16 +15,19 @@ as it arrives. Times follow from the current forecasts and cost models:
 These are expectations, not bounds: memory pressure, cached prefixes and later arrivals are not
 considered. The gateway calibrates them against what it observes. Without such requests this costs
 nothing.
+
+A request with a `length_quantile` gets that quantile of each forecast of its own at once: its
+gateway reserves so many tokens of an API key's limits.
 """
 
 from collections.abc import Iterable, Sequence
-from math import inf
+from math import ceil, inf
 
 import numpy as np
 
 from services.forecast import Floats, Forecast, Ints
 from services.policies.order.ranking import Ranking
-from services.scheduler.core.events import SendForecast
+from services.scheduler.core.events import SendForecast, SendLengthBound
 from services.scheduler.core.jobs import Job, WorkerJobs
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.phases import RequestPhase
@@ -45,6 +48,18 @@ class ForecastUpdates:
         waiting = self._ledger.awaiting_promise
         known = [job for job in jobs if job.request_id not in waiting]
         return self._send(known, self._tokens_s()) if known else []
+
+    def bounded(self, job: Job, forecast: Forecast) -> list[SendLengthBound]:
+        """The bound of a job's length by its new forecast; none if the job has no `length_quantile`
+        or the forecast says no more than its `max_tokens`. O(64)."""
+        request = job.request
+        if not request.length_quantile:
+            return []
+        known = max(self._ledger.output(job), request.min_tokens - 1, 0)
+        bound = ceil(forecast.quantile(request.length_quantile, known))
+        if bound >= request.max_tokens:
+            return []
+        return [SendLengthBound(job.link, job.request_id, bound)]
 
     def refreshed(self, forecasts: Sequence[Forecast], now: float) -> list[SendForecast]:
         """Whole populations have newer forecasts. O(requests with include_forecast)."""

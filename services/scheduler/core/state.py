@@ -181,6 +181,7 @@ class SchedulerState:
             if job := self.jobs.get(request_id):
                 job.shared_key = forecast.shared_key
                 self.ledger.board.set_forecast(job.row, forecast, job.request.min_tokens)
+                self.ledger.actions += self._forecast_updates.bounded(job, forecast)
                 if job.request.include_forecast and job.accept(forecast):
                     changed.append(job)
                 if self.ledger.phase(job) is RequestPhase.FORECASTING:

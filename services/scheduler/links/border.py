@@ -19,7 +19,10 @@ REQUEST_NAMES: Sequence[str] = (
     "key_name",
 )
 REQUEST_COUNTS = ("prompt_tokens", "delivered_tokens", "max_tokens", "min_tokens")
-REQUEST_BOUNDS: Bounds = dict.fromkeys(REQUEST_COUNTS, COUNT) | {"weight": (0, 1_000)}
+REQUEST_BOUNDS: Bounds = dict.fromkeys(REQUEST_COUNTS, COUNT) | {
+    "weight": (0, 1_000),
+    "length_quantile": (0, 1),
+}
 CANCEL_BOUNDS: Bounds = {"output_tokens": COUNT}
 BUDGETS: Bounds = dict.fromkeys(("ttft_s", "tpot_s", "mtpot_s"), (0, inf))
 MAX_TEXT_CHARS = 2**20  # of each part of a prompt's text

@@ -236,10 +236,12 @@ def test_a_key_with_a_weight_is_a_tenant() -> None:
     ("key", "value", "fault"),
     [
         ("limits_wait_s", "0", "gateway.limits_wait_s: "),
+        ("key_reserve_quantile", "1", "gateway.key_reserve_quantile: "),
+        ("key_reserve_quantile", "NaN", "gateway.key_reserve_quantile: "),
         ("limits_name", "", "gateway.limits_name: "),
     ],
 )
-def test_faulty_settings_of_sharing_are_named(key: str, value: str, fault: str) -> None:
+def test_faulty_settings_of_limits_are_named(key: str, value: str, fault: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(GatewayConfig, {key: value})
     assert fault in str(caught.value)

@@ -118,6 +118,25 @@ async def test_what_a_request_did_not_use_is_free_at_the_other_gateway(
         assert 150 <= int(left) <= 200  # 300 - 50 - 100, and what was refilled
 
 
+async def test_a_forecast_changes_what_is_free_at_the_other_gateway(server: RedisServer) -> None:
+    limits = KeyLimits(tokens_per_minute=300, queued_tokens=300)
+    async with two_sharing(server, limits) as (one, other):
+        grant = await admitted(one, 200, 100)
+        assert await attempt(other, 100) is RefusalReason.KEY_QUEUE
+        grant.expect(0, 20, 0.0)
+        second = await admitted(other, 150)
+        grant.expect(0, 200, 0.0)  # 150 more than there are
+        await until(lambda: server.client.hget(one._own, "queued:ada") == b"300")
+        second.start(0, 0.0)
+        for choice in (0, 1):
+            grant.start(choice, 0.0)
+        await until(lambda: not server.client.hget(one._own, "queued:ada"))
+        assert await attempt(other, 10) is RefusalReason.KEY_TOKENS
+        grant.settle(20, 0.0)
+        left = (await admitted(other, 10)).usage.headers(0.0)["x-ratelimit-remaining-tokens"]
+        assert 120 <= int(left) < 290  # 300 - 20 - 150 - 10, and what was refilled
+
+
 async def test_a_cancelled_request_returns_what_it_took(server: RedisServer) -> None:
     async with sharing(server, KeyLimits(concurrent_requests=1)) as shared:
         asking = asyncio.ensure_future(shared.reserve("ada", (1,), 0.0))

@@ -70,6 +70,7 @@ def warned(*warnings: str) -> scheduler_pb2.SchedulerEvent:
         (event(rejected=scheduler_pb2.Rejected(retry_after_s=NAN)), "retry_after_s"),
         (event(rejected=scheduler_pb2.Rejected(retry_after_s=-1)), "retry_after_s"),
         (event(finished=scheduler_pb2.Finished(output_tokens=2**32 - 1)), "output_tokens"),
+        (event(length_bound=scheduler_pb2.LengthBound()), "output_tokens"),
         (fleet(address=""), "fleet.workers.address"),
         (fleet(kv_tokens=0), "kv_tokens"),
         (fleet(max_context_tokens=0), "max_context_tokens"),

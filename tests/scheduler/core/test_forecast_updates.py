@@ -266,6 +266,41 @@ def _steps(s: Any) -> Iterator[ev.Step]:
         yield s.last_step
 
 
+@pytest.mark.parametrize(
+    ("quantile", "fields", "bound"),
+    [  # half of the answers have 10 tokens, half 30
+        (0.0, {}, None),
+        (0.3, {}, 10),
+        (0.95, {}, 30),
+        (0.3, {"min_tokens": 11}, 30),
+        (0.3, {"delivered_tokens": 10}, 30),
+        (0.95, {"max_tokens": 31}, 30),
+        (0.95, {"max_tokens": 30}, None),  # it says no more than max_tokens
+        (0.5, {"delivered_tokens": 40, "max_tokens": 100}, 61),  # as long again: 40 + 30 ln 2
+        (1.0, {"delivered_tokens": 40, "max_tokens": 100}, None),
+    ],
+)
+def test_a_quantile_bounds_the_length(
+    quantile: float, fields: dict[str, int], bound: int | None
+) -> None:
+    s = served()
+    s.step(ev.Submitted(G, replace(request("r"), length_quantile=quantile, **fields)), 0.0)
+    actions = s.step(ev.Forecasted((("r", SOME.truncated(100)),)), 0.0)
+    expected = [ev.SendLengthBound(G, "r", bound)] if bound else []
+    assert [each for each in actions if isinstance(each, ev.SendLengthBound)] == expected
+
+
+def test_a_shared_forecast_bounds_a_length_once_most_answers_are_known() -> None:
+    """Mass on UNCAPPED stands for each request's own limit."""
+    s = served()
+    s.step(ev.Submitted(G, replace(request("r"), length_quantile=0.9)), 0.0)
+    for longest, bounds in ((0.2, []), (0.05, [10])):
+        shared = Forecast((10.0, UNCAPPED), (1 - longest, longest), UNCAPPED, "history", 1, "all")
+        actions = s.step(ev.Forecasted((("r", shared),)), 0.0)
+        sent = [each.output_tokens for each in actions if isinstance(each, ev.SendLengthBound)]
+        assert sent == bounds
+
+
 def test_promise_is_sent_once_across_worker_absence() -> None:
     s = served(places=1)
     submitted(s, request("first"), 0.0)

@@ -68,6 +68,10 @@ class RandomEvents(RuleBasedStateMachine):
                     self.check_plan(action)
                 case ev.SendForecast():
                     self.check_forecast_update(action)
+                case ev.SendLengthBound():
+                    asked = self.asked[action.request_id]
+                    assert asked.length_quantile
+                    assert 0 < action.output_tokens < asked.max_tokens
                 case ev.Finish() | ev.Refuse():
                     self.ended[action.request_id] += 1
                     self.live.discard(action.request_id)
@@ -156,7 +160,9 @@ class RandomEvents(RuleBasedStateMachine):
             deadline_s = self.now + wait_s
             name = f"r{self.names}"
             asks = self.names % 2 == 0
-            request = Request(name, model, prompt, most, self.now, include_forecast=asks)
+            request = Request(
+                name, model, prompt, most, self.now, include_forecast=asks, length_quantile=asks / 2
+            )
             self.send(link, replace(request, deadline_s=deadline_s))
 
     @rule(link=st.sampled_from(LINKS), lengths=st.sampled_from([(0, 5), (5, 0), (5, 2**31)]))
@@ -318,6 +324,7 @@ class RandomEvents(RuleBasedStateMachine):
             delivered_tokens=min(delivered, old.max_tokens - 1),
             worker_id=home,
             include_forecast=old.include_forecast,
+            length_quantile=old.length_quantile,
         )
         self.send(link, request)
 

@@ -12,7 +12,8 @@ from grpc import aio
 from gateway.admission.key_limits import RATE_HEADERS, Grant
 from gateway.types.api_keys import name_keys
 from gateway.types.key_limits import KeyLimits
-from protos.generated import gateway_pb2, gateway_pb2_grpc
+from protos.generated import common_pb2, gateway_pb2, gateway_pb2_grpc
+from protos.generated import scheduler_pb2 as sched
 from services.runtime.network.channel import connect
 from tests.gateway.gateway_fakes import Harness, Reply, run_harness, tokens_of
 
@@ -179,6 +180,37 @@ async def test_tokens_in_the_queue_are_bounded_until_a_worker_has_the_request() 
         scheduler.place = True
         assert (await complete(harness, LIMITED, max_tokens=60)).status == 200
         assert (await first).status == 200
+
+
+async def test_a_forecast_makes_room_for_the_next_request(settled: list[int]) -> None:
+    async with run_harness(place=False, **limits(tokens_per_minute=400)) as harness:
+        scheduler, worker = harness.scheduler, harness.worker
+        first = asyncio.ensure_future(complete(harness, LIMITED, max_tokens=300))
+        await harness.until(lambda: bool(scheduler.requests))
+        name = scheduler.requests[0].request_id
+        assert scheduler.requests[0].length_quantile == 0.95
+        refused = await complete(harness, LIMITED, max_tokens=300)
+        assert refused.status == 429
+        assert "a minute, and this request may need 30" in refused.json["error"]["message"]
+        scheduler.send_event(name, length_bound=sched.LengthBound(output_tokens=20))
+        scheduler.send_placed(name)
+        await harness.until(lambda: bool(worker.prompts))
+        second = asyncio.ensure_future(complete(harness, LIMITED, max_tokens=300))
+        await harness.until(lambda: len(scheduler.requests) == 2)
+        # A longer forecast takes what is left, and more than that; both requests go on.
+        scheduler.send_event(name, length_bound=sched.LengthBound(output_tokens=290))
+        scheduler.send_placed(scheduler.requests[1].request_id)
+        await harness.until(lambda: len(worker.prompts) == 2)
+        refused = await complete(harness, LIMITED, max_tokens=1)
+        assert "has 0 tokens left of its limit of 400 a minute" in refused.json["error"]["message"]
+        for prompt in worker.prompts:
+            worker.send(prompt.request_id, 0, tokens_of("123"), common_pb2.FINISH_REASON_STOP)
+        assert [(await each).status for each in (first, second)] == [200, 200]
+        await harness.until(lambda: len(settled) == 2)
+        scheduler.place, worker.script = True, lambda _: tokens_of("123")
+        assert (await complete(harness, LIMITED, max_tokens=300)).status == 200
+        assert (await complete(harness, FREE)).status == 200
+        assert not scheduler.requests[-1].length_quantile
 
 
 async def test_requests_of_a_key_with_a_weight_are_those_of_one_tenant() -> None:
