@@ -38,8 +38,8 @@ def tokens(
 ) -> None:
     """Make a token file of each service, for a network that encrypts.
 
-    A service needs tls.token_file=DIR/ROLE.tokens. The file has the service's own token and those
-    of its callers. Files that exist are not replaced.
+    A service needs tls.token_file=DIR/ROLE.tokens: the file has its own token and
+    those of its callers. Files that exist are not replaced.
     """
     try:
         files = make_token_files(folder)

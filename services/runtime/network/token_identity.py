@@ -21,7 +21,8 @@ TOKEN_NAME = "foretoken_token_name"  # of a call's auth_context
 MIN_TOKEN_CHARS = 32  # 128 bits in hexadecimal digits
 MAX_FILE_BYTES = 16_384
 MAX_TOKENS = 64  # two of each role in a rotation, and some of single processes
-SECRET = re.compile(rf"[!-9;-~]{{{MIN_TOKEN_CHARS},}}")  # visible characters, without a colon
+SECRET = re.compile(rf"[A-Za-z0-9+/_-]{{{MIN_TOKEN_CHARS},}}={{0,2}}")  # hexadecimal or base64
+WORD = re.compile(r"[a-z]+\b")
 NAME = re.compile(r"[A-Za-z0-9._:*-]{1,253}")  # of a process, or the host that a worker announces
 
 
@@ -92,6 +93,8 @@ def _parse(line: str, place: str, roles: Collection[str]) -> Token:
             f"{place} names no role before the colon, which is one of {', '.join(sorted(roles))}; "
             "a token itself has no colon"
         )
+    if not colon and (first := WORD.match(line)) and first[0] in roles:
+        raise _wrong(f"{place} has no colon after its role")
     if slash and not NAME.fullmatch(name):
         raise _wrong(
             f"the name after the role in {place} must be a host name, an address, or 1 to 253 "

@@ -133,8 +133,13 @@ async def test_leader_is_found_with_a_token(tmp_path: Path) -> None:
         (f"worker:\n{FIRST}", f"line 1 of {SHORT}"),
         (f"gateway:{FIRST}\nworker:{FIRST[1:]}", f"line 2 of {SHORT}"),
         (f"{FIRST}\nwroker:{SECOND}", f"line 2 of {UNKNOWN_ROLE}"),
+        (f"wroker={FIRST}", f"line 1 of {SHORT}"),
         (f":{FIRST}", f"line 1 of {UNKNOWN_ROLE}"),
         (f"gateway:worker:{FIRST}", f"line 1 of {UNKNOWN_ROLE}"),
+        *(
+            (f"{SECOND}\nworker{sign}{FIRST}", "line 2 of .* has no colon after its role")
+            for sign in ("=", "/", " ")
+        ),
         (f"worker/:{FIRST}", "the name after the role in line 1 of .* must be a host name, an add"),
         (f"worker/a b:{FIRST}", "the name after the role in line 1 of .* must be a host name"),
         *(
