@@ -14,23 +14,27 @@ TOKEN_BYTES = 32
 
 
 def make_token_files(folder: Path) -> Sequence[str]:
-    """Writes ROLE.tokens of each role, its own token first, then those of the roles that call it.
+    """Writes ROLE.tokens of each role, with a token for each role that it calls or that calls it.
     Returns the names of the files. Raises OSError, also if a file exists."""
     from services.runtime.network.authorisation import callers_of
     from services.runtime.network.identity import Role
 
-    lines = {role: f"{role}:{secrets.token_hex(TOKEN_BYTES)}\n" for role in Role}
-    files = {role: folder / f"{role}.tokens" for role in Role}
-    for path in files.values():
+    lines: dict[Role, list[str]] = {role: [] for role in Role}
+    for server in Role:
+        for caller in sorted(callers_of(server)):
+            token = secrets.token_hex(TOKEN_BYTES)
+            lines[server].append(f"{caller}:{token}\n")
+            lines[caller].append(f"{server}:{token}\n")
+    files = {folder / f"{role}.tokens": content for role, content in lines.items()}
+    for path in files:
         if path.exists():
             raise FileExistsError(f"{path} exists")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for role, path in files.items():
-        callers = sorted(callers_of(role) - {role})
+    for path, content in files.items():
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with os.fdopen(os.open(path, flags, 0o600), "w") as file:
-            file.writelines(lines[each] for each in (role, *callers))
-    return [path.name for path in files.values()]
+            file.writelines(content)
+    return [path.name for path in files]
 
 
 def tokens(
@@ -38,8 +42,8 @@ def tokens(
 ) -> None:
     """Make a token file of each service, for a network that encrypts.
 
-    A service needs tls.token_file=DIR/ROLE.tokens: the file has its own token and
-    those of its callers. Files that exist are not replaced.
+    A service needs tls.token_file=DIR/ROLE.tokens: it shares a token with each role
+    that it calls or that calls it. Files that exist are not replaced.
     """
     try:
         files = make_token_files(folder)

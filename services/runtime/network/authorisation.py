@@ -41,9 +41,11 @@ OPERATORS = frozenset({Role.OPERATOR})
 
 
 def callers_of(role: Role) -> Set[Role]:
-    """The roles that call a service of the role. READERS, as they collect metrics, call each."""
+    """The roles that call a service of the role, if it has methods here. READERS, as they collect
+    metrics, call each."""
     own = f"{SERVICE}{role.title()}/"
-    return READERS.union(*(roles for method, roles in ALLOWED.items() if method.startswith(own)))
+    allowed = [roles for method, roles in ALLOWED.items() if method.startswith(own)]
+    return READERS.union(*allowed) if allowed else frozenset()
 
 
 # The context that the servicer gets, from a call's context and method; raises ServiceError.

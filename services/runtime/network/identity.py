@@ -1,5 +1,5 @@
 """The identity of a process towards the other services: mutual TLS with the role in the names of
-its certificate, or a token.
+its certificate, or tokens.
 
 Each certificate has DNS names: `ROLE.foretoken.internal` for each of its roles, and
 `foretoken.internal`. A client accepts a server that has the expected role; a server allows a client
@@ -75,9 +75,9 @@ class TlsConfig(Settings):
     cert: str = ""
     key: str = ""
     ca: str = ""
-    # In place of certificates, where a mesh encrypts: a file of tokens, one a line, after their
-    # ROLE: or ROLE/NAME:, or alone for all roles. The first is sent with each call, all are
-    # accepted. It is read again when it changes.
+    # In place of certificates, where a mesh encrypts: a file of tokens, one a line, as ROLE:TOKEN,
+    # shared with services of the role, or TOKEN, shared with all. A call carries the first for the
+    # server's role, all are accepted. It is read again when it changes.
     token_file: str = ""
     # Listen beyond the loopback interface without TLS: anything that reaches a port is trusted.
     insecure: bool = False

@@ -1,7 +1,7 @@
-"""The identity of a process towards the other services where a mesh encrypts: a token.
+"""The identity of a process towards the other services where a mesh encrypts: tokens.
 
-Each call carries it as metadata. The server's file says which role has a caller with the token, and
-may say its name.
+Each call carries one as metadata. A token of a role is shared with the services of the role only: a
+client sends it to them, and a server takes a caller with it for one of them.
 """
 
 import os
@@ -27,8 +27,8 @@ NAME = re.compile(r"[A-Za-z0-9._:*-]{1,253}")  # of a process, or the host that 
 
 
 class Token(NamedTuple):
-    """A token, and what a process that sends it is: its role, any if empty, and its name, none if
-    empty."""
+    """A token, and with which services it is shared: those of the role, all if empty. `name`: of a
+    caller with the token; empty: none."""
 
     secret: bytes
     role: str
@@ -36,7 +36,8 @@ class Token(NamedTuple):
 
 
 class TokenIdentity:
-    """The tokens in a file, one a line, as it is now: the first is sent, all are accepted."""
+    """The tokens in a file, one a line, as it is now: the first for the server's role is sent, all
+    are accepted."""
 
     def __init__(self, file: str, roles: Collection[str]):
         """`roles`: those that a line may name. Raises ConfigError if the file is missing or
@@ -44,9 +45,13 @@ class TokenIdentity:
         path = Path(file)
         self._tokens = WatchedFiles([path], partial(_read, path, roles))
 
-    def metadata(self) -> tuple[str, str]:
-        """The entry that a call to another service needs."""
-        return TOKEN_KEY, self._tokens.current()[0].secret.decode()
+    def metadata(self, role: str | None) -> Sequence[tuple[str, str]]:
+        """What a call to a server of the role needs; None: the role is not known. Empty if the file
+        has no token for it."""
+        for each in self._tokens.current():
+            if each.role in ("", role):
+                return [(TOKEN_KEY, each.secret.decode())]
+        return []
 
     def find(self, secret: str) -> Token | None:
         """The token of the file that a caller has sent. Takes equally long for all of one
@@ -78,7 +83,7 @@ def _read(path: Path, roles: Collection[str]) -> Sequence[Token]:
         before, same = first.setdefault(token.secret, (number, token))
         if same != token:
             raise _wrong(
-                f"lines {before} and {number} of {path} have one token for different callers; "
+                f"lines {before} and {number} of {path} have one token for different services; "
                 "each role and name needs its own"
             )
     return [token for _, token in first.values()]

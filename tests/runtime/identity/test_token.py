@@ -14,7 +14,7 @@ from services.runtime.healthcheck import check
 from services.runtime.network.connector import PLAIN, Connector
 from services.runtime.network.identity import Protection, TlsConfig, open_identity
 from services.runtime.network.leader_channel import SCHEDULER
-from services.runtime.network.token_identity import TokenIdentity
+from services.runtime.network.token_identity import TOKEN_KEY, TokenIdentity
 from services.runtime.server import Mount, listening
 from tests.runtime.identity.echo import (
     ECHO,
@@ -176,7 +176,7 @@ def test_wrong_change_of_the_file_leaves_the_earlier_tokens(tmp_path: Path) -> N
     assert identity.find(FIRST)
     path.chmod(0o600)
     assert identity.find(SECOND) and not identity.find(FIRST)
-    assert identity.metadata()[1] == SECOND
+    assert identity.metadata(None) == [(TOKEN_KEY, SECOND)]
 
 
 def test_token_and_certificates_exclude_each_other(tmp_path: Path) -> None:
