@@ -202,4 +202,4 @@ async def test_metrics_page_has_peers_and_vllm_aliases_of_pickers_or_all(
 
 def test_misspelt_role_of_a_peer_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"gateway\.metrics_peers: .*'wroker' is no role; write "):
-        load(GatewayConfig, {"metrics_peers": "worker=10.0.0.7:1,wroker=10.0.0.8:1"})
+        load(GatewayConfig, {"metrics_peers": '["worker=10.0.0.7:1", "wroker=10.0.0.8:1"]'})
