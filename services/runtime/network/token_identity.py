@@ -80,8 +80,8 @@ def _read(path: Path, roles: Collection[str]) -> Sequence[Token]:
     first: dict[bytes, tuple[int, Token]] = {}  # by secret, with its line
     for number, line in numbered.items():
         token = _parse(line, f"line {number} of {path}", roles)
-        before, same = first.setdefault(token.secret, (number, token))
-        if same != token:
+        before, earlier = first.setdefault(token.secret, (number, token))
+        if earlier != token:
             raise _wrong(
                 f"lines {before} and {number} of {path} have one token for different services; "
                 "each role and name needs its own"
