@@ -32,6 +32,7 @@ from foretoken.commands.offline.tune import tune
 from foretoken.commands.offline.twin import twin
 from foretoken.commands.presets import presets
 from foretoken.commands.serve import serve
+from foretoken.commands.tokens import tokens
 from foretoken.commands.usage import Command, ManyCommand, ServeCommand, UsageError
 from foretoken.commands.why import why
 
@@ -75,6 +76,7 @@ app.command(cls=Command, rich_help_panel=SERVE)(presets)
 app.command(cls=Command, rich_help_panel=SERVE)(key)
 app.command(cls=Command, rich_help_panel=SERVE)(certs)
 app.command(cls=Command, rich_help_panel=SERVE)(outcomes)
+app.command(cls=Command, rich_help_panel=SERVE)(tokens)
 app.command(cls=Command, rich_help_panel=CLIENT)(chat)
 app.command(cls=ManyCommand, rich_help_panel=CLIENT)(bench)
 app.command(cls=Command, rich_help_panel=CLIENT)(why)

@@ -30,7 +30,7 @@ def build(
         config,
         connector.connect_to_leader,
         partial(connector.connect, role=Role.WORKER),
-        connector.connect,
+        connector.connect_to_peer,
         spans=spans,
     )
     app = build_app(front)

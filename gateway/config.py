@@ -16,6 +16,7 @@ from gateway.types.sla_classes import OTHER
 from services.core import Sla
 from services.runtime.config import Listed
 from services.runtime.network.channel import host_port
+from services.runtime.network.connector import parse_peer
 from services.runtime.network.leader_channel import LeaderAddress
 
 ANY_ORIGIN = "*"
@@ -201,8 +202,8 @@ class GatewayConfig(KeySettings):
     connect_backoff_s: Positive = 0.05  # doubles with each attempt
     max_connect_backoff_s: Positive = 1.0
 
-    # Addresses of processes: `/metrics` includes their metrics. `foretoken serve` lists all that
-    # it starts.
+    # Addresses of processes, or ROLE=ADDRESS where they have tokens of roles: `/metrics` includes
+    # their metrics. `foretoken serve` lists all that it starts.
     metrics_peers: tuple[str, ...] = ()
     # Timeout for all of them together, half of Prometheus' scrape timeout; later ones are omitted.
     metrics_wait_s: Positive = 5.0
@@ -250,6 +251,13 @@ class GatewayConfig(KeySettings):
             if origin != ANY_ORIGIN and (origin != plain or not (parts.scheme and parts.netloc)):
                 raise ValueError(f"{origin!r} is not an origin; write scheme://host[:port], or *")
         return origins
+
+    @field_validator("metrics_peers")
+    @classmethod
+    def _check_peers(cls, peers: tuple[str, ...]) -> tuple[str, ...]:
+        for peer in peers:
+            parse_peer(peer)
+        return peers
 
     @model_validator(mode="after")
     def _check_slas(self) -> Self:

@@ -50,7 +50,7 @@ def build_control_plane(
         config,
         lambda _: scheduling.channel,
         partial(connector.connect, role=Role.WORKER),
-        connector.connect,
+        connector.connect_to_peer,
         other_parts=[Part(registry)],
         spans=tracing.service(config.section),
     )

@@ -1,5 +1,7 @@
 """Where outcomes come from: the API key and the scheduler, as they are stored and left out."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,8 @@ from grpc import aio
 from foretoken.running.certificates import make_certificates
 from protos.generated import common_pb2, predictor_pb2, predictor_pb2_grpc
 from services.runtime.network.connector import Connector
-from services.runtime.network.identity import Identity, Protection, Role, TlsConfig
+from services.runtime.network.identity import AnyIdentity, Identity, Protection, Role, TlsConfig
+from services.runtime.network.token_identity import TokenIdentity
 from services.runtime.outcomelog import Row
 from services.runtime.outcomelog.config import LogConfig
 from services.runtime.outcomelog.sqlite import SqliteLog
@@ -63,24 +66,52 @@ async def test_own_outcomes_that_are_left_out_are_answered_at_once(log: LogConfi
         assert (await running.stub.Observe(reported("b", "bob", "s"))).version == 1
 
 
-async def test_name_in_a_certificate_replaces_that_in_the_message(
-    log: LogConfig, tmp_path: Path
-) -> None:
-    made = tmp_path / "certs"
-    make_certificates(made, 1, more=["scheduler-blue"])
+def certificates(folder: Path, name: str) -> tuple[Identity, Identity]:
+    """Those of a predictor and of the scheduler of that name."""
+    make_certificates(folder, 1, more=["scheduler-blue"])
 
     def identity(name: str) -> Identity:
-        cert, key = (str(made / f"{name}.{kind}") for kind in ("pem", "key"))
-        return Identity(TlsConfig(cert=cert, key=key, ca=str(made / "ca.pem")))
+        cert, key = (str(folder / f"{name}.{kind}") for kind in ("pem", "key"))
+        return Identity(TlsConfig(cert=cert, key=key, ca=str(folder / "ca.pem")))
 
+    return identity(Role.PREDICTOR), identity(name)
+
+
+def tokens(folder: Path, owner: str) -> tuple[TokenIdentity, TokenIdentity]:
+    """Those of a predictor, with the owner of the scheduler's, and of a scheduler."""
+    folder.mkdir()
+    for name, line in (("predictor", f"{owner}:{'s' * 32}"), ("scheduler", "s" * 32)):
+        (folder / name).touch(0o600)
+        (folder / name).write_text(line)
+    predictor, scheduler = (
+        TokenIdentity(str(folder / name), tuple(Role)) for name in ("predictor", "scheduler")
+    )
+    return predictor, scheduler
+
+
+Identities = Callable[[Path], tuple[AnyIdentity, AnyIdentity]]
+
+
+@pytest.mark.parametrize(
+    ("identities", "reporter"),
+    [
+        (partial(certificates, name="scheduler"), "scheduler"),
+        (partial(certificates, name="scheduler-blue"), "scheduler-blue"),
+        (partial(tokens, owner="scheduler/chat-1"), "chat-1"),
+        (partial(tokens, owner="scheduler"), "someone"),
+    ],
+)
+async def test_name_in_a_certificate_or_of_a_token_replaces_that_in_the_message(
+    log: LogConfig, tmp_path: Path, identities: Identities, reporter: str
+) -> None:
+    at_predictor, at_scheduler = identities(tmp_path / "identities")
     async with predicting(log=log) as running:
         mount = Mount(NAME, ADD, running.service)
-        protection = Protection(identity(Role.PREDICTOR))
+        protection = Protection(at_predictor)
         async with listening([mount], "127.0.0.1:0", protection=protection) as server:
-            for name in (Role.SCHEDULER, "scheduler-blue"):
-                connector = Connector(identity(name))
-                channel: aio.Channel = connector.connect(f"127.0.0.1:{server.port}", Role.PREDICTOR)
-                stub = predictor_pb2_grpc.PredictorStub(channel)
-                await stub.Observe(reported(name, "ada", "someone"))
-                await channel.close()
-    assert await sources(log) == [("ada", "scheduler"), ("ada", "scheduler-blue")]
+            connector = Connector(at_scheduler)
+            channel: aio.Channel = connector.connect(f"127.0.0.1:{server.port}", Role.PREDICTOR)
+            stub = predictor_pb2_grpc.PredictorStub(channel)
+            await stub.Observe(reported("a", "ada", "someone"))
+            await channel.close()
+    assert await sources(log) == [("ada", reporter)]

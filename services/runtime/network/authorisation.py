@@ -1,6 +1,6 @@
-"""Which callers may call which method of a service that demands certificates, or a token."""
+"""Which callers may call which method of a service that demands certificates, or tokens."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -8,7 +8,7 @@ from grpc import aio
 
 from services.runtime.errors import Code, ServiceError, guard, wrap_handler
 from services.runtime.network.identity import AnyIdentity, Identity, Role, names_of, roles_of
-from services.runtime.network.token_identity import TOKEN_KEY, TokenIdentity
+from services.runtime.network.token_identity import TOKEN_KEY, TOKEN_NAME, TokenIdentity
 
 SERVICE = "/foretoken.v1."
 HEALTH = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
@@ -39,14 +39,24 @@ ALLOWED: Mapping[str, Set[Role]] = {
 }
 OPERATORS = frozenset({Role.OPERATOR})
 
-Check = Callable[[Any, str], None]  # a call's context and method; raises ServiceError
+
+def callers_of(role: Role) -> Set[Role]:
+    """The roles that call a service of the role, if it has methods here. READERS, as they collect
+    metrics, call each."""
+    own = f"{SERVICE}{role.title()}/"
+    allowed = [roles for method, roles in ALLOWED.items() if method.startswith(own)]
+    return READERS.union(*allowed) if allowed else frozenset()
+
+
+# The context that the servicer gets, from a call's context and method; raises ServiceError.
+Check = Callable[[Any, str], Any]
 Unary = Callable[[Any, Any], Awaitable[Any]]
 Stream = Callable[[Any, Any], AsyncIterator[Any]]
 
 
 class Authorisation(aio.ServerInterceptor):
-    """Refuses calls by certificates without an allowed role, or without the token. Permissions of
-    the file protect a Unix socket."""
+    """Refuses calls by certificates or tokens without an allowed role. Permissions of the file
+    protect a Unix socket."""
 
     def __init__(self, identity: AnyIdentity):
         self._check = _check_by(identity)
@@ -54,21 +64,20 @@ class Authorisation(aio.ServerInterceptor):
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         method = handler_call_details.method
 
-        def check(context: Any) -> None:
-            if not context.peer().startswith("unix:"):
-                self._check(context, method)
+        def checked(context: Any) -> Any:
+            if context.peer().startswith("unix:"):
+                return context
+            return self._check(context, method)
 
         def unary(inner: Unary) -> Unary:
             async def call(request: Any, context: Any) -> Any:
-                check(context)
-                return await inner(request, context)
+                return await inner(request, checked(context))
 
             return call
 
         def stream(inner: Stream) -> Stream:
             async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-                check(context)
-                async for response in inner(request, context):
+                async for response in inner(request, checked(context)):
                     yield response
 
             return call
@@ -76,29 +85,54 @@ class Authorisation(aio.ServerInterceptor):
         return guard(wrap_handler(await continuation(handler_call_details), unary, stream))
 
 
+class _NamedContext:
+    """A call's context, with the name of the caller's token in place of the connection's
+    authentication."""
+
+    def __init__(self, context: Any, name: str):
+        self._context, self._name = context, name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._context, attribute)
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        return {TOKEN_NAME: (self._name.encode(),)}
+
+
 def _check_by(identity: AnyIdentity) -> Check:
     match identity:
         case Identity():
-            return _check_role
+            return _check_certificate
         case TokenIdentity():
             return partial(_check_token, identity)
 
 
-def _check_role(context: Any, method: str) -> None:
+def _check_certificate(context: Any, method: str) -> Any:
     """Raises ServiceError."""
-    roles, allowed = roles_of(names_of(context)), ALLOWED.get(method, OPERATORS)
+    _require_role(method, roles_of(names_of(context)), "certificate")
+    return context
+
+
+def _check_token(identity: TokenIdentity, context: Any, method: str) -> Any:
+    """Raises ServiceError. Probes of a platform, and gRPC's own watch of a leader, send no token:
+    health needs none."""
+    if method in HEALTH:
+        return context
+    given = dict(context.invocation_metadata() or ()).get(TOKEN_KEY, "")
+    token = identity.find(given)
+    if token is None:
+        found = "another one" if given else "none"
+        message = f"{method} needs a token of tls.token_file; the call has {found}"
+        raise ServiceError(Code.UNAUTHENTICATED, message)
+    _require_role(method, {Role(token.role)} if token.role else ANY, "token")
+    return _NamedContext(context, token.name) if token.name else context
+
+
+def _require_role(method: str, roles: Set[Role], proof: str) -> None:
+    """Raises ServiceError. `proof`: what the roles are from."""
+    allowed = ALLOWED.get(method, OPERATORS)
     if not roles & allowed:
         found = ", ".join(sorted(roles)) or "none"
         needed = " or ".join(sorted(allowed))
-        message = f"{method} is for the role {needed}; the certificate has {found}"
+        message = f"{method} is for the role {needed}; the {proof} has {found}"
         raise ServiceError(Code.PERMISSION_DENIED, message)
-
-
-def _check_token(identity: TokenIdentity, context: Any, method: str) -> None:
-    """Raises ServiceError. Probes of a platform, and gRPC's own watch of a leader, send no token:
-    health needs none."""
-    given = dict(context.invocation_metadata() or ()).get(TOKEN_KEY, "")
-    if method not in HEALTH and not identity.accepts(given):
-        found = "another one" if given else "none"
-        message = f"{method} needs the token of tls.token_file; the call has {found}"
-        raise ServiceError(Code.UNAUTHENTICATED, message)

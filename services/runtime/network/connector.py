@@ -30,9 +30,14 @@ class Connector:
     identity: AnyIdentity | None = None
 
     def connect(self, address: str, role: Role | None = None) -> aio.Channel:
-        """A channel to a server that must have the role, if it has a certificate; None: any
+        """A channel to a server of the role, which its certificate must have; None: of any
         role."""
         return self._open(address, OPTIONS, role)
+
+    def connect_to_peer(self, peer: str) -> aio.Channel:
+        """A channel to `ROLE=ADDRESS`, or to an address, of any role. Raises ValueError."""
+        role, address = parse_peer(peer)
+        return self.connect(address, role)
 
     def connect_to_leader(self, address: str) -> aio.Channel:
         """A channel to the scheduler that leads among the addresses. Raises ValueError."""
@@ -44,12 +49,22 @@ class Connector:
             case Identity():
                 return cast(aio.Channel, _RenewedChannel(target, options, identity, role))
             case TokenIdentity():
-                return cast(aio.Channel, _TokenChannel(connect(target, options), identity))
+                return cast(aio.Channel, _TokenChannel(connect(target, options), identity, role))
             case None:
                 return connect(target, options)
 
 
 PLAIN = Connector()
+
+
+def parse_peer(peer: str) -> tuple[Role | None, str]:
+    """The role, if it is given, and the address. Raises ValueError for another word before `=`."""
+    word, separator, address = peer.partition("=")
+    if not separator or peer.startswith("unix:"):
+        return None, peer
+    if word not in tuple(Role):
+        raise ValueError(f"{word!r} is no role; write ADDRESS or ROLE=ADDRESS")
+    return Role(word), address
 
 
 class _CallingChannel(ABC):
@@ -69,10 +84,10 @@ class _CallingChannel(ABC):
 
 
 class _TokenChannel(_CallingChannel):
-    """A channel that sends the present token with each call."""
+    """A channel that sends the present token for the server's role with each call."""
 
-    def __init__(self, channel: aio.Channel, identity: TokenIdentity):
-        self._channel, self._identity = channel, identity
+    def __init__(self, channel: aio.Channel, identity: TokenIdentity, role: Role | None):
+        self._channel, self._identity, self._role = channel, identity, role
 
     async def channel_ready(self) -> None:
         await self._channel.channel_ready()
@@ -86,7 +101,8 @@ class _TokenChannel(_CallingChannel):
         def call(
             *args: Any, metadata: Sequence[tuple[str, str]] | None = None, **options: Any
         ) -> Any:
-            return inner(*args, metadata=(*(metadata or ()), self._identity.metadata()), **options)
+            sent = (*(metadata or ()), *self._identity.metadata(self._role))
+            return inner(*args, metadata=sent, **options)
 
         return call
 

@@ -1,5 +1,5 @@
 """The identity of a process towards the other services: mutual TLS with the role in the names of
-its certificate, or a token that all share.
+its certificate, or tokens.
 
 Each certificate has DNS names: `ROLE.foretoken.internal` for each of its roles, and
 `foretoken.internal`. A client accepts a server that has the expected role; a server allows a client
@@ -17,7 +17,7 @@ import grpc
 
 from services.runtime.config import ConfigError, Settings
 from services.runtime.network.tls_files import Material, read_material
-from services.runtime.network.token_identity import TokenIdentity
+from services.runtime.network.token_identity import TOKEN_NAME, TokenIdentity
 from services.runtime.network.watched_files import WatchedFiles
 
 DOMAIN = "foretoken.internal"
@@ -49,13 +49,14 @@ def roles_of(names: Iterable[str]) -> frozenset[Role]:
 
 
 def names_of(context: Any) -> tuple[str, ...]:
-    """The DNS names and addresses in the verified certificate of a caller; empty without one."""
-    return _entries(context, "x509_subject_alternative_name")
+    """The DNS names and addresses in the verified certificate of a caller, or the name of its
+    token; empty without either."""
+    return _entries(context, "x509_subject_alternative_name") or _entries(context, TOKEN_NAME)
 
 
 def peer_name(context: Any) -> str:
     """The name in the verified certificate of a caller: the common one, else the first of the
-    others; empty without a certificate."""
+    others; or the name of its token. Empty without either."""
     names = (*_entries(context, "x509_common_name"), *names_of(context))
     return names[0] if names else ""
 
@@ -74,8 +75,9 @@ class TlsConfig(Settings):
     cert: str = ""
     key: str = ""
     ca: str = ""
-    # In place of certificates, where a mesh encrypts: a file of tokens that all services share, one
-    # a line. The first is sent with each call, all are accepted. It is read again when it changes.
+    # In place of certificates, where a mesh encrypts: a file of tokens, one a line, as ROLE:TOKEN,
+    # shared with services of the role, or TOKEN, shared with all. A call carries the first for the
+    # server's role, all are accepted. It is read again when it changes.
     token_file: str = ""
     # Listen beyond the loopback interface without TLS: anything that reaches a port is trusted.
     insecure: bool = False
@@ -136,7 +138,7 @@ def open_identity(config: TlsConfig) -> AnyIdentity | None:
     """None without files. Raises ConfigError."""
     missing = [f"tls.{name}" for name in FILES if not getattr(config, name)]
     if len(missing) == len(FILES):
-        return TokenIdentity(config.token_file) if config.token_file else None
+        return TokenIdentity(config.token_file, tuple(Role)) if config.token_file else None
     if config.token_file:
         raise ConfigError("tls.token_file replaces tls.cert, tls.key and tls.ca; leave it out")
     if missing:

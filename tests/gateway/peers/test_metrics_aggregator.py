@@ -16,6 +16,7 @@ from gateway.config import GatewayConfig
 from gateway.peers.metrics_aggregator import MetricsAggregator
 from observability.exposition import Part
 from protos.generated import telemetry_pb2, telemetry_pb2_grpc
+from services.runtime.config import ConfigError, load
 from services.runtime.network.channel import connect
 from services.runtime.server import listening
 from tests.gateway.gateway_fakes import run_harness
@@ -197,3 +198,8 @@ async def test_metrics_page_has_peers_and_vllm_aliases_of_pickers_or_all(
                 assert 'foretoken_metrics_peers_missing{model_name="demo"} 0.0' in lines
                 assert ('vllm:prefix_cache_hits_total{worker="0"} 1.0' in lines) is vllm
                 assert 'vllm:num_requests_running{model_name="demo"} 0.0' in lines  # pickers'
+
+
+def test_misspelt_role_of_a_peer_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"gateway\.metrics_peers: .*'wroker' is no role; write "):
+        load(GatewayConfig, {"metrics_peers": '["worker=10.0.0.7:1", "wroker=10.0.0.8:1"]'})

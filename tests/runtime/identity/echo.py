@@ -85,7 +85,7 @@ async def echoing(identity: AnyIdentity, address: str = "127.0.0.1:0") -> AsyncI
         yield server
 
 
-async def call(channel: Any, method: str = SUBMIT, timeout_s: float = 10) -> StatusCode:
+async def call(channel: Any, method: str = SUBMIT, timeout_s: float | None = 10) -> StatusCode:
     """The status of a call, OK if it is answered."""
     try:
         if method == STREAM:

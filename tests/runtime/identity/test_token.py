@@ -1,4 +1,4 @@
-"""The shared token: which calls need it, how it changes, and files that are refused."""
+"""Tokens: which calls need one, how they change, and files that are refused."""
 
 import asyncio
 from functools import partial
@@ -14,7 +14,7 @@ from services.runtime.healthcheck import check
 from services.runtime.network.connector import PLAIN, Connector
 from services.runtime.network.identity import Protection, TlsConfig, open_identity
 from services.runtime.network.leader_channel import SCHEDULER
-from services.runtime.network.token_identity import TokenIdentity
+from services.runtime.network.token_identity import TOKEN_KEY, TokenIdentity
 from services.runtime.server import Mount, listening
 from tests.runtime.identity.echo import (
     ECHO,
@@ -30,6 +30,11 @@ from tests.runtime.identity.echo import (
 
 FIRST, SECOND, OTHER = ("a" * 32, "b" * 64, "c" * 32)
 HEALTH = "/grpc.health.v1.Health/"
+SHORT = ".* must have 32 or more letters and digits"
+UNKNOWN_ROLE = (
+    ".* names no role before the colon, which is one of batcher, estimator, gateway, operator, "
+    "picker, predictor, scheduler, worker; a token itself has no colon"
+)
 
 
 def write(path: Path, *tokens: str, mode: int = 0o600) -> Path:
@@ -67,7 +72,7 @@ async def test_refusal_says_what_is_wrong_with_the_token(tmp_path: Path) -> None
         for found, client in clients.items():
             channel = client.connect(f"127.0.0.1:{server.port}")
             assert await refusal(channel) == (
-                f"{SUBMIT} needs the token of tls.token_file; the call has {found}"
+                f"{SUBMIT} needs a token of tls.token_file; the call has {found}"
             )
             await channel.close()
 
@@ -119,21 +124,38 @@ async def test_leader_is_found_with_a_token(tmp_path: Path) -> None:
     ("content", "sentence"),
     [
         (None, "cannot be read: No such file or directory"),
-        ("", r"must have 1 to 8 tokens, one a line, got 0"),
-        ("\n \n", r"must have 1 to 8 tokens, one a line, got 0"),
-        ("\n".join([FIRST] * 9), r"must have 1 to 8 tokens, one a line, got 9"),
+        ("", r"must have 1 to 64 tokens, one a line, got 0"),
+        ("\n \n", r"must have 1 to 64 tokens, one a line, got 0"),
+        ("\n".join([FIRST] * 65), r"must have 1 to 64 tokens, one a line, got 65"),
         ("a" * 31, "must have 32 or more letters and digits; `openssl rand -hex 32` makes one"),
-        (f"{FIRST}\n{'é' * 32}", "token 2 of .* must have 32 or more letters and digits"),
-        (f"{FIRST} {FIRST}", "token 1 of .* must have 32 or more letters and digits"),
-        ("a" * 5_000, "has more than 4096 bytes"),
+        (f"{FIRST}\n\n{'é' * 32}", f"line 3 of {SHORT}"),
+        (f"{FIRST} {FIRST}", f"line 1 of {SHORT}"),
+        (f"worker:\n{FIRST}", f"line 1 of {SHORT}"),
+        (f"gateway:{FIRST}\nworker:{FIRST[1:]}", f"line 2 of {SHORT}"),
+        (f"{FIRST}\nwroker:{SECOND}", f"line 2 of {UNKNOWN_ROLE}"),
+        (f"wroker={FIRST}", f"line 1 of {SHORT}"),
+        (f":{FIRST}", f"line 1 of {UNKNOWN_ROLE}"),
+        (f"gateway:worker:{FIRST}", f"line 1 of {UNKNOWN_ROLE}"),
+        *(
+            (f"{SECOND}\nworker{sign}{FIRST}", "line 2 of .* has no colon after its role")
+            for sign in ("=", "/", " ")
+        ),
+        (f"worker/:{FIRST}", "the name after the role in line 1 of .* must be a host name, an add"),
+        (f"worker/a b:{FIRST}", "the name after the role in line 1 of .* must be a host name"),
+        *(
+            (f"{one}{FIRST}\n\n{other}{FIRST}", "lines 1 and 3 of .* have one token for different ")
+            for one, other in (("worker:", "gateway:"), ("", "worker:"), ("worker/a:", "worker/b:"))
+        ),
+        ("a" * 17_000, "has more than 16384 bytes"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, content: str | None, sentence: str) -> None:
     path = tmp_path / "token"
     if content is not None:
         write(path, content)
-    with pytest.raises(ConfigError, match=rf"^tls\.token_file: .*{sentence}"):
+    with pytest.raises(ConfigError, match=rf"^tls\.token_file: .*{sentence}") as raised:
         token_of(path)
+    assert FIRST not in str(raised.value)
 
 
 def test_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
@@ -141,20 +163,20 @@ def test_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"^tls\.token_file: each user .* run `chmod o= {path}`"):
         token_of(path)
     path.chmod(0o440)
-    assert token_of(path).accepts(FIRST)
+    assert token_of(path).find(FIRST)
 
 
 def test_wrong_change_of_the_file_leaves_the_earlier_tokens(tmp_path: Path) -> None:
     identity = token_of(path := write(tmp_path / "token", FIRST))
     write(path, SECOND, mode=0o644)
-    assert identity.accepts(FIRST) and not identity.accepts(SECOND)
+    assert identity.find(FIRST) and not identity.find(SECOND)
     path.unlink()
-    assert identity.accepts(FIRST)
+    assert identity.find(FIRST)
     write(path, SECOND, mode=0o644)
-    assert identity.accepts(FIRST)
+    assert identity.find(FIRST)
     path.chmod(0o600)
-    assert identity.accepts(SECOND) and not identity.accepts(FIRST)
-    assert identity.metadata()[1] == SECOND
+    assert identity.find(SECOND) and not identity.find(FIRST)
+    assert identity.metadata(None) == [(TOKEN_KEY, SECOND)]
 
 
 def test_token_and_certificates_exclude_each_other(tmp_path: Path) -> None:

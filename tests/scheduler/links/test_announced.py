@@ -1,4 +1,4 @@
-"""Addresses that a worker may announce by its certificate."""
+"""Addresses that a worker may announce by its certificate or token."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +14,8 @@ from foretoken.running.certificates import make_certificates
 from protos.generated import scheduler_pb2_grpc
 from services.runtime.errors import InvalidArgument
 from services.runtime.network.connector import Connector
-from services.runtime.network.identity import Identity, Protection, Role
+from services.runtime.network.identity import AnyIdentity, Protection, Role
+from services.runtime.network.token_identity import TokenIdentity
 from services.runtime.server import Mount, listening
 from services.scheduler.links.announced import check_announced
 from tests.reach import until
@@ -81,8 +82,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def attaching(scheduler: Identity, worker: Identity) -> AsyncIterator[Live]:
-    """A scheduler, reached by a worker's certificate."""
+async def attaching(scheduler: AnyIdentity, worker: AnyIdentity) -> AsyncIterator[Live]:
+    """A scheduler, reached by a worker's certificate or token."""
     add = scheduler_pb2_grpc.add_SchedulerServicer_to_server
     async with running() as live:
         mount = Mount(NAME, add, live.service)
@@ -95,8 +96,23 @@ async def attaching(scheduler: Identity, worker: Identity) -> AsyncIterator[Live
 
 async def test_worker_attaches_with_the_hosts_of_its_certificate_only(folder: Path) -> None:
     scheduler, worker = identity(folder, Role.SCHEDULER), identity(folder, Role.WORKER)
+    await check_attaching(scheduler, worker, ("worker-0.pods", "10.0.0.7", "127.0.0.1"))
+
+
+async def test_worker_attaches_with_the_host_that_names_its_token_only(tmp_path: Path) -> None:
+    for name, line in (("s", f"worker/*.0.pods:{'w' * 32}"), ("w", "w" * 32)):
+        (tmp_path / name).touch(0o600)
+        (tmp_path / name).write_text(line)
+    scheduler, worker = (TokenIdentity(str(tmp_path / name), tuple(Role)) for name in "sw")
+    await check_attaching(scheduler, worker, ("worker-0.0.pods",))
+
+
+async def check_attaching(
+    scheduler: AnyIdentity, worker: AnyIdentity, hosts: Sequence[str]
+) -> None:
+    """Whether a worker attaches with these hosts, and with no others."""
     async with attaching(scheduler, worker) as live:
-        for host in ("worker-0.pods", "10.0.0.7", "127.0.0.1"):
+        for host in hosts:
             stream = live.worker(host, address=f"{host}:50061")
             await until(partial(contains, live.service.state.workers, host))
             stream.leave()
