@@ -1,5 +1,6 @@
 """A served scheduler after errors in steps of its state."""
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ async def test_failing_message_ends_its_stream_and_others_are_served() -> None:
         first, second = live.worker("a"), live.worker("b")
         workers = live.service.state.workers
         await until(lambda: {"a", "b"} == set(workers))
+        # A round in between would meet the defect first, which ends the scheduler.
+        await until(lambda: live.service.state.round_due_s == inf)
         workers["a"].prefixes = BROKEN  # a defect, which its next report meets
         first.say(scheduler_pb2.WorkerMessage(report=scheduler_pb2.Report(seq=1)))
         await first.reading
