@@ -161,6 +161,7 @@ def formed(
     params: Mapping[str, float] | None = None,
     most: int = 99,
     seed: int = 0,
+    tpot_s: float = np.inf,
 ) -> tuple[int, FillResult]:
     """Return the number of admitted requests and the whole result; all lengths are certain."""
     rows = [*running, *queued]
@@ -175,6 +176,7 @@ def formed(
         cap=cap,
         limit=granted,
         forecast=np.arange(len(rows)),
+        tpot_s=np.full(len(rows), tpot_s),
     )
     worker = node(kv_tokens=kv_tokens, places=most)
     demand = demanded(form, made, worker, forecasts, params or {}, seed, runs)

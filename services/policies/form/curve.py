@@ -24,12 +24,14 @@ from services.forecast import Floats, Ints
 from services.forecasttable import After
 from services.policies.cadence import steps_to_next_plan
 from services.policies.form.demand import (
+    ANY,
     Demand,
     Need,
     WorkerQueues,
     count_within,
     needed_tokens,
 )
+from services.policies.form.in_time import slots_in_time
 from services.policies.form.lines import Lines
 from services.policies.memory import PolicyMemory
 from services.policies.parameters import Param, Params
@@ -85,13 +87,16 @@ def curves(queues: WorkerQueues, params: Params, rng: np.random.Generator) -> De
     the probability that it makes that token. From the end of its slice on, both stay as they
     are there, unless it ends there at its cap. With known lengths and whole answers the maximum is
     Past-Future's M*. Every job is assumed to make one token per step. z is `z`, as adjusted by
-    feedback. O(times · jobs), in one pass over all queues.
+    feedback. With a `tpot_share`, the steps of a batch take at most that share of the budgets that
+    they can keep (`slots_in_time`). O(times · jobs), in one pass over all queues.
     """
+    share = params["tpot_share"]
+    slots = slots_in_time(queues, share) if share else ANY
     z = queues.numbers.get(Z, params["z"]) if params["eviction_share"] else params["z"]
     limits = (1 - params["reserved"]) * queues.rooms
     jobs, which, held = queues.jobs, queues.lines.which, needed_tokens(queues)
     if not len(jobs):
-        return CurveDemand(held, limits, np.zeros((1 + (z > 0), 1, 0)), z, which)
+        return CurveDemand(held, limits, np.zeros((1 + (z > 0), 1, 0)), z, which, slots=slots)
     after = queues.forecasts.after(jobs.forecast, jobs.output, jobs.cap)
     ahead = np.maximum(queues.limits - jobs.output, 1)
     most = np.maximum.reduceat(ahead, queues.lines.starts)
@@ -107,7 +112,7 @@ def curves(queues: WorkerQueues, params: Params, rng: np.random.Generator) -> De
     moments = _moments(queues, after, at, held, np.minimum(times[:, which[at]], ahead[at]), z > 0)
     now = (firsts == 0)[which[at]].nonzero()[0]
     moments[0, 0, now], moments[1:, 0, now] = held[at[now]], 0.0
-    return CurveDemand(held, limits, moments, z, queues.in_reach.cumsum() - 1)
+    return CurveDemand(held, limits, moments, z, queues.in_reach.cumsum() - 1, slots=slots)
 
 
 def _moments(
@@ -206,4 +211,5 @@ PARAMS = {
     "z": Param(1.5, 0.0, LARGEST_Z),
     "reserved": Param(0.0, 0.0, 1.0),
     "eviction_share": Param(0.02, 0.0, 1.0),
+    "tpot_share": Param(0.0, 0.0, 1.0),
 }

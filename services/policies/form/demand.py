@@ -23,7 +23,8 @@ Need = Callable[[Ints], Floats]
 @dataclass(frozen=True, slots=True)
 class Demand(ABC):
     """The memory of the jobs of several queues: the tokens that each job holds now, and the tokens
-    that each queue may plan in total. At most `slots` jobs of a queue run together.
+    that each queue may plan in total. At most `slots` jobs of a queue run together, which is one
+    number for all queues, or one for each.
 
     `due` marks running jobs that request more than they were granted and continue only if it fits;
     None: every running job was granted all it may need. A demand must be monotonic: adding a job
@@ -32,7 +33,7 @@ class Demand(ABC):
 
     held: Floats
     limits: Floats
-    slots: int = field(default=ANY, kw_only=True)
+    slots: Ints | int = field(default=ANY, kw_only=True)
     due: Bools | None = field(default=None, kw_only=True)
 
     @abstractmethod

@@ -34,18 +34,20 @@ def test_queues_filled_together_equal_each_filled_alone(
         count, prompt=rng.integers(1, 200, count), output=output, cap=np.maximum(cap, output + 1),
         blocks=rng.integers(0, 20, count), forecast=rng.integers(0, 3, count),
         limit=output + rng.integers(0, 100, count),
+        tpot_s=rng.choice([0.0173, 0.0311, np.inf], count),
     )  # fmt: skip
     limits = np.minimum(made.cap, output + rng.integers(1, 100, count))
+    slots, alone = rng.integers(0, 50, len(sizes)), rng.random(len(sizes)) < 0.5
     workers = tuple(
-        node(number, int(rng.integers(500, 9_000)), block_tokens=int(rng.choice([1, 16])))
-        for number in range(1, len(sizes) + 1)
+        node(number, int(rng.integers(500, 9_000)), most, block_tokens=int(rng.choice([1, 16])))
+        for number, most in enumerate(slots.tolist(), start=1)
     )
     runs, tables = rng.random(count) < rng.random(), (forecasts, {INTERVAL_S: interval_s})
     holds = runs | (rng.random(count) < 0.3)
-    slots, alone = rng.integers(0, 50, len(sizes)), rng.random(len(sizes)) < 0.5
     nth = np.concatenate([np.arange(size) for size in sizes])
     in_reach = held_fast | runs | (nth <= slots.repeat(sizes))
-    params = resolve(form, FORMS[form].params, {})
+    shares = {"tpot_share": 0.8} if "tpot_share" in FORMS[form].params else {}
+    params = resolve(form, FORMS[form].params, shares)
 
     def filled(queues: WorkerQueues, holds: Bools, which: slice) -> FillResult:
         demand, room = FORMS[form].demand(queues, params, draws), (slots[which], alone[which])
