@@ -203,7 +203,7 @@ class Grant:
     needed: list[int]  # tokens of each choice
     queued: list[int]  # those of each choice that has had no worker, else 0
     total: int  # of the tokens needed
-    most: int  # tokens to reserve: a full bucket; any number without one
+    most: int  # tokens that a full bucket holds; without tokens_per_minute it has no effect
     settled: bool = False
 
     @property

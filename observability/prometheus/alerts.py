@@ -201,7 +201,7 @@ LIMITS_NOT_SHARED = Alert(
     TICKET,
     "A gateway does not share the limits of API keys",
     "It has not reached Redis for 5 minutes. It keeps to its part of each limit, by the number of "
-    "gateways that it knew last: a key whose requests reach few gateways has less than its limit.",
+    "gateways that it knew last: a key with requests at few gateways has less than its limit.",
     """\
 1. Check the gateway's log: a warning names the address and the cause.
 2. Check that Redis runs and answers PING, and that the gateway reaches it (gateway.limits_url, \

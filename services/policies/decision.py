@@ -27,6 +27,7 @@ class WaitReason(IntEnum):
     CUT_SCHEDULED = 8
     CUT_ON_IDLE = 9
     ADAPTER_SLOTS = 10
+    TOKEN_BUDGETS = 11
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,20 @@ class AdapterSlotsFull(WaitExplanation):
         "{0.slots:.0f}"
     )
     in_use: float
+    slots: float
+
+
+@dataclass(frozen=True)
+class TokenBudgetsFull(WaitExplanation):
+    """In a larger batch, fewer tokens would be within the requests' budgets of the time per
+    token."""
+
+    reason = WaitReason.TOKEN_BUDGETS
+    sentence = (
+        "{0.running:.0f} requests run, the budgets of the time per token allow {0.slots:.0f} of "
+        "this queue"
+    )
+    running: float
     slots: float
 
 

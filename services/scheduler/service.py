@@ -209,9 +209,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             case ev.SendPlan():
                 if to_worker := self._workers.get(action.link):
                     to_worker.put(encode_plan(action.plan))
-            case ev.Finish() | ev.Refuse() | ev.SendForecast() | ev.SendLengthBound():
-                self._send_to_gateway(action)
-            case ev.Place() | ev.Preempt() | ev.Resume():
+            case (
+                ev.Place() | ev.Preempt() | ev.Resume() | ev.SendForecast() | ev.SendLengthBound()
+                | ev.Finish() | ev.Refuse()
+            ):  # fmt: skip
                 self._send_to_gateway(action)
             case ev.AskForecast():
                 self._peers.forecasts.ask(action.requests)

@@ -85,11 +85,13 @@ async def clock_jump(system: System, target: str, hold_s: float) -> None:
     """The wall clock of all processes is a day ahead, then a day behind. Those that start meanwhile
     begin with the wrong time."""
     written = system.clock.with_suffix(".new")
-    for ahead_s in (DAY_S, -DAY_S):
-        written.write_text(str(ahead_s))
-        written.rename(system.clock)
-        await asyncio.sleep(hold_s / 2)
-    system.clock.unlink()
+    try:
+        for ahead_s in (DAY_S, -DAY_S):
+            written.write_text(str(ahead_s))
+            written.rename(system.clock)
+            await asyncio.sleep(hold_s / 2)
+    finally:
+        system.clock.unlink(missing_ok=True)
 
 
 async def cut(system: System, target: str, hold_s: float) -> None:

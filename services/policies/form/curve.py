@@ -16,13 +16,14 @@ reserves memory for tokens that no slice generates: on a new server, where the l
 unknown, it costs a third of the throughput.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from services.forecast import Floats, Ints
 from services.forecasttable import After
 from services.policies.cadence import steps_to_next_plan
+from services.policies.decision import WaitReason
 from services.policies.form.demand import (
     ANY,
     Demand,
@@ -57,6 +58,7 @@ class CurveDemand(Demand):
     moments: Floats
     z: float
     columns: Ints
+    slots_reason: WaitReason = field(default=WaitReason.TOKEN_BUDGETS, kw_only=True)
 
     def count_fitting(self, lines: Lines, base: Ints, most: Ints) -> tuple[Ints, Need]:
         needs = self._highest(lines.running_sums(self._of(lines)))

@@ -24,7 +24,7 @@ Need = Callable[[Ints], Floats]
 class Demand(ABC):
     """The memory of the jobs of several queues: the tokens that each job holds now, and the tokens
     that each queue may plan in total. At most `slots` jobs of a queue run together, which is one
-    number for all queues, or one for each.
+    number for all queues, or one for each, for the reason `slots_reason`.
 
     `due` marks running jobs that request more than they were granted and continue only if it fits;
     None: every running job was granted all it may need. A demand must be monotonic: adding a job
@@ -34,6 +34,7 @@ class Demand(ABC):
     held: Floats
     limits: Floats
     slots: Ints | int = field(default=ANY, kw_only=True)
+    slots_reason: WaitReason = field(default=WaitReason.SLOTS, kw_only=True)
     due: Bools | None = field(default=None, kw_only=True)
 
     @abstractmethod
@@ -47,6 +48,11 @@ class Demand(ABC):
         room = self.limits - kept.sums(self.held[kept.jobs])
         fits: Bools = self.held[later.jobs] <= room[later.which]
         return fits
+
+    def within(self, slots: Ints) -> tuple[Ints, Ints]:
+        """The slots of each queue, given those of its worker, and why no more of its jobs run."""
+        reasons = np.where(self.slots < slots, self.slots_reason, WaitReason.SLOTS)
+        return np.minimum(slots, self.slots), reasons
 
     def refusal(self, lines: Lines, front: Ints, need: Floats) -> tuple[Ints, Floats, Floats]:
         """Why the job behind the first `front` of each line does not fit, where all together need

@@ -69,7 +69,7 @@ def fill(lines: Lines, is_running: Bools, demand: Demand, slots: Ints, alone: Bo
     would find more room for it. A few passes over the jobs, O(jobs) each, and one more for each
     running request of a queue that would fit alone, but not beside those before it."""
     nth, which, sizes = lines.nth, lines.which, lines.sizes
-    waits, slots = ~is_running, np.minimum(slots, demand.slots)
+    waits, (slots, slots_reasons) = ~is_running, demand.within(slots)
     asks = waits if demand.due is None else waits | demand.due  # the others simply stay
     base = lines.first(asks)
     reach = np.maximum(np.minimum(sizes, slots) - base, 0)
@@ -95,8 +95,9 @@ def fill(lines: Lines, is_running: Bools, demand: Demand, slots: Ints, alone: Bo
     refused = lines.places(front, stopped)
     refused = refused[waits[refused]]
     refusal = demand.refusal(head, front, need(fits + stopped)) if len(refused) else None
+    room = slots, slots_reasons
     return _explained(
-        lines, runs_next, waits & ahead, peaks, demand.limits, full, slots, refused, refusal
+        lines, runs_next, waits & ahead, peaks, demand.limits, full, room, refused, refusal
     )
 
 
@@ -106,7 +107,7 @@ def fill_slots(
     """The same where a paused request's KV keeps its device memory (ALISE's strawman Defer).
     Pausing frees only slots. Every request with KV keeps it; requests without need memory, in
     their order; then slots are given down the queue."""
-    which, slots = lines.which, np.minimum(slots, demand.slots)
+    which, (slots, slots_reasons) = lines.which, demand.within(slots)
     base = lines.count(holds)
     fresh = lines.sizes - base
     order = Lines(stable_order(2 * which + ~holds), which, lines.sizes)
@@ -126,9 +127,9 @@ def fill_slots(
     first = lines.places(first, first < lines.sizes)
     refused, full = first[at_front[first]], first[~at_front[first]]
     refusal = demand.refusal(head, front, need(fits + stopped)) if len(refused) else None
-    enters = runs_next & ~is_running
+    enters, room = runs_next & ~is_running, (slots, slots_reasons)
     return _explained(
-        lines, runs_next, enters, need(fits), demand.limits, full, slots, refused, refusal
+        lines, runs_next, enters, need(fits), demand.limits, full, room, refused, refusal
     )
 
 
@@ -172,13 +173,14 @@ def _explained(
     peaks: Floats,
     limits: Floats,
     full: Ints,
-    slots: Ints,
+    room: tuple[Ints, Ints],
     refused: Ints,
     refusal: tuple[Ints, Floats, Floats] | None,
 ) -> FillResult:
     """The result, with the reasons of the jobs that enter, of those that are first behind all slots
-    (`full`), and of the `refused` ones; all others wait behind one of these."""
-    which = lines.which
+    (`full`), and of the `refused` ones; all others wait behind one of these. `room` are the slots
+    of each queue and the reason for their number."""
+    which, (slots, slots_reasons) = lines.which, room
     reasons = np.full(len(which), int(WaitReason.BLOCKED))
     first, second = lines.nth.astype(float), np.zeros(len(which))
     entering = enters.nonzero()[0]
@@ -190,7 +192,7 @@ def _explained(
     )
     if len(full):
         of = which[full]
-        reasons[full], second[full] = WaitReason.SLOTS, slots[of]
+        reasons[full], second[full] = slots_reasons[of], slots[of]
         first[full] = lines.count(runs_next)[of]
     if refusal:
         of = which[refused]

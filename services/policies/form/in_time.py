@@ -44,8 +44,9 @@ def slots_in_time(queues: WorkerQueues, share: float) -> Ints:
 
 
 def _token_s(queues: WorkerQueues, lines: Lines) -> Floats:
-    """The time per token if each job runs with those before it in its queue, and as many of their
-    kind follow those that end: a job's place brings the tokens of a prompt once in an answer."""
+    """The time per token of a batch of each job and those before it in its queue. New jobs of the
+    same sizes replace those that end, so that the prefill of a prompt is spread over its
+    answer."""
     rows = [
         (each.base_s, each.prefill_token_s, each.decode_seq_s, each.context_token_s)
         for each in (worker.cost for worker in queues.workers)

@@ -76,7 +76,7 @@ class Lines:
     def running_sums(self, values: Floats | Ints) -> Floats:
         """Sums over each line up to each job, of values (…, jobs)."""
         upto = _upto(values)
-        if len(self.sizes) == 1:
+        if len(self.sizes) == 1:  # it starts at 0: nothing to subtract
             return upto[..., 1:]
         sums: Floats = upto[..., 1:] - upto.take(self.starts, axis=-1).take(self.which, axis=-1)
         return sums

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.predictor.models.frame import Frame
+from services.predictor.models.frame import Frame, states
 from services.predictor.models.spread import Floats
 
 
@@ -22,9 +22,9 @@ class Axes:
     def fit(frame: Frame, count: int) -> "Axes":
         from sklearn.decomposition import PCA  # a second to load; only fits need it
 
-        states = _states(frame)
-        middle, deviation = states.mean(axis=0), states.std(axis=0) + 1e-4
-        scaled = (states - middle) / deviation
+        values = np.concatenate(states(frame), axis=1)
+        middle, deviation = values.mean(axis=0), values.std(axis=0) + 1e-4
+        scaled = (values - middle) / deviation
         most = min(count, *scaled.shape)
         with np.errstate(invalid="ignore"):  # identical states (no encoder) give 0/0
             found = PCA(most, random_state=0).fit(scaled)  # three times faster than eigh
@@ -32,7 +32,7 @@ class Axes:
         return Axes(middle, deviation, np.ascontiguousarray(found.components_.T), known)
 
     def columns(self, frame: Frame) -> NDArray[np.float32]:
-        scaled = (_states(frame) - self.middle) / self.deviation
+        scaled = (np.concatenate(states(frame), axis=1) - self.middle) / self.deviation
         given = zip((frame.models, frame.applications), self.names, strict=True)
         named = [np.array([[n == k for k in known] for n in names]) for names, known in given]
         flags = [n.reshape(len(frame), -1).astype(np.float32) for n in named]
@@ -43,10 +43,3 @@ def ranks(lengths: Floats) -> Floats:
     """Rank of each length in (0, 1); ties share their mean rank."""
     _, inverse, counts = np.unique(lengths, return_inverse=True, return_counts=True)
     return np.asarray(((np.cumsum(counts) - counts / 2) / len(lengths))[inverse], float)
-
-
-def _states(frame: Frame) -> NDArray[np.float32]:
-    n = len(frame)
-    return np.concatenate(
-        [frame.instruction.reshape(n, -1), frame.user_input.reshape(n, -1)], axis=1
-    )

@@ -76,6 +76,12 @@ def sentences(layers: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.asarray(last / np.maximum(np.linalg.norm(last, axis=1, keepdims=True), 1e-9))
 
 
+def states(frame: Frame) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """All hidden states of the instruction and of the user input, [n, layers · dim] each."""
+    n = len(frame)
+    return frame.instruction.reshape(n, -1), frame.user_input.reshape(n, -1)
+
+
 def _featured(query: Query) -> Features:
     if query.features is None:
         raise ValueError("a prompt model needs queries with features")

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.predictor.interface import WORD_COLUMNS
-from services.predictor.models.frame import Frame, sentences
+from services.predictor.models.frame import Frame, sentences, states
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,8 @@ class Preparation:
 
 
 def _dense(frame: Frame, view: FeatureSelection) -> NDArray[np.float32]:
-    n = len(frame)
     if view.all_layers:
-        parts = [frame.instruction.reshape(n, -1), frame.user_input.reshape(n, -1)]
+        parts = states(frame)
     else:
-        parts = [sentences(frame.instruction), sentences(frame.user_input)]
-    if view.numbers:
-        parts.append(frame.numbers)
-    return np.concatenate(parts, axis=1)
+        parts = sentences(frame.instruction), sentences(frame.user_input)
+    return np.concatenate((*parts, frame.numbers) if view.numbers else parts, axis=1)

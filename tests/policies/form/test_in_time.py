@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from services.costs import CostModel
 from services.forecast import certain
+from services.policies.decision import WaitReason, explain
 from services.policies.form.demand import ANY, WorkerQueues
 from services.policies.form.in_time import MOST_LEVELS, slots_in_time
 from services.policies.form.lines import Lines
@@ -70,7 +71,10 @@ def test_admission_stops_at_the_batch_in_time() -> None:
     assert formed("curve", 10_000, [], rows)[0] == 8
     admitted, filled = formed("curve", 10_000, [], rows, {"tpot_share": 1.0}, tpot_s=0.0165)
     assert admitted == 6  # 10 ms, and 1.02 ms for each with a fifth of a prompt token per step
-    assert filled.second_values[6] == 6
+    reasons = [WaitReason.ADMITTED] * 6 + [WaitReason.TOKEN_BUDGETS, WaitReason.BLOCKED]
+    assert filled.reasons.tolist() == reasons
+    why = explain(reasons[6], filled.first_values[6], filled.second_values[6])
+    assert str(why) == "6 requests run, the budgets of the time per token allow 6 of this queue"
 
 
 BUDGETS_S = st.sampled_from([0.0113, 0.0147, 0.0191, 0.0377, 0.0533, inf])

@@ -12,8 +12,8 @@ REQUESTS = 30_000
 
 @pytest.fixture
 def no_garbage() -> None:
-    """Collects what earlier tests left before an event loop runs: a client of openai that is
-    collected while one runs starts a task in it, whose failure would be reported here."""
+    """Collects what earlier tests left before an event loop runs. A client of openai that is
+    collected later starts a task in that loop, and the log has the failure of the task."""
     gc.collect()
 
 
