@@ -138,6 +138,11 @@ class RequestIntake:
         if self.draining:
             raise ServiceError(Code.UNAVAILABLE, "shutting down; retry elsewhere", 1.0)
 
+    @property
+    def admits_at_once(self) -> bool:
+        """Whether `wait_for_turn` would not wait."""
+        return self._queue.free
+
     async def wait_for_turn(self, sla_class: str = "") -> None:
         """Waits until the tokenization queue admits the request. Raises ServiceError."""
         with self._counting_refusals(sla_class):

@@ -58,10 +58,12 @@ async def read_and_decode(
     front: Front, request: Request, decode: Callable[[bytes], T], sla_class: str = ""
 ) -> T:
     """The decoded body, once the tokenization queue admits it; a large body is decoded in a thread.
-    Raises what `read_pieces` and `decode` raise, and ServiceError."""
+    A request whose client disconnects leaves the queue. Raises what `read_pieces` and `decode`
+    raise, ClientDisconnected, and ServiceError."""
     raw = await read_bytes(request, front.config)
     intake = front.first.intake  # the body names the model
-    await intake.wait_for_turn(sla_class)
+    turn = intake.wait_for_turn(sla_class)
+    await (turn if intake.admits_at_once else run_until_disconnect(request.receive, turn))
     if len(raw) <= LARGE_BYTES:
         return decode(raw)
     decoding = intake.read(partial(decode, raw), len(raw), sla_class)

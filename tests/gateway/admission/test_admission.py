@@ -14,6 +14,7 @@ from gateway.peers.fleet import Fleet
 from gateway.requests.text import Text
 from gateway.types.errors import MIN_RETRY_S, RefusalReason, RequestRefused
 from protos.generated.worker_pb2 import Prompt
+from services.runtime.tasks import background
 from tests.gateway.gateway_fakes import Harness, run_harness
 from tests.gateway.gateway_fixtures import IDS, WORDS
 
@@ -144,14 +145,14 @@ async def turns(count: int) -> None:
 
 
 async def test_tokenization_queue_admits_a_single_request_at_once() -> None:
-    queue = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=0.0)
+    queue = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=0.0, burst_requests=1)
     for _ in range(5):
         assert ends_at_once(queue.wait_for_turn())
         await turns(CALM_TURNS + 1)
 
 
 async def test_tokenization_queue_admits_one_by_one_in_order() -> None:
-    queue = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=0.0)
+    queue = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=0.0, burst_requests=1)
     admitted: list[tuple[int, int]] = []  # request number, turn
     now = 0
 
@@ -174,7 +175,7 @@ async def test_tokenization_queue_admits_one_by_one_in_order() -> None:
 async def test_tokenization_queue_lets_tokens_go_first_for_a_bounded_time(
     hold_s: float, admitted: bool
 ) -> None:
-    queue = TokenizationQueue(max_waiting=8, hold_s=hold_s, burst_s=0.0)
+    queue = TokenizationQueue(max_waiting=8, hold_s=hold_s, burst_s=0.0, burst_requests=1)
     await queue.wait_for_turn()
     waiting = asyncio.ensure_future(queue.wait_for_turn())
     for _ in range(10 * CALM_TURNS):
@@ -195,8 +196,20 @@ async def test_tokenization_queue_admits_a_burst_of_short_prompts() -> None:
     assert all(each.done() for each in waiting)
 
 
+async def test_tokenization_queue_admits_some_in_a_burst_that_one_turn_exceeds() -> None:
+    queue = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=0.0, burst_requests=3)
+    await queue.wait_for_turn()
+    waiting = [asyncio.ensure_future(queue.wait_for_turn()) for _ in range(5)]
+    for _ in range(8):
+        queue.on_tokens()
+        await asyncio.sleep(0)
+    assert [each.done() for each in waiting] == [True, True, False, False, False]
+    await turns(CALM_TURNS + 5)
+    assert all(each.done() for each in waiting)
+
+
 async def test_full_tokenization_queue_has_a_retry_time() -> None:
-    queue = TokenizationQueue(max_waiting=2, hold_s=1000.0, burst_s=0.0)
+    queue = TokenizationQueue(max_waiting=2, hold_s=1000.0, burst_s=0.0, burst_requests=1)
     await queue.wait_for_turn()
     loop = asyncio.get_running_loop()
     waiting = asyncio.ensure_future(queue.wait_for_turn())
@@ -215,7 +228,9 @@ async def test_full_tokenization_queue_has_a_retry_time() -> None:
 
 
 async def test_tokenization_queue_refuses_while_its_oldest_request_has_waited_too_long() -> None:
-    queue = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=0.0, max_wait_s=1e-9)
+    queue = TokenizationQueue(
+        max_waiting=8, hold_s=1000.0, burst_s=0.0, max_wait_s=1e-9, burst_requests=1
+    )
     await queue.wait_for_turn()
     waiting = asyncio.ensure_future(queue.wait_for_turn())
     await asyncio.sleep(0)
@@ -227,11 +242,13 @@ async def test_tokenization_queue_refuses_while_its_oldest_request_has_waited_to
 
 
 async def test_tokenization_queue_skips_cancelled_request() -> None:
-    queue = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=0.0)
+    queue = TokenizationQueue(max_waiting=8, hold_s=1000.0, burst_s=0.0, burst_requests=1)
     await queue.wait_for_turn()
     first, second = (asyncio.ensure_future(queue.wait_for_turn()) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
+    await asyncio.sleep(0)
+    assert queue.waiting == 1
     await turns(CALM_TURNS + 2)
     assert (first.cancelled(), second.done()) == (True, True)
 
@@ -250,3 +267,26 @@ async def test_waiting_requests_are_bounded(read: list[str]) -> None:
         assert refusals(harness, "arriving") == 2
         assert (await harness.http("POST", "/v1/completions", {"prompt": "1,"})).status == 200
     assert read == ["1,"]
+
+
+async def test_request_of_a_client_that_left_leaves_the_tokenization_queue(read: list[str]) -> None:
+    async with run_harness(answer, arriving_hold_s=1000.0) as harness:
+        intake = harness.gateway.intake
+
+        async def send_tokens() -> None:
+            while True:  # each turn, so that only the requests of one burst are admitted
+                intake.on_tokens()
+                await asyncio.sleep(0)
+
+        async with background(send_tokens()):
+            host, port = harness.http_url.removeprefix("http://").split(":")
+            body = b'{"prompt": "1,"}'
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+            clients = [await asyncio.open_connection(host, int(port)) for _ in range(40)]
+            for _, writer in clients:
+                writer.write(head % len(body) + body)
+            await harness.until(lambda: harness.gateway.arriving > 0 and len(read) > 0)
+            for _, writer in clients:
+                writer.close()
+            await harness.until(lambda: not harness.gateway.arriving)
+        assert len(read) < len(clients)

@@ -23,6 +23,7 @@ async def test_mutated_requests_get_documented_answers(caplog: pytest.LogCapture
     async with run_harness(lambda _: tokens_of("1")) as harness:
         host, port = harness.http_url.removeprefix("http://").split(":")
         statuses = await fuzz(host, int(port), REQUESTS)
+        await harness.until(lambda: not harness.gateway.arriving)  # all clients have left
         reply = await harness.http("POST", "/v1/completions", {"prompt": "1,", "max_tokens": 1})
         assert reply.status == 200
         await harness.until(lambda: not len(harness.gateway.sessions.table))
