@@ -17,6 +17,7 @@ from tests.redis_server import RedisServer, url
 
 STEP_S = 0.005
 BACK_S = 60.0  # a test machine may be busy
+LEASE_S = 4.0  # a leader that a busy machine stops for half of it still leads
 EMULATION = {
     "hardware": "a test's device",
     "base_s": STEP_S,
@@ -70,7 +71,8 @@ class StandbySystem:
         gone = {"predictor_address": addresses[6], "estimator_address": addresses[6]}
         self.schedulers = [
             self._scheduler(
-                {"address": address, "metrics_port": port, "lease_url": url(redis.port), **gone}
+                {"address": address, "metrics_port": port, "lease_url": url(redis.port)}
+                | {"lease_s": LEASE_S, **gone}
             )
             for address, port in zip(addresses[:2], ports[2:4], strict=True)
         ]
@@ -99,10 +101,23 @@ class StandbySystem:
 
     async def leader_and_standby(self) -> tuple[SchedulerProcess, SchedulerProcess]:
         """Once one leads both workers, and the other runs."""
-        await eventually(lambda: any(each.leads_both_workers for each in self.schedulers))
-        leader, standby = sorted(self.schedulers, key=lambda each: not each.leads)
-        await eventually(lambda: check(standby.address) == "NOT_SERVING")
-        return leader, standby
+        by_status: dict[str, SchedulerProcess] = {}
+
+        def settled() -> bool:
+            by_status.clear()
+            by_status.update((check(each.address), each) for each in self.schedulers)
+            return (
+                by_status.keys() == {"SERVING", "NOT_SERVING"}
+                and by_status["SERVING"].value("workers_attached") == 2
+            )
+
+        try:
+            await eventually(settled)
+        except AssertionError:
+            ends = [each.process.poll() for each in self.schedulers]
+            last = "\n".join(self.output.read_text().splitlines()[-20:])
+            raise AssertionError(f"{[*by_status]}, exit statuses {ends}, log: {last}") from None
+        return by_status["SERVING"], by_status["NOT_SERVING"]
 
     def stop(self) -> None:
         running = [*(each.process for each in self.schedulers), *self._others]
