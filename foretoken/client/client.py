@@ -6,6 +6,7 @@ with Client("127.0.0.1:50051") as client:
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any, Generic, Self, TypeVar, Unpack, cast
 
@@ -23,13 +24,31 @@ from foretoken.client.answers import (
     decode_usage,
     make_request,
 )
-from foretoken.client.errors import from_status
+from foretoken.client.errors import ended_by_server, from_status
 from protos.generated import gateway_pb2, gateway_pb2_grpc
-from services.runtime.network.channel import OPTIONS
+from services.runtime.network.channel import MAX_MESSAGE_BYTES, OPTIONS
 
 TIMEOUT_KEY = "x-request-timeout-s"
 GRACE_S = 2.0  # beyond the timeout that the server enforces
 MODELS_TIMEOUT_S = 10.0
+
+# A server that drains asks for a new connection (HTTP/2 GOAWAY). gRPC in Python cancels a call that
+# is on its way meanwhile, before the servicer has it. Another connection leads to another gateway.
+RETRIES = (
+    ("grpc.service_config", json.dumps({
+        "methodConfig": [{
+            "name": [{}],  # all methods
+            "retryPolicy": {
+                "maxAttempts": 5,
+                "initialBackoff": "0.02s",
+                "maxBackoff": "0.5s",
+                "backoffMultiplier": 3,
+                "retryableStatusCodes": ["CANCELLED"],
+            },
+        }],
+    })),
+    ("grpc.per_rpc_retry_buffer_size", MAX_MESSAGE_BYTES),  # larger requests are not sent again
+)  # fmt: skip
 
 Messages = Iterable[Mapping[str, str]]
 Sla = str | Mapping[str, float]
@@ -70,7 +89,7 @@ class Stream(_BaseStream):
                 yield from self._decode(response)
         except grpc.RpcError as error:
             status = cast(grpc.Call, error)
-            if status.code() is not grpc.StatusCode.CANCELLED:
+            if not (self._cancelled and status.code() is grpc.StatusCode.CANCELLED):
                 raise from_status(status, self._address) from None
         finally:
             self.cancel()
@@ -91,10 +110,12 @@ class AsyncStream(_BaseStream):
                     yield chunk
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if not self._cancelled or (task is not None and task.cancelling()):
+            if task is not None and task.cancelling():
                 raise
+            if not self._cancelled:  # grpc.aio raises it for a call that the server cancels, too
+                raise ended_by_server(self._address) from None
         except aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.CANCELLED:
+            if not (self._cancelled and error.code() is grpc.StatusCode.CANCELLED):
                 raise from_status(error, self._address) from None
         finally:
             self.cancel()
@@ -114,7 +135,7 @@ class _BaseClient(Generic[S]):
         """`module` is `grpc` or `grpc.aio`. Raises ValueError for an HTTP address."""
         self.address = parse_grpc_target(address)
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
-        self._channel = module.insecure_channel(self.address, options=OPTIONS)
+        self._channel = module.insecure_channel(self.address, options=(*OPTIONS, *RETRIES))
         self._stub = gateway_pb2_grpc.GatewayStub(self._channel)
 
     def generate(

@@ -30,7 +30,7 @@ class DeadlineExceeded(ForetokenError):
 
 
 class Unavailable(ForetokenError):
-    """The server cannot be reached or is draining. Retrying is safe."""
+    """The server cannot be reached, is draining, or stopped within the answer. Retrying is safe."""
 
 
 class ServerError(ForetokenError):
@@ -47,9 +47,16 @@ _ERRORS: dict[grpc.StatusCode, type[ForetokenError]] = {
 }
 
 
+def ended_by_server(address: str) -> Unavailable:
+    """The exception for a call that the caller did not cancel and that has no other status."""
+    return Unavailable(f"{address} stopped before the answer was complete; retry")
+
+
 def from_status(status: grpc.Call | grpc.aio.AioRpcError, address: str) -> ForetokenError:
     """Returns the exception for a call to `address` that failed with `status`."""
     kind = _ERRORS.get(status.code(), ServerError)
+    if status.code() is grpc.StatusCode.CANCELLED:
+        return ended_by_server(address)
     message = status.details() or status.code().name
     if kind is Unavailable and "connect" in message.lower():
         message = f"no server answers at {address}; is `foretoken serve` running?"
