@@ -145,7 +145,7 @@ class Attachment:
                     await self._ended.wait()
 
     async def _attach(self) -> bool:
-        """One stream from hello to its end; returns whether it was established."""
+        """One stream from hello to its end; returns whether the scheduler sent a plan."""
         await self._ended.wait()
         upstream = UpStream(self._config.outbox_reports)
         call = self._stub.Attach(aiter(upstream))
@@ -184,12 +184,11 @@ class Attachment:
             holding.cancel()
             beating.cancel()
             call.cancel()
-            attached = self._upstream is upstream
-            if attached:
+            if self._upstream is upstream:
                 self._end()
             else:
                 upstream.close()  # gRPC's writer waits for messages otherwise
-        return attached
+        return established
 
     async def _beat(self, upstream: UpStream) -> None:
         """Says that the worker runs, as long as its engine does. A process can outlive its engine:

@@ -18,6 +18,8 @@ from observability.tracing import OFF
 from protos.generated import common_pb2, worker_pb2, worker_pb2_grpc
 from services.core import Grant, HeldRequest, StaticBatch
 from services.runtime.codecs.attach import decode_held
+from services.runtime.errors import Code, ServiceError
+from services.runtime.network.backoff import Backoff
 from services.runtime.tasks import background
 from services.worker.__main__ import build
 from services.worker.config import WorkerConfig
@@ -196,6 +198,23 @@ async def test_worker_reattaches_with_a_hello_that_lists_held_requests(folder):
         world.scheduler.plan(cancel=("r",))
         await world.free_again()
         assert len(gateway.tokens["r"]) == 20 and not gateway.tokens["early"]
+
+
+async def test_refused_worker_waits_longer_before_each_attempt(folder, monkeypatch):
+    failures: list[int] = []
+    monkeypatch.setattr(Backoff, "after_s", lambda _, failed: failures.append(failed) or 0.001)
+    async with running(folder) as world:
+        refusal = ServiceError(Code.UNAUTHENTICATED, "no token")
+
+        for attempt in range(4):
+            await until(lambda: len(world.scheduler.hellos) > attempt)
+            world.scheduler.hang_up(refusal)
+        await until(lambda: world.scheduler.hellos[4:])
+        world.scheduler.plan()
+        await until(lambda: any(each.applied_plan_seq for each in world.scheduler.reports))
+        world.scheduler.hang_up()
+        await until(lambda: len(failures) == 5)
+    assert failures == [1, 2, 3, 4, 0]
 
 
 async def test_ended_member_is_reported_when_the_last_of_its_batch_is_cancelled(folder):

@@ -174,6 +174,8 @@ class SchedulerState:
         self.ledger.note(job, TransitionCause.REJOINED)
         if job.request.include_forecast:
             self.ledger.actions += self._forecast_updates.replaced([job])
+        if job.request.length_quantile:  # the earlier link may have lost the bound
+            self.ledger.actions.append(ev.AskForecast((job.request,)))
 
     def _forecasted(self, event: ev.Forecasted) -> None:
         changed: list[Job] = []

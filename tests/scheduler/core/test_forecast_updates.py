@@ -290,6 +290,22 @@ def test_a_quantile_bounds_the_length(
     assert [each for each in actions if isinstance(each, ev.SendLengthBound)] == expected
 
 
+@pytest.mark.parametrize(("quantile", "asks"), [(0.0, False), (0.3, True)])
+def test_a_bound_that_the_earlier_link_may_have_lost_is_sent_again(
+    quantile: float, asks: bool
+) -> None:
+    s = served()
+    bounded = replace(request("r"), length_quantile=quantile)
+    s.step(ev.Submitted(G, bounded), 0.0)
+    s.step(ev.Forecasted((("r", SOME),)), 0.0)
+    s.step(ev.Round(), 0.0)
+    actions = s.step(ev.Submitted("g2", replace(bounded, worker_id="w0")), 1.0)
+    again = [each.requests for each in actions if isinstance(each, ev.AskForecast)]
+    assert again == ([(bounded,)] if asks else [])
+    bounds = s.step(ev.Forecasted((("r", SOME),)), 1.0)
+    assert (ev.SendLengthBound("g2", "r", 10) in bounds) is asks
+
+
 def test_a_shared_forecast_bounds_a_length_once_most_answers_are_known() -> None:
     """Mass on UNCAPPED stands for each request's own limit."""
     s = served()
