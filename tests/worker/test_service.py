@@ -202,12 +202,17 @@ async def test_worker_reattaches_with_a_hello_that_lists_held_requests(folder):
 
 async def test_refused_worker_waits_longer_before_each_attempt(folder, monkeypatch):
     failures: list[int] = []
-    monkeypatch.setattr(Backoff, "after_s", lambda _, failed: failures.append(failed) or 0.001)
+
+    def after_s(_: Backoff, failed: int) -> float:
+        failures.append(failed)
+        return 0.001
+
+    monkeypatch.setattr(Backoff, "after_s", after_s)
     async with running(folder) as world:
         refusal = ServiceError(Code.UNAUTHENTICATED, "no token")
 
         for attempt in range(4):
-            await until(lambda: len(world.scheduler.hellos) > attempt)
+            await until(lambda attempt=attempt: world.scheduler.hellos[attempt:])
             world.scheduler.hang_up(refusal)
         await until(lambda: world.scheduler.hellos[4:])
         world.scheduler.plan()
