@@ -26,7 +26,7 @@ from services.worker.config import WorkerConfig
 from tests.observability.lines import lines_of
 from tests.worker.engine.grammar_cases import asked, ids_of, text_of
 from tests.worker.worker_fixtures import generate, prompt_tokens
-from tests.worker.worker_serving import KV_TOKENS, Prompt, running, until
+from tests.worker.worker_serving import KV_TOKENS, Prompt, RecordingScheduler, running, until
 
 
 async def test_worker_sends_its_hello(folder):
@@ -200,6 +200,11 @@ async def test_worker_reattaches_with_a_hello_that_lists_held_requests(folder):
         assert len(gateway.tokens["r"]) == 20 and not gateway.tokens["early"]
 
 
+async def refuse(scheduler: RecordingScheduler, attempt: int) -> None:
+    await until(lambda: len(scheduler.hellos) > attempt)
+    scheduler.hang_up(ServiceError(Code.UNAUTHENTICATED, "no token"))
+
+
 async def test_refused_worker_waits_longer_before_each_attempt(folder, monkeypatch):
     failures: list[int] = []
 
@@ -209,11 +214,8 @@ async def test_refused_worker_waits_longer_before_each_attempt(folder, monkeypat
 
     monkeypatch.setattr(Backoff, "after_s", after_s)
     async with running(folder) as world:
-        refusal = ServiceError(Code.UNAUTHENTICATED, "no token")
-
         for attempt in range(4):
-            await until(lambda attempt=attempt: world.scheduler.hellos[attempt:])
-            world.scheduler.hang_up(refusal)
+            await refuse(world.scheduler, attempt)
         await until(lambda: world.scheduler.hellos[4:])
         world.scheduler.plan()
         await until(lambda: any(each.applied_plan_seq for each in world.scheduler.reports))
