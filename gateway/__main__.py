@@ -17,7 +17,7 @@ from services.runtime.network.connector import Connector
 from services.runtime.network.identity import Role
 
 # How long requests are still answered that arrive over connections about to close.
-LAST_REQUESTS_S = 0.5
+LAST_REQUESTS_S = 1.0
 
 
 def build(

@@ -220,10 +220,12 @@ async def serve(
             server.set_serving(True)
         await lifecycle.draining.wait()
         server.set_serving(False)
-        # Clients with an open connection make a new one (GOAWAY), which another process serves.
-        leaves = [server.stop(config.drain_s)] if config.hands_over else []
-        await stack.enter_async_context(background(*leaves))
-        if not await lifecycle.drain(unit.drain(), config.drain_s):
+        work = [unit.drain()]
+        if config.hands_over:
+            # Clients with an open connection make a new one (GOAWAY), which another process serves.
+            # Ends with the last call.
+            work.append(server.stop(config.drain_s))
+        if not await lifecycle.drain(asyncio.gather(*work), config.drain_s):
             log.warning("stopping with unfinished requests")
 
 

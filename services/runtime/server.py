@@ -65,7 +65,7 @@ class Lifecycle:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.signal, number)
 
-    async def drain(self, work: Awaitable[None], limit_s: float) -> bool:
+    async def drain(self, work: Awaitable[object], limit_s: float) -> bool:
         """Runs `work` until it ends, `limit_s`, or the second signal; returns whether it ended."""
         return await _ends_before(self.aborting, work, limit_s)
 
@@ -75,7 +75,7 @@ class Lifecycle:
 
 
 async def _ends_before(
-    event: asyncio.Event, work: Awaitable[None], limit_s: float | None = None
+    event: asyncio.Event, work: Awaitable[object], limit_s: float | None = None
 ) -> bool:
     task, stop = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     try:

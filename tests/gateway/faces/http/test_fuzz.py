@@ -7,7 +7,7 @@ import pytest
 from tests.gateway.faces.http.fuzz import check, fuzz
 from tests.gateway.gateway_fakes import run_harness, tokens_of
 
-REQUESTS = 30_000
+REQUESTS = 100_000
 
 
 @pytest.fixture
@@ -18,6 +18,7 @@ def no_garbage() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("no_garbage")
 async def test_mutated_requests_get_documented_answers(caplog: pytest.LogCaptureFixture) -> None:
     async with run_harness(lambda _: tokens_of("1")) as harness:
