@@ -109,7 +109,7 @@ async def running(**settings: object) -> Any:
 
 
 async def first_token(client: AsyncClient, worker: FakeWorker) -> "asyncio.Task[Any]":
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             try:
                 await client.models()
