@@ -7,6 +7,7 @@ import asyncio
 import json
 import ssl
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -63,14 +64,21 @@ class Server:
         return reader.status, bytes(body)
 
     async def stream(
-        self, path: str, body: bytes, sample: Sample, started: float, timeout_s: float | None = None
+        self,
+        path: str,
+        body: bytes,
+        sample: Sample,
+        started: float,
+        timeout_s: float | None = None,
+        headers: Sequence[str] = (),
     ) -> None:
-        """Sends a streaming request and records its answer in `sample`.
+        """Sends a streaming request and records its answer in `sample`. `headers` are lines beside
+        those of every request.
 
         Times count from `started` of `time.perf_counter`. A failure becomes the sample's `problem`.
         """
         recorder = _StreamRecorder(sample, started)
-        request = self._request("POST", path, body, sample.sla_class)
+        request = self._request("POST", path, body, sample.sla_class, headers)
         sample.sent_s = time.perf_counter() - started
         try:
             async with asyncio.timeout(timeout_s):
@@ -94,9 +102,12 @@ class Server:
             connection.transport.close()
         self._idle.clear()
 
-    def _request(self, method: str, path: str, body: bytes, sla_class: str) -> bytes:
+    def _request(
+        self, method: str, path: str, body: bytes, sla_class: str, headers: Sequence[str] = ()
+    ) -> bytes:
         sla = f"{SLA_HEADER}: {sla_class}\r\n" if sla_class else ""
-        head = f"{method} {self.address.base}{path} HTTP/1.1\r\n{self._head}{sla}"
+        more = "".join(f"{line}\r\n" for line in headers)
+        head = f"{method} {self.address.base}{path} HTTP/1.1\r\n{self._head}{sla}{more}"
         if body:
             head += "Content-Type: application/json\r\n"
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
