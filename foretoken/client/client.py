@@ -24,7 +24,7 @@ from foretoken.client.answers import (
     decode_usage,
     make_request,
 )
-from foretoken.client.errors import ended_by_server, from_status
+from foretoken.client.errors import from_status
 from protos.generated import gateway_pb2, gateway_pb2_grpc
 from services.runtime.network.channel import MAX_MESSAGE_BYTES, OPTIONS
 
@@ -110,10 +110,8 @@ class AsyncStream(_BaseStream):
                     yield chunk
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if not self._cancelled or (task is not None and task.cancelling()):
                 raise
-            if not self._cancelled:  # grpc.aio raises it for a call that the server cancels, too
-                raise ended_by_server(self._address) from None
         except aio.AioRpcError as error:
             if not (self._cancelled and error.code() is grpc.StatusCode.CANCELLED):
                 raise from_status(error, self._address) from None

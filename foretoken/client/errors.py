@@ -47,16 +47,11 @@ _ERRORS: dict[grpc.StatusCode, type[ForetokenError]] = {
 }
 
 
-def ended_by_server(address: str) -> Unavailable:
-    """The exception for a call that the caller did not cancel and that has no other status."""
-    return Unavailable(f"{address} stopped before the answer was complete; retry")
-
-
 def from_status(status: grpc.Call | grpc.aio.AioRpcError, address: str) -> ForetokenError:
     """Returns the exception for a call to `address` that failed with `status`."""
     kind = _ERRORS.get(status.code(), ServerError)
-    if status.code() is grpc.StatusCode.CANCELLED:
-        return ended_by_server(address)
+    if status.code() is grpc.StatusCode.CANCELLED:  # and not by the caller
+        return Unavailable(f"{address} stopped before the answer was complete; retry")
     message = status.details() or status.code().name
     if kind is Unavailable and "connect" in message.lower():
         message = f"no server answers at {address}; is `foretoken serve` running?"
