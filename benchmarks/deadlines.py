@@ -80,14 +80,14 @@ def figures_of(requests: Sequence[TimedRequest]) -> dict[str, float]:
     quantiles = np.quantile(late_s, (0.5, 0.99, 1.0)) if late_s else [np.nan] * 3
     number = len(requests)
     complete, ended, refused = (
-        sum(getattr(r, name) for r in requests) / number
+        sum(getattr(r, name) for r in requests)
         for name in ("complete", "ended_at_deadline", "refused")
     )
     return {
-        "complete": complete,
-        "ended": ended,
-        "refused": refused,
-        "failed": 1 - complete - ended - refused,
+        "complete": complete / number,
+        "ended": ended / number,
+        "refused": refused / number,
+        "failed": (number - complete - ended - refused) / number,
         "late_p50_s": float(quantiles[0]),
         "late_p99_s": float(quantiles[1]),
         "late_max_s": float(quantiles[2]),
