@@ -1,4 +1,4 @@
-"""How late clients receive the end of requests whose deadline passes, under overload.
+"""Time from a missed deadline to the end of the request at its client, under overload.
 
     python -m benchmarks.deadlines [--json FILE] [--quick] [--padded] [--dtype bfloat16]
         [--preset foretoken] [--factors 0.9,3,10] [--seconds S] [--rounds N]
@@ -8,7 +8,7 @@ with a timeout between 1 and 5 s in the header `x-request-timeout-s`. The clock 
 when it is sent. Figures: `complete`, `ended` and `refused` are shares of all requests: whole
 answers, requests that the server ended at their deadline (504 before the first token, finish reason
 `deadline` after it), and 429s. `failed` are the others. `late` is the time from the deadline to the
-end that the client received: of requests that were ended (below 0 for a server that ends them
+end at the client: of requests that were ended (below 0 for a server that ends them
 early), and of complete answers that came after their deadline. `client_max_s` is the largest delay
 of a timer within the client in the same time: a late client makes the server look late.
 """
@@ -19,16 +19,18 @@ from argparse import Namespace
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import numpy as np
 import uvloop
 
-from benchmarks.harness.report import Measurements, parser, show, write
+from benchmarks.harness.report import Measurements, parse_factors, parser, show, write
 from benchmarks.overload.demo_load import DueRequest, poisson_load
 from benchmarks.overload.measuring import measure_capacity
 from benchmarks.overload.open_loop import PATH, REFUSED
 from benchmarks.overload.systems import (
     DTYPES,
+    SYSTEMS,
     ServedModel,
     padded_demo_model,
     serving,
@@ -37,13 +39,13 @@ from benchmarks.overload.systems import (
 from foretoken.bench.client import Server
 from foretoken.bench.samples import Sample
 from foretoken.client.client import TIMEOUT_KEY
+from services.policies.preset import presets
 from services.runtime.process_limits import raise_open_file_limit
 
 TIMEOUTS_S = (1.0, 5.0)
 PATIENCE_S = 30.0  # after the deadline; a request without an end by then has failed
 BURST, WARM_UP = 600, 200  # requests
 TICK_S = 0.005
-GATEWAY_TIMEOUT = 504
 DEADLINE = "deadline"  # finish reason
 
 
@@ -61,7 +63,7 @@ class TimedRequest:
     @property
     def ended_at_deadline(self) -> bool:
         sample = self.sample
-        return sample.status == GATEWAY_TIMEOUT or sample.finish_reason == DEADLINE
+        return sample.status == HTTPStatus.GATEWAY_TIMEOUT or sample.finish_reason == DEADLINE
 
     @property
     def complete(self) -> bool:
@@ -74,8 +76,8 @@ class TimedRequest:
 
 
 def figures_of(requests: Sequence[TimedRequest]) -> dict[str, float]:
-    """Shares of all requests, and quantiles of how late those are whose deadline has passed. NaN
-    without any."""
+    """Shares of all requests, and quantiles of the lateness after missed deadlines; NaN without a
+    missed deadline."""
     late_s = [r.late_s for r in requests if r.ended_at_deadline or (r.complete and r.late_s > 0)]
     quantiles = np.quantile(late_s, (0.5, 0.99, 1.0)) if late_s else [np.nan] * 3
     number = len(requests)
@@ -141,19 +143,18 @@ async def measure(
         with serving(options.preset, model) as system:
             warm_up = poisson_load(model.pool.draw_bodies(WARM_UP, seed=3), 0.8 * rate, seed=3)
             await send(system.http, warm_up, [60.0] * len(warm_up))
-            for factor in options.factors.split(","):
+            for factor in parse_factors(options.factors):
                 await wait_until_idle(system.http)
-                count = max(1, round(float(factor) * rate * options.seconds))
-                load = poisson_load(
-                    model.pool.draw_bodies(count, seed=10 + number), float(factor) * rate, number
-                )
+                count = max(1, round(factor * rate * options.seconds))
+                bodies = model.pool.draw_bodies(count, seed=10 + number)
+                load = poisson_load(bodies, factor * rate, number)
                 delays_s: list[float] = []
                 async with measuring_delays(delays_s):
                     timeouts_s = rng.uniform(*TIMEOUTS_S, len(load)).tolist()
                     requests = await send(system.http, load, timeouts_s)
                 for name, value in figures_of(requests).items():
-                    measured.add((factor, name), value)
-                measured.add((factor, "client_max_s"), max(delays_s, default=0.0))
+                    measured.add((f"{factor:g}", name), value)
+                measured.add((f"{factor:g}", "client_max_s"), max(delays_s, default=0.0))
 
 
 def main(options: Namespace) -> None:
@@ -177,13 +178,14 @@ def main(options: Namespace) -> None:
 def _options() -> Namespace:
     options = parser(__doc__)
     add = options.add_argument
-    add("--preset", default="foretoken", help="of the scheduler")
+    add("--preset", choices=sorted({*SYSTEMS, *presets()}), default="foretoken", metavar="NAME")
     add("--factors", default="0.9,3,10", help="of the capacity")
     add("--seconds", type=float, default=0.0, help="of arrivals at each factor; default: 12")
     add("--rounds", type=int, default=0, help="default: 2, 1 with --quick")
     add("--padded", action="store_true", help="pad the demo model with zeros")
     add("--dtype", choices=DTYPES, default=DTYPES[0])
     parsed = options.parse_args()
+    parse_factors(parsed.factors)  # a mistake ends the run before anything starts
     parsed.seconds = parsed.seconds or (3.0 if parsed.quick else 12.0)
     parsed.rounds = parsed.rounds or (1 if parsed.quick else 2)
     return parsed

@@ -26,6 +26,18 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def parse_factors(text: str) -> list[float]:
+    """Load factors that are separated by commas. Raises SystemExit with a sentence for others than
+    positive numbers."""
+    try:
+        factors = [float(word) for word in text.split(",")]
+    except ValueError:
+        factors = [0.0]
+    if min(factors) <= 0:
+        raise SystemExit(f"--factors takes numbers above 0, separated by commas; got {text!r}")
+    return factors
+
+
 @dataclass(frozen=True)
 class Figure:
     """Repeats of one measurement, printed as median (lowest–highest)."""

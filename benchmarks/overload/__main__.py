@@ -59,7 +59,15 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks.harness.report import Key, Measurements, alternating, nested, parser, write
+from benchmarks.harness.report import (
+    Key,
+    Measurements,
+    alternating,
+    nested,
+    parse_factors,
+    parser,
+    write,
+)
 from benchmarks.overload.busy import describe_invalid, describe_room
 from benchmarks.overload.demo_load import poisson_load
 from benchmarks.overload.figures import best_systems, show_busy, show_factor
@@ -242,14 +250,7 @@ def sizes_of(options: Namespace) -> Sizes:
     sizes = QUICK if options.quick else FULL
     arrivals_s = sizes.arrivals_s
     if options.factors:
-        try:
-            factors = [float(word) for word in options.factors.split(",")]
-        except ValueError:
-            factors = [0.0]
-        if min(factors) <= 0:
-            raise SystemExit(
-                f"--factors takes numbers above 0, separated by commas; got {options.factors!r}"
-            )
+        factors = parse_factors(options.factors)
         default_s = min(arrivals_s.values()) if options.quick else DEFAULT_ARRIVALS_S
         arrivals_s = {factor: arrivals_s.get(factor, default_s) for factor in factors}
     if options.seconds:

@@ -58,7 +58,7 @@ async def read_and_decode(
     front: Front, request: Request, decode: Callable[[bytes], T], sla_class: str = ""
 ) -> T:
     """The decoded body, once the tokenization queue admits it; a large body is decoded in a thread.
-    A request whose client disconnects leaves the queue. Raises what `read_pieces` and `decode`
+    The request leaves the queue when its client disconnects. Raises what `read_pieces` and `decode`
     raise, ClientDisconnected, and ServiceError."""
     raw = await read_bytes(request, front.config)
     intake = front.first.intake  # the body names the model

@@ -27,7 +27,7 @@ import numpy as np
 
 from services.forecast import Floats, Forecast, Ints
 from services.policies.order.ranking import Ranking
-from services.scheduler.core.events import SendForecast, SendLengthBound
+from services.scheduler.core.events import AskForecast, SendForecast, SendLengthBound
 from services.scheduler.core.jobs import Job, WorkerJobs
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.phases import RequestPhase
@@ -48,6 +48,16 @@ class ForecastUpdates:
         waiting = self._ledger.awaiting_promise
         known = [job for job in jobs if job.request_id not in waiting]
         return self._send(known, self._tokens_s()) if known else []
+
+    def rejoined(self, job: Job) -> list[SendForecast | AskForecast]:
+        """The earlier link of this job may have lost its forecast and its length bound."""
+        request = job.request
+        sent: list[SendForecast | AskForecast] = []
+        if request.include_forecast:
+            sent += self.replaced([job])
+        if request.length_quantile:  # the bound follows the answer
+            sent.append(AskForecast((request,)))
+        return sent
 
     def bounded(self, job: Job, forecast: Forecast) -> list[SendLengthBound]:
         """The bound of a job's length by its new forecast; none if the job has no `length_quantile`

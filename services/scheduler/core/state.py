@@ -172,10 +172,7 @@ class SchedulerState:
         """The gateway reconnected and continues a request that is still at its worker."""
         job.link = link
         self.ledger.note(job, TransitionCause.REJOINED)
-        if job.request.include_forecast:
-            self.ledger.actions += self._forecast_updates.replaced([job])
-        if job.request.length_quantile:  # the earlier link may have lost the bound
-            self.ledger.actions.append(ev.AskForecast((job.request,)))
+        self.ledger.actions += self._forecast_updates.rejoined(job)
 
     def _forecasted(self, event: ev.Forecasted) -> None:
         changed: list[Job] = []
