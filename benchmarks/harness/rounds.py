@@ -31,6 +31,7 @@ MAX_TOKENS = 1_024
 FINISHED = 4  # requests that end, and arrive, between two rounds
 REPORT_STEPS = 16  # tokens per request between two reports
 
+UNMEASURED = 5  # reports of each worker before the measured ones
 STORIES = 4_096  # ended ones that are kept
 
 # The parts of a round: the board frozen; ranked, and narrowed to candidates; arranged; and the
@@ -43,9 +44,11 @@ Arrange = Callable[[SchedulerState, float], list[ev.Action]]
 @dataclass
 class RoundTimes:
     """CPU milliseconds of each round, of its parts, and of what follows it outside the state:
-    stories, metrics and messages. CPU microseconds of each report, per request in it."""
+    stories, metrics and messages; and of all rounds after which no worker is due. CPU microseconds
+    of each report, per request in it."""
 
     rounds_ms: list[float] = field(default_factory=list)
+    passes_ms: list[float] = field(default_factory=list)
     parts_ms: list[tuple[float, ...]] = field(default_factory=list)
     publish_ms: list[float] = field(default_factory=list)
     report_us: list[float] = field(default_factory=list)
@@ -80,7 +83,9 @@ class BusyScheduler:
 
     Every request has a separate forecast with 64 points. Between two rounds some requests end, as
     many arrive, and all others generate a report's tokens. With presets that divide the pool into
-    batches all running requests end, and with `anew` all waiting ones are divided again.
+    batches all running requests end, and with `anew` all waiting ones are divided again. `reports`
+    are the workers that report before each round, in turn; 0: all, before as many rounds as are
+    due.
     """
 
     def __init__(
@@ -91,6 +96,7 @@ class BusyScheduler:
         apart: bool = False,
         anew: bool = True,
         workers: int = 1,
+        reports: int = 0,
     ):
         self._rng = np.random.default_rng(0)
         self.state = SchedulerState(
@@ -99,6 +105,7 @@ class BusyScheduler:
         self.now = 1_000.0
         self.makes_batches = self.state.preset.arrangement == "batch"
         self._anew = anew and self.makes_batches
+        self._report_count = reports or workers
         self._stories = StoryRecorder(STORIES)
         self._metrics = SchedulerMetrics(CollectorRegistry())
         self._outputs: dict[str, int] = {}
@@ -117,18 +124,26 @@ class BusyScheduler:
         return sum(len(worker.running) for worker in self.state.workers.values())
 
     def turn(self, arrange: Arrange, times: RoundTimes) -> None:
-        """Applies a report of every worker, submits new requests, and arranges and times a
-        round."""
+        """Applies reports, submits new requests, and arranges and times the rounds that are due."""
         self.now += 0.1
         self._reports += 1
-        count = len(self.state.workers)
+        count, most = len(self.state.workers), self._report_count
+        turns = (((nth - self._reports * most) % count, w) for nth, w in enumerate(self.state.workers))
         ended = [
-            self._report(worker, _share((place + self._reports) % count, count), times)
-            for place, worker in enumerate(self.state.workers)
+            self._report(worker, _share((nth + self._reports) % most, most), times)
+            for nth, worker in turns
+            if nth < most
         ]
         self._submit(max(FINISHED, sum(ended)))
         if self._anew:
             self.state.rounds.memory = PolicyMemory()
+        first = len(times.rounds_ms)
+        self._round(arrange, times)
+        while most == count and self.state.round_due_s <= self.now:
+            self._round(arrange, times)
+        times.passes_ms.append(sum(times.rounds_ms[first:]))
+
+    def _round(self, arrange: Arrange, times: RoundTimes) -> None:
         marks = [time.process_time()]
         with _splitting(marks):
             arrange(self.state, self.now)
@@ -212,11 +227,18 @@ def _link(worker: str) -> str:
 
 
 def measure(
-    policy: str, running: int, queued: int, turns: int, anew: bool = True, workers: int = 1
+    policy: str,
+    running: int,
+    queued: int,
+    turns: int,
+    anew: bool = True,
+    workers: int = 1,
+    reports: int = 0,
 ) -> tuple[BusyScheduler, RoundTimes]:
-    """Measures `turns` rounds after five that fill the memory."""
-    scheduler = BusyScheduler(policy, running, queued, anew=anew, workers=workers)
+    """Measures `turns` of a BusyScheduler after some that fill the memory."""
+    scheduler = BusyScheduler(policy, running, queued, anew=anew, workers=workers, reports=reports)
     times = RoundTimes()
-    for number in range(5 + turns):
-        scheduler.turn(arrange_in_process, RoundTimes() if number < 5 else times)
+    unmeasured = UNMEASURED * (workers // (reports or workers))
+    for number in range(unmeasured + turns):
+        scheduler.turn(arrange_in_process, RoundTimes() if number < unmeasured else times)
     return scheduler, times

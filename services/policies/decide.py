@@ -58,12 +58,17 @@ def decide(
     return complete_decision(arrange(candidates, snapshot.forecasts, preset, rng), ranking)
 
 
+def takes_turns(preset: Preset) -> bool:
+    """Whether a round may decide about some of the workers: not where it divides a pool among all,
+    or where the next one has to wait."""
+    return not ARRANGEMENTS[preset.arrangement].pools and INTERVALS[preset.interval].wait_s is None
+
+
 def is_settled(snapshot: Snapshot, preset: Preset) -> bool:
     """Whether an arrangement would leave every request and limit as it is: none is queued, each
     running one may finish its whole answer, and no worker is empty. O(running)."""
     jobs, running = snapshot.jobs, snapshot.running
-    fixed = INTERVALS[preset.interval].wait_s is None and not ARRANGEMENTS[preset.arrangement].pools
-    if len(snapshot.queued) or not fixed or FORMS[preset.form].renews:
+    if len(snapshot.queued) or not takes_turns(preset) or FORMS[preset.form].renews:
         return False
     busy = set(jobs.home[running].tolist())
     whole = bool((jobs.limit[running] >= jobs.cap[running]).all())
@@ -97,17 +102,20 @@ def select_candidates(
 ) -> Candidates:
     """Requests that run or could run, in order.
 
-    A batch arrangement considers all requests. A continuous one considers the running requests and
-    the most urgent waiting ones that slots and memory could admit, separately for each model and
-    each length class of its workers, so that a long queue of one never starves another's workers,
-    and apart from those that may wait for a slot of their LoRA adapter.
-    O(waiting), vectorised; only the kept requests are sorted.
+    A batch arrangement considers all requests. A continuous one considers the requests that run at
+    the deciding workers and the most urgent waiting ones that their slots and memory could admit,
+    separately for each model and each length class of these workers, so that a long queue of one
+    never starves another's workers, and apart from those that may wait for a slot of their LoRA
+    adapter. O(waiting), vectorised; only the kept requests are sorted.
     """
     arrangement = ARRANGEMENTS[preset.arrangement]
     split = ranking.split
-    picked = np.arange(0 if arrangement.pools else split, len(ranking.rows))
-    if not arrangement.pools and split and snapshot.workers:
-        picked = np.concatenate([picked, *_heads(snapshot, ranking)])
+    if arrangement.pools:
+        picked = np.arange(len(ranking.rows))
+    else:
+        picked = split + _runs_at_deciding(snapshot)
+        if split and snapshot.workers:
+            picked = np.concatenate([picked, *_heads(snapshot, ranking)])
     picked = picked[sorted_order(ranking.key[picked], snapshot.live.serial[picked])]
     rows, is_running = ranking.rows[picked], picked >= split
     key, queue_key = ranking.key[picked], ranking.queue_key[picked]
@@ -123,7 +131,7 @@ def select_candidates(
         key,
         queue_key,
         jobs,
-        snapshot.workers,
+        snapshot.deciding,
         cached_tokens(snapshot, rows, jobs) if _uses_cached(preset) else _NO_CACHED,
         memory.numbers,
         dict(zip(arrangement.notes, notes, strict=True)),
@@ -137,6 +145,14 @@ def _uses_cached(preset: Preset) -> bool:
 _NO_CACHED: Ints = np.zeros((0, 0), np.int64)
 
 
+def _runs_at_deciding(snapshot: Snapshot) -> Ints:
+    """Positions among the running requests: those at the deciding workers."""
+    if not snapshot.turn:
+        return np.arange(len(snapshot.running))
+    numbers = [worker.number for worker in snapshot.turn]
+    return np.isin(snapshot.jobs.home[snapshot.running], numbers).nonzero()[0]
+
+
 def _heads(snapshot: Snapshot, ranking: Ranking) -> list[Ints]:
     """Positions among the queued: a queue head for each kind of worker."""
     jobs, queued = snapshot.live, slice(ranking.split)
@@ -147,8 +163,8 @@ def _heads(snapshot: Snapshot, ranking: Ranking) -> list[Ints]:
     if resting.any():
         heads.append(_resting_heads(snapshot, ranking, resting.nonzero()[0]))
     near = _by_adapter(snapshot, jobs.adapter[queued])
-    for name in {worker.model for worker in snapshot.workers}:
-        serving = [worker for worker in snapshot.workers if worker.model == name]
+    for name in {worker.model for worker in snapshot.deciding}:
+        serving = [worker for worker in snapshot.deciding if worker.model == name]
         shorter = 0
         for longest in sorted({worker.reach_tokens for worker in serving}):
             able = tuple(worker for worker in serving if worker.reach_tokens >= longest)
@@ -161,22 +177,22 @@ def _heads(snapshot: Snapshot, ranking: Ranking) -> list[Ints]:
 def _by_adapter(snapshot: Snapshot, adapter: Ints) -> list[Bools]:
     """Parts of the queued requests that do not hide each other: where workers have few slots for
     LoRA adapters, those without an adapter or with one in use, and the others."""
-    if not any(worker.adapter_slots for worker in snapshot.workers) or not adapter.any():
+    if not any(worker.adapter_slots for worker in snapshot.deciding) or not adapter.any():
         return [np.ones(len(adapter), bool)]
     in_use = (adapter == 0) | np.isin(adapter, snapshot.jobs.adapter[snapshot.running])
     return [in_use, ~in_use]
 
 
 def _resting_heads(snapshot: Snapshot, ranking: Ranking, at: Ints) -> Ints:
-    """The `_head` of each worker's waiting requests with KV there, for all workers together.
-    O(at log at)."""
-    jobs, numbers = snapshot.live, [worker.number for worker in snapshot.workers]
+    """The `_head` of each deciding worker's waiting requests with KV there, for all of them
+    together. O(at log at)."""
+    jobs, numbers = snapshot.live, [worker.number for worker in snapshot.deciding]
     at = at[sorted_order(ranking.key[at], jobs.serial[at])]
     at = at[stable_order(jobs.home[at])]
     home, context = jobs.home[at], jobs.context[at]
     most, room = np.zeros((2, max(*numbers, int(home.max())) + 1), np.int64)
-    most[numbers] = [worker.max_running + 1 for worker in snapshot.workers]
-    room[numbers] = [worker.room_tokens for worker in snapshot.workers]
+    most[numbers] = [worker.max_running + 1 for worker in snapshot.deciding]
+    room[numbers] = [worker.room_tokens for worker in snapshot.deciding]
     first = home.searchsorted(home)
     before = context.cumsum() - context
     nth, ahead = np.arange(len(at)) - first, before - before[first]

@@ -287,7 +287,8 @@ class Snapshot:
 
     `queued` and `running` are rows of `jobs`; other rows are free or have no forecast yet.
     `chains`, (rows, CHAIN), are the prefix hashes of each prompt, 0 where there is none, and empty
-    if no request has any. `evictions` and `endings` are totals so far.
+    if no request has any. `evictions` and `endings` are totals so far. `turn` are the workers that
+    the round decides about; empty for all.
     """
 
     now: float
@@ -299,6 +300,12 @@ class Snapshot:
     chains: Ints = field(default_factory=lambda: np.zeros((0, CHAIN), np.int64))
     evictions: int = 0
     endings: int = 0
+    turn: tuple[WorkerSnapshot, ...] = ()
+
+    @property
+    def deciding(self) -> tuple[WorkerSnapshot, ...]:
+        """The workers that the round decides about."""
+        return self.turn or self.workers
 
     @cached_property
     def live(self) -> SelectedColumns:

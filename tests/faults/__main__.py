@@ -85,7 +85,9 @@ def main() -> int:
         errors = (Path(folder) / "stderr").read_text()
     print(report)
     if arguments.report:
-        _write(arguments.report, report, arguments.seed, sys.argv[1:])
+        file = str(arguments.report)
+        given = [each for each in sys.argv[1:] if each != "--report" and not each.endswith(file)]
+        _write(arguments.report, report, arguments.seed, given)
     if "Traceback" in errors:
         print(errors, file=sys.stderr)
         return 1

@@ -108,8 +108,8 @@ def _sums(candidates: Candidates, at: Ints, cached: Ints | None = None) -> Float
 
 
 def cached_tokens(snapshot: Snapshot, rows: Ints, jobs: Columns) -> Ints:
-    """Cached prompt tokens, (rows, workers): as many of a prompt's first blocks as are cached
-    without a gap. Empty if no prompt has a known block.
+    """Cached prompt tokens, (rows, deciding workers): as many of a prompt's first blocks as are
+    cached without a gap. Empty if no prompt has a known block.
 
     Each distinct hash is looked up once, in order, which is several times as fast: O(rows ·
     CHAIN · (log (rows · CHAIN) + workers) + hashes · log blocks · workers).
@@ -117,10 +117,10 @@ def cached_tokens(snapshot: Snapshot, rows: Ints, jobs: Columns) -> Ints:
     known = len(snapshot.chains) and snapshot.chains[rows, 0].any()
     if not known:  # a prompt without a first block has no others
         return np.zeros((0, 0), np.int64)
-    found = np.zeros((len(rows), len(snapshot.workers)), np.int64)
+    found = np.zeros((len(rows), len(snapshot.deciding)), np.int64)
     chains = snapshot.chains[rows]
     names, which = np.unique(chains, return_inverse=True)
-    for column, worker in enumerate(snapshot.workers):
+    for column, worker in enumerate(snapshot.deciding):
         if len(worker.prefixes):
             near = np.searchsorted(worker.prefixes, names)
             there = worker.prefixes[np.minimum(near, len(worker.prefixes) - 1)] == names

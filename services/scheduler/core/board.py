@@ -159,6 +159,10 @@ class Board:
         jobs.home[rows] = NOWHERE
         jobs.held[rows] = jobs.blocks[rows] = 0
 
+    @property
+    def any_queued(self) -> bool:
+        return bool((self.phase == QUEUED).any())
+
     def snapshot(self, now: float, workers: tuple[WorkerSnapshot, ...]) -> Snapshot:
         """A read-only view; nothing is copied."""
         self.update_totals()

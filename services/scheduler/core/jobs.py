@@ -1,6 +1,7 @@
 """The scheduler's records of a request and of a worker, beside the board's columns, and the fleet's
 load as values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -89,6 +90,13 @@ class PrefixIndex:
             room = max(0, MAX_REPORTED_PREFIXES - len(self._hashes))
             self._hashes.update(report.prefixes_added[:room])
             self._sorted = None
+
+    def count_leading(self, hashes: Sequence[int]) -> int:
+        """How many of these are here, up to the first that is not."""
+        for nth, name in enumerate(hashes):
+            if name not in self._hashes:
+                return nth
+        return len(hashes)
 
     @property
     def sorted(self) -> Ints:
@@ -229,6 +237,11 @@ class WorkerJobs:
     @property
     def kv_blocks(self) -> int:
         return self.view.kv_tokens // self.view.block_tokens
+
+    @property
+    def free_share(self) -> float:
+        """Of the KV tokens that the scheduler may plan, the share that the last round left free."""
+        return 1.0 - (self.peak_tokens or 0.0) / max(1, self.room_tokens)
 
     @property
     def used_tokens(self) -> int:

@@ -24,6 +24,7 @@ from services.policies.decide import (
     is_settled,
     rank_requests,
     select_candidates,
+    takes_turns,
 )
 from services.policies.decision import Decision, WaitExplanations, WaitReason, WorkerDecision
 from services.policies.memory import PolicyMemory
@@ -37,6 +38,7 @@ from services.scheduler.core.jobs import Draft, Job, WorkerJobs
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.phases import RequestPhase
 from services.scheduler.core.static_batches import begin_batch
+from services.scheduler.core.turns import MOST_WORKERS, Turns
 
 NONE, QUEUED, RUNNING = RequestPhase.NONE, RequestPhase.QUEUED, RequestPhase.RUNNING
 MAX_VICTIMS = 64  # per plan; the next plan names the next ones
@@ -57,6 +59,7 @@ class Rounds:
         self.began_s = -inf  # time of the last round's snapshot
         self.reasons: Ints = np.zeros(len(WaitReason), np.int64)  # totals, by WaitReason
         self.late: tuple[Job, ...] = ()  # from the last round; see FeasibilityCheck
+        self.turns = Turns(MOST_WORKERS if takes_turns(preset) else inf)
         self._ledger = ledger
         self._feasibility = FeasibilityCheck()
         self._batches = 0  # total static batches
@@ -83,7 +86,24 @@ class Rounds:
         self.number += 1
         ranking = rank_requests(snapshot, self.preset, self.memory)
         self._ranked(snapshot, ranking)
+        self.turns.clear()
         return complete_decision(Decision(self.number, not_before_s=snapshot.now), ranking)
+
+    def prefer_cached(self, job: Job) -> None:
+        """Makes the worker with the longest cached prefix of a new request due: a round without it
+        would place the request elsewhere. O(workers) where workers take turns, else nothing."""
+        hashes, workers = job.request.prefix_hashes, self._ledger.workers.values()
+        if self.prefix_blocks and hashes and len(workers) > self.turns.most:
+            blocks, number = max((w.prefixes.count_leading(hashes), -w.number) for w in workers)
+            if blocks:
+                self.turns.note(-number)
+
+    def narrow(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot of a round about the workers whose turn it is."""
+        workers = self._ledger.workers.values()
+        free = {worker.number: worker.free_share for worker in workers}
+        turn = self.turns.take(snapshot.workers, free.__getitem__)
+        return snapshot if len(turn) == len(snapshot.workers) else replace(snapshot, turn=turn)
 
     def select_candidates(self, snapshot: Snapshot) -> Candidates:
         """The part of `decide` that precedes the batcher's: the candidates for it to arrange."""
@@ -131,6 +151,8 @@ class Rounds:
             self._apply_to_workers(decisions, workers, current)
         if not ledger.waiting:
             self.next_s = inf  # time alone changes nothing
+        if not ledger.board.any_queued:
+            self.turns.forget_queue()
 
     def _apply_to_workers(
         self,
@@ -196,7 +218,7 @@ class Rounds:
         changed = [each for each in self._ledger.workers.items() if each[1].draft]
         orders = None
         if changed and self.ranking is not None and self.preset.keeps_kv:
-            orders = QueueOrders(self._ledger, self.ranking)
+            orders = QueueOrders(self._ledger, self.ranking, [each.number for _, each in changed])
         victims = self._victims([worker for _, worker in changed])
         return [
             SendPlan(worker_id, worker.link, self._plan(worker, named, orders))
@@ -242,7 +264,7 @@ class Rounds:
 
 
 class QueueOrders:
-    """The queue orders of all workers after one round.
+    """The queue orders of some workers after one round.
 
     A worker's is its running requests, most urgent first, then its waiting ones with KV there and
     their expected wait: the remaining time of all requests ahead, at most the time until ageing
@@ -251,10 +273,13 @@ class QueueOrders:
     for all of them if a request has KV at any.
     """
 
-    def __init__(self, ledger: Ledger, ranking: Ranking):
+    def __init__(self, ledger: Ledger, ranking: Ranking, numbers: list[int]):
         board, rows = ledger.board, ranking.rows
         # By board row, in which columns are read in sequence.
-        phase, held, placed = board.phase, board.jobs.held, board.jobs.home != NOWHERE
+        phase, held, home = board.phase, board.jobs.held, board.jobs.home
+        mine = np.zeros(max(int(home.max()), *numbers) + 2, bool)
+        mine[numbers] = True
+        placed = mine[home]  # the last place is that of NOWHERE, and of no worker
         waits = phase == QUEUED
         runs = placed & (phase == RUNNING)
         there = (runs | (placed & waits & (held > 0)))[rows].nonzero()[0]
@@ -272,7 +297,6 @@ class QueueOrders:
         runs_first = stable_order(2 * homes + rests)
         self._names = tuple(board.names[rows[there[runs_first]]].tolist())
         self._waits_s = tuple(waits_s[runs_first].tolist())
-        numbers = [worker.number for worker in ledger.workers.values()]
         firsts, lasts = homes.searchsorted(numbers), homes.searchsorted(numbers, side="right")
         self._parts = dict(zip(numbers, map(slice, firsts.tolist(), lasts.tolist()), strict=True))
 

@@ -1,7 +1,7 @@
 """The scheduler's core: `step(event, now) → actions`, without clock or I/O.
 
-An event changes the ledger and marks it dirty. A Round decides (`rounds.py`) and sends one plan to
-every worker with changed directives. The component that owns the clock starts a Round once
+An event changes the ledger and makes workers due (`turns.py`). A Round decides about those whose
+turn it is (`rounds.py`) and sends one plan to every worker with changed directives. The component that owns the clock starts a Round once
 `round_due_s` has come, so that one round serves all events that arrived together. Policies are data
 here: nothing tests a preset's name.
 """
@@ -52,7 +52,6 @@ class SchedulerState:
         self._forecast_updates = ForecastUpdates(self.ledger)
         self._drains_s: dict[int, float] = {}  # by model, from the last round
         self._apart = apart
-        self._dirty = False
         suspicion = SuspicionLimits(limits.suspect_s, limits.suspect_gaps)
         self._silence = handover.SilenceWatch(self.ledger, suspicion)
         self._timers: list[tuple[float, int, str, str]] = []  # due, serial, request, worker
@@ -69,7 +68,8 @@ class SchedulerState:
         """The same for serving: an error that `contain` returns is in the step, not raised."""
         (ledger := self.ledger).begin_step(now)
         error = containment.contain(partial(self._apply, now), event, ledger)
-        self._dirty |= error is not None
+        if error is not None:
+            self.rounds.turns.note_all()
         self._run_timers(now)
         self.last_step = ev.Step(event, now, ledger.actions, ledger.transitions, error)
         return self.last_step
@@ -118,7 +118,7 @@ class SchedulerState:
     @property
     def round_due_s(self) -> float:
         """The time from which a Round is due; infinite while there is nothing new to decide."""
-        decides = self._dirty and self.rounds.candidates is None
+        decides = self.rounds.turns.pending and self.rounds.candidates is None
         return self.rounds.not_before_s if decides else inf
 
     @property
@@ -166,7 +166,7 @@ class SchedulerState:
             case RequestPhase.AWAITING_WORKER:
                 self._set_timer(now + self.limits.adopt_s, job)
             case _:
-                self._dirty = True  # adopted
+                self.rounds.turns.note_all()  # adopted
 
     def _rejoin(self, job: Job, link: str) -> None:
         """The gateway reconnected and continues a request that is still at its worker."""
@@ -185,7 +185,8 @@ class SchedulerState:
                     changed.append(job)
                 if self.ledger.phase(job) is RequestPhase.FORECASTING:
                     self.ledger.enqueue(job)
-                self._dirty = True
+                    self.rounds.prefer_cached(job)
+                self.rounds.turns.note_all()
         if changed:
             self.ledger.actions += self._forecast_updates.replaced(changed)
 
@@ -194,7 +195,7 @@ class SchedulerState:
             self.ledger.board.renew(forecast)
         if self.ledger.with_forecast:
             self.ledger.actions += self._forecast_updates.refreshed(event.forecasts, now)
-        self._dirty = True
+        self.rounds.turns.note_all()
 
     def _cancelled(self, event: ev.Cancelled) -> None:
         job = self.jobs.get(event.request_id)
@@ -212,8 +213,12 @@ class SchedulerState:
 
     def _drop(self, job: Job, cause: TransitionCause, reason: str = "", message: str = "",
               output_tokens: int | None = None) -> None:  # fmt: skip
+        worker = self.workers.get(self.ledger.home(job))
         self.ledger.drop(job, cause, reason, message, output_tokens)
-        self._dirty = True
+        if worker:
+            self.rounds.turns.note(worker.number)
+        else:
+            self.rounds.turns.note_all()
 
     def _learn(self, job: Job, reason: FinishReason, output_tokens: int) -> None:
         if reason not in LEARNABLE_REASONS:
@@ -246,24 +251,25 @@ class SchedulerState:
         while self._timers and self._timers[0][0] <= now:
             _, serial, request_id, worker_id = heappop(self._timers)
             if worker_id:
-                self._dirty |= handover.abandon_orphans(self.ledger, worker_id)
+                if handover.abandon_orphans(self.ledger, worker_id):
+                    self.rounds.turns.note_all()
             elif (job := self.jobs.get(request_id)) and self._serial(job) == serial:
                 self._job_due(job, now)
         while self._patience_ends_s() <= now:
             self.ledger.enqueue(self._forecasting.popleft()[1])
-            self._dirty = True
+            self.rounds.turns.note_all()
         if self.rounds.next_s <= now:
             self.rounds.next_s = inf
-            self._dirty = True
-        if self._silence.due_s <= now:
-            self._dirty |= self._silence.check(now)
+            self.rounds.turns.note_all()
+        if self._silence.due_s <= now and self._silence.check(now):
+            self.rounds.turns.note_all()
 
     def _job_due(self, job: Job, now: float) -> None:
         if job.request.deadline_s <= now:
             self._end_at_deadline(job, "the deadline passed")
         elif self.ledger.phase(job) is RequestPhase.AWAITING_WORKER:
             handover.start_over(self.ledger, job)
-            self._dirty = True
+            self.rounds.turns.note_all()
 
     def _end_at_deadline(self, job: Job, message: str) -> None:
         self._drop(job, TransitionCause.FINISHED, FinishReason.DEADLINE, message)
@@ -285,17 +291,17 @@ class SchedulerState:
         worker.draft.ask_prefixes = self.rounds.prefix_blocks > 0
         if worker.orphans:
             heappush(self._timers, (now + self.limits.adopt_s, -1, "", event.view.worker_id))
-        self._dirty = True
+        self.rounds.turns.note_all()
 
     def _worker_lost(self, event: ev.WorkerLost) -> None:
         if self._on_stream(event.worker_id, event.link):
             self.ledger.detach(event.worker_id)
-            self._dirty = True
+            self.rounds.turns.note_all()
 
     def _worker_draining(self, event: ev.WorkerDraining) -> None:
         if worker := self._on_stream(event.worker_id, event.link):
             worker.draining = True
-            self._dirty = True
+            self.rounds.turns.note_all()
 
     def _on_stream(self, worker_id: str, link: str) -> WorkerJobs | None:
         """The worker, unless this stream is not its current one."""
@@ -326,7 +332,7 @@ class SchedulerState:
         if worker.served:
             timings = pop_ended(worker, report, self.ledger)
             self.ledger.actions += [ev.Timed(event.worker_id, timing) for timing in timings]
-        self._dirty = True
+        self.rounds.turns.note(worker.number)
 
     def _job_here(self, request_id: str, worker: WorkerJobs) -> Job | None:
         """A job that runs there, or was paused or evicted there."""
@@ -355,7 +361,6 @@ class SchedulerState:
         """Decides, or asks the batcher to. Does nothing while the batcher's answer is pending."""
         if self.rounds.candidates is not None:
             return
-        self._dirty = False
         if handover.evacuate_all(self.ledger) and self._apart:
             self._send_plans()  # before the batcher's answer
         snapshot = self.ledger.board.snapshot(now, self.ledger.worker_snapshots())
@@ -367,6 +372,7 @@ class SchedulerState:
         if settled := self.rounds.settle(snapshot):
             self._carry_out(settled, now)
             return
+        snapshot = self.rounds.narrow(snapshot)
         if not self._apart:
             self._carry_out(self.rounds.decide(snapshot), now)
             return

@@ -45,12 +45,16 @@ def test_queue_orders_are_as_defined(workers: int):
         scheduler.turn(arrange_in_process, RoundTimes())
         ranking = scheduler.state.rounds.ranking
         assert ranking is not None
-        orders = QueueOrders(ledger, ranking)
+        numbers = [worker.number for worker in ledger.workers.values()]
+        orders = QueueOrders(ledger, ranking, numbers)
         for worker in ledger.workers.values():
             found, expected = (
                 orders.for_worker(worker.number),
                 defined_order(ledger, ranking, worker),
             )
+            alone = QueueOrders(ledger, ranking, [worker.number])
+            assert alone.for_worker(worker.number).request_ids == expected.request_ids
+            assert alone.for_worker(worker.number).wait_s == pytest.approx(expected.wait_s)
             assert found.request_ids == expected.request_ids
             assert found.wait_s == pytest.approx(expected.wait_s)
             resting += sum(wait_s > 0 for wait_s in found.wait_s)
