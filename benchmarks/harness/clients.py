@@ -10,8 +10,9 @@ from grpc import aio
 from benchmarks.harness.throughput import Prompts, tokens_per_s
 from foretoken.bench.client import Server
 from foretoken.bench.samples import Sample
+from foretoken.client.client import RETRIES
 from protos.generated import common_pb2, gateway_pb2, gateway_pb2_grpc
-from services.runtime.network.channel import connect
+from services.runtime.network.channel import OPTIONS, connect
 
 Generate = Callable[[Sequence[int], int], Awaitable[int]]  # prompt, output tokens → tokens received
 
@@ -20,7 +21,7 @@ class GrpcClient:
     """Gateway.Generate on one channel, one stream per request."""
 
     def __init__(self, address: str):
-        self._channel: aio.Channel = connect(address)
+        self._channel: aio.Channel = connect(address, (*OPTIONS, *RETRIES))
         self._stub = gateway_pb2_grpc.GatewayStub(self._channel)
 
     async def generate(self, prompt: Sequence[int], output_tokens: int) -> int:

@@ -128,11 +128,10 @@ class BusyScheduler:
         self.now += 0.1
         self._reports += 1
         count, most = len(self.state.workers), self._report_count
-        turns = (((nth - self._reports * most) % count, w) for nth, w in enumerate(self.state.workers))
+        first, workers = self._reports * most % count, list(self.state.workers)
         ended = [
             self._report(worker, _share((nth + self._reports) % most, most), times)
-            for nth, worker in turns
-            if nth < most
+            for nth, worker in enumerate((workers[first:] + workers[:first])[:most])
         ]
         self._submit(max(FINISHED, sum(ended)))
         if self._anew:

@@ -18,14 +18,14 @@ SHORTEST_STEP_S = 1e-6
 
 
 def measure_cadence(snapshot: Snapshot, memory: PolicyMemory) -> PolicyMemory:
-    """Averages the time from a worker's decision to its next, exponentially and from 0 on, in the
-    policies' memory. An interval counts only if a request waits through all of it: another one lasts until
-    the next event, whenever that comes."""
+    """Averages the time from a decision about a worker to the next, exponentially and from 0 on, in
+    the policies' memory. An interval counts only if a request waits through all of it: another one
+    lasts until the next event, whenever that comes."""
     began_s = memory.number(BEGAN_S, -inf)
     if (snapshot.live.since_s[: len(snapshot.queued)] <= began_s).any():
         mean_s = memory.number(INTERVAL_S)
-        rounds = len(snapshot.workers) / max(1, len(snapshot.deciding))  # until a worker's next turn
-        interval_s = min((snapshot.now - began_s) * rounds, LONGEST_S)
+        turns = len(snapshot.workers) / max(1, len(snapshot.deciding))
+        interval_s = min((snapshot.now - began_s) * turns, LONGEST_S)
         memory = memory.with_numbers(**{INTERVAL_S: mean_s + WEIGHT * (interval_s - mean_s)})
     return memory.with_numbers(**{BEGAN_S: snapshot.now})
 

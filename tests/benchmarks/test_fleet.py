@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import fleet
+from benchmarks.fleet import __main__ as fleet
+from benchmarks.fleet import live
 from benchmarks.harness.rounds import FINISHED, PARTS, _share, measure
 
 
@@ -34,4 +35,35 @@ def test_fleet_benchmark_writes_every_figure(tmp_path: Path, monkeypatch: pytest
     figures = json.loads(record.read_text())
     assert set(figures["fleets"]) == {"fcfs/1", "fcfs/2"}
     for each in figures["fleets"].values():
-        assert all(each[f"{name}_ms"] > 0 for name in ("round", *PARTS, "publish"))
+        times = ("round", *PARTS, "publish", "all_round", "all_pass")
+        assert all(each[f"{name}_ms"] > 0 for name in times)
+
+
+def test_workers_report_in_turn():
+    scheduler, times = measure("fcfs", 64, 100, turns=8, workers=16, reports=2)
+    assert len(times.rounds_ms) == len(times.passes_ms) == 8
+    assert len(times.report_us) == 8 * 2
+    reports = {worker.report_seq for worker in scheduler.state.workers.values()}
+    assert len(reports) == 16 // 2  # each worker in one of eight rounds
+
+
+def test_rounds_follow_until_no_worker_is_due():
+    scheduler, times = measure("fcfs", 64, 100, turns=3, workers=16)
+    assert len(times.passes_ms) == 3
+    assert len(times.rounds_ms) == 3 * 2  # eight of 16 workers in each
+    assert not scheduler.state.rounds.turns.pending
+
+
+@pytest.mark.slow
+def test_scheduler_of_a_live_fleet_is_measured_with_a_full_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    record = tmp_path / "live.json"
+    chosen = ["--quick", "--gateways", "2", "--step-s", "0.05", "--seconds", "4"]
+    monkeypatch.setattr(sys, "argv", ["live", *chosen, "--json", str(record)])
+    live.main()
+    figures = json.loads(record.read_text())["fleets"]["foretoken"]
+    assert figures["running"] > 30 and figures["waiting"] > 50
+    assert figures["round_ms"] > 0 and figures["rounds_per_s"] > 0
+    assert 0 < figures["in_target"] <= 1
+    assert figures["tokens_per_s"] > 0

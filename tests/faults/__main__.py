@@ -6,11 +6,13 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tests.faults.faults import TARGETS, choose_targets
 from tests.faults.run import PAUSE_S, roll, run
 from tests.faults.system import running_system
 from tests.faults.traffic import undisturbed_answers
@@ -34,6 +36,7 @@ async def _run(arguments: argparse.Namespace, options: list[str], folder: Path) 
                 arguments.seconds,
                 arguments.longest,
                 arguments.pause,
+                arguments.only or TARGETS,
             )
         print(f"{time.monotonic() - began_s:.0f} s")
         return report
@@ -52,6 +55,13 @@ def _positive(text: str) -> float:
     raise argparse.ArgumentTypeError(f"write a number above 0 (got {text!r})")
 
 
+def _targets(text: str) -> Mapping[str, Sequence[str]]:
+    try:
+        return choose_targets(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def main() -> int:
     """Returns 1 if an answer was lost or wrong, or a process wrote a traceback; 2 if the system did
     not start."""
@@ -67,6 +77,7 @@ def main() -> int:
     add("--seconds", type=_positive, default=inf, help="during which faults begin, at most")
     add("--longest", type=_positive, default=40.0, help="seconds of one fault, at most")
     add("--pause", type=_positive, default=PAUSE_S, help="seconds between two faults, on average")
+    add("--only", type=_targets, metavar="FAULTS", help="some faults: kill:worker,stop:gateway")
     add("--rolling", action="store_true", help="only end each process once, one after another")
     add("--report", type=Path, metavar="FILE", help="write the report to FILE, as JSON")
     arguments, options = parser.parse_known_args()

@@ -154,3 +154,17 @@ TARGETS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("kill", "terminate", "stop", "full_disk"), PROCESSES),
     "clock_jump": (MACHINE,),
 }
+
+
+def choose_targets(names: str) -> dict[str, list[str]]:
+    """The targets of some faults, `kill:worker,stop:gateway`, of which `worker` are all workers.
+    Raises ValueError with a sentence for any other."""
+    chosen: dict[str, list[str]] = {}
+    for name in filter(None, names.split(",")):
+        fault, _, section = name.partition(":")
+        targets = [each for each in TARGETS.get(fault, ()) if each.partition("-")[0] == section]
+        if not targets:
+            known = {f"{f}:{each.partition('-')[0]}": 0 for f in TARGETS for each in TARGETS[f]}
+            raise ValueError(f"there is no fault {name!r}; known: {', '.join(known)}")
+        chosen.setdefault(fault, []).extend(targets)
+    return chosen

@@ -32,10 +32,17 @@ class Injector:
         self._targets: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._ends: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by section
 
-    async def run(self, seed: int, seconds: float, longest_s: float, pause_s: float) -> None:
+    async def run(
+        self,
+        seed: int,
+        seconds: float,
+        longest_s: float,
+        pause_s: float,
+        targets: Mapping[str, Sequence[str]],
+    ) -> None:
         """Returns once the faults that begin within `seconds`, and before `stop`, are healed."""
         clock = asyncio.get_running_loop().time
-        planned = schedule(seed, TARGETS, longest_s, pause_s)
+        planned = schedule(seed, targets, longest_s, pause_s)
         async with asyncio.TaskGroup() as faults:
             for each in takewhile(lambda each: each.at_s < seconds, planned):
                 with suppress(TimeoutError):
@@ -73,14 +80,15 @@ async def run(
     seconds: float,
     longest_s: float,
     pause_s: float = PAUSE_S,
+    targets: Mapping[str, Sequence[str]] = TARGETS,
 ) -> Report:
     """Receives up to `requests` answers while faults are injected for up to `seconds`, whichever is
     first, and waits until the system is idle again. `longest_s` bounds faults that do not end by
-    themselves, and `pause_s` lies between two, on average."""
+    themselves, and `pause_s` lies between two, on average. `targets` are those of each fault."""
     traffic, injector = Traffic(system.live.grpc, seed, requests), Injector(system)
     async with asyncio.TaskGroup() as tasks:
         sending = tasks.create_task(traffic.run())
-        injecting = tasks.create_task(injector.run(seed, seconds, longest_s, pause_s))
+        injecting = tasks.create_task(injector.run(seed, seconds, longest_s, pause_s, targets))
         await asyncio.wait({sending, injecting}, return_when=asyncio.FIRST_COMPLETED)
         traffic.stop()
         injector.stop()

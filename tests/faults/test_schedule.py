@@ -3,10 +3,11 @@
 from collections import defaultdict
 from itertools import islice, pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.faults.faults import TARGETS
+from tests.faults.faults import TARGETS, choose_targets
 from tests.faults.run import PAUSE_S
 from tests.faults.schedule import ENDING, REST_S, SHORTEST_S, Injection, schedule
 
@@ -51,3 +52,18 @@ def test_a_target_has_one_fault_at_a_time_and_rests_between_ends(
             assert before.at_s + before.hold_s <= after.at_s
         ends = [each.at_s for each in faults if each.fault in ENDING]
         assert all(a + REST_S <= b for a, b in pairwise(ends))
+
+
+def test_faults_are_chosen_by_name_and_process():
+    workers = [each for each in TARGETS["kill"] if each.startswith("worker")]
+    assert choose_targets("kill:worker,kill:gateway,cut:scheduler") == {
+        "kill": [*workers, "gateway"],
+        "cut": ["scheduler"],
+    }
+    assert choose_targets("clock_jump:machine") == {"clock_jump": ["machine"]}
+
+
+@pytest.mark.parametrize("name", ["kil:worker", "kill:workers", "cut:gateway", "kill"])
+def test_unknown_fault_is_refused_with_the_known_ones(name: str):
+    with pytest.raises(ValueError, match=rf"no fault '{name}'; known: kill:worker, .*half_open:"):
+        choose_targets(name)

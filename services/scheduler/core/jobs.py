@@ -6,7 +6,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from services.core import Grant, HeldRequest, Pause, Report, Request, StaticBatch, WorkerView
+from services.core import (
+    FinishReason,
+    Grant,
+    HeldRequest,
+    Outcome,
+    Pause,
+    Report,
+    Request,
+    StaticBatch,
+    WorkerView,
+)
 from services.costs import CostModel
 from services.forecast import Forecast, Ints
 from services.policies.decision import WorkerDecision
@@ -47,6 +57,24 @@ class Job:
         Returns whether it is another."""
         before, self.forecast = self.forecast, forecast.at_least(self.request.min_tokens)
         return self.forecast != before
+
+    def outcome(
+        self, reason: FinishReason, output_tokens: int, preemptions: int, now: float
+    ) -> Outcome:
+        """What there is to learn from its end."""
+        request = self.request
+        return Outcome(
+            request.request_id,
+            request.model,
+            request.application,
+            request.prompt_tokens,
+            output_tokens,
+            request.max_tokens,
+            reason,
+            now - request.arrival_s,
+            preemptions,
+            request.key_name,
+        )
 
 
 @dataclass(slots=True, eq=False)

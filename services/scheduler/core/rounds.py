@@ -31,7 +31,7 @@ from services.policies.memory import PolicyMemory
 from services.policies.order.ranking import Ranking, sorted_order
 from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import RESIDENCIES, Preset
-from services.policies.snapshot import CHAIN, NOWHERE, Bools, Candidates, Snapshot, stable_order
+from services.policies.snapshot import CHAIN, Bools, Candidates, Snapshot, stable_order
 from services.scheduler.core.events import Arranged, SendPlan, WaitExplanationRow, WorkerDecisionRow
 from services.scheduler.core.feasibility import FeasibilityCheck, work_ahead_s
 from services.scheduler.core.jobs import Draft, Job, WorkerJobs

@@ -1,9 +1,9 @@
 """The scheduler's core: `step(event, now) → actions`, without clock or I/O.
 
 An event changes the ledger and makes workers due (`turns.py`). A Round decides about those whose
-turn it is (`rounds.py`) and sends one plan to every worker with changed directives. The component that owns the clock starts a Round once
-`round_due_s` has come, so that one round serves all events that arrived together. Policies are data
-here: nothing tests a preset's name.
+turn it is (`rounds.py`) and sends one plan to every worker with changed directives. The owner of
+the clock starts a Round once `round_due_s` has come, so that one round serves all events that
+arrived together. Policies are data here: nothing tests a preset's name.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from functools import partial
 from heapq import heappop, heappush
 from math import inf
 
-from services.core import Completion, FinishReason, Outcome, Report, RequestProgress
+from services.core import Completion, FinishReason, Report, RequestProgress
 from services.lengths import LEARNABLE_REASONS
 from services.policies.decision import Decision
 from services.policies.preset import Preset
@@ -221,22 +221,10 @@ class SchedulerState:
             self.rounds.turns.note_all()
 
     def _learn(self, job: Job, reason: FinishReason, output_tokens: int) -> None:
-        if reason not in LEARNABLE_REASONS:
-            return
-        request = job.request
-        outcome = Outcome(
-            request.request_id,
-            request.model,
-            request.application,
-            request.prompt_tokens,
-            output_tokens,
-            request.max_tokens,
-            reason,
-            self.ledger.now - request.arrival_s,
-            self.ledger.preemptions(job),
-            request.key_name,
-        )
-        self.ledger.actions.append(ev.Learn(outcome))
+        if reason in LEARNABLE_REASONS:
+            preemptions = self.ledger.preemptions(job)
+            outcome = job.outcome(reason, output_tokens, preemptions, self.ledger.now)
+            self.ledger.actions.append(ev.Learn(outcome))
 
     # Time
 
@@ -250,9 +238,8 @@ class SchedulerState:
         """Handles what is due: deadlines, waits for a worker or a forecast, and the next round."""
         while self._timers and self._timers[0][0] <= now:
             _, serial, request_id, worker_id = heappop(self._timers)
-            if worker_id:
-                if handover.abandon_orphans(self.ledger, worker_id):
-                    self.rounds.turns.note_all()
+            if worker_id and handover.abandon_orphans(self.ledger, worker_id):
+                self.rounds.turns.note_all()
             elif (job := self.jobs.get(request_id)) and self._serial(job) == serial:
                 self._job_due(job, now)
         while self._patience_ends_s() <= now:

@@ -11,10 +11,11 @@ The order of requests always considers the whole fleet.
 
 from collections.abc import Callable, Iterable
 from heapq import nlargest
+
 from services.policies.snapshot import WorkerSnapshot
 
 MOST_WORKERS = 8  # that a round decides about
-KEPT_PLACES = 2  # of these, that the workers without news have
+KEPT_SHARE = 0.25  # of these places, for workers without news
 
 
 class Turns:
@@ -22,6 +23,7 @@ class Turns:
     that a round decides about."""
 
     def __init__(self, most: float = MOST_WORKERS):
+        """`most` is a whole number, or infinite."""
         self.most = most
         self._own: dict[int, None] = {}  # workers with news, in order
         self._others: dict[int, None] = {}  # that the changed queue concerns, in order
@@ -66,7 +68,7 @@ class Turns:
             self._queue_changed = False
         most = int(self.most)
         others = [number for number in self._others if number not in own]
-        turn = list(own)[: most - min(KEPT_PLACES, len(others))]
+        turn = list(own)[: most - min(int(most * KEPT_SHARE), len(others))]
         freest = nlargest((most - len(turn) + 1) // 2, others, free)
         turn += freest
         turn += [number for number in others if number not in freest][: most - len(turn)]

@@ -34,6 +34,9 @@ BY_RULE = {
 # Places that give a worker its turn, whether or not it has room and another is idle.
 BY_TURN = {name for name, place in PLACEMENTS.items() if place.by_turn}
 
+# Forms that count memory from a worker's next plan, which comes late where workers take turns.
+FROM_NEXT_PLAN = {"curve"}
+
 # Forms that never overcommit memory: no request is ever evicted.
 HOLDS: dict[str, Callable[[Params], bool]] = {
     "conservative": lambda params: params["overcommit"] <= 1,
@@ -65,7 +68,7 @@ def holds(preset: Preset) -> bool:
 def test_preset_properties_hold_through_many_rounds(name: str, seed: int) -> None:
     """Every round is also decided from copies, and by a batcher behind the codec: watched_fleet."""
     preset = small(name)
-    fleet = Fleet(preset, seed)
+    fleet = Fleet(preset, seed, turn=1 + seed % 3)  # of at most three workers
     seen = fleet.run()
     assert fleet.ended == len(fleet.lives) == REQUESTS
     assert all(life.made == life.length for life in fleet.lives.values())
@@ -80,10 +83,11 @@ def check(preset: Preset, seen: Seen) -> None:
     runs = [row for share in seen.decision.workers for row in share.run.tolist()]
     assert len(set(runs)) == len(runs)
     assert set(runs) <= running | set(seen.snapshot.queued.tolist())
-    for worker, share in zip(seen.snapshot.workers, seen.decision.workers, strict=True):
+    for worker, share in zip(seen.snapshot.deciding, seen.decision.workers, strict=True):
         here = {row for row in running if seen.snapshot.jobs.home[row] == worker.number}
         check_pauses(preset, seen.snapshot.jobs, here, share)
-        check_room(preset, seen.snapshot.jobs, worker, here, share)
+        if not (seen.snapshot.turn and preset.form in FROM_NEXT_PLAN):
+            check_room(preset, seen.snapshot.jobs, worker, here, share)
         if not here and not len(share.run):
             check_idle(preset, seen, worker, set(runs))
     check_reasons(seen)

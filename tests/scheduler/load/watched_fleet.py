@@ -25,7 +25,13 @@ from services.core import (
 from services.costs import CostModel
 from services.forecast import UNCAPPED, Forecast
 from services.forecasttable import ForecastTable
-from services.policies.decide import arrange, complete_decision, rank_requests, select_candidates
+from services.policies.decide import (
+    arrange,
+    complete_decision,
+    rank_requests,
+    select_candidates,
+    takes_turns,
+)
 from services.policies.decision import Decision
 from services.policies.preset import Preset
 from services.policies.snapshot import Candidates, Snapshot
@@ -41,6 +47,7 @@ from services.scheduler.codec import decode_arrangement
 from services.scheduler.core import events as ev
 from services.scheduler.core.rounds import Rounds, build_decision
 from services.scheduler.core.state import SchedulerState
+from services.scheduler.core.turns import MOST_WORKERS
 from services.scheduler.links.arrangement_check import find_flaw
 
 BLOCK = 16
@@ -149,13 +156,16 @@ class Life:
 
 
 class Fleet:
-    """A random load on random workers; `run` drives it to its end and yields every round."""
+    """A random load on random workers; `run` drives it to its end and yields every round. `turn`:
+    the workers that a round decides about, at most."""
 
-    def __init__(self, preset: Preset, seed: int):
+    def __init__(self, preset: Preset, seed: int, turn: int = MOST_WORKERS):
         self.rng = np.random.default_rng(seed)
         self.preset = preset
         self.state = SchedulerState(preset)
         self.state.rounds = self.rounds = Watched(self.state)
+        if takes_turns(preset):
+            self.rounds.turns.most = turn
         self.now = 0.0
         self.lives: dict[str, Life] = {}
         self.evictions = self.submitted = self.ended = 0
