@@ -34,7 +34,7 @@ MAX_TOKENS = 1_024
 TARGET_S = 0.01
 FULL_SHARE = 0.95  # of the size, from which on the scheduler is observed
 CHANNELS = 4  # to each gateway, on average
-STARTS_PER_S = 300  # clients; a gateway refuses many prompts at once
+STARTS_PER_S = 400  # clients; a gateway refuses many prompts at once
 FILL_S = 400.0
 WIDTH = 160
 
@@ -79,6 +79,7 @@ def _fleet(
         f"worker.max_running={slots}",
         f"scheduler.max_queue={2 * total}",
         "scheduler.round_share=0.5",
+        f"gateway.max_sessions={args.gateways * total}",
         *args.set,
     )
     with foretoken_system(
