@@ -43,13 +43,13 @@ class Turns:
         self._queue_changed = True
 
     def forget_queue(self) -> None:
-        """No request waits any more."""
-        self._queue_changed = False
+        """A round has left no request waiting. What has changed since it began stays."""
         self._others.clear()
 
     def clear(self) -> None:
-        """A round has decided about every worker."""
-        self.forget_queue()
+        """A round decides about every worker."""
+        self._queue_changed = False
+        self._others.clear()
         self._own.clear()
 
     def take(

@@ -180,3 +180,23 @@ def test_new_request_meets_its_cached_prefix_in_its_first_round():
     submit(state, 1, 1.0, prefix=(11, 12, 13))
     state.step(ev.Round(), 1.0)
     assert len(holder.running) == 1
+
+
+def test_change_while_the_batcher_arranges_is_not_forgotten():
+    """A worker begins to drain. Its request moves in the next round, although none waits now."""
+    state = SchedulerState(choose("foretoken"), apart=True)
+
+    def begin_round(worker: str, now: float) -> int:
+        view = WorkerView(worker, worker, "demo", 640, 16, 4, 160)
+        state.step(ev.WorkerAttached(f"{worker}#1", view), now)
+        submit(state, 1, now)
+        [asked] = state.step(ev.Round(), now)
+        assert isinstance(asked, ev.AskArrange)
+        return asked.round
+
+    state.step(ev.Arranged(begin_round("w0", 1.0), None), 1.0)
+    number = begin_round("w1", 2.0)
+    state.step(ev.WorkerDraining("w0#1", "w0", 10.0), 2.1)
+    state.step(ev.Arranged(number, None), 2.2)
+    assert [len(worker.running) for worker in state.workers.values()] == [1, 1]
+    assert state.round_due_s <= 2.2
