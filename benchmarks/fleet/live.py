@@ -56,7 +56,8 @@ def main() -> None:
     head = ("preset", "round: mean ms", "p50", "p99", "≤ 10 ms", "rounds/s", "share of a core")
     rows = [(preset, *_cells(each)) for preset, each in figures.items()]
     show("The scheduler of a live fleet", (*head, "run", "wait", "tokens/s"), rows, WIDTH)
-    write(args.json, {"fleets": figures, "options": vars(args)})
+    given = {key: value for key, value in vars(args).items() if key != "json"}
+    write(args.json, {"fleets": figures, "options": given})
 
 
 def _measure(preset: str, args: Namespace) -> Figures:
