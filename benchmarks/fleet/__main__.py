@@ -9,8 +9,8 @@ what follows a round outside the state: stories, metrics and encoded messages. A
 is marked. The rounds are those of `benchmarks.policy`, in process: no streams, no other load.
 
 The workers of a large fleet take turns. `round` is measured while REPORTS workers report before
-each round, as in a fleet whose workers report at different times. `all` are the rounds after a
-report of every worker: the median of each, and of their sum until no worker is due.
+each round: in a live fleet, workers report at different times. `all` are the rounds after a report
+of every worker: the median of each, and of their sum until no worker is due.
 """
 
 import time

@@ -99,7 +99,7 @@ class Rounds:
                 self.turns.note(-number)
 
     def narrow(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot of a round about the workers whose turn it is."""
+        """The snapshot of a round about the next turn of workers."""
         workers = self._ledger.workers.values()
         free = {worker.number: worker.free_share for worker in workers}
         turn = self.turns.take(snapshot.workers, free.__getitem__)

@@ -1,8 +1,8 @@
 """The scheduler's core: `step(event, now) → actions`, without clock or I/O.
 
-An event changes the ledger and makes workers due (`turns.py`). A Round decides about those whose
-turn it is (`rounds.py`) and sends one plan to every worker with changed directives. The owner of
-the clock starts a Round once `round_due_s` has come, so that one round serves all events that
+An event changes the ledger and makes workers due (`turns.py`). A Round decides about a turn of
+workers (`rounds.py`) and sends one plan to every worker with changed directives. The service, which
+has the clock, starts a Round once `round_due_s` has come, so that one round serves all events that
 arrived together. Policies are data here: nothing tests a preset's name.
 """
 

@@ -4,7 +4,7 @@ A decision about each of 64 workers takes tens of milliseconds, and few of them 
 the last one. So a round decides about MOST_WORKERS. Those with news of their own, such as a report,
 come first, in the order of their news. A change of the queue concerns every worker: of the other
 places, half are given to the workers with the most free memory, where a new request starts soonest,
-and half to those that have waited longest, so that each worker has its turn.
+and half to those that have been due for longest, so that each worker has its turn.
 
 The order of requests always considers the whole fleet.
 """
@@ -19,11 +19,10 @@ KEPT_SHARE = 0.25  # of these places, for workers without news
 
 
 class Turns:
-    """The workers, by their numbers, that have changed since a round decided about them. `most`:
-    that a round decides about."""
+    """The workers that are due, by their numbers: something has changed since a round decided about
+    them. A round decides about `most` workers, a whole number or infinite."""
 
     def __init__(self, most: float = MOST_WORKERS):
-        """`most` is a whole number, or infinite."""
         self.most = most
         self._own: dict[int, None] = {}  # workers with news, in order
         self._others: dict[int, None] = {}  # that the changed queue concerns, in order

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from services.policies.decide import takes_turns
 from services.policies.decision import WaitReason, WorkerDecision
 from services.policies.interval import MAX_INTERVAL_S
 from services.policies.order.registry import ORDERS
@@ -16,6 +17,7 @@ from services.policies.place.placements import PLACEMENTS
 from services.policies.preset import Preset, choose, presets
 from services.policies.slice import SLICES
 from services.policies.snapshot import NOWHERE, RequestColumns, WorkerSnapshot
+from services.scheduler.core.turns import MOST_WORKERS
 from tests.examples import examples
 from tests.policies.explanations import explanation
 from tests.scheduler.load.scheduler_load import Ask, Load
@@ -67,8 +69,18 @@ def holds(preset: Preset) -> bool:
 @given(seed=st.integers(0, 2**32))
 def test_preset_properties_hold_through_many_rounds(name: str, seed: int) -> None:
     """Every round is also decided from copies, and by a batcher behind the codec: watched_fleet."""
-    preset = small(name)
-    fleet = Fleet(preset, seed, turn=1 + seed % 3)  # of at most three workers
+    check_run(small(name), seed)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if takes_turns(presets()[name])])
+@settings(max_examples=examples(1), suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 2**32))
+def test_preset_properties_hold_where_workers_take_turns(name: str, seed: int) -> None:
+    check_run(small(name), seed, turn=1 + seed % 2)  # of at most three workers
+
+
+def check_run(preset: Preset, seed: int, turn: int = MOST_WORKERS) -> None:
+    fleet = Fleet(preset, seed, turn)
     seen = fleet.run()
     assert fleet.ended == len(fleet.lives) == REQUESTS
     assert all(life.made == life.length for life in fleet.lives.values())
